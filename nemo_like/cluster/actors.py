@@ -1,0 +1,139 @@
+"""Actors by name: plain classes run in their own processes, without their imports in the caller's.
+
+A process is described by an ``ActorSpec`` whose ``target`` is an import path. The caller never
+imports the target's module, so the driver's process loads no tensor library. Nothing here knows of
+reinforcement learning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import ray
+
+
+class Concurrency(Enum):
+    """``serial``: one call at a time, always on the same thread. ``asyncio``: coroutines interleave."""
+
+    serial = "serial"
+    asyncio = "asyncio"
+
+
+@dataclass(frozen=True, slots=True)
+class ActorSpec:
+    """One process: ``target`` is "package.module:Class", built there with ``kwargs``."""
+
+    name: str
+    target: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+    env: Mapping[str, str] = field(default_factory=dict)
+    concurrency: Concurrency = Concurrency.serial
+    log_path: str | None = None  # stdout and stderr of the process go there
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A pending method call. Awaitable inside asyncio actors; elsewhere use ``Cluster.gather`` or ``result``."""
+
+    actor: str
+    method: str
+    ref: ray.ObjectRef
+
+    def result(self, timeout_s: float) -> Any:
+        """The method's result; raises what it raised, or ray.exceptions.GetTimeoutError."""
+        return ray.get(self.ref, timeout=timeout_s)
+
+    def __await__(self) -> Any:
+        return self.ref.__await__()
+
+
+@dataclass(frozen=True, slots=True)
+class ActorHandle:
+    """Reference to a running actor; can be passed to other actors."""
+
+    name: str
+    log_path: str | None
+    _remote: Any
+
+    def submit(self, method: str, /, *args: Any, **kwargs: Any) -> Call:
+        """Start ``target.method(*args, **kwargs)`` over there and return at once."""
+        return Call(self.name, method, self._remote.call.remote(method, *args, **kwargs))
+
+    def watch(self) -> Call:
+        """A call that never returns while the actor lives and fails the moment it dies."""
+        return Call(self.name, "watch", self._remote.watch.remote())
+
+    def kill(self) -> None:
+        ray.kill(self._remote)
+
+
+def load_target(path: str) -> type:
+    """The class behind "package.module:Class"."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _redirect_output(log_path: str | None) -> None:
+    """Send this process's stdout and stderr, also those of C++ code, to its own file."""
+    if log_path is None:
+        return
+    os.makedirs(os.path.dirname(log_path), exist_ok=True)
+    descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+class _SerialShell:
+    def __init__(self, target: str, kwargs: Mapping[str, Any], log_path: str | None) -> None:
+        _redirect_output(log_path)
+        self._target = load_target(target)(**kwargs)
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._target, method)(*args, **kwargs)
+
+    @ray.method(concurrency_group="control")
+    def watch(self) -> None:
+        threading.Event().wait()
+
+
+class _AsyncShell:
+    def __init__(self, target: str, kwargs: Mapping[str, Any], log_path: str | None) -> None:
+        _redirect_output(log_path)
+        self._target = load_target(target)(**kwargs)
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        result = getattr(self._target, method)(*args, **kwargs)
+        return await result if asyncio.iscoroutine(result) else result
+
+    async def watch(self) -> None:
+        await asyncio.Event().wait()
+
+
+def start_actor(spec: ActorSpec, **options: Any) -> ActorHandle:
+    """Start the process and return at once; its constructor's error surfaces on the first call."""
+    resources: dict[str, Any] = {
+        "name": f"{spec.name}",
+        "num_cpus": spec.num_cpus,
+        "num_gpus": spec.num_gpus,
+        "runtime_env": {"env_vars": dict(spec.env)},
+        "max_restarts": 0,
+        **options,
+    }
+    if spec.concurrency is Concurrency.serial:
+        remote = ray.remote(_SerialShell).options(concurrency_groups={"control": 1}, **resources)
+    else:
+        remote = ray.remote(_AsyncShell).options(max_concurrency=1000, **resources)
+    return ActorHandle(spec.name, spec.log_path, remote.remote(spec.target, dict(spec.kwargs), spec.log_path))

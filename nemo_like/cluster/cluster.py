@@ -1,0 +1,86 @@
+"""The set of processes of one run: started together, watched together, ended together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
+
+from nemo_like.cluster.actors import ActorHandle, ActorSpec, Call, start_actor
+from nemo_like.cluster.errors import ActorDied, ActorFailed, StageTimeout
+
+# How long after one actor's failure to look for the death of another that may have caused it.
+_CAUSE_GRACE_S = 2.0
+
+
+class Cluster:
+    """Starts actors and waits for their calls, failing at once when any of them dies.
+
+    Every wait watches every actor, so a death is reported within moments whichever stage is
+    running and whichever actor the driver happens to wait for.
+    """
+
+    def __init__(self) -> None:
+        self._watches: dict[ray.ObjectRef, ActorHandle] = {}
+
+    def start(self, spec: ActorSpec, **options: Any) -> ActorHandle:
+        """Start one process; returns at once."""
+        handle = start_actor(spec, **options)
+        self._watches[handle.watch().ref] = handle
+        return handle
+
+    def gather(self, calls: Sequence[Call], *, stage: str, timeout_s: float) -> list[Any]:
+        """Results of the calls, in order.
+
+        Raises ActorDied when any actor of the run dies meanwhile, ActorFailed when a call raises,
+        StageTimeout when the deadline passes.
+        """
+        deadline = time.monotonic() + timeout_s
+        pending = {call.ref: call for call in calls}
+        results: dict[ray.ObjectRef, Any] = {}
+        while pending:
+            ready, _ = ray.wait(
+                [*pending, *self._watches], num_returns=1, timeout=max(0.0, deadline - time.monotonic())
+            )
+            if not ready:
+                raise StageTimeout(stage, timeout_s, sorted({call.actor for call in pending.values()}))
+            for ref in ready:
+                if ref in self._watches:
+                    raise self._death(ref, stage)
+                call = pending.pop(ref)
+                results[ref] = self._result(call, stage)
+        return [results[call.ref] for call in calls]
+
+    def stop(self) -> None:
+        """Kill every actor of the run; safe to call twice."""
+        handles = list(self._watches.values())
+        self._watches.clear()
+        for handle in handles:
+            handle.kill()
+
+    def _result(self, call: Call, stage: str) -> Any:
+        try:
+            return ray.get(call.ref, timeout=0)
+        except (ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError) as error:
+            ready, _ = ray.wait(list(self._watches), num_returns=1, timeout=_CAUSE_GRACE_S)
+            if ready:
+                raise self._death(ready[0], stage) from error
+            cause = error.cause if isinstance(error, RayTaskError) else error
+            raise ActorFailed(call.actor, call.method, stage, cause or error, self._log_path(call.actor)) from error
+
+    def _death(self, watch: ray.ObjectRef, stage: str) -> Exception:
+        """Why a watch ended: the actor's constructor raised, or its process is gone."""
+        handle = self._watches[watch]
+        try:
+            ray.get(watch, timeout=0)
+        except RayTaskError as error:
+            return ActorFailed(handle.name, "__init__", stage, error.cause or error, handle.log_path)
+        except RayActorError:
+            pass
+        return ActorDied(handle.name, stage, handle.log_path)
+
+    def _log_path(self, actor: str) -> str | None:
+        return next((handle.log_path for handle in self._watches.values() if handle.name == actor), None)

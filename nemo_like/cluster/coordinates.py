@@ -1,0 +1,50 @@
+"""Where a worker stands on the named axes (pp, dp, cp, tp), and who leads its replica."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelLayout:
+    """Sizes of the named axes; the world is their product. Rank order is Megatron's tp-cp-dp-pp, tp fastest."""
+
+    tp: int
+    cp: int
+    dp: int
+    pp: int
+
+    @property
+    def world_size(self) -> int:
+        return self.tp * self.cp * self.dp * self.pp
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """The place of a global rank. Raises ValueError outside the world."""
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"rank={rank} is outside the world of {self.world_size} workers")
+        return Coordinates(
+            layout=self,
+            rank=rank,
+            tp=rank % self.tp,
+            cp=rank // self.tp % self.cp,
+            dp=rank // (self.tp * self.cp) % self.dp,
+            pp=rank // (self.tp * self.cp * self.dp),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coordinates:
+    """One worker's place on every axis; there is no default to forget."""
+
+    layout: ParallelLayout
+    rank: int
+    tp: int
+    cp: int
+    dp: int
+    pp: int
+
+    @property
+    def is_leader(self) -> bool:
+        """First on every axis over which a replica's data is replicated: it alone fetches for and writes back
+        its replica's samples. The driver's dispatch and the worker's write-back use this one predicate."""
+        return self.tp == 0 and self.cp == 0 and self.pp == 0

@@ -1,0 +1,237 @@
+"""The typed configuration: every key, its type, its unit and its rule.
+
+Values live in ``configs/`` (one commented default per group); no field here has a default, so a
+default is written down in exactly one place. ``config.loader`` merges YAML and overrides into these
+classes, ``config.validation`` checks the rules that span several keys.
+
+Names follow NeMo-RL where it has one, so that runs can be compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Device(Enum):
+    """Where policy workers compute; it also selects the collective library."""
+
+    cpu = "cpu"  # gloo
+    cuda = "cuda"  # NCCL
+
+
+class Precision(Enum):
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+class PolicyBackend(Enum):
+    megatron = "megatron"
+
+
+class LRDecayStyle(Enum):
+    constant = "constant"
+    linear = "linear"
+    cosine = "cosine"
+
+
+class KLType(Enum):
+    """Estimator of KL(policy || reference) per token, J. Schulman, "Approximating KL divergence"."""
+
+    k1 = "k1"
+    k2 = "k2"
+    k3 = "k3"
+
+
+class StorageBackend(Enum):
+    """What holds the bytes behind the data plane."""
+
+    simple = "simple"  # TransferQueue storage units over ZMQ
+
+
+class DatasetKind(Enum):
+    arithmetic = "arithmetic"
+    jsonl = "jsonl"
+    huggingface = "huggingface"
+
+
+class EnvironmentKind(Enum):
+    arithmetic = "arithmetic"
+
+
+class WandbMode(Enum):
+    online = "online"
+    offline = "offline"
+    disabled = "disabled"
+
+
+class ConsoleMode(Enum):
+    """``auto`` is ``live`` on a terminal and ``plain`` elsewhere."""
+
+    auto = "auto"
+    live = "live"
+    plain = "plain"
+
+
+@dataclass(kw_only=True, slots=True)
+class GRPOConfig:
+    num_prompts_per_step: int  # P; one step trains on N = P x G samples
+    num_generations_per_prompt: int  # G, the group size; >= 2
+    max_num_steps: int  # rollout steps, each of N / policy.train_global_batch_size updates
+    seed: int  # prompts, sampling and initialisation all derive from it
+    normalize_rewards: bool  # divide by the group's unbiased std where it is > 0
+    use_leave_one_out_baseline: bool  # baseline is the mean of the other G - 1 rewards
+    seq_logprob_error_threshold: float | None  # mask samples whose mean exp|generation - prev| is above
+    val_period: int  # validate every so many steps; 0: only where the next two say
+    val_at_start: bool
+    val_at_end: bool
+    max_val_samples: int  # held-out prompts per validation; one response each
+    val_temperature: float  # 0 is greedy
+
+
+@dataclass(kw_only=True, slots=True)
+class LossConfig:
+    ratio_clip_min: float  # eps_low: the ratio is clipped at 1 - eps_low
+    ratio_clip_max: float  # eps_high: the ratio is clipped at 1 + eps_high
+    ratio_clip_c: float | None  # dual clip, > 1: where A < 0 the loss is at most -A * c
+    token_level_loss: bool  # mean over tokens; else over each sample's tokens, then over samples
+    reference_policy_kl_penalty: float  # beta; 0 needs no reference model
+    reference_policy_kl_type: KLType
+
+
+@dataclass(kw_only=True, slots=True)
+class MegatronConfig:
+    tensor_model_parallel_size: int
+    pipeline_model_parallel_size: int
+    sequence_parallel: bool  # needs tensor_model_parallel_size > 1
+    use_distributed_optimizer: bool  # shard optimizer state over the data-parallel ranks
+
+
+@dataclass(kw_only=True, slots=True)
+class OptimizerConfig:
+    lr: float  # peak learning rate of AdamW
+    weight_decay: float
+    adam_beta1: float
+    adam_beta2: float
+    adam_eps: float
+
+
+@dataclass(kw_only=True, slots=True)
+class SchedulerConfig:
+    """Counted in optimizer updates, not in rollout steps."""
+
+    warmup_updates: int  # linear from 0 to lr
+    decay_style: LRDecayStyle
+    decay_updates: int  # update at which min_lr is reached, warm-up included
+    min_lr: float
+
+
+@dataclass(kw_only=True, slots=True)
+class PolicyConfig:
+    model_name: str  # Hugging Face checkpoint directory (Llama, Qwen2 or Qwen3)
+    backend: PolicyBackend
+    device: Device
+    precision: Precision
+    data_parallel_size: int  # workers = TP x PP x DP
+    train_global_batch_size: int  # samples per optimizer update; divides N
+    train_micro_batch_size: int  # samples per forward-backward on one rank
+    logprob_batch_size: int  # samples per forward of the log-prob phases on one rank
+    max_total_sequence_length: int  # prompt + response, tokens
+    max_grad_norm: float
+    megatron_cfg: MegatronConfig
+    optimizer: OptimizerConfig
+    scheduler: SchedulerConfig
+
+
+@dataclass(kw_only=True, slots=True)
+class VllmConfig:
+    tensor_parallel_size: int
+    enforce_eager: bool
+    max_num_seqs: int  # sequences decoded together in one engine
+    kv_cache_gib: float | None  # CPU: size of the KV cache of one engine
+    gpu_memory_utilization: float  # GPU: share of the device's memory for one engine
+
+
+@dataclass(kw_only=True, slots=True)
+class GenerationConfig:
+    num_engines: int  # independent vLLM engines; prompts are dealt round robin
+    max_new_tokens: int
+    temperature: float  # > 0; trainer log-probs use the same
+    top_p: float
+    top_k: int | None
+    vllm_cfg: VllmConfig
+
+
+@dataclass(kw_only=True, slots=True)
+class DatasetConfig:
+    kind: DatasetKind
+    path: str | None  # jsonl: a file; huggingface: a name or a directory
+    split: str | None  # huggingface only
+    prompt_key: str  # jsonl, huggingface: the field with the prompt text
+    answer_key: str  # jsonl, huggingface: the field with the reference answer
+    digits: int  # arithmetic: digits per operand
+
+
+@dataclass(kw_only=True, slots=True)
+class DataConfig:
+    train: DatasetConfig
+    validation: DatasetConfig
+    shuffle: bool
+
+
+@dataclass(kw_only=True, slots=True)
+class EnvConfig:
+    kind: EnvironmentKind
+    num_actors: int
+    timeout_s: float  # a reward that takes longer fails its sample
+
+
+@dataclass(kw_only=True, slots=True)
+class WandbConfig:
+    mode: WandbMode
+    project: str
+    name: str | None  # null: the run directory's name
+
+
+@dataclass(kw_only=True, slots=True)
+class LoggerConfig:
+    log_dir: str  # a run directory is made below it
+    run_name: str | None  # null: config name, date and time
+    console: ConsoleMode
+    num_sample_answers: int  # shown in the summary
+    wandb: WandbConfig
+
+
+@dataclass(kw_only=True, slots=True)
+class CheckpointingConfig:
+    export_final_hf: bool  # write RUN_DIR/final_hf, loadable by transformers and vLLM
+
+
+@dataclass(kw_only=True, slots=True)
+class ClusterConfig:
+    address: str | None  # null: a private Ray on this machine; "auto" or HOST:PORT joins one
+    num_cpus: int | None  # logical CPUs of the private Ray; null: what the actors ask for
+    num_gpus: int  # GPUs of the private Ray
+    start_timeout_s: float  # deadline for all actors to be ready
+    stage_timeout_s: float  # deadline for one stage of a step
+
+
+@dataclass(kw_only=True, slots=True)
+class DataPlaneConfig:
+    storage_backend: StorageBackend
+    num_storage_units: int
+    timeout_s: float  # deadline for one put, fetch or clear
+
+
+@dataclass(kw_only=True, slots=True)
+class Config:
+    grpo: GRPOConfig
+    loss_fn: LossConfig
+    policy: PolicyConfig
+    generation: GenerationConfig
+    data: DataConfig
+    env: EnvConfig
+    logger: LoggerConfig
+    checkpointing: CheckpointingConfig
+    cluster: ClusterConfig
+    data_plane: DataPlaneConfig

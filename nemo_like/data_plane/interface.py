@@ -1,0 +1,55 @@
+"""What a stage may do with the data plane. Implementations: ``transfer_queue`` and ``in_memory``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from nemo_like.data_plane.columns import Column
+from nemo_like.data_plane.meta import KVBatchMeta, TagValue
+
+# A per_token column of N samples travels through this interface packed: one contiguous array
+# [sum of lengths, *inner_shape], samples in the meta's order. ragged and objects columns are a
+# sequence of N values.
+ColumnData = np.ndarray | Sequence[Any]
+
+
+class DataPlane(Protocol):
+    """Client of one process. All calls have a deadline and raise ``DataPlaneError`` with what is missing."""
+
+    def put(
+        self,
+        partition: str,
+        columns: Mapping[str, ColumnData],
+        *,
+        lengths: Sequence[int],
+        chunk_sizes: Sequence[int],
+        tags: Mapping[str, Sequence[TagValue]],
+    ) -> KVBatchMeta:
+        """First write of N new samples into an open partition; sum(chunk_sizes) = N, consecutive rows."""
+
+    def write(self, meta: KVBatchMeta, columns: Mapping[str, ColumnData]) -> KVBatchMeta:
+        """Add columns to samples that exist; any subset of a chunk's rows. A second write of the same
+        (sample, column) raises."""
+
+    def fetch(self, meta: KVBatchMeta, columns: Sequence[str]) -> dict[str, ColumnData]:
+        """The named columns of the meta's samples, in the meta's order. What this process fetched or
+        wrote earlier in the partition's life is not transferred again."""
+
+    def clear(self, meta: KVBatchMeta) -> None:
+        """Drop these samples, free their bytes."""
+
+    def forget(self, partition: str) -> None:
+        """Release what this process keeps of a partition (its local copies only)."""
+
+
+class DataPlaneControl(Protocol):
+    """Life of partitions; served by the process that owns the storage."""
+
+    def open_partition(self, name: str, columns: Sequence[Column]) -> None:
+        """Register a partition and its columns before anyone writes."""
+
+    def close_partition(self, name: str) -> None:
+        """Drop a partition and everything in it; safe when it is already gone."""
