@@ -1,0 +1,46 @@
+"""What the driver needs from the rest, as Protocols: each call takes and returns metadata and floats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from nemo_like.data_plane.meta import KVBatchMeta
+from nemo_like.observability.metrics import Metric
+from nemo_like.policy.results import ScoredBatch, TrainUpdate
+from nemo_like.rollout.prompts import PromptBatch, RolloutResult
+
+
+class Partitions(Protocol):
+    """Life of the data plane's partitions."""
+
+    def partition(self, name: str) -> AbstractContextManager[str]:
+        """Open with every column declared; cleared on exit, also when the block raised."""
+
+
+class Rollout(Protocol):
+    """Prompts in, finished samples' metadata out."""
+
+    def run(self, prompts: PromptBatch, partition: str) -> RolloutResult:
+        """Generate, reward, flatten and put; rows ordered by (prompt, generation)."""
+
+
+class Policy(Protocol):
+    """The policy worker group, driven by metadata."""
+
+    def compute_prev_logprobs(self, batch: KVBatchMeta) -> ScoredBatch:
+        """Adds column prev_logprobs and tag mult_prob_error."""
+
+    def compute_reference_logprobs(self, batch: KVBatchMeta) -> ScoredBatch:
+        """Adds column reference_logprobs."""
+
+    def train(self, batch: KVBatchMeta) -> TrainUpdate:
+        """One pass of optimizer updates over the batch; needs tags advantage and sample_mask."""
+
+
+class WeightSync(Protocol):
+    """Keeps the generation engines at the trainer's weights."""
+
+    def ensure_version(self, version: int) -> Mapping[str, Metric]:
+        """Returns once every engine serves exactly this policy version."""

@@ -1,0 +1,41 @@
+"""Which prompts to roll out, by index: the driver never holds their text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from nemo_like.data_plane.meta import KVBatchMeta
+from nemo_like.observability.metrics import Metric
+
+
+class RolloutMode(Enum):
+    """``training`` samples G responses a prompt; ``validation`` one, from the held-out set."""
+
+    training = "training"
+    validation = "validation"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptBatch:
+    """Indices into the mode's dataset; ``step`` enters the sampling seeds."""
+
+    mode: RolloutMode
+    step: int
+    indices: tuple[int, ...]
+    num_generations: int
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutResult:
+    """``batch`` has one row per sample, ordered by (prompt, generation), with the tags of ``flatten``."""
+
+    batch: KVBatchMeta
+    metrics: Mapping[str, Metric]
+    generation_s: float  # from the first request to the last finished group
+    reward_s: float  # what the rewards took beyond that
+    put_s: float  # flatten and the one-hop put
