@@ -12,6 +12,7 @@ import importlib
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -96,36 +97,51 @@ def _redirect_output(log_path: str | None) -> None:
     os.close(descriptor)
 
 
-class _SerialShell:
+class _Shell:
+    """Holds the target. A constructor that raised fails every later call with its own error."""
+
     def __init__(self, target: str, kwargs: Mapping[str, Any], log_path: str | None) -> None:
         _redirect_output(log_path)
-        self._target = load_target(target)(**kwargs)
+        self._failure: Exception | None = None
+        try:
+            self._target = load_target(target)(**kwargs)
+        except Exception as error:
+            traceback.print_exc()
+            self._failure = error
 
-    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        self._raise_failure()
         return getattr(self._target, method)(*args, **kwargs)
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+class _SerialShell(_Shell):
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return self._call(method, args, kwargs)
 
     @ray.method(concurrency_group="control")
     def watch(self) -> None:
+        self._raise_failure()
         threading.Event().wait()
 
 
-class _AsyncShell:
-    def __init__(self, target: str, kwargs: Mapping[str, Any], log_path: str | None) -> None:
-        _redirect_output(log_path)
-        self._target = load_target(target)(**kwargs)
-
+class _AsyncShell(_Shell):
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        result = getattr(self._target, method)(*args, **kwargs)
+        result = self._call(method, args, kwargs)
         return await result if asyncio.iscoroutine(result) else result
 
     async def watch(self) -> None:
+        self._raise_failure()
         await asyncio.Event().wait()
 
 
 def start_actor(spec: ActorSpec, **options: Any) -> ActorHandle:
     """Start the process and return at once; its constructor's error surfaces on the first call."""
     resources: dict[str, Any] = {
-        "name": f"{spec.name}",
+        "name": spec.name,
         "num_cpus": spec.num_cpus,
         "num_gpus": spec.num_gpus,
         "runtime_env": {"env_vars": dict(spec.env)},
@@ -133,7 +149,7 @@ def start_actor(spec: ActorSpec, **options: Any) -> ActorHandle:
         **options,
     }
     if spec.concurrency is Concurrency.serial:
-        remote = ray.remote(_SerialShell).options(concurrency_groups={"control": 1}, **resources)
+        remote = ray.remote(concurrency_groups={"control": 1})(_SerialShell).options(**resources)
     else:
         remote = ray.remote(_AsyncShell).options(max_concurrency=1000, **resources)
     return ActorHandle(spec.name, spec.log_path, remote.remote(spec.target, dict(spec.kwargs), spec.log_path))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Call, start_actor
 from nemo_like.cluster.errors import ActorDied, ActorFailed, StageTimeout
@@ -64,7 +64,7 @@ class Cluster:
     def _result(self, call: Call, stage: str) -> Any:
         try:
             return ray.get(call.ref, timeout=0)
-        except (ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError) as error:
+        except (RayActorError, RayTaskError) as error:
             ready, _ = ray.wait(list(self._watches), num_returns=1, timeout=_CAUSE_GRACE_S)
             if ready:
                 raise self._death(ready[0], stage) from error
@@ -72,7 +72,7 @@ class Cluster:
             raise ActorFailed(call.actor, call.method, stage, cause or error, self._log_path(call.actor)) from error
 
     def _death(self, watch: ray.ObjectRef, stage: str) -> Exception:
-        """Why a watch ended: the actor's constructor raised, or its process is gone."""
+        """Why a watch ended: the process is gone, or its target could not be built."""
         handle = self._watches[watch]
         try:
             ray.get(watch, timeout=0)

@@ -1,0 +1,121 @@
+"""Real Ray processes: calls, failures, deaths and deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+import ray
+
+from nemo_like.cluster.actors import ActorSpec, Concurrency
+from nemo_like.cluster.cluster import Cluster
+from nemo_like.cluster.errors import ActorDied, ActorFailed, StageTimeout
+
+WORKER = "tests.functional.test_cluster:Worker"
+
+
+class Worker:
+    """A plain class, as users write them."""
+
+    def __init__(self, fails: str = "") -> None:
+        if fails:
+            raise RuntimeError(fails)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def thread(self) -> int:
+        return threading.get_ident()
+
+    def shout(self, text: str) -> str:
+        print(text, flush=True)
+        return text.upper()
+
+    def fail(self) -> None:
+        raise KeyError("no such prompt")
+
+    def hang(self) -> None:
+        threading.Event().wait(60)
+
+
+class AsyncWorker:
+    """Two coroutines that can only finish by interleaving."""
+
+    def __init__(self) -> None:
+        self._released = asyncio.Event()
+
+    async def wait(self) -> str:
+        await self._released.wait()
+        return "released"
+
+    def release(self) -> None:
+        self._released.set()
+
+
+@pytest.fixture(scope="module")
+def private_ray() -> Iterator[None]:
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def cluster(private_ray: None) -> Iterator[Cluster]:
+    cluster = Cluster()
+    yield cluster
+    cluster.stop()
+
+
+def test_calls_return_in_order_and_output_goes_to_the_log(cluster: Cluster, tmp_path) -> None:
+    log = tmp_path / "logs" / "worker.log"
+    worker = cluster.start(ActorSpec("worker", WORKER, log_path=str(log)))
+    calls = [worker.submit("shout", text) for text in ("one", "two")]
+    assert cluster.gather(calls, stage="shouting", timeout_s=60) == ["ONE", "TWO"]
+    assert log.read_text() == "one\ntwo\n"
+
+
+def test_a_serial_actor_works_on_one_thread(cluster: Cluster) -> None:
+    worker = cluster.start(ActorSpec("worker", WORKER))
+    threads = cluster.gather([worker.submit("thread") for _ in range(8)], stage="threads", timeout_s=60)
+    assert len(set(threads)) == 1
+
+
+def test_coroutines_of_an_asyncio_actor_interleave(cluster: Cluster) -> None:
+    target = "tests.functional.test_cluster:AsyncWorker"
+    worker = cluster.start(ActorSpec("worker", target, concurrency=Concurrency.asyncio))
+    calls = [worker.submit("wait"), worker.submit("release")]
+    assert cluster.gather(calls, stage="interleaving", timeout_s=60) == ["released", None]
+
+
+def test_a_remote_error_names_actor_method_and_stage(cluster: Cluster) -> None:
+    worker = cluster.start(ActorSpec("worker-3", WORKER))
+    with pytest.raises(ActorFailed, match=r"worker-3.fail failed during stage 'rewarding'.*no such prompt"):
+        cluster.gather([worker.submit("fail")], stage="rewarding", timeout_s=60)
+
+
+def test_a_failing_constructor_is_reported_with_its_message(cluster: Cluster) -> None:
+    worker = cluster.start(ActorSpec("worker", WORKER, kwargs={"fails": "no checkpoint here"}))
+    with pytest.raises(ActorFailed, match="no checkpoint here"):
+        cluster.gather([worker.submit("pid")], stage="start", timeout_s=60)
+
+
+def test_the_death_of_any_actor_ends_the_wait_for_another(cluster: Cluster) -> None:
+    busy = cluster.start(ActorSpec("busy", WORKER))
+    victim = cluster.start(ActorSpec("victim", WORKER))
+    (pid,) = cluster.gather([victim.submit("pid")], stage="start", timeout_s=60)
+    call = busy.submit("hang")
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ActorDied, match="'victim' died during stage 'policy_training'"):
+        cluster.gather([call], stage="policy_training", timeout_s=30)
+
+
+def test_a_deadline_names_who_has_not_answered(cluster: Cluster) -> None:
+    workers = [cluster.start(ActorSpec(f"worker-{i}", WORKER)) for i in range(2)]
+    calls = [workers[0].submit("pid"), workers[1].submit("hang")]
+    cluster.gather([worker.submit("pid") for worker in workers[:1]], stage="start", timeout_s=60)
+    with pytest.raises(StageTimeout, match=r"'logprobs' did not finish within 3 s; still waiting for worker-1"):
+        cluster.gather(calls, stage="logprobs", timeout_s=3)
