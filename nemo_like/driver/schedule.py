@@ -1,0 +1,14 @@
+"""When to validate and when to stop."""
+
+from __future__ import annotations
+
+from nemo_like.config.schema import GRPOConfig
+
+
+def validates_after(step: int, cfg: GRPOConfig) -> bool:
+    """Whether to validate after rollout step ``step`` (counted from 1; 0 is before the first)."""
+    if step == 0:
+        return cfg.val_at_start
+    if step == cfg.max_num_steps and cfg.val_at_end:
+        return True
+    return cfg.val_period > 0 and step % cfg.val_period == 0

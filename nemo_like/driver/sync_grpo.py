@@ -1,0 +1,128 @@
+"""Synchronous GRPO, as the algorithm reads.
+
+    driver                    rollout actor              policy workers            data plane
+      prepare_step ──────────────────────────────────────────────────────────────▶ open partition
+      rollout.run ──────────▶ generate, reward, flatten ── one put ──────────────▶ 3 columns
+      ◀───── KVBatchMeta ─────┘
+      advantages on tags
+      compute_prev_logprobs ────────────────────────────▶ fetch, forward, write ─▶ + prev_logprobs
+      train ────────────────────────────────────────────▶ fetch, train
+      ◀───── metrics ──────────────────────────────────────┘
+      (next step) ensure_version: trainer ─▶ engines, by callback
+      close ─────────────────────────────────────────────────────────────────────▶ empty
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from nemo_like.algorithms.advantages import group_relative_advantages
+from nemo_like.algorithms.masking import mask_logprob_mismatch
+from nemo_like.config.schema import Config
+from nemo_like.data.sampler import PromptSampler
+from nemo_like.driver.interfaces import Partitions, Policy, Rollout, WeightSync
+from nemo_like.driver.reports import StepReport, ValidationReport, train_report, validation_report
+from nemo_like.driver.schedule import validates_after
+from nemo_like.observability.logger import RunLogger
+from nemo_like.observability.timers import StageTimer
+from nemo_like.rollout.prompts import PromptBatch, RolloutMode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Components:
+    """The concrete parts, put together by ``setup``."""
+
+    partitions: Partitions
+    rollout: Rollout
+    policy: Policy
+    weight_sync: WeightSync
+    train_sampler: PromptSampler
+    num_validation_prompts: int
+    logger: RunLogger
+
+
+class SyncGRPODriver:
+    """One on-policy iteration after the other; carries ``KVBatchMeta`` and floats, never a token."""
+
+    def __init__(self, cfg: Config, components: Components) -> None:
+        self.cfg = cfg
+        self.partitions = components.partitions
+        self.rollout = components.rollout
+        self.policy = components.policy
+        self.weight_sync = components.weight_sync
+        self.train_sampler = components.train_sampler
+        self.num_validation_prompts = components.num_validation_prompts
+        self.logger = components.logger
+        self.policy_version = 0
+
+    def run(self) -> None:
+        """All steps, with validation where the schedule says."""
+        if validates_after(0, self.cfg.grpo):
+            self.validate(step=0)
+        for step in range(1, self.cfg.grpo.max_num_steps + 1):
+            prompts = self.next_prompts(step)
+            self.logger.log_step(step, self.step(step, prompts).metrics)
+            if validates_after(step, self.cfg.grpo):
+                self.validate(step)
+
+    def step(self, step: int, prompts: PromptBatch) -> StepReport:
+        """One GRPO iteration: P prompts x G generations = N samples.
+
+        Only KVBatchMeta and length-N Python floats exist here; every token column stays in the
+        data plane and in the workers.
+        """
+        grpo, timer = self.cfg.grpo, StageTimer()
+        with self.prepare_step(step, timer) as partition:
+            with timer("weight_sync"):
+                sync_metrics = self.weight_sync.ensure_version(self.policy_version)
+            with timer("generation"):
+                rollout = self.rollout.run(prompts, partition)
+            batch = rollout.batch
+
+            with timer("advantage"):
+                advantages = group_relative_advantages(
+                    rewards=batch.tag("reward"),
+                    group_ids=batch.tag("group_id"),
+                    normalize_rewards=grpo.normalize_rewards,
+                    use_leave_one_out_baseline=grpo.use_leave_one_out_baseline,
+                )
+                batch = batch.with_tags(advantage=advantages)
+
+            with timer("logprobs"):
+                scored = self.policy.compute_prev_logprobs(batch)
+                batch = scored.batch
+                if self.cfg.loss_fn.reference_policy_kl_penalty > 0:
+                    batch = self.policy.compute_reference_logprobs(batch).batch
+            batch = mask_logprob_mismatch(batch, threshold=grpo.seq_logprob_error_threshold)
+
+            with timer("policy_training"):
+                update = self.policy.train(batch)
+        self.policy_version = update.policy_version
+        return train_report(batch, rollout, scored, update, sync_metrics, timer)
+
+    def validate(self, step: int) -> ValidationReport:
+        """One response per held-out prompt through the same rollout path, in a partition of its own."""
+        timer = StageTimer()
+        num_prompts = min(self.cfg.grpo.max_val_samples, self.num_validation_prompts)
+        prompts = PromptBatch(RolloutMode.validation, step, tuple(range(num_prompts)), num_generations=1)
+        with timer("validation"):
+            self.weight_sync.ensure_version(self.policy_version)
+            with self.partitions.partition(f"validation-{step}") as partition:
+                rollout = self.rollout.run(prompts, partition)
+        report = validation_report(rollout, timer)
+        self.logger.log_validation(step, report.metrics)
+        return report
+
+    def next_prompts(self, step: int) -> PromptBatch:
+        """The next P training prompts, by index."""
+        grpo = self.cfg.grpo
+        indices = self.train_sampler.next(grpo.num_prompts_per_step)
+        return PromptBatch(RolloutMode.training, step, indices, grpo.num_generations_per_prompt)
+
+    @contextmanager
+    def prepare_step(self, step: int, timer: StageTimer) -> Iterator[str]:
+        """A partition with every column declared; cleared on exit, also when a stage raised."""
+        with timer("total_step_time"), self.partitions.partition(f"train-{step}") as partition:
+            yield partition

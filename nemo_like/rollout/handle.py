@@ -1,0 +1,26 @@
+"""The driver's side of ``SyncRolloutActor``."""
+
+from __future__ import annotations
+
+from nemo_like.cluster.actors import ActorHandle
+from nemo_like.cluster.cluster import Cluster
+from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutResult, SampleAnswer
+
+
+class RolloutHandle:
+    """Calls the rollout actor and waits, watching every process of the run meanwhile."""
+
+    def __init__(self, cluster: Cluster, actor: ActorHandle, *, timeout_s: float) -> None:
+        self._cluster, self._actor, self._timeout_s = cluster, actor, timeout_s
+
+    def run(self, prompts: PromptBatch, partition: str) -> RolloutResult:
+        """See ``SyncRolloutActor.run``; raises ClusterError when a process dies or the deadline passes."""
+        stage = "generation" if prompts.mode is RolloutMode.training else "validation"
+        call = self._actor.submit("run", prompts, partition)
+        return self._cluster.gather([call], stage=stage, timeout_s=self._timeout_s)[0]
+
+    def sample_answers(self) -> list[SampleAnswer]:
+        """A few answers of the latest validation."""
+        return self._cluster.gather(
+            [self._actor.submit("sample_answers")], stage="summary", timeout_s=self._timeout_s
+        )[0]

@@ -1,0 +1,253 @@
+"""``SyncRolloutActor``: prompts in, metadata out.
+
+    prompts ──▶ requests ──▶ engines ──▶ on_groups (a callback per finished group)
+                                             │ decode, environment
+                                             ▼
+                       all groups rewarded: flatten ──▶ one put ──▶ data plane
+
+A group is rewarded as soon as it is finished, while the engines go on with the others. Nothing
+polls: the engines call back, the last reward resolves a future, and that future has a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from nemo_like.cluster.actors import ActorHandle, Call
+from nemo_like.config.schema import Config
+from nemo_like.data.datasets import build_dataset
+from nemo_like.data.interface import PromptExample
+from nemo_like.data.tokenizer import Tokenizer
+from nemo_like.data_plane.factory import DataPlaneSpec, connect
+from nemo_like.data_plane.interface import DataPlane
+from nemo_like.data_plane.meta import KVBatchMeta
+from nemo_like.environments.interface import Feedback, Turn
+from nemo_like.generation.interface import GroupRequest, GroupResult, Response, SamplingSettings
+from nemo_like.observability.metrics import Metric, maximum, mean, summed
+from nemo_like.rollout.flatten import flatten
+from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutResult, SampleAnswer
+from nemo_like.rollout.seeds import response_seeds
+
+
+@dataclass(slots=True)
+class _ActiveRollout:
+    """State of the one rollout in progress; position = index into the prompt batch."""
+
+    prompts: PromptBatch
+    examples: list[PromptExample]
+    prompt_ids: list[tuple[int, ...]]
+    finished: asyncio.Future[None]
+    started_s: float
+    groups: dict[int, GroupResult] = field(default_factory=dict)
+    feedback: dict[int, list[Feedback]] = field(default_factory=dict)
+    last_group_s: float = 0.0
+    reward_tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @property
+    def rollout_id(self) -> str:
+        return f"{self.prompts.mode.name}/{self.prompts.step}"
+
+
+class SyncRolloutActor:
+    """Owns datasets and tokenizer; runs one rollout at a time. To be hosted by an asyncio actor."""
+
+    def __init__(
+        self,
+        *,
+        cfg: Config,
+        engines: Sequence[ActorHandle],
+        environments: Sequence[ActorHandle],
+        data_plane: DataPlaneSpec,
+    ) -> None:
+        self._cfg = cfg
+        self._engines = list(engines)
+        self._environments = list(environments)
+        self._tokenizer = Tokenizer(cfg.policy.model_name)
+        self._datasets = {
+            RolloutMode.training: build_dataset(cfg.data.train, split="train"),
+            RolloutMode.validation: build_dataset(cfg.data.validation, split="validation"),
+        }
+        self._data_plane: DataPlane = connect(data_plane)
+        self._active: _ActiveRollout | None = None
+        self._sink: ActorHandle | None = None
+        self._sample_answers: list[SampleAnswer] = []
+
+    def attach(self, own_handle: ActorHandle) -> dict[RolloutMode, int]:
+        """Learn the handle the engines shall call back; returns the number of prompts per dataset."""
+        self._sink = own_handle
+        return {mode: len(dataset) for mode, dataset in self._datasets.items()}
+
+    async def run(self, prompts: PromptBatch, partition: str) -> RolloutResult:
+        """Generate, reward, flatten and put; rows ordered by (prompt, generation).
+
+        Raises RuntimeError when a rollout is already running or an engine reports an error, and
+        TimeoutError, naming the missing prompts, when cluster.stage_timeout_s passes.
+        """
+        active = self._start(prompts)
+        try:
+            await asyncio.gather(*self._submit_requests(active))
+            await asyncio.wait_for(active.finished, timeout=self._cfg.cluster.stage_timeout_s)
+        except TimeoutError:
+            missing = [i for i in range(len(prompts)) if i not in active.feedback]
+            raise TimeoutError(f"rollout of step {prompts.step}: no finished group for prompts {missing}") from None
+        finally:
+            self._active = None
+            for task in active.reward_tasks:
+                task.cancel()
+        rewarded_s = time.monotonic()
+        batch = await self._put(active, partition)
+        if prompts.mode is RolloutMode.validation:
+            self._keep_sample_answers(active)
+        return RolloutResult(
+            batch=batch,
+            metrics=_length_metrics(batch),
+            generation_s=active.last_group_s - active.started_s,
+            reward_s=rewarded_s - active.last_group_s,
+            put_s=time.monotonic() - rewarded_s,
+        )
+
+    def on_groups(self, results: Sequence[GroupResult]) -> None:
+        """Called by an engine with the groups that just finished."""
+        active = self._active
+        if active is None:
+            return
+        positions = []
+        for result in results:
+            rollout_id, _, position = result.request_id.rpartition("/")
+            if rollout_id == active.rollout_id:
+                active.groups[int(position)] = result
+                positions.append(int(position))
+        if len(active.groups) == len(active.prompts):
+            active.last_group_s = time.monotonic()
+        if positions:
+            task = asyncio.get_running_loop().create_task(self._reward(active, positions))
+            active.reward_tasks.add(task)
+
+    def on_engine_error(self, engine: str, message: str) -> None:
+        """Called by an engine whose step thread failed."""
+        if self._active is not None and not self._active.finished.done():
+            self._active.finished.set_exception(RuntimeError(f"generation engine {engine!r} failed: {message}"))
+
+    def sample_answers(self) -> list[SampleAnswer]:
+        """A few answers of the latest validation, for a person to read."""
+        return self._sample_answers
+
+    def _start(self, prompts: PromptBatch) -> _ActiveRollout:
+        if self._active is not None:
+            raise RuntimeError(f"rollout of step {self._active.prompts.step} is still running")
+        dataset = self._datasets[prompts.mode]
+        examples = [dataset[index] for index in prompts.indices]
+        self._active = _ActiveRollout(
+            prompts=prompts,
+            examples=examples,
+            prompt_ids=[self._tokenizer.encode_prompt(example.prompt) for example in examples],
+            finished=asyncio.get_running_loop().create_future(),
+            started_s=time.monotonic(),
+        )
+        return self._active
+
+    def _submit_requests(self, active: _ActiveRollout) -> list[Call]:
+        """Deal the prompts round robin, one call per engine."""
+        prompts = active.prompts
+        requests = [
+            GroupRequest(
+                request_id=f"{active.rollout_id}/{position}",
+                prompt_ids=prompt_ids,
+                seeds=response_seeds(
+                    self._cfg.grpo.seed, prompts.mode, prompts.step, position, prompts.num_generations
+                ),
+            )
+            for position, prompt_ids in enumerate(active.prompt_ids)
+        ]
+        sampling = self._sampling(prompts.mode)
+        num_engines = len(self._engines)
+        return [
+            engine.submit("submit", requests[i::num_engines], sampling, self._sink)
+            for i, engine in enumerate(self._engines)
+            if requests[i::num_engines]
+        ]
+
+    def _sampling(self, mode: RolloutMode) -> SamplingSettings:
+        generation = self._cfg.generation
+        is_training = mode is RolloutMode.training
+        return SamplingSettings(
+            temperature=generation.temperature if is_training else self._cfg.grpo.val_temperature,
+            top_p=generation.top_p,
+            top_k=generation.top_k,
+            max_new_tokens=generation.max_new_tokens,
+            stop_token_ids=(self._tokenizer.eos_token_id,),
+        )
+
+    async def _reward(self, active: _ActiveRollout, positions: Sequence[int]) -> None:
+        """Reward finished groups in one environment call; the last one resolves the rollout."""
+        turns = [
+            self._turn(active.examples[position], response)
+            for position in positions
+            for response in active.groups[position].responses
+        ]
+        environment = self._environments[positions[0] % len(self._environments)]
+        try:
+            feedback = await environment.submit("step", turns)
+        except Exception as error:
+            if not active.finished.done():
+                active.finished.set_exception(error)
+            return
+        size = active.prompts.num_generations
+        for i, position in enumerate(positions):
+            active.feedback[position] = feedback[i * size : (i + 1) * size]
+        if len(active.feedback) == len(active.prompts) and not active.finished.done():
+            active.finished.set_result(None)
+
+    def _turn(self, example: PromptExample, response: Response) -> Turn:
+        return Turn(
+            prompt=example.prompt,
+            response=self._tokenizer.decode(response.token_ids),
+            answer=example.answer,
+            is_truncated=response.is_truncated,
+        )
+
+    async def _put(self, active: _ActiveRollout, partition: str) -> KVBatchMeta:
+        order = range(len(active.prompts))
+        flat = flatten(
+            prompts=active.prompt_ids,
+            groups=[active.groups[i] for i in order],
+            rewards=[[feedback.reward for feedback in active.feedback[i]] for i in order],
+        )
+        return await asyncio.to_thread(
+            self._data_plane.put,
+            partition,
+            flat.columns,
+            lengths=flat.lengths,
+            chunk_sizes=flat.chunk_sizes,
+            tags=flat.tags,
+        )
+
+    def _keep_sample_answers(self, active: _ActiveRollout) -> None:
+        self._sample_answers = [
+            SampleAnswer(
+                prompt=example.prompt,
+                response=self._tokenizer.decode(active.groups[i].responses[0].token_ids),
+                answer=example.answer,
+                reward=active.feedback[i][0].reward or 0.0,
+            )
+            for i, example in enumerate(active.examples[: self._cfg.logger.num_sample_answers])
+        ]
+
+
+def _length_metrics(batch: KVBatchMeta) -> dict[str, Metric]:
+    """Names of the reference list, without prefix."""
+    num_samples = len(batch)
+    num_prompt, num_response = sum(batch.tag("num_prompt_tokens")), sum(batch.tag("num_response_tokens"))
+    num_truncated = sum(batch.tag("is_truncated"))
+    return {
+        "mean_prompt_length": mean(num_prompt, num_samples),
+        "mean_gen_tokens_per_sample": mean(num_response, num_samples),
+        "max_gen_tokens_per_sample": maximum(max(batch.tag("num_response_tokens"))),
+        "total_num_tokens": summed(num_prompt + num_response),
+        "truncation_rate": mean(num_truncated, num_samples),
+        "natural_termination_rate": mean(num_samples - num_truncated, num_samples),
+        "num_failed_rewards": summed(num_samples - sum(batch.tag("sample_mask"))),
+    }
