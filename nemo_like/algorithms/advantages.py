@@ -1,0 +1,139 @@
+"""Group-relative advantages: one float per sample, from rewards and group ids alone.
+
+Standard library only: the driver calls this on tags, so nothing here may know of tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+_STD_EPSILON = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBaselines:
+    """``mean[i]`` and ``std[i]`` of the rewards that sample i is compared with."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]  # unbiased; 0 where fewer than two rewards define it
+
+
+def group_baselines(
+    rewards: Sequence[float],
+    group_ids: Sequence[Hashable],
+    *,
+    use_leave_one_out_baseline: bool,
+    sample_mask: Sequence[float] | None = None,
+) -> GroupBaselines:
+    """Mean and unbiased standard deviation of each sample's group.
+
+    With ``use_leave_one_out_baseline`` both are those of the *other* samples of the group. Samples
+    whose ``sample_mask`` is 0 count in nobody's statistics. A sample that nothing can be compared
+    with has its own reward as mean, and so an advantage of 0.
+
+    Raises ValueError when the sequences differ in length or an unmasked reward is not finite.
+    """
+    mask = [1.0] * len(rewards) if sample_mask is None else sample_mask
+    _check(rewards, group_ids, mask)
+    means, stds = list(rewards), [0.0] * len(rewards)
+    for members in _groups(group_ids):
+        valid = [i for i in members if mask[i]]
+        if len(valid) < 2:
+            continue
+        shared = _mean_and_std([rewards[i] for i in valid])
+        for i in members:
+            if use_leave_one_out_baseline:
+                means[i], stds[i] = _mean_and_std([rewards[j] for j in valid if j != i])
+            else:
+                means[i], stds[i] = shared
+    return GroupBaselines(tuple(means), tuple(stds))
+
+
+def group_relative_advantages(
+    rewards: Sequence[float],
+    group_ids: Sequence[Hashable],
+    *,
+    normalize_rewards: bool,
+    use_leave_one_out_baseline: bool,
+    sample_mask: Sequence[float] | None = None,
+) -> list[float]:
+    """GRPO's advantage of every sample, in sample order.
+
+    ``reward - mean`` of the group and, with ``normalize_rewards``, divided by ``std + 1e-6`` where
+    std > 0. Masked samples (``sample_mask`` 0) get 0 and influence nobody. Arguments and errors are
+    those of ``group_baselines``.
+    """
+    baselines = group_baselines(
+        rewards,
+        group_ids,
+        use_leave_one_out_baseline=use_leave_one_out_baseline,
+        sample_mask=sample_mask,
+    )
+    advantages = []
+    for i, (reward, mean, std) in enumerate(zip(rewards, baselines.mean, baselines.std, strict=True)):
+        if sample_mask is not None and not sample_mask[i]:
+            advantages.append(0.0)
+        elif normalize_rewards and std > 0:
+            advantages.append((reward - mean) / (std + _STD_EPSILON))
+        else:
+            advantages.append(reward - mean)
+    return advantages
+
+
+def advantage_metrics(advantages: Sequence[float]) -> dict[str, float]:
+    """``train/advantages/{mean,max,min}`` of a batch; nothing for an empty one."""
+    if not advantages:
+        return {}
+    return {
+        "train/advantages/mean": math.fsum(advantages) / len(advantages),
+        "train/advantages/max": max(advantages),
+        "train/advantages/min": min(advantages),
+    }
+
+
+def baseline_reward_metrics(baselines: GroupBaselines) -> dict[str, float]:
+    """Per cent of samples whose baseline is exactly 0, exactly 1, and neither.
+
+    For 0/1 rewards only the mixed groups carry a gradient: at 0 nothing is ever solved, at 1
+    everything already is. Nothing for an empty batch.
+    """
+    total = len(baselines.mean)
+    if not total:
+        return {}
+    pct_0 = 100.0 * sum(mean == 0.0 for mean in baselines.mean) / total
+    pct_1 = 100.0 * sum(mean == 1.0 for mean in baselines.mean) / total
+    return {
+        "train/baseline_reward/pct_0": pct_0,
+        "train/baseline_reward/pct_1": pct_1,
+        "train/baseline_reward/pct_mixed": 100.0 - pct_0 - pct_1,
+    }
+
+
+def _groups(group_ids: Sequence[Hashable]) -> list[list[int]]:
+    """Positions of each group's samples, which need not be neighbours."""
+    groups: dict[Hashable, list[int]] = {}
+    for position, group_id in enumerate(group_ids):
+        groups.setdefault(group_id, []).append(position)
+    return list(groups.values())
+
+
+def _mean_and_std(values: Sequence[float]) -> tuple[float, float]:
+    """Equal values have a std of exactly 0: rounding must not turn a uniform group into a signal."""
+    first = values[0]
+    if all(value == first for value in values):
+        return first, 0.0
+    mean = math.fsum(values) / len(values)
+    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def _check(rewards: Sequence[float], group_ids: Sequence[Hashable], mask: Sequence[float]) -> None:
+    if not len(rewards) == len(group_ids) == len(mask):
+        raise ValueError(
+            f"{len(rewards)} rewards, {len(group_ids)} group ids and {len(mask)} sample mask entries: "
+            "there must be one of each per sample"
+        )
+    for i, (reward, kept) in enumerate(zip(rewards, mask, strict=True)):
+        if kept and not math.isfinite(reward):
+            raise ValueError(f"reward of sample {i} is {reward}; mask the sample (sample_mask 0) instead")

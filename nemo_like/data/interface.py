@@ -1,0 +1,42 @@
+"""What a dataset gives to a rollout: prompts, reference answers, and data for the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+
+class Split(Enum):
+    train = "train"
+    validation = "validation"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One entry of a conversation; the tokenizer's chat template renders it."""
+
+    role: str
+    content: str
+
+
+Prompt = str | tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptExample:
+    """One problem. ``data`` is whatever the environment needs beyond the reference answer."""
+
+    prompt: Prompt
+    answer: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+class PromptDataset(Protocol):
+    """A finite, ordered set of problems; index i always gives the same one."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> PromptExample:
+        """Problem ``index``. Raises IndexError outside 0 .. len - 1."""

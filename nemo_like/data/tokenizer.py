@@ -1,0 +1,56 @@
+"""Text to token ids and back, by the tokenizer of a Hugging Face checkpoint directory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from nemo_like.data.interface import Prompt
+
+
+class Tokenizer:
+    """``eos_token_id`` ends a response; ``pad_token_id`` is the tokenizer's own, or else eos."""
+
+    def __init__(self, checkpoint: str | os.PathLike[str]) -> None:
+        """Raises ValueError when the directory has no tokenizer, or the tokenizer no eos token."""
+        path = Path(checkpoint)
+        if not (path / "tokenizer_config.json").is_file():
+            raise ValueError(f"policy.model_name={str(path)!r} holds no tokenizer (tokenizer_config.json)")
+        self._tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        if self._tokenizer.eos_token_id is None:
+            raise ValueError(f"the tokenizer in {str(path)!r} names no eos_token; responses could not end")
+        self.eos_token_id: int = self._tokenizer.eos_token_id
+        pad = self._tokenizer.pad_token_id
+        self.pad_token_id: int = self.eos_token_id if pad is None else pad
+
+    def __len__(self) -> int:
+        """Number of token ids, the special ones included."""
+        return len(self._tokenizer)
+
+    def encode_prompt(self, prompt: Prompt) -> list[int]:
+        """Token ids to continue from; messages go through the chat template, up to the assistant's turn.
+
+        Raises ValueError for messages when the tokenizer has no chat template.
+        """
+        if isinstance(prompt, str):
+            return self._tokenizer(prompt)["input_ids"]
+        if self._tokenizer.chat_template is None:
+            raise ValueError(
+                "the prompt is a list of messages but the tokenizer has no chat template; "
+                "use plain text prompts or a checkpoint of a chat model"
+            )
+        messages = [{"role": message.role, "content": message.content} for message in prompt]
+        return self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+
+    def decode_response(self, token_ids: Sequence[int]) -> str:
+        """The text of one response without its closing eos.
+
+        Other special tokens stay visible, so that a stray one is not mistaken for a clean answer.
+        """
+        ids = [int(token) for token in token_ids]
+        if ids and ids[-1] == self.eos_token_id:
+            ids.pop()
+        return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
