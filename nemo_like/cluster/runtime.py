@@ -1,0 +1,51 @@
+"""Ray itself: a private one on this machine, or one that exists already."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ray
+
+from nemo_like.cluster.errors import ClusterError
+
+
+@contextmanager
+def ray_runtime(address: str | None, *, num_cpus: int, num_gpus: int) -> Iterator[None]:
+    """Connect to ``address``, or start a private Ray with these logical resources; leave it on exit.
+
+    On exit every non-detached actor of this process ends, and a private Ray with them.
+    Raises ClusterError when an existing cluster has fewer CPUs or GPUs than asked for.
+    """
+    # Ray announces its token authentication and its version on every start.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
+    if address is None:
+        ray.init(address="local", num_cpus=num_cpus, num_gpus=num_gpus, **quiet)
+    else:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        _check_resources(num_cpus, num_gpus)
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _check_resources(num_cpus: float, num_gpus: float) -> None:
+    there = ray.cluster_resources()
+    for key, needed in (("CPU", num_cpus), ("GPU", num_gpus)):
+        if there.get(key, 0.0) < needed:
+            raise ClusterError(
+                f"the Ray cluster has {there.get(key, 0.0):g} {key}s but the run's actors need {needed:g}; "
+                "add nodes or lower the number of workers and engines"
+            )
+
+
+def free_port() -> int:
+    """A TCP port that was free on this machine a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
