@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nemo_like.algorithms.advantages import baseline_reward_metrics
+from nemo_like.algorithms.masking import MaskedSamples
 from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.observability.metrics import Metric
-from nemo_like.observability.timers import StageTimer
 from nemo_like.policy.results import ScoredBatch, TrainUpdate
 from nemo_like.rollout.prompts import RolloutResult
 
@@ -25,30 +25,40 @@ class ValidationReport:
     metrics: dict[str, float]
 
 
-def train_report(
-    batch: KVBatchMeta,
-    rollout: RolloutResult,
-    scored: ScoredBatch,
-    update: TrainUpdate,
-    sync_metrics: Mapping[str, Metric],
-    timer: StageTimer,
-) -> StepReport:
+@dataclass(frozen=True, slots=True)
+class StepResults:
+    """What the stages of one step returned."""
+
+    batch: KVBatchMeta
+    rollout: RolloutResult
+    scored: ScoredBatch
+    masked: MaskedSamples
+    update: TrainUpdate
+    weight_sync: Mapping[str, Metric]
+
+
+def train_report(results: StepResults, timing: Mapping[str, float]) -> StepReport:
     """Everything a step logs."""
-    train = {**_values(rollout.metrics), **_values(scored.metrics), **_values(update.metrics), **_tag_metrics(batch)}
-    timing = timer.metrics("timing/train/")
+    train = {
+        **_values(results.rollout.metrics),
+        **_values(results.scored.metrics),
+        **_values(results.update.metrics),
+        **_tag_metrics(results.batch),
+        "num_masked_seqs_by_logprob_error": float(results.masked.num_masked),
+    }
     return StepReport(
         {
             **{f"train/{name}": value for name, value in train.items()},
-            **{f"weight_sync/{name}": value for name, value in _values(sync_metrics).items()},
+            **{f"weight_sync/{name}": value for name, value in _values(results.weight_sync).items()},
             **timing,
-            "timing/train/reward": rollout.reward_s,
-            "timing/train/rollout_put": rollout.put_s,
-            **_performance(batch, rollout, scored.compute_s + update.compute_s, timing),
+            "timing/train/reward": results.rollout.reward_s,
+            "timing/train/rollout_put": results.rollout.put_s,
+            **_performance(results, timing["timing/train/total_step_time"]),
         }
     )
 
 
-def validation_report(rollout: RolloutResult, timer: StageTimer) -> ValidationReport:
+def validation_report(rollout: RolloutResult, timing: Mapping[str, float]) -> ValidationReport:
     """Accuracy is the mean reward of samples whose reward did not fail."""
     batch = rollout.batch
     valid = [reward for reward, mask in zip(batch.tag("reward"), batch.tag("sample_mask"), strict=True) if mask]
@@ -58,7 +68,7 @@ def validation_report(rollout: RolloutResult, timer: StageTimer) -> ValidationRe
             "validation/avg_length": _mean(batch.tag("num_response_tokens")),
             "validation/truncation_rate": _mean(batch.tag("is_truncated")),
             "validation/num_samples": float(len(batch)),
-            **timer.metrics("timing/validation/"),
+            **timing,
         }
     )
 
@@ -84,23 +94,20 @@ def _tag_metrics(batch: KVBatchMeta) -> dict[str, float]:
         "advantages/min": min(advantages),
         "max_seq_mult_prob_error": max(errors),
         "mean_seq_mult_prob_error": _mean(errors),
-        "num_masked_seqs_by_logprob_error": float(sum(batch.tag("is_mismatched"))),
         "global_valid_seqs": float(sum(mask)),
         "global_valid_toks": float(valid_tokens),
-        **baseline_reward_metrics(rewards, batch.tag("group_id")),
+        **baseline_reward_metrics(rewards, batch.tag("group_id"), sample_mask=mask),
     }
 
 
-def _performance(
-    batch: KVBatchMeta, rollout: RolloutResult, worker_compute_s: float, timing: Mapping[str, float]
-) -> dict[str, float]:
+def _performance(results: StepResults, total_s: float) -> dict[str, float]:
     """Where the step's time went. ``overhead_share`` is what is neither generation nor worker compute."""
-    total_s = timing["timing/train/total_step_time"]
-    num_tokens = sum(batch.lengths)
+    generation_s = results.rollout.generation_s
+    compute_s = results.scored.compute_s + results.update.compute_s
     return {
-        "performance/tokens_per_sec": num_tokens / total_s,
-        "performance/samples_per_sec": len(batch) / total_s,
-        "performance/generation_s": rollout.generation_s,
-        "performance/worker_compute_s": worker_compute_s,
-        "performance/overhead_share": 1.0 - (rollout.generation_s + worker_compute_s) / total_s,
+        "performance/tokens_per_sec": sum(results.batch.lengths) / total_s,
+        "performance/samples_per_sec": len(results.batch) / total_s,
+        "performance/generation_s": generation_s,
+        "performance/worker_compute_s": compute_s,
+        "performance/overhead_share": 1.0 - (generation_s + compute_s) / total_s,
     }

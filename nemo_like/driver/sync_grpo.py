@@ -23,7 +23,7 @@ from nemo_like.algorithms.masking import mask_logprob_mismatch
 from nemo_like.config.schema import Config
 from nemo_like.data.sampler import PromptSampler
 from nemo_like.driver.interfaces import Partitions, Policy, Rollout, WeightSync
-from nemo_like.driver.reports import StepReport, ValidationReport, train_report, validation_report
+from nemo_like.driver.reports import StepReport, StepResults, ValidationReport, train_report, validation_report
 from nemo_like.driver.schedule import validates_after
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.timers import StageTimer
@@ -87,6 +87,7 @@ class SyncGRPODriver:
                     group_ids=batch.tag("group_id"),
                     normalize_rewards=grpo.normalize_rewards,
                     use_leave_one_out_baseline=grpo.use_leave_one_out_baseline,
+                    sample_mask=batch.tag("sample_mask"),
                 )
                 batch = batch.with_tags(advantage=advantages)
 
@@ -95,12 +96,17 @@ class SyncGRPODriver:
                 batch = scored.batch
                 if self.cfg.loss_fn.reference_policy_kl_penalty > 0:
                     batch = self.policy.compute_reference_logprobs(batch).batch
-            batch = mask_logprob_mismatch(batch, threshold=grpo.seq_logprob_error_threshold)
+            masked = mask_logprob_mismatch(
+                batch.tag("sample_mask"), batch.tag("mult_prob_error"), grpo.seq_logprob_error_threshold
+            )
+            batch = batch.with_tags(sample_mask=masked.sample_mask)
 
             with timer("policy_training"):
                 update = self.policy.train(batch)
         self.policy_version = update.policy_version
-        return train_report(batch, rollout, scored, update, sync_metrics, timer)
+        return train_report(
+            StepResults(batch, rollout, scored, masked, update, sync_metrics), timer.metrics("timing/train/")
+        )
 
     def validate(self, step: int) -> ValidationReport:
         """One response per held-out prompt through the same rollout path, in a partition of its own."""
@@ -111,7 +117,7 @@ class SyncGRPODriver:
             self.weight_sync.ensure_version(self.policy_version)
             with self.partitions.partition(f"validation-{step}") as partition:
                 rollout = self.rollout.run(prompts, partition)
-        report = validation_report(rollout, timer)
+        report = validation_report(rollout, timer.metrics("timing/validation/"))
         self.logger.log_validation(step, report.metrics)
         return report
 

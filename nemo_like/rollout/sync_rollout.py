@@ -143,7 +143,7 @@ class SyncRolloutActor:
         self._active = _ActiveRollout(
             prompts=prompts,
             examples=examples,
-            prompt_ids=[self._tokenizer.encode_prompt(example.prompt) for example in examples],
+            prompt_ids=[tuple(self._tokenizer.encode_prompt(example.prompt)) for example in examples],
             finished=asyncio.get_running_loop().create_future(),
             started_s=time.monotonic(),
         )
@@ -207,6 +207,7 @@ class SyncRolloutActor:
             response=self._tokenizer.decode(response.token_ids),
             answer=example.answer,
             is_truncated=response.is_truncated,
+            data=example.data,
         )
 
     async def _put(self, active: _ActiveRollout, partition: str) -> KVBatchMeta:
