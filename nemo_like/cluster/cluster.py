@@ -69,7 +69,9 @@ class Cluster:
             if ready:
                 raise self._death(ready[0], stage) from error
             cause = error.cause if isinstance(error, RayTaskError) else error
-            raise ActorFailed(call.actor, call.method, stage, cause or error, self._log_path(call.actor)) from error
+            raise ActorFailed(
+                call.actor, call.method, stage, cause or error, self._log_path(call.actor)
+            ) from error
 
     def _death(self, watch: ray.ObjectRef, stage: str) -> Exception:
         """Why a watch ended: the process is gone, or its target could not be built."""

@@ -11,14 +11,18 @@ class ActorDied(ClusterError):
     """A process of the run is gone."""
 
     def __init__(self, actor: str, stage: str, log_path: str | None) -> None:
-        super().__init__(f"actor {actor!r} died during stage {stage!r}; its log is {log_path or 'not recorded'}")
+        super().__init__(
+            f"actor {actor!r} died during stage {stage!r}; its log is {log_path or 'not recorded'}"
+        )
         self.actor, self.stage = actor, stage
 
 
 class ActorFailed(ClusterError):
     """A method of an actor raised; the message is the remote exception's."""
 
-    def __init__(self, actor: str, method: str, stage: str, cause: BaseException, log_path: str | None) -> None:
+    def __init__(
+        self, actor: str, method: str, stage: str, cause: BaseException, log_path: str | None
+    ) -> None:
         super().__init__(
             f"{actor}.{method} failed during stage {stage!r}: {type(cause).__name__}: {cause}"
             + (f"\nits log is {log_path}" if log_path else "")

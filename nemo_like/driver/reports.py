@@ -61,7 +61,9 @@ def train_report(results: StepResults, timing: Mapping[str, float]) -> StepRepor
 def validation_report(rollout: RolloutResult, timing: Mapping[str, float]) -> ValidationReport:
     """Accuracy is the mean reward of samples whose reward did not fail."""
     batch = rollout.batch
-    valid = [reward for reward, mask in zip(batch.tag("reward"), batch.tag("sample_mask"), strict=True) if mask]
+    valid = [
+        reward for reward, mask in zip(batch.tag("reward"), batch.tag("sample_mask"), strict=True) if mask
+    ]
     return ValidationReport(
         {
             "validation/accuracy": _mean(valid),

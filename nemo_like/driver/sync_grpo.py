@@ -1,15 +1,15 @@
 """Synchronous GRPO, as the algorithm reads.
 
-    driver                    rollout actor              policy workers            data plane
-      prepare_step ──────────────────────────────────────────────────────────────▶ open partition
-      rollout.run ──────────▶ generate, reward, flatten ── one put ──────────────▶ 3 columns
-      ◀───── KVBatchMeta ─────┘
-      advantages on tags
-      compute_prev_logprobs ────────────────────────────▶ fetch, forward, write ─▶ + prev_logprobs
-      train ────────────────────────────────────────────▶ fetch, train
-      ◀───── metrics ──────────────────────────────────────┘
-      (next step) ensure_version: trainer ─▶ engines, by callback
-      close ─────────────────────────────────────────────────────────────────────▶ empty
+driver                    rollout actor              policy workers            data plane
+  prepare_step ──────────────────────────────────────────────────────────────▶ open partition
+  rollout.run ──────────▶ generate, reward, flatten ── one put ──────────────▶ 3 columns
+  ◀───── KVBatchMeta ─────┘
+  advantages on tags
+  compute_prev_logprobs ────────────────────────────▶ fetch, forward, write ─▶ + prev_logprobs
+  train ────────────────────────────────────────────▶ fetch, train
+  ◀───── metrics ──────────────────────────────────────┘
+  (next step) ensure_version: trainer ─▶ engines, by callback
+  close ─────────────────────────────────────────────────────────────────────▶ empty
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ from nemo_like.algorithms.masking import mask_logprob_mismatch
 from nemo_like.config.schema import Config
 from nemo_like.data.sampler import PromptSampler
 from nemo_like.driver.interfaces import Partitions, Policy, Rollout, WeightSync
-from nemo_like.driver.reports import StepReport, StepResults, ValidationReport, train_report, validation_report
+from nemo_like.driver.reports import (
+    StepReport,
+    StepResults,
+    ValidationReport,
+    train_report,
+    validation_report,
+)
 from nemo_like.driver.schedule import validates_after
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.timers import StageTimer

@@ -7,7 +7,9 @@ import hashlib
 from nemo_like.rollout.prompts import RolloutMode
 
 
-def response_seeds(run_seed: int, mode: RolloutMode, step: int, position: int, num_generations: int) -> tuple[int, ...]:
+def response_seeds(
+    run_seed: int, mode: RolloutMode, step: int, position: int, num_generations: int
+) -> tuple[int, ...]:
     """Seeds of the responses to the prompt at ``position`` of a step: consecutive integers below 2**62.
 
     Groups get disjoint ranges but for hash collisions (probability about P**2 / 2**60 per run).

@@ -92,7 +92,9 @@ class SyncRolloutActor:
             await asyncio.wait_for(active.finished, timeout=self._cfg.cluster.stage_timeout_s)
         except TimeoutError:
             missing = [i for i in range(len(prompts)) if i not in active.feedback]
-            raise TimeoutError(f"rollout of step {prompts.step}: no finished group for prompts {missing}") from None
+            raise TimeoutError(
+                f"rollout of step {prompts.step}: no finished group for prompts {missing}"
+            ) from None
         finally:
             self._active = None
             for task in active.reward_tasks:
@@ -129,7 +131,9 @@ class SyncRolloutActor:
     def on_engine_error(self, engine: str, message: str) -> None:
         """Called by an engine whose step thread failed."""
         if self._active is not None and not self._active.finished.done():
-            self._active.finished.set_exception(RuntimeError(f"generation engine {engine!r} failed: {message}"))
+            self._active.finished.set_exception(
+                RuntimeError(f"generation engine {engine!r} failed: {message}")
+            )
 
     def sample_answers(self) -> list[SampleAnswer]:
         """A few answers of the latest validation, for a person to read."""

@@ -117,5 +117,7 @@ def test_a_deadline_names_who_has_not_answered(cluster: Cluster) -> None:
     workers = [cluster.start(ActorSpec(f"worker-{i}", WORKER)) for i in range(2)]
     calls = [workers[0].submit("pid"), workers[1].submit("hang")]
     cluster.gather([worker.submit("pid") for worker in workers[:1]], stage="start", timeout_s=60)
-    with pytest.raises(StageTimeout, match=r"'logprobs' did not finish within 3 s; still waiting for worker-1"):
+    with pytest.raises(
+        StageTimeout, match=r"'logprobs' did not finish within 3 s; still waiting for worker-1"
+    ):
         cluster.gather(calls, stage="logprobs", timeout_s=3)
