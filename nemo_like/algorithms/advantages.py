@@ -82,32 +82,26 @@ def group_relative_advantages(
     return advantages
 
 
-def advantage_metrics(advantages: Sequence[float]) -> dict[str, float]:
-    """``train/advantages/{mean,max,min}`` of a batch; nothing for an empty one."""
-    if not advantages:
-        return {}
-    return {
-        "train/advantages/mean": math.fsum(advantages) / len(advantages),
-        "train/advantages/max": max(advantages),
-        "train/advantages/min": min(advantages),
-    }
-
-
-def baseline_reward_metrics(baselines: GroupBaselines) -> dict[str, float]:
-    """Per cent of samples whose baseline is exactly 0, exactly 1, and neither.
+def baseline_reward_metrics(
+    rewards: Sequence[float], group_ids: Sequence[Hashable], *, sample_mask: Sequence[float] | None = None
+) -> dict[str, float]:
+    """Per cent of samples whose group's mean reward is exactly 0, exactly 1, and neither.
 
     For 0/1 rewards only the mixed groups carry a gradient: at 0 nothing is ever solved, at 1
-    everything already is. Nothing for an empty batch.
+    everything already is. Masked samples are not counted; nothing for a batch without others.
     """
-    total = len(baselines.mean)
-    if not total:
+    baselines = group_baselines(
+        rewards, group_ids, use_leave_one_out_baseline=False, sample_mask=sample_mask
+    )
+    means = [mean for i, mean in enumerate(baselines.mean) if sample_mask is None or sample_mask[i]]
+    if not means:
         return {}
-    pct_0 = 100.0 * sum(mean == 0.0 for mean in baselines.mean) / total
-    pct_1 = 100.0 * sum(mean == 1.0 for mean in baselines.mean) / total
+    pct_0 = 100.0 * sum(mean == 0.0 for mean in means) / len(means)
+    pct_1 = 100.0 * sum(mean == 1.0 for mean in means) / len(means)
     return {
-        "train/baseline_reward/pct_0": pct_0,
-        "train/baseline_reward/pct_1": pct_1,
-        "train/baseline_reward/pct_mixed": 100.0 - pct_0 - pct_1,
+        "baseline_reward/pct_0": pct_0,
+        "baseline_reward/pct_1": pct_1,
+        "baseline_reward/pct_mixed": 100.0 - pct_0 - pct_1,
     }
 
 

@@ -38,7 +38,7 @@ class ArithmeticDataset:
             raise ValueError(f"data.*.digits={digits} must be from 1 to {_MAX_DIGITS}")
         self._digits = digits
         self._base = 10**digits
-        held_out = split is Split.validation
+        held_out = split == "validation"
         self._pairs = [
             x * self._base + y
             for x in range(self._base)

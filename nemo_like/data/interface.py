@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-
-class Split(Enum):
-    train = "train"
-    validation = "validation"
+Split = Literal["train", "validation"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from nemo_like.data.interface import Prompt
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One response of the policy, and what it is judged against."""
 
-    sample_id: str
+    prompt: Prompt
     response: str  # decoded text without the closing eos; other special tokens stay visible
-    is_truncated: bool  # ran into a token limit, so no eos
     answer: str  # the dataset's reference answer
+    is_truncated: bool  # ran into a token limit, so no eos
     data: Mapping[str, Any] = field(default_factory=dict)  # the example's own, as the dataset gave it
 
 
@@ -34,9 +36,9 @@ class Feedback:
         return cls(rewards={}, failure=reason)
 
     @property
-    def reward(self) -> float:
-        """Sum of the components; 0 for a failed sample."""
-        return float(sum(self.rewards.values()))
+    def reward(self) -> float | None:
+        """Sum of the components; None for a failed sample."""
+        return None if self.failure is not None else float(sum(self.rewards.values()))
 
 
 class Environment(Protocol):

@@ -18,10 +18,10 @@ def build_dataset(cfg: DatasetConfig, split: Split) -> PromptDataset:
     if cfg.kind is DatasetKind.arithmetic:
         return ArithmeticDataset(cfg.digits, split)
     if cfg.path is None:
-        raise ValueError(f"data.{split.value}.path is null; kind={cfg.kind.value} needs a path")
+        raise ValueError(f"data.{split}.path is null; kind={cfg.kind.value} needs a path")
     if cfg.kind is DatasetKind.jsonl:
         return RecordDataset(read_jsonl(cfg.path), cfg.prompt_key, cfg.answer_key, cfg.path)
     if cfg.split is None:
-        raise ValueError(f"data.{split.value}.split is null; kind={cfg.kind.value} needs one, for example train")
+        raise ValueError(f"data.{split}.split is null; kind={cfg.kind.value} needs one, for example train")
     records = load_huggingface(cfg.path, cfg.split)
     return RecordDataset(records, cfg.prompt_key, cfg.answer_key, f"{cfg.path} [{cfg.split}]")

@@ -1,0 +1,57 @@
+"""``metrics.jsonl``: one JSON object per step, keys sorted."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+# What differs between two runs with one seed; everything else must be equal.
+MEASURED_PREFIXES = ("timing/", "performance/")
+
+
+class MetricsFile:
+    """Appends one line per step. What is written about the same step becomes one object.
+
+    A step's line reaches the file when the next step begins, or with ``flush``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+        self._pending: dict[str, float | None] | None = None
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add metrics of a step. Not-a-number and infinity are written as null."""
+        if self._pending is None or self._pending["step"] != step:
+            self.flush()
+            self._pending = {"step": step}
+        self._pending.update({name: _json_number(value) for name, value in metrics.items()})
+
+    def flush(self) -> None:
+        """Write the step in progress; call it when nothing more of that step will come."""
+        if self._pending is not None:
+            self._file.write(json.dumps(self._pending, sort_keys=True) + "\n")
+            self._file.flush()
+            self._pending = None
+
+    def close(self) -> None:
+        """Flush and close; safe to call twice."""
+        if not self._file.closed:
+            self.flush()
+            self._file.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All steps of a ``metrics.jsonl``, in order."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def without_measurements(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A step's metrics without those that depend on the machine's speed."""
+    return {name: value for name, value in record.items() if not name.startswith(MEASURED_PREFIXES)}
+
+
+def _json_number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

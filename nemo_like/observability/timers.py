@@ -1,0 +1,32 @@
+"""Where the time goes: named stages, in seconds of wall time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class StageTimer:
+    """``with timer("generation"): ...``; a stage entered more than once adds up. Stages may nest."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        """Time a block; also when it raises."""
+        started_s = self._clock()
+        try:
+            yield
+        finally:
+            self.add(stage, self._clock() - started_s)
+
+    def add(self, stage: str, seconds: float) -> None:
+        """Count time that somebody else measured."""
+        self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
+
+    def metrics(self, prefix: str = "timing/train/") -> dict[str, float]:
+        """Seconds per stage under ``prefix``, in the order in which the stages ended."""
+        return {f"{prefix}{stage}": seconds for stage, seconds in self._seconds.items()}
