@@ -44,7 +44,7 @@ class ActorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A pending method call. Awaitable inside asyncio actors; elsewhere use ``Cluster.gather`` or ``result``."""
+    """A pending method call: awaitable inside asyncio actors; elsewhere ``Cluster.gather`` or ``result``."""
 
     actor: str
     method: str
