@@ -35,7 +35,8 @@ class StageTimeout(ClusterError):
 
     def __init__(self, stage: str, timeout_s: float, waiting_for: list[str]) -> None:
         super().__init__(
-            f"stage {stage!r} did not finish within {timeout_s:g} s; still waiting for {', '.join(waiting_for)}. "
+            f"stage {stage!r} did not finish within {timeout_s:g} s; "
+            f"still waiting for {', '.join(waiting_for)}. "
             "Raise cluster.stage_timeout_s if the work is that long"
         )
         self.stage, self.waiting_for = stage, waiting_for

@@ -15,7 +15,8 @@ def test_seeds_are_consecutive_and_fit_a_signed_64_bit_integer(
 ) -> None:
     seeds = response_seeds(seed, TRAINING, step, position, count)
     assert seeds == tuple(range(seeds[0], seeds[0] + count))
-    assert seeds[0] >= 0 and seeds[-1] < 2**63
+    assert seeds[0] >= 0
+    assert seeds[-1] < 2**63
 
 
 def test_no_two_responses_of_many_steps_share_a_seed() -> None:
