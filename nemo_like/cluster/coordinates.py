@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelLayout:
-    """Sizes of the named axes; the world is their product. Ranks in Megatron's order tp-cp-dp-pp, tp fastest."""
+    """Sizes of the named axes, their product being the world. Ranks in Megatron's order, tp fastest."""
 
     tp: int
     cp: int
