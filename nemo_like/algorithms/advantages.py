@@ -90,9 +90,7 @@ def baseline_reward_metrics(
     For 0/1 rewards only the mixed groups carry a gradient: at 0 nothing is ever solved, at 1
     everything already is. Masked samples are not counted; nothing for a batch without others.
     """
-    baselines = group_baselines(
-        rewards, group_ids, use_leave_one_out_baseline=False, sample_mask=sample_mask
-    )
+    baselines = group_baselines(rewards, group_ids, use_leave_one_out_baseline=False, sample_mask=sample_mask)
     means = [mean for i, mean in enumerate(baselines.mean) if sample_mask is None or sample_mask[i]]
     if not means:
         return {}

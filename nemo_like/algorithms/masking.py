@@ -35,4 +35,6 @@ def mask_logprob_mismatch(
     masked = tuple(
         kept if error <= threshold else 0.0 for kept, error in zip(sample_mask, mult_prob_error, strict=True)
     )
-    return MaskedSamples(masked, sum(bool(old) and not new for old, new in zip(sample_mask, masked, strict=True)))
+    return MaskedSamples(
+        masked, sum(bool(old) and not new for old, new in zip(sample_mask, masked, strict=True))
+    )

@@ -42,7 +42,9 @@ class RecordDataset:
         record = self._records[index]
         prompt = self._prompt(self._field(record, self._prompt_key, "prompt_key", index), index)
         answer = str(self._field(record, self._answer_key, "answer_key", index))
-        rest = {key: value for key, value in record.items() if key not in (self._prompt_key, self._answer_key)}
+        rest = {
+            key: value for key, value in record.items() if key not in (self._prompt_key, self._answer_key)
+        }
         return PromptExample(prompt, answer, rest)
 
     def _field(self, record: Mapping[str, Any], key: str, config_key: str, index: int) -> Any:
@@ -68,7 +70,9 @@ class RecordDataset:
 def read_jsonl(path: str) -> list[dict[str, Any]]:
     """One JSON object per line; blank lines are skipped. Raises ValueError with path and line number."""
     if not os.path.isfile(path):
-        raise ValueError(f"data.*.path={path!r} is not a file; kind=jsonl reads one file with an object per line")
+        raise ValueError(
+            f"data.*.path={path!r} is not a file; kind=jsonl reads one file with an object per line"
+        )
     records = []
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
@@ -79,7 +83,9 @@ def read_jsonl(path: str) -> list[dict[str, Any]]:
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path}:{number}: not valid JSON: {error}") from error
             if not isinstance(record, dict):
-                raise ValueError(f"{path}:{number}: a line must be a JSON object, not {type(record).__name__}")
+                raise ValueError(
+                    f"{path}:{number}: a line must be a JSON object, not {type(record).__name__}"
+                )
             records.append(record)
     return records
 
@@ -99,7 +105,9 @@ def load_huggingface(path: str, split: str) -> Sequence[Mapping[str, Any]]:
         if not isinstance(saved, datasets.DatasetDict):
             return saved
         if split not in saved:
-            raise ValueError(f"data.*.split={split!r} is not in {path!r}, which has {', '.join(sorted(saved))}")
+            raise ValueError(
+                f"data.*.split={split!r} is not in {path!r}, which has {', '.join(sorted(saved))}"
+            )
         return saved[split]
     return datasets.load_dataset(path, split=split)
 

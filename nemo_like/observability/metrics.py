@@ -61,7 +61,9 @@ def merge(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
 
 def _combine(name: str, first: Metric, second: Metric) -> Metric:
     if first.reduction is not second.reduction:
-        raise ValueError(f"metric {name!r} is recorded as {first.reduction.name} and as {second.reduction.name}")
+        raise ValueError(
+            f"metric {name!r} is recorded as {first.reduction.name} and as {second.reduction.name}"
+        )
     if first.reduction is Reduction.min:
         return min(first, second, key=lambda metric: metric.total)
     if first.reduction is Reduction.max:

@@ -37,13 +37,19 @@ class WandbLogger:
         self._tasks.put(lambda run: run.log(values, step=step))
 
     def finish(self, *, timeout_s: float) -> str | None:
-        """Write out what is left. Returns what went wrong, or None; safe to call twice."""
-        if self._thread is None:
+        """Write out what is left, waiting at most ``timeout_s``.
+
+        Returns what went wrong, or None. Safe to call twice; only the first call waits.
+        """
+        thread, self._thread = self._thread, None
+        if thread is None:
             return None
         self._tasks.put(None)
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            return f"W&B did not finish within {timeout_s:g} s; its files in {self._directory} may lack the end"
+        thread.join(timeout_s)
+        if thread.is_alive():
+            return (
+                f"W&B did not finish within {timeout_s:g} s; its files in {self._directory} may lack the end"
+            )
         return None if self._error is None else f"W&B failed: {type(self._error).__name__}: {self._error}"
 
     def _run(self) -> None:
@@ -58,6 +64,10 @@ class WandbLogger:
     def _start(self) -> Any:
         import wandb
 
+        if self._cfg.mode is WandbMode.online and not wandb.login(prompt=False):
+            raise PermissionError(
+                "no API key for logger.wandb.mode=online; run `wandb login` once, or set mode=offline"
+            )
         settings = wandb.Settings(
             silent=True,
             console="off",
