@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TextIO
 
 from rich.console import Console as Terminal
@@ -119,10 +120,10 @@ class LiveConsole:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The values as a row of at most ``width`` bars, each the mean of its neighbours, scaled to their range."""
+    """The values as a row of at most ``width`` bars, scaled to their range; a bar is a mean of neighbours."""
     num_bars = min(width, len(values))
     edges = [len(values) * i // num_bars for i in range(num_bars + 1)] if num_bars else []
-    means = [sum(values[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
     low, high = (min(means), max(means)) if means else (0.0, 0.0)
     span = (high - low) or 1.0
     return "".join(_SPARKS[min(int((mean - low) / span * len(_SPARKS)), len(_SPARKS) - 1)] for mean in means)

@@ -1,4 +1,4 @@
-"""Metrics that carry their reduction, so that merging over ranks and micro-batches needs no table of names."""
+"""Metrics that carry their reduction, so that merging over ranks and micro-batches needs no name table."""
 
 from __future__ import annotations
 
