@@ -83,7 +83,9 @@ class KVBatchMeta:
         if len(set(self.rows)) != len(self.rows):
             raise ValueError(f"partition {self.partition!r}: a sample occurs twice in the batch")
         for chunk_index, row in self.rows:
-            if not 0 <= chunk_index < len(self.chunks) or not 0 <= row < len(self.chunks[chunk_index].lengths):
+            if not 0 <= chunk_index < len(self.chunks) or not 0 <= row < len(
+                self.chunks[chunk_index].lengths
+            ):
                 raise ValueError(f"partition {self.partition!r}: no row {row} in chunk {chunk_index}")
         for name, values in self.tags.items():
             if len(values) != len(self.rows):

@@ -1,0 +1,52 @@
+"""How a process gets its data plane. Imports neither torch nor TransferQueue until ``connect`` runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nemo_like.cluster.actors import ActorHandle, ActorSpec, Concurrency
+from nemo_like.config.schema import DataPlaneConfig
+
+if TYPE_CHECKING:
+    from nemo_like.data_plane.interface import DataPlane
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataPlaneSpec:
+    """Everything a process needs to connect; picklable."""
+
+    host: ActorHandle  # the run's DataPlaneHost
+    timeout_s: float  # deadline of one put, write, fetch or clear
+    start_timeout_s: float  # deadline of connecting, which waits for the storage to be up
+
+
+def host_actor(
+    cfg: DataPlaneConfig, *, run_id: str, start_timeout_s: float, log_path: str | None = None
+) -> ActorSpec:
+    """The actor that owns storage and registry; it asks Ray for ``num_storage_cpus`` more by itself."""
+    return ActorSpec(
+        name="data_plane",
+        target="nemo_like.data_plane.transfer_queue:DataPlaneHost",
+        kwargs={
+            "run_id": run_id,
+            "num_storage_units": cfg.num_storage_units,
+            "timeout_s": cfg.timeout_s,
+            "start_timeout_s": start_timeout_s,
+        },
+        num_cpus=0.0,
+        concurrency=Concurrency.asyncio,
+        log_path=log_path,
+    )
+
+
+def num_storage_cpus(cfg: DataPlaneConfig) -> int:
+    """Logical CPUs that the host's own actors ask Ray for: the controller and the storage units."""
+    return 1 + cfg.num_storage_units
+
+
+def connect(spec: DataPlaneSpec) -> DataPlane:
+    """The data plane of this process. Raises StorageFailed when the storage can't be reached."""
+    from nemo_like.data_plane.transfer_queue import TransferQueueDataPlane
+
+    return TransferQueueDataPlane(spec)

@@ -1,0 +1,108 @@
+"""A data plane within one process: the same client over a dictionary, for tests and Ray-free workers."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from nemo_like.data_plane.client import PackedDataPlane, Stored
+from nemo_like.data_plane.columns import Column
+from nemo_like.data_plane.errors import CorruptData
+from nemo_like.data_plane.registry import Registry
+from nemo_like.data_plane.segments import Commit, PartitionInfo, Segment, Want
+
+
+class InMemoryStorage:
+    """What the clients of one process share: a registry and the values."""
+
+    def __init__(self) -> None:
+        self._registry = Registry("in-memory")
+        self._changed = threading.Condition()
+        self._values: dict[
+            tuple[str, str], dict[str, np.ndarray]
+        ] = {}  # (storage id, key) -> column -> array
+        self.num_clients = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held in all partitions."""
+        with self._changed:
+            return sum(array.nbytes for columns in self._values.values() for array in columns.values())
+
+    def open_partition(self, name: str, columns: Sequence[Column]) -> None:
+        with self._changed:
+            self._registry.open(name, columns)
+
+    def close_partition(self, name: str) -> None:
+        with self._changed:
+            storage_id = self._registry.close(name)
+            self._values = {key: value for key, value in self._values.items() if key[0] != storage_id}
+            self._changed.notify_all()
+
+    def describe(self, name: str, timeout_s: float) -> PartitionInfo:
+        with self._changed:
+            return self._registry.describe(name)
+
+    def commit(self, info: PartitionInfo, commit: Commit, timeout_s: float) -> None:
+        with self._changed:
+            self._registry.commit(info.name, info.storage_id, commit)
+            self._changed.notify_all()
+
+    def locate(self, info: PartitionInfo, wants: Sequence[Want], timeout_s: float) -> list[Segment]:
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while (found := self._registry.locate(info.name, info.storage_id, wants)) is None:
+                if not self._changed.wait(deadline - time.monotonic()):
+                    raise self._registry.missing(info.name, info.storage_id, wants, timeout_s)
+            return found
+
+    def clear(
+        self, info: PartitionInfo, rows: Sequence[tuple[str, tuple[int, ...] | None]], timeout_s: float
+    ) -> None:
+        with self._changed:
+            for key in self._registry.clear(info.name, info.storage_id, rows):
+                del self._values[info.storage_id, key]
+
+    def save(self, info: PartitionInfo, keys: Sequence[str], values: Stored, timeout_s: float) -> None:
+        with self._changed:
+            for index, key in enumerate(keys):
+                self._values[info.storage_id, key] = {
+                    name: arrays[index].copy() for name, arrays in values.items()
+                }
+
+    def load(
+        self, info: PartitionInfo, keys: Sequence[str], columns: Sequence[str], timeout_s: float
+    ) -> Stored:
+        with self._changed:
+            absent = [key for key in keys if (info.storage_id, key) not in self._values]
+            if absent:
+                raise CorruptData(f"partition {info.name!r}: segments {absent} are registered but not stored")
+            return {name: [self._values[info.storage_id, key][name] for key in keys] for name in columns}
+
+    def discard(self, info: PartitionInfo, keys: Sequence[str], timeout_s: float) -> None:
+        with self._changed:
+            for key in keys:
+                self._values.pop((info.storage_id, key), None)
+
+
+class InMemoryDataPlane(PackedDataPlane):
+    """``DataPlane`` and ``DataPlaneControl`` in one; several clients may share one storage."""
+
+    def __init__(self, storage: InMemoryStorage | None = None, *, timeout_s: float = 5.0) -> None:
+        self.storage = storage or InMemoryStorage()
+        self.storage.num_clients += 1
+        client_id = str(self.storage.num_clients)
+        writer = f"client {client_id} of process {os.getpid()}"
+        super().__init__(self.storage, self.storage, client_id=client_id, writer=writer, timeout_s=timeout_s)
+
+    def open_partition(self, name: str, columns: Sequence[Column]) -> None:
+        """Register a partition and its columns before anyone writes."""
+        self.storage.open_partition(name, columns)
+
+    def close_partition(self, name: str) -> None:
+        """Drop a partition and everything in it; safe when it is already gone."""
+        self.storage.close_partition(name)

@@ -1,0 +1,224 @@
+"""Which partitions are open, what is in them, who wrote it. Pure bookkeeping, standard library only.
+
+One registry serves every process of a run; whatever holds it makes its calls atomic (an asyncio
+actor, or a lock). Values never pass through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from nemo_like.data_plane.columns import Column
+from nemo_like.data_plane.errors import (
+    DuplicateWrite,
+    MissingData,
+    PartitionExists,
+    UnknownColumn,
+    UnknownPartition,
+    UnknownSamples,
+    listed,
+)
+from nemo_like.data_plane.segments import Commit, Part, PartitionInfo, Segment, Want
+
+
+@dataclass(slots=True)
+class _StoredSegment:
+    segment: Segment
+    writer: str
+    live_rows: int  # at 0 the segment can be freed
+
+
+@dataclass(slots=True)
+class _ChunkState:
+    num_rows: int
+    dropped: set[int] = field(default_factory=set)
+    whole: dict[str, str] = field(default_factory=dict)  # column -> segment with every row
+    partial: dict[str, dict[int, str]] = field(default_factory=dict)  # column -> row -> segment
+
+    def segment_of(self, column: str, row: int) -> str | None:
+        return self.whole.get(column) or self.partial.get(column, {}).get(row)
+
+
+@dataclass(slots=True)
+class _Partition:
+    name: str
+    storage_id: str
+    columns: dict[str, Column]
+    chunks: dict[str, _ChunkState] = field(default_factory=dict)
+    segments: dict[str, _StoredSegment] = field(default_factory=dict)
+
+
+class Registry:
+    """Partitions of one run."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._open: dict[str, _Partition] = {}
+        self._num_opened = 0
+
+    @property
+    def open_partitions(self) -> tuple[str, ...]:
+        return tuple(self._open)
+
+    def open(self, name: str, columns: Sequence[Column]) -> None:
+        """Register a partition. Raises PartitionExists, or ValueError when a column is declared twice."""
+        if name in self._open:
+            raise PartitionExists(f"partition {name!r} is open already; close it first or take another name")
+        by_name = {column.name: column for column in columns}
+        if len(by_name) != len(columns):
+            raise ValueError(f"partition {name!r} declares a column twice: {[c.name for c in columns]}")
+        self._num_opened += 1
+        self._open[name] = _Partition(name, f"{self._run_id}/{name}/{self._num_opened}", by_name)
+
+    def close(self, name: str) -> str | None:
+        """Forget a partition; its storage id, or None when it was not open."""
+        partition = self._open.pop(name, None)
+        return partition.storage_id if partition else None
+
+    def describe(self, name: str) -> PartitionInfo:
+        """Raises UnknownPartition."""
+        if name not in self._open:
+            raise UnknownPartition(
+                f"partition {name!r} is not open; open are: {listed(sorted(self._open)) or 'none'}"
+            )
+        partition = self._open[name]
+        open_ids = frozenset(one.storage_id for one in self._open.values())
+        return PartitionInfo(name, partition.storage_id, partition.columns, open_ids)
+
+    def commit(self, name: str, storage_id: str, commit: Commit) -> None:
+        """Make stored segments readable, all or none.
+
+        Raises UnknownPartition, UnknownColumn, UnknownSamples or DuplicateWrite, and then nothing changed.
+        """
+        partition = self._get(name, storage_id)
+        self._check_commit(partition, commit)
+        for chunk, num_rows in commit.new_chunks.items():
+            partition.chunks[chunk] = _ChunkState(num_rows)
+        for segment in commit.segments:
+            rows = sum(part.num_rows for part in segment.parts)
+            partition.segments[segment.key] = _StoredSegment(segment, commit.writer, rows)
+            for part in segment.parts:
+                state = partition.chunks[part.chunk]
+                for column in segment.columns:
+                    if part.rows is None:
+                        state.whole[column] = segment.key
+                    else:
+                        state.partial.setdefault(column, {}).update(dict.fromkeys(part.rows, segment.key))
+
+    def locate(self, name: str, storage_id: str, wants: Sequence[Want]) -> list[Segment] | None:
+        """The segments that hold everything wanted, or None while something is not written yet.
+
+        Raises UnknownPartition, UnknownColumn, or UnknownSamples for rows that will never come.
+        """
+        partition = self._get(name, storage_id)
+        keys: dict[str, dict[str, None]] = {}
+        for want in wants:
+            self._check_columns(partition, want.columns)
+            for chunk, rows in want.rows:
+                state = self._chunk(partition, chunk, rows)
+                for column in want.columns:
+                    for key in self._segments_of(state, column, rows):
+                        if key is None:
+                            return None
+                        keys.setdefault(key, {})[column] = None
+        return [
+            partition.segments[key].segment._replace(columns=tuple(columns)) for key, columns in keys.items()
+        ]
+
+    def missing(self, name: str, storage_id: str, wants: Sequence[Want], waited_s: float) -> MissingData:
+        """The error for a wait that expired: what is not there, and who should have written it."""
+        partition = self._get(name, storage_id)
+        gaps: dict[str, list[str]] = {}
+        for want in wants:
+            for chunk, rows in want.rows:
+                state = partition.chunks[chunk]
+                for column in want.columns:
+                    for row in range(state.num_rows) if rows is None else rows:
+                        if state.segment_of(column, row) is None:
+                            gaps.setdefault(column, []).append(f"{chunk}/{row}")
+        text = "; ".join(
+            f"column {column!r}, to be written by {partition.columns[column].producer!r}, "
+            f"of samples {listed(samples)}"
+            for column, samples in gaps.items()
+        )
+        return MissingData(f"partition {name!r}: not written within {waited_s:g} s: {text}")
+
+    def clear(
+        self, name: str, storage_id: str, rows: Iterable[tuple[str, tuple[int, ...] | None]]
+    ) -> list[str]:
+        """Drop rows; the keys of the segments that no live row needs any more. Raises UnknownSamples."""
+        partition = self._get(name, storage_id)
+        states = [(self._chunk(partition, chunk, of_chunk), of_chunk) for chunk, of_chunk in rows]
+        freed: list[str] = []
+        for state, of_chunk in states:
+            for row in range(state.num_rows) if of_chunk is None else of_chunk:
+                if row in state.dropped:
+                    continue
+                state.dropped.add(row)
+                columns = (*state.whole, *state.partial)
+                for key in {state.segment_of(column, row) for column in columns} - {None}:
+                    stored = partition.segments[str(key)]
+                    stored.live_rows -= 1
+                    if stored.live_rows == 0:
+                        freed.append(stored.segment.key)
+        for key in freed:
+            del partition.segments[key]
+        return freed
+
+    def _get(self, name: str, storage_id: str) -> _Partition:
+        partition = self._open.get(name)
+        if partition is None or partition.storage_id != storage_id:
+            raise UnknownPartition(f"partition {name!r} was closed")
+        return partition
+
+    def _check_columns(self, partition: _Partition, columns: Iterable[str]) -> None:
+        unknown = [column for column in columns if column not in partition.columns]
+        if unknown:
+            raise UnknownColumn(
+                f"partition {partition.name!r} has no column {listed(unknown)}; declared are: "
+                f"{listed(sorted(partition.columns))}"
+            )
+
+    def _chunk(self, partition: _Partition, chunk: str, rows: tuple[int, ...] | None) -> _ChunkState:
+        """A chunk's state, with these rows alive."""
+        state = partition.chunks.get(chunk)
+        if state is None:
+            raise UnknownSamples(f"partition {partition.name!r} has no chunk {chunk!r}")
+        wanted = range(state.num_rows) if rows is None else rows
+        gone = [row for row in wanted if row in state.dropped or not 0 <= row < state.num_rows]
+        if gone:
+            samples = listed([f"{chunk}/{row}" for row in gone])
+            raise UnknownSamples(f"partition {partition.name!r}: samples {samples} were cleared")
+        return state
+
+    @staticmethod
+    def _segments_of(state: _ChunkState, column: str, rows: tuple[int, ...] | None) -> Iterable[str | None]:
+        if column in state.whole:
+            return (state.whole[column],)
+        written = state.partial.get(column, {})
+        wanted = range(state.num_rows) if rows is None else rows
+        return dict.fromkeys(written.get(row) for row in wanted)
+
+    def _check_commit(self, partition: _Partition, commit: Commit) -> None:
+        for chunk in commit.new_chunks:
+            if chunk in partition.chunks:
+                raise DuplicateWrite(f"partition {partition.name!r} has chunk {chunk!r} already")
+        for segment in commit.segments:
+            self._check_columns(partition, segment.columns)
+            for part in segment.parts:
+                if part.chunk in commit.new_chunks:
+                    continue
+                state = self._chunk(partition, part.chunk, part.rows)
+                for column in segment.columns:
+                    self._check_unwritten(partition, part, state, column)
+
+    def _check_unwritten(self, partition: _Partition, part: Part, state: _ChunkState, column: str) -> None:
+        for row in range(state.num_rows) if part.rows is None else part.rows:
+            key = state.segment_of(column, row)
+            if key is not None:
+                raise DuplicateWrite(
+                    f"partition {partition.name!r}: column {column!r} of sample {part.chunk}/{row} was "
+                    f"written already, by {partition.segments[key].writer}; only the leader of a replica "
+                    "writes, and once"
+                )

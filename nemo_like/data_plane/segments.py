@@ -1,0 +1,69 @@
+"""Segments: what one storage key holds. Standard library only; these travel between processes.
+
+A segment is written by one call and never changes: the values of some columns for some rows, each
+column contiguous, rows in the order of ``parts``. It holds a chunk, or several small ones written
+together, or those rows of a chunk that one worker had. Which segments make up a (chunk, column) is
+known to the registry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from nemo_like.data_plane.columns import Column
+
+
+class Part(NamedTuple):
+    """What a segment holds of one chunk."""
+
+    chunk: str
+    rows: tuple[int, ...] | None  # None: every row of the chunk, in order
+    num_rows: int
+    num_tokens: int
+
+
+class Segment(NamedTuple):
+    key: str  # unique within the run
+    columns: tuple[str, ...]
+    parts: tuple[Part, ...]  # in the order of their values
+
+
+class PartitionInfo(NamedTuple):
+    """What a process has to know of an open partition."""
+
+    name: str
+    storage_id: str  # the partition's name in storage, unique per opening
+    columns: dict[str, Column]
+    open_ids: frozenset[str]  # storage ids of every open partition
+
+
+class Want(NamedTuple):
+    """Columns that a reader needs, each for the same rows."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[int, ...] | None], ...]  # (chunk, its rows; None: all of them)
+
+
+class Commit(NamedTuple):
+    """Segments that are in storage and become readable together."""
+
+    writer: str
+    segments: tuple[Segment, ...]
+    new_chunks: dict[str, int]  # chunk -> number of rows; empty when columns are added to existing samples
+
+
+def split(parts: Sequence[Part], sizes: Sequence[int], segment_bytes: int) -> list[list[Part]]:
+    """Consecutive parts grouped until a group reaches ``segment_bytes``; ``sizes`` are the parts' bytes.
+
+    Every key costs storage and controller about as much as 50 KB of values, so small chunks share one.
+    """
+    groups: list[list[Part]] = []
+    filled = segment_bytes
+    for part, size in zip(parts, sizes, strict=True):
+        if filled >= segment_bytes:
+            groups.append([])
+            filled = 0
+        groups[-1].append(part)
+        filled += size
+    return groups
