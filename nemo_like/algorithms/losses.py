@@ -1,0 +1,127 @@
+"""Policy-gradient losses as pure functions over packed tokens.
+
+A micro-batch's scored tokens (the generated ones of its samples) come as 1-D tensors of M values,
+whatever the samples' layout was in the forward pass. Each token carries a *weight*, its share of
+the mean over the whole global batch, so a loss is one weighted sum and its gradient does not depend
+on how the batch is cut into micro-batches or spread over ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nemo_like.config.schema import KLType, LossConfig
+
+# Guards a mean over no valid token; the same constant as in NeMo-RL.
+_COUNT_EPSILON = 1e-8
+# Limits of the KL estimators: of the log-ratio that enters and of the estimate that leaves, nats.
+_KL_INPUT_LIMIT = 20.0
+_KL_OUTPUT_LIMIT = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlobalCounts:
+    """What normalises the loss: counts over all ranks and micro-batches, sample_mask applied."""
+
+    num_tokens: int
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossTokens:
+    """The scored tokens of a micro-batch; every tensor is [M] float32, log-probs in nats.
+
+    ``logprobs`` carries the gradient. ``weights`` are shares of the global mean, ``mask`` is 1 on
+    tokens of samples that train and 0 on the others.
+    """
+
+    logprobs: Tensor
+    prev_logprobs: Tensor
+    advantages: Tensor
+    weights: Tensor
+    mask: Tensor
+    reference_logprobs: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossTerms:
+    """``loss`` is the scalar to differentiate; the rest is [M], without gradient, for the metrics.
+
+    ``kl`` is not multiplied by the coefficient; 0 without a reference.
+    """
+
+    loss: Tensor
+    ratio: Tensor
+    clipped_ratio: Tensor
+    kl: Tensor
+
+
+def token_weights(
+    sample_index: Tensor,
+    sample_mask: Tensor,
+    response_lengths: Tensor,
+    counts: GlobalCounts,
+    cfg: LossConfig,
+) -> Tensor:
+    """Each token's share of the global mean, [M] float32.
+
+    ``sample_index`` [M] int64 says which of the micro-batch's n samples a token belongs to;
+    ``sample_mask`` and ``response_lengths`` are [n] float32. Token level: 1 / tokens of the global
+    batch. Sequence level: 1 / (tokens of the sample x samples of the global batch).
+    """
+    if cfg.token_level_loss:
+        per_sample = sample_mask / (counts.num_tokens + _COUNT_EPSILON)
+    else:
+        per_sample = sample_mask / (response_lengths.clamp(min=1) * (counts.num_samples + _COUNT_EPSILON))
+    return per_sample[sample_index]
+
+
+def clipped_policy_gradient(
+    ratio: Tensor, clipped_ratio: Tensor, advantages: Tensor, *, dual_clip: float | None
+) -> Tensor:
+    """PPO's pessimistic surrogate per token, [M]: max(-A r, -A clip(r)).
+
+    With ``dual_clip`` c > 1 the loss is at most -A c where A < 0, which bounds the push away from
+    tokens that became much more likely (arXiv 1912.09729).
+    """
+    loss = torch.maximum(-advantages * ratio, -advantages * clipped_ratio)
+    if dual_clip is None:
+        return loss
+    return torch.where(advantages < 0, torch.minimum(loss, -advantages * dual_clip), loss)
+
+
+def kl_to_reference(logprobs: Tensor, reference_logprobs: Tensor, kind: KLType) -> Tensor:
+    """Estimate of KL(policy || reference) per token, [M], nats.
+
+    With x = reference - policy: k1 = -x, k2 = x^2 / 2, k3 = e^x - 1 - x; x is limited to +-20 and the
+    estimate to +-10. The factor exp(logp - stop_gradient(logp)), whose value is 1, adds the
+    score-function part of the gradient (arXiv 2506.09477).
+    """
+    log_ratio = (reference_logprobs - logprobs).clamp(-_KL_INPUT_LIMIT, _KL_INPUT_LIMIT)
+    if kind is KLType.k1:
+        estimate = -log_ratio
+    elif kind is KLType.k2:
+        estimate = log_ratio.square() / 2
+    else:
+        estimate = log_ratio.exp() - 1 - log_ratio
+    return estimate.clamp(-_KL_OUTPUT_LIMIT, _KL_OUTPUT_LIMIT) * (logprobs - logprobs.detach()).exp()
+
+
+def policy_loss(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
+    """The configured loss of one micro-batch: its part of the global mean."""
+    ratio = (tokens.logprobs - tokens.prev_logprobs).exp()
+    clipped_ratio = ratio.clamp(1 - cfg.ratio_clip_min, 1 + cfg.ratio_clip_max)
+    per_token = clipped_policy_gradient(ratio, clipped_ratio, tokens.advantages, dual_clip=cfg.ratio_clip_c)
+    kl = torch.zeros_like(tokens.prev_logprobs)
+    if tokens.reference_logprobs is not None:
+        kl = kl_to_reference(tokens.logprobs, tokens.reference_logprobs, cfg.reference_policy_kl_type)
+        per_token = per_token + cfg.reference_policy_kl_penalty * kl
+    return LossTerms(
+        loss=(tokens.weights * per_token).sum(),
+        ratio=ratio.detach(),
+        clipped_ratio=clipped_ratio.detach(),
+        kl=kl.detach(),
+    )

@@ -1,0 +1,80 @@
+"""A Hugging Face checkpoint directory, written by several ranks without any holding the whole model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+_MAX_FILE_BYTES = 4 << 30
+# What describes model and tokenizer; weights and their index are written anew.
+_COPIED_SUFFIXES = frozenset({".json", ".jinja", ".model", ".tiktoken", ".txt"})
+_SINGLE_FILE = "model.safetensors"
+_INDEX_FILE = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenWeights:
+    """One stage's part: which file holds which tensor, and their size."""
+
+    files: Mapping[str, str]
+    num_bytes: int
+
+
+def write_weights(path: Path, stage: int, tensors: Iterator[tuple[str, Tensor]]) -> WrittenWeights:
+    """Write one pipeline stage's tensors, at most a file's worth held at a time."""
+    path.mkdir(parents=True, exist_ok=True)
+    files: dict[str, str] = {}
+    pending: dict[str, Tensor] = {}
+    num_bytes = pending_bytes = num_files = 0
+
+    def flush() -> None:
+        nonlocal pending_bytes, num_files
+        if pending:
+            name = f"model-{stage:05d}-{num_files:05d}.safetensors"
+            save_file(pending, path / name, metadata={"format": "pt"})
+            files.update(dict.fromkeys(pending, name))
+            pending.clear()
+            pending_bytes, num_files = 0, num_files + 1
+
+    for name, tensor in tensors:
+        if pending_bytes + tensor.nbytes > _MAX_FILE_BYTES:
+            flush()
+        # A copy, since parts of one gathered tensor share memory, which the format refuses.
+        pending[name] = tensor.to("cpu", copy=True).contiguous()
+        pending_bytes += tensor.nbytes
+        num_bytes += tensor.nbytes
+    flush()
+    return WrittenWeights(files, num_bytes)
+
+
+def complete_checkpoint(path: Path, source: Path, written: list[WrittenWeights], dtype: torch.dtype) -> None:
+    """Name the files as transformers expects them and add config and tokenizer from ``source``.
+
+    Called by one rank, after every stage has written.
+    """
+    files = {name: file for part in written for name, file in part.files.items()}
+    if len(set(files.values())) == 1:
+        (path / next(iter(files.values()))).rename(path / _SINGLE_FILE)
+    else:
+        total = sum(part.num_bytes for part in written)
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(files.items()))}
+        (path / _INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
+    for file in sorted(source.iterdir()):
+        if file.is_file() and file.suffix in _COPIED_SUFFIXES and not file.name.endswith(".index.json"):
+            shutil.copyfile(file, path / file.name)
+    _set_dtype(path / "config.json", dtype)
+
+
+def _set_dtype(file: Path, dtype: torch.dtype) -> None:
+    """Write the weights' dtype into config.json, under the key that its transformers version used."""
+    config = json.loads(file.read_text())
+    key = "torch_dtype" if "torch_dtype" in config else "dtype"
+    config[key] = str(dtype).removeprefix("torch.")
+    file.write_text(json.dumps(config, indent=2) + "\n")

@@ -1,0 +1,271 @@
+"""The Megatron-core training backend: log-probs, optimizer updates and weights of a sharded model."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from torch import Tensor
+
+from nemo_like.algorithms.logprobs import LogprobSettings
+from nemo_like.algorithms.losses import GlobalCounts, LossTokens, policy_loss, token_weights
+from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.config.schema import Device, LossConfig, PolicyConfig
+from nemo_like.data_plane.columns import PREV_LOGPROBS, REFERENCE_LOGPROBS
+from nemo_like.data_plane.meta import GlobalBatch, Schedule
+from nemo_like.observability.metrics import Metric
+from nemo_like.policy.batch import PaddedMicroBatch, PolicyBatch
+from nemo_like.policy.export import complete_checkpoint, write_weights
+from nemo_like.policy.interfaces import ADVANTAGE, SAMPLE_MASK, WeightSpec
+from nemo_like.policy.megatron.convert import (
+    Cut,
+    HFCheckpoint,
+    Rule,
+    full_shape,
+    hf_tensors,
+    join,
+    load_weights,
+    rule_for,
+    split,
+)
+from nemo_like.policy.megatron.cpu_shim import cuda_means_cpu
+from nemo_like.policy.megatron.model import DTYPES, ScoringGPTModel, describe_model, transformer_config
+from nemo_like.policy.megatron.optimizer import build_optimizer, learning_rate
+from nemo_like.policy.megatron.pipeline import Pipeline
+from nemo_like.policy.train_metrics import TrainMetrics
+
+
+class MegatronPolicy:
+    """One rank's part of the policy. torch.distributed must be initialised, with the coordinates' rank.
+
+    Raises ValueError when the coordinates are not this rank's, and what loading the checkpoint raises.
+    """
+
+    def __init__(
+        self, cfg: PolicyConfig, loss: LossConfig, coordinates: Coordinates, temperature: float
+    ) -> None:
+        self.cfg, self.loss, self.coordinates = cfg, loss, coordinates
+        is_cpu = cfg.device is Device.cpu
+        self.device = torch.device("cpu") if is_cpu else torch.device("cuda", torch.cuda.current_device())
+        self.num_updates = 0
+        self._dtype = DTYPES[cfg.precision]
+        self._source = Path(cfg.model_name)
+        self._description = describe_model(self._source)
+        self._geometry = self._description.geometry(coordinates.layout.tp)
+        with self._megatron():
+            _initialise_parallel_state(coordinates)
+            config = transformer_config(self._description, cfg, coordinates.layout)
+            self._model = ScoringGPTModel(config, self._description, LogprobSettings(temperature=temperature))
+            self._model.to(self.device)
+            layers = self._model.decoder.layers
+            self._layer_offset = layers[0].layer_number - 1 if len(layers) else 0
+            self._load_weights()
+            self._reference = self._copy_weights() if loss.reference_policy_kl_penalty > 0 else None
+            ddp_config = DistributedDataParallelConfig(
+                grad_reduce_in_fp32=True,
+                use_distributed_optimizer=cfg.megatron_cfg.use_distributed_optimizer,
+            )
+            self._ddp = DistributedDataParallel(config, ddp_config, self._model)
+            self._optimizer = build_optimizer(cfg, self._ddp, self._dtype)
+            config.no_sync_func = self._ddp.no_sync
+            # Sequence parallelism cuts a sequence evenly over the tensor-parallel ranks.
+            length_multiple = coordinates.layout.tp if config.sequence_parallel else 1
+            self._pipeline = Pipeline(self._ddp, config, length_multiple)
+
+    # Log-probs
+
+    @torch.no_grad()
+    def logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
+        """Packed [sum of lengths] float32 on the CPU, nats; 0 where response_mask is 0. Valid on every rank."""
+        specs = [spec for update in schedule.global_batches for spec in update.micro_batches]
+        packed = torch.zeros(batch.num_tokens, dtype=torch.float32, device=self.device)
+
+        def keep(logprobs: Tensor, micro_batch: PaddedMicroBatch) -> None:
+            packed[micro_batch.packed_index] = logprobs
+
+        with self._megatron():
+            self._model.eval()
+            self._pipeline.forward(batch, specs, keep)
+            self._model.train()
+            self._send_from_last_stage(packed)
+        return packed.cpu()
+
+    def reference_logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
+        """The same under the weights the run started from, swapped in for the duration.
+
+        Raises RuntimeError when the loss has no KL term, since then no reference is kept.
+        """
+        if self._reference is None:
+            raise RuntimeError("loss_fn.reference_policy_kl_penalty=0 keeps no reference policy; set it above 0")
+        with self._weights_replaced(self._reference):
+            return self.logprobs(batch, schedule)
+
+    # Training
+
+    def train(self, batch: PolicyBatch, schedule: Schedule) -> dict[str, Metric]:
+        """One optimizer update per global batch of the schedule; this replica's part of the metrics."""
+        metrics = TrainMetrics(self.device, num_replicas=self.coordinates.layout.dp)
+        with self._megatron():
+            for update in schedule.global_batches:
+                self._update(batch, update, metrics)
+            for tensor in metrics.tensors:
+                self._send_from_last_stage(tensor)
+        return metrics.result()
+
+    def _update(self, batch: PolicyBatch, update: GlobalBatch, metrics: TrainMetrics) -> None:
+        """One optimizer update."""
+        counts = GlobalCounts(num_tokens=update.num_tokens, num_samples=update.num_samples)
+
+        def loss(logprobs: Tensor, micro_batch: PaddedMicroBatch) -> Tensor:
+            tokens = self._loss_tokens(logprobs, micro_batch, batch, counts)
+            terms = policy_loss(tokens, self.loss)
+            metrics.add_micro_batch(terms, tokens.mask)
+            return terms.loss
+
+        self._ddp.zero_grad_buffer()
+        self._optimizer.zero_grad()
+        self._pipeline.forward_backward(batch, update.micro_batches, loss)
+        self.num_updates += 1
+        rate = learning_rate(self.num_updates, self.cfg.optimizer.lr, self.cfg.scheduler)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        _, grad_norm, _ = self._optimizer.step()
+        metrics.add_update(grad_norm=grad_norm, learning_rate=rate)
+
+    def _loss_tokens(
+        self, logprobs: Tensor, micro_batch: PaddedMicroBatch, batch: PolicyBatch, counts: GlobalCounts
+    ) -> LossTokens:
+        """The scored tokens with what the loss compares them to; advantages spread over their sample."""
+        sample_mask = batch.sample_values[SAMPLE_MASK][micro_batch.rows]
+        response_lengths = batch.response_lengths[micro_batch.rows]
+        reference = batch.columns[REFERENCE_LOGPROBS.name] if self._reference is not None else None
+        return LossTokens(
+            logprobs=logprobs,
+            prev_logprobs=batch.columns[PREV_LOGPROBS.name][micro_batch.packed_index],
+            advantages=batch.sample_values[ADVANTAGE][micro_batch.rows][micro_batch.sample_index],
+            weights=token_weights(micro_batch.sample_index, sample_mask, response_lengths, counts, self.loss),
+            mask=sample_mask[micro_batch.sample_index],
+            reference_logprobs=None if reference is None else reference[micro_batch.packed_index],
+        )
+
+    # Weights
+
+    def weight_metadata(self) -> list[WeightSpec]:
+        """What ``stage_weights`` will yield, in its order; no communication."""
+        dtype = str(self._dtype).removeprefix("torch.")
+        specs = []
+        for name, parameter in self._sent_parameters():
+            rule = rule_for(name, self._layer_offset)
+            shape = full_shape(rule, parameter.shape, self.coordinates.layout.tp)
+            parts = split(rule, torch.empty(shape, device="meta"), self._geometry)
+            specs += [WeightSpec(hf_name, tuple(part.shape), dtype) for hf_name, part in zip(rule.hf_names, parts, strict=True)]
+        return specs
+
+    def stage_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """(Hugging Face name, full tensor) of this pipeline stage; collective over the tensor-parallel group."""
+        parameters = self._sent_parameters()
+        return hf_tensors(parameters, self._geometry, layer_offset=self._layer_offset, gather=self._gather)
+
+    def export_hf(self, path: Path) -> None:
+        """Write a checkpoint directory that transformers loads; every rank of data-parallel rank 0 calls it."""
+        tensors = self.stage_weights()
+        if self.coordinates.tp != 0:
+            for _ in tensors:  # takes part in the gathering
+                pass
+            return
+        mine = write_weights(path, self.coordinates.pp, tensors)
+        group = parallel_state.get_pipeline_model_parallel_group()
+        written = [mine] * group.size()
+        dist.all_gather_object(written, mine, group=group)
+        if self.coordinates.is_leader:
+            complete_checkpoint(path, self._source, written, self._dtype)
+        dist.barrier(group=group)
+
+    def _sent_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """This stage's parameters, without a tied output layer: it is the first stage's embedding."""
+        for name, parameter in self._model.named_parameters():
+            if not self._is_tied_output(name):
+                yield name, parameter
+
+    def _is_tied_output(self, name: str) -> bool:
+        return name == "output_layer.weight" and self._description.is_tied
+
+    def _gather(self, rule: Rule, part: Tensor) -> Tensor:
+        num_ranks = self.coordinates.layout.tp
+        if rule.cut is Cut.replicated or num_ranks == 1:
+            return part
+        parts = [torch.empty_like(part) for _ in range(num_ranks)]
+        dist.all_gather(parts, part.contiguous(), group=parallel_state.get_tensor_model_parallel_group())
+        return join(rule, parts)
+
+    def _load_weights(self) -> None:
+        # A tied output layer, present on a last stage that is not the first, holds the embedding.
+        parameters = (
+            ("embedding.word_embeddings.weight" if self._is_tied_output(name) else name, parameter)
+            for name, parameter in self._model.named_parameters()
+        )
+        load_weights(
+            parameters,
+            HFCheckpoint(self._source),
+            self._geometry,
+            layer_offset=self._layer_offset,
+            tp_rank=self.coordinates.tp,
+            tp_size=self.coordinates.layout.tp,
+        )
+
+    def _copy_weights(self) -> list[Tensor]:
+        """On the host, so that a frozen copy takes no device memory."""
+        return [parameter.detach().to("cpu", copy=True) for parameter in self._model.parameters()]
+
+    @contextlib.contextmanager
+    def _weights_replaced(self, weights: Sequence[Tensor]) -> Iterator[None]:
+        """Other values in the model's parameters for a while."""
+        current = self._copy_weights()
+        try:
+            self._assign(weights)
+            yield
+        finally:
+            self._assign(current)
+
+    @torch.no_grad()
+    def _assign(self, weights: Sequence[Tensor]) -> None:
+        for parameter, value in zip(self._model.parameters(), weights, strict=True):
+            parameter.copy_(value)
+
+    # Running
+
+    def _megatron(self) -> contextlib.AbstractContextManager[None]:
+        """Where Megatron-core runs: its code asks for "cuda", which on the CPU must mean the CPU."""
+        return cuda_means_cpu() if self.device.type == "cpu" else contextlib.nullcontext()
+
+    def _send_from_last_stage(self, tensor: Tensor) -> None:
+        """In place, the last pipeline stage's values on every stage."""
+        if self.coordinates.layout.pp > 1:
+            source = parallel_state.get_pipeline_model_parallel_last_rank()
+            dist.broadcast(tensor, src=source, group=parallel_state.get_pipeline_model_parallel_group())
+
+
+def _initialise_parallel_state(coordinates: Coordinates) -> None:
+    """Megatron-core's process groups, checked against the coordinates that the driver dispatches by."""
+    layout = coordinates.layout
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tp,
+        pipeline_model_parallel_size=layout.pp,
+        context_parallel_size=layout.cp,
+        create_gloo_process_groups=False,
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(0)
+    place = (
+        parallel_state.get_tensor_model_parallel_rank(),
+        parallel_state.get_context_parallel_rank(),
+        parallel_state.get_data_parallel_rank(),
+        parallel_state.get_pipeline_model_parallel_rank(),
+    )
+    expected = (coordinates.tp, coordinates.cp, coordinates.dp, coordinates.pp)
+    if place != expected:
+        raise ValueError(f"rank {dist.get_rank()} is at (tp, cp, dp, pp)={place}, not at {expected}")

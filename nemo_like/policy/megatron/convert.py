@@ -1,0 +1,222 @@
+"""Weights between Hugging Face checkpoints and Megatron-core's GPT model, for Llama, Qwen2 and Qwen3.
+
+Three questions, answered by one table: which Hugging Face tensors make up a Megatron parameter, how
+they are merged, and how the merged tensor is cut over tensor-parallel ranks. Loading reads one tensor
+at a time; nothing here holds a whole model.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from torch.nn import functional
+
+_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+
+
+class Cut(Enum):
+    """How a full tensor lies on tensor-parallel ranks."""
+
+    replicated = "replicated"
+    rows = "rows"
+    columns = "columns"
+    gated_rows = "gated_rows"  # [gate; up]: each half is cut by rows
+
+
+class Merge(Enum):
+    """How the Hugging Face tensors of one parameter are put together."""
+
+    single = "single"
+    vocabulary = "vocabulary"  # one tensor, a row per token, padded so that the ranks share it evenly
+    stacked = "stacked"  # one below the other
+    grouped_qkv = "grouped_qkv"  # per key-value group: its queries, its key, its value
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    hf_names: tuple[str, ...]
+    cut: Cut = Cut.replicated
+    merge: Merge = Merge.single
+
+
+_MODEL_RULES = {
+    "embedding.word_embeddings.weight": Rule(("model.embed_tokens.weight",), Cut.rows, Merge.vocabulary),
+    "decoder.final_layernorm.weight": Rule(("model.norm.weight",)),
+    "output_layer.weight": Rule(("lm_head.weight",), Cut.rows, Merge.vocabulary),
+}
+_QKV = tuple(f"self_attn.{name}_proj" for name in "qkv")
+_LAYER_RULES = {
+    "input_layernorm.weight": Rule(("input_layernorm.weight",)),
+    "self_attention.linear_qkv.weight": Rule(tuple(f"{n}.weight" for n in _QKV), Cut.rows, Merge.grouped_qkv),
+    "self_attention.linear_qkv.bias": Rule(tuple(f"{n}.bias" for n in _QKV), Cut.rows, Merge.grouped_qkv),
+    "self_attention.linear_proj.weight": Rule(("self_attn.o_proj.weight",), Cut.columns),
+    "self_attention.q_layernorm.weight": Rule(("self_attn.q_norm.weight",)),
+    "self_attention.k_layernorm.weight": Rule(("self_attn.k_norm.weight",)),
+    "pre_mlp_layernorm.weight": Rule(("post_attention_layernorm.weight",)),
+    "mlp.linear_fc1.weight": Rule(("mlp.gate_proj.weight", "mlp.up_proj.weight"), Cut.gated_rows, Merge.stacked),
+    "mlp.linear_fc2.weight": Rule(("mlp.down_proj.weight",), Cut.columns),
+    # Transformer Engine folds a norm into the linear layer after it.
+    "self_attention.linear_qkv.layer_norm_weight": Rule(("input_layernorm.weight",)),
+    "mlp.linear_fc1.layer_norm_weight": Rule(("post_attention_layernorm.weight",)),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """What merging and cutting need to know of the model."""
+
+    num_attention_heads: int
+    num_query_groups: int
+    head_size: int
+    vocab_size: int  # tokens; the embedding may have more rows, to divide by the ranks
+    padded_vocab_size: int
+
+
+class HFCheckpoint:
+    """Tensors of a safetensors checkpoint directory by name, read when asked for.
+
+    Raises FileNotFoundError when the directory has no safetensors weights, KeyError with the near
+    names when a tensor is missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        index = path / "model.safetensors.index.json"
+        if index.is_file():
+            self._files: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        elif (path / "model.safetensors").is_file():
+            with safe_open(path / "model.safetensors", framework="pt") as file:
+                self._files = dict.fromkeys(file.keys(), "model.safetensors")
+        else:
+            raise FileNotFoundError(
+                f"policy.model_name={path} holds neither model.safetensors nor model.safetensors.index.json; "
+                "save the checkpoint with transformers' save_pretrained"
+            )
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._files:
+            raise KeyError(f"{self.path} has no tensor {name!r}; it has {len(self._files)}, e.g. {min(self._files)!r}")
+        with safe_open(self.path / self._files[name], framework="pt") as file:
+            return file.get_tensor(name)
+
+
+def rule_for(name: str, layer_offset: int) -> Rule:
+    """The rule of a Megatron parameter with full Hugging Face names.
+
+    ``name`` is local to a pipeline stage whose first layer is the model's layer ``layer_offset``.
+    Raises KeyError for a parameter that no supported model has.
+    """
+    match = _LAYER.fullmatch(name)
+    if match is None:
+        return _MODEL_RULES[name]
+    rule = _LAYER_RULES[match[2]]
+    prefix = f"model.layers.{int(match[1]) + layer_offset}."
+    return Rule(tuple(prefix + hf_name for hf_name in rule.hf_names), rule.cut, rule.merge)
+
+
+def merge(rule: Rule, parts: Sequence[Tensor], geometry: Geometry) -> Tensor:
+    """The full Megatron tensor from its Hugging Face tensors."""
+    if rule.merge is Merge.single:
+        return parts[0]
+    if rule.merge is Merge.vocabulary:
+        return functional.pad(parts[0], (0, 0, 0, geometry.padded_vocab_size - len(parts[0])))
+    if rule.merge is Merge.stacked:
+        return torch.cat(list(parts))
+    groups = geometry.num_query_groups
+    return torch.cat([part.unflatten(0, (groups, -1)) for part in parts], dim=1).flatten(0, 1)
+
+
+def split(rule: Rule, full: Tensor, geometry: Geometry) -> list[Tensor]:
+    """The Hugging Face tensors of a full Megatron tensor; the reverse of ``merge``."""
+    if rule.merge is Merge.single:
+        return [full]
+    if rule.merge is Merge.vocabulary:
+        return [full[: geometry.vocab_size]]
+    if rule.merge is Merge.stacked:
+        return list(full.chunk(2))
+    per_group = full.unflatten(0, (geometry.num_query_groups, -1))
+    queries = geometry.num_attention_heads // geometry.num_query_groups * geometry.head_size
+    parts = per_group.split([queries, geometry.head_size, geometry.head_size], dim=1)
+    return [part.flatten(0, 1) for part in parts]
+
+
+def cut(rule: Rule, full: Tensor, rank: int, num_ranks: int) -> Tensor:
+    """One tensor-parallel rank's part of a full tensor."""
+    if rule.cut is Cut.replicated or num_ranks == 1:
+        return full
+    if rule.cut is Cut.gated_rows:
+        return torch.cat([half.chunk(num_ranks)[rank] for half in full.chunk(2)])
+    return full.chunk(num_ranks, dim=1 if rule.cut is Cut.columns else 0)[rank]
+
+
+def join(rule: Rule, parts: Sequence[Tensor]) -> Tensor:
+    """The full tensor from every rank's part; the reverse of ``cut``."""
+    if rule.cut is Cut.replicated or len(parts) == 1:
+        return parts[0]
+    if rule.cut is Cut.gated_rows:
+        gates, ups = zip(*(part.chunk(2) for part in parts), strict=True)
+        return torch.cat([*gates, *ups])
+    return torch.cat(list(parts), dim=1 if rule.cut is Cut.columns else 0)
+
+
+def full_shape(rule: Rule, local_shape: Sequence[int], num_ranks: int) -> tuple[int, ...]:
+    """Shape of the joined tensor from that of one rank's part."""
+    shape = list(local_shape)
+    if rule.cut is not Cut.replicated:
+        shape[1 if rule.cut is Cut.columns else 0] *= num_ranks
+    return tuple(shape)
+
+
+@torch.no_grad()
+def load_weights(
+    parameters: Iterator[tuple[str, torch.nn.Parameter]],
+    checkpoint: HFCheckpoint,
+    geometry: Geometry,
+    *,
+    layer_offset: int,
+    tp_rank: int,
+    tp_size: int,
+) -> None:
+    """Fill one rank's parameters from a checkpoint, in the parameters' own dtype.
+
+    Raises ValueError when a shape does not fit.
+    """
+    for name, parameter in parameters:
+        rule = rule_for(name, layer_offset)
+        names = rule.hf_names
+        full = merge(rule, [checkpoint[hf_name] for hf_name in names], geometry)
+        local = cut(rule, full, tp_rank, tp_size)
+        if local.shape != parameter.shape:
+            raise ValueError(
+                f"{', '.join(names)} of {checkpoint.path} give {tuple(local.shape)} for {name}, "
+                f"which is {tuple(parameter.shape)}; config.json does not describe these weights"
+            )
+        parameter.copy_(local)
+
+
+def hf_tensors(
+    parameters: Iterator[tuple[str, torch.nn.Parameter]],
+    geometry: Geometry,
+    *,
+    layer_offset: int,
+    gather: Callable[[Rule, Tensor], Tensor],
+) -> Iterator[tuple[str, Tensor]]:
+    """(Hugging Face name, full tensor) of one stage's parameters, one parameter gathered at a time.
+
+    ``gather`` joins the tensor-parallel parts, so every rank of the tensor-parallel group iterates.
+    """
+    for name, parameter in parameters:
+        rule = rule_for(name, layer_offset)
+        full = gather(rule, parameter.detach())
+        yield from zip(rule.hf_names, split(rule, full, geometry), strict=True)

@@ -1,0 +1,117 @@
+"""Lets Megatron-core run on the CPU, where its code says "cuda". Used only when policy.device is cpu.
+
+Two parts: a few functions of ``torch.cuda`` (current device, streams, random state) get CPU
+counterparts, once per process; and ``cuda_means_cpu`` turns the literal device "cuda" in any torch
+call into "cpu" while it is entered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+_CPU = torch.device("cpu")
+_entered: list[bool] = []  # one entry per cuda_means_cpu block that is open
+
+
+class _CudaMeansCpu(TorchFunctionMode):
+    """Rewrites device arguments; costs a Python call per torch function while active."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if kwargs:
+            if _is_cuda(kwargs.get("device")):
+                kwargs = {**kwargs, "device": _CPU}
+            if kwargs.get("pin_memory"):
+                kwargs = {**kwargs, "pin_memory": False}
+        if func is torch.Tensor.cuda:
+            return args[0]
+        if func is torch.Tensor.type and len(args) == 1 and not kwargs:
+            # Megatron-core compares the type's name, "torch.cuda.FloatTensor".
+            return func(*args).replace("torch.", "torch.cuda.", 1)
+        if func is torch.Tensor.to and len(args) > 1 and _is_cuda(args[1]):
+            args = (args[0], _CPU, *args[2:])
+        return func(*args, **(kwargs or {}))
+
+
+def _is_cuda(device: Any) -> bool:
+    if isinstance(device, torch.device):
+        return bool(device.type == "cuda")
+    return isinstance(device, str) and device.startswith("cuda")
+
+
+class _InlineStream:
+    """A stream on which everything has already happened."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def wait_stream(self, stream: Any) -> None: ...
+
+    def wait_event(self, event: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+@contextlib.contextmanager
+def cuda_means_cpu() -> Iterator[None]:
+    """Within it, torch calls that ask for "cuda" get the CPU; installs the rest on first use."""
+    _install()
+    _entered.append(True)
+    try:
+        with _CudaMeansCpu():
+            yield
+    finally:
+        _entered.pop()
+
+
+@functools.cache
+def _install() -> None:
+    """Give ``torch.cuda`` CPU counterparts of what Megatron-core calls unconditionally."""
+    from megatron.core.tensor_parallel import random as megatron_random
+
+    def get_state(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_state(state: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        torch.set_rng_state(state)
+
+    replacements: dict[tuple[Any, str], Any] = {
+        (torch.cuda, "current_device"): lambda: _CPU,
+        (torch.cuda, "synchronize"): lambda *args, **kwargs: None,
+        (torch.cuda, "empty_cache"): lambda: None,
+        (torch.cuda, "manual_seed"): torch.manual_seed,
+        (torch.cuda, "get_rng_state"): get_state,
+        (torch.cuda, "set_rng_state"): set_state,
+        (torch.cuda, "Stream"): _InlineStream,
+        (torch.cuda, "current_stream"): lambda *args: _InlineStream(),
+        (torch.cuda, "default_stream"): lambda *args: _InlineStream(),
+        (torch.cuda, "stream"): lambda stream: contextlib.nullcontext(),
+        (megatron_random, "_get_cuda_rng_state"): get_state,
+        (megatron_random, "_set_cuda_rng_state"): set_state,
+        (torch.autograd, "_engine_run_backward"): _shimmed_backward(torch.autograd._engine_run_backward),
+    }
+    for (owner, name), value in replacements.items():
+        setattr(owner, name, value)
+    logging.getLogger(megatron_random.__name__).addFilter(_is_not_rng_notice)
+
+
+def _shimmed_backward(engine: Callable[..., Any]) -> Callable[..., Any]:
+    """torch leaves function modes while a backward runs; recomputed activations need ours there too."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _CudaMeansCpu() if _entered else contextlib.nullcontext():
+            return engine(*args, **kwargs)
+
+    return run
+
+
+def _is_not_rng_notice(record: logging.LogRecord) -> bool:
+    """The tracked generator is the CPU's here, so Megatron-core's notice that it changed says nothing."""
+    return "CPU RNG state changed" not in record.getMessage()

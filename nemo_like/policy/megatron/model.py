@@ -1,0 +1,215 @@
+"""A Megatron-core GPT model from a Hugging Face ``config.json``, which scores tokens by itself.
+
+Llama, Qwen2 and Qwen3. The last pipeline stage returns the log-probs of the tokens it is asked for
+instead of logits.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+)
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+from torch.nn import functional
+
+from nemo_like.algorithms.logprobs import LogprobSettings, VocabularyShard, linear_logprobs
+from nemo_like.cluster.coordinates import ParallelLayout
+from nemo_like.config.schema import PolicyConfig, Precision
+from nemo_like.policy.batch import PaddedMicroBatch
+from nemo_like.policy.megatron.convert import Geometry
+from nemo_like.policy.megatron.modules import layer_spec, uses_transformer_engine
+
+SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3")
+
+DTYPES = {Precision.float32: torch.float32, Precision.bfloat16: torch.bfloat16}
+
+# The one rope scaling that Megatron-core implements, that of Llama 3.1 (the factor is free).
+_LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDescription:
+    """What config.json says, in plain numbers."""
+
+    model_type: str
+    num_layers: int
+    hidden_size: int
+    ffn_hidden_size: int
+    num_attention_heads: int
+    num_query_groups: int
+    head_size: int
+    vocab_size: int
+    norm_epsilon: float
+    rope_theta: float
+    rope_scaling_factor: float | None
+    max_position_embeddings: int
+    has_qkv_bias: bool
+    has_qk_norm: bool
+    is_tied: bool
+
+    def padded_vocab_size(self, tp: int) -> int:
+        """Rows of the embedding: the vocabulary rounded up to a multiple of the tensor-parallel ranks."""
+        return -(-self.vocab_size // tp) * tp
+
+    def geometry(self, tp: int) -> Geometry:
+        return Geometry(
+            num_attention_heads=self.num_attention_heads,
+            num_query_groups=self.num_query_groups,
+            head_size=self.head_size,
+            vocab_size=self.vocab_size,
+            padded_vocab_size=self.padded_vocab_size(tp),
+        )
+
+
+def describe_model(path: Path) -> ModelDescription:
+    """Read ``path/config.json``.
+
+    Raises FileNotFoundError without the file, ValueError for a model type or a feature that the
+    conversion does not cover.
+    """
+    file = path / "config.json"
+    if not file.is_file():
+        raise FileNotFoundError(f"policy.model_name={path} holds no config.json; give a checkpoint directory")
+    config = json.loads(file.read_text())
+    model_type = config.get("model_type")
+    if model_type not in SUPPORTED_MODEL_TYPES:
+        raise ValueError(f"{file}: model_type={model_type!r} is not one of {', '.join(SUPPORTED_MODEL_TYPES)}")
+    for key in ("attention_bias", "mlp_bias", "use_sliding_window"):
+        if config.get(key):
+            raise ValueError(f"{file}: {key}=true is not supported; use a checkpoint without it")
+    rope_theta, rope_scaling_factor = _rope(config, file)
+    heads = config["num_attention_heads"]
+    return ModelDescription(
+        model_type=model_type,
+        num_layers=config["num_hidden_layers"],
+        hidden_size=config["hidden_size"],
+        ffn_hidden_size=config["intermediate_size"],
+        num_attention_heads=heads,
+        num_query_groups=config.get("num_key_value_heads") or heads,
+        head_size=config.get("head_dim") or config["hidden_size"] // heads,
+        vocab_size=config["vocab_size"],
+        norm_epsilon=config["rms_norm_eps"],
+        rope_theta=rope_theta,
+        rope_scaling_factor=rope_scaling_factor,
+        max_position_embeddings=config["max_position_embeddings"],
+        has_qkv_bias=model_type == "qwen2",
+        has_qk_norm=model_type == "qwen3",
+        is_tied=bool(config.get("tie_word_embeddings", False)),
+    )
+
+
+def _rope(config: dict[str, Any], file: Path) -> tuple[float, float | None]:
+    """(theta, Llama 3.1 scaling factor or None), from the key of transformers 5 or those before it."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    theta = float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return theta, None
+    differing = {key: rope.get(key) for key, value in _LLAMA3_ROPE.items() if rope.get(key) != value}
+    if kind != "llama3" or differing:
+        raise ValueError(f"{file}: rope scaling {rope} is not supported; only none and that of Llama 3.1 are")
+    return theta, float(rope["factor"])
+
+
+def transformer_config(
+    description: ModelDescription, cfg: PolicyConfig, layout: ParallelLayout
+) -> TransformerConfig:
+    """Megatron-core's configuration of this model under this layout."""
+    device = torch.device(cfg.device.name)
+    dtype = DTYPES[cfg.precision]
+    return TransformerConfig(
+        num_layers=description.num_layers,
+        hidden_size=description.hidden_size,
+        ffn_hidden_size=description.ffn_hidden_size,
+        num_attention_heads=description.num_attention_heads,
+        num_query_groups=description.num_query_groups,
+        kv_channels=description.head_size,
+        normalization="RMSNorm",
+        layernorm_epsilon=description.norm_epsilon,
+        qk_layernorm=description.has_qk_norm,
+        add_qkv_bias=description.has_qkv_bias,
+        add_bias_linear=False,
+        gated_linear_unit=True,
+        activation_func=functional.silu,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        attention_softmax_in_fp32=True,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=cfg.precision is Precision.bfloat16,
+        tensor_model_parallel_size=layout.tp,
+        pipeline_model_parallel_size=layout.pp,
+        context_parallel_size=layout.cp,
+        sequence_parallel=cfg.megatron_cfg.sequence_parallel and layout.tp > 1,
+        # Weights come from a checkpoint, so nothing is drawn at random.
+        perform_initialization=False,
+        use_cpu_initialization=device.type == "cpu",
+        # The loss arrives normalised by global counts: gradients are summed, never averaged.
+        calculate_per_token_loss=True,
+        deallocate_pipeline_outputs=True,
+        batch_p2p_comm=True,
+        # Fused kernels of Apex and torch.compile; Transformer Engine brings its own.
+        persist_layer_norm=False,
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        apply_rope_fusion=uses_transformer_engine(device),
+    )
+
+
+class ScoringGPTModel(GPTModel):
+    """GPT whose last stage gives [M] float32 log-probs of chosen tokens; earlier stages, hidden states.
+
+    ``forward(input_ids, position_ids, None, labels=micro_batch)``: what to score travels in the place
+    that Megatron-core hands through to the end of the model.
+    """
+
+    def __init__(self, config: TransformerConfig, description: ModelDescription, settings: LogprobSettings) -> None:
+        tp = config.tensor_model_parallel_size
+        device = torch.device("cpu" if config.use_cpu_initialization else "cuda")
+        super().__init__(
+            config=config,
+            transformer_layer_spec=layer_spec(config, device),
+            vocab_size=description.padded_vocab_size(tp),
+            max_sequence_length=description.max_position_embeddings,
+            pre_process=parallel_state.is_pipeline_first_stage(),
+            post_process=parallel_state.is_pipeline_last_stage(),
+            share_embeddings_and_output_weights=description.is_tied,
+            position_embedding_type="rope",
+            rotary_base=description.rope_theta,
+            rope_scaling=description.rope_scaling_factor is not None,
+            rope_scaling_factor=description.rope_scaling_factor or 1.0,
+        )
+        rows = description.padded_vocab_size(tp) // tp
+        first = parallel_state.get_tensor_model_parallel_rank() * rows
+        self.logprob_settings = settings
+        self.vocabulary_shard = VocabularyShard(
+            first=first,
+            num_valid=max(0, min(rows, description.vocab_size - first)),
+            group=parallel_state.get_tensor_model_parallel_group() if tp > 1 else None,
+        )
+
+    def _postprocess(self, hidden_states: Tensor, *, labels: PaddedMicroBatch, **_: Any) -> Tensor:
+        if not self.post_process:
+            return hidden_states
+        weight = self.output_layer.weight
+        if self.share_embeddings_and_output_weights:
+            weight = self.shared_embedding_or_output_weight()
+        # Each rank's vocabulary gives a part of the hidden gradient; both mappings sum it.
+        if self.config.sequence_parallel:
+            hidden_states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=True)
+        elif self.vocabulary_shard.group is not None:
+            hidden_states = copy_to_tensor_model_parallel_region(hidden_states)
+        scored = hidden_states.flatten(0, 1).index_select(0, labels.output_index)
+        return linear_logprobs(scored, weight, labels.token_ids, self.vocabulary_shard, self.logprob_settings)

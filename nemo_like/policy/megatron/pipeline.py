@@ -1,0 +1,75 @@
+"""Micro-batches through Megatron-core's pipeline schedules, forward only or forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from nemo_like.data_plane.meta import MicroBatch
+from nemo_like.policy.batch import PaddedMicroBatch, PolicyBatch, padded_length
+
+# Called on the last pipeline stage with the micro-batch's [M] log-probs.
+OnScored = Callable[[Tensor, PaddedMicroBatch], None]
+LossFunction = Callable[[Tensor, PaddedMicroBatch], Tensor]
+
+
+class Pipeline:
+    """Runs a model over micro-batches under one layout. ``length_multiple`` rounds padded lengths up."""
+
+    def __init__(self, model: torch.nn.Module, config: TransformerConfig, length_multiple: int) -> None:
+        self._model, self._config, self._length_multiple = model, config, length_multiple
+        config.finalize_model_grads_func = sum_gradients
+
+    def forward(self, batch: PolicyBatch, specs: Sequence[MicroBatch], on_scored: OnScored) -> None:
+        """Score every micro-batch."""
+
+        def score(logprobs: Tensor, micro_batch: PaddedMicroBatch, non_loss_data: bool) -> None:
+            on_scored(logprobs, micro_batch)
+
+        self._run(batch, specs, score, forward_only=True, collect_non_loss_data=True)
+
+    def forward_backward(self, batch: PolicyBatch, specs: Sequence[MicroBatch], loss: LossFunction) -> None:
+        """Score every micro-batch and accumulate the gradient of the summed loss over all ranks."""
+        # Megatron-core counts tokens to normalise by; the loss is normalised already.
+        num_tokens = torch.zeros((), dtype=torch.int, device=batch.device)
+
+        def score(logprobs: Tensor, micro_batch: PaddedMicroBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+            return loss(logprobs, micro_batch), num_tokens, {}
+
+        self._run(batch, specs, score, forward_only=False)
+
+    def _run(
+        self, batch: PolicyBatch, specs: Sequence[MicroBatch], score: Callable[..., Any], **options: Any
+    ) -> None:
+        def step(specs_left: Any, model: torch.nn.Module) -> tuple[Tensor, Callable[..., Any]]:
+            micro_batch = batch.micro_batch(next(specs_left), length_multiple=self._length_multiple)
+            output = model(micro_batch.input_ids, micro_batch.position_ids, None, labels=micro_batch)
+            return output, partial(score, micro_batch=micro_batch)
+
+        shapes = {(len(spec.rows), padded_length(spec, self._length_multiple)) for spec in specs}
+        num_samples, num_positions = max(shapes)
+        # Stages tell each other the shapes only where they differ.
+        self._config.variable_seq_lengths = len(shapes) > 1
+        get_forward_backward_func()(
+            forward_step_func=step,
+            data_iterator=iter(specs),
+            model=self._model,
+            num_microbatches=len(specs),
+            seq_length=num_positions,
+            micro_batch_size=num_samples,
+            **options,
+        )
+
+
+def sum_gradients(
+    model: list[torch.nn.Module], num_tokens: Tensor | None = None, **options: Any
+) -> None:
+    """Megatron-core's reduction of gradients over ranks, without its division by a token count."""
+    finalize_model_grads(model, None, **options)

@@ -1,0 +1,222 @@
+"""Tiny checkpoints, configurations and batches for policy tests, and processes that form a world."""
+
+from __future__ import annotations
+
+import datetime
+import multiprocessing
+import socket
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+
+from nemo_like.cluster.coordinates import ParallelLayout
+from nemo_like.config.schema import (
+    Device,
+    KLType,
+    LossConfig,
+    LRDecayStyle,
+    MegatronConfig,
+    OptimizerConfig,
+    PolicyBackend,
+    PolicyConfig,
+    Precision,
+    SchedulerConfig,
+)
+from nemo_like.data_plane.meta import GlobalBatch, MicroBatch, Schedule
+
+VOCAB_SIZE = 96
+_SIZES = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-6,
+    "initializer_range": 0.2,  # far from uniform log-probs, so that mistakes show
+}
+_CONFIGS: dict[str, Callable[..., Any]] = {
+    "llama": LlamaConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": lambda **sizes: Qwen3Config(head_dim=16, **sizes),
+}
+
+
+def make_checkpoint(path: Path, model_type: str = "qwen3", *, tied: bool = True, shard_size: str = "1GB") -> Path:
+    """A random checkpoint directory of the named architecture; the same weights every time."""
+    torch.manual_seed(11)
+    model = AutoModelForCausalLM.from_config(_CONFIGS[model_type](tie_word_embeddings=tied, **_SIZES))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or name.endswith("bias"):
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(path, max_shard_size=shard_size)
+    return path
+
+
+def policy_config(
+    model: Path,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    dp: int = 1,
+    sequence_parallel: bool = False,
+    use_distributed_optimizer: bool = True,
+    micro_batch_size: int = 4,
+    device: Device = Device.cpu,
+    precision: Precision = Precision.float32,
+) -> PolicyConfig:
+    return PolicyConfig(
+        model_name=str(model),
+        backend=PolicyBackend.megatron,
+        device=device,
+        precision=precision,
+        data_parallel_size=dp,
+        train_global_batch_size=8,
+        train_micro_batch_size=micro_batch_size,
+        logprob_batch_size=micro_batch_size,
+        max_total_sequence_length=64,
+        max_grad_norm=0.5,
+        megatron_cfg=MegatronConfig(
+            tensor_model_parallel_size=tp,
+            pipeline_model_parallel_size=pp,
+            sequence_parallel=sequence_parallel,
+            use_distributed_optimizer=use_distributed_optimizer,
+        ),
+        optimizer=OptimizerConfig(lr=2e-3, weight_decay=0.01, adam_beta1=0.9, adam_beta2=0.95, adam_eps=1e-8),
+        scheduler=SchedulerConfig(
+            warmup_updates=2, decay_style=LRDecayStyle.linear, decay_updates=6, min_lr=1e-4
+        ),
+    )
+
+
+def loss_config(*, kl_penalty: float = 0.0, token_level_loss: bool = True) -> LossConfig:
+    return LossConfig(
+        ratio_clip_min=0.2,
+        ratio_clip_max=0.28,
+        ratio_clip_c=3.0,
+        token_level_loss=token_level_loss,
+        reference_policy_kl_penalty=kl_penalty,
+        reference_policy_kl_type=KLType.k3,
+    )
+
+
+def random_batch(num_samples: int, seed: int = 5) -> dict[str, Any]:
+    """Packed columns, lengths and tags of samples with 3 prompt tokens and 4 to 21 generated ones."""
+    rng = np.random.default_rng(seed)
+    lengths = [int(length) for length in rng.integers(7, 25, num_samples)]
+    mask = np.concatenate([np.r_[np.zeros(3), np.ones(length - 3)] for length in lengths]).astype(np.uint8)
+    total = sum(lengths)
+    return {
+        "lengths": lengths,
+        "columns": {
+            "input_ids": rng.integers(2, VOCAB_SIZE, total).astype(np.int32),
+            "response_mask": mask,
+            "generation_logprobs": (-rng.random(total) * mask).astype(np.float32),
+        },
+        "tags": {
+            "advantage": [float(value) for value in rng.normal(size=num_samples)],
+            "sample_mask": [float(index % 5 != 3) for index in range(num_samples)],
+        },
+    }
+
+
+def make_schedule(
+    lengths: list[int], sample_mask: list[float], rows_of_updates: list[list[list[int]]], all_rows: list[list[int]], prompt: int = 3
+) -> Schedule:
+    """A schedule by hand: ``rows_of_updates[update][micro-batch]`` are positions on this rank;
+    ``all_rows[update]`` are the update's samples over all ranks, as positions in ``lengths``."""
+    return Schedule(
+        tuple(
+            GlobalBatch(
+                num_samples=sum(sample_mask[row] > 0 for row in everyone),
+                num_tokens=sum(lengths[row] - prompt for row in everyone if sample_mask[row] > 0),
+                micro_batches=tuple(
+                    MicroBatch(tuple(rows), max(lengths[row] for row in rows)) for rows in micro_batches
+                ),
+            )
+            for micro_batches, everyone in zip(rows_of_updates, all_rows, strict=True)
+        )
+    )
+
+
+# Worlds of processes
+
+
+def run_world(function: Callable[..., Any], layout: ParallelLayout, *args: Any, timeout_s: float = 100.0) -> list[Any]:
+    """``function(coordinates, *args)`` in one process per rank with torch.distributed ready; the results by rank.
+
+    Raises AssertionError with the first rank's traceback that failed, or the ranks that were not done
+    in time. No process outlives the call.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["nemo_like.policy.megatron.backend", "tests.functional.policy_fixtures"])
+    port = free_port()
+    processes, connections = [], []
+    for rank in range(layout.world_size):
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_rank_main, args=(function, layout, rank, port, sender, args), daemon=True)
+        process.start()
+        sender.close()
+        processes.append(process)
+        connections.append(receiver)
+    try:
+        return _collect(connections, timeout_s)
+    finally:
+        for process in processes:
+            process.join(timeout=5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _collect(connections: list[Connection], timeout_s: float) -> list[Any]:
+    deadline = datetime.datetime.now() + datetime.timedelta(seconds=timeout_s)
+    results: dict[int, Any] = {}
+    while len(results) < len(connections):
+        pending = [connection for rank, connection in enumerate(connections) if rank not in results]
+        ready = wait(pending, timeout=max(0.0, (deadline - datetime.datetime.now()).total_seconds()))
+        assert ready, f"ranks {sorted(set(range(len(connections))) - set(results))} not done in {timeout_s} s"
+        for connection in ready:
+            rank = connections.index(connection)
+            try:
+                failure, results[rank] = connection.recv()
+            except EOFError:
+                raise AssertionError(f"rank {rank} died") from None
+            assert failure is None, f"rank {rank} failed:\n{failure}"
+    return [results[rank] for rank in range(len(connections))]
+
+
+def _rank_main(
+    function: Callable[..., Any], layout: ParallelLayout, rank: int, port: int, sender: Connection, args: tuple[Any, ...]
+) -> None:
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"tcp://127.0.0.1:{port}",
+            rank=rank,
+            world_size=layout.world_size,
+            timeout=datetime.timedelta(seconds=60),
+        )
+        result = function(layout.coordinates(rank), *args)
+        sender.send((None, result))
+        dist.barrier()
+        dist.destroy_process_group()
+    except BaseException:
+        sender.send((traceback.format_exc(), None))
+        raise
