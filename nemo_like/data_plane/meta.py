@@ -136,3 +136,49 @@ class KVBatchMeta:
             columns=self.columns,
             tags={name: tuple(values[p] for p in positions) for name, values in self.tags.items()},
         )
+
+    def slice(self, start: int, stop: int) -> KVBatchMeta:
+        """Samples [start, stop), as ``subset``. Raises ValueError outside the batch."""
+        if not 0 <= start <= stop <= len(self):
+            raise ValueError(
+                f"partition {self.partition!r}: no samples [{start}, {stop}) in a batch of {len(self)}"
+            )
+        return self.subset(range(start, stop))
+
+    def select(self, keep: Sequence[TagValue]) -> KVBatchMeta:
+        """The samples whose value in ``keep`` is true, e.g. ``meta.select(meta.tag("sample_mask"))``."""
+        if len(keep) != len(self):
+            raise ValueError(f"select got {len(keep)} values for {len(self)} samples")
+        return self.subset([position for position, value in enumerate(keep) if value])
+
+    @staticmethod
+    def concat(metas: Sequence[KVBatchMeta]) -> KVBatchMeta:
+        """Batches of one partition one after the other; the schedules are dropped.
+
+        Raises ValueError when partition, columns or tag names differ, or a sample would occur twice.
+        """
+        if not metas:
+            raise ValueError("concat needs at least one batch")
+        first = metas[0]
+        chunks: dict[str, Chunk] = {}
+        for meta in metas:
+            for what, mine, others in (
+                ("partitions", meta.partition, first.partition),
+                ("columns", sorted(meta.columns), sorted(first.columns)),
+                ("tags", sorted(meta.tags), sorted(first.tags)),
+            ):
+                if mine != others:
+                    raise ValueError(f"can't concat batches with different {what}: {others!r} and {mine!r}")
+            for chunk in meta.chunks:
+                if chunks.setdefault(chunk.key, chunk) != chunk:
+                    raise ValueError(
+                        f"chunk {chunk.key} of partition {first.partition!r} has two sets of lengths"
+                    )
+        index = {key: number for number, key in enumerate(chunks)}
+        return KVBatchMeta(
+            partition=first.partition,
+            chunks=tuple(chunks.values()),
+            rows=tuple((index[meta.chunks[chunk].key], row) for meta in metas for chunk, row in meta.rows),
+            columns=first.columns,
+            tags={name: tuple(value for meta in metas for value in meta.tags[name]) for name in first.tags},
+        )
