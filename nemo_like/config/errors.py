@@ -1,0 +1,33 @@
+"""What is wrong with a configuration: all of it at once, each point with its remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One broken rule. ``where`` is the file or argument that says so, where it is known."""
+
+    key: str  # full key, "policy.device"; empty when it concerns a whole file or argument
+    rule: str  # what must hold, and the value that breaks it
+    remedy: str  # what to do about it; empty when the rule says it all
+    where: str = ""
+
+    def __str__(self) -> str:
+        subject = f"{self.key} {self.rule}".strip()
+        prefix = f"{self.where}: " if self.where else ""
+        return f"{prefix}{subject}" + (f"; {self.remedy}" if self.remedy else "")
+
+
+class ConfigError(ValueError):
+    """The configuration cannot run; the message lists every problem found."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        if not problems:
+            raise ValueError("a ConfigError needs at least one problem")
+        self.problems = tuple(problems)
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        lines = [f"{count} in the configuration:", *(f"  - {problem}" for problem in problems)]
+        super().__init__("\n".join(lines))

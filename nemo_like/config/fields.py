@@ -1,0 +1,175 @@
+"""The schema as data: which keys exist, what they accept, and what a mistyped one was meant to be."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from enum import Enum
+from functools import cache
+from typing import Any, TypeGuard, Union, get_args, get_origin, get_type_hints
+
+from nemo_like.config.errors import Problem
+
+_SCALAR_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
+
+
+@cache
+def hints(group: type) -> dict[str, Any]:
+    """Field names and types of a group of the schema, in order."""
+    resolved = get_type_hints(group)
+    return {field.name: resolved[field.name] for field in fields(group)}
+
+
+def all_keys(group: type, prefix: str = "") -> Iterator[str]:
+    """Full names of every group and leaf below ``group``."""
+    for name, annotation in hints(group).items():
+        yield prefix + name
+        if is_group(annotation):
+            yield from all_keys(annotation, f"{prefix}{name}.")
+
+
+def is_group(annotation: Any) -> TypeGuard[type]:
+    """Whether this type is a group of keys rather than a value."""
+    return isinstance(annotation, type) and is_dataclass(annotation)
+
+
+def is_optional(annotation: Any) -> bool:
+    """Whether null is a value of this type."""
+    return type(None) in get_args(annotation)
+
+
+def find(group: type, key: str) -> Any | None:
+    """The type behind a full key; None when the schema has no such key. Below a free-form
+    ``dict[str, T]`` every name exists."""
+    annotation: Any = group
+    for name in key.split("."):
+        annotation = _without_none(annotation)
+        if is_group(annotation):
+            annotation = hints(annotation).get(name)
+        elif get_origin(annotation) is dict:
+            annotation = get_args(annotation)[1]
+        elif annotation is not Any:
+            return None
+        if annotation is None:
+            return None
+    return annotation
+
+
+def nearest_key(group: type, key: str) -> str | None:
+    """The key that was probably meant: spelled like it in full, or with a last part like its last part."""
+    keys = list(all_keys(group))
+    leaf = key.rpartition(".")[2]
+    siblings = [known for known in keys if known.rpartition(".")[0] == key.rpartition(".")[0]]
+    by_leaf = {known.rpartition(".")[2]: known for known in reversed(keys)}
+    for candidates in ({known.rpartition(".")[2]: known for known in siblings}, by_leaf):
+        if close := get_close_matches(leaf, candidates, n=1, cutoff=0.7):
+            return candidates[close[0]]
+    close = get_close_matches(key, keys, n=1, cutoff=0.6)
+    return close[0] if close else None
+
+
+def check_tree(
+    tree: Mapping[str, Any], group: type, where: str, *, root: type, prefix: str = ""
+) -> list[Problem]:
+    """Unknown keys and wrong types in nested plain values. Values that are interpolations are skipped."""
+    problems: list[Problem] = []
+    known = hints(group)
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if name not in known:
+            problems.append(unknown_key(key, where, root=root))
+        else:
+            problems += check_value(key, value, known[name], where, root)
+    return problems
+
+
+def unknown_key(key: str, where: str, *, root: type) -> Problem:
+    """The problem of a key that the schema does not have, with the nearest that it has."""
+    meant = nearest_key(root, key)
+    if meant is not None:
+        remedy = f"did you mean {meant}?"
+    else:
+        parent = key.rpartition(".")[0]
+        group = find(root, parent) if parent else root
+        names = ", ".join(hints(group)) if is_group(group) else ""
+        remedy = f"known there: {names}" if names else ""
+    return Problem(key=key, rule="is not a key of the configuration", remedy=remedy, where=where)
+
+
+def is_interpolation(value: Any) -> bool:
+    return isinstance(value, str) and "${" in value
+
+
+def check_value(key: str, value: Any, annotation: Any, where: str, root: type) -> list[Problem]:
+    """Why a plain value cannot stand where the schema has ``annotation``; empty when it can."""
+    if is_interpolation(value) or value == "???":
+        return []
+    if value is None and (is_optional(annotation) or annotation is Any):
+        return []
+    kind = _without_none(annotation)
+    if is_group(kind):
+        if not isinstance(value, Mapping):
+            rule = f"is a group of keys and cannot be {value!r}"
+            return [
+                Problem(
+                    key=key, rule=rule, remedy=f"set {key}.{next(iter(hints(kind)))} and so on", where=where
+                )
+            ]
+        return check_tree(value, kind, where, root=root, prefix=f"{key}.")
+    origin, parameters = get_origin(kind), get_args(kind)
+    if origin is list and isinstance(value, Sequence) and not isinstance(value, str):
+        items = ((f"{key}[{index}]", item, parameters[0]) for index, item in enumerate(value))
+        return [problem for item in items for problem in check_value(*item, where, root)]
+    if origin is dict and isinstance(value, Mapping):
+        items = ((f"{key}.{name}", item, parameters[1]) for name, item in value.items())
+        return [problem for item in items for problem in check_value(*item, where, root)]
+    if kind is Any or _is_scalar(value, kind):
+        return []
+    return [_wrong_type(key, value, annotation, where)]
+
+
+def _is_scalar(value: Any, kind: Any) -> bool:
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return isinstance(value, kind) or (isinstance(value, str) and value in kind.__members__)
+    if isinstance(value, bool):
+        return kind is bool
+    if kind is float:
+        return isinstance(value, int | float)
+    if kind is str:
+        return isinstance(value, str | int | float)
+    return isinstance(kind, type) and isinstance(value, kind)
+
+
+def _wrong_type(key: str, value: Any, annotation: Any, where: str) -> Problem:
+    kind = _without_none(annotation)
+    shown = "null" if value is None else repr(value)
+    remedy = ""
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        members = list(kind.__members__)
+        expected = f"one of {', '.join(members)}"
+        close = get_close_matches(str(value).lower(), members, n=1, cutoff=0.7)
+        remedy = f"did you mean {close[0]}?" if close else ""
+    else:
+        expected = _type_name(kind)
+    if is_optional(annotation):
+        expected += " or null"
+    return Problem(key=f"{key}={shown}", rule=f"must be {expected}", remedy=remedy, where=where)
+
+
+def _type_name(kind: Any) -> str:
+    origin, parameters = get_origin(kind), get_args(kind)
+    if origin is list:
+        return f"a list, each item {_type_name(parameters[0])}"
+    if origin is dict:
+        return "a mapping"
+    return _SCALAR_NAMES.get(kind, str(getattr(kind, "__name__", kind)))
+
+
+def _without_none(annotation: Any) -> Any:
+    """T of ``T | None``; other types as they are."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        rest = [part for part in get_args(annotation) if part is not type(None)]
+        return rest[0] if len(rest) == 1 else annotation
+    return annotation

@@ -1,0 +1,236 @@
+"""From YAML files and command-line arguments to a typed ``Config``.
+
+A file may name others that it builds on, and wins over them; later ones win over earlier ones::
+
+    defaults:
+      - ../configs/grpo_arithmetic_cpu.yaml   # merged as it is
+      - grpo: default                         # grpo/default.yaml beside this file, put under "grpo"
+
+Arguments follow Hydra's grammar: ``key=value``, ``+key=value`` (had no value before),
+``++key=value`` (either way) and ``~key`` (null again). Nothing that the schema does not know gets
+through, and no key is left without a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from nemo_like.config import fields
+from nemo_like.config.errors import ConfigError, Problem
+from nemo_like.config.resolvers import register_resolvers
+from nemo_like.config.schema import Config
+
+_MISSING = "???"
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """The typed configuration of a file with arguments applied.
+
+    Raises ConfigError with everything that is wrong in it.
+    """
+    register_resolvers()
+    draft = _Draft()
+    for layer in _layers(Path(path), ()):
+        draft.add_layer(layer)
+    for argument in overrides:
+        draft.apply(argument)
+    return draft.finish(str(path))
+
+
+def to_yaml(cfg: Config) -> str:
+    """The configuration as YAML that ``load_config`` reads back to an equal one."""
+    return OmegaConf.to_yaml(OmegaConf.structured(cfg))
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    where: str
+    tree: Mapping[str, Any]
+
+
+def _layers(path: Path, including: tuple[Path, ...]) -> Iterator[_Layer]:
+    """The file's defaults, each after those it builds on, then the file itself."""
+    if path.resolve() in (earlier.resolve() for earlier in including):
+        chain = " -> ".join(str(step) for step in (*including, path))
+        raise _file_error(path, f"is reached from itself by its defaults: {chain}", "break the cycle")
+    tree = dict(_read_yaml(path, including))
+    entries = tree.pop("defaults", None) or []
+    for entry in [entries] if isinstance(entries, str | Mapping) else entries:
+        if isinstance(entry, str):
+            yield from _layers(_with_suffix(path.parent / entry), (*including, path))
+        elif isinstance(entry, Mapping) and len(entry) == 1:
+            ((group, name),) = entry.items()
+            option = _with_suffix(path.parent / str(group) / str(name))
+            for layer in _layers(option, (*including, path)):
+                yield _Layer(layer.where, {Path(str(group)).name: layer.tree})
+        else:
+            rule = f"has an entry {entry!r} in its defaults"
+            raise _file_error(path, rule, "an entry is a path, or one group: name")
+    yield _Layer(str(path), tree)
+
+
+def _read_yaml(path: Path, including: tuple[Path, ...]) -> Mapping[str, Any]:
+    if not path.is_file():
+        beside = sorted(str(other) for other in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+        close = get_close_matches(str(path), beside, n=1, cutoff=0.6)
+        named_by = f" (named in the defaults of {including[-1]})" if including else ""
+        remedy = (
+            f"did you mean {close[0]}?"
+            if close
+            else f"there are {', '.join(beside) or 'no YAML files there'}"
+        )
+        raise _file_error(path, f"is not a file{named_by}", remedy)
+    try:
+        loaded = OmegaConf.load(path)
+    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        raise _file_error(path, f"is not valid YAML: {' '.join(str(error).split())}", "") from error
+    if not isinstance(loaded, DictConfig):
+        raise _file_error(path, "must be a mapping of groups of keys, not a list", "")
+    tree = OmegaConf.to_container(loaded, resolve=False)
+    return {str(key): value for key, value in tree.items()} if isinstance(tree, dict) else {}
+
+
+def _with_suffix(path: Path) -> Path:
+    return path if path.suffix in (".yaml", ".yml") else path.with_name(path.name + ".yaml")
+
+
+def _file_error(path: Path, rule: str, remedy: str) -> ConfigError:
+    return ConfigError([Problem(key=str(path), rule=rule, remedy=remedy)])
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A configuration while it is put together; remembers who set each key last."""
+
+    tree: DictConfig = field(default_factory=lambda: OmegaConf.create({}))
+    sources: dict[str, str] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def add_layer(self, layer: _Layer) -> None:
+        found = fields.check_tree(layer.tree, Config, layer.where, root=Config)
+        self.problems += found
+        if not found:
+            self.tree = OmegaConf.merge(self.tree, layer.tree)  # type: ignore[assignment]
+            self._remember("", layer.tree, layer.where)
+
+    def apply(self, argument: str) -> None:
+        where = f"argument {argument!r}"
+        try:
+            (override,) = OverridesParser.create().parse_overrides([argument])
+            found = self._refuse(override, where)
+        except HydraException:
+            remedy = (
+                "write key=value, +key=value, ++key=value or ~key, and quote values with special characters"
+            )
+            found = [Problem(key=where, rule="cannot be read", remedy=remedy)]
+        self.problems += found
+        if not found:
+            key = override.key_or_group
+            value = None if override.is_delete() else override.value()
+            OmegaConf.update(self.tree, key, value, merge=True, force_add=True)
+            self._remember(key, value, where)
+
+    def _refuse(self, override: Override, where: str) -> list[Problem]:
+        """Why this argument cannot be applied; empty when it can."""
+        key = override.key_or_group
+        annotation = fields.find(Config, key)
+        if annotation is None:
+            return [fields.unknown_key(key, where, root=Config)]
+        if override.package is not None or override.is_sweep_override():
+            return [
+                Problem(
+                    key=key, rule="takes one value here, not a sweep or a package", remedy="", where=where
+                )
+            ]
+        current = OmegaConf.select(self.tree, key) if key in self.sources else None
+        if override.is_delete():
+            return _refuse_deletion(override, annotation, current, where)
+        if override.is_add() and not override.is_force_add() and key in self.sources:
+            remedy = f"write {key}=... to change it, or ++{key}=... to set it in any case"
+            return [Problem(key=key, rule=f"already has the value {current!r}", remedy=remedy, where=where)]
+        return fields.check_value(key, override.value(), annotation, where, Config)
+
+    def finish(self, path: str) -> Config:
+        self._raise_problems()
+        for key, value in _leaves("", OmegaConf.to_container(self.tree, resolve=False)):
+            if fields.is_interpolation(value):
+                self.problems += self._check_interpolation(key, value)
+        self._raise_problems()
+        resolved = OmegaConf.to_container(self.tree, resolve=True)
+        self.problems += [
+            Problem(
+                key=p.key, rule=p.rule, remedy=p.remedy, where=self.sources.get(p.key.partition("=")[0], path)
+            )
+            for p in fields.check_tree(resolved, Config, path, root=Config)  # type: ignore[arg-type]
+        ]
+        self.problems += _missing(resolved, Config, "", path)
+        self._raise_problems()
+        typed = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), resolved))
+        assert isinstance(typed, Config)
+        return typed
+
+    def _check_interpolation(self, key: str, value: str) -> list[Problem]:
+        try:
+            OmegaConf.select(self.tree, key, throw_on_missing=True, throw_on_resolution_failure=True)
+        except (OmegaConfBaseException, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            where = self.sources.get(key, "")
+            return [
+                Problem(key=f"{key}={value}", rule=f"cannot be resolved: {reason}", remedy="", where=where)
+            ]
+        return []
+
+    def _remember(self, key: str, value: Any, where: str) -> None:
+        for leaf, _ in _leaves(key, value):
+            self.sources[leaf] = where
+
+    def _raise_problems(self) -> None:
+        if self.problems:
+            raise ConfigError(self.problems)
+
+
+def _refuse_deletion(override: Override, annotation: Any, current: Any, where: str) -> list[Problem]:
+    key, expected = override.key_or_group, override.value()
+    if not fields.is_optional(annotation):
+        remedy = f"give it another with {key}=..."
+        return [Problem(key=key, rule="must have a value and cannot be removed", remedy=remedy, where=where)]
+    if expected is not None and expected != current:
+        return [
+            Problem(key=key, rule=f"is {current!r}, not {expected!r}", remedy=f"write ~{key}", where=where)
+        ]
+    return []
+
+
+def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """(full key, value) of everything that is not a mapping."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _leaves(f"{prefix}.{name}" if prefix else str(name), inner)
+    else:
+        yield prefix, value
+
+
+def _missing(tree: Any, group: type, prefix: str, path: str) -> Iterator[Problem]:
+    for name, annotation in fields.hints(group).items():
+        key = f"{prefix}{name}"
+        is_group = fields.is_group(annotation)
+        if name not in tree or tree[name] == _MISSING:
+            remedy = f"set {'its keys' if is_group else 'it'} in {path}" + (
+                f", or add `- {key}: default` to its defaults"
+                if is_group and not prefix
+                else " or on the command line"
+            )
+            yield Problem(key=key, rule="has no value", remedy=remedy, where=path)
+        elif is_group and isinstance(tree[name], Mapping):
+            yield from _missing(tree[name], annotation, f"{key}.", path)

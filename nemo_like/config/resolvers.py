@@ -1,0 +1,54 @@
+"""Arithmetic inside YAML: ``${mul:${grpo.num_prompts_per_step},8}``; also ``add``, ``sub`` and ``div``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from omegaconf import OmegaConf
+
+Number = int | float
+
+
+def register_resolvers() -> None:
+    """Make the resolvers known to OmegaConf; safe to call again."""
+    for name, function in {"add": _add, "sub": _sub, "mul": _mul, "div": _div}.items():
+        OmegaConf.register_new_resolver(name, function, replace=True)
+
+
+def _numbers(name: str, values: tuple[Any, ...], count: int | None) -> tuple[Number, ...]:
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(
+                f"${{{name}:...}} takes numbers, not {value!r}; write a key as ${{{name}:${{group.key}},2}}"
+            )
+    if count is not None and len(values) != count:
+        raise ValueError(f"${{{name}:...}} takes {count} numbers, not {len(values)}")
+    return values
+
+
+def _add(*values: Any) -> Number:
+    return sum(_numbers("add", values, None))
+
+
+def _mul(*values: Any) -> Number:
+    return math.prod(_numbers("mul", values, None))
+
+
+def _sub(*values: Any) -> Number:
+    first, second = _numbers("sub", values, 2)
+    return first - second
+
+
+def _div(*values: Any) -> Number:
+    """Of two integers the exact quotient, which must be an integer; else the usual one."""
+    dividend, divisor = _numbers("div", values, 2)
+    if divisor == 0:
+        raise ValueError(f"${{div:{dividend},{divisor}}} divides by zero")
+    if isinstance(dividend, int) and isinstance(divisor, int):
+        if dividend % divisor:
+            raise ValueError(
+                f"${{div:{dividend},{divisor}}} is not an integer; {divisor} must divide {dividend}"
+            )
+        return dividend // divisor
+    return dividend / divisor
