@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+
+from nemo_like.cluster.buckets import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,16 +19,30 @@ class SamplingSettings:
     top_p: float
     top_k: int | None
     max_new_tokens: int
-    stop_token_ids: tuple[int, ...]
+    stop_token_ids: tuple[int, ...]  # a response ends with the first of these, and no other
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRequest:
-    """One prompt and how many responses it wants. ``seeds[j]`` is response j's own."""
+    """One prompt and how many responses it wants. ``seeds[j]`` is response j's own.
 
-    request_id: str
+    Raises ValueError unless the seeds are consecutive and within [0, 2**63): the engine serves a
+    group as one request whose j-th child samples with the first seed + j.
+    """
+
+    request_id: str  # unique among the unfinished requests of an engine
     prompt_ids: tuple[int, ...]
     seeds: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.prompt_ids:
+            raise ValueError(f"request {self.request_id!r}: prompt_ids is empty; it needs at least one token")
+        first, count = self.seeds[0] if self.seeds else 0, len(self.seeds)
+        if not count or self.seeds != tuple(range(first, first + count)) or not 0 <= first < 2**63 - count:
+            raise ValueError(
+                f"request {self.request_id!r}: seeds={self.seeds[:4]}... must be consecutive integers "
+                "within [0, 2**63), one per response; use first, first + 1, ..."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +58,80 @@ class Response:
 class GroupResult:
     request_id: str
     responses: tuple[Response, ...]  # in the order of the request's seeds
-    policy_version: int  # of the weights that sampled all of them
+    policy_version: int  # of the weights that sampled all of them; -1: the checkpoint as loaded
 
 
-OnGroups = Callable[[list[GroupResult]], None]
+class GenerationError(RuntimeError):
+    """The engine failed: its requests are lost and it takes no more."""
+
+
+class ResultSink(Protocol):
+    """Where results go; an ``ActorHandle`` is one. ``submit`` returns at once.
+
+    The engine calls ``submit("on_groups", list[GroupResult])`` once per engine step in which groups
+    finished, and ``submit("on_engine_error", engine_name, message)`` when it fails.
+    """
+
+    def submit(self, method: str, /, *args: Any) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Totals since the engine started, but for the version."""
+
+    policy_version: int
+    generation_s: float  # seconds in which sequences were being decoded
+    num_generated_tokens: int  # of delivered responses
+
+
+@dataclass(frozen=True, slots=True)
+class WeightGroup:
+    """A named process group over which one trainer rank, its rank 0, broadcasts weights to engine workers."""
+
+    name: str
+    host: str  # where the trainer rank's store listens
+    port: int
+    num_ranks: int
+    first_rank: int  # of this engine's workers, which take consecutive ranks
+    timeout_s: float
+    bucket_bytes: int
+    tensors: tuple[TensorSpec, ...]  # Hugging Face names, in the order they are sent
+
+
+@dataclass(frozen=True, slots=True)
+class WeightEndpoint:
+    """What a trainer needs to know of an engine before it connects."""
+
+    node_id: str  # of Ray; "" outside Ray
+    num_workers: int
 
 
 class GenerationEngine(Protocol):
-    """One engine. Results arrive through ``on_groups``, each group when it is finished."""
+    """One engine. Results arrive at the sink, each group when it is finished."""
 
-    def submit(self, requests: Sequence[GroupRequest], sampling: SamplingSettings, on_groups: OnGroups) -> None:
+    def submit(self, requests: Sequence[GroupRequest], sampling: SamplingSettings, sink: ResultSink) -> None:
         """Queue the requests and return at once."""
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """Drop requests; their groups are never delivered."""
+        """Drop requests; their groups are never delivered. Unknown and finished ids are ignored."""
+
+    def stats(self) -> EngineStats: ...
+
+    def shutdown(self) -> None:
+        """End the engine; unfinished requests are dropped."""
+
+
+class WeightReceiver(Protocol):
+    """The weight side of an engine, driven by the trainer: join once; then pause, receive per version."""
+
+    def weight_endpoint(self) -> WeightEndpoint: ...
+
+    def join_weight_group(self, group: WeightGroup) -> None:
+        """Begin to join; returns at once, the group is complete when its rank 0's side is."""
+
+    def pause(self, version: int) -> None:
+        """Stop sampling until ``version`` is received. Raises ValueError unless it is newer than the engine's
+        own, RuntimeError while requests are unfinished."""
+
+    def receive_weights(self, version: int, groups: Sequence[str]) -> int:
+        """Receive every tensor of these groups, commit the version, resume; returns the version committed."""

@@ -1,0 +1,357 @@
+"""``VllmEngine``: one in-process vLLM engine, stepped by one thread that everything else talks to by a queue.
+
+    caller's thread                     step thread
+      submit, abort, pause,   ──queue──▶  run commands, then engine.step(), again and again
+      receive_weights, stats                   │ groups that finished in this step
+                                               └─▶ sink.submit("on_groups", results)
+
+With nothing to decode the step thread blocks on the queue. Weights are received on it too, so a
+step never sees half of them.
+"""
+
+from __future__ import annotations
+
+import gc
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import ray
+from vllm import EngineArgs, LLMEngine, RequestOutput, SamplingParams
+from vllm.outputs import CompletionOutput
+from vllm.sampling_params import RequestOutputKind
+
+from nemo_like.config.schema import Device, GenerationConfig, Precision
+from nemo_like.generation.interface import (
+    EngineStats,
+    GenerationError,
+    GroupRequest,
+    GroupResult,
+    Response,
+    ResultSink,
+    SamplingSettings,
+    WeightEndpoint,
+    WeightGroup,
+)
+from nemo_like.generation.weight_receiver import BACKEND, WeightReceiverExtension
+
+_T = TypeVar("_T")
+
+# vLLM's attention on CPU reads the KV cache in blocks of a multiple of this many tokens.
+_CPU_BLOCK_TOKENS = 32
+_MIN_BATCHED_TOKENS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    run: Callable[[], Any]
+    done: Future[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Unfinished:
+    request: GroupRequest
+    sink: ResultSink
+
+
+class VllmEngine:
+    """See ``GenerationEngine`` and ``WeightReceiver`` for the methods. To be hosted by a serial actor, in a
+    process started with ``engine_environment``."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        model_name: str,
+        generation: GenerationConfig,
+        device: Device,
+        precision: Precision,
+        max_total_sequence_length: int,
+        seed: int,
+        timeout_s: float,
+    ) -> None:
+        """``timeout_s`` is the deadline for starting, and for every call.
+
+        Raises GenerationError when the engine does not start.
+        """
+        self._name = name
+        self._timeout_s = timeout_s
+        self._num_workers = generation.vllm_cfg.tensor_parallel_size
+        self._engine_args = _engine_args(
+            model_name, generation, device, precision, max_total_sequence_length, seed
+        )
+        self._engine: LLMEngine
+        self._failure: str | None = None
+        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._unfinished: dict[str, _Unfinished] = {}
+        self._policy_version = -1
+        self._paused_for: int | None = None
+        self._generation_s = 0.0
+        self._num_generated_tokens = 0
+        self._started = self._stopping = False
+        self._thread = threading.Thread(target=self._serve, name=f"{name}-step", daemon=True)
+        self._thread.start()
+        self._call(self._start_engine)
+
+    # ------------------------------------------------------------------ generation
+
+    def submit(self, requests: Sequence[GroupRequest], sampling: SamplingSettings, sink: ResultSink) -> None:
+        """Queue the requests; each group's result goes to the sink in the step that finishes it.
+
+        Raises ValueError for requests that cannot be served; then none of this call's is queued.
+        """
+        params = [_sampling_params(request, sampling) for request in requests]
+        self._call(lambda: self._add(requests, params, sink))
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        self._call(lambda: self._abort(request_ids))
+
+    def stats(self) -> EngineStats:
+        return self._call(
+            lambda: EngineStats(self._policy_version, self._generation_s, self._num_generated_tokens)
+        )
+
+    def shutdown(self) -> None:
+        """End the step thread and the engine; safe to call twice."""
+        if self._thread.is_alive():
+            self._commands.put(_Command(self._stop, Future()))
+            self._thread.join(self._timeout_s)
+
+    # ------------------------------------------------------------------ weights
+
+    def weight_endpoint(self) -> WeightEndpoint:
+        node_id = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
+        return WeightEndpoint(node_id=node_id, num_workers=self._num_workers)
+
+    def join_weight_group(self, group: WeightGroup) -> None:
+        self._call(lambda: self._rpc("init_weight_transfer_engine", init_info={"group": group}))
+
+    def pause(self, version: int) -> None:
+        self._call(lambda: self._pause(version))
+
+    def receive_weights(self, version: int, groups: Sequence[str]) -> int:
+        """A failure on the way leaves the weights half-loaded, so it ends the engine."""
+        return self._call(lambda: self._receive_weights(version, groups))
+
+    # ------------------------------------------------------------------ the step thread
+
+    def _call(self, function: Callable[[], _T]) -> _T:
+        """Run on the step thread; raises what it raises, and GenerationError once the engine has failed."""
+        done: Future[_T] = Future()
+        self._commands.put(_Command(function, done))
+        try:
+            return done.result(self._timeout_s)
+        except TimeoutError:
+            raise GenerationError(
+                f"engine {self._name!r} did not answer within {self._timeout_s:g} s"
+            ) from None
+
+    def _serve(self) -> None:
+        while not self._stopping:
+            self._run_commands()
+            if not self._is_idle():
+                self._step()
+
+    def _is_idle(self) -> bool:
+        return self._stopping or self._paused_for is not None or not self._unfinished
+
+    def _run_commands(self) -> None:
+        """All that are queued; blocks for the first when there is nothing to decode."""
+        try:
+            command = self._commands.get(block=self._is_idle())
+            while True:
+                self._run(command)
+                command = self._commands.get(block=False)
+        except queue.Empty:
+            pass
+
+    def _run(self, command: _Command) -> None:
+        if self._failure is not None and command.run != self._stop:
+            command.done.set_exception(GenerationError(self._failure))
+            return
+        try:
+            command.done.set_result(command.run())
+        except Exception as error:
+            command.done.set_exception(error)
+
+    def _step(self) -> None:
+        started_s = time.monotonic()
+        try:
+            self._deliver([output for output in self._engine.step() if output.finished])
+        except Exception:
+            self._fail(traceback.format_exc())
+        self._generation_s += time.monotonic() - started_s
+
+    def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
+        """One call per sink with all groups that finished in this step."""
+        by_sink: dict[int, tuple[ResultSink, list[GroupResult]]] = {}
+        for output in outputs:
+            entry = self._unfinished.pop(output.request_id)
+            responses = tuple(_response(completion) for completion in output.outputs)
+            self._num_generated_tokens += sum(len(response.token_ids) for response in responses)
+            _, results = by_sink.setdefault(id(entry.sink), (entry.sink, []))
+            results.append(GroupResult(output.request_id, responses, self._policy_version))
+        for sink, results in by_sink.values():
+            sink.submit("on_groups", results)
+
+    def _fail(self, trace: str) -> None:
+        """Tell everyone who waits; every later call raises."""
+        self._failure = f"engine {self._name!r} failed:\n{trace}"
+        sinks = {id(entry.sink): entry.sink for entry in self._unfinished.values()}
+        self._unfinished.clear()
+        for sink in sinks.values():
+            sink.submit("on_engine_error", self._name, trace)
+
+    def _start_engine(self) -> None:
+        # Built on the thread that steps it: the current CUDA device belongs to a thread.
+        try:
+            self._engine = LLMEngine.from_engine_args(self._engine_args)
+        except Exception as error:
+            self._stopping = True
+            raise GenerationError(f"engine {self._name!r} did not start: {error}") from error
+        self._started = True
+        # What start-up left behind is never garbage; later collections need not look at it.
+        gc.collect()
+        gc.freeze()
+
+    def _stop(self) -> None:
+        self._stopping = True
+        if self._started:
+            self._engine.engine_core.shutdown()
+
+    def _add(
+        self, requests: Sequence[GroupRequest], params: Sequence[SamplingParams], sink: ResultSink
+    ) -> None:
+        added: list[str] = []
+        try:
+            for request, request_params in zip(requests, params, strict=True):
+                if request.request_id in self._unfinished:
+                    raise ValueError(f"request {request.request_id!r} is unfinished already; use another id")
+                self._engine.add_request(
+                    request.request_id, {"prompt_token_ids": list(request.prompt_ids)}, request_params
+                )
+                self._unfinished[request.request_id] = _Unfinished(request, sink)
+                added.append(request.request_id)
+        except Exception:
+            self._abort(added)
+            raise
+
+    def _abort(self, request_ids: Sequence[str]) -> None:
+        known = [request_id for request_id in request_ids if self._unfinished.pop(request_id, None)]
+        self._engine.abort_request(known)
+
+    def _rpc(self, method: str, **kwargs: Any) -> None:
+        """Call every worker of this engine."""
+        self._engine.collective_rpc(method, kwargs=kwargs)
+
+    def _pause(self, version: int) -> None:
+        if version <= self._policy_version:
+            raise ValueError(
+                f"engine {self._name!r} is at policy_version={self._policy_version}; "
+                f"version={version} is not newer"
+            )
+        if self._unfinished:
+            raise RuntimeError(
+                f"engine {self._name!r} still generates {len(self._unfinished)} groups; one group must not "
+                "mix policy versions; wait for them or abort them before a weight update"
+            )
+        self._paused_for = version
+
+    def _receive_weights(self, version: int, groups: Sequence[str]) -> int:
+        if self._paused_for != version:
+            raise RuntimeError(
+                f"engine {self._name!r} is paused for version {self._paused_for}, not for {version}"
+            )
+        try:
+            self._rpc("start_weight_update")
+            for group in groups:
+                self._rpc("update_weights", update_info={"group": group})
+            self._rpc("finish_weight_update")
+            # Cached keys and values are those of the old weights.
+            self._engine.reset_prefix_cache()
+        except Exception:
+            self._fail(traceback.format_exc())
+            raise
+        self._policy_version, self._paused_for = version, None
+        return version
+
+
+def _engine_args(
+    model_name: str,
+    generation: GenerationConfig,
+    device: Device,
+    precision: Precision,
+    max_total_sequence_length: int,
+    seed: int,
+) -> EngineArgs:
+    cfg = generation.vllm_cfg
+    by_device: dict[str, Any]
+    if device is Device.cpu:
+        if cfg.kv_cache_gib is None:
+            raise ValueError(
+                "generation.vllm_cfg.kv_cache_gib=null: on CPU the KV cache needs a size; "
+                "try 0.125 for a tiny model"
+            )
+        by_device = {
+            "kv_cache_memory_bytes": int(cfg.kv_cache_gib * 2**30),
+            "block_size": _CPU_BLOCK_TOKENS,
+            # Prompts shorter than a block share nothing.
+            "enable_prefix_caching": max_total_sequence_length > _CPU_BLOCK_TOKENS,
+        }
+    else:
+        by_device = {"gpu_memory_utilization": cfg.gpu_memory_utilization, "enable_prefix_caching": True}
+    return EngineArgs(
+        model=model_name,
+        skip_tokenizer_init=True,
+        generation_config="vllm",  # the checkpoint's own sampling defaults must not mix in
+        dtype=precision.name,
+        seed=seed,
+        max_model_len=max_total_sequence_length,
+        max_num_seqs=cfg.max_num_seqs,
+        max_num_batched_tokens=max(_MIN_BATCHED_TOKENS, max_total_sequence_length),
+        enable_chunked_prefill=False,  # a partly prefilled request that has a seed ends the engine
+        enforce_eager=cfg.enforce_eager,
+        tensor_parallel_size=cfg.tensor_parallel_size,
+        distributed_executor_backend="mp" if cfg.tensor_parallel_size > 1 else None,
+        logprobs_mode="processed_logprobs",  # after temperature, top-p and top-k: as sampled
+        disable_log_stats=True,
+        worker_extension_cls=f"{WeightReceiverExtension.__module__}.{WeightReceiverExtension.__qualname__}",
+        weight_transfer_config={"backend": BACKEND},
+        **by_device,
+    )
+
+
+def _sampling_params(request: GroupRequest, sampling: SamplingSettings) -> SamplingParams:
+    num_responses = len(request.seeds)
+    if sampling.temperature == 0 and num_responses > 1:
+        raise ValueError(
+            f"request {request.request_id!r}: {num_responses} greedy responses would be the same; ask for one"
+        )
+    return SamplingParams(
+        n=num_responses,
+        seed=request.seeds[0],
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k or 0,
+        max_tokens=sampling.max_new_tokens,
+        stop_token_ids=list(sampling.stop_token_ids),
+        ignore_eos=True,  # the request's own stop tokens count, and nothing else
+        logprobs=0,  # the sampled token's alone
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def _response(completion: CompletionOutput) -> Response:
+    return Response(
+        token_ids=np.asarray(completion.token_ids, dtype=np.int32),
+        logprobs=np.asarray(completion.logprobs.logprobs, dtype=np.float32),
+        is_truncated=completion.finish_reason == "length",
+    )
