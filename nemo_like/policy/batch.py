@@ -46,11 +46,6 @@ class PaddedMicroBatch:
         )
 
 
-def padded_length(spec: MicroBatch, length_multiple: int) -> int:
-    """The micro-batch's length rounded up to the multiple that the layout needs."""
-    return -(-spec.padded_length // length_multiple) * length_multiple
-
-
 class PolicyBatch:
     """N samples of one data-parallel rank: packed columns, lengths, and per-sample values.
 
@@ -90,7 +85,9 @@ class PolicyBatch:
         }
         mask = self.columns[RESPONSE_MASK.name]
         if self.num_tokens and bool(mask[self.offsets].any()):
-            raise ValueError(f"{RESPONSE_MASK.name} marks the first token of a sample, which nothing predicts")
+            raise ValueError(
+                f"{RESPONSE_MASK.name} marks the first token of a sample, which nothing predicts"
+            )
         self.response_lengths = self.sum_per_sample(mask.float()).to(device)
 
     def __len__(self) -> int:
@@ -101,11 +98,10 @@ class PolicyBatch:
         owner = torch.repeat_interleave(torch.arange(len(self)), self.lengths)
         return torch.zeros(len(self), dtype=values.dtype).index_add_(0, owner, values)
 
-    def micro_batch(self, spec: MicroBatch, *, length_multiple: int) -> PaddedMicroBatch:
-        """The samples ``spec.rows``, padded to ``spec.padded_length`` rounded up to the multiple."""
+    def micro_batch(self, spec: MicroBatch) -> PaddedMicroBatch:
+        """The samples ``spec.rows``, padded to ``spec.padded_length``."""
         rows = torch.tensor(spec.rows, dtype=torch.int64)
-        num_positions = padded_length(spec, length_multiple)
-        positions = torch.arange(num_positions)
+        positions = torch.arange(spec.padded_length)
         is_token = positions < self.lengths[rows, None]
         places = (self.offsets[rows, None] + positions).masked_fill_(~is_token, 0)
         input_ids = self.columns[INPUT_IDS.name][places].to(torch.int64).masked_fill_(~is_token, PAD_TOKEN_ID)

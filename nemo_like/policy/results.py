@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nemo_like.data_plane.meta import KVBatchMeta
@@ -25,3 +25,21 @@ class TrainUpdate:
     metrics: Mapping[str, Metric]
     policy_version: int
     compute_s: float  # inside the model and optimizer, the slowest worker's
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerScores:
+    """A leader's answer to a log-prob phase, over its replica's shard; tags in the shard's order."""
+
+    tags: Mapping[str, Sequence[float]]
+    metrics: Mapping[str, Metric]
+    compute_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUpdate:
+    """A leader's answer to a training phase: its replica's part of the metrics."""
+
+    metrics: Mapping[str, Metric]
+    policy_version: int
+    compute_s: float

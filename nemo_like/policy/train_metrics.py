@@ -39,7 +39,9 @@ class TrainMetrics:
         if len(mask):
             ratios = per_token[1:3].masked_fill(mask == 0, torch.nan)
             smallest, largest = -ratios, ratios
-            bounds = torch.stack((largest, smallest), dim=1).flatten(0, 1).nan_to_num(nan=-torch.inf).amax(dim=1)
+            bounds = (
+                torch.stack((largest, smallest), dim=1).flatten(0, 1).nan_to_num(nan=-torch.inf).amax(dim=1)
+            )
             torch.maximum(self._extremes, bounds, out=self._extremes)
 
     def add_update(self, *, grad_norm: float, learning_rate: float) -> None:

@@ -50,7 +50,9 @@ _CONFIGS: dict[str, Callable[..., Any]] = {
 }
 
 
-def make_checkpoint(path: Path, model_type: str = "qwen3", *, tied: bool = True, shard_size: str = "1GB") -> Path:
+def make_checkpoint(
+    path: Path, model_type: str = "qwen3", *, tied: bool = True, shard_size: str = "1GB"
+) -> Path:
     """A random checkpoint directory of the named architecture; the same weights every time."""
     torch.manual_seed(11)
     model = AutoModelForCausalLM.from_config(_CONFIGS[model_type](tie_word_embeddings=tied, **_SIZES))
@@ -130,7 +132,11 @@ def random_batch(num_samples: int, seed: int = 5) -> dict[str, Any]:
 
 
 def make_schedule(
-    lengths: list[int], sample_mask: list[float], rows_of_updates: list[list[list[int]]], all_rows: list[list[int]], prompt: int = 3
+    lengths: list[int],
+    sample_mask: list[float],
+    rows_of_updates: list[list[list[int]]],
+    all_rows: list[list[int]],
+    prompt: int = 3,
 ) -> Schedule:
     """A schedule by hand: ``rows_of_updates[update][micro-batch]`` are positions on this rank;
     ``all_rows[update]`` are the update's samples over all ranks, as positions in ``lengths``."""
@@ -151,8 +157,10 @@ def make_schedule(
 # Worlds of processes
 
 
-def run_world(function: Callable[..., Any], layout: ParallelLayout, *args: Any, timeout_s: float = 100.0) -> list[Any]:
-    """``function(coordinates, *args)`` in one process per rank with torch.distributed ready; the results by rank.
+def run_world(
+    function: Callable[..., Any], layout: ParallelLayout, *args: Any, timeout_s: float = 100.0
+) -> list[Any]:
+    """``function(coordinates, *args)`` in a process per rank with torch.distributed ready; results by rank.
 
     Raises AssertionError with the first rank's traceback that failed, or the ranks that were not done
     in time. No process outlives the call.
@@ -163,7 +171,9 @@ def run_world(function: Callable[..., Any], layout: ParallelLayout, *args: Any, 
     processes, connections = [], []
     for rank in range(layout.world_size):
         receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_rank_main, args=(function, layout, rank, port, sender, args), daemon=True)
+        process = context.Process(
+            target=_rank_main, args=(function, layout, rank, port, sender, args), daemon=True
+        )
         process.start()
         sender.close()
         processes.append(process)
@@ -202,7 +212,12 @@ def _collect(connections: list[Connection], timeout_s: float) -> list[Any]:
 
 
 def _rank_main(
-    function: Callable[..., Any], layout: ParallelLayout, rank: int, port: int, sender: Connection, args: tuple[Any, ...]
+    function: Callable[..., Any],
+    layout: ParallelLayout,
+    rank: int,
+    port: int,
+    sender: Connection,
+    args: tuple[Any, ...],
 ) -> None:
     torch.set_num_threads(1)
     try:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from nemo_like.algorithms.logprobs import LogprobSettings
 from nemo_like.algorithms.losses import GlobalCounts, LossTokens, policy_loss, token_weights
+from nemo_like.cluster.buckets import TensorSpec
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.schema import Device, LossConfig, PolicyConfig
 from nemo_like.data_plane.columns import PREV_LOGPROBS, REFERENCE_LOGPROBS
@@ -21,7 +22,8 @@ from nemo_like.data_plane.meta import GlobalBatch, Schedule
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.batch import PaddedMicroBatch, PolicyBatch
 from nemo_like.policy.export import complete_checkpoint, write_weights
-from nemo_like.policy.interfaces import ADVANTAGE, SAMPLE_MASK, WeightSpec
+from nemo_like.policy.interfaces import ADVANTAGE, SAMPLE_MASK
+from nemo_like.policy.layout import length_multiple
 from nemo_like.policy.megatron.convert import (
     Cut,
     HFCheckpoint,
@@ -73,15 +75,13 @@ class MegatronPolicy:
             self._ddp = DistributedDataParallel(config, ddp_config, self._model)
             self._optimizer = build_optimizer(cfg, self._ddp, self._dtype)
             config.no_sync_func = self._ddp.no_sync
-            # Sequence parallelism cuts a sequence evenly over the tensor-parallel ranks.
-            length_multiple = coordinates.layout.tp if config.sequence_parallel else 1
-            self._pipeline = Pipeline(self._ddp, config, length_multiple)
+            self._pipeline = Pipeline(self._ddp, config, length_multiple(cfg))
 
     # Log-probs
 
     @torch.no_grad()
     def logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
-        """Packed [sum of lengths] float32 on the CPU, nats; 0 where response_mask is 0. Valid on every rank."""
+        """Packed [sum of lengths] float32 on the CPU, nats; 0 where response_mask is 0. On every rank."""
         specs = [spec for update in schedule.global_batches for spec in update.micro_batches]
         packed = torch.zeros(batch.num_tokens, dtype=torch.float32, device=self.device)
 
@@ -101,7 +101,9 @@ class MegatronPolicy:
         Raises RuntimeError when the loss has no KL term, since then no reference is kept.
         """
         if self._reference is None:
-            raise RuntimeError("loss_fn.reference_policy_kl_penalty=0 keeps no reference policy; set it above 0")
+            raise RuntimeError(
+                "loss_fn.reference_policy_kl_penalty=0 keeps no reference policy; set it above 0"
+            )
         with self._weights_replaced(self._reference):
             return self.logprobs(batch, schedule)
 
@@ -155,7 +157,7 @@ class MegatronPolicy:
 
     # Weights
 
-    def weight_metadata(self) -> list[WeightSpec]:
+    def weight_metadata(self) -> list[TensorSpec]:
         """What ``stage_weights`` will yield, in its order; no communication."""
         dtype = str(self._dtype).removeprefix("torch.")
         specs = []
@@ -163,16 +165,19 @@ class MegatronPolicy:
             rule = rule_for(name, self._layer_offset)
             shape = full_shape(rule, parameter.shape, self.coordinates.layout.tp)
             parts = split(rule, torch.empty(shape, device="meta"), self._geometry)
-            specs += [WeightSpec(hf_name, tuple(part.shape), dtype) for hf_name, part in zip(rule.hf_names, parts, strict=True)]
+            specs += [
+                TensorSpec(hf_name, dtype, tuple(part.shape))
+                for hf_name, part in zip(rule.hf_names, parts, strict=True)
+            ]
         return specs
 
     def stage_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(Hugging Face name, full tensor) of this pipeline stage; collective over the tensor-parallel group."""
+        """(Hugging Face name, full tensor) of this pipeline stage; collective over tensor-parallel ranks."""
         parameters = self._sent_parameters()
         return hf_tensors(parameters, self._geometry, layer_offset=self._layer_offset, gather=self._gather)
 
     def export_hf(self, path: Path) -> None:
-        """Write a checkpoint directory that transformers loads; every rank of data-parallel rank 0 calls it."""
+        """Write a checkpoint directory that transformers loads; every rank of the first replica calls it."""
         tensors = self.stage_weights()
         if self.coordinates.tp != 0:
             for _ in tensors:  # takes part in the gathering

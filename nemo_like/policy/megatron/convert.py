@@ -61,7 +61,9 @@ _LAYER_RULES = {
     "self_attention.q_layernorm.weight": Rule(("self_attn.q_norm.weight",)),
     "self_attention.k_layernorm.weight": Rule(("self_attn.k_norm.weight",)),
     "pre_mlp_layernorm.weight": Rule(("post_attention_layernorm.weight",)),
-    "mlp.linear_fc1.weight": Rule(("mlp.gate_proj.weight", "mlp.up_proj.weight"), Cut.gated_rows, Merge.stacked),
+    "mlp.linear_fc1.weight": Rule(
+        ("mlp.gate_proj.weight", "mlp.up_proj.weight"), Cut.gated_rows, Merge.stacked
+    ),
     "mlp.linear_fc2.weight": Rule(("mlp.down_proj.weight",), Cut.columns),
     # Transformer Engine folds a norm into the linear layer after it.
     "self_attention.linear_qkv.layer_norm_weight": Rule(("input_layernorm.weight",)),
@@ -106,7 +108,9 @@ class HFCheckpoint:
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._files:
-            raise KeyError(f"{self.path} has no tensor {name!r}; it has {len(self._files)}, e.g. {min(self._files)!r}")
+            raise KeyError(
+                f"{self.path} has no tensor {name!r}; it has {len(self._files)}, e.g. {min(self._files)!r}"
+            )
         with safe_open(self.path / self._files[name], framework="pt") as file:
             return file.get_tensor(name)
 

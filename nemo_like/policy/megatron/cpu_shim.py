@@ -24,7 +24,11 @@ class _CudaMeansCpu(TorchFunctionMode):
     """Rewrites device arguments; costs a Python call per torch function while active."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if kwargs:
             if _is_cuda(kwargs.get("device")):

@@ -83,7 +83,9 @@ def describe_model(path: Path) -> ModelDescription:
     config = json.loads(file.read_text())
     model_type = config.get("model_type")
     if model_type not in SUPPORTED_MODEL_TYPES:
-        raise ValueError(f"{file}: model_type={model_type!r} is not one of {', '.join(SUPPORTED_MODEL_TYPES)}")
+        raise ValueError(
+            f"{file}: model_type={model_type!r} is not one of {', '.join(SUPPORTED_MODEL_TYPES)}"
+        )
     for key in ("attention_bias", "mlp_bias", "use_sliding_window"):
         if config.get(key):
             raise ValueError(f"{file}: {key}=true is not supported; use a checkpoint without it")
@@ -175,7 +177,9 @@ class ScoringGPTModel(GPTModel):
     that Megatron-core hands through to the end of the model.
     """
 
-    def __init__(self, config: TransformerConfig, description: ModelDescription, settings: LogprobSettings) -> None:
+    def __init__(
+        self, config: TransformerConfig, description: ModelDescription, settings: LogprobSettings
+    ) -> None:
         tp = config.tensor_model_parallel_size
         device = torch.device("cpu" if config.use_cpu_initialization else "cuda")
         super().__init__(
@@ -208,7 +212,9 @@ class ScoringGPTModel(GPTModel):
             weight = self.shared_embedding_or_output_weight()
         # Each rank's vocabulary gives a part of the hidden gradient; both mappings sum it.
         if self.config.sequence_parallel:
-            hidden_states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=True)
+            hidden_states = gather_from_sequence_parallel_region(
+                hidden_states, tensor_parallel_output_grad=True
+            )
         elif self.vocabulary_shard.group is not None:
             hidden_states = copy_to_tensor_model_parallel_region(hidden_states)
         scored = hidden_states.flatten(0, 1).index_select(0, labels.output_index)

@@ -9,7 +9,12 @@ from typing import Any
 
 import torch
 from megatron.core import optimizer as megatron_optimizer
-from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, distrib_optimizer, get_megatron_optimizer
+from megatron.core.optimizer import (
+    MegatronOptimizer,
+    OptimizerConfig,
+    distrib_optimizer,
+    get_megatron_optimizer,
+)
 from torch import Tensor
 
 from nemo_like.config.schema import LRDecayStyle, PolicyConfig, Precision, SchedulerConfig
@@ -49,7 +54,10 @@ class GroupStepAdamW(torch.optim.Optimizer):
     def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
         for param in params:
             if not self.state[param]:
-                self.state[param] = {"exp_avg": torch.zeros_like(param), "exp_avg_sq": torch.zeros_like(param)}
+                self.state[param] = {
+                    "exp_avg": torch.zeros_like(param),
+                    "exp_avg_sq": torch.zeros_like(param),
+                }
         beta1, beta2 = group["betas"]
         # One step tensor per parameter, since the kernel takes a list; they are all the group's.
         steps = [torch.tensor(float(group["step"]), device=param.device) for param in params]
@@ -122,5 +130,7 @@ def learning_rate(update: int, peak: float, cfg: SchedulerConfig) -> float:
         return peak
     span = cfg.decay_updates - cfg.warmup_updates
     progress = min(1.0, (update - cfg.warmup_updates) / span) if span > 0 else 1.0
-    remaining = 1 - progress if cfg.decay_style is LRDecayStyle.linear else (1 + math.cos(math.pi * progress)) / 2
+    remaining = (
+        1 - progress if cfg.decay_style is LRDecayStyle.linear else (1 + math.cos(math.pi * progress)) / 2
+    )
     return cfg.min_lr + (peak - cfg.min_lr) * remaining

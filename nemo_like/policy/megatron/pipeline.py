@@ -13,7 +13,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from nemo_like.data_plane.meta import MicroBatch
-from nemo_like.policy.batch import PaddedMicroBatch, PolicyBatch, padded_length
+from nemo_like.policy.batch import PaddedMicroBatch, PolicyBatch
 
 # Called on the last pipeline stage with the micro-batch's [M] log-probs.
 OnScored = Callable[[Tensor, PaddedMicroBatch], None]
@@ -21,7 +21,7 @@ LossFunction = Callable[[Tensor, PaddedMicroBatch], Tensor]
 
 
 class Pipeline:
-    """Runs a model over micro-batches under one layout. ``length_multiple`` rounds padded lengths up."""
+    """Runs a model over micro-batches, whose padded lengths must divide by ``length_multiple``."""
 
     def __init__(self, model: torch.nn.Module, config: TransformerConfig, length_multiple: int) -> None:
         self._model, self._config, self._length_multiple = model, config, length_multiple
@@ -40,7 +40,9 @@ class Pipeline:
         # Megatron-core counts tokens to normalise by; the loss is normalised already.
         num_tokens = torch.zeros((), dtype=torch.int, device=batch.device)
 
-        def score(logprobs: Tensor, micro_batch: PaddedMicroBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        def score(
+            logprobs: Tensor, micro_batch: PaddedMicroBatch
+        ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
             return loss(logprobs, micro_batch), num_tokens, {}
 
         self._run(batch, specs, score, forward_only=False)
@@ -49,12 +51,18 @@ class Pipeline:
         self, batch: PolicyBatch, specs: Sequence[MicroBatch], score: Callable[..., Any], **options: Any
     ) -> None:
         def step(specs_left: Any, model: torch.nn.Module) -> tuple[Tensor, Callable[..., Any]]:
-            micro_batch = batch.micro_batch(next(specs_left), length_multiple=self._length_multiple)
+            micro_batch = batch.micro_batch(next(specs_left))
             output = model(micro_batch.input_ids, micro_batch.position_ids, None, labels=micro_batch)
             return output, partial(score, micro_batch=micro_batch)
 
-        shapes = {(len(spec.rows), padded_length(spec, self._length_multiple)) for spec in specs}
+        shapes = {(len(spec.rows), spec.padded_length) for spec in specs}
         num_samples, num_positions = max(shapes)
+        uneven = [length for _, length in shapes if length % self._length_multiple]
+        if uneven:
+            raise ValueError(
+                f"micro-batches are padded to {min(uneven)} tokens, but this layout needs a multiple of "
+                f"{self._length_multiple}; make the schedule with that length_multiple"
+            )
         # Stages tell each other the shapes only where they differ.
         self._config.variable_seq_lengths = len(shapes) > 1
         get_forward_backward_func()(
@@ -68,8 +76,6 @@ class Pipeline:
         )
 
 
-def sum_gradients(
-    model: list[torch.nn.Module], num_tokens: Tensor | None = None, **options: Any
-) -> None:
+def sum_gradients(model: list[torch.nn.Module], num_tokens: Tensor | None = None, **options: Any) -> None:
     """Megatron-core's reduction of gradients over ranks, without its division by a token count."""
     finalize_model_grads(model, None, **options)

@@ -1,0 +1,144 @@
+"""The driver's side of the policy workers: dispatch by metadata, answers from the leaders.
+
+    meta ──shard──▶ one meta per data-parallel rank ──▶ every rank of that replica
+                                                          leaders answer
+    meta + tags in its own order ◀──merge── tags, metrics, seconds
+
+Runs in the driver's process: no tensor library here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from nemo_like.cluster.actors import ActorHandle, Call
+from nemo_like.cluster.cluster import Cluster
+from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
+from nemo_like.config.schema import PolicyConfig
+from nemo_like.data_plane.columns import PREV_LOGPROBS, REFERENCE_LOGPROBS, Column
+from nemo_like.data_plane.meta import KVBatchMeta
+from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
+from nemo_like.observability.metrics import Metric, merge
+from nemo_like.policy.layout import length_multiple
+from nemo_like.policy.results import ScoredBatch, TrainUpdate, WorkerScores, WorkerUpdate
+
+
+class PolicyWorkerGroup:
+    """``handles[rank]`` is the worker at ``layout.coordinates(rank)``; every stage has ``timeout_s``."""
+
+    def __init__(
+        self,
+        handles: Sequence[ActorHandle],
+        cluster: Cluster,
+        layout: ParallelLayout,
+        cfg: PolicyConfig,
+        *,
+        timeout_s: float,
+    ) -> None:
+        if len(handles) != layout.world_size:
+            raise ValueError(f"{len(handles)} policy workers for a layout of {layout.world_size}")
+        self._cluster, self._cfg, self._timeout_s = cluster, cfg, timeout_s
+        self._workers = [(handle, layout.coordinates(rank)) for rank, handle in enumerate(handles)]
+        self._num_replicas = layout.dp
+
+    def setup(self, timeout_s: float) -> None:
+        """Load the model on every worker; returns when all are ready."""
+        calls = [handle.submit("setup") for handle, _ in self._workers]
+        self._cluster.gather(calls, stage="policy.setup", timeout_s=timeout_s)
+
+    def connect_weights(self, receivers: Sequence[Any]) -> None:
+        """Let the workers that send weights meet the engines."""
+        self._everywhere("connect_weights", lambda place: True, receivers)
+
+    def compute_prev_logprobs(self, batch: KVBatchMeta) -> ScoredBatch:
+        """Adds column prev_logprobs and tag mult_prob_error."""
+        return self._score(batch, "compute_prev_logprobs", PREV_LOGPROBS)
+
+    def compute_reference_logprobs(self, batch: KVBatchMeta) -> ScoredBatch:
+        """Adds column reference_logprobs."""
+        return self._score(batch, "compute_reference_logprobs", REFERENCE_LOGPROBS)
+
+    def train(self, batch: KVBatchMeta) -> TrainUpdate:
+        """One pass of optimizer updates over the batch; needs tags advantage and sample_mask.
+
+        Raises RuntimeError when the replicas come back with different policy versions.
+        """
+        shards = shard_for_training(
+            batch,
+            num_shards=self._num_replicas,
+            global_batch_size=self._cfg.train_global_batch_size,
+            micro_batch_size=self._cfg.train_micro_batch_size,
+            length_multiple=length_multiple(self._cfg),
+        )
+        answers: list[WorkerUpdate] = self._on_replicas("train", shards)
+        versions = {answer.policy_version for answer in answers}
+        if len(versions) != 1:
+            raise RuntimeError(f"policy replicas are at different versions: {sorted(versions)}")
+        return TrainUpdate(
+            metrics=merge(answer.metrics for answer in answers),
+            policy_version=versions.pop(),
+            compute_s=max(answer.compute_s for answer in answers),
+        )
+
+    def push_weights(self, version: int) -> dict[str, Metric]:
+        """Send the weights as this version, from the first replica; returns once all engines have it."""
+        answers = self._everywhere("push_weights", lambda place: place.dp == 0, version)
+        return merge(answers)
+
+    def export_hf(self, path: str) -> None:
+        """Write a Hugging Face checkpoint directory."""
+        self._everywhere("export_hf", lambda place: place.dp == 0, path)
+
+    def shutdown(self) -> None:
+        """Let the workers leave each other and the engines in order."""
+        self._everywhere("shutdown", lambda place: True)
+
+    def _score(self, batch: KVBatchMeta, method: str, column: Column) -> ScoredBatch:
+        shards = shard_for_logprobs(
+            batch,
+            num_shards=self._num_replicas,
+            global_batch_size=self._cfg.train_global_batch_size,
+            micro_batch_size=self._cfg.logprob_batch_size,
+            length_multiple=length_multiple(self._cfg),
+        )
+        answers: list[WorkerScores] = self._on_replicas(method, shards)
+        scored = batch.with_columns(column.name).with_tags(**_gathered_tags(batch, shards, answers))
+        return ScoredBatch(
+            batch=scored,
+            metrics=merge(answer.metrics for answer in answers),
+            compute_s=max(answer.compute_s for answer in answers),
+        )
+
+    def _on_replicas(self, method: str, shards: Sequence[KVBatchMeta]) -> list[Any]:
+        """Every worker of a replica gets its replica's shard; the leaders' answers, by data-parallel rank."""
+        calls = [handle.submit(method, shards[place.dp]) for handle, place in self._workers]
+        answers = self._wait(method, calls)
+        leaders = [
+            (place.dp, answer)
+            for (_, place), answer in zip(self._workers, answers, strict=True)
+            if place.is_leader
+        ]
+        return [answer for _, answer in sorted(leaders, key=lambda leader: leader[0])]
+
+    def _everywhere(self, method: str, where: Callable[[Coordinates], bool], *args: Any) -> list[Any]:
+        calls = [handle.submit(method, *args) for handle, place in self._workers if where(place)]
+        return self._wait(method, calls)
+
+    def _wait(self, stage: str, calls: Sequence[Call]) -> list[Any]:
+        return self._cluster.gather(calls, stage=f"policy.{stage}", timeout_s=self._timeout_s)
+
+
+def _gathered_tags(
+    batch: KVBatchMeta, shards: Sequence[KVBatchMeta], answers: Iterable[WorkerScores]
+) -> dict[str, list[float]]:
+    """The leaders' tags in the order of the whole batch."""
+    position = {sample: index for index, sample in enumerate(batch.sample_ids)}
+    tags: dict[str, list[float]] = {}
+    for shard, answer in zip(shards, answers, strict=True):
+        places = [position[sample] for sample in shard.sample_ids]
+        for name, values in answer.tags.items():
+            whole = tags.setdefault(name, [0.0] * len(batch))
+            for place, value in zip(places, values, strict=True):
+                whole[place] = value
+    return tags

@@ -1,0 +1,214 @@
+"""One policy worker: fetch, compute, and write back where it leads.
+
+A plain class, so that a test can call it without Ray. The methods that take a meta get this
+data-parallel rank's shard with its schedule; every rank of a replica gets the same. All of them
+compute, the leader alone fetches and writes, and results come back from the leader alone.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nemo_like.cluster.actors import load_target
+from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.config.schema import Device, LossConfig, PolicyConfig
+from nemo_like.data_plane.columns import (
+    GENERATION_LOGPROBS,
+    INPUT_IDS,
+    PREV_LOGPROBS,
+    REFERENCE_LOGPROBS,
+    RESPONSE_MASK,
+    Column,
+)
+from nemo_like.data_plane.factory import DataPlaneSpec, connect
+from nemo_like.data_plane.interface import DataPlane
+from nemo_like.data_plane.meta import KVBatchMeta, Schedule
+from nemo_like.observability.metrics import Metric
+from nemo_like.policy.batch import PolicyBatch
+from nemo_like.policy.interfaces import (
+    ADVANTAGE,
+    SAMPLE_MASK,
+    TrainingBackend,
+    WeightSender,
+    is_weight_sender,
+)
+from nemo_like.policy.mismatch import logprob_mismatch
+from nemo_like.policy.replica import Replica
+from nemo_like.policy.results import WorkerScores, WorkerUpdate
+
+PREV_LOGPROBS_READS = (INPUT_IDS, RESPONSE_MASK, GENERATION_LOGPROBS)
+REFERENCE_LOGPROBS_READS = (INPUT_IDS, RESPONSE_MASK)
+TRAIN_READS = (INPUT_IDS, RESPONSE_MASK, PREV_LOGPROBS)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSenderSpec:
+    """How to build the sender in the worker's process: "package.module:Class" and its arguments."""
+
+    target: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+class PolicyWorker:
+    """``data_plane`` and ``weight_sender`` are objects, or descriptions from which ``setup`` makes them."""
+
+    def __init__(
+        self,
+        *,
+        cfg: PolicyConfig,
+        loss: LossConfig,
+        coordinates: Coordinates,
+        temperature: float,
+        data_plane: DataPlane | DataPlaneSpec,
+        weight_sender: WeightSender | WeightSenderSpec | None,
+        master_addr: str,
+        master_port: int,
+        timeout_s: float,
+    ) -> None:
+        """``temperature`` is the sampling temperature; ``timeout_s`` bounds every collective."""
+        self.cfg, self.loss, self.coordinates = cfg, loss, coordinates
+        self.policy_version = 0
+        self._temperature = temperature
+        self._data_plane_source = data_plane
+        self._weight_sender_source = weight_sender
+        self._init_method = f"tcp://{master_addr}:{master_port}"
+        self._timeout_s = timeout_s
+
+    def setup(self) -> None:
+        """Join the other workers and load the model; returns when this worker is ready."""
+        coordinates = self.coordinates
+        if self.cfg.device is Device.cpu:
+            torch.set_num_threads(1)
+        if not dist.is_initialized():
+            dist.init_process_group(
+                "gloo" if self.cfg.device is Device.cpu else "nccl",
+                init_method=self._init_method,
+                rank=coordinates.rank,
+                world_size=coordinates.layout.world_size,
+                timeout=datetime.timedelta(seconds=self._timeout_s),
+            )
+        self._replica = Replica(coordinates, self._timeout_s)
+        self._backend = self._build_backend()
+        if coordinates.is_leader:
+            source = self._data_plane_source
+            self._data_plane = connect(source) if isinstance(source, DataPlaneSpec) else source
+        self._weight_sender: WeightSender | None = None
+        if is_weight_sender(coordinates):
+            sender = self._weight_sender_source
+            if isinstance(sender, WeightSenderSpec):
+                sender = load_target(sender.target)(**sender.kwargs)
+            self._weight_sender = sender
+
+    def compute_prev_logprobs(self, meta: KVBatchMeta) -> WorkerScores | None:
+        """Write column prev_logprobs; the answer has tag mult_prob_error and the mismatch metrics."""
+        batch = self._fetch(meta, PREV_LOGPROBS_READS)
+        with _Stopwatch() as compute:
+            logprobs = self._backend.logprobs(batch, _schedule(meta))
+        if not self.coordinates.is_leader:
+            return None
+        self._data_plane.write(meta, {PREV_LOGPROBS.name: logprobs.numpy()})
+        mismatch = logprob_mismatch(batch, logprobs)
+        return WorkerScores({"mult_prob_error": mismatch.mult_prob_error}, mismatch.metrics, compute.seconds)
+
+    def compute_reference_logprobs(self, meta: KVBatchMeta) -> WorkerScores | None:
+        """Write column reference_logprobs, under the weights that the run started from."""
+        batch = self._fetch(meta, REFERENCE_LOGPROBS_READS)
+        with _Stopwatch() as compute:
+            logprobs = self._backend.reference_logprobs(batch, _schedule(meta))
+        if not self.coordinates.is_leader:
+            return None
+        self._data_plane.write(meta, {REFERENCE_LOGPROBS.name: logprobs.numpy()})
+        return WorkerScores({}, {}, compute.seconds)
+
+    def train(self, meta: KVBatchMeta) -> WorkerUpdate | None:
+        """The schedule's optimizer updates; needs tags advantage and sample_mask. One version further."""
+        has_kl = self.loss.reference_policy_kl_penalty > 0
+        batch = self._fetch(meta, (*TRAIN_READS, REFERENCE_LOGPROBS) if has_kl else TRAIN_READS)
+        with _Stopwatch() as compute:
+            metrics = self._backend.train(batch, _schedule(meta))
+        self.policy_version += 1
+        if not self.coordinates.is_leader:
+            return None
+        self._data_plane.forget(meta.partition)
+        return WorkerUpdate(metrics, self.policy_version, compute.seconds)
+
+    def connect_weights(self, receivers: Sequence[Any]) -> None:
+        """Meet the generation engines' weight receivers."""
+        if self._weight_sender is not None:
+            self._weight_sender.connect(receivers, self._backend.weight_metadata())
+
+    def push_weights(self, version: int) -> dict[str, Metric]:
+        """Send this stage's weights as ``version``; all ranks of the first replica call it.
+
+        Raises ValueError when this worker is at another version, RuntimeError without a sender.
+        """
+        if version != self.policy_version:
+            raise ValueError(
+                f"asked to push policy version {version}, but this worker is at {self.policy_version}"
+            )
+        if self.coordinates.dp != 0:
+            return {}
+        weights = self._backend.stage_weights()
+        if not is_weight_sender(self.coordinates):
+            for _ in weights:  # takes part in the gathering
+                pass
+            return {}
+        if self._weight_sender is None:
+            raise RuntimeError("this worker was made without a weight sender, so it cannot push weights")
+        return dict(self._weight_sender.send(version, weights))
+
+    def export_hf(self, path: str) -> None:
+        """Write a Hugging Face checkpoint directory; all ranks of the first replica call it."""
+        if self.coordinates.dp == 0:
+            self._backend.export_hf(Path(path))
+
+    def shutdown(self) -> None:
+        """Leave the other workers and the engines; safe to call twice."""
+        if self._weight_sender is not None:
+            self._weight_sender.close()
+            self._weight_sender = None
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _build_backend(self) -> TrainingBackend:
+        # Megatron-core takes seconds to import, so it is loaded where it is used.
+        from nemo_like.policy.megatron.backend import MegatronPolicy
+
+        return MegatronPolicy(self.cfg, self.loss, self.coordinates, self._temperature)
+
+    def _fetch(self, meta: KVBatchMeta, columns: Sequence[Column]) -> PolicyBatch:
+        """The leader fetches once, the replica's other workers get it from the leader."""
+        fetched: dict[str, Any] | None = None
+        if self.coordinates.is_leader:
+            fetched = self._data_plane.fetch(meta, [column.name for column in columns])
+        shared = self._replica.share(columns, sum(meta.lengths), fetched)
+        tags = {name: meta.tags[name] for name in (ADVANTAGE, SAMPLE_MASK) if name in meta.tags}
+        values = {name: [float(value) for value in tag] for name, tag in tags.items()}
+        return PolicyBatch(shared, meta.lengths, values, self._backend.device)
+
+
+def _schedule(meta: KVBatchMeta) -> Schedule:
+    if meta.schedule is None:
+        raise ValueError(
+            f"the batch of partition {meta.partition!r} has no schedule; shard it before dispatch"
+        )
+    return meta.schedule
+
+
+class _Stopwatch:
+    """``seconds`` spent inside the block."""
+
+    def __enter__(self) -> _Stopwatch:
+        self._start = time.perf_counter()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.seconds = time.perf_counter() - self._start
