@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
 
 import ray
 import torch
@@ -33,53 +32,40 @@ _LOOPBACK = "127.0.0.1"
 _CAUSE_GRACE_S = 2.0
 
 
-class AnnouncedTensor(Protocol):
-    """A tensor that every later ``send`` brings: Hugging Face name, torch's dtype name, full shape."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def dtype(self) -> str: ...
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-
 class CollectiveWeightSender:
     """Lives in the worker that heads a pipeline stage (tp = cp = dp = 0); see ``policy.WeightSender``."""
 
     def __init__(
-        self, *, engines: Sequence[ActorHandle], device: Device, bucket_mib: int, timeout_s: float
+        self, *, coordinates: Coordinates, device: Device, bucket_mib: int, timeout_s: float
     ) -> None:
-        """``timeout_s`` is the deadline for connecting, the engines' start included, and for one send."""
-        self._engines = list(engines)
-        self._device = torch.device(f"cuda:{torch.cuda.current_device()}" if device is Device.cuda else "cpu")
-        self._bucket_bytes = bucket_mib * 2**20
-        self._timeout_s = timeout_s
-        self._tensors: tuple[TensorSpec, ...] = ()
-        self._group: NamedProcessGroup | None = None
-        self._group_names: list[str] = []
-        self._is_coordinator = False
+        """``coordinates`` are the worker's. ``timeout_s`` is the deadline for connecting, the engines' start
+        included, and for one send.
 
-    def connect(self, coordinates: Coordinates, weights: Sequence[AnnouncedTensor]) -> None:
-        """Meet the workers of every engine; ``weights`` are this stage's, in the order of each ``send``.
-
-        Raises ValueError when called on a worker that heads no stage.
+        Raises ValueError on a worker that heads no stage.
         """
         if coordinates.tp or coordinates.cp or coordinates.dp:
             raise ValueError(
                 f"rank {coordinates.rank} heads no pipeline stage (tp={coordinates.tp}, cp={coordinates.cp}, "
                 f"dp={coordinates.dp}); only a worker with tp = cp = dp = 0 sends weights"
             )
+        self._stage = coordinates.pp
         self._is_coordinator = coordinates.pp == 0
         self._group_names = [f"pp{stage}" for stage in range(coordinates.layout.pp)]
-        self._tensors = tuple(TensorSpec(spec.name, spec.dtype, tuple(spec.shape)) for spec in weights)
+        self._device = torch.device(f"cuda:{torch.cuda.current_device()}" if device is Device.cuda else "cpu")
+        self._bucket_bytes = bucket_mib * 2**20
+        self._timeout_s = timeout_s
+        self._engines: list[ActorHandle] = []
+        self._tensors: tuple[TensorSpec, ...] = ()
+        self._group: NamedProcessGroup | None = None
+
+    def connect(self, receivers: Sequence[ActorHandle], tensors: Sequence[TensorSpec]) -> None:
+        """Meet the workers of every engine; ``tensors`` are this stage's, in the order of each ``send``."""
+        self._engines, self._tensors = list(receivers), tuple(tensors)
         endpoints: list[WeightEndpoint] = self._ask_all("weight_endpoint")
         rendezvous = Rendezvous(_own_host(endpoints), self._timeout_s)
         num_ranks = 1 + sum(endpoint.num_workers for endpoint in endpoints)
         address = GroupAddress(
-            self._group_names[coordinates.pp], rendezvous.host, rendezvous.port, num_ranks, self._timeout_s
+            self._group_names[self._stage], rendezvous.host, rendezvous.port, num_ranks, self._timeout_s
         )
         joins: list[Call] = []
         first_rank = 1
