@@ -1,0 +1,206 @@
+"""Tiny Qwen3 checkpoints, engines, a sink that collects results, and a trainer stage that owns weights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from nemo_like.cluster.actors import ActorHandle, ActorSpec, Concurrency
+from nemo_like.cluster.buckets import TensorSpec
+from nemo_like.cluster.coordinates import ParallelLayout
+from nemo_like.config.schema import Device, GenerationConfig, Precision, VllmConfig
+from nemo_like.generation.environment import engine_environment
+from nemo_like.generation.interface import GroupResult
+from nemo_like.observability.metrics import Metric
+from nemo_like.weight_sync.collective import CollectiveWeightSender
+
+VOCAB_SIZE = 64
+EOS = 1
+MAX_LENGTH = 96
+TIMEOUT_S = 100.0
+
+
+def make_checkpoint(path: Path, *, tied: bool) -> Path:
+    """A random Qwen3 whose next-token distributions are far from uniform; no tokenizer."""
+    torch.manual_seed(5)
+    config = Qwen3Config(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=128,
+        initializer_range=0.15,
+        tie_word_embeddings=tied,
+        eos_token_id=EOS,
+        pad_token_id=0,
+        bos_token_id=None,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    return path
+
+
+def engine_kwargs(
+    checkpoint: Path, name: str, *, tensor_parallel_size: int = 1, max_num_seqs: int = 256
+) -> dict[str, object]:
+    """Arguments of a ``VllmEngine`` on CPU."""
+    return {
+        "name": name,
+        "model_name": str(checkpoint),
+        "generation": GenerationConfig(
+            num_engines=1,
+            max_new_tokens=16,
+            temperature=1.0,
+            top_p=1.0,
+            top_k=None,
+            vllm_cfg=VllmConfig(
+                tensor_parallel_size=tensor_parallel_size,
+                enforce_eager=True,
+                max_num_seqs=max_num_seqs,
+                kv_cache_gib=0.0625,
+                gpu_memory_utilization=0.5,
+            ),
+        ),
+        "device": Device.cpu,
+        "precision": Precision.float32,
+        "max_total_sequence_length": MAX_LENGTH,
+        "seed": 0,
+        "timeout_s": TIMEOUT_S,
+    }
+
+
+def engine_spec(checkpoint: Path, name: str, **options: int) -> ActorSpec:
+    return ActorSpec(
+        name=name,
+        target="nemo_like.generation.vllm_engine:VllmEngine",
+        kwargs=engine_kwargs(checkpoint, name, **options),
+        env=engine_environment(Device.cpu),
+    )
+
+
+def collector_spec(name: str = "collector") -> ActorSpec:
+    return ActorSpec(
+        name=name,
+        target="tests.functional.generation_fixtures:Collector",
+        concurrency=Concurrency.asyncio,
+        env={"OMP_NUM_THREADS": "1"},
+    )
+
+
+def stage_spec(checkpoint: Path, stage: int, num_stages: int) -> ActorSpec:
+    return ActorSpec(
+        name=f"trainer-{stage}",
+        target="tests.functional.generation_fixtures:TrainerStage",
+        kwargs={"checkpoint": str(checkpoint), "stage": stage, "num_stages": num_stages},
+        env={"OMP_NUM_THREADS": "1"},
+    )
+
+
+class Collector:
+    """A sink: keeps what engines deliver, in the order of arrival."""
+
+    def __init__(self) -> None:
+        self._results: dict[str, GroupResult] = {}
+        self._calls: list[int] = []
+        self._errors: list[tuple[str, str]] = []
+        self._changed = asyncio.Condition()
+
+    async def on_groups(self, results: Sequence[GroupResult]) -> None:
+        async with self._changed:
+            self._results |= {result.request_id: result for result in results}
+            self._calls.append(len(results))
+            self._changed.notify_all()
+
+    async def on_engine_error(self, engine: str, message: str) -> None:
+        async with self._changed:
+            self._errors.append((engine, message))
+            self._changed.notify_all()
+
+    async def wait_for(self, request_ids: Sequence[str], timeout_s: float) -> list[GroupResult]:
+        async with self._changed, asyncio.timeout(timeout_s):
+            await self._changed.wait_for(lambda: set(request_ids) <= self._results.keys())
+        return [self._results[request_id] for request_id in request_ids]
+
+    async def wait_for_error(self, timeout_s: float) -> tuple[str, str]:
+        async with self._changed, asyncio.timeout(timeout_s):
+            await self._changed.wait_for(lambda: bool(self._errors))
+        return self._errors[0]
+
+    def received(self) -> list[str]:
+        """Ids in the order of arrival."""
+        return list(self._results)
+
+    def calls(self) -> list[int]:
+        """Groups per ``on_groups`` call."""
+        return list(self._calls)
+
+
+class TrainerStage:
+    """One pipeline stage of a trainer: the whole model is here, but only this stage's tensors are sent."""
+
+    def __init__(self, *, checkpoint: str, stage: int, num_stages: int) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+        self._names = stage_names(self._model, stage, num_stages)
+        layout = ParallelLayout(tp=1, cp=1, dp=1, pp=num_stages)
+        self._sender = CollectiveWeightSender(
+            coordinates=layout.coordinates(stage), device=Device.cpu, bucket_mib=1, timeout_s=TIMEOUT_S
+        )
+
+    def connect(self, engines: Sequence[ActorHandle]) -> None:
+        state = self._model.state_dict()
+        self._sender.connect(
+            engines, [TensorSpec(name, "float32", tuple(state[name].shape)) for name in self._names]
+        )
+
+    def update(self, seed: int) -> None:
+        """Move every parameter at random, the same way in every stage."""
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in self._model.parameters():
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+
+    def push_weights(self, version: int) -> Mapping[str, Metric]:
+        return self._sender.send(version, self._weights())
+
+    def logprobs(self, prompt_ids: Sequence[int], responses: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return [reference_logprobs(self._model, prompt_ids, response) for response in responses]
+
+    def _weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        state = self._model.state_dict()
+        for name in self._names:
+            yield name, state[name]
+
+
+def stage_names(model: torch.nn.Module, stage: int, num_stages: int) -> list[str]:
+    """Hugging Face names a stage holds: embedding on the first, final norm and output layer on the last."""
+    num_layers = model.config.num_hidden_layers
+    tied = model.config.tie_word_embeddings
+    names = []
+    for name in model.state_dict():
+        if name == "lm_head.weight" and tied:
+            continue
+        if ".layers." in name:
+            owner = int(name.split(".layers.")[1].split(".")[0]) * num_stages // num_layers
+        else:
+            owner = 0 if "embed_tokens" in name else num_stages - 1
+        if owner == stage:
+            names.append(name)
+    return names
+
+
+def reference_logprobs(
+    model: torch.nn.Module, prompt_ids: Sequence[int], token_ids: np.ndarray, temperature: float = 1.0
+) -> np.ndarray:
+    """[L] float32, nats: what Hugging Face says of a response, one forward pass."""
+    ids = torch.tensor([[*prompt_ids, *token_ids.tolist()]])
+    with torch.no_grad():
+        logprobs = (model(ids).logits[0].float() / temperature).log_softmax(-1)
+    positions = torch.arange(len(prompt_ids) - 1, ids.shape[1] - 1)
+    return logprobs[positions, ids[0, len(prompt_ids) :]].numpy()
