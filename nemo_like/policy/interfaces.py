@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -57,6 +58,14 @@ class WeightSender(Protocol):
 
     def close(self) -> None:
         """Leave the receivers."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSenderSpec:
+    """How to build the sender in the worker's process: "package.module:Class" and its arguments."""
+
+    target: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 def is_weight_sender(coordinates: Coordinates) -> bool:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,7 @@ from nemo_like.policy.interfaces import (
     SAMPLE_MASK,
     TrainingBackend,
     WeightSender,
+    WeightSenderSpec,
     is_weight_sender,
 )
 from nemo_like.policy.mismatch import logprob_mismatch
@@ -51,7 +51,7 @@ TRAIN_READS = (INPUT_IDS, RESPONSE_MASK, PREV_LOGPROBS)
 
 @dataclass(frozen=True, slots=True)
 class WeightSenderSpec:
-    """How to build the sender in the worker's process: "package.module:Class" and its arguments."""
+    """How to build the sender in the worker's process: "package.module:Class", its arguments but ``coordinates``."""
 
     target: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class PolicyWorker:
         if is_weight_sender(coordinates):
             sender = self._weight_sender_source
             if isinstance(sender, WeightSenderSpec):
-                sender = load_target(sender.target)(**sender.kwargs)
+                sender = load_target(sender.target)(coordinates=coordinates, **sender.kwargs)
             self._weight_sender = sender
 
     def compute_prev_logprobs(self, meta: KVBatchMeta) -> WorkerScores | None:
