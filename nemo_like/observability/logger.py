@@ -73,8 +73,8 @@ class RunLogger:
         if error > _MAX_TOKEN_MULT_PROB_ERROR and not self._has_warned_of_mismatch:
             self._has_warned_of_mismatch = True
             self._console.note(
-                f"warning: token_mult_prob_error is {error:.3f} at step {step} (over {_MAX_TOKEN_MULT_PROB_ERROR}): "
-                "trainer and generation engines disagree on the log-probs of what was sampled"
+                f"warning: token_mult_prob_error is {error:.3f} at step {step}, over "
+                f"{_MAX_TOKEN_MULT_PROB_ERROR}: trainer and generation engines disagree on the log-probs"
             )
 
     def log_validation(self, step: int, metrics: Mapping[str, float]) -> None:
