@@ -53,6 +53,13 @@ def to_yaml(cfg: Config) -> str:
     return OmegaConf.to_yaml(OmegaConf.structured(cfg))
 
 
+def to_dict(cfg: Config) -> dict[str, Any]:
+    """The configuration as nested dicts of plain values; Enums by name."""
+    plain = OmegaConf.to_container(OmegaConf.structured(cfg), resolve=True, enum_to_str=True)
+    assert isinstance(plain, dict)
+    return {str(group): keys for group, keys in plain.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class _Layer:
     where: str

@@ -1,0 +1,109 @@
+"""Rules on the checkpoint that ``policy.model_name`` names: there, complete, and divisible as asked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from nemo_like.config.errors import ConfigError, Problem
+from nemo_like.config.model_info import ModelInfo, read_model_info
+from nemo_like.config.schema import Config, DatasetKind
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+def checkpoint_problems(cfg: Config) -> Iterator[Problem]:
+    """Everything wrong with the checkpoint, or with how the configuration cuts it up."""
+    name = cfg.policy.model_name
+    path = Path(name)
+    if not path.is_dir():
+        yield Problem(
+            key=f"policy.model_name={name}", rule="is not a directory", remedy=_how_to_get(cfg, name)
+        )
+        return
+    yield from _missing_files(name, path)
+    try:
+        model = read_model_info(name)
+    except ConfigError as error:
+        yield from error.problems
+        return
+    yield from _policy_layout(cfg, model)
+    yield from _engine_layout(cfg, model)
+    length = cfg.policy.max_total_sequence_length
+    if length > model.max_position_embeddings:
+        yield Problem(
+            key=f"policy.max_total_sequence_length={length}",
+            rule=f"must be at most the model's max_position_embeddings={model.max_position_embeddings}",
+            remedy="shorten the sequences or use a model with a longer context",
+        )
+
+
+def _how_to_get(cfg: Config, name: str) -> str:
+    if cfg.data.train.kind is DatasetKind.arithmetic and "arithmetic" in Path(name).name:
+        return (
+            f"make it with: .venv/bin/python scripts/prepare_arithmetic.py --seed {cfg.grpo.seed} "
+            f"--digits {cfg.data.train.digits} (scripts/demo.sh does)"
+        )
+    return f"download one, for example: hf download Qwen/Qwen3-8B --local-dir {name}"
+
+
+def _missing_files(name: str, path: Path) -> Iterator[Problem]:
+    key = f"policy.model_name={name}"
+    if not any(path.glob("*.safetensors")):
+        remedy = "save the model with save_pretrained, or download it completely"
+        yield Problem(key=key, rule="has no weights (*.safetensors)", remedy=remedy)
+    has_vocabulary = any((path / file).is_file() for file in _TOKENIZER_FILES)
+    if not has_vocabulary or not (path / "tokenizer_config.json").is_file():
+        rule = f"has no tokenizer (tokenizer_config.json and one of {', '.join(_TOKENIZER_FILES)})"
+        yield Problem(key=key, rule=rule, remedy="save the tokenizer there with save_pretrained")
+
+
+def _policy_layout(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
+    megatron = cfg.policy.megatron_cfg
+    tp_key = "policy.megatron_cfg.tensor_model_parallel_size"
+    tp = megatron.tensor_model_parallel_size
+    parts = {
+        "attention heads": model.num_heads,
+        "key-value heads": model.num_kv_heads,
+        "FFN columns": model.intermediate_size,
+    }
+    yield from _must_divide(tp_key, tp, parts)
+    yield from _must_divide(
+        "policy.megatron_cfg.pipeline_model_parallel_size",
+        megatron.pipeline_model_parallel_size,
+        {"layers": model.num_layers},
+    )
+
+
+def _engine_layout(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
+    key = "generation.vllm_cfg.tensor_parallel_size"
+    tp = cfg.generation.vllm_cfg.tensor_parallel_size
+    yield from _must_divide(
+        key, tp, {"attention heads": model.num_heads, "FFN columns": model.intermediate_size}
+    )
+    # vLLM gives every rank a copy of a key-value head when there are fewer heads than ranks.
+    if tp >= 1 and model.num_kv_heads % tp and tp % model.num_kv_heads:
+        yield Problem(
+            key=f"{key}={tp}",
+            rule=f"must divide the model's {model.num_kv_heads} key-value heads, or be a multiple of them",
+            remedy=f"try {_nearest_divisors(model.num_kv_heads, tp)}",
+        )
+
+
+def _must_divide(key: str, size: int, parts: dict[str, int]) -> Iterator[Problem]:
+    uneven = [f"{count} {name}" for name, count in parts.items() if size >= 1 and count % size]
+    if uneven:
+        yield Problem(
+            key=f"{key}={size}",
+            rule=f"must divide the model's {' and its '.join(uneven)}",
+            remedy=f"try {_nearest_divisors(math.gcd(*parts.values()), size)}",
+        )
+
+
+def _nearest_divisors(count: int, size: int) -> str:
+    """The divisors of ``count`` next to ``size`` on either side."""
+    divisors = [number for number in range(1, count + 1) if count % number == 0]
+    below = [number for number in divisors if number < size]
+    above = [number for number in divisors if number > size]
+    return " or ".join(str(number) for number in below[-1:] + above[:1])

@@ -1,0 +1,140 @@
+"""Rules on what the machine must have: processors, disk, files, credentials."""
+
+from __future__ import annotations
+
+import json
+import netrc
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlparse
+
+from nemo_like.config.errors import ConfigError, Problem
+from nemo_like.config.model_info import read_model_info
+from nemo_like.config.plan import Role, ray_cpus, ray_gpus, roles, weight_bytes
+from nemo_like.config.schema import Config, DatasetConfig, DatasetKind, Device, WandbMode
+
+# Logs, metrics, the learning curve and W&B files of one run.
+_RUN_DIRECTORY_BYTES = 100_000_000
+
+
+def machine_problems(cfg: Config) -> Iterator[Problem]:
+    """Everything that this machine, as it is, lacks for the run."""
+    yield from _processors(cfg)
+    yield from _log_directory(cfg)
+    yield from _dataset("data.train", cfg.data.train)
+    yield from _dataset("data.validation", cfg.data.validation)
+    if cfg.logger.wandb.mode is WandbMode.online and not _has_wandb_key():
+        yield Problem(
+            key="logger.wandb.mode=online",
+            rule="needs an API key, and neither WANDB_API_KEY nor a netrc file has one",
+            remedy="run `wandb login`, set WANDB_API_KEY, or use logger.wandb.mode=offline",
+        )
+
+
+def _processors(cfg: Config) -> Iterator[Problem]:
+    if cfg.cluster.address is not None:
+        return  # the cluster's own resources are checked when it is joined
+    needed, num_cpus = ray_cpus(cfg), cfg.cluster.num_cpus
+    if num_cpus is not None and num_cpus < needed:
+        yield Problem(
+            key=f"cluster.num_cpus={num_cpus}",
+            rule=f"must be at least {needed}: {_shares(cfg, 'num_cpus')}",
+            remedy=f"try {needed} or null; these are logical CPUs and may exceed the machine's cores",
+        )
+    if cfg.policy.device is not Device.cuda:
+        return
+    needed, num_gpus = ray_gpus(cfg), cfg.cluster.num_gpus
+    if num_gpus < needed:
+        yield Problem(
+            key=f"cluster.num_gpus={num_gpus}",
+            rule=f"must be at least {needed}: {_shares(cfg, 'num_gpus')}",
+            remedy="use fewer engines or policy workers, or more GPUs",
+        )
+    present = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    if num_gpus > present and not Path("/dev/dxg").exists():
+        yield Problem(
+            key=f"cluster.num_gpus={num_gpus}",
+            rule=f"is more than the {present} NVIDIA GPUs of this machine",
+            remedy="run on a GPU machine, join one's Ray with cluster.address, or use policy.device=cpu",
+        )
+
+
+def _shares(cfg: Config, resource: str) -> str:
+    """What asks for how much of a resource, as "TransferQueue controller 1 x 1, ..."."""
+    asked = {role: (needs.count, getattr(needs, resource)) for role, needs in roles(cfg).items()}
+    return ", ".join(f"{_plural(role, n)} {n} x {each:g}" for role, (n, each) in asked.items() if each)
+
+
+def _plural(role: Role, count: int) -> str:
+    return role.value if count == 1 else f"{role.value}s"
+
+
+def _log_directory(cfg: Config) -> Iterator[Problem]:
+    key = f"logger.log_dir={cfg.logger.log_dir}"
+    directory = Path(cfg.logger.log_dir).absolute()
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        rule = f"cannot be written, because {existing} is not a directory or not writable"
+        yield Problem(key=key, rule=rule, remedy="choose another directory")
+        return
+    free = shutil.disk_usage(existing).free
+    needed = _RUN_DIRECTORY_BYTES + _export_bytes(cfg)
+    if free < needed:
+        yield Problem(
+            key=key,
+            rule=f"needs {needed / 1e9:.1f} GB, but its disk has {free / 1e9:.1f} GB free",
+            remedy="free some space, choose another disk, or set checkpointing.export_final_hf=false",
+        )
+
+
+def _export_bytes(cfg: Config) -> int:
+    """Size of RUN_DIR/final_hf; 0 when there is none, or no readable model yet."""
+    try:
+        return weight_bytes(cfg, read_model_info(cfg.policy.model_name)) * cfg.checkpointing.export_final_hf
+    except ConfigError:
+        return 0
+
+
+def _dataset(key: str, cfg: DatasetConfig) -> Iterator[Problem]:
+    if cfg.kind is DatasetKind.arithmetic:
+        return
+    if cfg.path is None:
+        yield Problem(key=f"{key}.path=null", rule=f"must be set for {key}.kind={cfg.kind.value}", remedy="")
+    if cfg.kind is DatasetKind.huggingface and cfg.split is None:
+        rule = f"must be set for {key}.kind={cfg.kind.value}"
+        yield Problem(key=f"{key}.split=null", rule=rule, remedy='for example "train"')
+    if cfg.kind is DatasetKind.jsonl and cfg.path is not None:
+        yield from _json_lines(key, cfg, Path(cfg.path))
+
+
+def _json_lines(key: str, cfg: DatasetConfig, path: Path) -> Iterator[Problem]:
+    if not path.is_file():
+        remedy = 'give a file with one object per line, {"prompt": ..., "answer": ...}'
+        yield Problem(key=f"{key}.path={path}", rule="is not a file", remedy=remedy)
+        return
+    with path.open(encoding="utf-8") as file:
+        first_line = next((line for line in file if line.strip()), "")
+    try:
+        record = json.loads(first_line)
+    except ValueError:
+        record = None
+    if not isinstance(record, dict):
+        yield Problem(key=f"{key}.path={path}", rule="must hold one JSON object per line", remedy="")
+        return
+    for name, field in (("prompt_key", cfg.prompt_key), ("answer_key", cfg.answer_key)):
+        if field not in record:
+            rule = f"is not a field of {path}, whose first record has {', '.join(sorted(record))}"
+            yield Problem(key=f"{key}.{name}={field}", rule=rule, remedy="name one of them")
+
+
+def _has_wandb_key() -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    path = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
+    try:
+        return path.is_file() and netrc.netrc(str(path)).authenticators(host) is not None
+    except netrc.NetrcParseError:
+        return False

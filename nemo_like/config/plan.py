@@ -1,0 +1,194 @@
+"""What a configuration will start and move: processes, rows, micro-batches, bytes.
+
+``roles`` is the one place that says how many processes a run has and what each asks Ray for; the
+start-up code, the validation and ``--dry-run`` all read it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from nemo_like.config.model_info import ModelInfo
+from nemo_like.config.schema import Config, Device, PolicyConfig, Precision
+
+# The columns that a step without a KL penalty does not need.
+_KL_COLUMNS = frozenset({"reference_logprobs"})
+
+
+class Role(Enum):
+    """Every kind of process of a run."""
+
+    driver = "driver"
+    data_plane_host = "data-plane host"
+    controller = "TransferQueue controller"
+    storage_unit = "TransferQueue storage unit"
+    rollout = "rollout actor"
+    environment = "environment actor"
+    engine = "vLLM engine"
+    policy_worker = "policy worker"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleNeeds:
+    """How many processes play a role, and the logical Ray resources that each of them asks for."""
+
+    count: int
+    num_cpus: float
+    num_gpus: float = 0.0
+
+
+def roles(cfg: Config) -> dict[Role, RoleNeeds]:
+    """Processes of a run, in the order in which data passes them."""
+    on_gpu = cfg.policy.device is Device.cuda
+    engine_tp = cfg.generation.vllm_cfg.tensor_parallel_size
+    return {
+        Role.driver: RoleNeeds(count=1, num_cpus=0),
+        Role.data_plane_host: RoleNeeds(count=1, num_cpus=0),
+        # TransferQueue itself asks for one CPU for its controller and for each storage unit.
+        Role.controller: RoleNeeds(count=1, num_cpus=1),
+        Role.storage_unit: RoleNeeds(count=cfg.data_plane.num_storage_units, num_cpus=1),
+        Role.rollout: RoleNeeds(count=1, num_cpus=0),
+        Role.environment: RoleNeeds(count=cfg.env.num_actors, num_cpus=0.1),
+        Role.engine: RoleNeeds(
+            count=cfg.generation.num_engines, num_cpus=engine_tp, num_gpus=engine_tp if on_gpu else 0
+        ),
+        Role.policy_worker: RoleNeeds(
+            count=policy_world_size(cfg.policy), num_cpus=1, num_gpus=1 if on_gpu else 0
+        ),
+    }
+
+
+def policy_world_size(policy: PolicyConfig) -> int:
+    """TP x PP x DP."""
+    megatron = policy.megatron_cfg
+    return (
+        megatron.tensor_model_parallel_size
+        * megatron.pipeline_model_parallel_size
+        * policy.data_parallel_size
+    )
+
+
+def ray_cpus(cfg: Config) -> int:
+    """Logical CPUs that all actors together ask for; with fewer, Ray would wait without end."""
+    return math.ceil(round(sum(needs.count * needs.num_cpus for needs in roles(cfg).values()), 6))
+
+
+def ray_gpus(cfg: Config) -> int:
+    """GPUs that all actors together ask for."""
+    return math.ceil(sum(needs.count * needs.num_gpus for needs in roles(cfg).values()))
+
+
+def weight_bytes(cfg: Config, model: ModelInfo) -> int:
+    """One copy of the weights as they leave the trainer."""
+    return model.num_parameters * (4 if cfg.policy.precision is Precision.float32 else 2)
+
+
+class ColumnLike(Protocol):
+    """What the plan needs of a data-plane column with one value per token."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The numbers that ``--dry-run`` prints."""
+
+    roles: dict[Role, RoleNeeds]
+    num_cpus: int
+    num_gpus: int
+    layout: str
+    num_prompts: int
+    num_generations: int
+    num_samples: int  # rows per step
+    num_steps: int
+    updates_per_step: int
+    micro_batches_per_update: int  # on each data-parallel rank
+    logprob_batches_per_step: int  # on each data-parallel rank, per log-prob phase
+    max_tokens_per_step: int
+    bytes_per_token: int  # over all columns
+    num_parameters: int
+    weight_bytes: int  # one copy, as it travels to an engine
+    num_engines: int
+
+    @property
+    def data_plane_bytes_per_step(self) -> int:
+        """Upper bound of what is stored: every sample at its longest."""
+        return self.bytes_per_token * self.max_tokens_per_step
+
+
+def make_plan(cfg: Config, model: ModelInfo, columns: Iterable[ColumnLike]) -> Plan:
+    """The plan of a valid configuration; ``columns`` are those of the data plane."""
+    grpo, policy, megatron = cfg.grpo, cfg.policy, cfg.policy.megatron_cfg
+    num_samples = grpo.num_prompts_per_step * grpo.num_generations_per_prompt
+    rows_per_rank = num_samples // policy.data_parallel_size
+    update_rows_per_rank = policy.train_global_batch_size // policy.data_parallel_size
+    has_reference = cfg.loss_fn.reference_policy_kl_penalty > 0
+    stored = [column for column in columns if has_reference or column.name not in _KL_COLUMNS]
+    return Plan(
+        roles=roles(cfg),
+        num_cpus=ray_cpus(cfg),
+        num_gpus=ray_gpus(cfg),
+        layout=(
+            f"TP{megatron.tensor_model_parallel_size} x PP{megatron.pipeline_model_parallel_size} "
+            f"x DP{policy.data_parallel_size}"
+        ),
+        num_prompts=grpo.num_prompts_per_step,
+        num_generations=grpo.num_generations_per_prompt,
+        num_samples=num_samples,
+        num_steps=grpo.max_num_steps,
+        updates_per_step=num_samples // policy.train_global_batch_size,
+        micro_batches_per_update=math.ceil(update_rows_per_rank / policy.train_micro_batch_size),
+        logprob_batches_per_step=math.ceil(rows_per_rank / policy.logprob_batch_size),
+        max_tokens_per_step=num_samples * policy.max_total_sequence_length,
+        bytes_per_token=sum(_dtype_bytes(column.dtype) for column in stored),
+        num_parameters=model.num_parameters,
+        weight_bytes=weight_bytes(cfg, model),
+        num_engines=cfg.generation.num_engines,
+    )
+
+
+def format_plan(plan: Plan) -> str:
+    """The plan as a table and a few lines for a terminal."""
+    lines = [f"{'processes':<28}{'count':>6}{'CPUs each':>11}{'GPUs each':>11}"]
+    lines += [
+        f"  {role.value:<26}{needs.count:>6}{needs.num_cpus:>11g}{needs.num_gpus:>11g}"
+        for role, needs in plan.roles.items()
+    ]
+    lines += [
+        f"  {'asked of Ray in all':<26}{'':>6}{plan.num_cpus:>11}{plan.num_gpus:>11}",
+        "",
+        f"model        {plan.num_parameters:,} parameters, policy {plan.layout}",
+        f"step         {plan.num_prompts:,} prompts x {plan.num_generations} responses = "
+        f"{plan.num_samples:,} rows; {plan.num_steps:,} steps",
+        f"training     {plan.updates_per_step} updates per step, "
+        f"{plan.micro_batches_per_update} micro-batches per update on each data-parallel rank",
+        f"log-probs    {plan.logprob_batches_per_step} forwards per step on each data-parallel rank",
+        f"data plane   at most {_size(plan.data_plane_bytes_per_step)} per step "
+        f"({plan.max_tokens_per_step:,} tokens x {plan.bytes_per_token} bytes)",
+        f"weight sync  {_size(plan.weight_bytes)} per step to each of {plan.num_engines} engines",
+    ]
+    return "\n".join(lines)
+
+
+def _dtype_bytes(dtype: str) -> int:
+    """Size of a numpy dtype given by its name with bits, like "float32"."""
+    bits = dtype.lstrip("abcdefghijklmnopqrstuvwxyz")
+    if not bits.isdigit():
+        raise ValueError(f"dtype {dtype!r} does not end in its number of bits")
+    return int(bits) // 8
+
+
+def _size(num_bytes: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.4g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.4g} TB"
