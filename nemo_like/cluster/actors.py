@@ -74,6 +74,10 @@ class ActorHandle:
         """A call that never returns while the actor lives and fails the moment it dies."""
         return Call(self.name, "watch", self._remote.watch.remote())
 
+    def process_id(self) -> Call:
+        """Of the process on its node."""
+        return Call(self.name, "process_id", self._remote.process_id.remote())
+
     def kill(self) -> None:
         ray.kill(self._remote)
 
@@ -108,6 +112,9 @@ class _Shell:
         except Exception as error:
             traceback.print_exc()
             self._failure = error
+
+    def process_id(self) -> int:
+        return os.getpid()
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         self._raise_failure()

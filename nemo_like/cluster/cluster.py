@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Call, start_actor
-from nemo_like.cluster.errors import ActorDied, ActorFailed, StageTimeout
+from nemo_like.cluster.errors import ActorDied, ActorFailed, ClusterError, StageTimeout
 
 # How long after one actor's failure to look for the death of another that may have caused it.
 _CAUSE_GRACE_S = 2.0
@@ -24,13 +24,20 @@ class Cluster:
     """
 
     def __init__(self) -> None:
+        self._handles: list[ActorHandle] = []
         self._watches: dict[ray.ObjectRef, ActorHandle] = {}
 
     def start(self, spec: ActorSpec, **options: Any) -> ActorHandle:
         """Start one process; returns at once."""
         handle = start_actor(spec, **options)
-        self._watches[handle.watch().ref] = handle
+        self._handles.append(handle)
+        self.watch(handle, handle.watch())
         return handle
+
+    def watch(self, handle: ActorHandle, call: Call) -> None:
+        """From now on every wait ends when this call of the actor does: with its error, or with the text
+        that it returns as the reason."""
+        self._watches[call.ref] = handle
 
     def gather(self, calls: Sequence[Call], *, stage: str, timeout_s: float) -> list[Any]:
         """Results of the calls, in order.
@@ -56,10 +63,9 @@ class Cluster:
 
     def stop(self) -> None:
         """Kill every actor of the run; safe to call twice."""
-        handles = list(self._watches.values())
         self._watches.clear()
-        for handle in handles:
-            handle.kill()
+        while self._handles:
+            self._handles.pop().kill()
 
     def _result(self, call: Call, stage: str) -> Any:
         try:
@@ -74,15 +80,14 @@ class Cluster:
             ) from error
 
     def _death(self, watch: ray.ObjectRef, stage: str) -> Exception:
-        """Why a watch ended: the process is gone, or its target could not be built."""
+        """Why a watch ended: the process is gone, its target could not be built, or it says so itself."""
         handle = self._watches[watch]
         try:
-            ray.get(watch, timeout=0)
+            return ClusterError(f"during stage {stage!r}: {ray.get(watch, timeout=0)}")
         except RayTaskError as error:
             return ActorFailed(handle.name, "__init__", stage, error.cause or error, handle.log_path)
         except RayActorError:
-            pass
-        return ActorDied(handle.name, stage, handle.log_path)
+            return ActorDied(handle.name, stage, handle.log_path)
 
     def _log_path(self, actor: str) -> str | None:
-        return next((handle.log_path for handle in self._watches.values() if handle.name == actor), None)
+        return next((handle.log_path for handle in self._handles if handle.name == actor), None)

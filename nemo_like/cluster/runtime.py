@@ -44,6 +44,11 @@ def _check_resources(num_cpus: float, num_gpus: float) -> None:
             )
 
 
+def node_address(cluster_address: str | None) -> str:
+    """Where other processes of the run reach this node: loopback for a private Ray."""
+    return "127.0.0.1" if cluster_address is None else str(ray.util.get_node_ip_address())
+
+
 def free_port() -> int:
     """A TCP port that was free on this machine a moment ago."""
     with socket.socket() as probe:

@@ -49,14 +49,6 @@ REFERENCE_LOGPROBS_READS = (INPUT_IDS, RESPONSE_MASK)
 TRAIN_READS = (INPUT_IDS, RESPONSE_MASK, PREV_LOGPROBS)
 
 
-@dataclass(frozen=True, slots=True)
-class WeightSenderSpec:
-    """How to build the sender in the worker's process: "package.module:Class", its arguments but ``coordinates``."""
-
-    target: str
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-
 class PolicyWorker:
     """``data_plane`` and ``weight_sender`` are objects, or descriptions from which ``setup`` makes them."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutResult, SampleAnswer
+from nemo_like.observability.summary import SampleAnswer
+from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutResult
 
 
 class RolloutHandle:

@@ -39,13 +39,3 @@ class RolloutResult:
     generation_s: float  # from the first request to the last finished group
     reward_s: float  # what the rewards took beyond that
     put_s: float  # flatten and the one-hop put
-
-
-@dataclass(frozen=True, slots=True)
-class SampleAnswer:
-    """One validation answer in words."""
-
-    prompt: str
-    response: str
-    answer: str
-    reward: float

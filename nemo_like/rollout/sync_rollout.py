@@ -27,8 +27,9 @@ from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.environments.interface import Feedback, Turn
 from nemo_like.generation.interface import GroupRequest, GroupResult, Response, SamplingSettings
 from nemo_like.observability.metrics import Metric, maximum, mean, summed
+from nemo_like.observability.summary import SampleAnswer
 from nemo_like.rollout.flatten import flatten
-from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutResult, SampleAnswer
+from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutResult
 from nemo_like.rollout.seeds import response_seeds
 
 

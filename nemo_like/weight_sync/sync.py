@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
-from nemo_like.cluster.actors import Call
-from nemo_like.cluster.cluster import Cluster
-from nemo_like.observability.metrics import Metric, maximum, merge
+from nemo_like.observability.metrics import Metric, maximum
 
 
 class WeightSync:
     """Keeps the engines at the trainer's weights; the transfer itself is the trainer's work."""
 
-    def __init__(
-        self, cluster: Cluster, push_weights: Callable[[int], Sequence[Call]], *, timeout_s: float
-    ) -> None:
-        """``push_weights(version)`` starts the trainer's transfer and returns its pending calls.
-
-        Each results in a mapping of metrics, or None from a worker that sends nothing.
-        """
-        self._cluster = cluster
+    def __init__(self, push_weights: Callable[[int], Mapping[str, Metric]]) -> None:
+        """``push_weights(version)`` is the trainer's whole transfer; it returns once all engines have it."""
         self._push_weights = push_weights
-        self._timeout_s = timeout_s
         self._version: int | None = None
 
     def ensure_version(self, version: int) -> Mapping[str, Metric]:
@@ -37,10 +28,6 @@ class WeightSync:
             raise ValueError(f"engines are at policy version {self._version}; version={version} is older")
         self._version = None
         started_s = time.monotonic()
-        parts = self._cluster.gather(
-            self._push_weights(version), stage="weight_sync", timeout_s=self._timeout_s
-        )
+        sent = self._push_weights(version)
         self._version = version
-        return merge(
-            [*(part for part in parts if part), {"weight_sync_s": maximum(time.monotonic() - started_s)}]
-        )
+        return {**sent, "weight_sync_s": maximum(time.monotonic() - started_s)}
