@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -11,7 +11,34 @@ import numpy as np
 from nemo_like.data_plane import codec
 from nemo_like.data_plane.columns import Column, Layout
 from nemo_like.data_plane.meta import Chunk, KVBatchMeta
-from nemo_like.data_plane.segments import Part
+from nemo_like.data_plane.segments import Part, Rows
+
+
+class Span(NamedTuple):
+    """Consecutive samples of a batch that are consecutive rows of one chunk."""
+
+    chunk: str
+    start: int  # rows [start, stop) of the chunk
+    stop: int
+    bounds: tuple[int, ...]  # tokens before each row of the chunk, and in all of it
+
+
+def spans(meta: KVBatchMeta) -> list[Span]:
+    """The batch as few spans as possible: one per chunk where whole chunks stayed together."""
+    bounds = [tuple(accumulate(chunk.lengths, initial=0)) for chunk in meta.chunks]
+    found: list[Span] = []
+    chunk = start = stop = -1
+    for place in meta.rows:
+        if place == (chunk, stop):
+            stop += 1
+            continue
+        if stop >= 0:
+            found.append(Span(meta.chunks[chunk].key, start, stop, bounds[chunk]))
+        chunk, start = place
+        stop = start + 1
+    if stop >= 0:
+        found.append(Span(meta.chunks[chunk].key, start, stop, bounds[chunk]))
+    return found
 
 
 class _Held(NamedTuple):
@@ -29,7 +56,7 @@ class PartitionCache:
         self._held: dict[str, dict[str, list[_Held]]] = {}
 
     def add(
-        self, column: Column, parts: Sequence[Part], values: np.ndarray, chunks: dict[str, Chunk]
+        self, column: Column, parts: Sequence[Part], values: np.ndarray, chunks: Mapping[str, Chunk]
     ) -> None:
         """Keep one segment's values of a column; parts of chunks that are not in ``chunks`` are skipped."""
         held = self._held.setdefault(column.name, {})
@@ -45,56 +72,67 @@ class PartitionCache:
                 held.setdefault(part.chunk, []).append(_Held(values, start, offsets))
             start += part.num_tokens if per_token else part.num_rows
 
-    def missing(self, column: str, meta: KVBatchMeta) -> list[int]:
-        """Positions in the meta whose values are not here."""
-        held = self._held.get(column)
-        if held is None:
-            return list(range(len(meta)))
-        whole = [any(one.offsets is None for one in held.get(chunk.key, ())) for chunk in meta.chunks]
-        return [
-            position
-            for position, (chunk, row) in enumerate(meta.rows)
-            if not whole[chunk] and not self._has(held, meta.chunks[chunk].key, row)
-        ]
+    def missing(self, column: str, wanted: Sequence[Span]) -> Rows:
+        """(chunk, its rows that are not here; None: all of them)."""
+        held = self._held.get(column, {})
+        rows: dict[str, list[int]] = {}
+        num_rows: dict[str, int] = {}
+        for span in wanted:
+            here = held.get(span.chunk, ())
+            if any(one.offsets is None for one in here):
+                continue
+            absent = [row for row in range(span.start, span.stop) if _find(here, row) is None]
+            if absent:
+                rows.setdefault(span.chunk, []).extend(absent)
+                num_rows[span.chunk] = len(span.bounds) - 1
+        return tuple(
+            (chunk, None if len(of_chunk) == num_rows[chunk] else tuple(of_chunk))
+            for chunk, of_chunk in rows.items()
+        )
 
-    def gather(self, column: Column, meta: KVBatchMeta) -> Any:
-        """The column of the meta's samples in its order; everything must be here."""
+    def gather(self, column: Column, wanted: Sequence[Span]) -> Any:
+        """The column of the spans' samples in their order; everything must be here."""
         if not codec.is_dense(column):
             return [
-                codec.unpack_row(column, values, start + index)
-                for values, start, stop in self._runs(column, meta)
-                for index in range(stop - start)
+                codec.unpack_row(column, values, row)
+                for values, start, stop in self._slices(column, wanted)
+                for row in range(start, stop)
             ]
-        pieces = [values[start:stop] for values, start, stop in self._runs(column, meta)]
+        pieces = [values[start:stop] for values, start, stop in self._slices(column, wanted)]
         if not pieces:
             pieces = [np.empty((0, *column.inner_shape), codec.wire_dtype(column))]
         return codec.from_wire(column, pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
 
-    @staticmethod
-    def _has(held: dict[str, list[_Held]], chunk: str, row: int) -> bool:
-        return any(one.offsets is None or row in one.offsets for one in held.get(chunk, ()))
-
-    def _runs(self, column: Column, meta: KVBatchMeta) -> Iterator[tuple[np.ndarray, int, int]]:
-        """The meta's samples as slices (values, start, stop), neighbours merged: few for whole chunks."""
-        held = self._held.get(column.name, {})
-        per_token = column.layout is Layout.per_token
-        bounds = [
-            tuple(accumulate(chunk.lengths, initial=0)) if per_token else range(len(chunk.lengths) + 1)
-            for chunk in meta.chunks
-        ]
+    def _slices(self, column: Column, wanted: Sequence[Span]) -> Iterator[tuple[np.ndarray, int, int]]:
+        """Slices (values, start, stop) that make up the spans; neighbours in one array are merged."""
         values, start, stop = None, 0, 0
-        for chunk, row in meta.rows:
-            found = next(
-                one for one in held[meta.chunks[chunk].key] if one.offsets is None or row in one.offsets
-            )
-            offset = bounds[chunk][row] if found.offsets is None else found.offsets[row]
-            begin = found.start + offset
-            end = begin + bounds[chunk][row + 1] - bounds[chunk][row]
-            if found.values is values and begin == stop:
+        for found, begin, end in self._places(column, wanted):
+            if found is values and begin == stop:
                 stop = end
                 continue
             if values is not None:
                 yield values, start, stop
-            values, start, stop = found.values, begin, end
+            values, start, stop = found, begin, end
         if values is not None:
             yield values, start, stop
+
+    def _places(self, column: Column, wanted: Sequence[Span]) -> Iterator[tuple[np.ndarray, int, int]]:
+        held = self._held.get(column.name, {})
+        per_token = column.layout is Layout.per_token
+        for span in wanted:
+            bounds: Sequence[int] = span.bounds if per_token else range(len(span.bounds))
+            here = held[span.chunk]
+            whole = next((one for one in here if one.offsets is None), None)
+            if whole is not None:
+                yield whole.values, whole.start + bounds[span.start], whole.start + bounds[span.stop]
+                continue
+            for row in range(span.start, span.stop):
+                one = _find(here, row)
+                assert one is not None
+                assert one.offsets is not None
+                begin = one.start + one.offsets[row]
+                yield one.values, begin, begin + bounds[row + 1] - bounds[row]
+
+
+def _find(here: Sequence[_Held], row: int) -> _Held | None:
+    return next((one for one in here if one.offsets is None or row in one.offsets), None)

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from nemo_like.data_plane import codec
-from nemo_like.data_plane.cache import PartitionCache
+from nemo_like.data_plane.cache import PartitionCache, spans
 from nemo_like.data_plane.columns import Column, Layout
 from nemo_like.data_plane.errors import (
     CorruptData,
@@ -29,7 +29,7 @@ from nemo_like.data_plane.errors import (
 )
 from nemo_like.data_plane.interface import ColumnData
 from nemo_like.data_plane.meta import Chunk, KVBatchMeta, TagValue
-from nemo_like.data_plane.segments import Commit, Part, PartitionInfo, Segment, Want, split
+from nemo_like.data_plane.segments import Commit, Part, PartitionInfo, Rows, Segment, Want, split
 
 # Below this many bytes, small chunks share one storage key.
 SEGMENT_BYTES = 128 << 10
@@ -48,19 +48,20 @@ class Catalog(Protocol):
     def locate(self, info: PartitionInfo, wants: Sequence[Want], timeout_s: float) -> list[Segment]:
         """Waits until everything wanted is written; raises MissingData when the time is over."""
 
-    def clear(
-        self, info: PartitionInfo, rows: Sequence[tuple[str, tuple[int, ...] | None]], timeout_s: float
-    ) -> None:
+    def clear(self, info: PartitionInfo, rows: Rows, timeout_s: float) -> None:
         """Drops rows and frees the segments that nothing needs any more."""
 
 
 class SegmentStore(Protocol):
     """Bytes by key. ``timeout_s`` bounds every call."""
 
-    def save(self, info: PartitionInfo, keys: Sequence[str], values: Stored, timeout_s: float) -> None: ...
+    def save(
+        self, info: PartitionInfo, keys: Sequence[str], values: Stored, timeout_s: float
+    ) -> Sequence[Any]:
+        """One address per key, which ``load`` gets back."""
 
     def load(
-        self, info: PartitionInfo, keys: Sequence[str], columns: Sequence[str], timeout_s: float
+        self, info: PartitionInfo, segments: Sequence[Segment], columns: Sequence[str], timeout_s: float
     ) -> Stored: ...
 
     def discard(self, info: PartitionInfo, keys: Sequence[str], timeout_s: float) -> None: ...
@@ -125,7 +126,7 @@ class PackedDataPlane:
 
     def clear(self, meta: KVBatchMeta) -> None:
         if len(meta):
-            wanted = _rows_by_chunk(meta, range(len(meta)))
+            wanted = PartitionCache().missing("", spans(meta))
             self._retry_if_reopened(
                 meta.partition, lambda info: self._catalog.clear(info, wanted, self._timeout_s)
             )
@@ -170,10 +171,13 @@ class PackedDataPlane:
         }
         saved = self._cut(info, meta, wired)
         keys = [segment.key for segment, _ in saved]
-        self._store.save(
+        addresses = self._store.save(
             info, keys, {name: [values[name] for _, values in saved] for name in wired}, deadline.remaining()
         )
-        commit = Commit(self._writer, tuple(segment for segment, _ in saved), new_chunks)
+        stored = tuple(
+            segment._replace(address=address) for (segment, _), address in zip(saved, addresses, strict=True)
+        )
+        commit = Commit(self._writer, stored, new_chunks)
         try:
             self._catalog.commit(info, commit, deadline.remaining())
         except DataPlaneError:
@@ -208,29 +212,31 @@ class PackedDataPlane:
 
     def _fetch(self, info: PartitionInfo, meta: KVBatchMeta, columns: Sequence[str]) -> dict[str, ColumnData]:
         declared = {name: _declared(info, name) for name in columns}
+        wanted = spans(meta)
         with self._lock:
             cache = self._cache(info)
-            missing = {name: cache.missing(name, meta) for name in declared}
-        if any(missing.values()):
-            self._load_missing(info, meta, missing)
+            missing = {name: cache.missing(name, wanted) for name in declared}
+        wants = _wants(missing)
+        if wants:
+            self._load(info, meta, wants, cache)
         with self._lock:
-            return {name: cache.gather(column, meta) for name, column in declared.items()}
+            return {name: cache.gather(column, wanted) for name, column in declared.items()}
 
-    def _load_missing(self, info: PartitionInfo, meta: KVBatchMeta, missing: Mapping[str, list[int]]) -> None:
+    def _load(
+        self, info: PartitionInfo, meta: KVBatchMeta, wants: Sequence[Want], cache: PartitionCache
+    ) -> None:
         deadline = _Deadline(self._timeout_s)
-        wants = _wants(meta, missing)
         segments = self._catalog.locate(info, wants, deadline.remaining())
         chunks = {chunk.key: chunk for chunk in meta.chunks}
         for columns, group in _by_columns(segments).items():
-            keys = [segment.key for segment in group]
-            loaded = self._store.load(info, keys, columns, deadline.remaining())
+            loaded = self._store.load(info, group, columns, deadline.remaining())
             for name in columns:
                 column = info.columns[name]
                 for segment, array in zip(group, loaded[name], strict=True):
                     _check_loaded(info, column, segment, array, chunks)
                 with self._lock:
                     for segment, array in zip(group, loaded[name], strict=True):
-                        self._cache(info).add(column, segment.parts, array, chunks)
+                        cache.add(column, segment.parts, array, chunks)
 
     def _cache(self, info: PartitionInfo) -> PartitionCache:
         return self._caches.setdefault(info.storage_id, PartitionCache())
@@ -281,30 +287,13 @@ def _parts(meta: KVBatchMeta) -> list[Part]:
     return parts
 
 
-def _rows_by_chunk(
-    meta: KVBatchMeta, positions: Iterable[int]
-) -> tuple[tuple[str, tuple[int, ...] | None], ...]:
-    """(chunk, rows) of the samples at these positions; None where it is the whole chunk."""
-    rows: dict[int, list[int]] = {}
-    for position in positions:
-        chunk, row = meta.rows[position]
-        rows.setdefault(chunk, []).append(row)
-    return tuple(
-        (
-            meta.chunks[chunk].key,
-            None if len(of_chunk) == len(meta.chunks[chunk].lengths) else tuple(of_chunk),
-        )
-        for chunk, of_chunk in rows.items()
-    )
-
-
-def _wants(meta: KVBatchMeta, missing: Mapping[str, list[int]]) -> tuple[Want, ...]:
-    """Columns that miss the same samples share one entry."""
-    columns: dict[tuple[int, ...], list[str]] = {}
-    for name, positions in missing.items():
-        if positions:
-            columns.setdefault(tuple(positions), []).append(name)
-    return tuple(Want(tuple(names), _rows_by_chunk(meta, positions)) for positions, names in columns.items())
+def _wants(missing: Mapping[str, Rows]) -> tuple[Want, ...]:
+    """Columns that miss the same rows share one entry."""
+    columns: dict[Rows, list[str]] = {}
+    for name, rows in missing.items():
+        if rows:
+            columns.setdefault(rows, []).append(name)
+    return tuple(Want(tuple(names), rows) for rows, names in columns.items())
 
 
 def _by_columns(segments: Sequence[Segment]) -> dict[tuple[str, ...], list[Segment]]:

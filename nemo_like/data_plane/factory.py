@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,16 @@ from nemo_like.config.schema import DataPlaneConfig
 
 if TYPE_CHECKING:
     from nemo_like.data_plane.interface import DataPlane
+
+
+# TransferQueue reads these when it is imported. The deadlines are ours: another attempt after a long
+# silence would only repeat what a live storage unit has queued already.
+TRANSFER_QUEUE_ENVIRONMENT = {
+    "TQ_SIMPLE_STORAGE_SEND_RECV_TIMEOUT": "3600",
+    "TQ_SIMPLE_STORAGE_MAX_ATTEMPTS": "1",
+    "TQ_NUM_THREADS": "1",
+    "TQ_LOGGING_LEVEL": "ERROR",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +38,7 @@ def host_actor(
     """The actor that owns storage and registry; it asks Ray for ``num_storage_cpus`` more by itself."""
     return ActorSpec(
         name="data_plane",
-        target="nemo_like.data_plane.transfer_queue:DataPlaneHost",
+        target="nemo_like.data_plane.host:DataPlaneHost",
         kwargs={
             "run_id": run_id,
             "num_storage_units": cfg.num_storage_units,
@@ -35,6 +46,7 @@ def host_actor(
             "start_timeout_s": start_timeout_s,
         },
         num_cpus=0.0,
+        env=TRANSFER_QUEUE_ENVIRONMENT,
         concurrency=Concurrency.asyncio,
         log_path=log_path,
     )
@@ -47,6 +59,7 @@ def num_storage_cpus(cfg: DataPlaneConfig) -> int:
 
 def connect(spec: DataPlaneSpec) -> DataPlane:
     """The data plane of this process. Raises StorageFailed when the storage can't be reached."""
+    os.environ.update(TRANSFER_QUEUE_ENVIRONMENT)
     from nemo_like.data_plane.transfer_queue import TransferQueueDataPlane
 
     return TransferQueueDataPlane(spec)

@@ -13,7 +13,7 @@ from nemo_like.data_plane.client import PackedDataPlane, Stored
 from nemo_like.data_plane.columns import Column
 from nemo_like.data_plane.errors import CorruptData
 from nemo_like.data_plane.registry import Registry
-from nemo_like.data_plane.segments import Commit, PartitionInfo, Segment, Want
+from nemo_like.data_plane.segments import Commit, PartitionInfo, Rows, Segment, Want
 
 
 class InMemoryStorage:
@@ -60,23 +60,25 @@ class InMemoryStorage:
                     raise self._registry.missing(info.name, info.storage_id, wants, timeout_s)
             return found
 
-    def clear(
-        self, info: PartitionInfo, rows: Sequence[tuple[str, tuple[int, ...] | None]], timeout_s: float
-    ) -> None:
+    def clear(self, info: PartitionInfo, rows: Rows, timeout_s: float) -> None:
         with self._changed:
             for key in self._registry.clear(info.name, info.storage_id, rows):
                 del self._values[info.storage_id, key]
 
-    def save(self, info: PartitionInfo, keys: Sequence[str], values: Stored, timeout_s: float) -> None:
+    def save(
+        self, info: PartitionInfo, keys: Sequence[str], values: Stored, timeout_s: float
+    ) -> Sequence[None]:
         with self._changed:
             for index, key in enumerate(keys):
                 self._values[info.storage_id, key] = {
                     name: arrays[index].copy() for name, arrays in values.items()
                 }
+        return [None] * len(keys)
 
     def load(
-        self, info: PartitionInfo, keys: Sequence[str], columns: Sequence[str], timeout_s: float
+        self, info: PartitionInfo, segments: Sequence[Segment], columns: Sequence[str], timeout_s: float
     ) -> Stored:
+        keys = [segment.key for segment in segments]
         with self._changed:
             absent = [key for key in keys if (info.storage_id, key) not in self._values]
             if absent:

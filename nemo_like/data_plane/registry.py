@@ -19,7 +19,7 @@ from nemo_like.data_plane.errors import (
     UnknownSamples,
     listed,
 )
-from nemo_like.data_plane.segments import Commit, Part, PartitionInfo, Segment, Want
+from nemo_like.data_plane.segments import Commit, Part, PartitionInfo, Rows, Segment, Want
 
 
 @dataclass(slots=True)
@@ -144,9 +144,7 @@ class Registry:
         )
         return MissingData(f"partition {name!r}: not written within {waited_s:g} s: {text}")
 
-    def clear(
-        self, name: str, storage_id: str, rows: Iterable[tuple[str, tuple[int, ...] | None]]
-    ) -> list[str]:
+    def clear(self, name: str, storage_id: str, rows: Rows) -> list[str]:
         """Drop rows; the keys of the segments that no live row needs any more. Raises UnknownSamples."""
         partition = self._get(name, storage_id)
         states = [(self._chunk(partition, chunk, of_chunk), of_chunk) for chunk, of_chunk in rows]

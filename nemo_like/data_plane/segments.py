@@ -9,9 +9,12 @@ known to the registry.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nemo_like.data_plane.columns import Column
+
+# (chunk, its rows; None: all of them, in order)
+Rows = tuple[tuple[str, tuple[int, ...] | None], ...]
 
 
 class Part(NamedTuple):
@@ -27,6 +30,7 @@ class Segment(NamedTuple):
     key: str  # unique within the run
     columns: tuple[str, ...]
     parts: tuple[Part, ...]  # in the order of their values
+    address: Any = None  # what the storage said when it was saved and needs to load it
 
 
 class PartitionInfo(NamedTuple):
@@ -42,7 +46,7 @@ class Want(NamedTuple):
     """Columns that a reader needs, each for the same rows."""
 
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[int, ...] | None], ...]  # (chunk, its rows; None: all of them)
+    rows: Rows
 
 
 class Commit(NamedTuple):

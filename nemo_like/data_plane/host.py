@@ -1,0 +1,146 @@
+"""The process behind the data plane: it owns the storage's processes and the registry.
+
+Values never pass through it. Clients ask it where things are, over ``rpc``; opening and closing
+partitions come from the driver as actor calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+from typing import Any
+
+import ray
+
+from nemo_like.data_plane.columns import Column
+from nemo_like.data_plane.errors import DeadlineExceeded, StorageFailed
+from nemo_like.data_plane.registry import Registry
+from nemo_like.data_plane.rpc import Handler, RpcServer
+from nemo_like.data_plane.segments import Commit, PartitionInfo, Rows, Segment, Want
+from nemo_like.data_plane.transfer_queue import Connection, Session, Storage
+
+
+class DataPlaneHost:
+    """One asyncio actor per run."""
+
+    def __init__(
+        self, *, run_id: str, num_storage_units: int, timeout_s: float, start_timeout_s: float
+    ) -> None:
+        """``run_id`` must differ between the runs of one Ray cluster."""
+        self._timeout_s = timeout_s
+        self._start_timeout_s = start_timeout_s
+        self._storage = Storage(num_storage_units)
+        self._registry = Registry(run_id)
+        self._changed = asyncio.Condition()
+        self._failed: asyncio.Future[str] = asyncio.Future()
+        self._starting: asyncio.Task[Connection] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._server: RpcServer | None = None
+        self._session: Session | None = None
+        self._num_clients = 0
+
+    async def ready(self) -> None:
+        """Returns once the storage is up. Raises StorageFailed when the cluster can't place it in time."""
+        await self._started()
+
+    async def connect(self) -> Connection:
+        """A connection for one more process."""
+        connection = await self._started()
+        self._num_clients += 1
+        return replace(connection, client_id=str(self._num_clients))
+
+    async def storage_failure(self) -> str:
+        """Never returns while the storage is well; then says which of its processes died."""
+        return await asyncio.shield(self._failed)
+
+    async def open_partition(self, name: str, columns: Sequence[Column]) -> None:
+        """Register a partition and its columns before anyone writes."""
+        self._registry.open(name, columns)
+
+    async def close_partition(self, name: str) -> None:
+        """Drop a partition and everything in it; safe when it is already gone."""
+        storage_id = self._registry.close(name)
+        await self._notify()
+        if storage_id is not None and self._session is not None:
+            await self._finish(self._session.drop_partition(storage_id), f"closing partition {name!r}")
+
+    async def describe(self, name: str) -> PartitionInfo:
+        return self._registry.describe(name)
+
+    async def commit(self, name: str, storage_id: str, commit: Commit) -> None:
+        self._registry.commit(name, storage_id, commit)
+        await self._notify()
+
+    async def locate(
+        self, name: str, storage_id: str, wants: Sequence[Want], timeout_s: float
+    ) -> list[Segment]:
+        """Waits until everything wanted is written. Raises MissingData when the time is over."""
+        found = self._registry.locate(name, storage_id, wants)
+        if found is not None:
+            return found
+        try:
+            async with asyncio.timeout(timeout_s), self._changed:
+                while (found := self._registry.locate(name, storage_id, wants)) is None:
+                    await self._changed.wait()
+                return found
+        except TimeoutError:
+            raise self._registry.missing(name, storage_id, wants, timeout_s) from None
+
+    async def clear(self, name: str, storage_id: str, rows: Rows) -> None:
+        """Drop rows and free the segments that nothing needs any more."""
+        freed = self._registry.clear(name, storage_id, rows)
+        if freed:
+            assert self._session is not None
+            await self._finish(
+                self._session.drop(storage_id, freed), f"clearing samples of partition {name!r}"
+            )
+
+    async def shutdown(self) -> None:
+        """End the storage; everything in it is gone."""
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._session is not None:
+            await asyncio.to_thread(self._session.close)
+        if self._server is not None:
+            self._server.close()
+        self._storage.stop()
+
+    async def _started(self) -> Connection:
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
+        return await asyncio.shield(self._starting)
+
+    async def _start(self) -> Connection:
+        addresses = await self._storage.start(self._start_timeout_s)
+        self._watch = asyncio.create_task(self._watch_storage())
+        calls: dict[str, Handler] = {
+            "describe": self.describe,
+            "commit": self.commit,
+            "locate": self.locate,
+            "clear": self.clear,
+        }
+        self._server = RpcServer(ray.util.get_node_ip_address(), calls)
+        connection = Connection("host", self._server.address, addresses)
+        self._session = await asyncio.to_thread(Session, connection)
+        return connection
+
+    async def _watch_storage(self) -> None:
+        self._failed.set_result(await self._storage.death())
+
+    async def _finish(self, work: Coroutine[Any, Any, None], doing: str) -> None:
+        """Wait for the storage. It swallows errors while it clears, so ask for the dead afterwards too."""
+        assert self._session is not None
+        done = asyncio.ensure_future(asyncio.wrap_future(self._session.start(work)))
+        await asyncio.wait([done, self._failed], timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if self._failed.done():
+            done.cancel()
+            raise StorageFailed(f"{self._failed.result()}, noticed while {doing}")
+        if not done.done():
+            done.cancel()
+            raise DeadlineExceeded(f"the storage did not answer within {self._timeout_s:g} s while {doing}")
+        done.result()
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
