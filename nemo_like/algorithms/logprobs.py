@@ -53,7 +53,12 @@ def linear_logprobs(
 class _LinearLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, token_ids: Tensor, shard: VocabularyShard, settings: LogprobSettings
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        token_ids: Tensor,
+        shard: VocabularyShard,
+        settings: LogprobSettings,
     ) -> Tensor:
         rows = weight[: shard.num_valid]
         local_ids = token_ids - shard.first
@@ -97,7 +102,8 @@ def _chunks(num_positions: int, vocabulary: int, max_bytes: int) -> Iterator[sli
 
 def _combine(normaliser: Tensor, picked: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
     """Whole-vocabulary normaliser and picked logit from each rank's own, in one collective."""
-    mine = torch.stack((normaliser, picked))
-    everyone = mine.new_empty((group.size(), *mine.shape))
+    mine = torch.cat((normaliser, picked))
+    everyone = mine.new_empty(group.size() * len(mine))
     dist.all_gather_into_tensor(everyone, mine, group=group)
-    return torch.logsumexp(everyone[:, 0], dim=0), everyone[:, 1].sum(dim=0)
+    normalisers, picks = everyone.view(group.size(), 2, -1).unbind(dim=1)
+    return torch.logsumexp(normalisers, dim=0), picks.sum(dim=0)

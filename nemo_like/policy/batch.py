@@ -8,6 +8,7 @@ scored tokens alone.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -75,10 +76,13 @@ class PolicyBatch:
                 raise ValueError(
                     f"column {name!r} has {len(values)} tokens for lengths that sum to {self.num_tokens}"
                 )
-        self.columns = {
-            name: torch.as_tensor(values, device="cpu" if name in _PLANNING_COLUMNS else device)
-            for name, values in columns.items()
-        }
+        with warnings.catch_warnings():
+            # The data plane's arrays are read-only views; nothing here writes into a column.
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            self.columns = {
+                name: torch.as_tensor(values, device="cpu" if name in _PLANNING_COLUMNS else device)
+                for name, values in columns.items()
+            }
         self.sample_values = {
             name: torch.tensor(values, dtype=torch.float32, device=device)
             for name, values in sample_values.items()

@@ -62,7 +62,7 @@ class WeightSender(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WeightSenderSpec:
-    """How to build the sender in the worker's process: "package.module:Class", its arguments but ``coordinates``."""
+    """How to build the sender in its process: "package.module:Class" and arguments but ``coordinates``."""
 
     target: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)

@@ -26,7 +26,7 @@ from nemo_like.algorithms.logprobs import LogprobSettings, VocabularyShard, line
 from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.config.schema import PolicyConfig, Precision
 from nemo_like.policy.batch import PaddedMicroBatch
-from nemo_like.policy.megatron.convert import Geometry
+from nemo_like.policy.megatron.convert import Cut, Geometry, rule_for
 from nemo_like.policy.megatron.modules import layer_spec, uses_transformer_engine
 
 SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3")
@@ -195,6 +195,7 @@ class ScoringGPTModel(GPTModel):
             rope_scaling=description.rope_scaling_factor is not None,
             rope_scaling_factor=description.rope_scaling_factor or 1.0,
         )
+        self._mark_cut_parameters()
         rows = description.padded_vocab_size(tp) // tp
         first = parallel_state.get_tensor_model_parallel_rank() * rows
         self.logprob_settings = settings
@@ -203,6 +204,19 @@ class ScoringGPTModel(GPTModel):
             num_valid=max(0, min(rows, description.vocab_size - first)),
             group=parallel_state.get_tensor_model_parallel_group() if tp > 1 else None,
         )
+
+    def _mark_cut_parameters(self) -> None:
+        """Megatron-core marks a parameter as a part of a larger one only when it draws its initial values.
+
+        Without the mark it would take the parts on other ranks for copies and leave them out of the
+        gradient norm.
+        """
+        for name, parameter in self.named_parameters():
+            cut = rule_for(name, layer_offset=0).cut
+            if cut is not Cut.replicated:
+                parameter.tensor_model_parallel = True
+                parameter.partition_dim = 1 if cut is Cut.columns else 0
+                parameter.partition_stride = 1
 
     def _postprocess(self, hidden_states: Tensor, *, labels: PaddedMicroBatch, **_: Any) -> Tensor:
         if not self.post_process:

@@ -1,0 +1,91 @@
+"""The same training by a dense Hugging Face model and torch.optim, written the slow, obvious way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from nemo_like.config.schema import LossConfig, PolicyConfig
+
+
+@dataclass(frozen=True, slots=True)
+class DenseUpdate:
+    loss: float
+    grad_norm: float
+    mean_ratio: float
+
+
+class DenseReference:
+    """One process, one sample at a time, no padding."""
+
+    def __init__(self, cfg: PolicyConfig, loss: LossConfig, temperature: float) -> None:
+        self.cfg, self.loss, self.temperature = cfg, loss, temperature
+        self.model = AutoModelForCausalLM.from_pretrained(Path(cfg.model_name), dtype=torch.float32)
+        decayed = [parameter for parameter in self.model.parameters() if parameter.dim() > 1]
+        others = [parameter for parameter in self.model.parameters() if parameter.dim() == 1]
+        adam = cfg.optimizer
+        self.optimizer = torch.optim.AdamW(
+            [{"params": decayed, "weight_decay": adam.weight_decay}, {"params": others, "weight_decay": 0.0}],
+            lr=adam.lr,
+            betas=(adam.adam_beta1, adam.adam_beta2),
+            eps=adam.adam_eps,
+        )
+
+    def logprobs(self, batch: dict[str, Any]) -> list[Tensor]:
+        """Per sample [T] with 0 where response_mask is 0; differentiable."""
+        results = []
+        for ids, mask in zip(
+            *(_per_sample(batch, name) for name in ("input_ids", "response_mask")), strict=True
+        ):
+            logits = self.model(ids[None].long()).logits[0, :-1].float() / self.temperature
+            scored = torch.log_softmax(logits, -1).gather(1, ids[1:, None].long())[:, 0]
+            results.append(torch.cat([torch.zeros(1), scored]) * mask)
+        return results
+
+    def update(
+        self,
+        batch: dict[str, Any],
+        rows: list[int],
+        prev: list[Tensor],
+        reference: list[Tensor] | None,
+        learning_rate: float,
+    ) -> DenseUpdate:
+        """One optimizer update on these samples."""
+        masks = _per_sample(batch, "response_mask")
+        advantages, trains = batch["tags"]["advantage"], batch["tags"]["sample_mask"]
+        logprobs = self.logprobs(batch)
+        num_tokens = sum(float(masks[row].sum()) for row in rows if trains[row])
+        num_samples = sum(1 for row in rows if trains[row])
+        total, ratios = torch.zeros(()), torch.zeros(())
+        for row in rows:
+            if not trains[row]:
+                continue
+            ratio = (logprobs[row] - prev[row]).exp()
+            clipped = ratio.clamp(1 - self.loss.ratio_clip_min, 1 + self.loss.ratio_clip_max)
+            token_loss = torch.maximum(-advantages[row] * ratio, -advantages[row] * clipped)
+            if advantages[row] < 0 and self.loss.ratio_clip_c is not None:
+                token_loss = token_loss.clamp(max=-advantages[row] * self.loss.ratio_clip_c)
+            if reference is not None:
+                gap = reference[row] - logprobs[row]
+                token_loss = token_loss + self.loss.reference_policy_kl_penalty * (
+                    (gap.exp() - gap - 1) * (logprobs[row] - logprobs[row].detach()).exp()
+                )
+            share = num_tokens if self.loss.token_level_loss else float(masks[row].sum()) * num_samples
+            total = total + (token_loss * masks[row]).sum() / share
+            ratios = ratios + (ratio.detach() * masks[row]).sum()
+        self.optimizer.zero_grad()
+        total.backward()
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.cfg.max_grad_norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.optimizer.step()
+        return DenseUpdate(float(total.detach()), float(grad_norm), float(ratios) / num_tokens)
+
+
+def _per_sample(batch: dict[str, Any], column: str) -> list[Tensor]:
+    return list(torch.from_numpy(batch["columns"][column]).split(batch["lengths"]))
