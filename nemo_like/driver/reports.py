@@ -91,6 +91,7 @@ def _tag_metrics(batch: KVBatchMeta) -> dict[str, float]:
     valid_tokens = sum(n for n, m in zip(batch.tag("num_response_tokens"), mask, strict=True) if m)
     return {
         "reward": _mean(rewards),
+        "policy_version": float(max(batch.tag("policy_version"))),
         "advantages/mean": _mean(advantages),
         "advantages/max": max(advantages),
         "advantages/min": min(advantages),

@@ -118,7 +118,13 @@ class SyncGRPODriver:
         """One response per held-out prompt through the same rollout path, in a partition of its own."""
         timer = StageTimer()
         num_prompts = min(self.cfg.grpo.max_val_samples, self.num_validation_prompts)
-        prompts = PromptBatch(RolloutMode.validation, step, tuple(range(num_prompts)), num_generations=1)
+        prompts = PromptBatch(
+            mode=RolloutMode.validation,
+            step=step,
+            policy_version=self.policy_version,
+            indices=tuple(range(num_prompts)),
+            num_generations=1,
+        )
         with timer("validation"):
             self.weight_sync.ensure_version(self.policy_version)
             with self.partitions.partition(f"validation-{step}") as partition:
@@ -131,7 +137,13 @@ class SyncGRPODriver:
         """The next P training prompts, by index."""
         grpo = self.cfg.grpo
         indices = self.train_sampler.next(grpo.num_prompts_per_step)
-        return PromptBatch(RolloutMode.training, step, indices, grpo.num_generations_per_prompt)
+        return PromptBatch(
+            mode=RolloutMode.training,
+            step=step,
+            policy_version=self.policy_version,
+            indices=indices,
+            num_generations=grpo.num_generations_per_prompt,
+        )
 
     @contextmanager
     def prepare_step(self, step: int, timer: StageTimer) -> Iterator[str]:

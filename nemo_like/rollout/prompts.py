@@ -19,10 +19,14 @@ class RolloutMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PromptBatch:
-    """Indices into the mode's dataset; ``step`` enters the sampling seeds."""
+    """Indices into the mode's dataset; ``step`` enters the sampling seeds.
+
+    Every response must be sampled by the weights of ``policy_version``.
+    """
 
     mode: RolloutMode
     step: int
+    policy_version: int
     indices: tuple[int, ...]
     num_generations: int
 

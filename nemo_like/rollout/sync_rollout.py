@@ -47,6 +47,22 @@ class _ActiveRollout:
     last_group_s: float = 0.0
     reward_tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
+    def check_version(self, result: GroupResult) -> None:
+        """Fail the rollout when a group was sampled by other weights than it should."""
+        expected = self.prompts.policy_version
+        if result.policy_version != expected:
+            self.fail(
+                RuntimeError(
+                    f"group {result.request_id!r} was sampled by policy version {result.policy_version}, "
+                    f"not by {expected}"
+                )
+            )
+
+    def fail(self, error: Exception) -> None:
+        """End the wait for the rollout with an error; the first one counts."""
+        if not self.finished.done():
+            self.finished.set_exception(error)
+
     @property
     def rollout_id(self) -> str:
         return f"{self.prompts.mode.name}/{self.prompts.step}"
@@ -121,6 +137,7 @@ class SyncRolloutActor:
         for result in results:
             rollout_id, _, position = result.request_id.rpartition("/")
             if rollout_id == active.rollout_id:
+                active.check_version(result)
                 active.groups[int(position)] = result
                 positions.append(int(position))
         if len(active.groups) == len(active.prompts):
@@ -197,8 +214,7 @@ class SyncRolloutActor:
         try:
             feedback = await environment.submit("step", turns)
         except Exception as error:
-            if not active.finished.done():
-                active.finished.set_exception(error)
+            active.fail(error)
             return
         size = active.prompts.num_generations
         for i, position in enumerate(positions):

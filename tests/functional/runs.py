@@ -1,0 +1,114 @@
+"""Whole runs of ``run_grpo.py`` as a user starts them, for the tests of the main job."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = "configs/grpo_arithmetic_cpu.yaml"
+RUN_TIMEOUT_S = 300
+_MARK = "NEMO_LIKE_TEST_RUN"
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """What a run left: exit code, output, and the metrics by step."""
+
+    returncode: int
+    output: str
+    run_dir: Path
+    mark: str
+
+    def metrics(self, key: str) -> list[float]:
+        """Values of one metric, step by step."""
+        return [record[key] for record in self.records() if key in record]
+
+    def records(self) -> list[dict[str, float]]:
+        return read_metrics(self.run_dir)
+
+    def processes_left(self) -> list[str]:
+        return processes_of(self.mark)
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, float]]:
+    """One object per line of metrics.jsonl."""
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def processes_of(mark: str) -> list[str]:
+    """Command lines of the live processes that descend from the run with this mark."""
+    left = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(_MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                left.append(" ".join(process.cmdline())[:120])
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return left
+
+
+@contextmanager
+def running(
+    log_dir: Path, overrides: Sequence[str] = ()
+) -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
+    """A run in the background: its process, its mark, its run directory. Killed at the end if need be."""
+    mark = uuid.uuid4().hex
+    command = [sys.executable, "run_grpo.py", "--config", CONFIG]
+    command += [f"logger.log_dir={log_dir}", f"logger.run_name={mark}", *overrides]
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, _MARK: mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process, mark, log_dir / mark
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate(timeout=30)
+
+
+def run_grpo(log_dir: Path, overrides: Sequence[str] = ()) -> FinishedRun:
+    """A whole run."""
+    with running(log_dir, overrides) as (process, mark, run_dir):
+        output, _ = process.communicate(timeout=RUN_TIMEOUT_S)
+    return FinishedRun(process.returncode, output, run_dir, mark)
+
+
+def wait_for_step(process: subprocess.Popen[str], run_dir: Path, step: int, timeout_s: float = 120) -> None:
+    """Return once the metrics of this training step are on disk."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            pytest.fail(f"the run ended early:\n{process.communicate()[0]}")
+        if (run_dir / "metrics.jsonl").is_file() and any(
+            record["step"] >= step and "train/loss" in record for record in read_metrics(run_dir)
+        ):
+            return
+        time.sleep(0.1)
+    pytest.fail(f"step {step} was not reached within {timeout_s:g} s")
+
+
+def wait_until_gone(mark: str, timeout_s: float = 10) -> list[str]:
+    """Processes of the run that are left after a grace period; empty as soon as there are none."""
+    deadline = time.monotonic() + timeout_s
+    while (left := processes_of(mark)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return left

@@ -1,0 +1,103 @@
+"""The demo as a user runs it: real Ray, TransferQueue, vLLM and Megatron-core on the tiny model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.functional.runs import FinishedRun, run_grpo
+
+pytestmark = pytest.mark.timeout(600)
+
+NUM_STEPS = 20
+FEW_STEPS = 4
+FEW = [f"grpo.max_num_steps={FEW_STEPS}", "grpo.val_at_start=false", "grpo.val_at_end=false"]
+
+
+@pytest.fixture(scope="module")
+def demo(arithmetic_model: str, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    """The demo's configuration as it is, over its first steps."""
+    run = run_grpo(tmp_path_factory.mktemp("demo"), [f"grpo.max_num_steps={NUM_STEPS}"])
+    assert run.returncode == 0, run.output
+    return run
+
+
+def test_the_policy_learns(demo: FinishedRun) -> None:
+    rewards = demo.metrics("train/reward")
+    assert len(rewards) == NUM_STEPS
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.12
+    accuracies = demo.metrics("validation/accuracy")
+    assert accuracies[0] < 0.45
+    assert accuracies[-1] > accuracies[0] + 0.12
+
+
+def test_trainer_and_engine_agree_on_every_step(demo: FinishedRun) -> None:
+    errors = demo.metrics("train/token_mult_prob_error")
+    assert len(errors) == NUM_STEPS
+    assert max(errors) < 1.001
+
+
+def test_every_step_samples_from_the_weights_of_the_step_before(demo: FinishedRun) -> None:
+    assert demo.metrics("train/policy_version") == [float(version) for version in range(NUM_STEPS)]
+
+
+def test_the_run_directory_is_complete(demo: FinishedRun) -> None:
+    names = {path.name for path in demo.run_dir.iterdir()}
+    assert {"config.yaml", "metrics.jsonl", "learning_curve.png", "logs", "wandb", "final_hf"} <= names
+    assert list((demo.run_dir / "wandb").glob("offline-run-*/*.wandb"))
+    assert {path.stem for path in (demo.run_dir / "logs").iterdir()} >= {
+        "engine",
+        "policy_worker-0",
+        "rollout",
+    }
+    with Image.open(demo.run_dir / "learning_curve.png") as picture:
+        assert min(picture.size) > 300
+
+
+def test_the_terminal_shows_the_run_and_nothing_of_the_libraries(demo: FinishedRun) -> None:
+    lines = demo.output.rstrip().splitlines()
+    assert lines[-1] == f"run_dir: {demo.run_dir}"
+    assert sum(line.startswith("step ") for line in lines) == NUM_STEPS + 2
+    assert len(lines) < NUM_STEPS + 40
+    for noise in ("Traceback", "WARNING", "UserWarning", "INFO"):
+        assert noise not in demo.output
+
+
+def test_no_process_is_left(demo: FinishedRun) -> None:
+    assert demo.processes_left() == []
+
+
+def test_a_seed_fixes_every_metric_but_the_timings(demo: FinishedRun, tmp_path: Path) -> None:
+    again = run_grpo(tmp_path, [*FEW, "grpo.val_at_start=true"])
+    assert again.returncode == 0, again.output
+    first = [_without_timings(record) for record in demo.records() if record["step"] <= FEW_STEPS]
+    assert [_without_timings(record) for record in again.records()] == first
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(["policy.data_parallel_size=1"], id="single-worker"),
+        pytest.param(
+            ["policy.data_parallel_size=1", "policy.megatron_cfg.tensor_model_parallel_size=2"], id="TP2"
+        ),
+        pytest.param(
+            ["policy.data_parallel_size=1", "policy.megatron_cfg.pipeline_model_parallel_size=2"], id="PP2"
+        ),
+        pytest.param(["generation.num_engines=2"], id="two-engines"),
+    ],
+)
+def test_a_parallel_layout_changes_no_result(demo: FinishedRun, layout: list[str], tmp_path: Path) -> None:
+    run = run_grpo(tmp_path, [*FEW, *layout])
+    assert run.returncode == 0, run.output
+    for key in ("train/loss", "train/grad_norm", "train/reward"):
+        assert run.metrics(key)[0] == pytest.approx(demo.metrics(key)[0], abs=1e-4)
+    assert run.metrics("train/reward") == pytest.approx(demo.metrics("train/reward")[:FEW_STEPS], abs=0.04)
+    assert max(run.metrics("train/token_mult_prob_error")) < 1.001
+
+
+def _without_timings(record: dict[str, float]) -> dict[str, float]:
+    noisy = ("timing/", "performance/", "data_plane/")
+    return {k: v for k, v in record.items() if not k.startswith(noisy) and not k.endswith("_s")}
