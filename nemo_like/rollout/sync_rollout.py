@@ -148,10 +148,8 @@ class SyncRolloutActor:
 
     def on_engine_error(self, engine: str, message: str) -> None:
         """Called by an engine whose step thread failed."""
-        if self._active is not None and not self._active.finished.done():
-            self._active.finished.set_exception(
-                RuntimeError(f"generation engine {engine!r} failed: {message}")
-            )
+        if self._active is not None:
+            self._active.fail(RuntimeError(f"generation engine {engine!r} failed: {message}"))
 
     def sample_answers(self) -> list[SampleAnswer]:
         """A few answers of the latest validation, for a person to read."""
