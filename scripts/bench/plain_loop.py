@@ -6,7 +6,7 @@ The yardstick for ``end_to_end.py``: same model, prompts, batches, updates and l
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,9 @@ class PlainStep:
     generation_s: float
     training_s: float
     reward: float
+
+    def as_metrics(self) -> dict[str, float]:
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
