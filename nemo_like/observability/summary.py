@@ -30,7 +30,7 @@ class RunSummary:
 def format_summary(summary: RunSummary, progress: RunProgress, paths: Mapping[str, str]) -> list[str]:
     """Lines of the summary, without the closing ``run_dir`` line."""
     steps = f"{progress.step} of {progress.max_num_steps} steps"
-    lines = ["", f"The run {summary.outcome} after {steps}, {format_duration(progress.elapsed_s)}."]
+    lines = ["", f"The run {summary.outcome}. {steps} in {format_duration(progress.elapsed_s)}."]
     results = _results(progress)
     if results:
         lines += ["", *_aligned(results)]

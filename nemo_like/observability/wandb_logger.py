@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from nemo_like.config.schema import WandbConfig, WandbMode
@@ -54,16 +55,18 @@ class WandbLogger:
 
     def _run(self) -> None:
         try:
-            run = self._start()
+            import wandb
+
+            run = self._start(wandb)
             while (task := self._tasks.get()) is not None:
                 task(run)
             run.finish()
+            # Ends W&B's own process; only then is everything on disk.
+            wandb.teardown()
         except Exception as error:
             self._error = error
 
-    def _start(self) -> Any:
-        import wandb
-
+    def _start(self, wandb: ModuleType) -> Any:
         if self._cfg.mode is WandbMode.online and not wandb.login(prompt=False):
             raise PermissionError(
                 "no API key for logger.wandb.mode=online; run `wandb login` once, or set mode=offline"

@@ -1,0 +1,93 @@
+"""The script that makes the tiny checkpoint, run as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from nemo_like.data.arithmetic import ArithmeticDataset
+from nemo_like.data.tokenizer import Tokenizer
+from nemo_like.data.warm_start import sampled_accuracy
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "prepare_arithmetic.py"
+
+
+def prepare(output, *more):
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), "--output", str(output), "--digits", "2", "--seed", "1", *more],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    output = tmp_path_factory.mktemp("models") / "nested" / "arithmetic"
+    result = prepare(output)
+    assert result.returncode == 0, result.stderr
+    assert "2-digit addition" in result.stdout
+    return output
+
+
+def test_the_model_starts_between_a_quarter_and_under_forty_five_per_cent(checkpoint):
+    record = json.loads((checkpoint / "warm_start.json").read_text())
+    assert 0.25 <= record["accuracy"] < 0.45
+    assert (record["digits"], record["seed"]) == (2, 1)
+    assert record["steps"] > 0
+    assert record["seconds"] > 0
+
+
+def test_the_saved_model_has_the_accuracy_that_was_recorded(checkpoint):
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    held_out = ArithmeticDataset(2, "validation")
+    accuracy = sampled_accuracy(model, [held_out[i] for i in range(512)], seed=1)
+    recorded = json.loads((checkpoint / "warm_start.json").read_text())["accuracy"]
+    assert accuracy == pytest.approx(recorded, abs=0.01)
+
+
+def test_another_sample_is_about_as_good(checkpoint):
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    held_out = ArithmeticDataset(2, "validation")
+    accuracy = sampled_accuracy(model, [held_out[i] for i in range(len(held_out))], seed=99)
+    assert 0.2 < accuracy < 0.45
+
+
+def test_the_model_is_small_and_ties_its_embeddings(checkpoint):
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    assert 400_000 < sum(parameter.numel() for parameter in model.parameters()) < 405_000
+    assert model.config.tie_word_embeddings
+    assert model.config.eos_token_id == Tokenizer(checkpoint).eos_token_id
+
+
+def test_nothing_is_left_beside_the_checkpoint(checkpoint):
+    assert list(checkpoint.parent.iterdir()) == [checkpoint]
+
+
+def test_a_checkpoint_that_is_there_is_kept(checkpoint):
+    before = (checkpoint / "model.safetensors").stat().st_mtime_ns
+    result = prepare(checkpoint)
+    assert result.returncode == 0
+    assert "already there" in result.stdout
+    assert (checkpoint / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_checkpoint_of_another_seed_is_refused_and_not_overwritten(checkpoint):
+    result = prepare(checkpoint, "--seed", "2")
+    assert result.returncode == 1
+    assert "was made with --digits 2 --seed 1, not --digits 2 --seed 2" in result.stderr
+
+
+def test_a_directory_with_something_else_is_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    result = prepare(tmp_path)
+    assert result.returncode == 1
+    assert "is no complete checkpoint" in result.stderr
+    assert (tmp_path / "notes.txt").read_text() == "mine"

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import json
+
+import datasets
+import pytest
+
+from nemo_like.config.schema import DatasetConfig, DatasetKind
+from nemo_like.data.datasets import build_dataset
+from nemo_like.data.interface import Message, PromptExample
+
+RECORDS = [
+    {"question": "1+1", "solution": "2", "level": 1},
+    {"question": "2+2", "solution": "4", "level": 2},
+]
+
+
+def config(kind, path=None, split=None, prompt_key="question", answer_key="solution"):
+    return DatasetConfig(
+        kind=kind,
+        path=None if path is None else str(path),
+        split=split,
+        prompt_key=prompt_key,
+        answer_key=answer_key,
+        digits=2,
+    )
+
+
+def write_jsonl(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def private_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    datasets.disable_progress_bars()
+
+
+def test_arithmetic_needs_no_file():
+    dataset = build_dataset(config(DatasetKind.arithmetic), "validation")
+    assert len(dataset) > 900
+    assert dataset[0].prompt.endswith("=")
+
+
+def test_jsonl_gives_prompt_answer_and_the_other_fields_as_data(tmp_path):
+    path = write_jsonl(tmp_path / "problems.jsonl", RECORDS)
+    dataset = build_dataset(config(DatasetKind.jsonl, path), "train")
+    assert len(dataset) == 2
+    assert dataset[1] == PromptExample("2+2", "4", {"level": 2})
+
+
+def test_an_answer_that_is_a_number_becomes_text(tmp_path):
+    path = write_jsonl(tmp_path / "problems.jsonl", [{"question": "1+1", "solution": 2}])
+    assert build_dataset(config(DatasetKind.jsonl, path), "train")[0].answer == "2"
+
+
+def test_messages_become_a_conversation(tmp_path):
+    record = {"question": [{"role": "user", "content": "1+1"}], "solution": "2"}
+    path = write_jsonl(tmp_path / "problems.jsonl", [record])
+    assert build_dataset(config(DatasetKind.jsonl, path), "train")[0].prompt == (Message("user", "1+1"),)
+
+
+def test_blank_lines_are_skipped(tmp_path):
+    path = tmp_path / "problems.jsonl"
+    path.write_text(json.dumps(RECORDS[0]) + "\n\n" + json.dumps(RECORDS[1]) + "\n")
+    assert len(build_dataset(config(DatasetKind.jsonl, path), "train")) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"question": "1+1"}\n', "record 0: no field 'solution' .*answer_key.*it has 'question'"),
+        ('{"question": 5, "solution": "x"}\n', "'question' must be text or a list of messages"),
+        ('{"question": "1", "solution": "x"}\n{"question\n', r"problems.jsonl:2: not valid JSON"),
+        ("[1]\n", "problems.jsonl:1: a line must be a JSON object, not list"),
+        ("", "holds no problems"),
+    ],
+)
+def test_a_malformed_file_is_an_error_that_says_where(tmp_path, content, message):
+    path = tmp_path / "problems.jsonl"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        build_dataset(config(DatasetKind.jsonl, path), "train")
+
+
+def test_a_missing_file_is_an_error_with_its_path(tmp_path):
+    with pytest.raises(ValueError, match=r"nowhere.jsonl' is not a file"):
+        build_dataset(config(DatasetKind.jsonl, tmp_path / "nowhere.jsonl"), "train")
+
+
+@pytest.mark.parametrize("kind", [DatasetKind.jsonl, DatasetKind.huggingface])
+def test_a_null_path_is_an_error_naming_the_key(kind):
+    with pytest.raises(ValueError, match=r"data.validation.path is null"):
+        build_dataset(config(kind), "validation")
+
+
+def test_huggingface_reads_a_local_file(tmp_path):
+    path = write_jsonl(tmp_path / "problems.jsonl", RECORDS)
+    dataset = build_dataset(config(DatasetKind.huggingface, path, split="train"), "train")
+    assert dataset[1] == PromptExample("2+2", "4", {"level": 2})
+
+
+def test_huggingface_reads_a_directory_of_data_files(tmp_path):
+    directory = tmp_path / "data"
+    directory.mkdir()
+    datasets.Dataset.from_list(RECORDS).to_parquet(directory / "train.parquet")
+    dataset = build_dataset(config(DatasetKind.huggingface, directory, split="train"), "train")
+    assert [dataset[i].answer for i in range(len(dataset))] == ["2", "4"]
+
+
+def test_huggingface_reads_what_save_to_disk_wrote(tmp_path):
+    saved = datasets.DatasetDict({"test": datasets.Dataset.from_list(RECORDS)})
+    saved.save_to_disk(tmp_path / "saved")
+    dataset = build_dataset(config(DatasetKind.huggingface, tmp_path / "saved", split="test"), "validation")
+    assert dataset[0] == PromptExample("1+1", "2", {"level": 1})
+    with pytest.raises(ValueError, match=r"split='train' is not in .*, which has test"):
+        build_dataset(config(DatasetKind.huggingface, tmp_path / "saved", split="train"), "train")
+
+
+def test_huggingface_needs_a_split(tmp_path):
+    with pytest.raises(ValueError, match=r"data.train.split is null"):
+        build_dataset(config(DatasetKind.huggingface, tmp_path), "train")

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nemo_like.data.sampler import PromptSampler
+
+
+def test_without_shuffling_prompts_come_in_order_and_start_over():
+    sampler = PromptSampler(3, seed=0, shuffle=False)
+    assert sampler.next(2) == (0, 1)
+    assert sampler.next(2) == (2, 0)
+    assert sampler.epoch == 1
+
+
+def test_each_epoch_holds_every_prompt_once_in_an_order_of_its_own():
+    sampler = PromptSampler(50, seed=3, shuffle=True)
+    first, second = sampler.next(50), sampler.next(50)
+    assert sorted(first) == sorted(second) == list(range(50))
+    assert first != second
+    assert first != tuple(range(50))
+
+
+def test_the_order_follows_from_the_seed_alone():
+    assert PromptSampler(50, seed=3, shuffle=True).next(80) == PromptSampler(50, seed=3, shuffle=True).next(
+        80
+    )
+    assert PromptSampler(50, seed=3, shuffle=True).next(50) != PromptSampler(50, seed=4, shuffle=True).next(
+        50
+    )
+
+
+def test_a_request_may_be_larger_than_the_dataset():
+    assert PromptSampler(2, seed=0, shuffle=False).next(5) == (0, 1, 0, 1, 0)
+
+
+@given(
+    num_prompts=st.integers(1, 20),
+    seed=st.integers(),
+    before=st.integers(0, 60),
+    after=st.integers(1, 60),
+    shuffle=st.booleans(),
+)
+def test_a_restored_sampler_continues_with_the_very_next_prompt(num_prompts, seed, before, after, shuffle):
+    sampler = PromptSampler(num_prompts, seed, shuffle)
+    if before:
+        sampler.next(before)
+    restored = PromptSampler(num_prompts, seed, shuffle)
+    restored.load_state_dict(sampler.state_dict())
+    assert restored.next(after) == sampler.next(after)
+
+
+@given(st.integers(1, 20), st.lists(st.integers(1, 7), min_size=1, max_size=12))
+def test_how_the_requests_are_cut_does_not_matter(num_prompts, counts):
+    in_parts = PromptSampler(num_prompts, seed=1, shuffle=True)
+    parts = [index for count in counts for index in in_parts.next(count)]
+    assert tuple(parts) == PromptSampler(num_prompts, seed=1, shuffle=True).next(sum(counts))
+
+
+@pytest.mark.parametrize(("key", "value"), [("seed", 2), ("num_prompts", 11), ("shuffle", False)])
+def test_a_state_of_another_order_is_refused_with_both_values(key, value):
+    state = PromptSampler(10, seed=1, shuffle=True).state_dict()
+    with pytest.raises(ValueError, match=f"{key}={value}"):
+        PromptSampler(10, seed=1, shuffle=True).load_state_dict({**state, key: value})
+
+
+def test_an_empty_dataset_is_refused():
+    with pytest.raises(ValueError, match="num_prompts=0 must be at least 1"):
+        PromptSampler(0, seed=1, shuffle=True)
+
+
+def test_a_request_for_nothing_is_refused():
+    with pytest.raises(ValueError, match="count=0"):
+        PromptSampler(3, seed=1, shuffle=True).next(0)

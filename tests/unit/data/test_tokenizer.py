@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from nemo_like.data.interface import Message
+from nemo_like.data.tiny_tokenizer import save_tokenizer, vocabulary
+from nemo_like.data.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("checkpoint")
+    save_tokenizer(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def tokenizer(checkpoint):
+    return Tokenizer(checkpoint)
+
+
+def test_the_vocabulary_is_padded_to_64_with_pad_and_eos_first():
+    tokens = vocabulary()
+    assert sorted(tokens.values()) == list(range(64))
+    assert (tokens["<pad>"], tokens["<eos>"]) == (0, 1)
+
+
+def test_special_ids_are_those_of_the_checkpoint(tokenizer):
+    assert (tokenizer.pad_token_id, tokenizer.eos_token_id, len(tokenizer)) == (0, 1, 64)
+
+
+def test_a_prompt_becomes_one_id_per_character_and_nothing_else(tokenizer):
+    tokens = vocabulary()
+    assert tokenizer.encode_prompt("21+43=") == [tokens[c] for c in "21+43="]
+
+
+def test_spaces_and_line_breaks_survive(tokenizer):
+    text = "a  b\n= 1"
+    assert tokenizer.decode(tokenizer.encode_prompt(text)) == text
+
+
+def test_a_response_is_decoded_without_its_closing_eos(tokenizer):
+    tokens = vocabulary()
+    assert tokenizer.decode(np.array([tokens["6"], tokens["4"], tokens["0"], 1], dtype=np.int32)) == "640"
+
+
+def test_stray_special_tokens_stay_visible(tokenizer):
+    tokens = vocabulary()
+    assert tokenizer.decode([tokens["6"], 0, tokens["4"], 1, tokens["0"], 63, 1]) == "6<pad>4<eos>0<unused17>"
+
+
+def test_an_empty_response_is_empty_text(tokenizer):
+    assert tokenizer.decode([1]) == ""
+    assert tokenizer.decode([]) == ""
+
+
+def test_messages_need_a_chat_template(tokenizer):
+    with pytest.raises(ValueError, match="no chat template"):
+        tokenizer.encode_prompt((Message("user", "1+1"),))
+
+
+def test_messages_go_through_the_chat_template_up_to_the_assistant(checkpoint, tmp_path):
+    with_template = AutoTokenizer.from_pretrained(checkpoint)
+    with_template.chat_template = (
+        "{% for m in messages %}{{ m.role }}-{{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant-{% endif %}"
+    )
+    with_template.save_pretrained(tmp_path)
+    tokenizer = Tokenizer(tmp_path)
+    ids = tokenizer.encode_prompt((Message("user", "1+1"), Message("assistant", "2"), Message("user", "2+2")))
+    assert tokenizer.decode(ids) == "user-1+1\nassistant-2\nuser-2+2\nassistant-"
+
+
+def test_a_directory_without_a_tokenizer_is_an_error_with_its_path(tmp_path):
+    with pytest.raises(ValueError, match=r"holds no tokenizer \(tokenizer_config.json\)"):
+        Tokenizer(tmp_path)
+
+
+def test_a_tokenizer_without_eos_is_refused(checkpoint, tmp_path):
+    without_eos = AutoTokenizer.from_pretrained(checkpoint)
+    without_eos.eos_token = None
+    without_eos.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="names no eos_token"):
+        Tokenizer(tmp_path)

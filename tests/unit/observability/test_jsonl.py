@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import math
+
+from nemo_like.observability.jsonl import MetricsFile, read_metrics, without_measurements
+
+
+def test_one_line_per_step_with_sorted_keys(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    metrics = MetricsFile(path)
+    metrics.write(1, {"train/reward": 0.5, "train/loss": -0.25})
+    metrics.write(2, {"train/reward": 1.0})
+    metrics.close()
+    assert path.read_text() == (
+        '{"step": 1, "train/loss": -0.25, "train/reward": 0.5}\n{"step": 2, "train/reward": 1.0}\n'
+    )
+
+
+def test_training_and_validation_of_one_step_are_one_object(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    metrics = MetricsFile(path)
+    metrics.write(0, {"validation/accuracy": 0.25})
+    metrics.write(1, {"train/reward": 0.5})
+    metrics.write(1, {"validation/accuracy": 0.75})
+    metrics.close()
+    assert read_metrics(path) == [
+        {"step": 0, "validation/accuracy": 0.25},
+        {"step": 1, "train/reward": 0.5, "validation/accuracy": 0.75},
+    ]
+
+
+def test_a_step_is_on_disk_when_the_next_one_begins(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    metrics = MetricsFile(path)
+    metrics.write(1, {"train/reward": 0.5})
+    assert read_metrics(path) == []
+    metrics.write(2, {"train/reward": 0.6})
+    assert read_metrics(path) == [{"step": 1, "train/reward": 0.5}]
+    metrics.flush()
+    assert len(read_metrics(path)) == 2
+    metrics.close()
+
+
+def test_closing_twice_writes_once(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    metrics = MetricsFile(path)
+    metrics.write(1, {"train/reward": 0.5})
+    metrics.close()
+    metrics.close()
+    assert len(read_metrics(path)) == 1
+
+
+def test_numbers_that_json_does_not_have_become_null(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    metrics = MetricsFile(path)
+    metrics.write(1, {"train/loss": math.nan, "train/grad_norm": math.inf, "train/reward": 0.0})
+    metrics.close()
+    assert (
+        path.read_text() == '{"step": 1, "train/grad_norm": null, "train/loss": null, "train/reward": 0.0}\n'
+    )
+
+
+def test_measurements_can_be_left_out_for_comparing_runs():
+    record = {
+        "step": 1,
+        "train/reward": 0.5,
+        "timing/train/generation": 0.2,
+        "timing/validation/validation": 0.1,
+        "performance/tokens_per_sec": 9000.0,
+    }
+    assert without_measurements(record) == {"step": 1, "train/reward": 0.5}
