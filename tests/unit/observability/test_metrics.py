@@ -36,7 +36,7 @@ def test_a_metric_that_only_one_part_has_is_kept():
 
 
 def test_two_reductions_under_one_name_are_an_error_with_both():
-    with pytest.raises(ValueError, match="'reward' is recorded as (mean|sum) and (as )?(mean|sum)"):
+    with pytest.raises(ValueError, match=r"'reward' is recorded as (mean|sum) and (as )?(mean|sum)"):
         merge([{"reward": mean(1.0)}, {"reward": summed(1.0)}])
 
 
