@@ -60,6 +60,34 @@ class GroupResult:
     responses: tuple[Response, ...]  # in the order of the request's seeds
     policy_version: int  # of the weights that sampled all of them; -1: the checkpoint as loaded
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Packed: pickling two small arrays per response would cost more than sampling them."""
+        lengths = [len(response.token_ids) for response in self.responses]
+        token_ids = np.concatenate([response.token_ids for response in self.responses])
+        logprobs = np.concatenate([response.logprobs for response in self.responses])
+        is_truncated = [response.is_truncated for response in self.responses]
+        return _unpack_result, (
+            self.request_id, self.policy_version, lengths, is_truncated, token_ids.tobytes(), logprobs.tobytes()
+        )  # fmt: skip
+
+
+def _unpack_result(
+    request_id: str,
+    policy_version: int,
+    lengths: list[int],
+    is_truncated: list[bool],
+    token_bytes: bytes,
+    logprob_bytes: bytes,
+) -> GroupResult:
+    token_ids = np.frombuffer(bytearray(token_bytes), np.int32)
+    logprobs = np.frombuffer(bytearray(logprob_bytes), np.float32)
+    responses, start = [], 0
+    for length, truncated in zip(lengths, is_truncated, strict=True):
+        end = start + length
+        responses.append(Response(token_ids[start:end], logprobs[start:end], truncated))
+        start = end
+    return GroupResult(request_id, tuple(responses), policy_version)
+
 
 class GenerationError(RuntimeError):
     """The engine failed: its requests are lost and it takes no more."""
