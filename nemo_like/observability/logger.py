@@ -17,7 +17,7 @@ from nemo_like.observability.summary import RunSummary, format_summary
 from nemo_like.observability.wandb_logger import WandbLogger
 
 # How long W&B may keep the user waiting at the end of a run, and when the run was cut short.
-_WANDB_FINISH_S = 20.0
+_WANDB_FINISH_S = 10.0
 _WANDB_ABANDON_S = 3.0
 
 # Above this, trainer and generation engine disagree on what was sampled, and learning may go wrong.
