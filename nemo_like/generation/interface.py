@@ -66,9 +66,8 @@ class GroupResult:
         token_ids = np.concatenate([response.token_ids for response in self.responses])
         logprobs = np.concatenate([response.logprobs for response in self.responses])
         is_truncated = [response.is_truncated for response in self.responses]
-        return _unpack_result, (
-            self.request_id, self.policy_version, lengths, is_truncated, token_ids.tobytes(), logprobs.tobytes()
-        )  # fmt: skip
+        packed = (lengths, is_truncated, token_ids.tobytes(), logprobs.tobytes())
+        return _unpack_result, (self.request_id, self.policy_version, *packed)
 
 
 def _unpack_result(

@@ -1,0 +1,229 @@
+"""A real vLLM engine in its own process, on a tiny random Qwen3."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import ray
+import torch
+from transformers import AutoModelForCausalLM
+
+from nemo_like.cluster.actors import ActorHandle, Call
+from nemo_like.cluster.cluster import Cluster
+from nemo_like.cluster.errors import ActorDied, ActorFailed
+from nemo_like.generation.interface import EngineStats, GroupRequest, GroupResult, SamplingSettings
+from tests.functional.generation_fixtures import (
+    EOS,
+    MAX_LENGTH,
+    TIMEOUT_S,
+    VOCAB_SIZE,
+    collector_spec,
+    engine_spec,
+    make_checkpoint,
+    reference_logprobs,
+)
+
+SAMPLED = SamplingSettings(temperature=1.0, top_p=1.0, top_k=None, max_new_tokens=12, stop_token_ids=(EOS,))
+# Nothing ends these early.
+ENDLESS = dataclasses.replace(SAMPLED, stop_token_ids=())
+PROMPT = (4, 9, 13, 21, 8, 30)
+
+
+@dataclasses.dataclass
+class Generation:
+    """An engine and its sink, with the waits that every test needs."""
+
+    cluster: Cluster
+    engine: ActorHandle
+    sink: ActorHandle
+
+    def submit(self, requests: Sequence[GroupRequest], sampling: SamplingSettings = SAMPLED) -> None:
+        self.call(self.engine.submit("submit", requests, sampling, self.sink))
+
+    def generate(
+        self, requests: Sequence[GroupRequest], sampling: SamplingSettings = SAMPLED
+    ) -> list[GroupResult]:
+        self.submit(requests, sampling)
+        return self.wait_for([request.request_id for request in requests])
+
+    def wait_for(self, request_ids: Sequence[str]) -> list[GroupResult]:
+        return self.call(self.sink.submit("wait_for", request_ids, TIMEOUT_S))
+
+    def received(self) -> list[str]:
+        return self.call(self.sink.submit("received"))
+
+    def call(self, call: Call):
+        return self.cluster.gather([call], stage="test", timeout_s=TIMEOUT_S)[0]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("tied"), tied=True)
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Path) -> torch.nn.Module:
+    return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def generation(checkpoint: Path) -> Iterator[Generation]:
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+    cluster = Cluster()
+    try:
+        yield Generation(
+            cluster, cluster.start(engine_spec(checkpoint, "engine")), cluster.start(collector_spec())
+        )
+    finally:
+        cluster.stop()
+        ray.shutdown()
+
+
+def request(
+    name: str, *, prompt: Sequence[int] = PROMPT, first_seed: int = 0, num_responses: int = 8
+) -> GroupRequest:
+    return GroupRequest(name, tuple(prompt), tuple(range(first_seed, first_seed + num_responses)))
+
+
+def assert_same_samples(first: GroupResult, second: GroupResult) -> None:
+    """Bit for bit."""
+    for one, other in zip(first.responses, second.responses, strict=True):
+        np.testing.assert_array_equal(one.token_ids, other.token_ids)
+        np.testing.assert_array_equal(one.logprobs, other.logprobs)
+
+
+def test_a_seed_gives_the_same_samples_whatever_else_is_in_the_batch(generation: Generation) -> None:
+    rng = np.random.default_rng(0)
+    # Longer than two blocks of the KV cache, so that prefixes are shared and cached.
+    long_prompt = tuple(rng.integers(2, VOCAB_SIZE, size=70).tolist())
+    others = [
+        request(f"other-{i}", prompt=rng.integers(2, VOCAB_SIZE, size=3 + i).tolist(), first_seed=1000 * i)
+        for i in range(40)
+    ]
+    alone = [
+        generation.generate([request(f"alone-{name}", prompt=prompt, first_seed=77)])[0]
+        for name, prompt in [("short", PROMPT), ("long", long_prompt)]
+    ]
+    crowd = [
+        *others[:25],
+        request("crowd-long", prompt=long_prompt, first_seed=77),
+        *others[25:],
+        request("crowd-short", first_seed=77),
+    ]
+    generation.generate(crowd)
+    in_crowd = generation.wait_for(["crowd-short", "crowd-long"])
+    for first, second in zip(alone, in_crowd, strict=True):
+        assert_same_samples(first, second)
+
+
+def test_response_j_is_sampled_with_seed_j(generation: Generation) -> None:
+    [eight] = generation.generate([request("seeds-8", first_seed=500)])
+    [three] = generation.generate([request("seeds-3", first_seed=503, num_responses=3)])
+    assert_same_samples(dataclasses.replace(eight, responses=eight.responses[3:6]), three)
+    assert len({response.token_ids.tobytes() for response in eight.responses}) > 1
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_are_those_of_the_distribution_that_was_sampled(
+    generation: Generation, model: torch.nn.Module, temperature: float
+) -> None:
+    sampling = dataclasses.replace(SAMPLED, temperature=temperature)
+    [result] = generation.generate([request(f"hf-{temperature}", first_seed=9)], sampling)
+    for response in result.responses:
+        assert response.token_ids.dtype == np.int32
+        assert response.logprobs.dtype == np.float32
+        expected = reference_logprobs(model, PROMPT, response.token_ids, temperature)
+        np.testing.assert_allclose(response.logprobs, expected, atol=1e-4)
+
+
+def test_temperature_zero_takes_the_most_likely_token(generation: Generation, model: torch.nn.Module) -> None:
+    greedy = dataclasses.replace(ENDLESS, temperature=0.0)
+    [result] = generation.generate([request("greedy", num_responses=1)], greedy)
+    with torch.no_grad():
+        ids = torch.tensor([[*PROMPT, *result.responses[0].token_ids.tolist()]])
+        expected = model(ids).logits[0, len(PROMPT) - 1 : -1].argmax(-1)
+    assert result.responses[0].token_ids.tolist() == expected.tolist()
+
+
+def test_a_response_ends_with_a_stop_token_or_is_truncated(generation: Generation) -> None:
+    [free] = generation.generate([request("free", first_seed=40)], ENDLESS)
+    stop = int(free.responses[0].token_ids[5])
+    [stopped] = generation.generate(
+        [request("stopped", first_seed=40)], dataclasses.replace(SAMPLED, stop_token_ids=(stop,))
+    )
+    for without, response in zip(free.responses, stopped.responses, strict=True):
+        assert without.is_truncated
+        assert len(without.token_ids) == len(without.logprobs) == 12
+        tokens = without.token_ids.tolist()
+        end = tokens.index(stop) + 1 if stop in tokens else 12
+        assert response.token_ids.tolist() == tokens[:end]
+        assert response.is_truncated == (stop not in tokens)
+    assert not stopped.responses[0].is_truncated
+
+
+def test_a_group_is_delivered_while_others_are_still_generated(generation: Generation) -> None:
+    generation.submit([request("slow")], dataclasses.replace(ENDLESS, max_new_tokens=80))
+    generation.submit([request("quick")], dataclasses.replace(ENDLESS, max_new_tokens=2))
+    generation.wait_for(["slow", "quick"])
+    received = generation.received()
+    assert received.index("quick") < received.index("slow")
+
+
+def test_groups_that_finish_together_come_in_one_call(generation: Generation) -> None:
+    generation.generate([request(f"together-{i}", num_responses=4) for i in range(20)], ENDLESS)
+    assert generation.call(generation.sink.submit("calls"))[-1] == 20
+
+
+def test_an_aborted_group_is_never_delivered(generation: Generation) -> None:
+    generation.submit([request("aborted"), request("kept")], dataclasses.replace(ENDLESS, max_new_tokens=80))
+    generation.call(generation.engine.submit("abort", ["aborted", "unknown"]))
+    generation.wait_for(["kept"])
+    generation.generate([request("after-abort")])
+    assert "aborted" not in generation.received()
+
+
+def test_stats_count_delivered_tokens_and_busy_seconds(generation: Generation) -> None:
+    before: EngineStats = generation.call(generation.engine.submit("stats"))
+    generation.generate([request("stats")], ENDLESS)
+    after: EngineStats = generation.call(generation.engine.submit("stats"))
+    assert after.num_generated_tokens - before.num_generated_tokens == 8 * 12
+    assert after.generation_s > before.generation_s
+    assert after.policy_version == -1
+
+
+def test_one_request_that_cannot_be_served_refuses_the_whole_call(generation: Generation) -> None:
+    too_long = request("too-long", prompt=[5] * (MAX_LENGTH + 1))
+    with pytest.raises(ActorFailed, match="submit failed"):
+        generation.submit([request("in-front"), too_long])
+    with pytest.raises(ActorFailed, match="8 greedy responses would be the same"):
+        generation.submit([request("greedy-group")], dataclasses.replace(SAMPLED, temperature=0.0))
+    generation.submit([request("twice")], dataclasses.replace(ENDLESS, max_new_tokens=80))
+    with pytest.raises(ActorFailed, match="'twice' is unfinished already"):
+        generation.submit([request("twice")])
+    generation.wait_for(["twice"])
+    assert "in-front" not in generation.received()
+
+
+def test_a_failing_step_reaches_the_sink_and_a_killed_engine_the_driver(generation: Generation) -> None:
+    """Last, since it ends the engine."""
+    pid = next(
+        process.pid
+        for process in psutil.Process().children(recursive=True)
+        if any("VllmEngine" in part or "_SerialShell" in part for part in process.cmdline())
+    )
+    generation.submit([request("poison", prompt=[5, VOCAB_SIZE + 1000, 5])])
+    engine, message = generation.call(generation.sink.submit("wait_for_error", TIMEOUT_S))
+    assert engine == "engine"
+    assert "Error" in message
+    with pytest.raises(ActorFailed, match="engine 'engine' failed"):
+        generation.submit([request("after-failure")])
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ActorDied, match="actor 'engine' died during stage 'test'"):
+        generation.call(generation.sink.submit("wait_for", ["never"], TIMEOUT_S))

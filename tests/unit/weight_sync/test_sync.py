@@ -1,0 +1,59 @@
+"""The driver's side: one version, one wait."""
+
+from __future__ import annotations
+
+import pytest
+
+from nemo_like.observability.metrics import Metric, summed
+from nemo_like.weight_sync.sync import WeightSync
+
+
+class Trainer:
+    """Stands where the policy worker group does; counts its transfers."""
+
+    def __init__(self) -> None:
+        self.pushed: list[int] = []
+        self.fails = False
+
+    def push_weights(self, version: int) -> dict[str, Metric]:
+        self.pushed.append(version)
+        if self.fails:
+            raise RuntimeError("engine-0 died")
+        return {"weight_sync_bytes": summed(100)}
+
+
+def test_the_first_version_is_always_transferred() -> None:
+    trainer = Trainer()
+    metrics = WeightSync(trainer.push_weights).ensure_version(0)
+    assert trainer.pushed == [0]
+    assert metrics["weight_sync_bytes"].value == 100
+    assert metrics["weight_sync_s"].value >= 0
+
+
+def test_a_version_the_engines_have_is_not_transferred_again() -> None:
+    trainer = Trainer()
+    sync = WeightSync(trainer.push_weights)
+    sync.ensure_version(3)
+    assert sync.ensure_version(3) == {}
+    assert trainer.pushed == [3]
+
+
+def test_an_older_version_is_refused() -> None:
+    trainer = Trainer()
+    sync = WeightSync(trainer.push_weights)
+    sync.ensure_version(3)
+    with pytest.raises(ValueError, match="version=2 is older"):
+        sync.ensure_version(2)
+    assert trainer.pushed == [3]
+
+
+def test_a_failed_transfer_leaves_the_version_unknown() -> None:
+    trainer = Trainer()
+    sync = WeightSync(trainer.push_weights)
+    sync.ensure_version(3)
+    trainer.fails = True
+    with pytest.raises(RuntimeError, match="engine-0 died"):
+        sync.ensure_version(4)
+    trainer.fails = False
+    sync.ensure_version(4)
+    assert trainer.pushed == [3, 4, 4]
