@@ -42,8 +42,8 @@ def checkpoint_problems(cfg: Config) -> Iterator[Problem]:
 def _how_to_get(cfg: Config, name: str) -> str:
     if cfg.data.train.kind is DatasetKind.arithmetic and "arithmetic" in Path(name).name:
         return (
-            f"make it with: .venv/bin/python scripts/prepare_arithmetic.py --seed {cfg.grpo.seed} "
-            f"--digits {cfg.data.train.digits} (scripts/demo.sh does)"
+            f"make it with: .venv/bin/python scripts/prepare_arithmetic.py --output {name} "
+            f"--digits {cfg.data.train.digits} --seed {cfg.grpo.seed} (scripts/demo.sh does)"
         )
     return f"download one, for example: hf download Qwen/Qwen3-8B --local-dir {name}"
 

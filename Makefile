@@ -1,0 +1,19 @@
+# The same without make: bash scripts/demo.sh, bash scripts/test.sh
+
+.PHONY: demo test test-all lint clean
+
+demo: ## set up, make the tiny model, train it by GRPO; make demo ARGS="grpo.seed=2"
+	@bash scripts/demo.sh $(ARGS)
+
+test: ## set up, lint, types, import rules, unit and functional tests
+	@bash scripts/test.sh
+
+test-all: ## and the slow tests
+	@bash scripts/test.sh --all
+
+lint: ## only what reads the code
+	@bash scripts/test.sh --lint
+
+clean: ## back to a fresh clone, but for the runs
+	rm -rf .venv .cache build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# From nothing to a trained model: set-up, the tiny checkpoint, then the main job.
+# Arguments go to run_grpo.py, for example: scripts/demo.sh grpo.seed=2
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly CONFIG=configs/grpo_arithmetic_cpu.yaml
+
+bash scripts/setup.sh
+
+# A mistake in the arguments shows before the model is made.
+resolved=$(.venv/bin/python run_grpo.py --config "$CONFIG" --cfg "$@")
+value_of() { awk -v key="$1" '$1 == key":" { print $2; exit }' <<<"$resolved"; }
+
+model=$(value_of model_name)
+if [[ ! -d $model ]]; then
+    .venv/bin/python scripts/prepare_arithmetic.py \
+        --output "$model" --digits "$(value_of digits)" --seed "$(value_of seed)"
+fi
+exec .venv/bin/python run_grpo.py --config "$CONFIG" "$@"

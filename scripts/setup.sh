@@ -1,0 +1,156 @@
+#!/usr/bin/env bash
+# Makes .venv with everything that a run on CPUs needs; does nothing when that is already done.
+#   scripts/setup.sh         what the main job needs
+#   scripts/setup.sh --dev   also what the tests need
+# PYTHON=/path/to/python chooses the interpreter; the usual PIP_* variables choose where packages come from.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly VENV=.venv
+readonly STAMP=$VENV/installed
+readonly LOG=$VENV/setup.log
+readonly NEEDED_DISK_KB=5000000
+
+fail() {
+    printf 'setup: %s\n' "$@" >&2
+    exit 1
+}
+
+# Which of the two requirement files this call is about.
+requirements=(requirements/cpu.txt)
+case "${1:-}" in
+    "") ;;
+    --dev) requirements+=(requirements/dev.txt) ;;
+    *) fail "unknown argument $1; usage: scripts/setup.sh [--dev]" ;;
+esac
+
+fingerprint() {
+    cat "$@" | sha256sum | cut -d' ' -f1
+}
+
+# True when an earlier call installed exactly this; what --dev installed covers a call without it.
+is_installed() {
+    [[ -x $VENV/bin/python && -f $STAMP ]] || return 1
+    grep -qx "$(fingerprint "${requirements[@]}")" "$STAMP" \
+        || grep -qx "$(fingerprint requirements/cpu.txt requirements/dev.txt)" "$STAMP"
+}
+
+is_usable_python() {
+    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
+}
+
+find_python() {
+    local candidate found=()
+    for candidate in ${PYTHON:-python3.11 python3.12 python3.13 python3 python}; do
+        command -v "$candidate" >/dev/null || continue
+        if is_usable_python "$candidate"; then
+            command -v "$candidate"
+            return
+        fi
+        found+=("$candidate is $("$candidate" --version 2>&1 | head -n 1 || true)")
+    done
+    fail "Python 3.11 or newer is needed, and was not found." \
+        "Found: $(IFS=';'; echo "${found[*]:-no Python at all}")" \
+        "Install Python 3.11, or name one with PYTHON=/path/to/python3.11."
+}
+
+check_machine() {
+    [[ "$(uname -s)-$(uname -m)" == Linux-x86_64 ]] \
+        || fail "the pinned packages are for Linux on x86_64; this is $(uname -s) on $(uname -m)."
+    local free_kb
+    free_kb=$(df -Pk . | awk 'NR == 2 { print $4 }')
+    ((free_kb >= NEEDED_DISK_KB)) \
+        || fail "5 GB of free disk are needed here, $((free_kb / 1000000)) GB are free in $PWD."
+}
+
+make_venv() {
+    local python
+    python=$(find_python)
+    echo "setup: making $VENV with $("$python" --version)"
+    "$python" -m venv "$VENV" 2>&1 || fail "$python cannot make a virtual environment (output above)." \
+        "On Debian and Ubuntu the package python3-venv is missing."
+}
+
+# pip with a running count of packages on the terminal and everything else in the log.
+pip_install() {
+    local total
+    total=$(cat "$@" | grep -c '==') || true
+    local arguments=()
+    for file in "$@"; do arguments+=(-r "$file"); done
+    if ! "$VENV/bin/python" -m pip install --no-deps --no-compile --disable-pip-version-check --no-input \
+        --progress-bar off "${arguments[@]}" 2>&1 | tee -a "$LOG" | show_progress "$total"; then
+        tail -n 5 "$LOG" >&2
+        fail "pip could not install the packages; the end of $LOG is above." \
+            "Check the network, proxy and disk, then run this again: it continues where it stopped."
+    fi
+}
+
+show_progress() {
+    awk -v total="$1" -v live="$([[ -t 1 ]] && echo 1 || echo 0)" '
+        /^Collecting |^Requirement already satisfied/ { n++; if (live) line(n " of " total " packages fetched") }
+        /^Installing collected packages/ { line("unpacking " total " packages, about a minute"); if (!live) print "" }
+        END { if (live) print "" }
+        function line(text) { printf "%s  %-60s", (live ? "\r" : ""), text; fflush() }'
+}
+
+# PyPI offers PyTorch for Linux with CUDA, which does not start without several GB more.
+check_torch_build() {
+    local version cuda
+    version=$("$VENV/bin/python" -c 'from importlib.metadata import version; print(version("torch"))')
+    cuda=$("$VENV/bin/python" - <<'PYTHON'
+import runpy, sysconfig
+print(runpy.run_path(sysconfig.get_path("purelib") + "/torch/version.py")["cuda"] or "")
+PYTHON
+    )
+    [[ -z $cuda ]] || fail "the PyTorch that pip found is a build for CUDA $cuda (torch $version)." \
+        "This installation is for machines without a GPU and needs the CPU build." \
+        "Point pip at PyTorch's CPU wheel index with the variable PIP_EXTRA_INDEX_URL (pytorch.org, \"Get Started\"," \
+        "shows the address: choose Linux, Pip, CPU), then run this again." \
+        "On a machine with GPUs install the project with: pip install -e '.[gpu]'"
+}
+
+check_torch_import() {
+    "$VENV/bin/python" -c 'import torch; torch.ones(2) @ torch.ones(2)' >>"$LOG" 2>&1 && return
+    tail -n 3 "$LOG" >&2
+    fail "PyTorch is installed but cannot be imported (reason above, more in $LOG)." \
+        "If a library is missing, install it with the system's package manager; if CUDA is mentioned," \
+        "delete $VENV and point pip at PyTorch's CPU wheel index (see pytorch.org, \"Get Started\")."
+}
+
+# Once, on all cores: what is not compiled is compiled again by every process of every run where
+# Python may not write its cache. The many model definitions and tests of libraries are never imported.
+compile_packages() {
+    echo "setup: compiling"
+    local packages
+    packages=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    "$VENV/bin/python" -m compileall -q -j 0 -x '/tests?/|/transformers/models/' "$packages" >>"$LOG" 2>&1 || true
+}
+
+main() {
+    if is_installed; then
+        return
+    fi
+    check_machine
+    [[ -x $VENV/bin/python ]] && is_usable_python "$VENV/bin/python" || make_venv
+    rm -f "$STAMP"
+    : >"$LOG"
+    echo "setup: installing into $VENV (about 1 GB to fetch; two to three minutes)"
+    local torch_only
+    torch_only=$(mktemp)
+    grep '^torch==' requirements/cpu.txt >"$torch_only"
+    pip_install "$torch_only"
+    rm -f "$torch_only"
+    check_torch_build
+    pip_install "${requirements[@]}"
+    "$VENV/bin/python" -m pip install --quiet --no-deps --no-build-isolation --disable-pip-version-check -e . \
+        >>"$LOG" 2>&1 || { tail -n 5 "$LOG" >&2; fail "the project itself could not be installed (see $LOG)."; }
+    compile_packages
+    check_torch_import
+    for file in requirements/cpu.txt "${requirements[*]}"; do
+        # shellcheck disable=SC2086  # one or two file names
+        fingerprint $file
+    done | sort -u >"$STAMP"
+    echo "setup: done"
+}
+
+main
