@@ -260,7 +260,8 @@ class VllmEngine:
                 f"engine {self._name!r} is at policy_version={self._policy_version}; "
                 f"version={version} is not newer"
             )
-        if self._unfinished:
+        # What is submitted while paused has not been sampled from yet.
+        if self._unfinished and self._paused_for is None:
             raise RuntimeError(
                 f"engine {self._name!r} still generates {len(self._unfinished)} groups; one group must not "
                 "mix policy versions; wait for them or abort them before a weight update"

@@ -94,9 +94,9 @@ def collector_spec(name: str = "collector") -> ActorSpec:
     )
 
 
-def stage_spec(checkpoint: Path, stage: int, num_stages: int) -> ActorSpec:
+def stage_spec(checkpoint: Path, name: str, stage: int, num_stages: int) -> ActorSpec:
     return ActorSpec(
-        name=f"trainer-{stage}",
+        name=f"{name}-{stage}",
         target="tests.functional.generation_fixtures:TrainerStage",
         kwargs={"checkpoint": str(checkpoint), "stage": stage, "num_stages": num_stages},
         env={"OMP_NUM_THREADS": "1"},
@@ -158,6 +158,10 @@ class TrainerStage:
         self._sender.connect(
             engines, [TensorSpec(name, "float32", tuple(state[name].shape)) for name in self._names]
         )
+
+    def forget(self, name: str) -> None:
+        """Leave a tensor out of everything announced and sent from now on."""
+        self._names.remove(name)
 
     def update(self, seed: int) -> None:
         """Move every parameter at random, the same way in every stage."""

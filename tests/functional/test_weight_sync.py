@@ -1,0 +1,192 @@
+"""Trainer stages push weights into real engines through named groups; the engines' log-probs tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+
+from nemo_like.cluster.actors import ActorHandle, Call
+from nemo_like.cluster.cluster import Cluster
+from nemo_like.cluster.errors import ActorFailed
+from nemo_like.generation.interface import EngineStats, GroupRequest, GroupResult, SamplingSettings
+from nemo_like.observability.metrics import Metric, merge
+from nemo_like.weight_sync.sync import WeightSync
+from tests.functional.generation_fixtures import (
+    EOS,
+    TIMEOUT_S,
+    collector_spec,
+    engine_spec,
+    make_checkpoint,
+    stage_spec,
+)
+
+SAMPLING = SamplingSettings(temperature=1.0, top_p=1.0, top_k=None, max_new_tokens=8, stop_token_ids=(EOS,))
+# Two blocks of the KV cache and more: keys and values that outlive an update would show.
+PROMPT = tuple(2 + (7 * i) % 60 for i in range(70))
+
+
+@dataclass
+class Setup:
+    """Trainer stages, engines and a sink, connected."""
+
+    cluster: Cluster
+    engines: list[ActorHandle]
+    stages: list[ActorHandle]
+    sink: ActorHandle
+
+    def all(self, calls: Sequence[Call]) -> list:
+        return self.cluster.gather(calls, stage="test", timeout_s=TIMEOUT_S)
+
+    def update(self, seed: int) -> None:
+        """One optimizer step's worth of change, the same in every stage."""
+        self.all([stage.submit("update", seed) for stage in self.stages])
+
+    def push(self, version: int) -> dict[str, Metric]:
+        return merge(self.all([stage.submit("push_weights", version) for stage in self.stages]))
+
+    def submit(self, name: str, max_new_tokens: int = 8) -> list[str]:
+        """One group on every engine; returns the request ids."""
+        sampling = SamplingSettings(1.0, 1.0, None, max_new_tokens, ())
+        ids = [f"{name}/{engine.name}" for engine in self.engines]
+        self.all(
+            [
+                engine.submit("submit", [GroupRequest(id_, PROMPT, tuple(range(4)))], sampling, self.sink)
+                for engine, id_ in zip(self.engines, ids, strict=True)
+            ]
+        )
+        return ids
+
+    def generate(self, name: str) -> list[GroupResult]:
+        [results] = self.all([self.sink.submit("wait_for", self.submit(name), TIMEOUT_S)])
+        return results
+
+    def logprob_error(self, results: Sequence[GroupResult]) -> float:
+        """Largest difference in nats between what an engine sampled with and the trainer's own log-probs."""
+        errors = []
+        for result in results:
+            token_ids = [response.token_ids for response in result.responses]
+            [expected] = self.all([self.stages[0].submit("logprobs", PROMPT, token_ids)])
+            errors += [
+                np.abs(response.logprobs - own).max()
+                for response, own in zip(result.responses, expected, strict=True)
+            ]
+        return float(max(errors))
+
+
+def start(
+    checkpoint: Path, prefix: str, *, num_engines: int, num_stages: int, tensor_parallel_size: int
+) -> Setup:
+    cluster = Cluster()
+    engines = [
+        cluster.start(
+            engine_spec(checkpoint, f"{prefix}-engine-{i}", tensor_parallel_size=tensor_parallel_size)
+        )
+        for i in range(num_engines)
+    ]
+    stages = [
+        cluster.start(stage_spec(checkpoint, f"{prefix}-trainer", stage, num_stages))
+        for stage in range(num_stages)
+    ]
+    setup = Setup(cluster, engines, stages, cluster.start(collector_spec(f"{prefix}-collector")))
+    setup.all([stage.submit("connect", engines) for stage in stages])
+    return setup
+
+
+@pytest.fixture(scope="module")
+def private_ray() -> Iterator[None]:
+    ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def tied(private_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
+    """Two engines, a trainer of two pipeline stages, tied embeddings."""
+    checkpoint = make_checkpoint(tmp_path_factory.mktemp("tied"), tied=True)
+    setup = start(checkpoint, "tied", num_engines=2, num_stages=2, tensor_parallel_size=1)
+    yield setup
+    setup.cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def untied(private_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
+    """One engine over two tensor-parallel workers, one trainer stage, an output layer of its own."""
+    checkpoint = make_checkpoint(tmp_path_factory.mktemp("untied"), tied=False)
+    setup = start(checkpoint, "untied", num_engines=1, num_stages=1, tensor_parallel_size=2)
+    yield setup
+    setup.cluster.stop()
+
+
+def test_every_engine_samples_from_the_trainers_new_weights(tied: Setup) -> None:
+    sync = WeightSync(tied.push)
+    sync.ensure_version(0)
+    assert tied.logprob_error(tied.generate("v0")) < 1e-4
+    for version in (1, 2):
+        tied.update(version)
+        # The update is large enough to be seen if it did not arrive.
+        assert tied.logprob_error(tied.generate(f"before-{version}")) > 1e-2
+        metrics = sync.ensure_version(version)
+        assert metrics["weight_sync_bytes"].value > 0
+        results = tied.generate(f"v{version}")
+        assert {result.policy_version for result in results} == {version}
+        assert len(results) == 2
+        assert tied.logprob_error(results) < 1e-4
+
+
+def test_tensor_parallel_workers_get_their_shards(untied: Setup) -> None:
+    for version in (0, 1):
+        untied.update(version)
+        untied.push(version)
+        assert untied.logprob_error(untied.generate(f"tp-v{version}")) < 1e-4
+
+
+def test_a_version_that_is_not_newer_is_refused_and_changes_nothing(untied: Setup) -> None:
+    before = untied.generate("stale-before")
+    version = before[0].policy_version
+    for stale in (version, version - 1):
+        with pytest.raises(ActorFailed, match=f"version={stale} is not newer"):
+            untied.push(stale)
+    [after] = untied.generate("stale-after")
+    assert after.policy_version == version
+    assert untied.logprob_error([after]) < 1e-4
+
+
+def test_weights_do_not_change_under_a_group_that_is_being_generated(untied: Setup) -> None:
+    [stats] = untied.all([untied.engines[0].submit("stats")])
+    ids = untied.submit("in-flight", max_new_tokens=24)
+    with pytest.raises(ActorFailed, match="still generates 1 groups"):
+        untied.push(stats.policy_version + 1)
+    [[result]] = untied.all([untied.sink.submit("wait_for", ids, TIMEOUT_S)])
+    assert result.policy_version == stats.policy_version
+    untied.push(stats.policy_version + 1)
+    assert untied.generate("after-flight")[0].policy_version == stats.policy_version + 1
+
+
+def test_requests_that_arrive_during_an_update_are_sampled_with_the_new_version(untied: Setup) -> None:
+    [stats] = untied.all([untied.engines[0].submit("stats")])
+    version = stats.policy_version + 1
+    [engine] = untied.engines
+    untied.all([engine.submit("pause", version)])
+    ids = untied.submit("while-paused")
+    untied.update(version)
+    untied.push(version)
+    [results] = untied.all([untied.sink.submit("wait_for", ids, TIMEOUT_S)])
+    assert results[0].policy_version == version
+    assert untied.logprob_error(results) < 1e-4
+
+
+def test_a_model_that_is_sent_incompletely_ends_the_engine(untied: Setup) -> None:
+    """Last, since it ends the engine. A trainer can connect anew, but not with weights missing."""
+    [stats] = untied.all([untied.engines[0].submit("stats")])
+    assert isinstance(stats, EngineStats)
+    untied.all([untied.stages[0].submit("forget", "model.norm.weight")])
+    untied.all([untied.stages[0].submit("connect", untied.engines)])
+    with pytest.raises(ActorFailed, match=r"sent no weights for \['model.norm.weight'\]"):
+        untied.push(stats.policy_version + 1)
+    with pytest.raises(ActorFailed, match="engine 'untied-engine-0' failed"):
+        untied.submit("after-failure")
