@@ -80,6 +80,7 @@ class GRPOConfig:
     max_num_steps: int  # rollout steps, each of N / policy.train_global_batch_size updates
     seed: int  # prompts, sampling and initialisation all derive from it
     normalize_rewards: bool  # divide by the group's unbiased std where it is > 0
+    mix_groups_in_updates: bool  # an update takes few samples of many prompts, not all samples of a few
     use_leave_one_out_baseline: bool  # baseline is the mean of the other G - 1 rewards
     seq_logprob_error_threshold: float | None  # mask samples whose mean exp|generation - prev| is above
     val_period: int  # validate every so many steps; 0: only where the next two say

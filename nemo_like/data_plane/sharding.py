@@ -66,29 +66,51 @@ def _place(meta: KVBatchMeta, num_shards: int, global_batch_size: int) -> Placem
             f"partition {meta.partition!r}: {len(meta)} samples do not divide into updates of "
             f"train_global_batch_size={global_batch_size}"
         )
+    if num_shards == 1:
+        return [
+            [list(range(start, start + global_batch_size))]
+            for start in range(0, len(meta), global_batch_size)
+        ]
     lengths = meta.lengths
+    homes = _whole_chunks(meta, lengths, range(len(meta)), num_shards)
     return [
-        _place_update(meta, lengths, range(start, start + global_batch_size), num_shards)
+        _place_update(meta, lengths, range(start, start + global_batch_size), num_shards, homes)
         for start in range(0, len(meta), global_batch_size)
     ]
 
 
 def _place_update(
-    meta: KVBatchMeta, lengths: Sequence[int], positions: range, num_shards: int
+    meta: KVBatchMeta,
+    lengths: Sequence[int],
+    positions: range,
+    num_shards: int,
+    homes: list[list[int]] | None,
 ) -> list[list[int]]:
-    if num_shards == 1:
-        return [list(positions)]
+    """Whole chunks where balanced enough: those of the batch (an update has a few rows of every chunk), or
+    those of this update (it has every row of a few chunks). Single rows otherwise."""
     by_row = _deal([[position] for position in positions], lengths, num_shards)
+    by_home = homes and [[row for row in home if row in positions] for home in homes]
+    for ranks in (by_home, _whole_chunks(meta, lengths, positions, num_shards)):
+        if (
+            ranks
+            and len({len(rows) for rows in ranks}) == 1
+            and _fullest(ranks, lengths) <= _CHUNK_SLACK * _fullest(by_row, lengths)
+        ):
+            return ranks
+    return by_row
+
+
+def _whole_chunks(
+    meta: KVBatchMeta, lengths: Sequence[int], positions: range, num_shards: int
+) -> list[list[int]] | None:
+    """The positions dealt chunk by chunk; None where that gives the ranks unequal numbers of rows."""
     chunks: dict[int, list[int]] = {}
     for position in positions:
         chunks.setdefault(meta.rows[position][0], []).append(position)
     of_equal_size = len({len(rows) for rows in chunks.values()}) == 1
     if not of_equal_size or len(chunks) % num_shards:
-        return by_row
-    by_chunk = _deal(list(chunks.values()), lengths, num_shards)
-    if _fullest(by_chunk, lengths) <= _CHUNK_SLACK * _fullest(by_row, lengths):
-        return by_chunk
-    return by_row
+        return None
+    return _deal(list(chunks.values()), lengths, num_shards)
 
 
 def _deal(groups: list[list[int]], lengths: Sequence[int], num_shards: int) -> list[list[int]]:
@@ -120,9 +142,15 @@ def _assemble(
     strategy: Strategy,
     length_multiple: int,
 ) -> tuple[KVBatchMeta, ...]:
-    """Shards in the order of ``placement``, each with a schedule that has one entry per ``scheduled``."""
+    """Shards, each with a schedule that has one entry per ``scheduled``.
+
+    A shard's samples are in the order of storage, so that whole chunks move in one piece.
+    """
     num_shards = len(placement[0])
-    shards = [[row for update in placement for row in update[rank]] for rank in range(num_shards)]
+    shards = [
+        sorted((row for update in placement for row in update[rank]), key=meta.rows.__getitem__)
+        for rank in range(num_shards)
+    ]
     where = [{row: index for index, row in enumerate(rows)} for rows in shards]
     lengths, valid, tokens = meta.lengths, meta.tag("sample_mask"), meta.tag("num_response_tokens")
     batches: list[list[GlobalBatch]] = [[] for _ in range(num_shards)]

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from nemo_like.algorithms.advantages import group_relative_advantages
 from nemo_like.algorithms.masking import mask_logprob_mismatch
+from nemo_like.algorithms.ordering import by_generation
 from nemo_like.config.schema import Config
 from nemo_like.data.sampler import PromptSampler
 from nemo_like.driver.interfaces import Partitions, Policy, Rollout, WeightSync
@@ -86,6 +87,8 @@ class SyncGRPODriver:
             with timer("generation"):
                 rollout = self.rollout.run(prompts, partition)
             batch = rollout.batch
+            if grpo.mix_groups_in_updates:
+                batch = batch.subset(by_generation(len(prompts), prompts.num_generations))
 
             with timer("advantage"):
                 advantages = group_relative_advantages(
