@@ -51,35 +51,17 @@ class Rendezvous:
 class NamedProcessGroup:
     """One rank's side of a named group; complete, on every rank, once the constructor returns.
 
-    Raises torch.distributed.DistError (or RuntimeError) when the other ranks do not come in time.
+    Raises RuntimeError (torch's DistError is one) when the other ranks do not come in time.
     """
 
     def __init__(
         self, address: GroupAddress, *, rank: int, device: torch.device, rendezvous: Rendezvous | None = None
     ) -> None:
+        """Rank 0 brings the rendezvous that ``address`` leads to."""
         self.address, self.rank, self.device = address, rank, device
-        timeout = timedelta(seconds=address.timeout_s)
-        self._timeout = timeout
-        self._store = (
-            rendezvous.store
-            if rendezvous
-            else dist.TCPStore(
-                address.host, address.port, is_master=False, timeout=timeout, wait_for_workers=False
-            )
-        )
-        prefixed = dist.PrefixStore(address.name, self._store)
-        if device.type == "cpu":
-            options = dist.ProcessGroupGloo._Options()
-            options._timeout = timeout
-            options._devices = [
-                dist.ProcessGroupGloo.create_device(hostname=_route_to(address.host, address.port))
-            ]
-            self._group = dist.ProcessGroupGloo(prefixed, rank, address.num_ranks, options)
-        else:
-            torch.cuda.set_device(device)
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = timeout
-            self._group = dist.ProcessGroupNCCL(prefixed, rank, address.num_ranks, options)
+        self._timeout = timedelta(seconds=address.timeout_s)
+        self._store = rendezvous.store if rendezvous else self._open_store()
+        self._group: dist.Backend | None = self._open_group()
         self._meet()
 
     def broadcast(self, tensor: torch.Tensor) -> dist.Work:
@@ -87,7 +69,7 @@ class NamedProcessGroup:
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         options.timeout = self._timeout
-        return self._group.broadcast([tensor], options)
+        return self._open.broadcast([tensor], options)
 
     def send(
         self, tensors: Sequence[TensorSpec], values: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int
@@ -122,13 +104,42 @@ class NamedProcessGroup:
             yield [(slot.spec.name, _view(buffer, slot.offset, slot.spec)) for slot in bucket.slots]
 
     def close(self) -> None:
-        """Drop the connections; a rank that still waits for this one fails."""
-        self._group.shutdown()
+        """Drop the connections: a rank that waits for this one fails at once. Safe to call twice."""
+        if self._group is not None:
+            self._group.shutdown()
+            # The connections live as long as the object does.
+            self._group = None
+
+    @property
+    def _open(self) -> dist.Backend:
+        if self._group is None:
+            raise RuntimeError(f"group {self.address.name!r} is closed")
+        return self._group
+
+    def _open_store(self) -> dist.Store:
+        address = self.address
+        return dist.TCPStore(
+            address.host, address.port, is_master=False, timeout=self._timeout, wait_for_workers=False
+        )
+
+    def _open_group(self) -> dist.Backend:
+        address = self.address
+        store = dist.PrefixStore(address.name, self._store)
+        if self.device.type == "cpu":
+            options = dist.ProcessGroupGloo._Options()
+            options._timeout = self._timeout
+            interface = _route_to(address.host, address.port)
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname=interface)]
+            return dist.ProcessGroupGloo(store, self.rank, address.num_ranks, options)
+        torch.cuda.set_device(self.device)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = self._timeout
+        return dist.ProcessGroupNCCL(store, self.rank, address.num_ranks, options)
 
     def _meet(self) -> None:
         """All ranks reach this point, over the very connections that will be used."""
         ones = torch.ones(1, device=self.device)
-        self._wait(self._group.allreduce([ones]))
+        self._wait(self._open.allreduce([ones]))
         if int(ones.item()) != self.address.num_ranks:
             raise RuntimeError(
                 f"group {self.address.name!r}: {int(ones.item())} of {self.address.num_ranks} ranks answered"

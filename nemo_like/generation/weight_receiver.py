@@ -71,8 +71,13 @@ class NamedGroupReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
     def receive_weights(self, update_info: ReceiveInfo) -> None:
         group, joined = self._groups[update_info.group]
         process_group = joined.result(timeout=group.timeout_s)
-        for tensors in process_group.receive(group.tensors, group.bucket_bytes):
-            self._loaded |= self.model.load_weights(tensors)
+        try:
+            for tensors in process_group.receive(group.tensors, group.bucket_bytes):
+                self._loaded |= self.model.load_weights(tensors)
+        except Exception:
+            # The other ranks must not wait for this one until their deadline.
+            process_group.close()
+            raise
 
     def finish_weight_update(self) -> None:
         """Raises RuntimeError, naming them, when parameters of the model were not among the tensors."""
