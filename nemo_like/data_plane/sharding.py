@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from nemo_like.data_plane.batching import Strategy, fixed_size, round_up
 from nemo_like.data_plane.meta import GlobalBatch, KVBatchMeta, MicroBatch, Schedule
 
-# Whole chunks stay on one rank where the fullest rank then gets at most this much more tokens than
-# with the best placement of single rows: one slice per chunk is moved instead of many.
+# Whole chunks stay on one rank where the fullest rank then gets at most this much more tokens than an
+# equal share: one slice per chunk is moved instead of many.
 _CHUNK_SLACK = 1.05
 
 Placement = list[list[list[int]]]  # [update][rank] -> positions in the meta, ascending
@@ -88,16 +88,13 @@ def _place_update(
 ) -> list[list[int]]:
     """Whole chunks where balanced enough: those of the batch (an update has a few rows of every chunk), or
     those of this update (it has every row of a few chunks). Single rows otherwise."""
-    by_row = _deal([[position] for position in positions], lengths, num_shards)
+    # No placement can do better than equal shares.
+    enough = _CHUNK_SLACK * sum(lengths[position] for position in positions) / num_shards
     by_home = homes and [[row for row in home if row in positions] for home in homes]
     for ranks in (by_home, _whole_chunks(meta, lengths, positions, num_shards)):
-        if (
-            ranks
-            and len({len(rows) for rows in ranks}) == 1
-            and _fullest(ranks, lengths) <= _CHUNK_SLACK * _fullest(by_row, lengths)
-        ):
+        if ranks and len({len(rows) for rows in ranks}) == 1 and _fullest(ranks, lengths) <= enough:
             return ranks
-    return by_row
+    return _deal([[position] for position in positions], lengths, num_shards)
 
 
 def _whole_chunks(
