@@ -23,7 +23,8 @@ from nemo_like.observability.metrics import Metric
 from nemo_like.policy.batch import PaddedMicroBatch, PolicyBatch
 from nemo_like.policy.export import complete_checkpoint, write_weights
 from nemo_like.policy.interfaces import ADVANTAGE, SAMPLE_MASK
-from nemo_like.policy.layout import length_multiple
+from nemo_like.policy.layout import length_multiple, shards_optimizer
+from nemo_like.policy.learning_rate import learning_rate
 from nemo_like.policy.megatron.convert import (
     Cut,
     HFCheckpoint,
@@ -37,7 +38,7 @@ from nemo_like.policy.megatron.convert import (
 )
 from nemo_like.policy.megatron.cpu_shim import cuda_means_cpu
 from nemo_like.policy.megatron.model import DTYPES, ScoringGPTModel, describe_model, transformer_config
-from nemo_like.policy.megatron.optimizer import build_optimizer, learning_rate
+from nemo_like.policy.megatron.optimizer import build_optimizer
 from nemo_like.policy.megatron.pipeline import Pipeline
 from nemo_like.policy.train_metrics import TrainMetrics
 
@@ -70,7 +71,7 @@ class MegatronPolicy:
             self._reference = self._copy_weights() if loss.reference_policy_kl_penalty > 0 else None
             ddp_config = DistributedDataParallelConfig(
                 grad_reduce_in_fp32=True,
-                use_distributed_optimizer=cfg.megatron_cfg.use_distributed_optimizer,
+                use_distributed_optimizer=shards_optimizer(cfg),
             )
             self._ddp = DistributedDataParallel(config, ddp_config, self._model)
             self._optimizer = build_optimizer(cfg, self._ddp, self._dtype)

@@ -17,7 +17,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 _CPU = torch.device("cpu")
-_entered: list[bool] = []  # one entry per cuda_means_cpu block that is open
 
 
 class _CudaMeansCpu(TorchFunctionMode):
@@ -67,12 +66,14 @@ class _InlineStream:
 def cuda_means_cpu() -> Iterator[None]:
     """Within it, torch calls that ask for "cuda" get the CPU; installs the rest on first use."""
     _install()
-    _entered.append(True)
-    try:
-        with _CudaMeansCpu():
-            yield
-    finally:
-        _entered.pop()
+    with _CudaMeansCpu():
+        yield
+
+
+def plain_torch() -> contextlib.AbstractContextManager[None]:
+    """Within ``cuda_means_cpu``, a block whose code never says "cuda" and need not pay for the rewriting."""
+    context: contextlib.AbstractContextManager[None] = torch._C.DisableTorchFunction()
+    return context
 
 
 @functools.cache
@@ -99,21 +100,10 @@ def _install() -> None:
         (torch.cuda, "stream"): lambda stream: contextlib.nullcontext(),
         (megatron_random, "_get_cuda_rng_state"): get_state,
         (megatron_random, "_set_cuda_rng_state"): set_state,
-        (torch.autograd, "_engine_run_backward"): _shimmed_backward(torch.autograd._engine_run_backward),
     }
     for (owner, name), value in replacements.items():
         setattr(owner, name, value)
     logging.getLogger(megatron_random.__name__).addFilter(_is_not_rng_notice)
-
-
-def _shimmed_backward(engine: Callable[..., Any]) -> Callable[..., Any]:
-    """torch leaves function modes while a backward runs; recomputed activations need ours there too."""
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with _CudaMeansCpu() if _entered else contextlib.nullcontext():
-            return engine(*args, **kwargs)
-
-    return run
 
 
 def _is_not_rng_notice(record: logging.LogRecord) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from nemo_like.data_plane.meta import MicroBatch
 from nemo_like.policy.batch import PaddedMicroBatch, PolicyBatch
+from nemo_like.policy.megatron.cpu_shim import plain_torch
 
 # Called on the last pipeline stage with the micro-batch's [M] log-probs.
 OnScored = Callable[[Tensor, PaddedMicroBatch], None]
@@ -51,8 +52,9 @@ class Pipeline:
         self, batch: PolicyBatch, specs: Sequence[MicroBatch], score: Callable[..., Any], **options: Any
     ) -> None:
         def step(specs_left: Any, model: torch.nn.Module) -> tuple[Tensor, Callable[..., Any]]:
-            micro_batch = batch.micro_batch(next(specs_left))
-            output = model(micro_batch.input_ids, micro_batch.position_ids, None, labels=micro_batch)
+            with plain_torch():
+                micro_batch = batch.micro_batch(next(specs_left))
+                output = model(micro_batch.input_ids, micro_batch.position_ids, None, labels=micro_batch)
             return output, partial(score, micro_batch=micro_batch)
 
         shapes = {(len(spec.rows), spec.padded_length) for spec in specs}

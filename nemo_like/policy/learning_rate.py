@@ -1,0 +1,25 @@
+"""The learning-rate schedule, counted in optimizer updates. Standard library only."""
+
+from __future__ import annotations
+
+import math
+
+from nemo_like.config.schema import LRDecayStyle, SchedulerConfig
+
+
+def learning_rate(update: int, peak: float, cfg: SchedulerConfig) -> float:
+    """Rate of the update with this number, counted from 1.
+
+    Warm-up: peak * update / warmup_updates. Then from the peak at ``warmup_updates`` down to
+    ``min_lr`` at ``decay_updates`` and after, in the configured shape; ``constant`` stays at the peak.
+    """
+    if update <= cfg.warmup_updates:
+        return peak * update / cfg.warmup_updates
+    if cfg.decay_style is LRDecayStyle.constant:
+        return peak
+    span = cfg.decay_updates - cfg.warmup_updates
+    progress = min(1.0, (update - cfg.warmup_updates) / span) if span > 0 else 1.0
+    remaining = (
+        1 - progress if cfg.decay_style is LRDecayStyle.linear else (1 + math.cos(math.pi * progress)) / 2
+    )
+    return cfg.min_lr + (peak - cfg.min_lr) * remaining

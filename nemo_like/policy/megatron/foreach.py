@@ -1,0 +1,100 @@
+"""The optimizer kernels that Megatron-core takes from Transformer Engine or Apex, by torch's own.
+
+Where neither is installed (the CPU always), Megatron-core falls back to loops over parameters with a
+host synchronisation for each, and to torch's AdamW.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from megatron.core import optimizer as megatron_optimizer
+from megatron.core.optimizer import clip_grads, distrib_optimizer
+from megatron.core.optimizer import optimizer as mixed_precision
+from torch import Tensor
+
+
+class GroupStepAdamW(torch.optim.Optimizer):
+    """AdamW that counts steps per parameter group, as Transformer Engine's FusedAdam does.
+
+    DistributedOptimizer saves and restores its state on that understanding; torch's own AdamW keeps a
+    step per parameter and comes back from a checkpoint with wrong counts.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+        adam_w_mode: bool,
+    ) -> None:
+        if not adam_w_mode:
+            raise ValueError("only decoupled weight decay (AdamW) is implemented")
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        """One update of every parameter that has a gradient."""
+        for group in self.param_groups:
+            params = [param for param in group["params"] if param.grad is not None]
+            if params:
+                group["step"] = int(group.get("step", 0)) + 1
+                self._update(group, params)
+
+    def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        for param in params:
+            if not self.state[param]:
+                self.state[param] = {
+                    "exp_avg": torch.zeros_like(param),
+                    "exp_avg_sq": torch.zeros_like(param),
+                }
+        states = [self.state[param] for param in params]
+        beta1, beta2 = group["betas"]
+        # The kernel reads one step per parameter; they are all the group's.
+        step = torch.tensor(float(group["step"]), device=params[0].device)
+        torch._fused_adamw_(
+            params,
+            [param.grad for param in params],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [step] * len(params),
+            amsgrad=False,
+            lr=group["lr"],
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+
+
+@functools.cache
+def use_torch_kernels() -> None:
+    """Give Megatron-core these kernels where it found neither Transformer Engine nor Apex."""
+    if not megatron_optimizer.USING_PYTORCH_OPTIMIZER:
+        return
+    megatron_optimizer.Adam = distrib_optimizer.Adam = GroupStepAdamW
+    megatron_optimizer.USING_PYTORCH_OPTIMIZER = False
+    # GroupStepAdamW's state has the layout of Apex's FusedAdam: no step per parameter.
+    distrib_optimizer.HAVE_APEX_OR_TE = distrib_optimizer.USING_APEX_OPTIMIZER = True
+    clip_grads.l2_norm_impl = _l2_norm
+    clip_grads.multi_tensor_scale_impl = mixed_precision.multi_tensor_scale_impl = _scale
+
+
+def _l2_norm(
+    chunk_size: int, overflow: Tensor, tensors: list[list[Tensor]], per_tensor: bool
+) -> tuple[Tensor, None]:
+    """[1] norm over all the tensors, in the signature of Apex's kernel."""
+    return torch.stack(torch._foreach_norm(tensors[0])).norm().reshape(1), None
+
+
+def _scale(chunk_size: int, overflow: Tensor, tensors: list[list[Tensor]], factor: float) -> None:
+    """targets = sources * factor, in the signature of Apex's kernel."""
+    sources, targets = tensors
+    torch._foreach_copy_(targets, torch._foreach_mul(sources, factor))
