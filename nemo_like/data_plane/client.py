@@ -113,7 +113,8 @@ class PackedDataPlane:
             with self._lock:
                 for segment, values in saved:
                     for name, array in values.items():
-                        self._cache(info).add(info.columns[name], segment.parts, array, chunks)
+                        # A copy: the caller may reuse its buffer.
+                        self._cache(info).add(info.columns[name], segment.parts, array.copy(), chunks)
 
         if len(meta):
             self._retry_if_reopened(meta.partition, save_and_keep)

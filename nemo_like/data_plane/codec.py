@@ -122,8 +122,6 @@ def _as_array(column: Column, values: Any, where: str) -> np.ndarray:
         return _torch_bytes(values).view(np.uint16).reshape(tuple(values.shape))
     if not isinstance(values, np.ndarray):
         raise ColumnMismatch(f"{where} takes a numpy array, not {type(values).__name__}")
-    if not values.dtype.isnative:
-        raise ColumnMismatch(f"{where} has byte order {values.dtype.byteorder!r}; convert it to native")
     return values
 
 
@@ -193,7 +191,10 @@ def _numpy_tensor(data: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.nd
 def _torch_tensor(data: np.ndarray, dtype: str, shape: tuple[int, ...]) -> Any:
     import torch
 
-    return torch.from_numpy(data.copy()).view(getattr(torch, dtype)).reshape(shape)
+    tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+    if data.size:  # a view of nothing has no stride
+        np.copyto(tensor.view(-1).view(torch.uint8).numpy(), data)
+    return tensor
 
 
 _DECODERS: dict[int, Callable[[np.ndarray, str, tuple[int, ...]], Any]] = {

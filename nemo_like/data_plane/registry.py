@@ -151,8 +151,6 @@ class Registry:
         freed: list[str] = []
         for state, of_chunk in states:
             for row in range(state.num_rows) if of_chunk is None else of_chunk:
-                if row in state.dropped:
-                    continue
                 state.dropped.add(row)
                 columns = (*state.whole, *state.partial)
                 for key in {state.segment_of(column, row) for column in columns} - {None}:

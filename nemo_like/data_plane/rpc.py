@@ -76,8 +76,9 @@ class RpcClient:
             return value
         raise value
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self._receiver.cancel()
+        await asyncio.wait([self._receiver])
         self._context.destroy(linger=0)
 
     async def _receive(self) -> None:

@@ -65,6 +65,9 @@ class Storage:
 
     async def start(self, timeout_s: float) -> StorageAddresses:
         """Raises StorageFailed when the cluster can't place the processes in time, or one dies."""
+        needed, total = 1 + self._num_units, ray.cluster_resources().get("CPU", 0.0)
+        if total < needed:
+            raise StorageFailed(f"{self._needs(needed)}; the cluster has {total:g}. Raise cluster.num_cpus")
         options = {
             "num_cpus": 1,
             "scheduling_strategy": "SPREAD",
@@ -80,12 +83,10 @@ class Storage:
             async with asyncio.timeout(timeout_s):
                 controller, *units = await asyncio.gather(*calls)
         except TimeoutError:
-            total = ray.cluster_resources().get("CPU", 0.0)
             free = ray.available_resources().get("CPU", 0.0)
             raise StorageFailed(
-                f"TransferQueue did not start within {timeout_s:g} s. Its controller and "
-                f"data_plane.num_storage_units={self._num_units} units need {len(self._actors)} CPUs; the "
-                f"cluster has {total:g}, of which {free:g} are free. Raise cluster.num_cpus"
+                f"TransferQueue did not start within {timeout_s:g} s. {self._needs(needed)}; the cluster has "
+                f"{total:g}, {free:g} of them free now. Raise cluster.num_cpus or cluster.start_timeout_s"
             ) from None
         except RayActorError as error:
             raise StorageFailed(f"a process of TransferQueue died while it started: {error}") from error
@@ -103,6 +104,12 @@ class Storage:
             watch.cancel()
         first = ended.pop()
         return f"TransferQueue's {watches[first]} died ({type(first.exception()).__name__})"
+
+    def _needs(self, num_cpus: int) -> str:
+        return (
+            f"TransferQueue's controller and data_plane.num_storage_units={self._num_units} units need "
+            f"{num_cpus} CPUs"
+        )
 
     def stop(self) -> None:
         """Kill the processes; safe to call twice."""
@@ -174,8 +181,8 @@ class Session:
         await self._client.async_clear_partition(storage_id)
 
     def close(self) -> None:
+        self.start(self._registry.close()).result(_GRACE_S)
         self._client.close()
-        self._loop.call_soon_threadsafe(self._registry.close)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_GRACE_S)
 

@@ -1,0 +1,54 @@
+"""The contract of data planes, within one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from nemo_like.data_plane.columns import ROLLOUT_COLUMNS, Column
+from nemo_like.data_plane.in_memory import InMemoryDataPlane
+from tests.unit.data_plane.contract import DataPlaneContract
+
+
+class InMemoryPlanes:
+    timeout_s = 0.5
+
+    def __init__(self) -> None:
+        self.first = InMemoryDataPlane(timeout_s=self.timeout_s)
+        self.second = InMemoryDataPlane(self.first.storage, timeout_s=self.timeout_s)
+
+    def client(self) -> InMemoryDataPlane:
+        return self.first
+
+    def other_client(self) -> InMemoryDataPlane:
+        return self.second
+
+    def open(self, name: str, columns: Sequence[Column]) -> None:
+        self.first.open_partition(name, columns)
+
+    def close(self, name: str) -> None:
+        self.first.close_partition(name)
+
+    def num_stored_keys(self) -> int:
+        return len(self.first.storage._values)
+
+
+@pytest.fixture(scope="module")
+def planes() -> InMemoryPlanes:
+    return InMemoryPlanes()
+
+
+class TestInMemory(DataPlaneContract):
+    pass
+
+
+def test_the_storage_counts_the_bytes_of_its_values() -> None:
+    plane = InMemoryDataPlane()
+    plane.open_partition("p", ROLLOUT_COLUMNS)
+    columns = {"input_ids": np.zeros(5, np.int32), "response_mask": np.zeros(5, np.uint8)}
+    meta = plane.put("p", columns, lengths=(2, 3), chunk_sizes=(2,), tags={})
+    assert plane.storage.num_bytes == 5 * 4 + 5
+    plane.clear(meta)
+    assert plane.storage.num_bytes == 0

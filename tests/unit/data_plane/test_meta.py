@@ -1,0 +1,128 @@
+"""Batch metadata: immutable, consistent, small."""
+
+from __future__ import annotations
+
+import pickle
+import random
+
+import pytest
+
+from nemo_like.data_plane.meta import Chunk, KVBatchMeta, Schedule
+
+
+def batch(partition: str = "p", prefix: str = "1") -> KVBatchMeta:
+    """Two chunks: a with samples of 1, 2 and 3 tokens, b with 4 and 5."""
+    return KVBatchMeta(
+        partition=partition,
+        chunks=(Chunk(f"{prefix}.a", (1, 2, 3)), Chunk(f"{prefix}.b", (4, 5))),
+        rows=((0, 0), (0, 1), (0, 2), (1, 0), (1, 1)),
+        columns=frozenset({"input_ids"}),
+        tags={"reward": (0.0, 1.0, 0.0, 1.0, 1.0)},
+    )
+
+
+def test_a_subset_keeps_order_tags_and_only_the_chunks_it_needs() -> None:
+    part = batch().subset([4, 3])
+    assert part.lengths == (5, 4)
+    assert part.sample_ids == ("1.b/1", "1.b/0")
+    assert part.tag("reward") == (1.0, 1.0)
+    assert part.chunks == (Chunk("1.b", (4, 5)),)
+
+
+def test_a_slice_is_a_range_of_samples() -> None:
+    assert batch().slice(1, 4).lengths == (2, 3, 4)
+    assert len(batch().slice(2, 2)) == 0
+    with pytest.raises(ValueError, match=r"no samples \[2, 6\) in a batch of 5"):
+        batch().slice(2, 6)
+
+
+def test_select_keeps_what_is_true() -> None:
+    assert batch().select(batch().tag("reward")).lengths == (2, 4, 5)
+    with pytest.raises(ValueError, match="4 values for 5 samples"):
+        batch().select([1, 1, 1, 1])
+
+
+def test_concat_joins_batches_and_shares_chunks() -> None:
+    whole = batch()
+    joined = KVBatchMeta.concat([whole.subset([3]), batch(prefix="2"), whole.subset([0, 4])])
+    assert joined.lengths == (4, 1, 2, 3, 4, 5, 1, 5)
+    assert [chunk.key for chunk in joined.chunks] == ["1.b", "2.a", "2.b", "1.a"]
+    assert joined.tag("reward") == (1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0)
+    assert joined.subset([0, 6, 7]) == KVBatchMeta.concat([whole.subset([3]), whole.subset([0, 4])])
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (batch(partition="q"), "different partitions"),
+        (batch(prefix="2").with_columns("prev_logprobs"), "different columns"),
+        (batch(prefix="2").with_tags(advantage=[0.0] * 5), "different tags"),
+        (batch(), "occurs twice"),
+    ],
+)
+def test_concat_refuses_what_does_not_fit(other: KVBatchMeta, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        KVBatchMeta.concat([batch(), other])
+
+
+def test_concat_refuses_one_chunk_with_two_sets_of_lengths() -> None:
+    other = KVBatchMeta(
+        "p", (Chunk("1.a", (9, 9, 9)),), ((0, 1),), frozenset({"input_ids"}), {"reward": (0.0,)}
+    )
+    with pytest.raises(ValueError, match="two sets of lengths"):
+        KVBatchMeta.concat([batch().subset([0]), other])
+
+
+def test_inconsistent_parts_are_refused() -> None:
+    chunks = (Chunk("1.a", (1, 2)),)
+    with pytest.raises(ValueError, match="occurs twice"):
+        KVBatchMeta("p", chunks, ((0, 0), (0, 0)), frozenset())
+    for place in ((0, 2), (0, -1), (1, 0)):
+        with pytest.raises(ValueError, match="no row"):
+            KVBatchMeta("p", chunks, (place,), frozenset())
+    with pytest.raises(ValueError, match="tag 'reward' has 1 values for 2 samples"):
+        KVBatchMeta("p", chunks, ((0, 0), (0, 1)), frozenset(), {"reward": (1.0,)})
+
+
+def test_changes_make_copies() -> None:
+    original = batch()
+    original.with_tags(advantage=[0.0] * 5)
+    original.with_columns("prev_logprobs")
+    original.with_schedule(Schedule(()))
+    assert original == batch()
+    with pytest.raises(AttributeError):
+        original.partition = "q"  # type: ignore[misc]
+    with pytest.raises(KeyError, match=r"no tag 'advantage' .* there are \['reward'\]"):
+        original.tag("advantage")
+
+
+def test_a_batch_is_small_on_the_wire_whatever_its_lengths() -> None:
+    """The bytes per sample are those of six tags and a length, not of tokens."""
+    rng = random.Random(0)
+    sizes = {}
+    for longest in (100, 40_000):
+        num_samples, group = 1024, 8
+        chunks = tuple(
+            Chunk(f"12.{index}", tuple(rng.randint(1, longest) for _ in range(group)))
+            for index in range(num_samples // group)
+        )
+        meta = KVBatchMeta(
+            partition="train-1000",
+            chunks=chunks,
+            rows=tuple((chunk, row) for chunk in range(len(chunks)) for row in range(group)),
+            columns=frozenset({"input_ids", "response_mask", "generation_logprobs", "prev_logprobs"}),
+            tags={
+                "reward": tuple(rng.random() for _ in range(num_samples)),
+                "advantage": tuple(rng.random() for _ in range(num_samples)),
+                "group_id": tuple(index // group for index in range(num_samples)),
+                "sample_mask": (1,) * num_samples,
+                "num_prompt_tokens": tuple(rng.randint(1, longest) for _ in range(num_samples)),
+                "num_response_tokens": tuple(rng.randint(1, longest) for _ in range(num_samples)),
+            },
+        )
+        wire = pickle.dumps(meta, protocol=5)
+        assert pickle.loads(wire) == meta
+        sizes[longest] = len(wire) / num_samples
+    assert sizes[100] < 48
+    # A length or token count above 255 takes one byte more, three of them per sample.
+    assert sizes[40_000] < sizes[100] + 4

@@ -1,0 +1,173 @@
+"""Who trains on what: every sample once, the same updates for any number of ranks, balanced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nemo_like.data_plane.meta import Chunk, KVBatchMeta
+from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
+
+
+def batch(lengths: list[int], group: int, sample_mask: list[int] | None = None) -> KVBatchMeta:
+    chunks = tuple(
+        Chunk(f"1.{start // group}", tuple(lengths[start : start + group]))
+        for start in range(0, len(lengths), group)
+    )
+    return KVBatchMeta(
+        partition="p",
+        chunks=chunks,
+        rows=tuple((index, row) for index, chunk in enumerate(chunks) for row in range(len(chunk.lengths))),
+        columns=frozenset({"input_ids"}),
+        tags={
+            "sample_mask": tuple(sample_mask or [1] * len(lengths)),
+            "num_response_tokens": tuple(length - 1 for length in lengths),
+            "position": tuple(range(len(lengths))),
+        },
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[KVBatchMeta, int, int, int]:
+    num_shards = draw(st.sampled_from([1, 2, 3, 4]))
+    group = draw(st.sampled_from([1, 2, 4]))
+    batch_size = num_shards * group * draw(st.integers(1, 4))
+    count = batch_size * draw(st.integers(1, 3))
+    lengths = draw(st.lists(st.integers(1, 50), min_size=count, max_size=count))
+    mask = draw(st.lists(st.integers(0, 1), min_size=count, max_size=count))
+    return batch(lengths, group, mask), num_shards, batch_size, draw(st.integers(1, 8))
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases())
+def test_every_update_is_its_consecutive_samples_each_once(case: tuple[KVBatchMeta, int, int, int]) -> None:
+    meta, num_shards, batch_size, micro_batch_size = case
+    shards = shard_for_training(
+        meta, num_shards=num_shards, global_batch_size=batch_size, micro_batch_size=micro_batch_size
+    )
+    assert len(shards) == num_shards
+    for update in range(len(meta) // batch_size):
+        seen = [
+            shard.tag("position")[row]
+            for shard in shards
+            for micro_batch in shard.schedule.global_batches[update].micro_batches
+            for row in micro_batch.rows
+        ]
+        expected = range(update * batch_size, (update + 1) * batch_size)
+        assert sorted(seen) == list(expected)
+        valid = [position for position in expected if meta.tag("sample_mask")[position]]
+        for shard in shards:
+            counts = shard.schedule.global_batches[update]
+            assert counts.num_samples == len(valid)
+            assert counts.num_tokens == sum(meta.lengths[position] - 1 for position in valid)
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases())
+def test_ranks_run_the_same_number_of_micro_batches_of_the_same_padded_length(
+    case: tuple[KVBatchMeta, int, int, int],
+) -> None:
+    meta, num_shards, batch_size, size = case
+    for shard_for in (shard_for_training, shard_for_logprobs):
+        shards = shard_for(meta, num_shards=num_shards, global_batch_size=batch_size, micro_batch_size=size)
+        schedules = [shard.schedule for shard in shards]
+        assert len({schedule.num_microbatches for schedule in schedules}) == 1
+        for shard, schedule in zip(shards, schedules, strict=True):
+            for mine, firsts in zip(schedule.global_batches, schedules[0].global_batches, strict=True):
+                for micro_batch, first in zip(mine.micro_batches, firsts.micro_batches, strict=True):
+                    assert 1 <= len(micro_batch.rows) <= size
+                    assert micro_batch.padded_length == first.padded_length
+                    assert max(shard.lengths[row] for row in micro_batch.rows) <= micro_batch.padded_length
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases())
+def test_both_stages_find_a_sample_at_the_same_place(case: tuple[KVBatchMeta, int, int, int]) -> None:
+    meta, num_shards, batch_size, size = case
+    training = shard_for_training(
+        meta, num_shards=num_shards, global_batch_size=batch_size, micro_batch_size=size
+    )
+    masked = meta.with_tags(sample_mask=[0] * len(meta))
+    logprobs = shard_for_logprobs(
+        masked, num_shards=num_shards, global_batch_size=batch_size, micro_batch_size=3
+    )
+    assert [shard.sample_ids for shard in training] == [shard.sample_ids for shard in logprobs]
+    assert all(len(shard.schedule.global_batches) == 1 for shard in logprobs)
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases())
+def test_ranks_have_equally_many_samples_and_nearly_equally_many_tokens(
+    case: tuple[KVBatchMeta, int, int, int],
+) -> None:
+    """By rows the fullest rank has at most longest - shortest tokens more than the emptiest; whole chunks
+    are kept together only when that costs at most 5 % more."""
+    meta, num_shards, batch_size, size = case
+    shards = shard_for_training(
+        meta, num_shards=num_shards, global_batch_size=batch_size, micro_batch_size=size
+    )
+    for update in range(len(meta) // batch_size):
+        rows = [
+            [row for mb in shard.schedule.global_batches[update].micro_batches for row in mb.rows]
+            for shard in shards
+        ]
+        assert {len(of_rank) for of_rank in rows} == {batch_size // num_shards}
+        loads = [
+            sum(shard.lengths[row] for row in of_rank) for shard, of_rank in zip(shards, rows, strict=True)
+        ]
+        window = meta.lengths[update * batch_size : (update + 1) * batch_size]
+        spread = max(window) - min(window)
+        assert max(loads) <= 1.05 * (sum(window) / num_shards + spread)
+
+
+def test_whole_chunks_stay_on_one_rank_where_they_balance() -> None:
+    meta = batch([10, 12, 11, 11, 11, 11, 12, 10], group=2)
+    shards = shard_for_training(meta, num_shards=2, global_batch_size=8, micro_batch_size=4)
+    assert [shard.tag("position") for shard in shards] == [(0, 1, 4, 5), (2, 3, 6, 7)]
+
+
+def test_chunks_are_split_where_they_do_not_balance() -> None:
+    """Chunks of 200 and 4 tokens can't be balanced over two ranks; rows can."""
+    meta = batch([100, 100, 2, 2], group=2)
+    shards = shard_for_training(meta, num_shards=2, global_batch_size=4, micro_batch_size=2)
+    assert [sum(shard.lengths) for shard in shards] == [102, 102]
+
+
+def test_micro_batches_go_from_long_to_short_so_that_little_is_padded() -> None:
+    meta = batch([1, 9, 2, 8, 3, 7], group=2)
+    (shard,) = shard_for_training(meta, num_shards=1, global_batch_size=6, micro_batch_size=2)
+    micro_batches = shard.schedule.global_batches[0].micro_batches
+    assert [micro_batch.rows for micro_batch in micro_batches] == [(1, 3), (5, 4), (2, 0)]
+    assert [micro_batch.padded_length for micro_batch in micro_batches] == [9, 7, 2]
+
+
+def test_padded_lengths_are_multiples_where_a_layout_needs_it() -> None:
+    meta = batch([1, 9, 2, 8], group=2)
+    (shard,) = shard_for_training(
+        meta, num_shards=1, global_batch_size=4, micro_batch_size=2, length_multiple=4
+    )
+    assert [mb.padded_length for mb in shard.schedule.global_batches[0].micro_batches] == [12, 4]
+
+
+@pytest.mark.parametrize("shard_for", [shard_for_training, shard_for_logprobs])
+@pytest.mark.parametrize(
+    ("num_shards", "batch_size", "micro_batch_size", "message"),
+    [
+        (3, 4, 1, "train_global_batch_size=4 must be a multiple of data_parallel_size=3; try 6"),
+        (2, 6, 1, "8 samples do not divide into updates of train_global_batch_size=6"),
+        (2, 4, 0, "micro_batch_size=0 must be at least 1"),
+    ],
+)
+def test_sizes_that_do_not_divide_are_refused(
+    shard_for: Callable[..., object], num_shards: int, batch_size: int, micro_batch_size: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        shard_for(
+            batch([1] * 8, group=2),
+            num_shards=num_shards,
+            global_batch_size=batch_size,
+            micro_batch_size=micro_batch_size,
+        )
