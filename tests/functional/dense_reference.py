@@ -15,9 +15,14 @@ from nemo_like.config.schema import LossConfig, PolicyConfig
 
 @dataclass(frozen=True, slots=True)
 class DenseUpdate:
+    """``ratio``, ``clipped_ratio`` and ``kl`` are of the trained response tokens."""
+
     loss: float
     grad_norm: float
-    mean_ratio: float
+    num_tokens: float
+    ratio: Tensor
+    clipped_ratio: Tensor
+    kl: Tensor
 
 
 class DenseReference:
@@ -61,7 +66,7 @@ class DenseReference:
         logprobs = self.logprobs(batch)
         num_tokens = sum(float(masks[row].sum()) for row in rows if trains[row])
         num_samples = sum(1 for row in rows if trains[row])
-        total, ratios = torch.zeros(()), torch.zeros(())
+        total, details = torch.zeros(()), []
         for row in rows:
             if not trains[row]:
                 continue
@@ -70,21 +75,21 @@ class DenseReference:
             token_loss = torch.maximum(-advantages[row] * ratio, -advantages[row] * clipped)
             if advantages[row] < 0 and self.loss.ratio_clip_c is not None:
                 token_loss = token_loss.clamp(max=-advantages[row] * self.loss.ratio_clip_c)
+            kl = torch.zeros_like(ratio)
             if reference is not None:
                 gap = reference[row] - logprobs[row]
-                token_loss = token_loss + self.loss.reference_policy_kl_penalty * (
-                    (gap.exp() - gap - 1) * (logprobs[row] - logprobs[row].detach()).exp()
-                )
+                kl = (gap.exp() - gap - 1) * (logprobs[row] - logprobs[row].detach()).exp()
+                token_loss = token_loss + self.loss.reference_policy_kl_penalty * kl
             share = num_tokens if self.loss.token_level_loss else float(masks[row].sum()) * num_samples
             total = total + (token_loss * masks[row]).sum() / share
-            ratios = ratios + (ratio.detach() * masks[row]).sum()
+            details.append(torch.stack((ratio, clipped, kl)).detach()[:, masks[row] > 0])
         self.optimizer.zero_grad()
         total.backward()
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.cfg.max_grad_norm)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.step()
-        return DenseUpdate(float(total.detach()), float(grad_norm), float(ratios) / num_tokens)
+        return DenseUpdate(float(total.detach()), float(grad_norm), num_tokens, *torch.cat(details, dim=1))
 
 
 def _per_sample(batch: dict[str, Any], column: str) -> list[Tensor]:

@@ -51,11 +51,17 @@ _CONFIGS: dict[str, Callable[..., Any]] = {
 
 
 def make_checkpoint(
-    path: Path, model_type: str = "qwen3", *, tied: bool = True, shard_size: str = "1GB"
+    path: Path,
+    model_type: str = "qwen3",
+    *,
+    tied: bool = True,
+    vocab_size: int = VOCAB_SIZE,
+    shard_size: str = "1GB",
 ) -> Path:
     """A random checkpoint directory of the named architecture; the same weights every time."""
     torch.manual_seed(11)
-    model = AutoModelForCausalLM.from_config(_CONFIGS[model_type](tie_word_embeddings=tied, **_SIZES))
+    sizes = {**_SIZES, "vocab_size": vocab_size}
+    model = AutoModelForCausalLM.from_config(_CONFIGS[model_type](tie_word_embeddings=tied, **sizes))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith("bias"):
@@ -127,6 +133,7 @@ def random_batch(num_samples: int, seed: int = 5) -> dict[str, Any]:
         "tags": {
             "advantage": [float(value) for value in rng.normal(size=num_samples)],
             "sample_mask": [float(index % 5 != 3) for index in range(num_samples)],
+            "num_response_tokens": [length - 3 for length in lengths],
         },
     }
 
