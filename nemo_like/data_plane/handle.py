@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from nemo_like.cluster.actors import ActorHandle
+from nemo_like.cluster.actors import ActorHandle, Call
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.cluster.errors import ClusterError
 from nemo_like.data_plane.columns import Column
 
 
@@ -20,21 +19,19 @@ class PartitionControl:
         """``columns`` are declared for every partition, before anyone writes."""
         self._cluster, self._host = cluster, host
         self._columns, self._timeout_s = tuple(columns), timeout_s
+        self._closing: list[Call] = []
 
     @contextmanager
     def partition(self, name: str) -> Iterator[str]:
-        """Open with every column declared; cleared on exit, also when the block raised."""
-        self._call("open_partition", name, self._columns)
+        """Open with every column declared; dropped on exit, also when the block raised.
+
+        On exit the partition is closed at once for everyone; freeing its bytes goes on meanwhile, and
+        the next partition waits for that.
+        """
+        calls = [*self._closing, self._host.submit("open_partition", name, self._columns)]
+        self._closing.clear()
+        self._cluster.gather(calls, stage=f"opening partition {name!r}", timeout_s=self._timeout_s)
         try:
             yield name
-        except ClusterError:
-            # Processes are gone and the run ends: the host, if it lives, is about to close everything.
-            self._host.submit("close_partition", name)
-            raise
-        except BaseException:
-            self._call("close_partition", name)
-            raise
-        self._call("close_partition", name)
-
-    def _call(self, method: str, *args: object) -> None:
-        self._cluster.gather([self._host.submit(method, *args)], stage=method, timeout_s=self._timeout_s)
+        finally:
+            self._closing.append(self._host.submit("close_partition", name))

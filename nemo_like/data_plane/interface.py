@@ -11,8 +11,8 @@ from nemo_like.data_plane.columns import Column
 from nemo_like.data_plane.meta import KVBatchMeta, TagValue
 
 # A per_token column of N samples travels through this interface packed: one contiguous array
-# [sum of lengths, *inner_shape], samples in the meta's order. ragged and objects columns are a
-# sequence of N values.
+# [sum of lengths, *inner_shape], samples in the meta's order. A per_sample column is one array
+# [N, *inner_shape]; ragged and objects columns are a sequence of N values.
 ColumnData = np.ndarray | Sequence[Any]
 
 
@@ -36,7 +36,8 @@ class DataPlane(Protocol):
 
     def fetch(self, meta: KVBatchMeta, columns: Sequence[str]) -> dict[str, ColumnData]:
         """The named columns of the meta's samples, in the meta's order. What this process fetched or
-        wrote earlier in the partition's life is not transferred again."""
+        wrote earlier in the partition's life is not transferred again. Waits for columns that others
+        still have to write. Arrays are read-only: they may be the copy that this process keeps."""
 
     def clear(self, meta: KVBatchMeta) -> None:
         """Drop these samples, free their bytes."""

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import ray
 
+from nemo_like.cluster.cluster import Cluster
 from nemo_like.data_plane.client import SEGMENT_BYTES
 from nemo_like.data_plane.columns import ROLLOUT_COLUMNS
 from nemo_like.data_plane.errors import (
@@ -19,8 +20,10 @@ from nemo_like.data_plane.errors import (
     MissingData,
     StorageFailed,
     UnknownColumn,
+    UnknownPartition,
     UnknownSamples,
 )
+from nemo_like.data_plane.handle import PartitionControl
 from nemo_like.data_plane.meta import Chunk, KVBatchMeta
 from tests.functional.data_plane_fixtures import TransferQueuePlanes, ray_processes, remote_reader
 from tests.unit.data_plane.contract import (
@@ -161,6 +164,23 @@ class TestSeveralKeysAndUnits:
         assert planes.num_stored_keys() == before + 1
 
 
+def test_the_drivers_partitions_are_dropped_on_exit_also_when_the_block_raised(
+    planes: TransferQueuePlanes,
+) -> None:
+    control = PartitionControl(Cluster(), planes.host, columns=ROLLOUT_COLUMNS, timeout_s=30.0)
+    before = planes.num_stored_keys()
+    with control.partition("train-7") as partition:
+        meta = put(planes.client(), partition)
+        assert planes.num_stored_keys() == before + 1
+    with pytest.raises(UnknownPartition):
+        planes.other_client().fetch(meta, ["input_ids"])
+    with pytest.raises(KeyError, match="a stage"), control.partition("train-8"):
+        put(planes.client(), "train-8")
+        raise KeyError("a stage")
+    with control.partition("train-9"):
+        assert planes.num_stored_keys() == before
+
+
 def test_two_runs_on_one_ray_do_not_see_each_other(planes: TransferQueuePlanes) -> None:
     """Same partition name, each with a TransferQueue of its own; the death of one leaves the other."""
     units = ray_processes("SimpleStorageUnit")
@@ -210,3 +230,4 @@ def test_the_death_of_the_controller_or_the_host_is_named(planes: TransferQueueP
     client.forget(meta.partition)
     with pytest.raises(StorageFailed, match="died"):
         client.fetch(meta, ["input_ids"])
+    client.close()
