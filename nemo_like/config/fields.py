@@ -58,16 +58,24 @@ def find(group: type, key: str) -> Any | None:
 
 
 def nearest_key(group: type, key: str) -> str | None:
-    """The key that was probably meant: spelled like it in full, or with a last part like its last part."""
+    """The key that was probably meant: one of the same group, one spelled like it in full, or one of
+    another group with a last part like its last part; in this order."""
     keys = list(all_keys(group))
-    leaf = key.rpartition(".")[2]
-    siblings = [known for known in keys if known.rpartition(".")[0] == key.rpartition(".")[0]]
+    parent, _, leaf = key.rpartition(".")
+    siblings = {
+        name: f"{head}.{name}" for head, _, name in (k.rpartition(".") for k in keys) if head == parent
+    }
     by_leaf = {known.rpartition(".")[2]: known for known in reversed(keys)}
-    for candidates in ({known.rpartition(".")[2]: known for known in siblings}, by_leaf):
-        if close := get_close_matches(leaf, candidates, n=1, cutoff=0.7):
+    attempts: tuple[tuple[str, dict[str, str], float], ...] = (
+        (leaf, siblings if parent else {}, 0.7),
+        (key, {known: known for known in keys if known.count(".") == key.count(".")}, 0.8),
+        (leaf, by_leaf, 0.7),
+        (key, {known: known for known in keys}, 0.6),
+    )
+    for word, candidates, cutoff in attempts:
+        if close := get_close_matches(word, candidates, n=1, cutoff=cutoff):
             return candidates[close[0]]
-    close = get_close_matches(key, keys, n=1, cutoff=0.6)
-    return close[0] if close else None
+    return None
 
 
 def check_tree(
@@ -104,11 +112,11 @@ def is_interpolation(value: Any) -> bool:
 
 def check_value(key: str, value: Any, annotation: Any, where: str, root: type) -> list[Problem]:
     """Why a plain value cannot stand where the schema has ``annotation``; empty when it can."""
-    if is_interpolation(value) or value == "???":
+    kind = _without_none(annotation)
+    if value == "???" or (is_interpolation(value) and not is_group(kind)):
         return []
     if value is None and (is_optional(annotation) or annotation is Any):
         return []
-    kind = _without_none(annotation)
     if is_group(kind):
         if not isinstance(value, Mapping):
             rule = f"is a group of keys and cannot be {value!r}"

@@ -14,8 +14,10 @@ through, and no key is left without a value.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +122,7 @@ def _file_error(path: Path, rule: str, remedy: str) -> ConfigError:
 class _Draft:
     """A configuration while it is put together; remembers who set each key last."""
 
-    tree: DictConfig = field(default_factory=lambda: OmegaConf.create({}))
+    tree: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
@@ -128,8 +130,7 @@ class _Draft:
         found = fields.check_tree(layer.tree, Config, layer.where, root=Config)
         self.problems += found
         if not found:
-            self.tree = OmegaConf.merge(self.tree, layer.tree)  # type: ignore[assignment]
-            self._remember("", layer.tree, layer.where)
+            self._set("", layer.tree, layer.where)
 
     def apply(self, argument: str) -> None:
         where = f"argument {argument!r}"
@@ -143,10 +144,8 @@ class _Draft:
             found = [Problem(key=where, rule="cannot be read", remedy=remedy)]
         self.problems += found
         if not found:
-            key = override.key_or_group
             value = None if override.is_delete() else override.value()
-            OmegaConf.update(self.tree, key, value, merge=True, force_add=True)
-            self._remember(key, value, where)
+            self._set(override.key_or_group, value, where)
 
     def _refuse(self, override: Override, where: str) -> list[Problem]:
         """Why this argument cannot be applied; empty when it can."""
@@ -155,52 +154,50 @@ class _Draft:
         if annotation is None:
             return [fields.unknown_key(key, where, root=Config)]
         if override.package is not None or override.is_sweep_override():
-            return [
-                Problem(
-                    key=key, rule="takes one value here, not a sweep or a package", remedy="", where=where
-                )
-            ]
-        current = OmegaConf.select(self.tree, key) if key in self.sources else None
+            rule = "takes one value here, not a sweep or a package"
+            return [Problem(key=key, rule=rule, remedy="", where=where)]
+        current = reduce(getitem, key.split("."), self.tree) if key in self.sources else _MISSING
         if override.is_delete():
             return _refuse_deletion(override, annotation, current, where)
-        if override.is_add() and not override.is_force_add() and key in self.sources:
+        if override.is_add() and not override.is_force_add() and current != _MISSING:
             remedy = f"write {key}=... to change it, or ++{key}=... to set it in any case"
             return [Problem(key=key, rule=f"already has the value {current!r}", remedy=remedy, where=where)]
         return fields.check_value(key, override.value(), annotation, where, Config)
 
     def finish(self, path: str) -> Config:
         self._raise_problems()
-        for key, value in _leaves("", OmegaConf.to_container(self.tree, resolve=False)):
+        unresolved = OmegaConf.create(self.tree)
+        for key, value in _leaves("", self.tree):
             if fields.is_interpolation(value):
-                self.problems += self._check_interpolation(key, value)
+                self.problems += self._check_interpolation(unresolved, key, value)
         self._raise_problems()
-        resolved = OmegaConf.to_container(self.tree, resolve=True)
-        self.problems += [
-            Problem(
-                key=p.key, rule=p.rule, remedy=p.remedy, where=self.sources.get(p.key.partition("=")[0], path)
-            )
-            for p in fields.check_tree(resolved, Config, path, root=Config)  # type: ignore[arg-type]
-        ]
+        resolved = OmegaConf.to_container(unresolved, resolve=True)
+        for problem in fields.check_tree(resolved, Config, path, root=Config):  # type: ignore[arg-type]
+            source = self.sources.get(problem.key.partition("=")[0], path)
+            self.problems.append(replace(problem, where=source))
         self.problems += _missing(resolved, Config, "", path)
         self._raise_problems()
         typed = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), resolved))
         assert isinstance(typed, Config)
         return typed
 
-    def _check_interpolation(self, key: str, value: str) -> list[Problem]:
+    def _check_interpolation(self, tree: DictConfig, key: str, value: str) -> list[Problem]:
         try:
-            OmegaConf.select(self.tree, key, throw_on_missing=True, throw_on_resolution_failure=True)
+            OmegaConf.select(tree, key, throw_on_missing=True, throw_on_resolution_failure=True)
         except (OmegaConfBaseException, ValueError) as error:
-            reason = str(error).splitlines()[0]
-            where = self.sources.get(key, "")
-            return [
-                Problem(key=f"{key}={value}", rule=f"cannot be resolved: {reason}", remedy="", where=where)
-            ]
+            rule = f"cannot be resolved: {str(error).splitlines()[0]}"
+            return [Problem(key=f"{key}={value}", rule=rule, remedy="", where=self.sources.get(key, ""))]
         return []
 
-    def _remember(self, key: str, value: Any, where: str) -> None:
-        for leaf, _ in _leaves(key, value):
-            self.sources[leaf] = where
+    def _set(self, prefix: str, value: Any, where: str) -> None:
+        """Put the leaves of ``value`` into the tree, beside what is there already."""
+        for key, leaf in _leaves(prefix, value):
+            *groups, name = key.split(".")
+            target = self.tree
+            for group in groups:
+                target = target.setdefault(group, {})
+            target[name] = leaf
+            self.sources[key] = where
 
     def _raise_problems(self) -> None:
         if self.problems:

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nemo_like.config.checkpoint_rules import checkpoint_problems
+from nemo_like.config.errors import ConfigError
+from nemo_like.config.model_info import read_model_info
+from nemo_like.config.schema import Config
+from tests.unit.config.checkpoints import write_checkpoint
+
+Demo = Callable[..., Config]
+
+
+def problems(cfg: Config) -> list[str]:
+    return [str(problem) for problem in checkpoint_problems(cfg)]
+
+
+def test_a_missing_arithmetic_checkpoint_says_the_command_that_makes_it(demo: Demo) -> None:
+    (problem,) = problems(demo("policy.model_name=/nowhere/arithmetic-d2-s7", "grpo.seed=7"))
+    assert problem == (
+        "policy.model_name=/nowhere/arithmetic-d2-s7 is not a directory; make it with: .venv/bin/python "
+        "scripts/prepare_arithmetic.py --output /nowhere/arithmetic-d2-s7 --digits 2 --seed 7 "
+        "(scripts/demo.sh does)"
+    )
+
+
+def test_another_missing_checkpoint_says_how_to_download_one(demo: Demo) -> None:
+    (problem,) = problems(demo("policy.model_name=models/Qwen3-8B"))
+    assert "is not a directory; download one, for example: hf download Qwen/Qwen3-8B" in problem
+
+
+@pytest.mark.parametrize(
+    ("file", "rule"),
+    [
+        ("config.json", "has no config.json; point it at a Hugging Face checkpoint directory"),
+        ("model.safetensors", "has no weights (*.safetensors)"),
+        ("tokenizer.json", "has no tokenizer"),
+        ("tokenizer_config.json", "has no tokenizer"),
+    ],
+)
+def test_a_file_that_is_missing_is_named(demo: Demo, checkpoint: Path, file: str, rule: str) -> None:
+    (checkpoint / file).unlink()
+    (problem,) = problems(demo())
+    assert problem.startswith(f"policy.model_name={checkpoint} {rule}")
+
+
+def test_a_model_of_an_unsupported_type_names_the_supported_ones(demo: Demo, checkpoint: Path) -> None:
+    write_checkpoint(checkpoint, model_type="gpt2")
+    (problem,) = problems(demo())
+    assert problem.endswith("is a model of type 'gpt2'; supported are llama, qwen2, qwen3")
+
+
+def test_an_unsupported_feature_is_named(demo: Demo, checkpoint: Path) -> None:
+    write_checkpoint(checkpoint, use_sliding_window=True)
+    (problem,) = problems(demo())
+    assert "has use_sliding_window=true, which is not supported" in problem
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_config_that_is_no_json_object_is_refused(demo: Demo, checkpoint: Path, text: str) -> None:
+    (checkpoint / "config.json").write_text(text)
+    (problem,) = problems(demo())
+    assert "has a config.json that is not" in problem
+
+
+def test_a_config_without_a_size_names_it(demo: Demo, checkpoint: Path) -> None:
+    write_checkpoint(checkpoint, hidden_size=None, vocab_size=0)
+    (problem,) = problems(demo())
+    assert problem.endswith("has a config.json without a positive integer for hidden_size, vocab_size")
+
+
+def test_tensor_parallel_must_divide_heads_and_columns(demo: Demo) -> None:
+    (problem,) = problems(demo("policy.megatron_cfg.tensor_model_parallel_size=3"))
+    assert problem == (
+        "policy.megatron_cfg.tensor_model_parallel_size=3 must divide the model's 4 attention heads "
+        "and its 2 key-value heads; try 2"
+    )
+    assert not problems(demo("policy.megatron_cfg.tensor_model_parallel_size=2"))
+
+
+def test_tensor_parallel_must_divide_the_ffn(demo: Demo, checkpoint: Path) -> None:
+    write_checkpoint(checkpoint, intermediate_size=385)
+    (problem,) = problems(demo("policy.megatron_cfg.tensor_model_parallel_size=2"))
+    assert "must divide the model's 385 FFN columns; try 1" in problem
+
+
+def test_pipeline_parallel_must_divide_the_layers(demo: Demo) -> None:
+    (problem,) = problems(demo("policy.megatron_cfg.pipeline_model_parallel_size=3"))
+    assert (
+        problem
+        == "policy.megatron_cfg.pipeline_model_parallel_size=3 must divide the model's 2 layers; try 2"
+    )
+
+
+def test_an_engine_may_have_more_ranks_than_key_value_heads_but_a_multiple_of_them(
+    demo: Demo, checkpoint: Path
+) -> None:
+    assert not problems(demo("generation.vllm_cfg.tensor_parallel_size=4"))
+    write_checkpoint(checkpoint, num_attention_heads=12, num_key_value_heads=3)
+    (problem,) = problems(demo("generation.vllm_cfg.tensor_parallel_size=2"))
+    assert problem.endswith("must divide the model's 3 key-value heads, or be a multiple of them; try 1 or 3")
+
+
+def test_sequences_must_fit_into_the_models_context(demo: Demo) -> None:
+    (problem,) = problems(demo("policy.max_total_sequence_length=257"))
+    assert problem.startswith(
+        "policy.max_total_sequence_length=257 must be at most the model's max_position_embeddings=256"
+    )
+
+
+def test_parameters_of_the_tiny_qwen3_add_up(checkpoint: Path) -> None:
+    # embeddings 64*128, tied; per layer q 128*128, k and v 2*128*64, o 128*128, q and k norms 2*32,
+    # three FFN matrices 128*384, two norms 2*128; final norm 128.
+    layer = 16384 + 16384 + 16384 + 64 + 147456 + 256
+    assert read_model_info(str(checkpoint)).num_parameters == 8192 + 2 * layer + 128 == 402_176
+
+
+def test_parameters_of_known_models_add_up(tmp_path: Path) -> None:
+    qwen25 = write_checkpoint(
+        tmp_path / "Qwen2.5-0.5B",
+        model_type="qwen2",
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        head_dim=None,
+        vocab_size=151936,
+    )
+    assert read_model_info(str(qwen25)).num_parameters == 494_032_768
+    llama = write_checkpoint(
+        tmp_path / "Llama-3.1-8B",
+        model_type="llama",
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=None,
+        vocab_size=128256,
+        tie_word_embeddings=False,
+    )
+    assert read_model_info(str(llama)).num_parameters == 8_030_261_248
+
+
+def test_reading_a_checkpoint_without_config_raises(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
+        read_model_info(str(tmp_path))

@@ -1,0 +1,339 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nemo_like.config.errors import ConfigError
+from nemo_like.config.loader import load_config, to_dict, to_yaml
+from nemo_like.config.schema import Config, Device, KLType, LRDecayStyle, PolicyConfig
+
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+DEMO = CONFIGS / "grpo_arithmetic_cpu.yaml"
+
+Write = Callable[[str, str], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write_file(name: str, text: str) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    return write_file
+
+
+def problems(path: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_configuration_loads(path: Path) -> None:
+    overrides = [] if path == DEMO else ["++policy.model_name=somewhere"]
+    assert isinstance(load_config(path, overrides), Config)
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*/default.yaml")), ids=lambda path: path.parent.name)
+def test_every_default_file_says_what_its_group_is_for(path: Path) -> None:
+    assert path.read_text().startswith("# ")
+
+
+def test_the_result_is_made_of_typed_dataclasses_and_enums() -> None:
+    cfg = load_config(DEMO)
+    assert isinstance(cfg.policy, PolicyConfig)
+    assert cfg.policy.device is Device.cpu
+    assert cfg.policy.scheduler.decay_style is LRDecayStyle.linear
+    assert cfg.policy.optimizer.lr == 1e-3
+    assert cfg.loss_fn.ratio_clip_c is None
+
+
+def test_interpolation_makes_the_checkpoint_directory_follow_the_seed() -> None:
+    assert load_config(DEMO, ["grpo.seed=3"]).policy.model_name == ".cache/models/arithmetic-d2-s3"
+
+
+def test_a_resolved_configuration_reads_back_equal(write: Write) -> None:
+    cfg = load_config(DEMO, ["grpo.seed=3", "loss_fn.ratio_clip_c=3", "logger.run_name='a: b'"])
+    assert load_config(write("resolved.yaml", to_yaml(cfg))) == cfg
+
+
+def test_to_dict_holds_plain_values_only() -> None:
+    plain = to_dict(load_config(DEMO))
+    assert plain["policy"]["device"] == "cpu"
+    assert plain["policy"]["megatron_cfg"]["tensor_model_parallel_size"] == 1
+
+
+# Inheritance
+
+
+def test_a_file_wins_over_its_defaults_and_later_defaults_over_earlier_ones(write: Write) -> None:
+    write("first.yaml", "grpo: {seed: 11, val_period: 11, max_num_steps: 11}")
+    write("second.yaml", "grpo: {seed: 12, val_period: 12}")
+    path = write("top.yaml", f"defaults: [{DEMO}, first, second.yaml]\ngrpo: {{seed: 13}}")
+    grpo = load_config(path).grpo
+    assert (grpo.seed, grpo.val_period, grpo.max_num_steps, grpo.num_prompts_per_step) == (13, 12, 11, 128)
+
+
+def test_defaults_may_be_one_path_relative_to_the_file(write: Write) -> None:
+    write("base/base.yaml", f"defaults: {DEMO}\ngrpo: {{seed: 5}}")
+    assert load_config(write("recipes/mine.yaml", "defaults: ../base/base.yaml")).grpo.seed == 5
+
+
+def test_a_group_default_is_read_from_the_group_directory_and_put_under_the_group(write: Write) -> None:
+    write("loss_fn/clip_higher.yaml", "ratio_clip_max: 0.28")
+    path = write("top.yaml", f"defaults:\n  - {DEMO}\n  - loss_fn: clip_higher")
+    loss = load_config(path).loss_fn
+    assert (loss.ratio_clip_min, loss.ratio_clip_max) == (0.2, 0.28)
+
+
+def test_two_files_may_share_a_default(write: Write) -> None:
+    write("left.yaml", f"defaults: {DEMO}\ngrpo: {{seed: 7}}")
+    write("right.yaml", f"defaults: {DEMO}\nloss_fn: {{ratio_clip_c: 3}}")
+    cfg = load_config(write("top.yaml", "defaults: [left, right]"))
+    assert (cfg.grpo.seed, cfg.loss_fn.ratio_clip_c) == (1, 3)
+
+
+def test_a_cycle_of_defaults_is_named_file_by_file(write: Write) -> None:
+    write("a.yaml", "defaults: b.yaml")
+    path = write("b.yaml", "defaults: a.yaml")
+    message = problems(path)
+    assert "is reached from itself by its defaults" in message
+    assert message.count("b.yaml") >= 2 and "a.yaml" in message
+
+
+def test_a_missing_default_names_the_file_that_wants_it_and_the_nearest_there_is(write: Write) -> None:
+    write("shared.yaml", "grpo: {seed: 1}")
+    path = write("top.yaml", "defaults: shard.yaml")
+    message = problems(path)
+    assert f"is not a file (named in the defaults of {path})" in message
+    assert f"did you mean {path.parent / 'shared.yaml'}?" in message
+
+
+def test_a_mistyped_config_path_proposes_the_nearest(tmp_path: Path) -> None:
+    message = problems(CONFIGS / "grpo_arithmetik_cpu.yaml")
+    assert f"did you mean {DEMO}?" in message
+
+
+def test_a_defaults_entry_of_another_shape_is_refused(write: Write) -> None:
+    message = problems(write("top.yaml", "defaults: [{grpo: a, policy: b}]"))
+    assert "an entry is a path, or one group: name" in message
+
+
+@pytest.mark.parametrize("text", ["grpo: [1", "grpo: {seed: 1}\ngrpo: {seed: 2}", "grpo: ${mul:"])
+def test_broken_yaml_names_the_file(write: Write, text: str) -> None:
+    message = problems(write("broken.yaml", text))
+    assert "broken.yaml is not valid YAML" in message
+
+
+def test_a_file_that_is_a_list_is_refused(write: Write) -> None:
+    assert "must be a mapping of groups of keys" in problems(write("list.yaml", "- 1\n- 2"))
+
+
+# Overrides
+
+
+@pytest.mark.parametrize(
+    ("argument", "group", "key", "value"),
+    [
+        ("grpo.seed=5", "grpo", "seed", 5),
+        ("++grpo.seed=5", "grpo", "seed", 5),
+        ("loss_fn.ratio_clip_c=3", "loss_fn", "ratio_clip_c", 3.0),
+        ("loss_fn.reference_policy_kl_type=k2", "loss_fn", "reference_policy_kl_type", KLType.k2),
+        ("grpo.val_at_start=false", "grpo", "val_at_start", False),
+        ("grpo.val_temperature=1e-1", "grpo", "val_temperature", 0.1),
+        ("generation.top_k=null", "generation", "top_k", None),
+        ("logger.run_name='my run, 1'", "logger", "run_name", "my run, 1"),
+        ('logger.run_name="a=b"', "logger", "run_name", "a=b"),
+        ("logger.run_name=2024", "logger", "run_name", "2024"),
+        ("grpo={seed: 9, val_period: 0}", "grpo", "seed", 9),
+        ("grpo.max_num_steps=${grpo.seed}", "grpo", "max_num_steps", 1),
+        ("grpo.max_num_steps='${mul:${.seed},3}'", "grpo", "max_num_steps", 3),
+    ],
+)
+def test_an_argument_sets_a_typed_value(
+    resolved_demo: Path, argument: str, group: str, key: str, value: object
+) -> None:
+    result = getattr(getattr(load_config(resolved_demo, [argument]), group), key)
+    assert result == value and type(result) is type(value)
+
+
+def test_a_mapping_argument_keeps_the_other_keys_of_its_group() -> None:
+    assert load_config(DEMO, ["grpo={seed: 9, val_period: 0}"]).grpo.num_prompts_per_step == 128
+
+
+def test_later_arguments_win() -> None:
+    assert load_config(DEMO, ["grpo.seed=2", "grpo.seed=3"]).grpo.seed == 3
+
+
+def test_a_tilde_makes_an_optional_key_null_again() -> None:
+    assert load_config(DEMO, ["loss_fn.ratio_clip_c=3", "~loss_fn.ratio_clip_c"]).loss_fn.ratio_clip_c is None
+
+
+def test_a_tilde_with_another_value_than_the_current_one_is_refused() -> None:
+    message = problems(DEMO, "loss_fn.ratio_clip_c=3", "~loss_fn.ratio_clip_c=4")
+    assert "loss_fn.ratio_clip_c is 3, not 4" in message
+
+
+def test_a_key_that_must_have_a_value_cannot_be_removed() -> None:
+    assert "grpo.seed must have a value and cannot be removed" in problems(DEMO, "~grpo.seed")
+
+
+def test_a_plus_is_for_keys_without_a_value_only(write: Write) -> None:
+    assert "grpo.seed already has the value 1" in problems(DEMO, "+grpo.seed=2")
+    path = write("top.yaml", f"defaults: {CONFIGS / 'grpo_qwen3_8b_gpu.yaml'}\npolicy:\n  model_name: ???")
+    assert "policy.model_name has no value" in problems(path)
+    assert load_config(path, ["+policy.model_name=x"]).policy.model_name == "x"
+
+
+def test_a_sweep_is_refused() -> None:
+    assert "grpo.seed takes one value here, not a sweep" in problems(DEMO, "grpo.seed=1,2")
+
+
+@pytest.mark.parametrize("argument", ["grpo.seed", "grpo.seed=[1", "--grpo.seed=3"])
+def test_an_argument_that_is_no_assignment_says_how_to_write_one(resolved_demo: Path, argument: str) -> None:
+    message = problems(resolved_demo, argument)
+    assert f"argument {argument!r} cannot be read; write key=value" in message
+
+
+# Strictness
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("grpo.num_prompt_per_step", "grpo.num_prompts_per_step"),
+        ("grpo.sed", "grpo.seed"),
+        ("policy.lr", "policy.optimizer.lr"),
+        ("policy.tensor_model_parallel_size", "policy.megatron_cfg.tensor_model_parallel_size"),
+        ("polcy.device", "policy.device"),
+        ("polcy", "policy"),
+        ("loss.ratio_clip_min", "loss_fn.ratio_clip_min"),
+        ("generation.vllm_cfg.max_num_seq", "generation.vllm_cfg.max_num_seqs"),
+    ],
+)
+def test_a_mistyped_key_proposes_the_nearest(resolved_demo: Path, write: Write, key: str, meant: str) -> None:
+    expected = f"{key} is not a key of the configuration; did you mean {meant}?"
+    assert expected in problems(resolved_demo, f"{key}=1")
+    assert expected in problems(resolved_demo, f"++{key}=1")
+    text = "".join(f"{'  ' * depth}{name}:\n" for depth, name in enumerate(key.split(".")))[:-1] + " 1"
+    path = write("typo.yaml", f"defaults: {resolved_demo}\n{text}")
+    message = problems(path)
+    assert str(path) in message and meant.partition(".")[0] in message
+
+
+def test_an_unknown_key_like_no_other_lists_what_is_there() -> None:
+    assert "known there: kind, num_actors, timeout_s" in problems(DEMO, "env.zzzzqqqq=1")
+
+
+@pytest.mark.parametrize(
+    ("argument", "rule"),
+    [
+        ("grpo.seed=abc", "grpo.seed='abc' must be an integer"),
+        ("grpo.seed=1.5", "grpo.seed=1.5 must be an integer"),
+        ("grpo.seed=true", "grpo.seed=True must be an integer"),
+        ("grpo.seed='5'", "grpo.seed='5' must be an integer"),
+        ("grpo.seed=null", "grpo.seed=null must be an integer"),
+        ("grpo.val_at_start=1", "grpo.val_at_start=1 must be true or false"),
+        ("policy.max_grad_norm=big", "policy.max_grad_norm='big' must be a number"),
+        ("loss_fn.ratio_clip_c=big", "loss_fn.ratio_clip_c='big' must be a number or null"),
+        ("logger.log_dir=[a]", "logger.log_dir=['a'] must be a string"),
+        ("policy.device=gpu", "policy.device='gpu' must be one of cpu, cuda"),
+        (
+            "policy.scheduler.decay_style=lineer",
+            "'lineer' must be one of constant, linear, cosine; did you mean linear?",
+        ),
+        ("grpo=3", "grpo is a group of keys and cannot be 3"),
+    ],
+)
+def test_a_value_of_the_wrong_type_says_what_is_expected(
+    resolved_demo: Path, argument: str, rule: str
+) -> None:
+    message = problems(resolved_demo, argument)
+    assert rule in message and f"argument {argument!r}" in message
+
+
+def test_a_group_cannot_be_an_interpolation() -> None:
+    assert "data.validation is a group of keys" in problems(DEMO, "data.validation=${data.train}")
+
+
+def test_a_wrong_value_in_a_file_names_the_file(write: Write) -> None:
+    path = write("wrong.yaml", f"defaults: {DEMO}\npolicy: {{optimizer: {{lr: fast}}}}")
+    assert f"{path}: policy.optimizer.lr='fast' must be a number" in problems(path)
+
+
+def test_all_problems_are_listed_at_once() -> None:
+    message = problems(DEMO, "grpo.sed=1", "policy.device=gpu", "grpo.seed=x")
+    assert message.startswith("3 problems in the configuration:")
+
+
+def test_a_key_without_a_value_is_named(write: Write) -> None:
+    path = write("empty.yaml", "defaults: [{grpo: none}]")
+    write("grpo/none.yaml", "seed: 1")
+    message = problems(path)
+    assert "grpo.num_prompts_per_step has no value" in message
+    assert "policy has no value; set its keys in" in message
+    assert "grpo.seed" not in message
+
+
+# Interpolation
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("${add:1,2,3}", 6),
+        ("${sub:7,3}", 4),
+        ("${mul:${grpo.num_prompts_per_step},${.num_generations_per_prompt}}", 1024),
+        ("${div:12,4}", 3),
+        ("${div:${mul:${grpo.num_prompts_per_step},8},${policy.train_global_batch_size}}", 8),
+    ],
+)
+def test_arithmetic_is_resolved(resolved_demo: Path, write: Write, expression: str, value: int) -> None:
+    path = write("top.yaml", f'defaults: {resolved_demo}\ngrpo: {{max_num_steps: "{expression}"}}')
+    assert load_config(path).grpo.max_num_steps == value
+
+
+def test_division_of_a_float_is_the_usual_one() -> None:
+    cfg = load_config(DEMO, ["policy.optimizer.adam_eps='${div:${.lr},4}'"])
+    assert cfg.policy.optimizer.adam_eps == 2.5e-4
+
+
+@pytest.mark.parametrize(
+    ("expression", "reason"),
+    [
+        ("${div:7,2}", "is not an integer; 2 must divide 7"),
+        ("${div:7,0}", "divides by zero"),
+        ("${sub:1,2,3}", "takes 2 numbers, not 3"),
+        ("${mul:2,grpo.seed}", "takes numbers, not 'grpo.seed'"),
+        ("${grpo.sed}", "Interpolation key 'grpo.sed' not found"),
+        ("${pow:2,3}", "pow"),
+    ],
+)
+def test_an_interpolation_that_fails_names_key_expression_and_reason(
+    resolved_demo: Path, expression: str, reason: str
+) -> None:
+    message = problems(resolved_demo, f"grpo.max_num_steps={expression}")
+    assert f"grpo.max_num_steps={expression} cannot be resolved" in message
+    assert reason in message
+
+
+def test_an_interpolation_of_the_wrong_type_is_found_after_resolving() -> None:
+    message = problems(DEMO, "grpo.max_num_steps=${policy.optimizer.lr}")
+    assert "grpo.max_num_steps=0.001 must be an integer" in message
+    assert "argument 'grpo.max_num_steps=${policy.optimizer.lr}'" in message
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 2**31), st.floats(1e-9, 1e3), st.text("abcdefghijklmnop_/.-0123456789", min_size=1))
+def test_values_given_as_arguments_arrive_unchanged(
+    resolved_demo: Path, seed: int, lr: float, name: str
+) -> None:
+    arguments = [f"grpo.seed={seed}", f"policy.optimizer.lr={lr!r}", f"logger.run_name='{name}'"]
+    cfg = load_config(resolved_demo, arguments)
+    assert (cfg.grpo.seed, cfg.policy.optimizer.lr, cfg.logger.run_name) == (seed, lr, name)

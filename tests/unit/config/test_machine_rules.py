@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from nemo_like.config.machine_rules import machine_problems
+from nemo_like.config.schema import Config
+
+Demo = Callable[..., Config]
+
+
+def problems(cfg: Config) -> list[str]:
+    return [str(problem) for problem in machine_problems(cfg)]
+
+
+def test_too_few_cpus_say_how_many_are_needed_and_for_what(demo: Demo) -> None:
+    (problem,) = problems(demo("cluster.num_cpus=5", "generation.num_engines=2"))
+    assert problem == (
+        "cluster.num_cpus=5 must be at least 7: "
+        "TransferQueue controller 1 x 1, TransferQueue storage unit 1 x 1, "
+        "environment actor 1 x 0.1, vLLM engines 2 x 1, policy workers 2 x 1; "
+        "try 7 or null; these are logical CPUs and may exceed the machine's cores"
+    )
+    assert not problems(demo("cluster.num_cpus=7", "generation.num_engines=2"))
+
+
+def test_the_resources_of_a_cluster_that_is_joined_are_not_guessed(demo: Demo) -> None:
+    assert not problems(demo("cluster.num_cpus=1", "cluster.address=auto", "policy.device=cuda"))
+
+
+def test_too_few_gpus_say_how_many_are_needed_and_for_what(demo: Demo) -> None:
+    (problem,) = problems(demo("policy.device=cuda", "cluster.num_gpus=0"))
+    assert problem.startswith(
+        "cluster.num_gpus=0 must be at least 3: vLLM engine 1 x 1, policy workers 2 x 1"
+    )
+
+
+def test_more_gpus_than_the_machine_has_are_refused(demo: Demo) -> None:
+    text = "\n".join(problems(demo("policy.device=cuda", "cluster.num_gpus=1000")))
+    assert "cluster.num_gpus=1000 is more than the" in text
+
+
+def test_a_log_directory_below_a_file_is_refused(demo: Demo, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (problem,) = problems(demo(f"logger.log_dir={tmp_path / 'file' / 'runs'}"))
+    assert "cannot be written, because" in problem
+    assert "choose another directory" in problem
+
+
+def test_a_full_disk_says_how_much_is_needed(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=50_000_000))
+    (problem,) = problems(demo())
+    assert "needs 0.1 GB, but its disk has 0.1 GB free" in problem or "0.0 GB free" in problem
+    assert "free some space" in problem
+
+
+def test_online_wandb_needs_a_key(demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    netrc = tmp_path / "netrc"
+    monkeypatch.setenv("NETRC", str(netrc))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.delenv("WANDB_BASE_URL", raising=False)
+    cfg = demo("logger.wandb.mode=online")
+    (problem,) = problems(cfg)
+    assert "logger.wandb.mode=online needs an API key" in problem
+    assert "logger.wandb.mode=offline" in problem
+    netrc.write_text("machine other.example login user password key\n")
+    assert problems(cfg)
+    netrc.write_text("machine api.wandb.ai login user password key\n")
+    netrc.chmod(0o600)
+    assert not problems(cfg)
+    netrc.unlink()
+    monkeypatch.setenv("WANDB_API_KEY", "key")
+    assert not problems(cfg)
+
+
+def test_a_dataset_from_a_file_needs_its_path(demo: Demo) -> None:
+    train, validation = problems(demo("data.train.kind=jsonl", "data.validation.kind=jsonl"))
+    assert train == "data.train.path=null must be set for data.train.kind=jsonl"
+    assert validation == "data.validation.path=null must be set for data.validation.kind=jsonl"
+
+
+def test_a_hugging_face_dataset_needs_its_split(demo: Demo) -> None:
+    (problem,) = problems(demo("data.validation.kind=huggingface", "data.validation.path=a/b"))
+    assert problem.startswith("data.validation.split=null must be set for data.validation.kind=huggingface")
+
+
+def test_a_jsonl_file_that_is_not_there_is_named(demo: Demo) -> None:
+    (problem,) = problems(demo("data.validation.kind=jsonl", "data.validation.path=/nowhere.jsonl"))
+    assert problem.startswith("data.validation.path=/nowhere.jsonl is not a file")
+
+
+@pytest.mark.parametrize("text", ["", "not json\n", "[1]\n"])
+def test_a_file_that_is_no_json_lines_is_refused(demo: Demo, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text(text)
+    (problem,) = problems(demo("data.validation.kind=jsonl", f"data.validation.path={path}"))
+    assert problem.endswith("must hold one JSON object per line")
+
+
+def test_a_field_that_the_records_lack_proposes_those_they_have(demo: Demo, tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text('\n{"question": "1+1=", "answer": "2"}\n')
+    there = ("data.validation.kind=jsonl", f"data.validation.path={path}")
+    (problem,) = problems(demo(*there))
+    assert problem == (
+        f"data.validation.prompt_key=prompt is not a field of {path}, "
+        "whose first record has answer, question; name one of them"
+    )
+    assert not problems(demo(*there, "data.validation.prompt_key=question"))

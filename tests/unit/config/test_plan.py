@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from nemo_like.config.model_info import read_model_info
+from nemo_like.config.plan import Plan, Role, format_plan, make_plan, ray_cpus, ray_gpus, roles
+from nemo_like.config.schema import Config
+from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
+
+Demo = Callable[..., Config]
+
+
+def plan(cfg: Config) -> Plan:
+    return make_plan(cfg, read_model_info(cfg.policy.model_name), (*ROLLOUT_COLUMNS, *POLICY_COLUMNS))
+
+
+def test_the_demo_asks_ray_for_one_cpu_per_worker_engine_and_transfer_queue_process(demo: Demo) -> None:
+    needs = roles(demo())
+    assert {role: (n.count, n.num_cpus, n.num_gpus) for role, n in needs.items()} == {
+        Role.driver: (1, 0, 0),
+        Role.data_plane_host: (1, 0, 0),
+        Role.controller: (1, 1, 0),
+        Role.storage_unit: (1, 1, 0),
+        Role.rollout: (1, 0, 0),
+        Role.environment: (1, 0.1, 0),
+        Role.engine: (1, 1, 0),
+        Role.policy_worker: (2, 1, 0),
+    }
+    assert ray_cpus(demo()) == 6  # 1 + 1 + 0.1 + 1 + 2, rounded up
+
+
+def test_ten_environment_actors_make_one_cpu_exactly(demo: Demo) -> None:
+    assert ray_cpus(demo("env.num_actors=10")) == 6
+    assert ray_cpus(demo("env.num_actors=11")) == 7
+
+
+def test_workers_are_tp_times_pp_times_dp_and_engines_take_one_cpu_per_rank(demo: Demo) -> None:
+    cfg = demo(
+        "policy.megatron_cfg.tensor_model_parallel_size=2",
+        "policy.megatron_cfg.pipeline_model_parallel_size=2",
+        "policy.data_parallel_size=4",
+        "generation.num_engines=3",
+        "generation.vllm_cfg.tensor_parallel_size=2",
+        "data_plane.num_storage_units=2",
+    )
+    assert roles(cfg)[Role.policy_worker].count == 16
+    assert ray_cpus(cfg) == 1 + 2 + 1 + 6 + 16
+    assert ray_gpus(cfg) == 0
+
+
+def test_on_gpus_workers_and_engine_ranks_take_one_each(demo: Demo) -> None:
+    cfg = demo("policy.device=cuda", "generation.num_engines=3", "generation.vllm_cfg.tensor_parallel_size=2")
+    assert ray_gpus(cfg) == 3 * 2 + 2
+
+
+def test_the_plan_of_the_demo_adds_up(demo: Demo) -> None:
+    result = plan(demo())
+    assert result.num_samples == 128 * 8 == 1024
+    assert result.updates_per_step == 1024 // 128 == 8
+    assert result.micro_batches_per_update == 128 // 2 // 64 == 1
+    assert result.logprob_batches_per_step == 1024 // 2 // 512 == 1
+    assert result.max_tokens_per_step == 1024 * 32
+    # input_ids int32, response_mask uint8, generation_logprobs and prev_logprobs float32
+    assert result.bytes_per_token == 4 + 1 + 4 + 4
+    assert result.data_plane_bytes_per_step == 13 * 32_768
+    assert result.weight_bytes == 4 * 402_176
+
+
+def test_a_kl_penalty_adds_the_column_of_the_reference(demo: Demo) -> None:
+    assert plan(demo("loss_fn.reference_policy_kl_penalty=0.01")).bytes_per_token == 17
+
+
+def test_a_last_micro_batch_that_is_not_full_counts(demo: Demo) -> None:
+    result = plan(demo("policy.train_micro_batch_size=48", "policy.logprob_batch_size=500"))
+    assert result.micro_batches_per_update == 2  # 48 + 16 rows
+    assert result.logprob_batches_per_step == 2  # 500 + 12 rows
+
+
+def test_bfloat16_halves_the_weights(demo: Demo) -> None:
+    assert plan(demo("policy.precision=bfloat16")).weight_bytes == 2 * 402_176
+
+
+def test_the_printed_plan_names_every_role_and_number(demo: Demo) -> None:
+    text = format_plan(plan(demo("policy.megatron_cfg.tensor_model_parallel_size=2")))
+    for role in Role:
+        assert role.value in text
+    assert "402,176 parameters, policy TP2 x PP1 x DP2" in text
+    assert "128 prompts x 8 responses = 1,024 rows; 80 steps" in text
+    assert "at most 426 kB per step (32,768 tokens x 13 bytes)" in text
+
+
+def test_large_sizes_are_printed_in_their_unit(demo: Demo, checkpoint: Path) -> None:
+    small = plan(demo())
+    assert "weight sync  16 GB per step" in format_plan(replace(small, weight_bytes=16_000_000_000))
