@@ -6,6 +6,7 @@ Importing this module registers the engine; ``WeightReceiverExtension``, named a
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -22,6 +23,10 @@ from nemo_like.cluster.process_groups import GroupAddress, NamedProcessGroup
 from nemo_like.generation.interface import WeightGroup
 
 BACKEND = "named_groups"
+
+# Warns, at every update, of layers that have nothing to load (rotary embedding, tied output layer).
+# What is really missing is an error of ``finish_weight_update``.
+logging.getLogger(initialize_layerwise_reload.__module__).setLevel(logging.ERROR)
 
 
 class WeightReceiverExtension:

@@ -22,7 +22,7 @@ from nemo_like.weight_sync.collective import CollectiveWeightSender
 VOCAB_SIZE = 64
 EOS = 1
 MAX_LENGTH = 96
-TIMEOUT_S = 100.0
+TIMEOUT_S = 240.0  # an engine starts in ten seconds, but not on a busy machine
 
 
 def make_checkpoint(path: Path, *, tied: bool) -> Path:

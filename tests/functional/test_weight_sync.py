@@ -17,7 +17,6 @@ from nemo_like.generation.interface import EngineStats, GroupRequest, GroupResul
 from nemo_like.observability.metrics import Metric, merge
 from nemo_like.weight_sync.sync import WeightSync
 from tests.functional.generation_fixtures import (
-    EOS,
     TIMEOUT_S,
     collector_spec,
     engine_spec,
@@ -25,7 +24,9 @@ from tests.functional.generation_fixtures import (
     stage_spec,
 )
 
-SAMPLING = SamplingSettings(temperature=1.0, top_p=1.0, top_k=None, max_new_tokens=8, stop_token_ids=(EOS,))
+# The first test of a module also waits for its engines.
+pytestmark = pytest.mark.timeout(300)
+
 # Two blocks of the KV cache and more: keys and values that outlive an update would show.
 PROMPT = tuple(2 + (7 * i) % 60 for i in range(70))
 
