@@ -103,7 +103,7 @@ class PolicyWorkerGroup:
             length_multiple=length_multiple(self._cfg),
         )
         answers: list[WorkerScores] = self._on_replicas(method, shards)
-        scored = batch.with_columns(column.name).with_tags(**_gathered_tags(batch, shards, answers))
+        scored = batch.with_columns(column.name).with_tags(**gathered_tags(batch, shards, answers))
         return ScoredBatch(
             batch=scored,
             metrics=merge(answer.metrics for answer in answers),
@@ -129,7 +129,7 @@ class PolicyWorkerGroup:
         return self._cluster.gather(calls, stage=f"policy.{stage}", timeout_s=self._timeout_s)
 
 
-def _gathered_tags(
+def gathered_tags(
     batch: KVBatchMeta, shards: Sequence[KVBatchMeta], answers: Iterable[WorkerScores]
 ) -> dict[str, list[float]]:
     """The leaders' tags in the order of the whole batch."""

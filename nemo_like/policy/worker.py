@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from nemo_like.cluster.actors import load_target
@@ -77,8 +76,6 @@ class PolicyWorker:
     def setup(self) -> None:
         """Join the other workers and load the model; returns when this worker is ready."""
         coordinates = self.coordinates
-        if self.cfg.device is Device.cpu:
-            torch.set_num_threads(1)
         if not dist.is_initialized():
             dist.init_process_group(
                 "gloo" if self.cfg.device is Device.cpu else "nccl",

@@ -37,7 +37,8 @@ from nemo_like.policy.megatron.convert import (
     split,
 )
 from nemo_like.policy.megatron.cpu_shim import cuda_means_cpu
-from nemo_like.policy.megatron.model import DTYPES, ScoringGPTModel, describe_model, transformer_config
+from nemo_like.policy.megatron.description import describe_model
+from nemo_like.policy.megatron.model import DTYPES, ScoringGPTModel, transformer_config
 from nemo_like.policy.megatron.optimizer import build_optimizer
 from nemo_like.policy.megatron.pipeline import Pipeline
 from nemo_like.policy.train_metrics import TrainMetrics

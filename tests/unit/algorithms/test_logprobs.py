@@ -1,0 +1,105 @@
+"""Log-probs from hidden states against the plain softmax, and what they hold in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nemo_like.algorithms.logprobs import LogprobSettings, VocabularyShard, linear_logprobs
+
+NUM_TOKENS, HIDDEN, VOCABULARY = 40, 8, 50
+
+
+def inputs() -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(NUM_TOKENS, HIDDEN, generator=generator).requires_grad_()
+    weight = torch.randn(VOCABULARY, HIDDEN, generator=generator).requires_grad_()
+    return hidden, weight, torch.randint(0, VOCABULARY, (NUM_TOKENS,), generator=generator)
+
+
+def whole(num_valid: int = VOCABULARY) -> VocabularyShard:
+    return VocabularyShard(first=0, num_valid=num_valid, group=None)
+
+
+def plain_logprobs(hidden: Tensor, weight: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
+    logits = hidden @ weight.t() / temperature
+    return torch.log_softmax(logits, -1).gather(1, token_ids[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 7, NUM_TOKENS, 1000])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_values_and_gradients_equal_the_plain_softmax_for_every_chunk_size(
+    chunk_tokens: int, temperature: float
+) -> None:
+    settings = LogprobSettings(temperature=temperature, max_chunk_bytes=4 * VOCABULARY * chunk_tokens)
+    hidden, weight, token_ids = inputs()
+    other_hidden, other_weight, _ = inputs()
+    ours = linear_logprobs(hidden, weight, token_ids, whole(), settings)
+    plain = plain_logprobs(other_hidden, other_weight, token_ids, temperature)
+    slope = torch.linspace(-1, 1, NUM_TOKENS)
+    ours.backward(slope)
+    plain.backward(slope)
+    torch.testing.assert_close(ours, plain)
+    torch.testing.assert_close(hidden.grad, other_hidden.grad)
+    torch.testing.assert_close(weight.grad, other_weight.grad)
+
+
+def test_gradients_agree_with_finite_differences() -> None:
+    hidden, weight, token_ids = (tensor[:5] if tensor.dim() == 1 else tensor for tensor in inputs())
+    hidden, weight = hidden[:5].detach().double().requires_grad_(), weight.detach().double().requires_grad_()
+    settings = LogprobSettings(temperature=0.5)
+
+    def total(hidden: Tensor, weight: Tensor) -> Tensor:
+        return linear_logprobs(hidden, weight, token_ids, whole(), settings).sum()
+
+    # The function itself works in float32, hence the coarse step.
+    assert torch.autograd.gradcheck(total, (hidden, weight), eps=1e-2, atol=2e-2, rtol=2e-2)
+
+
+def test_padded_rows_of_the_vocabulary_take_no_probability() -> None:
+    hidden, weight, token_ids = inputs()
+    token_ids = token_ids % 30
+    ours = linear_logprobs(hidden, weight, token_ids, whole(num_valid=30), LogprobSettings(temperature=1.0))
+    torch.testing.assert_close(ours, plain_logprobs(hidden, weight[:30], token_ids, 1.0))
+    ours.sum().backward()
+    assert weight.grad[30:].abs().max() == 0
+
+
+def test_no_token_to_score_gives_an_empty_result_and_zero_gradients() -> None:
+    hidden, weight, _ = inputs()
+    none = torch.empty(0, dtype=torch.int64)
+    linear_logprobs(hidden[:0], weight, none, whole(), LogprobSettings(temperature=1.0)).sum().backward()
+    assert weight.grad.abs().max() == 0
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the bytes of the largest tensor that any operation made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(tensor, Tensor):
+                self.num_bytes = max(self.num_bytes, tensor.numel() * tensor.element_size())
+        return result
+
+
+def test_no_tensor_is_larger_than_a_chunk_of_logits_forward_and_backward() -> None:
+    num_tokens, vocabulary = 512, 1000
+    hidden = torch.randn(num_tokens, HIDDEN, requires_grad=True)
+    weight = torch.randn(vocabulary, HIDDEN, requires_grad=True)
+    settings = LogprobSettings(temperature=1.0, max_chunk_bytes=64 * vocabulary * 4)
+    with LargestTensor() as largest:
+        logprobs = linear_logprobs(
+            hidden, weight, torch.zeros(num_tokens, dtype=torch.int64), whole(vocabulary), settings
+        )
+        logprobs.sum().backward()
+    assert 0 < largest.num_bytes <= settings.max_chunk_bytes
+    assert largest.num_bytes * 8 <= num_tokens * vocabulary * 4

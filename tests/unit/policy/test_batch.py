@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from nemo_like.data_plane.meta import MicroBatch
+from nemo_like.policy.batch import PolicyBatch
+
+CPU = torch.device("cpu")
+
+
+def two_samples() -> PolicyBatch:
+    """Sample 0: prompt 10 11, response 12 13. Sample 1: prompt 20, response 21, tool 22, response 23."""
+    columns = {
+        "input_ids": np.array([10, 11, 12, 13, 20, 21, 22, 23], np.int32),
+        "response_mask": np.array([0, 0, 1, 1, 0, 1, 0, 1], np.uint8),
+        "prev_logprobs": np.arange(8, dtype=np.float32),
+    }
+    return PolicyBatch(columns, [4, 4], {"advantage": [1.5, -1.0]}, CPU)
+
+
+def test_a_micro_batch_is_padded_on_the_right_and_names_the_tokens_to_score() -> None:
+    micro_batch = two_samples().micro_batch(MicroBatch(rows=(1, 0), padded_length=6))
+    assert micro_batch.input_ids.tolist() == [[20, 21, 22, 23, 0, 0], [10, 11, 12, 13, 0, 0]]
+    assert micro_batch.position_ids.tolist() == [[0, 1, 2, 3, 4, 5]] * 2
+    assert micro_batch.token_ids.tolist() == [21, 23, 12, 13]
+    assert micro_batch.sample_index.tolist() == [0, 0, 1, 1]
+    assert micro_batch.packed_index.tolist() == [5, 7, 2, 3]
+    assert micro_batch.rows.tolist() == [1, 0]
+
+
+def test_a_token_is_scored_by_the_output_at_the_position_before_it() -> None:
+    micro_batch = two_samples().micro_batch(MicroBatch(rows=(1, 0), padded_length=6))
+    # Outputs are [positions, samples]: token 21 at position 1 of sample 0 comes from output (0, 0),
+    # 23 at 3 from (2, 0), 12 at 2 of sample 1 from (1, 1), 13 at 3 from (2, 1).
+    positions = torch.arange(12).view(6, 2)
+    expected = [positions[0, 0], positions[2, 0], positions[1, 1], positions[2, 1]]
+    assert micro_batch.output_index.tolist() == [int(index) for index in expected]
+
+
+def test_samples_of_different_lengths_do_not_run_into_each_other() -> None:
+    columns = {
+        "input_ids": np.array([1, 2, 3, 4, 5, 6], np.int32),
+        "response_mask": np.array([0, 1, 0, 1, 1, 1], np.uint8),
+    }
+    micro_batch = PolicyBatch(columns, [2, 4], {}, CPU).micro_batch(MicroBatch((0, 1), 4))
+    assert micro_batch.input_ids.tolist() == [[1, 2, 0, 0], [3, 4, 5, 6]]
+    assert micro_batch.token_ids.tolist() == [2, 4, 5, 6]
+
+
+def test_response_lengths_count_the_scored_tokens_of_each_sample() -> None:
+    assert two_samples().response_lengths.tolist() == [2, 2]
+
+
+def test_sums_per_sample_include_samples_without_tokens() -> None:
+    columns = {"input_ids": np.zeros(3, np.int32), "response_mask": np.array([0, 0, 1], np.uint8)}
+    batch = PolicyBatch(columns, [1, 0, 2], {}, CPU)
+    assert batch.sum_per_sample(torch.tensor([1.0, 2.0, 3.0])).tolist() == [1, 0, 5]
+
+
+def test_a_micro_batch_without_response_tokens_scores_nothing() -> None:
+    columns = {"input_ids": np.array([1, 2], np.int32), "response_mask": np.zeros(2, np.uint8)}
+    micro_batch = PolicyBatch(columns, [2], {}, CPU).micro_batch(MicroBatch((0,), 2))
+    assert len(micro_batch.token_ids) == len(micro_batch.output_index) == 0
+
+
+def test_a_column_that_does_not_fit_the_lengths_is_refused_by_name() -> None:
+    columns = {"input_ids": np.zeros(3, np.int32), "response_mask": np.zeros(4, np.uint8)}
+    with pytest.raises(ValueError, match="'response_mask' has 4 tokens for lengths that sum to 3"):
+        PolicyBatch(columns, [3], {}, CPU)
+
+
+def test_a_generated_first_token_is_refused_because_nothing_predicts_it() -> None:
+    columns = {"input_ids": np.zeros(3, np.int32), "response_mask": np.array([1, 1, 1], np.uint8)}
+    with pytest.raises(ValueError, match="first token"):
+        PolicyBatch(columns, [3], {}, CPU)

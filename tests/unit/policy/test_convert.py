@@ -1,0 +1,121 @@
+"""Megatron parameters from Hugging Face tensors and back, without a model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import Tensor
+
+from nemo_like.policy.megatron.convert import (
+    Geometry,
+    HFCheckpoint,
+    cut,
+    full_shape,
+    join,
+    load_weights,
+    merge,
+    rule_for,
+    split,
+)
+
+# 4 heads in 2 groups, head size 3, 10 tokens padded to 12
+GEOMETRY = Geometry(
+    num_attention_heads=4, num_query_groups=2, head_size=3, vocab_size=10, padded_vocab_size=12
+)
+HIDDEN, FFN = 5, 8
+SHAPES = {
+    "embedding.word_embeddings.weight": [(10, HIDDEN)],
+    "output_layer.weight": [(10, HIDDEN)],
+    "decoder.final_layernorm.weight": [(HIDDEN,)],
+    "decoder.layers.0.input_layernorm.weight": [(HIDDEN,)],
+    "decoder.layers.0.self_attention.linear_qkv.weight": [(12, HIDDEN), (6, HIDDEN), (6, HIDDEN)],
+    "decoder.layers.0.self_attention.linear_qkv.bias": [(12,), (6,), (6,)],
+    "decoder.layers.0.self_attention.linear_proj.weight": [(HIDDEN, 12)],
+    "decoder.layers.0.self_attention.q_layernorm.weight": [(3,)],
+    "decoder.layers.0.mlp.linear_fc1.weight": [(FFN, HIDDEN), (FFN, HIDDEN)],
+    "decoder.layers.0.mlp.linear_fc2.weight": [(HIDDEN, FFN)],
+}
+
+
+def numbered(shapes: list[tuple[int, ...]]) -> list[Tensor]:
+    """Tensors whose every value is different."""
+    tensors, start = [], 0
+    for shape in shapes:
+        size = torch.Size(shape).numel()
+        tensors.append(torch.arange(start, start + size, dtype=torch.float32).view(shape))
+        start += size
+    return tensors
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@given(num_ranks=st.sampled_from([1, 2]))
+def test_merging_cutting_joining_and_splitting_give_the_tensors_back(name: str, num_ranks: int) -> None:
+    rule, parts = rule_for(name, layer_offset=0), numbered(SHAPES[name])
+    full = merge(rule, parts, GEOMETRY)
+    local = [cut(rule, full, rank, num_ranks) for rank in range(num_ranks)]
+    assert full_shape(rule, local[0].shape, num_ranks) == tuple(full.shape)
+    back = split(rule, join(rule, local), GEOMETRY)
+    assert [part.tolist() for part in back] == [part.tolist() for part in parts]
+
+
+def test_queries_keys_and_values_lie_together_by_group() -> None:
+    rule = rule_for("decoder.layers.0.self_attention.linear_qkv.bias", 0)
+    queries, keys, values = torch.arange(12.0), torch.arange(100.0, 106), torch.arange(200.0, 206)
+    merged = merge(rule, [queries, keys, values], GEOMETRY).tolist()
+    # Group 0: heads 0 and 1, its key, its value; then group 1.
+    assert merged == [*range(6), 100, 101, 102, 200, 201, 202, *range(6, 12), 103, 104, 105, 203, 204, 205]
+    assert cut(rule, torch.tensor(merged), 1, 2).tolist() == merged[12:]
+
+
+def test_every_rank_holds_its_part_of_the_gate_above_its_part_of_the_up_projection() -> None:
+    rule = rule_for("decoder.layers.0.mlp.linear_fc1.weight", 0)
+    gate, up = torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0], [4.0]])
+    full = merge(rule, [gate, up], GEOMETRY)
+    assert cut(rule, full, 0, 2).tolist() == [[1.0], [3.0]]
+    assert cut(rule, full, 1, 2).tolist() == [[2.0], [4.0]]
+
+
+def test_layers_are_named_by_their_place_in_the_whole_model() -> None:
+    rule = rule_for("decoder.layers.1.mlp.linear_fc2.weight", layer_offset=6)
+    assert rule.hf_names == ("model.layers.7.mlp.down_proj.weight",)
+
+
+def test_a_parameter_of_no_supported_model_is_an_error() -> None:
+    with pytest.raises(KeyError, match="router"):
+        rule_for("decoder.layers.0.mlp.router.weight", 0)
+
+
+def test_tensors_are_found_in_every_file_of_a_checkpoint(tmp_path: Path) -> None:
+    save_file({"a": torch.tensor([1.0])}, tmp_path / "one.safetensors")
+    save_file({"b": torch.tensor([2.0])}, tmp_path / "two.safetensors")
+    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    checkpoint = HFCheckpoint(tmp_path)
+    assert (checkpoint["a"].item(), checkpoint["b"].item()) == (1.0, 2.0)
+    with pytest.raises(KeyError, match="no tensor 'c'"):
+        checkpoint["c"]
+
+
+def test_a_directory_without_safetensors_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="save_pretrained"):
+        HFCheckpoint(tmp_path)
+
+
+def test_weights_that_do_not_fit_the_configuration_are_refused_by_name(tmp_path: Path) -> None:
+    save_file({"model.norm.weight": torch.zeros(7)}, tmp_path / "model.safetensors")
+    parameter = torch.nn.Parameter(torch.zeros(HIDDEN))
+    with pytest.raises(ValueError, match=r"model\.norm\.weight .* give \(7,\) for decoder\.final_layernorm"):
+        load_weights(
+            iter([("decoder.final_layernorm.weight", parameter)]),
+            HFCheckpoint(tmp_path),
+            GEOMETRY,
+            layer_offset=0,
+            tp_rank=0,
+            tp_size=1,
+        )

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemo_like.policy.megatron.description import describe_model
+
+QWEN3 = {
+    "model_type": "qwen3",
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 97,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 128,
+}
+LLAMA31_ROPE = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def checkpoint(path: Path, **changes: Any) -> Path:
+    (path / "config.json").write_text(json.dumps(QWEN3 | changes))
+    return path
+
+
+def test_qwen3_has_query_key_norms_and_a_head_size_of_its_own(tmp_path: Path) -> None:
+    model = describe_model(checkpoint(tmp_path, tie_word_embeddings=True))
+    assert (model.has_qk_norm, model.has_qkv_bias, model.is_tied) == (True, False, True)
+    assert (model.head_size, model.num_query_groups) == (32, 2)
+
+
+def test_qwen2_has_attention_biases_and_heads_that_share_the_hidden_size(tmp_path: Path) -> None:
+    model = describe_model(checkpoint(tmp_path, model_type="qwen2", head_dim=None))
+    assert (model.has_qk_norm, model.has_qkv_bias, model.is_tied) == (False, True, False)
+    assert model.head_size == 16
+
+
+def test_without_key_value_heads_every_head_has_its_own(tmp_path: Path) -> None:
+    assert describe_model(checkpoint(tmp_path, num_key_value_heads=None)).num_query_groups == 4
+
+
+def test_the_embedding_is_padded_to_a_multiple_of_the_ranks(tmp_path: Path) -> None:
+    model = describe_model(checkpoint(tmp_path))
+    assert [model.padded_vocab_size(tp) for tp in (1, 2, 4)] == [97, 98, 100]
+
+
+@pytest.mark.parametrize(
+    ("changes", "theta", "factor"),
+    [
+        ({}, 1e4, None),
+        ({"rope_theta": 1e6}, 1e6, None),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, 5e5, None),
+        ({"rope_theta": 5e5, "rope_scaling": LLAMA31_ROPE}, 5e5, 32.0),
+        ({"rope_parameters": LLAMA31_ROPE | {"rope_theta": 5e5}}, 5e5, 32.0),
+    ],
+)
+def test_rope_is_read_as_old_and_new_transformers_write_it(
+    tmp_path: Path, changes: dict[str, Any], theta: float, factor: float | None
+) -> None:
+    model = describe_model(checkpoint(tmp_path, **changes))
+    assert (model.rope_theta, model.rope_scaling_factor) == (theta, factor)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gpt2"}, "model_type='gpt2' is not one of llama, qwen2, qwen3"),
+        ({"attention_bias": True}, "attention_bias=true is not supported"),
+        ({"use_sliding_window": True}, "use_sliding_window=true is not supported"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope scaling .*yarn.* is not supported"),
+        ({"rope_scaling": LLAMA31_ROPE | {"high_freq_factor": 8.0}}, "rope scaling .* is not supported"),
+    ],
+)
+def test_what_the_conversion_does_not_cover_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        describe_model(checkpoint(tmp_path, **changes))
+
+
+def test_a_directory_without_a_configuration_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+        describe_model(tmp_path)

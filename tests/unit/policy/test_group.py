@@ -1,0 +1,42 @@
+"""What the group does with metadata and answers, without processes."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nemo_like.data_plane.meta import Chunk, KVBatchMeta
+from nemo_like.data_plane.sharding import shard_for_logprobs
+from nemo_like.policy.group import gathered_tags
+from nemo_like.policy.results import WorkerScores
+
+
+def batch_of(lengths: list[int]) -> KVBatchMeta:
+    half = len(lengths) // 2
+    chunks = (Chunk("a", tuple(lengths[:half])), Chunk("b", tuple(lengths[half:])))
+    return KVBatchMeta(
+        partition="train-1",
+        chunks=chunks,
+        rows=tuple((index, row) for index, chunk in enumerate(chunks) for row in range(len(chunk.lengths))),
+        columns=frozenset(),
+        tags={"sample_mask": (1.0,) * len(lengths), "num_response_tokens": (1,) * len(lengths)},
+    )
+
+
+@given(
+    lengths=st.lists(st.integers(2, 30), min_size=8, max_size=8),
+    num_shards=st.sampled_from([1, 2, 4]),
+    global_batch_size=st.sampled_from([4, 8]),
+)
+def test_tags_come_back_in_the_order_of_the_whole_batch_whatever_the_sharding(
+    lengths: list[int], num_shards: int, global_batch_size: int
+) -> None:
+    batch = batch_of(lengths)
+    number = {sample: float(index) for index, sample in enumerate(batch.sample_ids)}
+    shards = shard_for_logprobs(
+        batch, num_shards=num_shards, global_batch_size=global_batch_size, micro_batch_size=2
+    )
+    answers = [
+        WorkerScores({"error": [number[sample] for sample in shard.sample_ids]}, {}, 0.0) for shard in shards
+    ]
+    assert gathered_tags(batch, shards, answers) == {"error": [float(index) for index in range(8)]}
