@@ -71,14 +71,15 @@ make_venv() {
         "On Debian and Ubuntu the package python3-venv is missing."
 }
 
-# pip with a running count of packages on the terminal and everything else in the log.
+# pip_install "what it is" files...: a running count of packages on the terminal, everything else in the log.
 pip_install() {
-    local total
+    local what=$1 total
+    shift
     total=$(cat "$@" | grep -c '==') || true
     local arguments=()
     for file in "$@"; do arguments+=(-r "$file"); done
     if ! "$VENV/bin/python" -m pip install --no-deps --no-compile --disable-pip-version-check --no-input \
-        --progress-bar off "${arguments[@]}" 2>&1 | tee -a "$LOG" | show_progress "$total"; then
+        --progress-bar off "${arguments[@]}" 2>&1 | tee -a "$LOG" | show_progress "$what" "$total"; then
         tail -n 5 "$LOG" >&2
         fail "pip could not install the packages; the end of $LOG is above." \
             "Check the network, proxy and disk, then run this again: it continues where it stopped."
@@ -86,11 +87,11 @@ pip_install() {
 }
 
 show_progress() {
-    awk -v total="$1" -v live="$([[ -t 1 ]] && echo 1 || echo 0)" '
-        /^Collecting |^Requirement already satisfied/ { n++; if (live) line(n " of " total " packages fetched") }
-        /^Installing collected packages/ { line("unpacking " total " packages, about a minute"); if (!live) print "" }
+    awk -v what="$1" -v total="$2" -v live="$([[ -t 1 ]] && echo 1 || echo 0)" '
+        /^Collecting |^Requirement already satisfied/ { n++; if (live) line("fetching " n " of " total) }
+        /^Installing collected packages/ { line("unpacking") }
         END { if (live) print "" }
-        function line(text) { printf "%s  %-60s", (live ? "\r" : ""), text; fflush() }'
+        function line(text) { printf (live ? "\r  %s: %-40s" : "  %s: %s\n"), what, text; fflush() }'
 }
 
 # PyPI offers PyTorch for Linux with CUDA, which does not start without several GB more.
@@ -140,10 +141,10 @@ main() {
     local torch_only
     torch_only=$(mktemp)
     grep '^torch==' requirements/cpu.txt >"$torch_only"
-    pip_install "$torch_only"
+    pip_install PyTorch "$torch_only"
     rm -f "$torch_only"
     check_torch_build
-    pip_install "${requirements[@]}"
+    pip_install "all packages" "${requirements[@]}"
     "$VENV/bin/python" -m pip install --quiet --no-deps --no-build-isolation --disable-pip-version-check -e . \
         >>"$LOG" 2>&1 || { tail -n 5 "$LOG" >&2; fail "the project itself could not be installed (see $LOG)."; }
     compile_packages
