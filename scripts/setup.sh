@@ -87,7 +87,9 @@ pip_install() {
 }
 
 show_progress() {
-    awk -v what="$1" -v total="$2" -v live="$([[ -t 1 ]] && echo 1 || echo 0)" '
+    local live=0
+    [[ -t 1 ]] && live=1
+    awk -v what="$1" -v total="$2" -v live="$live" '
         /^Collecting |^Requirement already satisfied/ { n++; if (live) line("fetching " n " of " total) }
         /^Installing collected packages/ { line("unpacking") }
         END { if (live) print "" }
