@@ -3,31 +3,214 @@
 A strategy gets the lengths of every rank's samples and returns, for every rank, the same number of
 micro-batches, each a list of indices into that rank's samples. Every sample is in exactly one, and
 none is empty: unequal numbers would leave a rank alone in a collective.
+
+    fixed_size        so many samples each
+    dynamic_batches   as many samples as the token budget holds once they are padded to the longest
+    sequence_packing  as many samples as the token budget holds end to end, without padding
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from nemo_like.data_plane.meta import MicroBatchLayout
 
 Lengths = Sequence[Sequence[int]]  # [rank][sample] tokens
 MicroBatches = list[list[list[int]]]  # [rank][micro-batch][index of a sample]
-Strategy = Callable[[Lengths], MicroBatches]
 
 
-def fixed_size(size: int) -> Strategy:
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """How samples become micro-batches; ``length_multiple`` rounds the micro-batch's length up, where a
+    parallel layout needs it."""
+
+    cut: Callable[[Lengths], MicroBatches]
+    layout: MicroBatchLayout = MicroBatchLayout.padded
+    length_multiple: int = 1
+
+    def common_length(self, lengths: Lengths) -> int:
+        """Tokens of one micro-batch's row on every rank; ``lengths``: [rank][sample] of that micro-batch."""
+        if self.layout is MicroBatchLayout.packed:
+            needed = max(
+                sum(round_up(length, self.length_multiple) for length in of_rank) for of_rank in lengths
+            )
+        else:
+            needed = max(max(of_rank) for of_rank in lengths)
+        return max(self.length_multiple, round_up(needed, self.length_multiple))
+
+
+def fixed_size(size: int, length_multiple: int = 1) -> Strategy:
     """At most ``size`` samples each, longest first, so that padding is small on all ranks alike."""
     if size < 1:
         raise ValueError(f"micro_batch_size={size} must be at least 1")
 
-    def split(lengths: Lengths) -> MicroBatches:
+    def cut(lengths: Lengths) -> MicroBatches:
         count = max(-(-len(rank) // size) for rank in lengths)
         return [_cut_evenly(_longest_first(rank), count) for rank in lengths]
 
-    return split
+    return Strategy(cut, length_multiple=length_multiple)
+
+
+def dynamic_batches(max_tokens: int, length_multiple: int = 1) -> Strategy:
+    """Samples by length, grouped while count x longest, over all ranks and rounded up, is at most
+    ``max_tokens``; every rank has the same boundaries, so needs equally many samples.
+
+    Raises ValueError when the longest sample alone is over the budget.
+    """
+
+    def cut(lengths: Lengths) -> MicroBatches:
+        _check_budget(lengths, max_tokens, length_multiple)
+        if len({len(rank) for rank in lengths}) != 1:
+            raise ValueError(
+                f"the ranks have different numbers of samples: {[len(rank) for rank in lengths]}"
+            )
+        orders = [_longest_first(rank) for rank in lengths]
+        longest = [
+            max(
+                round_up(rank[order[place]], length_multiple)
+                for rank, order in zip(lengths, orders, strict=True)
+            )
+            for place in range(len(orders[0]))
+        ]
+        bounds = [0]
+        for place in range(len(longest)):
+            # Longest first: the first of a micro-batch sets its length.
+            if (place + 1 - bounds[-1]) * longest[bounds[-1]] > max_tokens:
+                bounds.append(place)
+        bounds.append(len(longest))
+        return [[order[start:stop] for start, stop in pairwise(bounds) if stop > start] for order in orders]
+
+    return Strategy(cut, length_multiple=length_multiple)
+
+
+def sequence_packing(max_tokens: int, length_multiple: int = 1) -> Strategy:
+    """Samples end to end in bins of at most ``max_tokens``, each sample rounded up; few bins, and equally
+    many on every rank.
+
+    Raises ValueError when the longest sample alone is over the budget, or a rank has too few samples to
+    fill as many bins as another needs.
+    """
+
+    def cut(lengths: Lengths) -> MicroBatches:
+        _check_budget(lengths, max_tokens, length_multiple)
+        rounded = [[round_up(length, length_multiple) for length in rank] for rank in lengths]
+        bins = [pack(rank, max_tokens) for rank in rounded]
+        count = max(len(of_rank) for of_rank in bins)
+        # Heaviest first on every rank: what runs at the same time then takes about as long.
+        return [
+            sorted(
+                _split_to(count, of_rank, rank),
+                key=lambda indices, rank=rank: (-sum(rank[i] for i in indices), indices),
+            )
+            for of_rank, rank in zip(bins, rounded, strict=True)
+        ]
+
+    return Strategy(cut, MicroBatchLayout.packed, length_multiple)
+
+
+def pack(sizes: Sequence[int], capacity: int) -> list[list[int]]:
+    """Indices of ``sizes`` in bins of at most ``capacity``, by modified first-fit decreasing.
+
+    Items over half of the capacity open a bin each. Bins with room for it then get an item over a third;
+    the others a pair of items over a sixth; then every bin what still fits, largest first. What is left
+    goes first-fit decreasing into new bins. Never more than 71/60 of the optimum, plus one.
+    """
+    order = sorted(range(len(sizes)), key=lambda index: (-sizes[index], index))
+    large = [index for index in order if 2 * sizes[index] > capacity]
+    rest = _Descending([index for index in order if 2 * sizes[index] <= capacity], sizes)
+    bins = [[index] for index in large]
+    room = [capacity - sizes[index] for index in large]
+
+    def put(place: int, index: int) -> None:
+        bins[place].append(index)
+        room[place] -= sizes[index]
+
+    for place in range(len(bins)):
+        medium = rest.largest_within(room[place], above=capacity / 3)
+        if medium is not None:
+            put(place, rest.take(medium))
+    for place in reversed(range(len(bins))):
+        if len(bins[place]) == 1:
+            _put_pair(rest, place, room, put, capacity / 6)
+    for place in range(len(bins)):
+        while (fitting := rest.largest_within(room[place])) is not None:
+            put(place, rest.take(fitting))
+    for index in rest.items:
+        place = next((p for p in range(len(large), len(bins)) if sizes[index] <= room[p]), len(bins))
+        if place == len(bins):
+            bins.append([])
+            room.append(capacity)
+        put(place, index)
+    return bins
 
 
 def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
+
+
+class _Descending:
+    """Items by size, largest first, from which some are taken."""
+
+    def __init__(self, items: list[int], sizes: Sequence[int]) -> None:
+        self.items = items
+        self._negative = [-sizes[index] for index in items]
+
+    def largest_within(self, limit: int, above: float = -1.0) -> int | None:
+        """Place of the largest item of at most ``limit`` and more than ``above``."""
+        place = bisect_left(self._negative, -limit)
+        return place if place < len(self.items) and -self._negative[place] > above else None
+
+    def smallest_above(self, limit: float) -> int | None:
+        """Place of the smallest item of more than ``limit``."""
+        place = bisect_left(self._negative, -limit) - 1
+        return place if place >= 0 else None
+
+    def size(self, place: int) -> int:
+        return -self._negative[place]
+
+    def take(self, place: int) -> int:
+        del self._negative[place]
+        return self.items.pop(place)
+
+
+def _put_pair(
+    rest: _Descending, place: int, room: Sequence[int], put: Callable[[int, int], None], above: float
+) -> None:
+    """The smallest item above a sixth and the largest other one that fits beside it, if there are two."""
+    smallest = rest.smallest_above(above)
+    if smallest is None or smallest == 0 or rest.size(smallest) + rest.size(smallest - 1) > room[place]:
+        return
+    left = room[place] - rest.size(smallest)
+    put(place, rest.take(smallest))
+    partner = rest.largest_within(left)
+    assert partner is not None
+    put(place, rest.take(partner))
+
+
+def _split_to(count: int, bins: list[list[int]], sizes: Sequence[int]) -> list[list[int]]:
+    """Cut bins in two until there are ``count``, fullest first."""
+    bins = list(bins)
+    while len(bins) < count:
+        splittable = [place for place, indices in enumerate(bins) if len(indices) > 1]
+        if not splittable:
+            raise ValueError(f"{len(bins)} samples can't fill {count} micro-batches")
+        fullest = max(splittable, key=lambda place: sum(sizes[index] for index in bins[place]))
+        indices = sorted(bins.pop(fullest), key=lambda index: (-sizes[index], index))
+        bins += [indices[0::2], indices[1::2]]
+    return bins
+
+
+def _check_budget(lengths: Lengths, max_tokens: int, length_multiple: int) -> None:
+    longest = max(max(rank, default=0) for rank in lengths)
+    if round_up(longest, length_multiple) > max_tokens:
+        raise ValueError(
+            f"a sample of {longest} tokens, rounded up to a multiple of {length_multiple}, is over the "
+            f"micro-batch's budget of {max_tokens} tokens; raise the budget to at least "
+            f"{round_up(longest, length_multiple)}"
+        )
 
 
 def _longest_first(lengths: Sequence[int]) -> list[int]:

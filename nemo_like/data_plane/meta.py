@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 TagValue = float | int | bool | str
 
@@ -23,12 +24,19 @@ class Chunk:
     lengths: tuple[int, ...]  # tokens per row, prompt and response together
 
 
+class MicroBatchLayout(Enum):
+    """How a micro-batch's samples lie in memory."""
+
+    padded = "padded"  # [samples, padded_length], right-padded
+    packed = "packed"  # [padded_length]: the samples end to end
+
+
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
     """Rows of one forward (and backward) on one data-parallel rank."""
 
     rows: tuple[int, ...]  # positions within the shard's meta
-    padded_length: int  # tokens; the same on every rank for the same micro-batch
+    padded_length: int  # tokens, of each row or of all end to end; the same on every rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,7 @@ class Schedule:
     """Which rows make up which micro-batch. Made once, on lengths alone; workers never re-derive it."""
 
     global_batches: tuple[GlobalBatch, ...]
+    layout: MicroBatchLayout = MicroBatchLayout.padded
 
     @property
     def num_microbatches(self) -> tuple[int, ...]:

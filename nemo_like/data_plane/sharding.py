@@ -24,19 +24,22 @@ def shard_for_training(
     *,
     num_shards: int,
     global_batch_size: int,
-    micro_batch_size: int,
+    micro_batch_size: int | None = None,
     length_multiple: int = 1,
+    strategy: Strategy | None = None,
 ) -> tuple[KVBatchMeta, ...]:
     """One meta per data-parallel rank, with the schedule of its optimizer updates.
 
     Needs tags ``sample_mask`` (0 or 1) and ``num_response_tokens``: the global counts that normalise
-    the loss are over the samples with sample_mask 1. ``length_multiple`` rounds padded lengths up,
-    where a parallel layout needs it.
+    the loss are over the samples with sample_mask 1. Micro-batches are of ``micro_batch_size`` samples,
+    their lengths rounded up to a ``length_multiple`` where a parallel layout needs it, or what
+    ``strategy`` makes.
 
     Raises ValueError when the sizes do not divide.
     """
+    strategy = _strategy(strategy, micro_batch_size, length_multiple)
     placement = _place(meta, num_shards, global_batch_size)
-    return _assemble(meta, placement, placement, fixed_size(micro_batch_size), length_multiple)
+    return _assemble(meta, placement, placement, strategy)
 
 
 def shard_for_logprobs(
@@ -44,14 +47,24 @@ def shard_for_logprobs(
     *,
     num_shards: int,
     global_batch_size: int,
-    micro_batch_size: int,
+    micro_batch_size: int | None = None,
     length_multiple: int = 1,
+    strategy: Strategy | None = None,
 ) -> tuple[KVBatchMeta, ...]:
     """As ``shard_for_training`` and with the same samples in the same order on every rank, but all of
     them in one schedule entry, since a forward pass knows no updates."""
+    strategy = _strategy(strategy, micro_batch_size, length_multiple)
     placement = _place(meta, num_shards, global_batch_size)
     together = [[[row for update in placement for row in update[rank]] for rank in range(num_shards)]]
-    return _assemble(meta, placement, together, fixed_size(micro_batch_size), length_multiple)
+    return _assemble(meta, placement, together, strategy)
+
+
+def _strategy(strategy: Strategy | None, micro_batch_size: int | None, length_multiple: int) -> Strategy:
+    if (strategy is None) == (micro_batch_size is None):
+        raise ValueError(
+            "micro-batches are cut either by micro_batch_size or by a strategy; give one of them"
+        )
+    return strategy or fixed_size(micro_batch_size or 0, length_multiple)
 
 
 def _place(meta: KVBatchMeta, num_shards: int, global_batch_size: int) -> Placement:
@@ -137,7 +150,6 @@ def _assemble(
     placement: Placement,
     scheduled: Placement,
     strategy: Strategy,
-    length_multiple: int,
 ) -> tuple[KVBatchMeta, ...]:
     """Shards, each with a schedule that has one entry per ``scheduled``.
 
@@ -152,23 +164,24 @@ def _assemble(
     lengths, valid, tokens = meta.lengths, meta.tag("sample_mask"), meta.tag("num_response_tokens")
     batches: list[list[GlobalBatch]] = [[] for _ in range(num_shards)]
     for ranks in scheduled:
-        cut = strategy([[lengths[row] for row in rows] for rows in ranks])
-        longest = [
-            max(lengths[ranks[rank][index]] for rank in range(num_shards) for index in cut[rank][number])
+        of_ranks = [[lengths[row] for row in rows] for rows in ranks]
+        cut = strategy.cut(of_ranks)
+        common = [
+            strategy.common_length(
+                [[of_ranks[rank][i] for i in cut[rank][number]] for rank in range(num_shards)]
+            )
             for number in range(len(cut[0]))
         ]
         rows_of_all = [row for rows in ranks for row in rows if valid[row]]
         for rank, rows in enumerate(ranks):
             micro_batches = tuple(
-                MicroBatch(
-                    tuple(where[rank][rows[index]] for index in indices),
-                    max(length_multiple, round_up(longest[number], length_multiple)),
-                )
+                MicroBatch(tuple(where[rank][rows[index]] for index in indices), common[number])
                 for number, indices in enumerate(cut[rank])
             )
             batches[rank].append(
                 GlobalBatch(len(rows_of_all), sum(int(tokens[row]) for row in rows_of_all), micro_batches)
             )
     return tuple(
-        meta.subset(rows).with_schedule(Schedule(tuple(batches[rank]))) for rank, rows in enumerate(shards)
+        meta.subset(rows).with_schedule(Schedule(tuple(batches[rank]), strategy.layout))
+        for rank, rows in enumerate(shards)
     )
