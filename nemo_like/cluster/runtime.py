@@ -20,8 +20,10 @@ def ray_runtime(address: str | None, *, num_cpus: int, num_gpus: int) -> Iterato
     On exit every non-detached actor of this process ends, and a private Ray with them.
     Raises ClusterError when an existing cluster has fewer CPUs or GPUs than asked for.
     """
-    # Ray announces its token authentication and its version on every start.
+    # An actor that asks for no GPU keeps the CUDA_VISIBLE_DEVICES it was given.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Ray makes its workers nicer than everything else on the machine; here they are what it is for.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
         ray.init(address="local", num_cpus=num_cpus, num_gpus=num_gpus, **quiet)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from transformers import AutoTokenizer
@@ -45,7 +45,7 @@ class Tokenizer:
         messages = [{"role": message.role, "content": message.content} for message in prompt]
         return self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Iterable[int]) -> str:
         """The text of one response without its closing eos.
 
         Other special tokens stay visible, so that a stray one is not mistaken for a clean answer.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 from enum import Enum
 
 TagValue = float | int | bool | str
@@ -118,6 +119,13 @@ class KVBatchMeta:
         if name not in self.tags:
             raise KeyError(f"no tag {name!r} on partition {self.partition!r}; there are {sorted(self.tags)}")
         return self.tags[name]
+
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """A tag whose values are numbers. Raises TypeError when one is a text."""
+        values = self.tag(name)
+        if any(isinstance(value, str) for value in values):
+            raise TypeError(f"tag {name!r} on partition {self.partition!r} holds texts, not numbers")
+        return cast("tuple[float, ...]", values)
 
     def with_tags(self, **tags: Sequence[TagValue]) -> KVBatchMeta:
         """A copy with these tags added or replaced; each has one value per sample."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nemo_like.algorithms.advantages import baseline_reward_metrics
@@ -62,13 +62,15 @@ def validation_report(rollout: RolloutResult, timing: Mapping[str, float]) -> Va
     """Accuracy is the mean reward of samples whose reward did not fail."""
     batch = rollout.batch
     valid = [
-        reward for reward, mask in zip(batch.tag("reward"), batch.tag("sample_mask"), strict=True) if mask
+        reward
+        for reward, mask in zip(batch.numbers("reward"), batch.numbers("sample_mask"), strict=True)
+        if mask
     ]
     return ValidationReport(
         {
             "validation/accuracy": _mean(valid),
-            "validation/avg_length": _mean(batch.tag("num_response_tokens")),
-            "validation/truncation_rate": _mean(batch.tag("is_truncated")),
+            "validation/avg_length": _mean(batch.numbers("num_response_tokens")),
+            "validation/truncation_rate": _mean(batch.numbers("is_truncated")),
             "validation/num_samples": float(len(batch)),
             **timing,
         }
@@ -79,19 +81,19 @@ def _values(metrics: Mapping[str, Metric]) -> dict[str, float]:
     return {name: metric.value for name, metric in metrics.items()}
 
 
-def _mean(values: tuple[float, ...] | list[float]) -> float:
+def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
 def _tag_metrics(batch: KVBatchMeta) -> dict[str, float]:
     """Rewards, advantages and counts of the samples that train."""
-    mask = batch.tag("sample_mask")
-    rewards, advantages = batch.tag("reward"), batch.tag("advantage")
-    errors = batch.tag("mult_prob_error")
-    valid_tokens = sum(n for n, m in zip(batch.tag("num_response_tokens"), mask, strict=True) if m)
+    mask = batch.numbers("sample_mask")
+    rewards, advantages = batch.numbers("reward"), batch.numbers("advantage")
+    errors = batch.numbers("mult_prob_error")
+    valid_tokens = sum(n for n, m in zip(batch.numbers("num_response_tokens"), mask, strict=True) if m)
     return {
         "reward": _mean(rewards),
-        "policy_version": float(max(batch.tag("policy_version"))),
+        "policy_version": float(max(batch.numbers("policy_version"))),
         "advantages/mean": _mean(advantages),
         "advantages/max": max(advantages),
         "advantages/min": min(advantages),

@@ -92,11 +92,11 @@ class SyncGRPODriver:
 
             with timer("advantage"):
                 advantages = group_relative_advantages(
-                    rewards=batch.tag("reward"),
+                    rewards=batch.numbers("reward"),
                     group_ids=batch.tag("group_id"),
                     normalize_rewards=grpo.normalize_rewards,
                     use_leave_one_out_baseline=grpo.use_leave_one_out_baseline,
-                    sample_mask=batch.tag("sample_mask"),
+                    sample_mask=batch.numbers("sample_mask"),
                 )
                 batch = batch.with_tags(advantage=advantages)
 
@@ -106,7 +106,9 @@ class SyncGRPODriver:
                 if self.cfg.loss_fn.reference_policy_kl_penalty > 0:
                     batch = self.policy.compute_reference_logprobs(batch).batch
             masked = mask_logprob_mismatch(
-                batch.tag("sample_mask"), batch.tag("mult_prob_error"), grpo.seq_logprob_error_threshold
+                batch.numbers("sample_mask"),
+                batch.numbers("mult_prob_error"),
+                grpo.seq_logprob_error_threshold,
             )
             batch = batch.with_tags(sample_mask=masked.sample_mask)
 

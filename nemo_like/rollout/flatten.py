@@ -18,7 +18,7 @@ class FlatBatch:
     columns: dict[str, np.ndarray]  # each packed, [sum of lengths]
     lengths: list[int]  # tokens per sample, prompt and response
     chunk_sizes: list[int]  # one chunk per group
-    tags: dict[str, list[TagValue]]
+    tags: dict[str, Sequence[TagValue]]
 
 
 def flatten(

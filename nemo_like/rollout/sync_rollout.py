@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from nemo_like.cluster.actors import ActorHandle, Call
 from nemo_like.config.schema import Config
 from nemo_like.data.datasets import build_dataset
-from nemo_like.data.interface import PromptExample
+from nemo_like.data.interface import Prompt, PromptExample
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.data_plane.factory import DataPlaneSpec, connect
 from nemo_like.data_plane.interface import DataPlane
@@ -248,7 +248,7 @@ class SyncRolloutActor:
     def _keep_sample_answers(self, active: _ActiveRollout) -> None:
         self._sample_answers = [
             SampleAnswer(
-                prompt=example.prompt,
+                prompt=_as_text(example.prompt),
                 response=self._tokenizer.decode(active.groups[i].responses[0].token_ids),
                 answer=example.answer,
                 reward=active.feedback[i][0].reward or 0.0,
@@ -257,17 +257,25 @@ class SyncRolloutActor:
         ]
 
 
+def _as_text(prompt: Prompt) -> str:
+    """What a person reads: of a conversation, the last message."""
+    return prompt if isinstance(prompt, str) else prompt[-1].content
+
+
 def _length_metrics(batch: KVBatchMeta) -> dict[str, Metric]:
     """Names of the reference list, without prefix."""
     num_samples = len(batch)
-    num_prompt, num_response = sum(batch.tag("num_prompt_tokens")), sum(batch.tag("num_response_tokens"))
-    num_truncated = sum(batch.tag("is_truncated"))
+    num_prompt, num_response = (
+        sum(batch.numbers("num_prompt_tokens")),
+        sum(batch.numbers("num_response_tokens")),
+    )
+    num_truncated = sum(batch.numbers("is_truncated"))
     return {
         "mean_prompt_length": mean(num_prompt, num_samples),
         "mean_gen_tokens_per_sample": mean(num_response, num_samples),
-        "max_gen_tokens_per_sample": maximum(max(batch.tag("num_response_tokens"))),
+        "max_gen_tokens_per_sample": maximum(max(batch.numbers("num_response_tokens"))),
         "total_num_tokens": summed(num_prompt + num_response),
         "truncation_rate": mean(num_truncated, num_samples),
         "natural_termination_rate": mean(num_samples - num_truncated, num_samples),
-        "num_failed_rewards": summed(num_samples - sum(batch.tag("sample_mask"))),
+        "num_failed_rewards": summed(num_samples - sum(batch.numbers("sample_mask"))),
     }

@@ -72,6 +72,7 @@ class MegatronPolicy:
             self._reference = self._copy_weights() if loss.reference_policy_kl_penalty > 0 else None
             ddp_config = DistributedDataParallelConfig(
                 grad_reduce_in_fp32=True,
+                overlap_grad_reduce=coordinates.layout.dp > 1,
                 use_distributed_optimizer=shards_optimizer(cfg),
             )
             self._ddp = DistributedDataParallel(config, ddp_config, self._model)
