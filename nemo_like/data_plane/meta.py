@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
 from enum import Enum
+from typing import cast
 
 TagValue = float | int | bool | str
 
