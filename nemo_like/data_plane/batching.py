@@ -101,14 +101,15 @@ def sequence_packing(max_tokens: int, length_multiple: int = 1) -> Strategy:
         count = max(len(of_rank) for of_rank in bins)
         # Heaviest first on every rank: what runs at the same time then takes about as long.
         return [
-            sorted(
-                _split_to(count, of_rank, rank),
-                key=lambda indices, rank=rank: (-sum(rank[i] for i in indices), indices),
-            )
+            _heaviest_first(_split_to(count, of_rank, rank), rank)
             for of_rank, rank in zip(bins, rounded, strict=True)
         ]
 
     return Strategy(cut, MicroBatchLayout.packed, length_multiple)
+
+
+def _heaviest_first(groups: list[list[int]], sizes: Sequence[int]) -> list[list[int]]:
+    return sorted(groups, key=lambda indices: (-sum(sizes[i] for i in indices), indices))
 
 
 def pack(sizes: Sequence[int], capacity: int) -> list[list[int]]:

@@ -68,7 +68,7 @@ def command(tmp_path: Path) -> Command:
         ("policy.train_global_batch_size=500", "must divide the N = 128 prompts x 8 generations"),
         ("policy.megatron_cfg.tensor_model_parallel_size=3", "must divide the model's 4 attention heads"),
         ("policy.model_name=/nowhere/model", "policy.model_name=/nowhere/model is not a directory"),
-        ("cluster.num_cpus=2", "cluster.num_cpus=2 must be at least 6: TransferQueue controller 1 x 1"),
+        ("cluster.num_cpus=2", "cluster.num_cpus=2 must be at least 7: TransferQueue controller 1 x 1"),
         ("generation.temperature=0", "generation.temperature=0.0 must be above 0"),
         ("grpo.seed", "write key=value"),
     ],

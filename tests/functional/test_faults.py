@@ -14,7 +14,7 @@ from tests.functional.runs import running, wait_for_step, wait_until_gone
 
 pytestmark = pytest.mark.timeout(300)
 
-LONG = ["grpo.max_num_steps=1000", "grpo.val_at_start=false"]
+LONG = ["grpo.max_num_steps=1000", "grpo.val_at_start=false", "policy.scheduler.decay_style=constant"]
 
 
 def _end(process: subprocess.Popen[str], within_s: float) -> str:
@@ -23,7 +23,7 @@ def _end(process: subprocess.Popen[str], within_s: float) -> str:
     return output
 
 
-@pytest.mark.parametrize("victim", ["policy_worker-1", "rollout", "engine", "data_plane", "environment"])
+@pytest.mark.parametrize("victim", ["policy_worker-1", "rollout", "engine-0", "data_plane", "environment"])
 def test_a_killed_actor_is_named_and_ends_the_run(victim: str, arithmetic_model: str, tmp_path: Path) -> None:
     with running(tmp_path, LONG) as (process, mark, run_dir):
         wait_for_step(process, run_dir, step=2)

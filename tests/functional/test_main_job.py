@@ -48,7 +48,8 @@ def test_the_run_directory_is_complete(demo: FinishedRun) -> None:
     assert {"config.yaml", "metrics.jsonl", "learning_curve.png", "logs", "wandb", "final_hf"} <= names
     assert list((demo.run_dir / "wandb").glob("offline-run-*/*.wandb"))
     assert {path.stem for path in (demo.run_dir / "logs").iterdir()} >= {
-        "engine",
+        "engine-0",
+        "engine-1",
         "policy_worker-0",
         "rollout",
     }
@@ -86,7 +87,7 @@ def test_a_seed_fixes_every_metric_but_the_timings(demo: FinishedRun, tmp_path: 
         pytest.param(
             ["policy.data_parallel_size=1", "policy.megatron_cfg.pipeline_model_parallel_size=2"], id="PP2"
         ),
-        pytest.param(["generation.num_engines=2"], id="two-engines"),
+        pytest.param(["generation.num_engines=1"], id="one-engine"),
     ],
 )
 def test_a_parallel_layout_changes_no_result(demo: FinishedRun, layout: list[str], tmp_path: Path) -> None:

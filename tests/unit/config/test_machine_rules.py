@@ -35,7 +35,7 @@ def test_the_resources_of_a_cluster_that_is_joined_are_not_guessed(demo: Demo) -
 def test_too_few_gpus_say_how_many_are_needed_and_for_what(demo: Demo) -> None:
     (problem,) = problems(demo("policy.device=cuda", "cluster.num_gpus=0"))
     assert problem.startswith(
-        "cluster.num_gpus=0 must be at least 3: vLLM engine 1 x 1, policy workers 2 x 1"
+        "cluster.num_gpus=0 must be at least 4: vLLM engines 2 x 1, policy workers 2 x 1"
     )
 
 

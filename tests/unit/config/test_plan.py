@@ -25,15 +25,15 @@ def test_the_demo_asks_ray_for_one_cpu_per_worker_engine_and_transfer_queue_proc
         Role.storage_unit: (1, 1, 0),
         Role.rollout: (1, 0, 0),
         Role.environment: (1, 0.1, 0),
-        Role.engine: (1, 1, 0),
+        Role.engine: (2, 1, 0),
         Role.policy_worker: (2, 1, 0),
     }
-    assert ray_cpus(demo()) == 6  # 1 + 1 + 0.1 + 1 + 2, rounded up
+    assert ray_cpus(demo()) == 7  # 1 + 1 + 0.1 + 2 + 2, rounded up
 
 
 def test_ten_environment_actors_make_one_cpu_exactly(demo: Demo) -> None:
-    assert ray_cpus(demo("env.num_actors=10")) == 6
-    assert ray_cpus(demo("env.num_actors=11")) == 7
+    assert ray_cpus(demo("env.num_actors=10")) == 7
+    assert ray_cpus(demo("env.num_actors=11")) == 8
 
 
 def test_workers_are_tp_times_pp_times_dp_and_engines_take_one_cpu_per_rank(demo: Demo) -> None:
@@ -60,7 +60,7 @@ def test_the_plan_of_the_demo_adds_up(demo: Demo) -> None:
     assert result.num_samples == 128 * 8 == 1024
     assert result.updates_per_step == 1024 // 128 == 8
     assert result.micro_batches_per_update == 128 // 2 // 64 == 1
-    assert result.logprob_batches_per_step == 1024 // 2 // 512 == 1
+    assert result.logprob_batches_per_step == 1024 // 2 // 128 == 4
     assert result.max_tokens_per_step == 1024 * 32
     # input_ids int32, response_mask uint8, generation_logprobs and prev_logprobs float32
     assert result.bytes_per_token == 4 + 1 + 4 + 4
