@@ -25,8 +25,8 @@ class PartitionControl:
     def partition(self, name: str) -> Iterator[str]:
         """Open with every column declared; dropped on exit, also when the block raised.
 
-        On exit the partition is closed at once for everyone; freeing its bytes goes on meanwhile, and
-        the next partition waits for that.
+        Exit does not wait for the closing, so that it overlaps with the next step's start; opening the
+        next partition does.
         """
         calls = [*self._closing, self._host.submit("open_partition", name, self._columns)]
         self._closing.clear()

@@ -61,7 +61,7 @@ def run(cfg: Config, config_name: str) -> int:
         resolved_config=yaml.safe_load(resolved),
         max_num_steps=cfg.grpo.max_num_steps,
     )
-    with logger, _sigterm_as_interrupt():
+    with logger:
         outcome, exit_code, answers = "finished", 0, []
         try:
             with started(cfg, directory, logger) as parts:
@@ -95,7 +95,10 @@ def started(cfg: Config, directory: RunDirectory, logger: RunLogger) -> Iterator
     logger.status("starting Ray")
     num_cpus = ray_cpus(cfg) if cfg.cluster.num_cpus is None else cfg.cluster.num_cpus
     num_gpus = max(ray_gpus(cfg), cfg.cluster.num_gpus)
-    with ray_runtime(cfg.cluster.address, num_cpus=num_cpus, num_gpus=num_gpus):
+    with (
+        ray_runtime(cfg.cluster.address, num_cpus=num_cpus, num_gpus=num_gpus),
+        _sigterm_as_interrupt(),  # after Ray, which installs a handler of its own
+    ):
         try:
             actors = _start_actors(cfg, cluster, directory)
             yield _connect(cfg, cluster, actors, directory, logger)

@@ -172,9 +172,9 @@ def test_the_drivers_partitions_are_dropped_on_exit_also_when_the_block_raised(
     with control.partition("train-7") as partition:
         meta = put(planes.client(), partition)
         assert planes.num_stored_keys() == before + 1
-    with pytest.raises(UnknownPartition):
-        planes.other_client().fetch(meta, ["input_ids"])
     with pytest.raises(KeyError, match="a stage"), control.partition("train-8"):
+        with pytest.raises(UnknownPartition):
+            planes.other_client().fetch(meta, ["input_ids"])
         put(planes.client(), "train-8")
         raise KeyError("a stage")
     with control.partition("train-9"):

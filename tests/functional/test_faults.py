@@ -23,7 +23,16 @@ def _end(process: subprocess.Popen[str], within_s: float) -> str:
     return output
 
 
-@pytest.mark.parametrize("victim", ["policy_worker-1", "rollout", "engine-0", "data_plane", "environment"])
+@pytest.mark.parametrize(
+    "victim",
+    [
+        "policy_worker-1",
+        "rollout",
+        "engine-0",
+        pytest.param("data_plane", marks=pytest.mark.slow),
+        pytest.param("environment", marks=pytest.mark.slow),
+    ],
+)
 def test_a_killed_actor_is_named_and_ends_the_run(victim: str, arithmetic_model: str, tmp_path: Path) -> None:
     with running(tmp_path, LONG) as (process, mark, run_dir):
         wait_for_step(process, run_dir, step=2)
