@@ -227,7 +227,8 @@ def _connect(
     policy = PolicyWorkerGroup(actors.workers, cluster, layout, cfg.policy, timeout_s=stage_timeout_s)
     logger.status("connecting policy workers and engines")
     policy.connect_weights(actors.engines)
-    rollout = RolloutHandle(cluster, actors.rollout, timeout_s=stage_timeout_s)
+    # The rollout actor keeps the same deadline and can name the prompts that are missing: it answers first.
+    rollout = RolloutHandle(cluster, actors.rollout, timeout_s=stage_timeout_s + _SHORT_TIMEOUT_S)
     driver = SyncGRPODriver(
         cfg,
         Components(

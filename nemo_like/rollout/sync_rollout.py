@@ -58,10 +58,20 @@ class _ActiveRollout:
                 )
             )
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """End the wait for the rollout with an error; the first one counts."""
         if not self.finished.done():
             self.finished.set_exception(error)
+
+    def on_rewarded(self, task: asyncio.Task[None]) -> None:
+        """The last reward resolves the rollout, one that raised fails it."""
+        self.reward_tasks.discard(task)
+        if task.cancelled():
+            return
+        if error := task.exception():
+            self.fail(error)
+        elif len(self.feedback) == len(self.prompts) and not self.finished.done():
+            self.finished.set_result(None)
 
     @property
     def rollout_id(self) -> str:
@@ -114,7 +124,7 @@ class SyncRolloutActor:
             ) from None
         finally:
             self._active = None
-            for task in active.reward_tasks:
+            for task in set(active.reward_tasks):
                 task.cancel()
         rewarded_s = time.monotonic()
         batch = await self._put(active, partition)
@@ -133,6 +143,14 @@ class SyncRolloutActor:
         active = self._active
         if active is None:
             return
+        try:
+            self._accept(active, results)
+        except Exception as error:
+            # The engine does not wait for an answer: the rollout has to know.
+            active.fail(error)
+
+    def _accept(self, active: _ActiveRollout, results: Sequence[GroupResult]) -> None:
+        """Keep the groups of this rollout and start rewarding them."""
         positions = []
         for result in results:
             rollout_id, _, position = result.request_id.rpartition("/")
@@ -144,6 +162,7 @@ class SyncRolloutActor:
             active.last_group_s = time.monotonic()
         if positions:
             task = asyncio.get_running_loop().create_task(self._reward(active, positions))
+            task.add_done_callback(active.on_rewarded)
             active.reward_tasks.add(task)
 
     def on_engine_error(self, engine: str, message: str) -> None:
@@ -209,16 +228,10 @@ class SyncRolloutActor:
             for response in active.groups[position].responses
         ]
         environment = self._environments[positions[0] % len(self._environments)]
-        try:
-            feedback = await environment.submit("step", turns)
-        except Exception as error:
-            active.fail(error)
-            return
+        feedback = await environment.submit("step", turns)
         size = active.prompts.num_generations
         for i, position in enumerate(positions):
             active.feedback[position] = feedback[i * size : (i + 1) * size]
-        if len(active.feedback) == len(active.prompts) and not active.finished.done():
-            active.finished.set_result(None)
 
     def _turn(self, example: PromptExample, response: Response) -> Turn:
         return Turn(
