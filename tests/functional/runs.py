@@ -76,6 +76,8 @@ def running(
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        # A test run in the background of a shell ignores SIGINT, and its children would inherit that.
+        preexec_fn=_restore_interrupt,
     )
     try:
         yield process, mark, log_dir / mark
@@ -83,6 +85,10 @@ def running(
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate(timeout=30)
+
+
+def _restore_interrupt() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def run_grpo(log_dir: Path, overrides: Sequence[str] = ()) -> FinishedRun:
