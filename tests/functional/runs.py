@@ -66,7 +66,8 @@ def running(
 ) -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
     """A run in the background: its process, its mark, its run directory. Killed at the end if need be."""
     mark = uuid.uuid4().hex
-    command = [sys.executable, "run_grpo.py", "--config", CONFIG]
+    # Tests in the background of a shell ignore SIGINT, which the run would inherit.
+    command = ["env", "--default-signal=INT", sys.executable, "run_grpo.py", "--config", CONFIG]
     command += [f"logger.log_dir={log_dir}", f"logger.run_name={mark}", *overrides]
     process = subprocess.Popen(
         command,
@@ -76,8 +77,6 @@ def running(
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        # A test run in the background of a shell ignores SIGINT, and its children would inherit that.
-        preexec_fn=_restore_interrupt,
     )
     try:
         yield process, mark, log_dir / mark
@@ -85,10 +84,6 @@ def running(
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate(timeout=30)
-
-
-def _restore_interrupt() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def run_grpo(log_dir: Path, overrides: Sequence[str] = ()) -> FinishedRun:
