@@ -14,7 +14,12 @@ from tests.functional.runs import running, wait_for_step, wait_until_gone
 
 pytestmark = pytest.mark.timeout(300)
 
-LONG = ["grpo.max_num_steps=1000", "grpo.val_at_start=false", "policy.scheduler.decay_style=constant"]
+LONG = [
+    "grpo.max_num_steps=1000",
+    "grpo.val_at_start=false",
+    "policy.scheduler.decay_style=constant",
+    "generation.num_engines=1",
+]
 
 
 def _end(process: subprocess.Popen[str], within_s: float) -> str:
@@ -28,7 +33,7 @@ def _end(process: subprocess.Popen[str], within_s: float) -> str:
     [
         "policy_worker-1",
         "rollout",
-        "engine-0",
+        "engine",
         pytest.param("data_plane", marks=pytest.mark.slow),
         pytest.param("environment", marks=pytest.mark.slow),
     ],
@@ -44,7 +49,7 @@ def test_a_killed_actor_is_named_and_ends_the_run(victim: str, arithmetic_model:
         assert wait_until_gone(mark) == []
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interrupt_ends_the_run_cleanly(
     signum: signal.Signals, arithmetic_model: str, tmp_path: Path
 ) -> None:
