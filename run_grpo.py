@@ -9,6 +9,7 @@ from pathlib import Path
 
 from nemo_like.config.errors import ConfigError
 from nemo_like.config.loader import load_config, to_yaml
+from nemo_like.config.machine_rules import Machine
 from nemo_like.config.model_info import read_model_info
 from nemo_like.config.plan import format_plan, make_plan
 from nemo_like.config.validation import validate
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.cfg:
             print(to_yaml(cfg), end="")
             return 0
-        validate(cfg)
+        validate(cfg, Machine.another if options.dry_run else Machine.this)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
@@ -56,7 +57,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--config", required=True, metavar="FILE", help="the YAML file to start from")
     parser.add_argument("--cfg", action="store_true", help="print the resolved configuration and stop")
-    parser.add_argument("--dry-run", action="store_true", help="validate, print what would run, and stop")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="validate, print what would run, and stop; this machine's GPUs and disk do not matter",
+    )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")
     return parser.parse_intermixed_args(arguments)
 

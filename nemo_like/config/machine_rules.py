@@ -7,6 +7,7 @@ import netrc
 import os
 import shutil
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -19,10 +20,20 @@ from nemo_like.config.schema import Config, DatasetConfig, DatasetKind, Device, 
 _RUN_DIRECTORY_BYTES = 100_000_000
 
 
-def machine_problems(cfg: Config) -> Iterator[Problem]:
-    """Everything that this machine, as it is, lacks for the run."""
+class Machine(Enum):
+    """Whose processors and disk are judged. A run may be planned where it could not run: on a login node,
+    or on a laptop."""
+
+    this = "this"
+    another = "another"
+
+
+def machine_problems(cfg: Config, machine: Machine = Machine.this) -> Iterator[Problem]:
+    """Everything that the machine, as it is, lacks for the run."""
     yield from _processors(cfg)
-    yield from _log_directory(cfg)
+    if machine is Machine.this:
+        yield from _present_gpus(cfg)
+        yield from _log_directory(cfg)
     yield from _dataset("data.train", cfg.data.train)
     yield from _dataset("data.validation", cfg.data.validation)
     if cfg.logger.wandb.mode is WandbMode.online and not _has_wandb_key():
@@ -52,6 +63,12 @@ def _processors(cfg: Config) -> Iterator[Problem]:
             rule=f"must be at least {needed}: {_shares(cfg, 'num_gpus')}",
             remedy="use fewer engines or policy workers, or more GPUs",
         )
+
+
+def _present_gpus(cfg: Config) -> Iterator[Problem]:
+    if cfg.cluster.address is not None or cfg.policy.device is not Device.cuda:
+        return
+    num_gpus = cfg.cluster.num_gpus
     present = len(list(Path("/dev").glob("nvidia[0-9]*")))
     if num_gpus > present and not Path("/dev/dxg").exists():
         yield Problem(

@@ -12,22 +12,22 @@ from functools import reduce
 
 from nemo_like.config.checkpoint_rules import checkpoint_problems
 from nemo_like.config.errors import ConfigError, Problem
-from nemo_like.config.machine_rules import machine_problems
+from nemo_like.config.machine_rules import Machine, machine_problems
 from nemo_like.config.schema import Config, DatasetKind, Device, LRDecayStyle
 
 # More digits make more pairs of operands than are worth keeping in memory.
 _MAX_ARITHMETIC_DIGITS = 3
 
 
-def validate(cfg: Config) -> None:
-    """Raises ConfigError that lists everything for which this configuration cannot run here."""
+def validate(cfg: Config, machine: Machine = Machine.this) -> None:
+    """Raises ConfigError that lists everything for which this configuration cannot run on the machine."""
     broken = {limits.key: problem for limits in _RANGES if (problem := limits.problem(cfg))}
     problems = list(broken.values())
     for rule in _RULES:
         if not broken.keys() & rule.keys:
             problems += rule.check(cfg)
     problems += checkpoint_problems(cfg)
-    problems += machine_problems(cfg)
+    problems += machine_problems(cfg, machine)
     if problems:
         raise ConfigError(problems)
 

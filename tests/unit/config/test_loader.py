@@ -186,7 +186,7 @@ def test_a_key_that_must_have_a_value_cannot_be_removed() -> None:
 
 def test_a_plus_is_for_keys_without_a_value_only(write: Write) -> None:
     assert "grpo.seed already has the value 1" in problems(DEMO, "+grpo.seed=2")
-    path = write("top.yaml", f"defaults: {CONFIGS / 'grpo_qwen3_8b_gpu.yaml'}\npolicy:\n  model_name: ???")
+    path = write("top.yaml", f"defaults: {CONFIGS / 'grpo_gpu.yaml'}\npolicy:\n  model_name: ???")
     assert "policy.model_name has no value" in problems(path)
     assert load_config(path, ["+policy.model_name=x"]).policy.model_name == "x"
 

@@ -1,17 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from nemo_like.config.errors import ConfigError
-from nemo_like.config.loader import load_config
-from nemo_like.config.model_info import read_model_info
-from nemo_like.config.plan import ray_gpus
 from nemo_like.config.schema import Config
 from nemo_like.config.validation import validate
-from tests.unit.config.checkpoints import REPOSITORY, write_checkpoint
 
 Demo = Callable[..., Config]
 
@@ -203,34 +198,3 @@ def test_all_problems_are_told_at_once(demo: Demo) -> None:
     for key in ("temperature", "tensor_model_parallel_size", "cluster.num_cpus", "data_parallel_size=0"):
         assert key in text
     assert "train_global_batch_size" not in text  # cannot be judged while data_parallel_size is 0
-
-
-def test_the_gpu_example_fits_qwen3_8b_on_eight_gpus(tmp_path: Path) -> None:
-    checkpoint = write_checkpoint(
-        tmp_path / "Qwen3-8B",
-        hidden_size=4096,
-        intermediate_size=12288,
-        num_hidden_layers=36,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        vocab_size=151936,
-        max_position_embeddings=40960,
-        tie_word_embeddings=False,
-    )
-    problems_file = tmp_path / "problems.jsonl"
-    problems_file.write_text('{"prompt": "1+1=", "answer": "2"}\n')
-    cfg = load_config(
-        REPOSITORY / "configs" / "grpo_qwen3_8b_gpu.yaml",
-        [
-            f"policy.model_name={checkpoint}",
-            f"logger.log_dir={tmp_path}",
-            f"data.train.path={problems_file}",
-            f"data.validation.path={problems_file}",
-            "checkpointing.export_final_hf=false",
-            "cluster.address=auto",  # this machine's own GPUs do not matter then
-        ],
-    )
-    validate(cfg)
-    assert ray_gpus(cfg) == cfg.cluster.num_gpus == 8
-    assert read_model_info(str(checkpoint)).num_parameters == 8_190_735_360
