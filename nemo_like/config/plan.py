@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Protocol
 
 from nemo_like.config.model_info import ModelInfo
+from nemo_like.config.policy_layout import dynamic_length_multiple, length_multiple, policy_world_size
 from nemo_like.config.schema import Config, Device, PolicyConfig, Precision
 
 # The columns that a step without a KL penalty does not need.
@@ -62,16 +63,6 @@ def roles(cfg: Config) -> dict[Role, RoleNeeds]:
     }
 
 
-def policy_world_size(policy: PolicyConfig) -> int:
-    """TP x PP x DP."""
-    megatron = policy.megatron_cfg
-    return (
-        megatron.tensor_model_parallel_size
-        * megatron.pipeline_model_parallel_size
-        * policy.data_parallel_size
-    )
-
-
 def ray_cpus(cfg: Config) -> int:
     """Logical CPUs that all actors together ask for; with fewer, Ray would wait without end."""
     return math.ceil(round(sum(needs.count * needs.num_cpus for needs in roles(cfg).values()), 6))
@@ -110,8 +101,10 @@ class Plan:
     num_samples: int  # rows per step
     num_steps: int
     updates_per_step: int
-    micro_batches_per_update: int  # on each data-parallel rank
-    logprob_batches_per_step: int  # on each data-parallel rank, per log-prob phase
+    train_micro_batch: str  # its size
+    logprob_micro_batch: str
+    micro_batches_per_update: int  # on each data-parallel rank; with a token budget, at most
+    logprob_batches_per_step: int  # on each data-parallel rank, per log-prob phase; likewise
     max_tokens_per_step: int
     bytes_per_token: int  # over all columns
     num_parameters: int
@@ -130,6 +123,7 @@ def make_plan(cfg: Config, model: ModelInfo, columns: Iterable[ColumnLike]) -> P
     num_samples = grpo.num_prompts_per_step * grpo.num_generations_per_prompt
     rows_per_rank = num_samples // policy.data_parallel_size
     update_rows_per_rank = policy.train_global_batch_size // policy.data_parallel_size
+    train, logprob = _micro_batches(policy)
     has_reference = cfg.loss_fn.reference_policy_kl_penalty > 0
     stored = [column for column in columns if has_reference or column.name not in _KL_COLUMNS]
     return Plan(
@@ -145,14 +139,42 @@ def make_plan(cfg: Config, model: ModelInfo, columns: Iterable[ColumnLike]) -> P
         num_samples=num_samples,
         num_steps=grpo.max_num_steps,
         updates_per_step=num_samples // policy.train_global_batch_size,
-        micro_batches_per_update=math.ceil(update_rows_per_rank / policy.train_micro_batch_size),
-        logprob_batches_per_step=math.ceil(rows_per_rank / policy.logprob_batch_size),
+        train_micro_batch=train.size,
+        logprob_micro_batch=logprob.size,
+        micro_batches_per_update=math.ceil(update_rows_per_rank / train.num_samples),
+        logprob_batches_per_step=math.ceil(rows_per_rank / logprob.num_samples),
         max_tokens_per_step=num_samples * policy.max_total_sequence_length,
         bytes_per_token=sum(_dtype_bytes(column.dtype) for column in stored),
         num_parameters=model.num_parameters,
         weight_bytes=weight_bytes(cfg, model),
         num_engines=cfg.generation.num_engines,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _MicroBatches:
+    size: str
+    num_samples: int  # of one micro-batch; with a token budget, when all are at their longest
+
+
+def _micro_batches(policy: PolicyConfig) -> tuple[_MicroBatches, _MicroBatches]:
+    """Those of training and those of the log-prob phases."""
+    packing, dynamic = policy.sequence_packing, policy.dynamic_batching
+    if not packing.enabled and not dynamic.enabled:
+        sizes = policy.train_micro_batch_size, policy.logprob_batch_size
+        train, logprob = (_MicroBatches(f"{size} samples", size) for size in sizes)
+        return train, logprob
+    kind, budgets, multiple = (
+        ("packed", packing, length_multiple(policy))
+        if packing.enabled
+        else ("dynamic", dynamic, dynamic_length_multiple(policy))
+    )
+    longest = math.ceil(policy.max_total_sequence_length / multiple) * multiple
+    train, logprob = (
+        _MicroBatches(f"up to {tokens:,} tokens, {kind}", max(1, tokens // longest))
+        for tokens in (budgets.train_mb_tokens, budgets.logprob_mb_tokens)
+    )
+    return train, logprob
 
 
 def format_plan(plan: Plan) -> str:
@@ -169,8 +191,10 @@ def format_plan(plan: Plan) -> str:
         f"step         {plan.num_prompts:,} prompts x {plan.num_generations} responses = "
         f"{plan.num_samples:,} rows; {plan.num_steps:,} steps",
         f"training     {plan.updates_per_step} updates per step, "
-        f"{plan.micro_batches_per_update} micro-batches per update on each data-parallel rank",
-        f"log-probs    {plan.logprob_batches_per_step} forwards per step on each data-parallel rank",
+        f"at most {plan.micro_batches_per_update} micro-batches ({plan.train_micro_batch}) "
+        "per update on each data-parallel rank",
+        f"log-probs    at most {plan.logprob_batches_per_step} forwards ({plan.logprob_micro_batch}) "
+        "per step on each data-parallel rank",
         f"data plane   at most {_size(plan.data_plane_bytes_per_step)} per step "
         f"({plan.max_tokens_per_step:,} tokens x {plan.bytes_per_token} bytes)",
         f"weight sync  {_size(plan.weight_bytes)} per step to each of {plan.num_engines} engines",

@@ -109,6 +109,25 @@ class MegatronConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class SequencePackingConfig:
+    """Micro-batches of samples end to end, without padding between them."""
+
+    enabled: bool  # not together with dynamic_batching
+    train_mb_tokens: int  # tokens of a micro-batch at most; the longest sample must fit
+    logprob_mb_tokens: int  # the same for the log-prob phases
+
+
+@dataclass(kw_only=True, slots=True)
+class DynamicBatchingConfig:
+    """Micro-batches of samples of like length, as many as a token budget holds once padded."""
+
+    enabled: bool  # not together with sequence_packing
+    train_mb_tokens: int  # samples x padded length of a micro-batch at most; the longest sample must fit
+    logprob_mb_tokens: int  # the same for the log-prob phases
+    sequence_length_round: int  # padded lengths are multiples of it, so that fewer shapes occur
+
+
+@dataclass(kw_only=True, slots=True)
 class OptimizerConfig:
     lr: float  # peak learning rate of AdamW
     weight_decay: float
@@ -135,8 +154,10 @@ class PolicyConfig:
     precision: Precision
     data_parallel_size: int  # workers = TP x PP x DP
     train_global_batch_size: int  # samples per optimizer update; divides N
-    train_micro_batch_size: int  # samples per forward-backward on one rank
-    logprob_batch_size: int  # samples per forward of the log-prob phases on one rank
+    train_micro_batch_size: int  # samples per forward-backward on one rank; unused with a token budget
+    logprob_batch_size: int  # samples per forward of the log-prob phases on one rank; likewise
+    sequence_packing: SequencePackingConfig
+    dynamic_batching: DynamicBatchingConfig
     max_total_sequence_length: int  # prompt + response, tokens
     max_grad_norm: float
     megatron_cfg: MegatronConfig

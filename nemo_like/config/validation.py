@@ -13,6 +13,7 @@ from functools import reduce
 from nemo_like.config.checkpoint_rules import checkpoint_problems
 from nemo_like.config.errors import ConfigError, Problem
 from nemo_like.config.machine_rules import Machine, machine_problems
+from nemo_like.config.policy_rules import policy_problems
 from nemo_like.config.schema import Config, DatasetKind, Device, LRDecayStyle
 
 # More digits make more pairs of operands than are worth keeping in memory.
@@ -26,6 +27,8 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
     for rule in _RULES:
         if not broken.keys() & rule.keys:
             problems += rule.check(cfg)
+    if not any(key.startswith("policy.") for key in broken):
+        problems += policy_problems(cfg)
     problems += checkpoint_problems(cfg)
     problems += machine_problems(cfg, machine)
     if problems:
@@ -90,6 +93,11 @@ _RANGES = (
     _count("policy.train_global_batch_size"),
     _count("policy.train_micro_batch_size"),
     _count("policy.logprob_batch_size"),
+    _count("policy.sequence_packing.train_mb_tokens"),
+    _count("policy.sequence_packing.logprob_mb_tokens"),
+    _count("policy.dynamic_batching.train_mb_tokens"),
+    _count("policy.dynamic_batching.logprob_mb_tokens"),
+    _count("policy.dynamic_batching.sequence_length_round"),
     _count("policy.max_total_sequence_length"),
     _Range(key="policy.max_grad_norm", above=0),
     _count("policy.megatron_cfg.tensor_model_parallel_size"),

@@ -55,6 +55,7 @@ class Schedule:
 
     global_batches: tuple[GlobalBatch, ...]
     layout: MicroBatchLayout = MicroBatchLayout.padded
+    length_multiple: int = 1  # packed: a sample takes its tokens rounded up to a multiple of this
 
     @property
     def num_microbatches(self) -> tuple[int, ...]:

@@ -182,6 +182,8 @@ def _assemble(
                 GlobalBatch(len(rows_of_all), sum(int(tokens[row]) for row in rows_of_all), micro_batches)
             )
     return tuple(
-        meta.subset(rows).with_schedule(Schedule(tuple(batches[rank]), strategy.layout))
+        meta.subset(rows).with_schedule(
+            Schedule(tuple(batches[rank]), strategy.layout, strategy.length_multiple)
+        )
         for rank, rows in enumerate(shards)
     )

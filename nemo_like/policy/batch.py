@@ -1,50 +1,69 @@
-"""A worker's share of a batch as packed tensors, and the padded micro-batches cut from it.
+"""A worker's share of a batch as packed tensors, and the model inputs of its micro-batches.
 
 The data plane hands over columns packed: one contiguous array per column, samples one after the
-other. They stay that way. Only the token ids that enter the model are padded, one micro-batch at a
-time; everything per token that a loss or a metric needs is picked from the packed columns for the
-scored tokens alone.
+other. They stay that way. Only the token ids that enter the model are padded, or packed anew, one
+micro-batch at a time; everything per token that a loss or a metric needs is picked from the packed
+columns for the scored tokens alone.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from nemo_like.data_plane.columns import INPUT_IDS, RESPONSE_MASK
-from nemo_like.data_plane.meta import MicroBatch
+from nemo_like.data_plane.meta import MicroBatch, MicroBatchLayout, Schedule
 
 _PLANNING_COLUMNS = frozenset({INPUT_IDS.name, RESPONSE_MASK.name})
 PAD_TOKEN_ID = 0  # any valid id: padding comes after every real token, which causal attention never sees
 
 
 @dataclass(frozen=True, slots=True)
-class PaddedMicroBatch:
-    """What one forward needs: n samples padded to T positions, and which M tokens to score.
+class Packing:
+    """Where the samples lie in a row of T tokens. Sample i has the tokens from ``cu_seqlens[i]`` to
+    ``cu_seqlens[i + 1]``; unused tokens at the end of the row count as one more sample."""
 
-    A token at position t is scored by the model's output at t - 1.
+    cu_seqlens: Tensor  # [k + 1] int32, from 0 to T
+    lengths: tuple[int, ...]  # k differences of cu_seqlens, on the host
+
+    @property
+    def max_length(self) -> int:
+        return max(self.lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInputs:
+    """What one forward needs of a micro-batch: B rows of T tokens, and which M tokens to score.
+
+    Padded: a row per sample. Packed: one row, B = 1, with ``packing``. A token is scored by the model's
+    output at the token before it.
     """
 
-    input_ids: Tensor  # [n, T] int64, right-padded
-    position_ids: Tensor  # [n, T] int64
+    input_ids: Tensor  # [B, T] int64, right-padded
+    position_ids: Tensor  # [B, T] int64, from 0 in each sample
     token_ids: Tensor  # [M] int64, the scored tokens, by sample, then by position
-    output_index: Tensor  # [M] int64, where the model predicts them: (t - 1) * n + sample, i.e. into [T, n]
+    output_index: Tensor  # [M] int64, where the model predicts them: t * B + row, i.e. into [T, B]
     sample_index: Tensor  # [M] int64, their sample within the micro-batch
-    packed_index: Tensor  # [M] int64, their place in the packed columns
+    packed_index: Tensor  # [M] int64, their place in the batch's packed columns
     rows: Tensor  # [n] int64, the samples' positions in the worker's batch
+    packing: Packing | None = None
 
-    def to(self, device: torch.device) -> PaddedMicroBatch:
+    def to(self, device: torch.device) -> ModelInputs:
         """A copy on the device; itself where it is there already."""
         if device.type == "cpu":
             return self
-        return PaddedMicroBatch(
-            **{name: getattr(self, name).to(device, non_blocking=True) for name in self.__dataclass_fields__}
+        names = [name for name in self.__dataclass_fields__ if name != "packing"]
+        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in names}
+        packing = self.packing and replace(
+            self.packing, cu_seqlens=self.packing.cu_seqlens.to(device, non_blocking=True)
         )
+        return ModelInputs(**moved, packing=packing)
 
 
 class PolicyBatch:
@@ -102,22 +121,65 @@ class PolicyBatch:
         owner = torch.repeat_interleave(torch.arange(len(self)), self.lengths)
         return torch.zeros(len(self), dtype=values.dtype).index_add_(0, owner, values)
 
-    def micro_batch(self, spec: MicroBatch) -> PaddedMicroBatch:
-        """The samples ``spec.rows``, padded to ``spec.padded_length``."""
+    def micro_batch(self, spec: MicroBatch, schedule: Schedule) -> ModelInputs:
+        """The samples ``spec.rows`` as the schedule's layout has them.
+
+        Raises ValueError when they do not fit into ``spec.padded_length`` tokens.
+        """
+        if schedule.layout is MicroBatchLayout.packed:
+            inputs = self._packed(spec, schedule.length_multiple)
+        else:
+            inputs = self._padded(spec)
+        return inputs.to(self.device)
+
+    def _padded(self, spec: MicroBatch) -> ModelInputs:
         rows = torch.tensor(spec.rows, dtype=torch.int64)
+        longest = int(self.lengths[rows].max())
+        if longest > spec.padded_length:
+            raise ValueError(f"a sample of {longest} tokens is over the padded length {spec.padded_length}")
         positions = torch.arange(spec.padded_length)
         is_token = positions < self.lengths[rows, None]
         places = (self.offsets[rows, None] + positions).masked_fill_(~is_token, 0)
         input_ids = self.columns[INPUT_IDS.name][places].to(torch.int64).masked_fill_(~is_token, PAD_TOKEN_ID)
         is_scored = self.columns[RESPONSE_MASK.name][places].to(torch.bool) & is_token
         sample_index, position = is_scored.nonzero(as_tuple=True)
-        packed_index = places[sample_index, position]
-        return PaddedMicroBatch(
+        return ModelInputs(
             input_ids=input_ids,
             position_ids=positions.expand(len(rows), -1),
             token_ids=input_ids[sample_index, position],
             output_index=(position - 1) * len(rows) + sample_index,
             sample_index=sample_index,
-            packed_index=packed_index,
+            packed_index=places[sample_index, position],
             rows=rows,
-        ).to(self.device)
+        )
+
+    def _packed(self, spec: MicroBatch, length_multiple: int) -> ModelInputs:
+        rows = torch.tensor(spec.rows, dtype=torch.int64)
+        lengths = self.lengths[rows]
+        room = (lengths + length_multiple - 1) // length_multiple * length_multiple
+        rest = spec.padded_length - int(room.sum())
+        if rest < 0:
+            raise ValueError(f"samples of {int(room.sum())} tokens do not fit into {spec.padded_length}")
+        if rest:
+            room = torch.cat((room, torch.tensor([rest])))
+        starts = room.cumsum(0) - room
+        sample = torch.repeat_interleave(torch.arange(len(rows)), lengths)
+        position = torch.arange(len(sample)) - (lengths.cumsum(0) - lengths)[sample]
+        places = self.offsets[rows][sample] + position
+        slots = starts[sample] + position
+        token_ids = self.columns[INPUT_IDS.name][places].to(torch.int64)
+        input_ids = torch.full((spec.padded_length,), PAD_TOKEN_ID).index_copy_(0, slots, token_ids)
+        is_scored = self.columns[RESPONSE_MASK.name][places].to(torch.bool)
+        return ModelInputs(
+            input_ids=input_ids[None],
+            position_ids=(torch.arange(spec.padded_length) - torch.repeat_interleave(starts, room))[None],
+            token_ids=token_ids[is_scored],
+            output_index=slots[is_scored] - 1,
+            sample_index=sample[is_scored],
+            packed_index=places[is_scored],
+            rows=rows,
+            packing=Packing(
+                cu_seqlens=functional.pad(room.cumsum(0), (1, 0)).to(torch.int32),
+                lengths=tuple(room.tolist()),
+            ),
+        )

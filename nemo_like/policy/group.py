@@ -20,7 +20,7 @@ from nemo_like.data_plane.columns import PREV_LOGPROBS, REFERENCE_LOGPROBS, Colu
 from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.observability.metrics import Metric, merge
-from nemo_like.policy.layout import length_multiple
+from nemo_like.policy.layout import logprob_strategy, train_strategy
 from nemo_like.policy.results import ScoredBatch, TrainUpdate, WorkerScores, WorkerUpdate
 
 
@@ -68,8 +68,7 @@ class PolicyWorkerGroup:
             batch,
             num_shards=self._num_replicas,
             global_batch_size=self._cfg.train_global_batch_size,
-            micro_batch_size=self._cfg.train_micro_batch_size,
-            length_multiple=length_multiple(self._cfg),
+            strategy=train_strategy(self._cfg),
         )
         answers: list[WorkerUpdate] = self._on_replicas("train", shards)
         versions = {answer.policy_version for answer in answers}
@@ -99,8 +98,7 @@ class PolicyWorkerGroup:
             batch,
             num_shards=self._num_replicas,
             global_batch_size=self._cfg.train_global_batch_size,
-            micro_batch_size=self._cfg.logprob_batch_size,
-            length_multiple=length_multiple(self._cfg),
+            strategy=logprob_strategy(self._cfg),
         )
         answers: list[WorkerScores] = self._on_replicas(method, shards)
         scored = batch.with_columns(column.name).with_tags(**gathered_tags(batch, shards, answers))

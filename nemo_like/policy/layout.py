@@ -1,9 +1,11 @@
-"""What a policy's configuration says of its parallel layout. Standard library only."""
+"""What a policy's configuration says of its parallel layout and micro-batches. Standard library only."""
 
 from __future__ import annotations
 
 from nemo_like.cluster.coordinates import ParallelLayout
+from nemo_like.config.policy_layout import dynamic_length_multiple, length_multiple
 from nemo_like.config.schema import PolicyConfig
+from nemo_like.data_plane.batching import Strategy, dynamic_batches, fixed_size, sequence_packing
 
 
 def parallel_layout(cfg: PolicyConfig) -> ParallelLayout:
@@ -21,6 +23,19 @@ def shards_optimizer(cfg: PolicyConfig) -> bool:
     return cfg.megatron_cfg.use_distributed_optimizer and cfg.data_parallel_size > 1
 
 
-def length_multiple(cfg: PolicyConfig) -> int:
-    """Padded lengths must divide by this: sequence parallelism cuts a sequence evenly over the TP ranks."""
-    return cfg.megatron_cfg.tensor_model_parallel_size if cfg.megatron_cfg.sequence_parallel else 1
+def train_strategy(cfg: PolicyConfig) -> Strategy:
+    """How the samples of an update become micro-batches."""
+    if cfg.sequence_packing.enabled:
+        return sequence_packing(cfg.sequence_packing.train_mb_tokens, length_multiple(cfg))
+    if cfg.dynamic_batching.enabled:
+        return dynamic_batches(cfg.dynamic_batching.train_mb_tokens, dynamic_length_multiple(cfg))
+    return fixed_size(cfg.train_micro_batch_size, length_multiple(cfg))
+
+
+def logprob_strategy(cfg: PolicyConfig) -> Strategy:
+    """The same for the log-prob phases, which hold fewer activations and so larger micro-batches."""
+    if cfg.sequence_packing.enabled:
+        return sequence_packing(cfg.sequence_packing.logprob_mb_tokens, length_multiple(cfg))
+    if cfg.dynamic_batching.enabled:
+        return dynamic_batches(cfg.dynamic_batching.logprob_mb_tokens, dynamic_length_multiple(cfg))
+    return fixed_size(cfg.logprob_batch_size, length_multiple(cfg))

@@ -7,6 +7,7 @@ import multiprocessing
 import socket
 import traceback
 from collections.abc import Callable
+from enum import Enum
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.config.schema import (
     Device,
+    DynamicBatchingConfig,
     KLType,
     LossConfig,
     LRDecayStyle,
@@ -28,6 +30,7 @@ from nemo_like.config.schema import (
     PolicyConfig,
     Precision,
     SchedulerConfig,
+    SequencePackingConfig,
 )
 from nemo_like.data_plane.meta import GlobalBatch, MicroBatch, Schedule
 
@@ -70,6 +73,14 @@ def make_checkpoint(
     return path
 
 
+class MicroBatching(Enum):
+    """How micro-batches are made."""
+
+    padded = "padded"
+    packed = "packed"
+    dynamic = "dynamic"
+
+
 def policy_config(
     model: Path,
     *,
@@ -79,6 +90,7 @@ def policy_config(
     sequence_parallel: bool = False,
     use_distributed_optimizer: bool = True,
     micro_batch_size: int = 4,
+    micro_batching: MicroBatching = MicroBatching.padded,
     device: Device = Device.cpu,
     precision: Precision = Precision.float32,
 ) -> PolicyConfig:
@@ -91,6 +103,15 @@ def policy_config(
         train_global_batch_size=8,
         train_micro_batch_size=micro_batch_size,
         logprob_batch_size=micro_batch_size,
+        sequence_packing=SequencePackingConfig(
+            enabled=micro_batching is MicroBatching.packed, train_mb_tokens=48, logprob_mb_tokens=64
+        ),
+        dynamic_batching=DynamicBatchingConfig(
+            enabled=micro_batching is MicroBatching.dynamic,
+            train_mb_tokens=48,
+            logprob_mb_tokens=64,
+            sequence_length_round=4,
+        ),
         max_total_sequence_length=64,
         max_grad_norm=0.5,
         megatron_cfg=MegatronConfig(

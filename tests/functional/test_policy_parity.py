@@ -23,11 +23,12 @@ from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.observability.metrics import Metric, merge
-from nemo_like.policy.layout import length_multiple, parallel_layout
+from nemo_like.policy.layout import logprob_strategy, parallel_layout, train_strategy
 from nemo_like.policy.results import WorkerScores, WorkerUpdate
 from nemo_like.policy.worker import PolicyWorker
 from tests.functional.dense_reference import DenseReference, DenseUpdate
 from tests.functional.policy_fixtures import (
+    MicroBatching,
     loss_config,
     make_checkpoint,
     policy_config,
@@ -61,6 +62,12 @@ CASES = [
     Case("TP2 x DP2", {"tp": 2, "dp": 2}),
     Case("one sample per micro-batch", {"micro_batch_size": 1}),
     Case("micro-batches of three, the last one smaller", {"micro_batch_size": 3, "pp": 2}),
+    Case("packed", {"micro_batching": MicroBatching.packed}),
+    Case(
+        "packed, TP2 with sequence parallelism, PP2",
+        {"tp": 2, "pp": 2, "sequence_parallel": True, "micro_batching": MicroBatching.packed},
+    ),
+    Case("dynamic, DP2", {"dp": 2, "micro_batching": MicroBatching.dynamic}),
     Case("sequence-level loss", {"dp": 2}, {}, {"token_level_loss": False}),
     Case("untied embeddings", {"tp": 2, "pp": 2}, {"tied": False}),
     Case("vocabulary that the ranks cannot share evenly", {"tp": 2}, {"vocab_size": 97, "tied": False}),
@@ -122,12 +129,8 @@ def run_step(
         timeout_s=60.0,
     )
     worker.setup()
-    sizes: dict[str, Any] = {
-        "num_shards": coordinates.layout.dp,
-        "global_batch_size": GLOBAL_BATCH_SIZE,
-        "length_multiple": length_multiple(cfg),
-    }
-    scoring = shard_for_logprobs(meta, micro_batch_size=cfg.logprob_batch_size, **sizes)[coordinates.dp]
+    sizes = {"num_shards": coordinates.layout.dp, "global_batch_size": GLOBAL_BATCH_SIZE}
+    scoring = shard_for_logprobs(meta, strategy=logprob_strategy(cfg), **sizes)[coordinates.dp]
     scores = worker.compute_prev_logprobs(scoring)
     if loss.reference_policy_kl_penalty > 0:
         worker.compute_reference_logprobs(scoring)
@@ -136,7 +139,7 @@ def run_step(
     if coordinates.is_leader:
         packed = torch.from_numpy(plane.fetch(scoring, ["prev_logprobs"])["prev_logprobs"].copy())
         logprobs = list(packed.split(list(scoring.lengths)))
-    training = shard_for_training(meta, micro_batch_size=cfg.train_micro_batch_size, **sizes)[coordinates.dp]
+    training = shard_for_training(meta, strategy=train_strategy(cfg), **sizes)[coordinates.dp]
     update = worker.train(training)
     worker.export_hf(export)
     positions = [meta.sample_ids.index(sample) for sample in scoring.sample_ids]

@@ -16,14 +16,15 @@ from nemo_like.algorithms.logprobs import LogprobSettings
 from nemo_like.algorithms.losses import GlobalCounts, LossTokens, policy_loss, token_weights
 from nemo_like.cluster.buckets import TensorSpec
 from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.config.policy_layout import length_multiple
 from nemo_like.config.schema import Device, LossConfig, PolicyConfig
 from nemo_like.data_plane.columns import PREV_LOGPROBS, REFERENCE_LOGPROBS
 from nemo_like.data_plane.meta import GlobalBatch, Schedule
 from nemo_like.observability.metrics import Metric
-from nemo_like.policy.batch import PaddedMicroBatch, PolicyBatch
+from nemo_like.policy.batch import ModelInputs, PolicyBatch
 from nemo_like.policy.export import complete_checkpoint, write_weights
 from nemo_like.policy.interfaces import ADVANTAGE, SAMPLE_MASK
-from nemo_like.policy.layout import length_multiple, shards_optimizer
+from nemo_like.policy.layout import shards_optimizer
 from nemo_like.policy.learning_rate import learning_rate
 from nemo_like.policy.megatron.convert import (
     Cut,
@@ -88,12 +89,12 @@ class MegatronPolicy:
         specs = [spec for update in schedule.global_batches for spec in update.micro_batches]
         packed = torch.zeros(batch.num_tokens, dtype=torch.float32, device=self.device)
 
-        def keep(logprobs: Tensor, micro_batch: PaddedMicroBatch) -> None:
-            packed[micro_batch.packed_index] = logprobs
+        def keep(logprobs: Tensor, inputs: ModelInputs) -> None:
+            packed[inputs.packed_index] = logprobs
 
         with self._megatron():
             self._model.eval()
-            self._pipeline.forward(batch, specs, keep)
+            self._pipeline.forward(batch, schedule, specs, keep)
             self._model.train()
             self._send_from_last_stage(packed)
         return packed.cpu()
@@ -117,24 +118,26 @@ class MegatronPolicy:
         metrics = TrainMetrics(self.device, num_replicas=self.coordinates.layout.dp)
         with self._megatron():
             for update in schedule.global_batches:
-                self._update(batch, update, metrics)
+                self._update(batch, schedule, update, metrics)
             for tensor in metrics.tensors:
                 self._send_from_last_stage(tensor)
         return metrics.result()
 
-    def _update(self, batch: PolicyBatch, update: GlobalBatch, metrics: TrainMetrics) -> None:
+    def _update(
+        self, batch: PolicyBatch, schedule: Schedule, update: GlobalBatch, metrics: TrainMetrics
+    ) -> None:
         """One optimizer update."""
         counts = GlobalCounts(num_tokens=update.num_tokens, num_samples=update.num_samples)
 
-        def loss(logprobs: Tensor, micro_batch: PaddedMicroBatch) -> Tensor:
-            tokens = self._loss_tokens(logprobs, micro_batch, batch, counts)
+        def loss(logprobs: Tensor, inputs: ModelInputs) -> Tensor:
+            tokens = self._loss_tokens(logprobs, inputs, batch, counts)
             terms = policy_loss(tokens, self.loss)
             metrics.add_micro_batch(terms, tokens.mask)
             return terms.loss
 
         self._ddp.zero_grad_buffer()
         self._optimizer.zero_grad()
-        self._pipeline.forward_backward(batch, update.micro_batches, loss)
+        self._pipeline.forward_backward(batch, schedule, update.micro_batches, loss)
         self.num_updates += 1
         rate = learning_rate(self.num_updates, self.cfg.optimizer.lr, self.cfg.scheduler)
         for group in self._optimizer.param_groups:
@@ -143,19 +146,19 @@ class MegatronPolicy:
         metrics.add_update(grad_norm=grad_norm, learning_rate=rate)
 
     def _loss_tokens(
-        self, logprobs: Tensor, micro_batch: PaddedMicroBatch, batch: PolicyBatch, counts: GlobalCounts
+        self, logprobs: Tensor, inputs: ModelInputs, batch: PolicyBatch, counts: GlobalCounts
     ) -> LossTokens:
         """The scored tokens with what the loss compares them to; advantages spread over their sample."""
-        sample_mask = batch.sample_values[SAMPLE_MASK][micro_batch.rows]
-        response_lengths = batch.response_lengths[micro_batch.rows]
+        sample_mask = batch.sample_values[SAMPLE_MASK][inputs.rows]
+        response_lengths = batch.response_lengths[inputs.rows]
         reference = batch.columns[REFERENCE_LOGPROBS.name] if self._reference is not None else None
         return LossTokens(
             logprobs=logprobs,
-            prev_logprobs=batch.columns[PREV_LOGPROBS.name][micro_batch.packed_index],
-            advantages=batch.sample_values[ADVANTAGE][micro_batch.rows][micro_batch.sample_index],
-            weights=token_weights(micro_batch.sample_index, sample_mask, response_lengths, counts, self.loss),
-            mask=sample_mask[micro_batch.sample_index],
-            reference_logprobs=None if reference is None else reference[micro_batch.packed_index],
+            prev_logprobs=batch.columns[PREV_LOGPROBS.name][inputs.packed_index],
+            advantages=batch.sample_values[ADVANTAGE][inputs.rows][inputs.sample_index],
+            weights=token_weights(inputs.sample_index, sample_mask, response_lengths, counts, self.loss),
+            mask=sample_mask[inputs.sample_index],
+            reference_logprobs=None if reference is None else reference[inputs.packed_index],
         )
 
     # Weights

@@ -21,7 +21,7 @@ from torch.nn import functional
 from nemo_like.algorithms.logprobs import LogprobSettings, VocabularyShard, linear_logprobs
 from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.config.schema import PolicyConfig, Precision
-from nemo_like.policy.batch import PaddedMicroBatch
+from nemo_like.policy.batch import ModelInputs
 from nemo_like.policy.megatron.convert import Cut, rule_for
 from nemo_like.policy.megatron.description import ModelDescription
 from nemo_like.policy.megatron.modules import layer_spec, uses_transformer_engine
@@ -124,7 +124,7 @@ class ScoringGPTModel(GPTModel):
                 parameter.partition_dim = 1 if cut is Cut.columns else 0
                 parameter.partition_stride = 1
 
-    def _postprocess(self, hidden_states: Tensor, *, labels: PaddedMicroBatch, **_: Any) -> Tensor:
+    def _postprocess(self, hidden_states: Tensor, *, labels: ModelInputs, **_: Any) -> Tensor:
         if not self.post_process:
             return hidden_states
         weight = self.output_layer.weight

@@ -6,6 +6,8 @@ through Megatron-core's own ModuleSpec mechanism.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,12 +16,15 @@ from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
 )
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn import functional
+
+from nemo_like.policy.batch import Packing
 
 
 class TorchRMSNorm(torch.nn.Module):
@@ -62,13 +67,50 @@ class TorchCoreAttention(MegatronModule):
         attention_bias: Tensor | None = None,
         packed_seq_params: Any = None,
     ) -> Tensor:
-        """query: [T, n, heads, d]; key, value: [T, n, groups, d]. Returns [T, n, heads x d]."""
+        """query: [T, n, heads, d]; key, value: [T, n, groups, d]. Returns [T, n, heads x d].
+
+        Packed: without n, and each sample by itself. Returns [T, heads, d].
+        """
+        if packed_seq_params is not None:
+            return self._packed(query, key, value, packed_seq_params.lengths)
         query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
-        context = functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=self.softmax_scale, enable_gqa=True
-        )
+        context = self._attend(query, key, value)
         num_samples, num_heads, num_positions, head_size = context.shape
         return context.permute(2, 0, 1, 3).reshape(num_positions, num_samples, num_heads * head_size)
+
+    def _packed(self, query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int]) -> Tensor:
+        samples = zip(
+            *(tensor.transpose(0, 1).split(lengths, dim=1) for tensor in (query, key, value)), strict=True
+        )
+        contexts = [self._attend(*(tensor[None] for tensor in sample))[0] for sample in samples]
+        return torch.cat(contexts, dim=1).transpose(0, 1)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """All [n, heads or groups, T, d]."""
+        return functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=self.softmax_scale, enable_gqa=True
+        )
+
+
+@dataclass
+class PackedSequences(PackedSeqParams):
+    """With the samples' lengths on the host, so that reading them does not wait for the device."""
+
+    lengths: tuple[int, ...] = ()
+
+
+def packed_sequences(packing: Packing | None) -> PackedSequences | None:
+    """What Megatron-core and Transformer Engine ask of packed samples; None for padded ones."""
+    if packing is None:
+        return None
+    return PackedSequences(
+        qkv_format="thd",
+        cu_seqlens_q=packing.cu_seqlens,
+        cu_seqlens_kv=packing.cu_seqlens,
+        max_seqlen_q=packing.max_length,
+        max_seqlen_kv=packing.max_length,
+        lengths=packing.lengths,
+    )
 
 
 def uses_transformer_engine(device: torch.device) -> bool:

@@ -12,13 +12,14 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from nemo_like.data_plane.meta import MicroBatch
-from nemo_like.policy.batch import PaddedMicroBatch, PolicyBatch
+from nemo_like.data_plane.meta import MicroBatch, MicroBatchLayout, Schedule
+from nemo_like.policy.batch import ModelInputs, PolicyBatch
 from nemo_like.policy.megatron.cpu_shim import plain_torch
+from nemo_like.policy.megatron.modules import packed_sequences
 
 # Called on the last pipeline stage with the micro-batch's [M] log-probs.
-OnScored = Callable[[Tensor, PaddedMicroBatch], None]
-LossFunction = Callable[[Tensor, PaddedMicroBatch], Tensor]
+OnScored = Callable[[Tensor, ModelInputs], None]
+LossFunction = Callable[[Tensor, ModelInputs], Tensor]
 
 
 class Pipeline:
@@ -28,37 +29,51 @@ class Pipeline:
         self._model, self._config, self._length_multiple = model, config, length_multiple
         config.finalize_model_grads_func = sum_gradients
 
-    def forward(self, batch: PolicyBatch, specs: Sequence[MicroBatch], on_scored: OnScored) -> None:
-        """Score every micro-batch."""
+    def forward(
+        self, batch: PolicyBatch, schedule: Schedule, specs: Sequence[MicroBatch], on_scored: OnScored
+    ) -> None:
+        """Score these micro-batches of the schedule."""
 
-        def score(logprobs: Tensor, micro_batch: PaddedMicroBatch, non_loss_data: bool) -> None:
-            on_scored(logprobs, micro_batch)
+        def score(logprobs: Tensor, inputs: ModelInputs, non_loss_data: bool) -> None:
+            on_scored(logprobs, inputs)
 
-        self._run(batch, specs, score, forward_only=True, collect_non_loss_data=True)
+        self._run(batch, schedule, specs, score, forward_only=True, collect_non_loss_data=True)
 
-    def forward_backward(self, batch: PolicyBatch, specs: Sequence[MicroBatch], loss: LossFunction) -> None:
-        """Score every micro-batch and accumulate the gradient of the summed loss over all ranks."""
+    def forward_backward(
+        self, batch: PolicyBatch, schedule: Schedule, specs: Sequence[MicroBatch], loss: LossFunction
+    ) -> None:
+        """Score these micro-batches and accumulate the gradient of the summed loss over all ranks."""
         # Megatron-core counts tokens to normalise by; the loss is normalised already.
         num_tokens = torch.zeros((), dtype=torch.int, device=batch.device)
 
-        def score(
-            logprobs: Tensor, micro_batch: PaddedMicroBatch
-        ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-            return loss(logprobs, micro_batch), num_tokens, {}
+        def score(logprobs: Tensor, inputs: ModelInputs) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+            return loss(logprobs, inputs), num_tokens, {}
 
-        self._run(batch, specs, score, forward_only=False)
+        self._run(batch, schedule, specs, score, forward_only=False)
 
     def _run(
-        self, batch: PolicyBatch, specs: Sequence[MicroBatch], score: Callable[..., Any], **options: Any
+        self,
+        batch: PolicyBatch,
+        schedule: Schedule,
+        specs: Sequence[MicroBatch],
+        score: Callable[..., Any],
+        **options: Any,
     ) -> None:
         def step(specs_left: Any, model: torch.nn.Module) -> tuple[Tensor, Callable[..., Any]]:
             with plain_torch():
-                micro_batch = batch.micro_batch(next(specs_left))
-                output = model(micro_batch.input_ids, micro_batch.position_ids, None, labels=micro_batch)
-            return output, partial(score, micro_batch=micro_batch)
+                inputs = batch.micro_batch(next(specs_left), schedule)
+                output = model(
+                    inputs.input_ids,
+                    inputs.position_ids,
+                    None,
+                    labels=inputs,
+                    packed_seq_params=packed_sequences(inputs.packing),
+                )
+            return output, partial(score, inputs=inputs)
 
-        shapes = {(len(spec.rows), spec.padded_length) for spec in specs}
-        num_samples, num_positions = max(shapes)
+        is_packed = schedule.layout is MicroBatchLayout.packed
+        shapes = {(1 if is_packed else len(spec.rows), spec.padded_length) for spec in specs}
+        num_rows, num_positions = max(shapes)
         uneven = [length for _, length in shapes if length % self._length_multiple]
         if uneven:
             raise ValueError(
@@ -73,7 +88,7 @@ class Pipeline:
             model=self._model,
             num_microbatches=len(specs),
             seq_length=num_positions,
-            micro_batch_size=num_samples,
+            micro_batch_size=num_rows,
             **options,
         )
 

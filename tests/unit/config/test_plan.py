@@ -78,6 +78,20 @@ def test_a_last_micro_batch_that_is_not_full_counts(demo: Demo) -> None:
     assert result.logprob_batches_per_step == 2  # 500 + 12 rows
 
 
+def test_with_a_token_budget_the_plan_counts_micro_batches_of_the_longest_samples(demo: Demo) -> None:
+    packed = plan(demo("policy.sequence_packing.enabled=true", "policy.sequence_packing.train_mb_tokens=100"))
+    assert packed.micro_batches_per_update == 22  # 64 rows of 32 tokens, 3 in a micro-batch
+    assert packed.logprob_batches_per_step == 2  # 512 rows, 256 in a micro-batch of 8192 tokens
+    assert "at most 22 micro-batches (up to 100 tokens, packed) per update" in format_plan(packed)
+    rounded = (
+        "policy.dynamic_batching.sequence_length_round=64",
+        "policy.dynamic_batching.train_mb_tokens=128",
+    )
+    dynamic = plan(demo("policy.dynamic_batching.enabled=true", *rounded))
+    assert dynamic.micro_batches_per_update == 32
+    assert "(up to 128 tokens, dynamic)" in format_plan(dynamic)
+
+
 def test_bfloat16_halves_the_weights(demo: Demo) -> None:
     assert plan(demo("policy.precision=bfloat16")).weight_bytes == 2 * 402_176
 

@@ -39,6 +39,8 @@ def test_the_demo_is_valid(demo: Demo) -> None:
         ("policy.train_global_batch_size=0", "must be at least 1"),
         ("policy.train_micro_batch_size=0", "must be at least 1"),
         ("policy.logprob_batch_size=0", "must be at least 1"),
+        ("policy.sequence_packing.train_mb_tokens=0", "must be at least 1"),
+        ("policy.dynamic_batching.sequence_length_round=0", "must be at least 1"),
         ("policy.max_grad_norm=0.0", "must be above 0"),
         ("policy.max_grad_norm=nan", "must be above 0"),
         ("policy.megatron_cfg.tensor_model_parallel_size=0", "must be at least 1"),

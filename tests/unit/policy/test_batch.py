@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from nemo_like.data_plane.meta import MicroBatch
+from nemo_like.data_plane.meta import MicroBatch, MicroBatchLayout, Schedule
 from nemo_like.policy.batch import PolicyBatch
 
 CPU = torch.device("cpu")
+PADDED = Schedule(())
+PACKED = Schedule((), MicroBatchLayout.packed)
 
 
 def two_samples() -> PolicyBatch:
@@ -21,7 +23,7 @@ def two_samples() -> PolicyBatch:
 
 
 def test_a_micro_batch_is_padded_on_the_right_and_names_the_tokens_to_score() -> None:
-    micro_batch = two_samples().micro_batch(MicroBatch(rows=(1, 0), padded_length=6))
+    micro_batch = two_samples().micro_batch(MicroBatch(rows=(1, 0), padded_length=6), PADDED)
     assert micro_batch.input_ids.tolist() == [[20, 21, 22, 23, 0, 0], [10, 11, 12, 13, 0, 0]]
     assert micro_batch.position_ids.tolist() == [[0, 1, 2, 3, 4, 5]] * 2
     assert micro_batch.token_ids.tolist() == [21, 23, 12, 13]
@@ -31,7 +33,7 @@ def test_a_micro_batch_is_padded_on_the_right_and_names_the_tokens_to_score() ->
 
 
 def test_a_token_is_scored_by_the_output_at_the_position_before_it() -> None:
-    micro_batch = two_samples().micro_batch(MicroBatch(rows=(1, 0), padded_length=6))
+    micro_batch = two_samples().micro_batch(MicroBatch(rows=(1, 0), padded_length=6), PADDED)
     # Outputs are [positions, samples]: token 21 at position 1 of sample 0 comes from output (0, 0),
     # 23 at 3 from (2, 0), 12 at 2 of sample 1 from (1, 1), 13 at 3 from (2, 1).
     positions = torch.arange(12).view(6, 2)
@@ -44,7 +46,7 @@ def test_samples_of_different_lengths_do_not_run_into_each_other() -> None:
         "input_ids": np.array([1, 2, 3, 4, 5, 6], np.int32),
         "response_mask": np.array([0, 1, 0, 1, 1, 1], np.uint8),
     }
-    micro_batch = PolicyBatch(columns, [2, 4], {}, CPU).micro_batch(MicroBatch((0, 1), 4))
+    micro_batch = PolicyBatch(columns, [2, 4], {}, CPU).micro_batch(MicroBatch((0, 1), 4), PADDED)
     assert micro_batch.input_ids.tolist() == [[1, 2, 0, 0], [3, 4, 5, 6]]
     assert micro_batch.token_ids.tolist() == [2, 4, 5, 6]
 
@@ -61,7 +63,7 @@ def test_sums_per_sample_include_samples_without_tokens() -> None:
 
 def test_a_micro_batch_without_response_tokens_scores_nothing() -> None:
     columns = {"input_ids": np.array([1, 2], np.int32), "response_mask": np.zeros(2, np.uint8)}
-    micro_batch = PolicyBatch(columns, [2], {}, CPU).micro_batch(MicroBatch((0,), 2))
+    micro_batch = PolicyBatch(columns, [2], {}, CPU).micro_batch(MicroBatch((0,), 2), PADDED)
     assert len(micro_batch.token_ids) == len(micro_batch.output_index) == 0
 
 
@@ -75,3 +77,36 @@ def test_a_generated_first_token_is_refused_because_nothing_predicts_it() -> Non
     columns = {"input_ids": np.zeros(3, np.int32), "response_mask": np.array([1, 1, 1], np.uint8)}
     with pytest.raises(ValueError, match="first token"):
         PolicyBatch(columns, [3], {}, CPU)
+
+
+def test_a_packed_micro_batch_is_one_row_of_samples_end_to_end() -> None:
+    inputs = two_samples().micro_batch(MicroBatch(rows=(1, 0), padded_length=8), PACKED)
+    assert inputs.input_ids.tolist() == [[20, 21, 22, 23, 10, 11, 12, 13]]
+    assert inputs.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3]]
+    assert inputs.token_ids.tolist() == [21, 23, 12, 13]
+    assert inputs.output_index.tolist() == [0, 2, 5, 6]
+    assert inputs.sample_index.tolist() == [0, 0, 1, 1]
+    assert inputs.packed_index.tolist() == [5, 7, 2, 3]
+    assert inputs.packing is not None
+    assert inputs.packing.cu_seqlens.tolist() == [0, 4, 8]
+    assert inputs.packing.lengths == (4, 4)
+
+
+def test_packed_samples_start_at_multiples_and_what_is_left_of_the_row_is_a_sample_of_padding() -> None:
+    columns = {
+        "input_ids": np.array([1, 2, 3, 4, 5], np.int32),
+        "response_mask": np.array([0, 1, 0, 1, 1], np.uint8),
+    }
+    schedule = Schedule((), MicroBatchLayout.packed, length_multiple=4)
+    inputs = PolicyBatch(columns, [2, 3], {}, CPU).micro_batch(MicroBatch((0, 1), 12), schedule)
+    assert inputs.input_ids.tolist() == [[1, 2, 0, 0, 3, 4, 5, 0, 0, 0, 0, 0]]
+    assert inputs.position_ids.tolist() == [[0, 1, 2, 3] * 3]
+    assert inputs.output_index.tolist() == [0, 4, 5]
+    assert inputs.packing is not None
+    assert (inputs.packing.lengths, inputs.packing.max_length) == ((4, 4, 4), 4)
+
+
+@pytest.mark.parametrize("schedule", [PADDED, PACKED])
+def test_samples_that_do_not_fit_their_row_are_refused(schedule: Schedule) -> None:
+    with pytest.raises(ValueError, match="tokens"):
+        two_samples().micro_batch(MicroBatch(rows=(0, 1), padded_length=3), schedule)
