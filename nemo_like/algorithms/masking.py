@@ -32,9 +32,16 @@ def mask_logprob_mismatch(
         )
     if threshold is None:
         return MaskedSamples(tuple(sample_mask), 0)
-    masked = tuple(
-        kept if error <= threshold else 0.0 for kept, error in zip(sample_mask, mult_prob_error, strict=True)
-    )
+    return _masked_where(sample_mask, [not error <= threshold for error in mult_prob_error])
+
+
+def mask_truncated(sample_mask: Sequence[float], is_truncated: Sequence[float]) -> MaskedSamples:
+    """The overlong filter: mask the samples whose response ran into a token limit (arXiv 2503.14476)."""
+    return _masked_where(sample_mask, is_truncated)
+
+
+def _masked_where(sample_mask: Sequence[float], is_out: Sequence[float]) -> MaskedSamples:
+    masked = tuple(0.0 if out else kept for kept, out in zip(sample_mask, is_out, strict=True))
     return MaskedSamples(
         masked, sum(bool(old) and not new for old, new in zip(sample_mask, masked, strict=True))
     )

@@ -196,7 +196,11 @@ class _Draft:
             target = self.tree
             for group in groups:
                 target = target.setdefault(group, {})
-            target[name] = leaf
+            if isinstance(leaf, Mapping):
+                # Empty: there is a mapping here, and what it has already stays.
+                target.setdefault(name, {})
+            else:
+                target[name] = leaf
             self.sources[key] = where
 
     def _raise_problems(self) -> None:
@@ -217,8 +221,8 @@ def _refuse_deletion(override: Override, annotation: Any, current: Any, where: s
 
 
 def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """(full key, value) of everything that is not a mapping."""
-    if isinstance(value, Mapping):
+    """(full key, value) of everything that is not a mapping with keys."""
+    if isinstance(value, Mapping) and (value or not prefix):
         for name, inner in value.items():
             yield from _leaves(f"{prefix}.{name}" if prefix else str(name), inner)
     else:

@@ -43,8 +43,9 @@ class RoleNeeds:
 
 
 def roles(cfg: Config) -> dict[Role, RoleNeeds]:
-    """Processes of a run, in the order in which data passes them."""
-    on_gpu = cfg.policy.device is Device.cuda
+    """Processes of a run, in the order in which data passes them; a replay has no engines and no
+    environments, a run that only generates no policy workers."""
+    on_gpu, generates = cfg.policy.device is Device.cuda, cfg.rollout.replay is None
     engine_tp = cfg.generation.vllm_cfg.tensor_parallel_size
     return {
         Role.driver: RoleNeeds(count=1, num_cpus=0),
@@ -53,12 +54,16 @@ def roles(cfg: Config) -> dict[Role, RoleNeeds]:
         Role.controller: RoleNeeds(count=1, num_cpus=1),
         Role.storage_unit: RoleNeeds(count=cfg.data_plane.num_storage_units, num_cpus=1),
         Role.rollout: RoleNeeds(count=1, num_cpus=0),
-        Role.environment: RoleNeeds(count=cfg.env.num_actors, num_cpus=0.1),
+        Role.environment: RoleNeeds(count=cfg.env.num_actors if generates else 0, num_cpus=0.1),
         Role.engine: RoleNeeds(
-            count=cfg.generation.num_engines, num_cpus=engine_tp, num_gpus=engine_tp if on_gpu else 0
+            count=cfg.generation.num_engines if generates else 0,
+            num_cpus=engine_tp,
+            num_gpus=engine_tp if on_gpu else 0,
         ),
         Role.policy_worker: RoleNeeds(
-            count=policy_world_size(cfg.policy), num_cpus=1, num_gpus=1 if on_gpu else 0
+            count=0 if cfg.rollout.generate_only else policy_world_size(cfg.policy),
+            num_cpus=1,
+            num_gpus=1 if on_gpu else 0,
         ),
     }
 

@@ -59,6 +59,16 @@ class EnvironmentKind(Enum):
     arithmetic = "arithmetic"
 
 
+class AdvantageEstimatorName(Enum):
+    """Advantage estimators by name; see docs/rewards.md for their formulas."""
+
+    grpo = "grpo"
+    rloo = "rloo"
+    reinforce_plus_plus = "reinforce_plus_plus"
+    reinforce_plus_plus_baseline = "reinforce_plus_plus_baseline"
+    gdpo = "gdpo"
+
+
 class WandbMode(Enum):
     online = "online"
     offline = "offline"
@@ -74,14 +84,49 @@ class ConsoleMode(Enum):
 
 
 @dataclass(kw_only=True, slots=True)
+class AdvantageConfig:
+    name: str  # one of AdvantageEstimatorName, or a function of one's own as package.module:function
+    reward_weights: dict[str, float]  # gdpo: the weight of each named reward component
+
+
+@dataclass(kw_only=True, slots=True)
+class RewardScalingConfig:
+    """Linear map from [source_min, source_max] to [target_min, target_max]."""
+
+    enabled: bool
+    source_min: float
+    source_max: float  # above source_min
+    target_min: float
+    target_max: float  # above target_min
+    clamp: bool  # rewards outside the source range end at the ends of the target range
+
+
+@dataclass(kw_only=True, slots=True)
+class RewardShapingConfig:
+    """DAPO's overlong penalty, then the stop-properly penalty."""
+
+    enabled: bool
+    max_response_length: int  # tokens; here the overlong penalty is whole
+    overlong_buffer_length: int | None  # tokens before it over which the penalty grows; null: no penalty
+    overlong_buffer_penalty: float  # reward units
+    stop_properly_penalty_coef: float | None  # truncated responses keep this share of a reward above 0
+
+
+@dataclass(kw_only=True, slots=True)
 class GRPOConfig:
     num_prompts_per_step: int  # P; one step trains on N = P x G samples
     num_generations_per_prompt: int  # G, the group size; >= 2
     max_num_steps: int  # rollout steps, each of N / policy.train_global_batch_size updates
     seed: int  # prompts, sampling and initialisation all derive from it
-    normalize_rewards: bool  # divide by the group's unbiased std where it is > 0
+    adv_estimator: AdvantageConfig
+    normalize_rewards: bool  # estimator grpo: divide by the group's unbiased std where it is > 0
     mix_groups_in_updates: bool  # an update takes few samples of many prompts, not all samples of a few
-    use_leave_one_out_baseline: bool  # baseline is the mean of the other G - 1 rewards
+    use_leave_one_out_baseline: bool  # estimator grpo: baseline is the mean of the other G - 1 rewards
+    reward_scaling: RewardScalingConfig
+    reward_shaping: RewardShapingConfig
+    use_dynamic_sampling: bool  # replace groups whose raw rewards are all equal by further ones
+    dynamic_sampling_max_gen_batches: int  # rollouts of P prompts that one step may need at most
+    overlong_filtering: bool  # truncated samples do not train
     seq_logprob_error_threshold: float | None  # mask samples whose mean exp|generation - prev| is above
     val_period: int  # validate every so many steps; 0: only where the next two say
     val_at_start: bool
@@ -185,6 +230,13 @@ class GenerationConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class RolloutConfig:
+    record: bool  # keep every training rollout in RUN_DIR/recorded
+    replay: str | None  # train from this directory of recorded rollouts, without generation engines
+    generate_only: bool  # sample and reward, without policy workers
+
+
+@dataclass(kw_only=True, slots=True)
 class DatasetConfig:
     kind: DatasetKind
     path: str | None  # jsonl: a file; huggingface: a name or a directory
@@ -251,6 +303,7 @@ class Config:
     loss_fn: LossConfig
     policy: PolicyConfig
     generation: GenerationConfig
+    rollout: RolloutConfig
     data: DataConfig
     env: EnvConfig
     logger: LoggerConfig

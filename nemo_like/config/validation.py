@@ -14,6 +14,8 @@ from nemo_like.config.checkpoint_rules import checkpoint_problems
 from nemo_like.config.errors import ConfigError, Problem
 from nemo_like.config.machine_rules import Machine, machine_problems
 from nemo_like.config.policy_rules import policy_problems
+from nemo_like.config.reward_rules import reward_problems
+from nemo_like.config.rollout_rules import rollout_problems
 from nemo_like.config.schema import Config, DatasetKind, Device, LRDecayStyle
 
 # More digits make more pairs of operands than are worth keeping in memory.
@@ -29,6 +31,8 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
             problems += rule.check(cfg)
     if not any(key.startswith("policy.") for key in broken):
         problems += policy_problems(cfg)
+    problems += reward_problems(cfg)
+    problems += rollout_problems(cfg)
     problems += checkpoint_problems(cfg)
     problems += machine_problems(cfg, machine)
     if problems:
@@ -70,11 +74,7 @@ def _count(key: str) -> _Range:
 
 _RANGES = (
     _count("grpo.num_prompts_per_step"),
-    _Range(
-        key="grpo.num_generations_per_prompt",
-        at_least=2,
-        remedy="a response is judged against the others of its group; 8 or 16 are usual",
-    ),
+    _count("grpo.num_generations_per_prompt"),
     _count("grpo.max_num_steps"),
     _Range(key="grpo.seed", at_least=0),
     _Range(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Sequence
 from typing import TypedDict
 
 
@@ -34,6 +36,11 @@ class PromptSampler:
     def epoch(self) -> int:
         """The epoch that the next prompt belongs to, from 0."""
         return self._epoch
+
+    @property
+    def num_taken(self) -> int:
+        """Prompts handed out so far, over all epochs."""
+        return self._epoch * self._num_prompts + self._offset
 
     def next(self, count: int) -> tuple[int, ...]:
         """The next ``count`` indices into the dataset."""
@@ -79,3 +86,68 @@ class PromptSampler:
         self._order = list(range(self._num_prompts))
         if self._shuffle:
             random.Random(f"{self._seed}/{epoch}").shuffle(self._order)
+
+
+class MixtureState(TypedDict):
+    """Of every source, in the order of the configuration."""
+
+    weights: list[float]
+    sources: list[SamplerState]
+
+
+class MixtureSampler:
+    """Prompts of several sources by weight, each in its own shuffled order.
+
+    The next prompt comes from the source that is furthest behind its share, so that any stretch of
+    prompts has the proportions of the weights as exactly as whole prompts allow. Indices count through
+    all sources: source s begins at the sum of the sizes before it. One source alone gives the order of
+    its ``PromptSampler``.
+    """
+
+    def __init__(self, sizes: Sequence[int], weights: Sequence[float], seed: int, shuffle: bool) -> None:
+        """Raises ValueError unless there is one weight above 0 per source."""
+        if not sizes or len(sizes) != len(weights) or not all(weight > 0 for weight in weights):
+            raise ValueError(f"{len(sizes)} sources with the weights {list(weights)}: each needs one above 0")
+        self._weights = list(weights)
+        self._samplers = [PromptSampler(size, seed, shuffle) for size in sizes]
+        self._starts = list(itertools.accumulate(sizes, initial=0))[:-1]
+
+    @property
+    def epoch(self) -> int:
+        """Whole passes over every source, from 0."""
+        return min(sampler.epoch for sampler in self._samplers)
+
+    def next(self, count: int) -> tuple[int, ...]:
+        """The next ``count`` indices."""
+        if count < 1:
+            raise ValueError(f"count={count} must be at least 1")
+        return tuple(self._next_one() for _ in range(count))
+
+    def state_dict(self) -> MixtureState:
+        return MixtureState(
+            weights=list(self._weights), sources=[sampler.state_dict() for sampler in self._samplers]
+        )
+
+    def load_state_dict(self, state: MixtureState) -> None:
+        """Continue where ``state`` was taken.
+
+        Raises ValueError when it belongs to other sources, weights, seed or shuffle setting.
+        """
+        if len(state["sources"]) != len(self._samplers) or state["weights"] != self._weights:
+            raise ValueError(
+                f"the saved prompt order mixes {len(state['sources'])} sources with the weights "
+                f"{state['weights']}, this run {len(self._samplers)} with {self._weights}; "
+                "resume with the data that the checkpoint was made with"
+            )
+        for sampler, saved in zip(self._samplers, state["sources"], strict=True):
+            sampler.load_state_dict(saved)
+
+    def _next_one(self) -> int:
+        taken = [sampler.num_taken for sampler in self._samplers]
+        total_weight, position = sum(self._weights), sum(taken) + 1
+        behind = [
+            position * weight / total_weight - count
+            for weight, count in zip(self._weights, taken, strict=True)
+        ]
+        source = behind.index(max(behind))
+        return self._starts[source] + self._samplers[source].next(1)[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -24,6 +24,9 @@ class Rollout(Protocol):
 
     def run(self, prompts: PromptBatch, partition: str) -> RolloutResult:
         """Generate, reward, flatten and put; rows ordered by (prompt, generation)."""
+
+    def discard(self, batches: Sequence[KVBatchMeta]) -> None:
+        """Free the bytes of samples that will not train."""
 
 
 class Policy(Protocol):

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nemo_like.algorithms.advantages import baseline_reward_metrics
-from nemo_like.algorithms.masking import MaskedSamples
+from nemo_like.algorithms.rewards import Outcome
 from nemo_like.data_plane.meta import KVBatchMeta
+from nemo_like.driver.collection import Collected
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.results import ScoredBatch, TrainUpdate
 from nemo_like.rollout.prompts import RolloutResult
@@ -30,9 +31,8 @@ class StepResults:
     """What the stages of one step returned."""
 
     batch: KVBatchMeta
-    rollout: RolloutResult
+    rollout: Collected
     scored: ScoredBatch
-    masked: MaskedSamples
     update: TrainUpdate
     weight_sync: Mapping[str, Metric]
 
@@ -43,8 +43,9 @@ def train_report(results: StepResults, timing: Mapping[str, float]) -> StepRepor
         **_values(results.rollout.metrics),
         **_values(results.scored.metrics),
         **_values(results.update.metrics),
+        **reward_metrics(results.rollout),
         **_tag_metrics(results.batch),
-        "num_masked_seqs_by_logprob_error": float(results.masked.num_masked),
+        **outcome_metrics((results.batch, *results.rollout.dropped)),
     }
     return StepReport(
         {
@@ -54,6 +55,23 @@ def train_report(results: StepResults, timing: Mapping[str, float]) -> StepRepor
             "timing/train/reward": results.rollout.reward_s,
             "timing/train/rollout_put": results.rollout.put_s,
             **_performance(results, timing["timing/train/total_step_time"]),
+        }
+    )
+
+
+def generation_report(batch: KVBatchMeta, rollout: Collected, timing: Mapping[str, float]) -> StepReport:
+    """What a step logs that trains nothing."""
+    train = {
+        **_values(rollout.metrics),
+        **reward_metrics(rollout),
+        **outcome_metrics((batch, *rollout.dropped)),
+    }
+    return StepReport(
+        {
+            **{f"train/{name}": value for name, value in train.items()},
+            **timing,
+            "timing/train/reward": rollout.reward_s,
+            "timing/train/rollout_put": rollout.put_s,
         }
     )
 
@@ -85,14 +103,39 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
+def reward_metrics(rollout: Collected) -> dict[str, float]:
+    """Rewards of everything generated and, as filtered_reward and shaped_reward, of the groups kept."""
+    generated = rollout.generated
+    rewards = [reward for part in generated for reward in part.numbers("reward")]
+    group_ids = [group_id for part in generated for group_id in part.tag("group_id")]
+    mask = [kept for part in generated for kept in part.numbers("sample_mask")]
+    return {
+        "reward": _mean(rewards),
+        "filtered_reward": _mean(rollout.batch.numbers("reward")),
+        "shaped_reward": _mean(rollout.batch.numbers("shaped_reward")),
+        "dynamic_sampling_num_gen_batches": float(rollout.num_rollouts),
+        **baseline_reward_metrics(rewards, group_ids, sample_mask=mask),
+    }
+
+
+def outcome_metrics(batches: Sequence[KVBatchMeta]) -> dict[str, float]:
+    """How many samples did not train, by reason."""
+    outcomes = [outcome for batch in batches for outcome in batch.tag("outcome")]
+    counted = {
+        "num_overlong_filtered": Outcome.overlong,
+        "num_masked_seqs_by_logprob_error": Outcome.logprob_mismatch,
+        "dynamic_sampling_num_uniform": Outcome.uniform_group,
+        "dynamic_sampling_num_surplus": Outcome.surplus_group,
+    }
+    return {name: float(outcomes.count(outcome.value)) for name, outcome in counted.items()}
+
+
 def _tag_metrics(batch: KVBatchMeta) -> dict[str, float]:
-    """Rewards, advantages and counts of the samples that train."""
-    mask = batch.numbers("sample_mask")
-    rewards, advantages = batch.numbers("reward"), batch.numbers("advantage")
+    """Advantages and counts of the samples that train."""
+    mask, advantages = batch.numbers("sample_mask"), batch.numbers("advantage")
     errors = batch.numbers("mult_prob_error")
     valid_tokens = sum(n for n, m in zip(batch.numbers("num_response_tokens"), mask, strict=True) if m)
     return {
-        "reward": _mean(rewards),
         "policy_version": float(max(batch.numbers("policy_version"))),
         "advantages/mean": _mean(advantages),
         "advantages/max": max(advantages),
@@ -101,7 +144,6 @@ def _tag_metrics(batch: KVBatchMeta) -> dict[str, float]:
         "mean_seq_mult_prob_error": _mean(errors),
         "global_valid_seqs": float(sum(mask)),
         "global_valid_toks": float(valid_tokens),
-        **baseline_reward_metrics(rewards, batch.tag("group_id"), sample_mask=mask),
     }
 
 

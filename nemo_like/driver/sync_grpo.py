@@ -2,9 +2,9 @@
 
 driver                    rollout actor              policy workers            data plane
   prepare_step ──────────────────────────────────────────────────────────────▶ open partition
-  rollout.run ──────────▶ generate, reward, flatten ── one put ──────────────▶ 3 columns
-  ◀───── KVBatchMeta ─────┘
-  advantages on tags
+  collect_groups ───────▶ generate, reward, flatten ── one put ──────────────▶ 3 columns
+  ◀───── KVBatchMeta ─────┘  (again, while groups are missing)
+  scale, shape, filter, advantages: on tags
   compute_prev_logprobs ────────────────────────────▶ fetch, forward, write ─▶ + prev_logprobs
   train ────────────────────────────────────────────▶ fetch, train
   ◀───── metrics ──────────────────────────────────────┘
@@ -18,11 +18,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from nemo_like.algorithms.advantages import group_relative_advantages
-from nemo_like.algorithms.masking import mask_logprob_mismatch
+from nemo_like.algorithms.estimators import build_estimator
 from nemo_like.algorithms.ordering import by_generation
 from nemo_like.config.schema import Config
 from nemo_like.data.sampler import PromptSampler
+from nemo_like.driver.collection import Collected, collect_groups
 from nemo_like.driver.interfaces import Partitions, Policy, Rollout, WeightSync
 from nemo_like.driver.reports import (
     StepReport,
@@ -32,6 +32,7 @@ from nemo_like.driver.reports import (
     validation_report,
 )
 from nemo_like.driver.schedule import validates_after
+from nemo_like.driver.stages import with_advantages, without_mismatch, without_truncated
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.timers import StageTimer
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode
@@ -62,6 +63,7 @@ class SyncGRPODriver:
         self.train_sampler = components.train_sampler
         self.num_validation_prompts = components.num_validation_prompts
         self.logger = components.logger
+        self.estimate_advantages = build_estimator(cfg.grpo)
         self.policy_version = 0
 
     def run(self) -> None:
@@ -85,38 +87,39 @@ class SyncGRPODriver:
             with timer("weight_sync"):
                 sync_metrics = self.weight_sync.ensure_version(self.policy_version)
             with timer("generation"):
-                rollout = self.rollout.run(prompts, partition)
+                rollout = self.collect(prompts, partition)
             batch = rollout.batch
+            if grpo.overlong_filtering:
+                batch = without_truncated(batch)
             if grpo.mix_groups_in_updates:
                 batch = batch.subset(by_generation(len(prompts), prompts.num_generations))
 
             with timer("advantage"):
-                advantages = group_relative_advantages(
-                    rewards=batch.numbers("reward"),
-                    group_ids=batch.tag("group_id"),
-                    normalize_rewards=grpo.normalize_rewards,
-                    use_leave_one_out_baseline=grpo.use_leave_one_out_baseline,
-                    sample_mask=batch.numbers("sample_mask"),
-                )
-                batch = batch.with_tags(advantage=advantages)
+                components = list(grpo.adv_estimator.reward_weights)
+                batch = with_advantages(batch, self.estimate_advantages, components)
 
             with timer("logprobs"):
                 scored = self.policy.compute_prev_logprobs(batch)
                 batch = scored.batch
                 if self.cfg.loss_fn.reference_policy_kl_penalty > 0:
                     batch = self.policy.compute_reference_logprobs(batch).batch
-            masked = mask_logprob_mismatch(
-                batch.numbers("sample_mask"),
-                batch.numbers("mult_prob_error"),
-                grpo.seq_logprob_error_threshold,
-            )
-            batch = batch.with_tags(sample_mask=masked.sample_mask)
+            batch = without_mismatch(batch, grpo.seq_logprob_error_threshold)
 
             with timer("policy_training"):
                 update = self.policy.train(batch)
         self.policy_version = update.policy_version
         return train_report(
-            StepResults(batch, rollout, scored, masked, update, sync_metrics), timer.metrics("timing/train/")
+            StepResults(batch, rollout, scored, update, sync_metrics), timer.metrics("timing/train/")
+        )
+
+    def collect(self, prompts: PromptBatch, partition: str) -> Collected:
+        """P rewarded groups of the prompts, or of further ones where these had nothing to say."""
+        return collect_groups(
+            prompts,
+            partition,
+            rollout=self.rollout,
+            cfg=self.cfg.grpo,
+            more_prompts=lambda last: self.next_prompts(last.step, first_group=last.first_group + len(last)),
         )
 
     def validate(self, step: int) -> ValidationReport:
@@ -138,8 +141,8 @@ class SyncGRPODriver:
         self.logger.log_validation(step, report.metrics)
         return report
 
-    def next_prompts(self, step: int) -> PromptBatch:
-        """The next P training prompts, by index."""
+    def next_prompts(self, step: int, *, first_group: int = 0) -> PromptBatch:
+        """The next P training prompts, by index; their groups are numbered from ``first_group``."""
         grpo = self.cfg.grpo
         indices = self.train_sampler.next(grpo.num_prompts_per_step)
         return PromptBatch(
@@ -148,6 +151,7 @@ class SyncGRPODriver:
             policy_version=self.policy_version,
             indices=indices,
             num_generations=grpo.num_generations_per_prompt,
+            first_group=first_group,
         )
 
     @contextmanager

@@ -22,12 +22,17 @@ class FlatBatch:
 
 
 def flatten(
-    prompts: Sequence[Sequence[int]], groups: Sequence[GroupResult], rewards: Sequence[Sequence[float | None]]
+    prompts: Sequence[Sequence[int]],
+    groups: Sequence[GroupResult],
+    rewards: Sequence[Sequence[float | None]],
+    *,
+    first_group: int = 0,
 ) -> FlatBatch:
     """Lay out prompt and response of every sample one after the other.
 
     ``prompts[i]``, ``groups[i]`` and ``rewards[i]`` belong together; ``rewards[i][j]`` is None where
-    the environment failed, which masks the sample (reward 0, sample_mask 0).
+    the environment failed, which masks the sample (reward 0, sample_mask 0). Groups are numbered from
+    ``first_group``.
 
     Columns: input_ids int32; response_mask uint8, 1 on response tokens; generation_logprobs float32,
     nats, 0 on prompt tokens. Tags: group_id, reward, sample_mask, num_prompt_tokens,
@@ -58,7 +63,7 @@ def flatten(
         lengths=[prompt + response for prompt, response in zip(num_prompt, num_response, strict=True)],
         chunk_sizes=[len(group.responses) for group in groups],
         tags={
-            "group_id": [index for index, group in enumerate(groups) for _ in group.responses],
+            "group_id": [first_group + i for i, group in enumerate(groups) for _ in group.responses],
             "reward": [0.0 if reward is None else reward for reward in flat_rewards],
             "sample_mask": [0 if reward is None else 1 for reward in flat_rewards],
             "num_prompt_tokens": num_prompt,

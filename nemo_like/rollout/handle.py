@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.cluster import Cluster
+from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.observability.summary import SampleAnswer
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutResult
 
@@ -20,8 +24,14 @@ class RolloutHandle:
         call = self._actor.submit("run", prompts, partition)
         return self._cluster.gather([call], stage=stage, timeout_s=self._timeout_s)[0]
 
+    def discard(self, batches: Sequence[KVBatchMeta]) -> None:
+        """Free the bytes of samples that will not train; returns once they are free."""
+        self._wait("discard", tuple(batches))
+
     def sample_answers(self) -> list[SampleAnswer]:
         """A few answers of the latest validation."""
-        return self._cluster.gather(
-            [self._actor.submit("sample_answers")], stage="summary", timeout_s=self._timeout_s
-        )[0]
+        return self._wait("sample_answers")
+
+    def _wait(self, method: str, *args: Any) -> Any:
+        call = self._actor.submit(method, *args)
+        return self._cluster.gather([call], stage=f"rollout.{method}", timeout_s=self._timeout_s)[0]

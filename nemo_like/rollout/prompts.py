@@ -19,7 +19,7 @@ class RolloutMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PromptBatch:
-    """Indices into the mode's dataset; ``step`` enters the sampling seeds.
+    """Indices into the mode's dataset; ``step`` and the group's number enter the sampling seeds.
 
     Every response must be sampled by the weights of ``policy_version``.
     """
@@ -29,6 +29,7 @@ class PromptBatch:
     policy_version: int
     indices: tuple[int, ...]
     num_generations: int
+    first_group: int = 0  # number of the first prompt's group within the step; refills count on
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -15,8 +15,10 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from nemo_like.cluster.actors import ActorHandle, Call
+from nemo_like.config.recordings import RecordingManifest
 from nemo_like.config.schema import Config
 from nemo_like.data.datasets import build_dataset
 from nemo_like.data.interface import Prompt, PromptExample
@@ -28,8 +30,10 @@ from nemo_like.environments.interface import Feedback, Turn
 from nemo_like.generation.interface import GroupRequest, GroupResult, Response, SamplingSettings
 from nemo_like.observability.metrics import Metric, maximum, mean, summed
 from nemo_like.observability.summary import SampleAnswer
-from nemo_like.rollout.flatten import flatten
+from nemo_like.rollout.components import component_tags
+from nemo_like.rollout.flatten import FlatBatch, flatten
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutResult
+from nemo_like.rollout.recorder import RolloutRecorder
 from nemo_like.rollout.seeds import response_seeds
 
 
@@ -75,7 +79,7 @@ class _ActiveRollout:
 
     @property
     def rollout_id(self) -> str:
-        return f"{self.prompts.mode.name}/{self.prompts.step}"
+        return f"{self.prompts.mode.name}/{self.prompts.step}/{self.prompts.first_group}"
 
 
 class SyncRolloutActor:
@@ -88,8 +92,10 @@ class SyncRolloutActor:
         engines: Sequence[ActorHandle],
         environments: Sequence[ActorHandle],
         data_plane: DataPlaneSpec,
+        run_directory: str,
     ) -> None:
         self._cfg = cfg
+        self._recorder = _recorder(cfg, Path(run_directory)) if cfg.rollout.record else None
         self._engines = list(engines)
         self._environments = list(environments)
         self._tokenizer = Tokenizer(cfg.policy.model_name)
@@ -127,12 +133,16 @@ class SyncRolloutActor:
             for task in set(active.reward_tasks):
                 task.cancel()
         rewarded_s = time.monotonic()
-        batch = await self._put(active, partition)
+        flat = self._flatten(active)
+        batch = await self._put(flat, partition)
+        metrics = _length_metrics(batch)
         if prompts.mode is RolloutMode.validation:
             self._keep_sample_answers(active)
+        elif self._recorder is not None:
+            await asyncio.to_thread(self._recorder.write, prompts, flat, metrics)
         return RolloutResult(
             batch=batch,
-            metrics=_length_metrics(batch),
+            metrics=metrics,
             generation_s=active.last_group_s - active.started_s,
             reward_s=rewarded_s - active.last_group_s,
             put_s=time.monotonic() - rewarded_s,
@@ -170,6 +180,11 @@ class SyncRolloutActor:
         if self._active is not None:
             self._active.fail(RuntimeError(f"generation engine {engine!r} failed: {message}"))
 
+    async def discard(self, batches: Sequence[KVBatchMeta]) -> None:
+        """Free the bytes of samples that will not train."""
+        for batch in batches:
+            await asyncio.to_thread(self._data_plane.clear, batch)
+
     def sample_answers(self) -> list[SampleAnswer]:
         """A few answers of the latest validation, for a person to read."""
         return self._sample_answers
@@ -196,7 +211,11 @@ class SyncRolloutActor:
                 request_id=f"{active.rollout_id}/{position}",
                 prompt_ids=prompt_ids,
                 seeds=response_seeds(
-                    self._cfg.grpo.seed, prompts.mode, prompts.step, position, prompts.num_generations
+                    self._cfg.grpo.seed,
+                    prompts.mode,
+                    prompts.step,
+                    prompts.first_group + position,
+                    prompts.num_generations,
                 ),
             )
             for position, prompt_ids in enumerate(active.prompt_ids)
@@ -242,13 +261,19 @@ class SyncRolloutActor:
             data=example.data,
         )
 
-    async def _put(self, active: _ActiveRollout, partition: str) -> KVBatchMeta:
+    def _flatten(self, active: _ActiveRollout) -> FlatBatch:
         order = range(len(active.prompts))
         flat = flatten(
             prompts=active.prompt_ids,
             groups=[active.groups[i] for i in order],
             rewards=[[feedback.reward for feedback in active.feedback[i]] for i in order],
+            first_group=active.prompts.first_group,
         )
+        components = [feedback.rewards for i in order for feedback in active.feedback[i]]
+        flat.tags.update(component_tags(self._cfg.grpo.adv_estimator.reward_weights, components))
+        return flat
+
+    async def _put(self, flat: FlatBatch, partition: str) -> KVBatchMeta:
         return await asyncio.to_thread(
             self._data_plane.put,
             partition,
@@ -268,6 +293,14 @@ class SyncRolloutActor:
             )
             for i, example in enumerate(active.examples[: self._cfg.logger.num_sample_answers])
         ]
+
+
+def _recorder(cfg: Config, run_directory: Path) -> RolloutRecorder:
+    manifest = RecordingManifest(
+        num_prompts_per_step=cfg.grpo.num_prompts_per_step,
+        num_generations_per_prompt=cfg.grpo.num_generations_per_prompt,
+    )
+    return RolloutRecorder(run_directory / "recorded", manifest)
 
 
 def _as_text(prompt: Prompt) -> str:

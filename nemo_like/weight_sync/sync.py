@@ -31,3 +31,11 @@ class WeightSync:
         sent = self._push_weights(version)
         self._version = version
         return {**sent, "weight_sync_s": maximum(time.monotonic() - started_s)}
+
+
+class NoEngines:
+    """In place of ``WeightSync`` where nothing generates: every version is fine."""
+
+    def ensure_version(self, version: int) -> Mapping[str, Metric]:
+        """Returns at once."""
+        return {}

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from nemo_like.algorithms.masking import mask_logprob_mismatch
+from nemo_like.algorithms.masking import mask_logprob_mismatch, mask_truncated
 
 
 def test_samples_above_the_threshold_are_masked_and_counted():
@@ -34,3 +34,9 @@ def test_no_threshold_masks_nothing():
 def test_unequal_lengths_are_an_error():
     with pytest.raises(ValueError, match="1 sample mask entries but 2 log-prob errors"):
         mask_logprob_mismatch([1.0], [1.0, 1.0], threshold=1.0)
+
+
+def test_the_overlong_filter_masks_truncated_samples_and_counts_those_that_trained():
+    masked = mask_truncated([1.0, 1.0, 0.0], [False, True, True])
+    assert masked.sample_mask == (1.0, 0.0, 0.0)
+    assert masked.num_masked == 1

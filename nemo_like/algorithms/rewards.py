@@ -1,0 +1,87 @@
+"""From raw rewards to those that advantages are made of: scaling, shaping, and which groups say anything.
+
+Standard library only: the driver calls these on tags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from nemo_like.config.schema import RewardScalingConfig, RewardShapingConfig
+
+
+class Outcome(Enum):
+    """What became of a sample, in the ledger; every value but ``trained`` names why it did not train."""
+
+    trained = "trained"
+    reward_failed = "reward_failed"  # the environment gave no finite reward
+    uniform_group = "uniform_group"  # dynamic sampling: all raw rewards of its group are equal
+    surplus_group = "surplus_group"  # dynamic sampling: a good group more than the step needs
+    overlong = "overlong"  # truncated, with grpo.overlong_filtering
+    logprob_mismatch = "logprob_mismatch"  # above grpo.seq_logprob_error_threshold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseEnds:
+    """How each sample's response ended; one entry per sample."""
+
+    num_response_tokens: Sequence[float]
+    is_truncated: Sequence[float]  # 1: ran into a token limit
+
+
+def scaled_rewards(rewards: Sequence[float], cfg: RewardScalingConfig) -> list[float]:
+    """The linear map that takes [source_min, source_max] to [target_min, target_max].
+
+    With ``clamp``, rewards outside the source range end up at the nearer end of the target range.
+    """
+    if not cfg.enabled:
+        return list(rewards)
+    slope = (cfg.target_max - cfg.target_min) / (cfg.source_max - cfg.source_min)
+    if cfg.clamp:
+        rewards = [min(max(reward, cfg.source_min), cfg.source_max) for reward in rewards]
+    return [cfg.target_min + slope * (reward - cfg.source_min) for reward in rewards]
+
+
+def shaped_rewards(rewards: Sequence[float], ends: ResponseEnds, cfg: RewardShapingConfig) -> list[float]:
+    """Rewards minus the overlong penalty, then the stop-properly penalty.
+
+    DAPO's overlong penalty (arXiv 2503.14476, eq. 13): 0 up to max_response_length -
+    overlong_buffer_length tokens, then linear to overlong_buffer_penalty at max_response_length, and
+    no more beyond. Stop-properly: what a truncated response earned above 0 is multiplied by
+    stop_properly_penalty_coef.
+    """
+    if not cfg.enabled:
+        return list(rewards)
+    shaped = []
+    for reward, tokens, is_truncated in zip(
+        rewards, ends.num_response_tokens, ends.is_truncated, strict=True
+    ):
+        value = reward - _overlong_penalty(tokens, cfg)
+        if cfg.stop_properly_penalty_coef is not None and is_truncated and value > 0:
+            value *= cfg.stop_properly_penalty_coef
+        shaped.append(value)
+    return shaped
+
+
+def informative_groups(
+    raw_rewards: Sequence[float], group_ids: Sequence[Hashable], sample_mask: Sequence[float]
+) -> list[Hashable]:
+    """Groups in which two unmasked samples have different raw rewards, in order of first appearance.
+
+    These are the groups whose raw std is above 0; all others have no advantage to learn from.
+    """
+    seen: dict[Hashable, set[float]] = {}
+    for reward, group_id, kept in zip(raw_rewards, group_ids, sample_mask, strict=True):
+        values = seen.setdefault(group_id, set())
+        if kept:
+            values.add(reward)
+    return [group_id for group_id, values in seen.items() if len(values) > 1]
+
+
+def _overlong_penalty(num_tokens: float, cfg: RewardShapingConfig) -> float:
+    if cfg.overlong_buffer_length is None:
+        return 0.0
+    excess = num_tokens - (cfg.max_response_length - cfg.overlong_buffer_length)
+    return cfg.overlong_buffer_penalty * min(max(excess / cfg.overlong_buffer_length, 0.0), 1.0)

@@ -1,0 +1,28 @@
+"""A user's own functions and classes, by import path."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def load_by_path(path: str) -> Any:
+    """The object behind "package.module:name".
+
+    Raises ValueError that says which part of the path does not exist; what the module itself raises
+    while it is imported comes through.
+    """
+    module_name, colon, name = path.partition(":")
+    if not (module_name and colon and name):
+        raise ValueError(f"{path!r} is no import path; write package.module:name")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise ValueError(
+            f"{path!r}: there is no module {error.name!r}; is it installed, or on PYTHONPATH?"
+        ) from None
+    if not hasattr(module, name):
+        raise ValueError(f"{path!r}: module {module_name!r} has no {name!r}")
+    return getattr(module, name)

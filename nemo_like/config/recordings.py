@@ -1,0 +1,37 @@
+"""How a directory of recorded rollouts is laid out; read before anything starts."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingManifest:
+    """What every rollout of a recording has in common."""
+
+    num_prompts_per_step: int
+    num_generations_per_prompt: int
+
+
+def rollout_file(step: int, first_group: int) -> str:
+    """Name of one rollout's file."""
+    return f"step_{step}-{first_group}.npz"
+
+
+def read_manifest(directory: Path) -> RecordingManifest:
+    """Raises ValueError when the directory holds no recording."""
+    path = directory / MANIFEST
+    if not path.is_file():
+        raise ValueError(f"{str(directory)!r} is no recording: it has no {MANIFEST}")
+    return RecordingManifest(**json.loads(path.read_text(encoding="utf-8")))
+
+
+def recorded_steps(directory: Path) -> set[int]:
+    """The steps whose first rollout is there."""
+    found = (re.fullmatch(r"step_(\d+)-0\.npz", path.name) for path in directory.iterdir())
+    return {int(match[1]) for match in found if match}

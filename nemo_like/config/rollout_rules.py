@@ -1,0 +1,70 @@
+"""Rules on recording, replaying and generation alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from nemo_like.config.errors import Problem
+from nemo_like.config.recordings import read_manifest, recorded_steps
+from nemo_like.config.schema import Config
+
+
+def rollout_problems(cfg: Config) -> Iterator[Problem]:
+    """Everything for which rollouts could not be kept or replayed as configured."""
+    rollout = cfg.rollout
+    if rollout.replay is None:
+        return
+    key = f"rollout.replay={rollout.replay}"
+    for name, value in (
+        ("rollout.generate_only", rollout.generate_only),
+        ("rollout.record", rollout.record),
+    ):
+        if value:
+            yield Problem(
+                key=f"{name}={str(value).lower()}",
+                rule=f"cannot be together with {key}, where nothing is generated",
+                remedy="the recorded run has it already",
+            )
+    yield from _no_validation(cfg, key)
+    yield from _recording(cfg, key)
+
+
+def _no_validation(cfg: Config, key: str) -> Iterator[Problem]:
+    off = {"val_period": 0, "val_at_start": False, "val_at_end": False}
+    on = [f"grpo.{name}" for name, value in off.items() if getattr(cfg.grpo, name) != value]
+    if on:
+        remedy = " ".join(f"grpo.{name}={str(value).lower()}" for name, value in off.items())
+        yield Problem(
+            key=key,
+            rule=f"has no engines to validate with, but {', '.join(on)} asks for it",
+            remedy=f"set {remedy}",
+        )
+
+
+def _recording(cfg: Config, key: str) -> Iterator[Problem]:
+    directory = Path(str(cfg.rollout.replay))
+    try:
+        manifest = read_manifest(directory)
+    except ValueError as error:
+        yield Problem(
+            key=key,
+            rule=f"must be a recording: {error}",
+            remedy="give RUN_DIR/recorded of a run with rollout.record=true",
+        )
+        return
+    for name in ("num_prompts_per_step", "num_generations_per_prompt"):
+        recorded, asked = getattr(manifest, name), getattr(cfg.grpo, name)
+        if recorded != asked:
+            yield Problem(
+                key=f"grpo.{name}={asked}",
+                rule=f"must be {recorded}, as in the recording {cfg.rollout.replay}",
+                remedy="",
+            )
+    missing = sorted(set(range(1, cfg.grpo.max_num_steps + 1)) - recorded_steps(directory))
+    if missing:
+        yield Problem(
+            key=f"grpo.max_num_steps={cfg.grpo.max_num_steps}",
+            rule=f"needs step {missing[0]}, which the recording {cfg.rollout.replay} lacks",
+            remedy=f"try {missing[0] - 1}" if missing[0] > 1 else "",
+        )

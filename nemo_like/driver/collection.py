@@ -1,0 +1,120 @@
+"""The groups that a step trains on: rollouts, rewards, and, with dynamic sampling, refills.
+
+    prompts ─▶ rollout.run ─▶ scale, shape ─▶ raw rewards differ? ── yes ─▶ kept, until P groups are there
+       ▲                                             └─ no ─▶ dropped: their bytes are freed at once
+       └──── P further prompts, while groups are missing
+
+Every rollout asks for P prompts, as in DAPO (arXiv 2503.14476). Good groups beyond P are dropped too:
+kept for the next step, they would have been sampled by older weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from nemo_like.algorithms.rewards import Outcome, informative_groups
+from nemo_like.config.schema import GRPOConfig
+from nemo_like.data_plane.meta import KVBatchMeta
+from nemo_like.driver.errors import RunFailed
+from nemo_like.driver.interfaces import Rollout
+from nemo_like.driver.stages import with_outcome, with_shaped_rewards
+from nemo_like.observability.metrics import Metric, merge
+from nemo_like.rollout.prompts import PromptBatch, RolloutResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """P groups, ordered by (prompt, generation), and what it took to get them."""
+
+    batch: KVBatchMeta
+    dropped: tuple[KVBatchMeta, ...]  # metadata only: their bytes are freed
+    metrics: Mapping[str, Metric]  # over everything generated
+    num_rollouts: int
+    generation_s: float
+    reward_s: float
+    put_s: float
+
+    @property
+    def generated(self) -> tuple[KVBatchMeta, ...]:
+        """Everything that was sampled, the dropped groups last."""
+        return (self.batch, *self.dropped)
+
+
+def collect_groups(
+    prompts: PromptBatch,
+    partition: str,
+    *,
+    rollout: Rollout,
+    cfg: GRPOConfig,
+    more_prompts: Callable[[PromptBatch], PromptBatch],
+) -> Collected:
+    """As many rewarded groups as there are prompts; ``more_prompts(last)`` are those of a refill.
+
+    Raises RunFailed when ``dynamic_sampling_max_gen_batches`` rollouts do not give enough.
+    """
+    wanted, num_kept = len(prompts), 0
+    results: list[RolloutResult] = []
+    kept: list[KVBatchMeta] = []
+    dropped: list[KVBatchMeta] = []
+    while True:
+        results.append(rollout.run(prompts, partition))
+        batch = with_shaped_rewards(results[-1].batch, cfg)
+        good = _groups_to_train(batch, cfg)
+        used = good[: wanted - num_kept]
+        num_kept += len(used)
+        kept.append(_of_groups(batch, used))
+        unused = _dropped(batch, good, used)
+        if unused:
+            rollout.discard(unused)
+            dropped += unused
+        if num_kept == wanted:
+            return _collected(results, kept, dropped)
+        if len(results) == cfg.dynamic_sampling_max_gen_batches:
+            raise RunFailed(_shortage(cfg, wanted, num_kept, len(results)))
+        prompts = more_prompts(prompts)
+
+
+def _groups_to_train(batch: KVBatchMeta, cfg: GRPOConfig) -> list[Hashable]:
+    group_ids = batch.tag("group_id")
+    if not cfg.use_dynamic_sampling:
+        return list(dict.fromkeys(group_ids))
+    return informative_groups(batch.numbers("reward"), group_ids, batch.numbers("sample_mask"))
+
+
+def _of_groups(batch: KVBatchMeta, groups: Sequence[Hashable]) -> KVBatchMeta:
+    chosen = set(groups)
+    return batch.select([group_id in chosen for group_id in batch.tag("group_id")])
+
+
+def _dropped(batch: KVBatchMeta, good: Sequence[Hashable], used: Sequence[Hashable]) -> list[KVBatchMeta]:
+    """The groups that will not train, with the reason as their outcome."""
+    uniform = [group_id for group_id in dict.fromkeys(batch.tag("group_id")) if group_id not in set(good)]
+    parts = (
+        with_outcome(_of_groups(batch, uniform), Outcome.uniform_group),
+        with_outcome(_of_groups(batch, good[len(used) :]), Outcome.surplus_group),
+    )
+    return [part for part in parts if len(part)]
+
+
+def _collected(
+    results: Sequence[RolloutResult], kept: Sequence[KVBatchMeta], dropped: Sequence[KVBatchMeta]
+) -> Collected:
+    return Collected(
+        batch=KVBatchMeta.concat(kept),
+        dropped=tuple(dropped),
+        metrics=merge(result.metrics for result in results),
+        num_rollouts=len(results),
+        generation_s=sum(result.generation_s for result in results),
+        reward_s=sum(result.reward_s for result in results),
+        put_s=sum(result.put_s for result in results),
+    )
+
+
+def _shortage(cfg: GRPOConfig, wanted: int, num_kept: int, num_rollouts: int) -> str:
+    return (
+        f"grpo.use_dynamic_sampling=true found {num_kept} of {wanted} groups with different rewards in "
+        f"{num_rollouts * wanted} groups, and grpo.dynamic_sampling_max_gen_batches={num_rollouts} allows no "
+        "more; the task may be too hard or too easy for this policy: look at train/baseline_reward/pct_0 "
+        "and pct_1 without dynamic sampling, mix in other problems, use larger groups, or allow more batches"
+    )

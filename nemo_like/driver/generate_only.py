@@ -1,0 +1,76 @@
+"""Rollouts and rewards without a policy that learns: to look at samples, or to record them.
+
+    prompts ──▶ collect_groups ──▶ filters, advantages on tags ──▶ dump, metrics
+
+The engines serve the checkpoint as it was loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nemo_like.algorithms.estimators import build_estimator
+from nemo_like.config.schema import Config
+from nemo_like.data.sampler import PromptSampler
+from nemo_like.driver.collection import collect_groups
+from nemo_like.driver.interfaces import Partitions, Rollout
+from nemo_like.driver.reports import StepReport, generation_report
+from nemo_like.driver.stages import with_advantages, without_truncated
+from nemo_like.observability.logger import RunLogger
+from nemo_like.observability.timers import StageTimer
+from nemo_like.rollout.prompts import PromptBatch, RolloutMode
+
+# What the engines call weights that no trainer ever sent.
+_AS_LOADED = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationComponents:
+    partitions: Partitions
+    rollout: Rollout
+    train_sampler: PromptSampler
+    logger: RunLogger
+
+
+class GenerationDriver:
+    """One rollout after the other; carries ``KVBatchMeta`` and floats, never a token."""
+
+    def __init__(self, cfg: Config, components: GenerationComponents) -> None:
+        self.cfg = cfg
+        self.components = components
+        self.estimate_advantages = build_estimator(cfg.grpo)
+
+    def run(self) -> None:
+        """grpo.max_num_steps steps."""
+        for step in range(1, self.cfg.grpo.max_num_steps + 1):
+            self.components.logger.log_step(step, self.step(step).metrics)
+
+    def step(self, step: int) -> StepReport:
+        """The first half of a GRPO iteration: everything up to the advantages."""
+        grpo, rollout, timer = self.cfg.grpo, self.components.rollout, StageTimer()
+        with timer("total_step_time"), self.components.partitions.partition(f"train-{step}") as partition:
+            with timer("generation"):
+                collected = collect_groups(
+                    self.next_prompts(step),
+                    partition,
+                    rollout=rollout,
+                    cfg=grpo,
+                    more_prompts=lambda last: self.next_prompts(last.step, last.first_group + len(last)),
+                )
+            batch = without_truncated(collected.batch) if grpo.overlong_filtering else collected.batch
+            with timer("advantage"):
+                components = list(grpo.adv_estimator.reward_weights)
+                batch = with_advantages(batch, self.estimate_advantages, components)
+        return generation_report(batch, collected, timer.metrics("timing/train/"))
+
+    def next_prompts(self, step: int, first_group: int = 0) -> PromptBatch:
+        """The next P training prompts, by index."""
+        grpo = self.cfg.grpo
+        return PromptBatch(
+            mode=RolloutMode.training,
+            step=step,
+            policy_version=_AS_LOADED,
+            indices=self.components.train_sampler.next(grpo.num_prompts_per_step),
+            num_generations=grpo.num_generations_per_prompt,
+            first_group=first_group,
+        )

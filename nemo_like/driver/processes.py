@@ -1,0 +1,197 @@
+"""Every process of a run, and what it is started with.
+
+All start at once, since most of a start is imports. What a replay or a generation-only run does without
+is not started at all: ``config.plan.roles`` says how many there are of each.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from nemo_like.cluster.actors import ActorHandle, ActorSpec, Concurrency
+from nemo_like.cluster.cluster import Cluster
+from nemo_like.cluster.runtime import free_port, node_address
+from nemo_like.config.plan import Role, roles
+from nemo_like.config.schema import Config, Device
+from nemo_like.data_plane.factory import DataPlaneSpec, host_actor
+from nemo_like.generation.environment import engine_environment
+from nemo_like.observability.run_directory import RunDirectory
+from nemo_like.policy.interfaces import WeightSenderSpec
+from nemo_like.policy.layout import parallel_layout
+
+_BUCKET_MIB = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Actors:
+    """Handles of the started processes."""
+
+    host: ActorHandle
+    engines: list[ActorHandle]
+    workers: list[ActorHandle]
+    environments: list[ActorHandle]
+    rollout: ActorHandle
+
+    def all(self) -> list[ActorHandle]:
+        return [self.host, *self.engines, *self.workers, *self.environments, self.rollout]
+
+
+def start_actors(cfg: Config, cluster: Cluster, directory: RunDirectory) -> Actors:
+    """Start every process; returns at once."""
+    starter = _Starter(cfg, cluster, directory)
+    host = starter.host()
+    data_plane = DataPlaneSpec(
+        host=host, timeout_s=cfg.data_plane.timeout_s, start_timeout_s=cfg.cluster.start_timeout_s
+    )
+    engines, environments = starter.engines(), starter.environments()
+    if cfg.rollout.replay is not None:
+        rollout = starter.replay(cfg.rollout.replay, data_plane)
+    else:
+        rollout = starter.rollout(engines, environments, data_plane)
+    return Actors(
+        host=host,
+        engines=engines,
+        workers=starter.workers(data_plane),
+        environments=environments,
+        rollout=rollout,
+    )
+
+
+class _Starter:
+    """One method per kind of process."""
+
+    def __init__(self, cfg: Config, cluster: Cluster, directory: RunDirectory) -> None:
+        self._cfg, self._cluster, self._directory = cfg, cluster, directory
+        self._needs = roles(cfg)
+
+    def host(self) -> ActorHandle:
+        return self._cluster.start(
+            host_actor(
+                self._cfg.data_plane,
+                run_id=f"{self._directory.name}-{uuid.uuid4().hex[:8]}",
+                start_timeout_s=self._cfg.cluster.start_timeout_s,
+                log_path=self._directory.log_path("data_plane"),
+            )
+        )
+
+    def engines(self) -> list[ActorHandle]:
+        policy = self._cfg.policy
+        return [
+            self._start(
+                Role.engine,
+                index,
+                "nemo_like.generation.vllm_engine:VllmEngine",
+                engine_environment(policy.device),
+                name=f"engine-{index}",
+                model_name=str(Path(policy.model_name).absolute()),
+                generation=self._cfg.generation,
+                device=policy.device,
+                precision=policy.precision,
+                max_total_sequence_length=policy.max_total_sequence_length,
+                seed=self._cfg.grpo.seed,
+                timeout_s=self._cfg.cluster.start_timeout_s,
+            )
+            for index in range(self._needs[Role.engine].count)
+        ]
+
+    def workers(self, data_plane: DataPlaneSpec) -> list[ActorHandle]:
+        cfg, layout = self._cfg, parallel_layout(self._cfg.policy)
+        sender = WeightSenderSpec(
+            "nemo_like.weight_sync.collective:CollectiveWeightSender",
+            {
+                "device": cfg.policy.device,
+                "bucket_mib": _BUCKET_MIB,
+                "timeout_s": cfg.cluster.start_timeout_s,
+            },
+        )
+        master_addr, master_port = node_address(cfg.cluster.address), free_port()
+        return [
+            self._start(
+                Role.policy_worker,
+                rank,
+                "nemo_like.policy.worker:PolicyWorker",
+                _torch_environment(cfg),
+                cfg=cfg.policy,
+                loss=cfg.loss_fn,
+                coordinates=layout.coordinates(rank),
+                temperature=cfg.generation.temperature,
+                data_plane=data_plane,
+                weight_sender=sender if self._needs[Role.engine].count else None,
+                master_addr=master_addr,
+                master_port=master_port,
+                timeout_s=cfg.cluster.stage_timeout_s,
+            )
+            for rank in range(self._needs[Role.policy_worker].count)
+        ]
+
+    def environments(self) -> list[ActorHandle]:
+        return [
+            self._start(
+                Role.environment,
+                index,
+                "nemo_like.environments.server:EnvironmentServer",
+                {},
+                cfg=self._cfg.env,
+            )
+            for index in range(self._needs[Role.environment].count)
+        ]
+
+    def rollout(
+        self,
+        engines: list[ActorHandle],
+        environments: list[ActorHandle],
+        data_plane: DataPlaneSpec,
+    ) -> ActorHandle:
+        return self._start(
+            Role.rollout,
+            0,
+            "nemo_like.rollout.sync_rollout:SyncRolloutActor",
+            _torch_environment(self._cfg),
+            cfg=self._cfg,
+            engines=engines,
+            environments=environments,
+            data_plane=data_plane,
+            run_directory=str(self._directory.path),
+        )
+
+    def replay(self, directory: str, data_plane: DataPlaneSpec) -> ActorHandle:
+        return self._start(
+            Role.rollout,
+            0,
+            "nemo_like.rollout.replay:ReplayRolloutActor",
+            _torch_environment(self._cfg),
+            directory=str(Path(directory).absolute()),
+            data_plane=data_plane,
+        )
+
+    def _start(
+        self, role: Role, label: object, target: str, env: dict[str, str], **kwargs: object
+    ) -> ActorHandle:
+        needs = self._needs[role]
+        name = role.name if needs.count == 1 else f"{role.name}-{label}"
+        is_async = role in (Role.rollout, Role.environment)
+        return self._cluster.start(
+            ActorSpec(
+                name=name,
+                target=target,
+                kwargs=kwargs,
+                num_cpus=needs.num_cpus,
+                num_gpus=needs.num_gpus,
+                env=env,
+                concurrency=Concurrency.asyncio if is_async else Concurrency.serial,
+                log_path=self._directory.log_path(name),
+            )
+        )
+
+
+def _torch_environment(cfg: Config) -> dict[str, str]:
+    """For processes that load torch."""
+    env = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    if cfg.policy.device is Device.cpu:
+        # Several processes share the cores, and nothing here is worth compiling.
+        env |= {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    if cfg.cluster.address is None:
+        env["GLOO_SOCKET_IFNAME"] = "lo"
+    return env

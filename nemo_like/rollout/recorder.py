@@ -1,0 +1,106 @@
+"""Training rollouts as files: what one run records, another trains from.
+
+    recorded/manifest.json        how many prompts and samples a rollout has
+    recorded/step_12-0.npz        one rollout: packed columns, lengths, chunk sizes, tags and metrics
+    recorded/step_12-128.npz      its refill by dynamic sampling, whose first group is number 128
+
+A rollout is recorded as it was put, before any reward is scaled or group dropped: a replay may use
+another estimator, another loss or another layout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nemo_like.config.recordings import MANIFEST, RecordingManifest, rollout_file
+from nemo_like.observability.metrics import Metric, Reduction
+from nemo_like.rollout.flatten import FlatBatch
+from nemo_like.rollout.prompts import PromptBatch
+
+# Entries of a file that are not columns.
+_DESCRIPTION, _LENGTHS, _CHUNK_SIZES = "description.json", "lengths", "chunk_sizes"
+_COLUMN_PREFIX = "column/"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRollout:
+    flat: FlatBatch
+    metrics: dict[str, Metric]
+
+
+class RolloutRecorder:
+    """Writes into one directory, which it makes."""
+
+    def __init__(self, directory: Path, manifest: RecordingManifest) -> None:
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / MANIFEST).write_text(json.dumps(asdict(manifest), indent=2) + "\n", encoding="utf-8")
+
+    def write(self, prompts: PromptBatch, flat: FlatBatch, metrics: Mapping[str, Metric]) -> None:
+        """One rollout; a file with its name is there only when it is whole.
+
+        Raises ValueError for a column that is not one numeric array.
+        """
+        for name, values in flat.columns.items():
+            if not isinstance(values, np.ndarray) or values.dtype.hasobject:
+                raise ValueError(f"column {name!r} is not a numeric array, so rollout.record cannot keep it")
+        description = {
+            "tags": {name: list(values) for name, values in flat.tags.items()},
+            "metrics": {
+                name: [metric.total, metric.weight, metric.reduction.value]
+                for name, metric in metrics.items()
+            },
+        }
+        entries: dict[str, Any] = {_COLUMN_PREFIX + name: values for name, values in flat.columns.items()}
+        entries[_LENGTHS] = np.asarray(flat.lengths, np.int64)
+        entries[_CHUNK_SIZES] = np.asarray(flat.chunk_sizes, np.int64)
+        entries[_DESCRIPTION] = np.frombuffer(json.dumps(description).encode(), np.uint8)
+        path = self._directory / rollout_file(prompts.step, prompts.first_group)
+        unfinished = path.with_suffix(".tmp")
+        with unfinished.open("wb") as file:
+            np.savez(file, allow_pickle=False, **entries)
+        os.replace(unfinished, path)
+
+
+def read_rollout(directory: Path, prompts: PromptBatch) -> RecordedRollout:
+    """The rollout that was recorded for this step and first group.
+
+    Raises ValueError when there is none, or when it has other numbers of groups or samples than asked.
+    """
+    path = directory / rollout_file(prompts.step, prompts.first_group)
+    if not path.is_file():
+        raise ValueError(
+            f"rollout.replay={directory} has no {path.name}: the recorded run made no such rollout "
+            f"for step {prompts.step}"
+        )
+    with np.load(path, allow_pickle=False) as entries:
+        description: dict[str, Any] = json.loads(entries[_DESCRIPTION].tobytes())
+        flat = FlatBatch(
+            columns={
+                name.removeprefix(_COLUMN_PREFIX): entries[name]
+                for name in entries.files
+                if name.startswith(_COLUMN_PREFIX)
+            },
+            lengths=entries[_LENGTHS].tolist(),
+            chunk_sizes=entries[_CHUNK_SIZES].tolist(),
+            tags=description["tags"],
+        )
+    if flat.chunk_sizes != [prompts.num_generations] * len(prompts):
+        raise ValueError(
+            f"{path} holds {len(flat.chunk_sizes)} groups of {flat.chunk_sizes[0]}, but this run asks for "
+            f"{len(prompts)} groups of {prompts.num_generations}"
+        )
+    return RecordedRollout(
+        flat,
+        {
+            name: Metric(total, weight, Reduction(reduction))
+            for name, (total, weight, reduction) in description["metrics"].items()
+        },
+    )

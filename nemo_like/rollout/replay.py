@@ -1,0 +1,65 @@
+"""``ReplayRolloutActor``: in place of ``SyncRolloutActor``, rollouts that another run recorded.
+
+    step, first group ──▶ file ──▶ one put ──▶ data plane
+
+The driver cannot tell the difference; engines, environments and tokenizer are not needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from nemo_like.cluster.actors import ActorHandle
+from nemo_like.config.recordings import read_manifest
+from nemo_like.data_plane.factory import DataPlaneSpec, connect
+from nemo_like.data_plane.interface import DataPlane
+from nemo_like.data_plane.meta import KVBatchMeta
+from nemo_like.observability.summary import SampleAnswer
+from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutResult
+from nemo_like.rollout.recorder import read_rollout
+
+
+class ReplayRolloutActor:
+    """To be hosted by an asyncio actor."""
+
+    def __init__(self, *, directory: str, data_plane: DataPlaneSpec) -> None:
+        self._directory = Path(directory)
+        self._data_plane: DataPlane = connect(data_plane)
+
+    def attach(self, own_handle: ActorHandle) -> dict[RolloutMode, int]:
+        """The number of prompts per dataset, as far as a replay has any: those of a rollout."""
+        manifest = read_manifest(self._directory)
+        return {RolloutMode.training: manifest.num_prompts_per_step, RolloutMode.validation: 0}
+
+    async def run(self, prompts: PromptBatch, partition: str) -> RolloutResult:
+        """The recorded rollout of this step; raises ValueError when there is none that fits."""
+        if prompts.mode is not RolloutMode.training:
+            raise ValueError("a replay has training rollouts only; it cannot validate")
+        started_s = time.monotonic()
+        return await asyncio.to_thread(self._replay, prompts, partition, started_s)
+
+    async def discard(self, batches: Sequence[KVBatchMeta]) -> None:
+        """Free the bytes of samples that will not train."""
+        for batch in batches:
+            await asyncio.to_thread(self._data_plane.clear, batch)
+
+    def sample_answers(self) -> list[SampleAnswer]:
+        """None: nothing was answered."""
+        return []
+
+    def _replay(self, prompts: PromptBatch, partition: str, started_s: float) -> RolloutResult:
+        recorded = read_rollout(self._directory, prompts)
+        flat = recorded.flat
+        batch = self._data_plane.put(
+            partition, flat.columns, lengths=flat.lengths, chunk_sizes=flat.chunk_sizes, tags=flat.tags
+        )
+        return RolloutResult(
+            batch=batch,
+            metrics=recorded.metrics,
+            generation_s=0.0,
+            reward_s=0.0,
+            put_s=time.monotonic() - started_s,
+        )

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nemo_like.algorithms.estimators import (
+    AdvantageInputs,
+    build_estimator,
+    gdpo,
+    reinforce_plus_plus,
+    reinforce_plus_plus_baseline,
+    rloo,
+)
+from nemo_like.config.loader import load_config
+from nemo_like.config.schema import AdvantageEstimatorName, GRPOConfig
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+def inputs(rewards, group_ids=None, mask=None, tokens=None, **components):
+    count = len(rewards)
+    return AdvantageInputs(
+        rewards=rewards,
+        group_ids=group_ids or ["a"] * count,
+        sample_mask=mask or [1] * count,
+        num_response_tokens=tokens or [1] * count,
+        components=components,
+    )
+
+
+@pytest.fixture(scope="module")
+def grpo_config() -> Callable[..., GRPOConfig]:
+    def load(*overrides: str) -> GRPOConfig:
+        return load_config(REPOSITORY / "configs" / "grpo_arithmetic_cpu.yaml", overrides).grpo
+
+    return load
+
+
+def test_rloo_subtracts_the_mean_of_the_other_rewards():
+    # Others of 1: [0, 0, 1]; of the last 1: [1, 0, 0]; of a 0: [1, 0, 1].
+    assert rloo(inputs([1.0, 0.0, 0.0, 1.0])) == pytest.approx([2 / 3, -2 / 3, -2 / 3, 2 / 3])
+
+
+def test_rloo_gives_nothing_to_a_sample_without_others():
+    assert rloo(inputs([1.0, 5.0], ["a", "b"])) == [0.0, 0.0]
+    assert rloo(inputs([1.0, 5.0], mask=[1, 0])) == [0.0, 0.0]
+
+
+def test_reinforce_plus_plus_whitens_over_tokens_across_groups():
+    # Token-weighted mean (3 * 2 + 1 * 6) / 4 = 3; variance (3 * 1 + 1 * 9) / 4 = 3.
+    result = reinforce_plus_plus(inputs([2.0, 6.0], ["a", "b"], tokens=[3, 1]))
+    assert result == pytest.approx([-1 / math.sqrt(3), 3 / math.sqrt(3)])
+
+
+def test_reinforce_plus_plus_baseline_whitens_what_is_left_above_the_group():
+    # Group a: [0, 2] - 1; group b: [5, 5] - 5. Values -1, 1, 0, 0, one token each: mean 0, variance 1/2.
+    result = reinforce_plus_plus_baseline(inputs([0.0, 2.0, 5.0, 5.0], ["a", "a", "b", "b"]))
+    assert result == pytest.approx([-math.sqrt(2), math.sqrt(2), 0.0, 0.0])
+
+
+def test_a_longer_response_weighs_more_in_the_whitening():
+    # Centred -1 and 1 with 3 and 1 tokens: mean -1/2, variance (3 * 1/4 + 9/4) / 4 = 3/4.
+    result = reinforce_plus_plus_baseline(inputs([0.0, 2.0], tokens=[3, 1]))
+    assert result == pytest.approx([-0.5 / math.sqrt(0.75), 1.5 / math.sqrt(0.75)])
+
+
+@pytest.mark.parametrize("estimate", [rloo, reinforce_plus_plus, reinforce_plus_plus_baseline])
+class TestEdges:
+    @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 1 / 3])
+    def test_equal_rewards_give_exactly_zero(self, estimate, value):
+        assert estimate(inputs([value] * 49, tokens=[7] * 49)) == [0.0] * 49
+
+    def test_a_single_sample_has_zero_advantage(self, estimate):
+        assert estimate(inputs([5.0])) == [0.0]
+
+    def test_a_masked_nan_gets_zero_and_moves_nobody(self, estimate):
+        with_nan = estimate(inputs([1.0, math.nan, 0.0], mask=[1, 0, 1], tokens=[2, 9, 3]))
+        assert [with_nan[0], with_nan[2]] == pytest.approx(estimate(inputs([1.0, 0.0], tokens=[2, 3])))
+        assert with_nan[1] == 0.0
+
+    def test_an_unmasked_nan_is_an_error_that_names_the_sample(self, estimate):
+        with pytest.raises(ValueError, match="reward of sample 1 is nan; mask the sample"):
+            estimate(inputs([1.0, math.nan, 0.0]))
+
+    def test_all_masked_gives_zero_everywhere(self, estimate):
+        assert estimate(inputs([1.0, 0.0], mask=[0, 0])) == [0.0, 0.0]
+
+    def test_an_empty_batch_gives_nothing(self, estimate):
+        assert estimate(inputs([])) == []
+
+
+def test_empty_responses_alone_have_nothing_to_whiten():
+    assert reinforce_plus_plus(inputs([1.0, 0.0], tokens=[0, 0])) == [0.0, 0.0]
+
+
+def test_gdpo_normalises_each_component_in_its_group_and_the_sum_over_the_batch():
+    # correct: [1, 0] has mean 1/2 and std sqrt(1/2), so +-1/sqrt(2) (but for the epsilon); format is uniform
+    # in group a and [0, 1] in group b. With weights 1 and 2: sums [s, -s, -2s, 2s], s = 1/sqrt(2),
+    # of mean 0 and unbiased variance (2 * 1/2 + 2 * 4/2) / 3 = 5/3.
+    result = gdpo(
+        inputs(
+            [0.0] * 4,
+            ["a", "a", "b", "b"],
+            correct=[1.0, 0.0, 1.0, 1.0],
+            format=[1.0, 1.0, 0.0, 1.0],
+        ),
+        {"correct": 1.0, "format": 2.0},
+    )
+    unit = math.sqrt(1 / 2) / math.sqrt(5 / 3)
+    assert result == pytest.approx([unit, -unit, -2 * unit, 2 * unit], rel=1e-4)
+
+
+def test_gdpo_tells_apart_what_has_the_same_sum():
+    # Alone each is 1 in sum; normalised, the rare one is (0.75, -0.25, ...) / 0.5 and the frequent one
+    # +-0.5 / sqrt(1/3). Sums 0.634, 0.366, 0.366, -1.366 of mean 0 and std 0.919.
+    rare, frequent = [1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 1.0, 0.0]
+    result = gdpo(inputs([0.0] * 4, rare=rare, frequent=frequent), {"rare": 1.0, "frequent": 1.0})
+    assert result == pytest.approx([0.6896, 0.3981, 0.3981, -1.4858], abs=1e-4)
+
+
+@pytest.mark.parametrize("mask", [[1, 1, 1, 1], [0, 0, 0, 0], [1, 0, 0, 0]])
+def test_gdpo_of_uniform_masked_or_single_samples_is_zero(mask):
+    uniform = inputs([0.0] * 4, mask=mask, correct=[0.1] * 4)
+    assert gdpo(uniform, {"correct": 1.0}) == [0.0] * 4
+
+
+def test_gdpo_names_a_component_that_the_samples_lack():
+    with pytest.raises(ValueError, match=r"names correkt, which the samples do not have; they have correct"):
+        gdpo(inputs([0.0], correct=[1.0]), {"correkt": 1.0})
+
+
+def first_is_one(batch: AdvantageInputs) -> list[float]:
+    """A user's own estimator."""
+    return [1.0, *[0.0] * (len(batch.rewards) - 1)]
+
+
+def one_too_few(batch: AdvantageInputs) -> list[float]:
+    return [0.0] * (len(batch.rewards) - 1)
+
+
+def not_a_number(batch: AdvantageInputs) -> list[float]:
+    return [math.nan] * len(batch.rewards)
+
+
+@pytest.mark.parametrize("name", AdvantageEstimatorName.__members__)
+def test_every_name_of_the_configuration_has_an_estimator(grpo_config, name):
+    cfg = grpo_config(f"grpo.adv_estimator.name={name}", "++grpo.adv_estimator.reward_weights.correct=1.0")
+    result = build_estimator(cfg)(inputs([1.0, 0.0, 0.0], correct=[1.0, 0.0, 0.0]))
+    assert result[0] > 0 > result[1] == result[2]
+
+
+def test_options_of_grpo_reach_its_estimator(grpo_config):
+    rewards = inputs([1.0, 0.0, 0.0, 0.0])
+    plain = build_estimator(grpo_config("grpo.normalize_rewards=false"))
+    assert plain(rewards) == [0.75, -0.25, -0.25, -0.25]
+    others = build_estimator(
+        grpo_config("grpo.normalize_rewards=false", "grpo.use_leave_one_out_baseline=true")
+    )
+    assert others(rewards) == pytest.approx([1.0, -1 / 3, -1 / 3, -1 / 3])
+
+
+def test_an_estimator_of_ones_own_is_found_by_import_path(grpo_config):
+    estimate = build_estimator(grpo_config(f"grpo.adv_estimator.name='{__name__}:first_is_one'"))
+    assert estimate(inputs([0.0, 0.0])) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("function", "finding"),
+    [("one_too_few", "gave 1 advantages for 2"), ("not_a_number", "0 of them finite")],
+)
+def test_what_an_estimator_of_ones_own_gives_is_checked(grpo_config, function, finding):
+    estimate = build_estimator(grpo_config(f"grpo.adv_estimator.name='{__name__}:{function}'"))
+    with pytest.raises(ValueError, match=finding):
+        estimate(inputs([0.0, 0.0]))
+
+
+samples = st.lists(
+    st.tuples(st.integers(-5, 5), st.integers(0, 3), st.integers(1, 9), st.booleans()),
+    min_size=1,
+    max_size=20,
+)
+
+
+@settings(deadline=None)
+@given(samples)
+def test_whitened_advantages_have_token_weighted_mean_zero_and_variance_one(batch):
+    rewards, groups, tokens, mask = (list(column) for column in zip(*batch, strict=True))
+    result = reinforce_plus_plus(inputs([float(r) for r in rewards], groups, mask, tokens))
+    valid = [i for i, kept in enumerate(mask) if kept]
+    total = sum(tokens[i] for i in valid)
+    assert all(result[i] == 0.0 for i in range(len(mask)) if not mask[i])
+    if len({rewards[i] for i in valid}) > 1:
+        assert sum(tokens[i] * result[i] for i in valid) / total == pytest.approx(0.0, abs=1e-9)
+        assert sum(tokens[i] * result[i] ** 2 for i in valid) / total == pytest.approx(1.0)
+
+
+@settings(deadline=None)
+@given(samples, st.randoms(use_true_random=False))
+def test_the_order_of_the_samples_does_not_matter(batch, random):
+    order = list(range(len(batch)))
+    random.shuffle(order)
+
+    def gathered(positions):
+        rewards, groups, tokens, mask = zip(*(batch[i] for i in positions), strict=True)
+        values = [float(reward) for reward in rewards]
+        return inputs(values, list(groups), list(mask), list(tokens), correct=values)
+
+    for estimate in (reinforce_plus_plus_baseline, lambda batch: gdpo(batch, {"correct": 1.0})):
+        result = estimate(gathered(range(len(batch))))
+        shuffled = estimate(gathered(order))
+        assert shuffled == pytest.approx([result[i] for i in order], rel=1e-9, abs=1e-9)

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from nemo_like.config.reward_rules import reward_problems
+from nemo_like.config.schema import Config
+
+Demo = Callable[..., Config]
+ESTIMATOR = "grpo.adv_estimator.name"
+WEIGHT = "++grpo.adv_estimator.reward_weights.correct=1.0"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        (f"{ESTIMATOR}=rloo",),
+        (f"{ESTIMATOR}=reinforce_plus_plus", "grpo.num_generations_per_prompt=1"),
+        (f"{ESTIMATOR}=gdpo", WEIGHT),
+        (f"{ESTIMATOR}='nemo_like.algorithms.estimators:rloo'",),
+        ("grpo.reward_scaling.enabled=true", "grpo.reward_scaling.target_min=-1.0"),
+        ("grpo.reward_shaping.enabled=true", "grpo.reward_shaping.overlong_buffer_length=2"),
+        ("grpo.use_dynamic_sampling=true", "grpo.overlong_filtering=true"),
+    ],
+)
+def test_what_can_run_has_no_problem(demo: Demo, arguments: tuple[str, ...]) -> None:
+    assert reward_problems(demo(*arguments)) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (
+            (f"{ESTIMATOR}=rlo",),
+            "grpo.adv_estimator.name=rlo must be one of grpo, rloo, .*; did you mean rloo?",
+        ),
+        ((f"{ESTIMATOR}='no_such.module:f'",), "cannot be imported: .* there is no module 'no_such'"),
+        (
+            (f"{ESTIMATOR}='nemo_like.algorithms.estimators:nothing'",),
+            "cannot be imported: .* has no 'nothing'",
+        ),
+        (
+            (f"{ESTIMATOR}=rloo", "grpo.use_leave_one_out_baseline=true"),
+            "use_leave_one_out_baseline=true belongs to the estimator grpo",
+        ),
+        ((f"{ESTIMATOR}=gdpo",), "reward_weights={} must weigh at least one reward component"),
+        (
+            (f"{ESTIMATOR}=gdpo", WEIGHT, "grpo.reward_scaling.enabled=true"),
+            "reward_scaling.enabled=true would do nothing with the estimator gdpo",
+        ),
+        ((WEIGHT,), "reward_weights=.* would do nothing with the estimator grpo"),
+        (
+            (
+                f"{ESTIMATOR}=reinforce_plus_plus",
+                "grpo.num_generations_per_prompt=1",
+                "grpo.use_dynamic_sampling=true",
+            ),
+            "num_generations_per_prompt=1 must be at least 2",
+        ),
+        (
+            ("grpo.reward_scaling.enabled=true", "grpo.reward_scaling.source_max=0.0"),
+            "reward_scaling.source_max=0 must be above source_min=0",
+        ),
+        (("grpo.reward_shaping.enabled=true",), "reward_shaping.enabled=true shapes nothing"),
+        (
+            ("grpo.reward_shaping.enabled=true", "grpo.reward_shaping.overlong_buffer_length=9"),
+            "overlong_buffer_length=9 must be at least 1 and at most max_response_length=4",
+        ),
+        (
+            ("grpo.reward_shaping.enabled=true", "grpo.reward_shaping.stop_properly_penalty_coef=1.5"),
+            "stop_properly_penalty_coef=1.5 must be at least 0 and at most 1",
+        ),
+        (
+            (
+                "grpo.reward_shaping.enabled=true",
+                "grpo.reward_shaping.overlong_buffer_length=2",
+                "grpo.reward_shaping.overlong_buffer_penalty=-1.0",
+            ),
+            "overlong_buffer_penalty=-1 must be at least 0",
+        ),
+        (("grpo.dynamic_sampling_max_gen_batches=0",), "must be at least 1"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_the_reason(
+    demo: Demo, arguments: tuple[str, ...], problem: str
+) -> None:
+    (found,) = reward_problems(demo(*arguments))
+    assert re.search(problem.replace("{}", r"\{\}").replace("?", r"\?"), str(found)), found

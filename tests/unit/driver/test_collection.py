@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nemo_like.config.loader import load_config
+from nemo_like.config.schema import GRPOConfig
+from nemo_like.driver.collection import Collected, collect_groups
+from nemo_like.driver.errors import RunFailed
+from nemo_like.rollout.prompts import PromptBatch, RolloutMode
+from tests.unit.driver.scripted_rollout import BYTES_PER_SAMPLE, NUM_TOKENS, PARTITION, ScriptedRollout
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+Groups = Sequence[Sequence[float | None]]
+
+RIGHT, WRONG, MIXED = [1.0, 1.0], [0.0, 0.0], [0.0, 1.0]
+
+
+@pytest.fixture(scope="module")
+def dynamic() -> GRPOConfig:
+    overrides = ["grpo.use_dynamic_sampling=true", "grpo.dynamic_sampling_max_gen_batches=3"]
+    return load_config(REPOSITORY / "configs" / "grpo_arithmetic_cpu.yaml", overrides).grpo
+
+
+@pytest.fixture
+def collect(dynamic: GRPOConfig) -> Callable[..., tuple[Collected, ScriptedRollout]]:
+    def run(*rollouts: Groups, **changes: object) -> tuple[Collected, ScriptedRollout]:
+        rollout = ScriptedRollout(rollouts)
+        first = PromptBatch(
+            mode=RolloutMode.training,
+            step=1,
+            policy_version=0,
+            indices=tuple(range(len(rollouts[0]))),
+            num_generations=2,
+        )
+        collected = collect_groups(
+            first,
+            PARTITION,
+            rollout=rollout,
+            cfg=replace(dynamic, **changes),
+            more_prompts=lambda last: replace(last, first_group=last.first_group + len(last)),
+        )
+        return collected, rollout
+
+    return run
+
+
+def outcomes(collected: Collected) -> list[set[object]]:
+    return [set(batch.tag("outcome")) for batch in collected.dropped]
+
+
+def test_without_dynamic_sampling_one_rollout_is_kept_as_it_is(collect) -> None:
+    collected, rollout = collect([RIGHT, MIXED, WRONG], use_dynamic_sampling=False)
+    assert collected.batch.tag("group_id") == (0, 0, 1, 1, 2, 2)
+    assert collected.dropped == ()
+    assert rollout.bytes_after_discard == []
+
+
+def test_uniform_groups_are_replaced_until_exactly_as_many_groups_are_there(collect) -> None:
+    collected, rollout = collect([RIGHT, MIXED, WRONG], [WRONG, MIXED, RIGHT], [MIXED, WRONG, MIXED])
+    # The third rollout has one good group more than is missing.
+    assert collected.batch.tag("group_id") == (1, 1, 4, 4, 6, 6)
+    assert collected.batch.tag("reward") == (0.0, 1.0) * 3
+    assert [batch.first_group for batch in rollout.asked] == [0, 3, 6]
+    assert outcomes(collected) == [{"uniform_group"}] * 3 + [{"surplus_group"}]
+    assert set(collected.batch.tag("outcome")) == {"trained"}
+
+
+def test_the_bytes_of_dropped_groups_are_free_before_the_next_rollout(collect) -> None:
+    _, rollout = collect([RIGHT, MIXED, WRONG], [WRONG, MIXED, RIGHT], [MIXED, WRONG, MIXED])
+    kept_samples = [2, 4, 6]
+    assert rollout.bytes_after_discard == [count * BYTES_PER_SAMPLE for count in kept_samples]
+    assert rollout.plane.storage.num_bytes == 6 * BYTES_PER_SAMPLE
+
+
+def test_the_groups_that_are_kept_can_still_be_read(collect) -> None:
+    collected, rollout = collect([RIGHT, MIXED], [WRONG, MIXED])
+    columns = rollout.plane.fetch(collected.batch, ["input_ids"])
+    # The second group of each rollout: its samples 2 and 3.
+    expected = [*range(2 * NUM_TOKENS, 4 * NUM_TOKENS)] * 2
+    assert columns["input_ids"].tolist() == expected
+
+
+def test_too_few_good_groups_end_the_run_with_the_reason(collect) -> None:
+    with pytest.raises(RunFailed, match=r"found 1 of 2 groups .* in 6 groups.*max_gen_batches=3 allows no"):
+        collect([RIGHT, MIXED], [WRONG, WRONG], [RIGHT, RIGHT])
+
+
+def test_the_last_allowed_rollout_may_complete_the_step(collect) -> None:
+    collected, _ = collect([WRONG, WRONG], [WRONG, WRONG], [MIXED, MIXED])
+    assert collected.batch.tag("group_id") == (4, 4, 5, 5)
+
+
+def test_a_failed_reward_makes_no_difference_within_a_group(collect) -> None:
+    collected, _ = collect([[None, 1.0], MIXED], [MIXED, RIGHT])
+    assert collected.batch.tag("group_id") == (1, 1, 2, 2)
+    assert collected.dropped[0].tag("outcome") == ("reward_failed", "uniform_group")
+
+
+def test_the_raw_reward_decides_not_the_shaped_one(collect, dynamic: GRPOConfig) -> None:
+    # The whole source range is mapped to one side: scaled rewards are all 1, raw ones differ.
+    scaling = replace(dynamic.reward_scaling, enabled=True, source_min=-2.0, source_max=-1.0)
+    collected, _ = collect([MIXED], reward_scaling=scaling)
+    assert collected.batch.tag("scaled_reward") == (1.0, 1.0)
+
+
+def test_metrics_and_times_add_up_over_the_rollouts(collect) -> None:
+    collected, _ = collect([WRONG], [WRONG], [MIXED])
+    assert collected.metrics["total_num_tokens"].value == 3 * 2 * NUM_TOKENS
+    assert (collected.generation_s, collected.reward_s, collected.put_s) == (6.0, 1.5, 0.75)
+    assert collected.num_rollouts == 3
+    assert sum(len(batch) for batch in collected.generated) == 6

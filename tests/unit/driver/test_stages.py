@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nemo_like.algorithms.estimators import AdvantageInputs
+from nemo_like.config.loader import load_config
+from nemo_like.config.schema import GRPOConfig
+from nemo_like.data_plane.meta import Chunk, KVBatchMeta
+from nemo_like.driver.stages import with_advantages, with_shaped_rewards, without_mismatch, without_truncated
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def cfg() -> GRPOConfig:
+    return load_config(REPOSITORY / "configs" / "grpo_arithmetic_cpu.yaml").grpo
+
+
+def rollout(**tags: object) -> KVBatchMeta:
+    """Four samples: the third has no reward, the last two are truncated."""
+    return KVBatchMeta(
+        partition="train-1",
+        chunks=(Chunk("a", (8, 8, 8, 8)),),
+        rows=tuple((0, row) for row in range(4)),
+        columns=frozenset(),
+        tags={
+            "reward": (1.0, 0.0, 0.0, 1.0),
+            "sample_mask": (1, 1, 0, 1),
+            "group_id": (0, 0, 0, 0),
+            "num_response_tokens": (2, 3, 4, 4),
+            "is_truncated": (False, False, True, True),
+            **tags,
+        },
+    )
+
+
+def test_rewards_are_scaled_then_shaped_and_all_three_stay_in_the_ledger(cfg: GRPOConfig) -> None:
+    scaling = replace(cfg.reward_scaling, enabled=True, target_max=10.0)
+    shaping = replace(
+        cfg.reward_shaping,
+        enabled=True,
+        max_response_length=4,
+        overlong_buffer_length=2,
+        overlong_buffer_penalty=1.0,
+    )
+    batch = with_shaped_rewards(rollout(), replace(cfg, reward_scaling=scaling, reward_shaping=shaping))
+    assert batch.tag("reward") == (1.0, 0.0, 0.0, 1.0)
+    assert batch.tag("scaled_reward") == (10.0, 0.0, 0.0, 10.0)
+    assert batch.tag("shaped_reward") == (10.0, -0.5, -1.0, 9.0)
+    assert batch.tag("outcome") == ("trained", "trained", "reward_failed", "trained")
+
+
+def test_each_filter_names_what_it_masked_and_leaves_earlier_reasons(cfg: GRPOConfig) -> None:
+    batch = without_truncated(with_shaped_rewards(rollout(), cfg))
+    assert batch.tag("sample_mask") == (1, 1, 0, 0)
+    assert batch.tag("outcome") == ("trained", "trained", "reward_failed", "overlong")
+    batch = without_mismatch(batch.with_tags(mult_prob_error=[1.0, 1.9, 9.0, 9.0]), 1.5)
+    assert batch.tag("sample_mask") == (1, 0, 0, 0)
+    assert batch.tag("outcome") == ("trained", "logprob_mismatch", "reward_failed", "overlong")
+
+
+def test_truncated_everywhere_masks_everything(cfg: GRPOConfig) -> None:
+    batch = without_truncated(with_shaped_rewards(rollout(is_truncated=(True,) * 4), cfg))
+    assert not any(batch.tag("sample_mask"))
+
+
+def test_an_estimator_sees_shaped_rewards_groups_mask_lengths_and_components(cfg: GRPOConfig) -> None:
+    seen: list[AdvantageInputs] = []
+
+    def estimate(inputs: AdvantageInputs) -> list[float]:
+        seen.append(inputs)
+        return [0.0] * 4
+
+    batch = with_shaped_rewards(rollout(**{"reward/correct": (1.0, 0.0, 0.0, 1.0)}), cfg)
+    with_advantages(batch.with_tags(shaped_reward=[5.0, 6.0, 7.0, 8.0]), estimate, ["correct"])
+    assert seen == [
+        AdvantageInputs(
+            rewards=(5.0, 6.0, 7.0, 8.0),
+            group_ids=(0, 0, 0, 0),
+            sample_mask=(1, 1, 0, 1),
+            num_response_tokens=(2, 3, 4, 4),
+            components={"correct": (1.0, 0.0, 0.0, 1.0)},
+        )
+    ]
