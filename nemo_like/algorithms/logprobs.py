@@ -1,9 +1,9 @@
-"""Log-probs of given tokens straight from hidden states, without ever holding all logits.
+"""Scores of given tokens straight from hidden states, without ever holding all logits.
 
-The output projection, the softmax over a vocabulary that may be spread over ranks, and the pick of
-one token per position are one differentiable function that works through the positions in chunks.
-Its memory is a chunk of logits, not [positions, vocabulary]; the backward recomputes a chunk's
-logits instead of keeping them.
+The output projection, the softmax over a vocabulary that may be spread over ranks, the pick of one
+token per position and the entropy are one differentiable function that works through the positions in
+chunks. Its memory is a chunk of logits, not [positions, vocabulary]; the backward recomputes a
+chunk's logits instead of keeping them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,19 @@ _BYTES_PER_FLOAT = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenScores:
+    """What a model says of M scored tokens; both are [M] float32, nats, and carry a gradient in training.
+
+    They are all scored tokens of a micro-batch, in its order: a backend that spreads a sequence over
+    ranks brings the parts together first, so that what concerns whole samples needs no communication.
+    ``entropy`` is that of the distribution each token was drawn from; None where it was not asked for.
+    """
+
+    logprobs: Tensor
+    entropy: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VocabularyShard:
     """This rank's rows of the output projection and the group that holds the others.
 
@@ -35,22 +48,24 @@ class VocabularyShard:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobSettings:
     temperature: float  # logits are divided by it, as the generation engine does
-    max_chunk_bytes: int = 1 << 28  # float32 logits that exist at once
+    with_entropy: bool = False  # costs another pass over every chunk of logits
+    max_chunk_bytes: int = 1 << 28  # float32 logits that exist at once; twice that with entropy
 
 
-def linear_logprobs(
+def linear_scores(
     hidden: Tensor, weight: Tensor, token_ids: Tensor, shard: VocabularyShard, settings: LogprobSettings
-) -> Tensor:
-    """log softmax(hidden @ weight.T / temperature)[token], [M] float32, nats.
+) -> TokenScores:
+    """Scores under p = softmax(hidden @ weight.T / temperature): log p[token], and -sum(p log p).
 
     hidden: [M, H]; weight: [rows of this rank, H], same dtype; token_ids: [M] int64, ids of the whole
     vocabulary. The gradient of ``hidden`` is this rank's part: with a vocabulary over several ranks
     the caller sums it over the group.
     """
-    return _LinearLogprobs.apply(hidden, weight, token_ids, shard, settings)
+    logprobs, entropy = _LinearScores.apply(hidden, weight, token_ids, shard, settings)
+    return TokenScores(logprobs=logprobs, entropy=entropy)
 
 
-class _LinearLogprobs(torch.autograd.Function):
+class _LinearScores(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -59,34 +74,48 @@ class _LinearLogprobs(torch.autograd.Function):
         token_ids: Tensor,
         shard: VocabularyShard,
         settings: LogprobSettings,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor | None]:
         rows = weight[: shard.num_valid]
         local_ids = token_ids - shard.first
         is_local = (local_ids >= 0) & (local_ids < shard.num_valid)
         local_ids = local_ids.clamp(0, max(shard.num_valid - 1, 0))
         normaliser = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         picked = torch.empty_like(normaliser)
+        entropy = torch.empty_like(normaliser) if settings.with_entropy else None
         for part in _chunks(len(hidden), shard.num_valid, settings.max_chunk_bytes):
             logits = functional.linear(hidden[part], rows).float().div_(settings.temperature)
             torch.logsumexp(logits, dim=-1, out=normaliser[part])
             torch.gather(logits, 1, local_ids[part, None], out=picked[part, None])
+            if entropy is not None:
+                logprobs = logits.sub_(normaliser[part, None])
+                entropy[part] = -torch.linalg.vecdot(logprobs.exp(), logprobs)
         if shard.group is not None:
-            normaliser, picked = _combine(normaliser, picked * is_local, shard.group)
-        ctx.save_for_backward(hidden, weight, local_ids, is_local, normaliser)
+            normaliser, picked, entropy = _combine(normaliser, picked * is_local, entropy, shard.group)
+        ctx.save_for_backward(hidden, weight, local_ids, is_local, normaliser, entropy)
         ctx.shard, ctx.settings = shard, settings
-        return picked - normaliser
+        ctx.set_materialize_grads(False)
+        return picked - normaliser, entropy
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, local_ids, is_local, normaliser = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, local_ids, is_local, normaliser, entropy = ctx.saved_tensors
         rows = weight[: ctx.shard.num_valid]
-        grad = grad / ctx.settings.temperature
+        grad = torch.zeros_like(normaliser) if grad is None else grad / ctx.settings.temperature
+        if grad_entropy is not None:
+            grad_entropy = grad_entropy / ctx.settings.temperature
         grad_hidden = torch.zeros_like(hidden)
         grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
         for part in _chunks(len(hidden), ctx.shard.num_valid, ctx.settings.max_chunk_bytes):
             logits = functional.linear(hidden[part], rows).float().div_(ctx.settings.temperature)
-            # d logp / d logits = onehot - softmax
-            slope = logits.sub_(normaliser[part, None]).exp_().mul_(-grad[part, None])
+            logprobs = logits.sub_(normaliser[part, None])
+            # d logp / d logits = onehot - p
+            if grad_entropy is None:
+                slope = logprobs.exp_().mul_(-grad[part, None])
+            else:
+                # d entropy / d logits = -p (log p + entropy)
+                probs = logprobs.exp()
+                slope = logprobs.add_(entropy[part, None]).mul_(-grad_entropy[part, None])
+                slope.sub_(grad[part, None]).mul_(probs)
             slope.scatter_add_(1, local_ids[part, None], (grad[part] * is_local[part])[:, None])
             slope = slope.to(weight.dtype)
             grad_hidden[part] = slope @ rows
@@ -100,10 +129,17 @@ def _chunks(num_positions: int, vocabulary: int, max_bytes: int) -> Iterator[sli
         yield slice(start, min(start + size, num_positions))
 
 
-def _combine(normaliser: Tensor, picked: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
-    """Whole-vocabulary normaliser and picked logit from each rank's own, in one collective."""
-    mine = torch.cat((normaliser, picked))
+def _combine(
+    normaliser: Tensor, picked: Tensor, entropy: Tensor | None, group: dist.ProcessGroup
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Whole-vocabulary figures from each rank's own, in one collective."""
+    mine = torch.cat((normaliser, picked) if entropy is None else (normaliser, picked, entropy))
     everyone = mine.new_empty(group.size() * len(mine))
     dist.all_gather_into_tensor(everyone, mine, group=group)
-    normalisers, picks = everyone.view(group.size(), 2, -1).unbind(dim=1)
-    return torch.logsumexp(normalisers, dim=0), picks.sum(dim=0)
+    normalisers, picks, *entropies = everyone.view(group.size(), -1, len(normaliser)).unbind(dim=1)
+    whole = torch.logsumexp(normalisers, dim=0)
+    if entropies:
+        # A rank's entropy is that of its part of the vocabulary alone, which has this log-probability.
+        log_share = normalisers - whole
+        entropy = (log_share.exp() * (entropies[0] - log_share)).sum(dim=0)
+    return whole, picks.sum(dim=0), entropy

@@ -8,11 +8,13 @@ on how the batch is cut into micro-batches or spread over ranks.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from nemo_like.algorithms.importance_sampling import importance_correction, sample_means
 from nemo_like.config.schema import KLType, LossConfig
 
 # Guards a mean over no valid token; the same constant as in NeMo-RL.
@@ -32,10 +34,11 @@ class GlobalCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTokens:
-    """The scored tokens of a micro-batch; every tensor is [M] float32, log-probs in nats.
+    """The scored tokens of a micro-batch of n samples, all those of each sample; log-probs in nats.
 
-    ``logprobs`` carries the gradient. ``weights`` are shares of the global mean, ``mask`` is 1 on
-    tokens of samples that train and 0 on the others.
+    Every tensor is [M] float32 unless said otherwise. ``logprobs`` and ``entropy`` carry the gradient.
+    ``weights`` are shares of the global mean, ``mask`` is 1 on tokens of samples that train and 0 on
+    the others.
     """
 
     logprobs: Tensor
@@ -43,20 +46,33 @@ class LossTokens:
     advantages: Tensor
     weights: Tensor
     mask: Tensor
-    reference_logprobs: Tensor | None = None
+    sample_index: Tensor  # [M] int64, which of the n samples a token belongs to
+    response_lengths: Tensor  # [n] float32, tokens of each sample
+    reference_logprobs: Tensor | None = None  # with a KL penalty
+    generation_logprobs: Tensor | None = None  # with importance-sampling correction
+    entropy: Tensor | None = None  # with an entropy coefficient
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMean:
+    """A metric: sum(values * weights) / sum(weights) over all tokens of the global batch; both [M]."""
+
+    values: Tensor
+    weights: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTerms:
-    """``loss`` is the scalar to differentiate; the rest is [M], without gradient, for the metrics.
+    """``loss`` is the scalar to differentiate; the rest is without gradient, for the metrics.
 
-    ``kl`` is not multiplied by the coefficient; 0 without a reference.
+    ``ratio`` and ``clipped_ratio`` are [M]. ``means`` are metrics by name: kl_penalty (not multiplied
+    by its coefficient; 0 without a reference), entropy and is_oob_ratio where there are such.
     """
 
     loss: Tensor
     ratio: Tensor
     clipped_ratio: Tensor
-    kl: Tensor
+    means: Mapping[str, TokenMean]
 
 
 def token_weights(
@@ -70,10 +86,14 @@ def token_weights(
 
     ``sample_index`` [M] int64 says which of the micro-batch's n samples a token belongs to;
     ``sample_mask`` and ``response_lengths`` are [n] float32. Token level: 1 / tokens of the global
-    batch. Sequence level: 1 / (tokens of the sample x samples of the global batch).
+    batch. Sequence level: 1 / (tokens of the sample x samples of the global batch), where Dr.GRPO
+    (arXiv 2503.20783) has a constant in place of the tokens of the sample.
     """
     if cfg.token_level_loss:
         per_sample = sample_mask / (counts.num_tokens + _COUNT_EPSILON)
+    elif cfg.sequence_length_normalizer is not None:
+        divisor = cfg.sequence_length_normalizer * (counts.num_samples + _COUNT_EPSILON)
+        per_sample = sample_mask / divisor
     else:
         per_sample = sample_mask / (response_lengths.clamp(min=1) * (counts.num_samples + _COUNT_EPSILON))
     return per_sample[sample_index]
@@ -82,7 +102,7 @@ def token_weights(
 def clipped_policy_gradient(
     ratio: Tensor, clipped_ratio: Tensor, advantages: Tensor, *, dual_clip: float | None
 ) -> Tensor:
-    """PPO's pessimistic surrogate per token, [M]: max(-A r, -A clip(r)).
+    """PPO's pessimistic surrogate per token, [M]: max(-A r, -A clip(r)) (arXiv 1707.06347).
 
     With ``dual_clip`` c > 1 the loss is at most -A c where A < 0, which bounds the push away from
     tokens that became much more likely (arXiv 1912.09729).
@@ -91,6 +111,17 @@ def clipped_policy_gradient(
     if dual_clip is None:
         return loss
     return torch.where(advantages < 0, torch.minimum(loss, -advantages * dual_clip), loss)
+
+
+def cispo(logprobs: Tensor, clipped_ratio: Tensor, advantages: Tensor) -> Tensor:
+    """-A stop_gradient(clip(r)) log p per token, [M]: clipping bounds a token's weight and never takes its
+    gradient away (arXiv 2506.13585)."""
+    return -advantages * clipped_ratio.detach() * logprobs
+
+
+def reinforce(logprobs: Tensor, advantages: Tensor) -> Tensor:
+    """-A log p per token, [M]: no ratio and no clipping."""
+    return -advantages * logprobs
 
 
 def kl_to_reference(logprobs: Tensor, reference_logprobs: Tensor, kind: KLType) -> Tensor:
@@ -110,18 +141,48 @@ def kl_to_reference(logprobs: Tensor, reference_logprobs: Tensor, kind: KLType) 
     return estimate.clamp(-_KL_OUTPUT_LIMIT, _KL_OUTPUT_LIMIT) * (logprobs - logprobs.detach()).exp()
 
 
+def policy_ratio(tokens: LossTokens, cfg: LossConfig) -> Tensor:
+    """exp(logp - prev) per token, [M]; with GSPO (arXiv 2507.18071) the geometric mean over its sample."""
+    log_ratio = tokens.logprobs - tokens.prev_logprobs
+    if cfg.sequence_level_importance_ratios:
+        log_ratio = sample_means(log_ratio, tokens.sample_index, tokens.response_lengths)
+    return log_ratio.exp()
+
+
 def policy_loss(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
     """The configured loss of one micro-batch: its part of the global mean."""
-    ratio = (tokens.logprobs - tokens.prev_logprobs).exp()
+    ratio = policy_ratio(tokens, cfg)
     clipped_ratio = ratio.clamp(1 - cfg.ratio_clip_min, 1 + cfg.ratio_clip_max)
-    per_token = clipped_policy_gradient(ratio, clipped_ratio, tokens.advantages, dual_clip=cfg.ratio_clip_c)
+    if cfg.disable_ppo_ratio:
+        per_token = reinforce(tokens.logprobs, tokens.advantages)
+    elif cfg.use_cispo:
+        per_token = cispo(tokens.logprobs, clipped_ratio, tokens.advantages)
+    else:
+        per_token = clipped_policy_gradient(
+            ratio, clipped_ratio, tokens.advantages, dual_clip=cfg.ratio_clip_c
+        )
+    means: dict[str, TokenMean] = {}
+    if cfg.use_importance_sampling_correction and tokens.generation_logprobs is not None:
+        correction = importance_correction(
+            tokens.prev_logprobs,
+            tokens.generation_logprobs,
+            tokens.sample_index,
+            tokens.response_lengths,
+            cfg,
+        )
+        per_token = per_token * correction.weights
+        means["is_oob_ratio"] = TokenMean(correction.is_out_of_bounds, correction.counts * tokens.mask)
     kl = torch.zeros_like(tokens.prev_logprobs)
     if tokens.reference_logprobs is not None:
         kl = kl_to_reference(tokens.logprobs, tokens.reference_logprobs, cfg.reference_policy_kl_type)
         per_token = per_token + cfg.reference_policy_kl_penalty * kl
+    means["kl_penalty"] = TokenMean(kl.detach(), tokens.mask)
+    if tokens.entropy is not None and cfg.entropy_coef is not None:
+        per_token = per_token - cfg.entropy_coef * tokens.entropy
+        means["entropy"] = TokenMean(tokens.entropy.detach(), tokens.mask)
     return LossTerms(
         loss=(tokens.weights * per_token).sum(),
         ratio=ratio.detach(),
         clipped_ratio=clipped_ratio.detach(),
-        kl=kl.detach(),
+        means=means,
     )

@@ -14,10 +14,7 @@ from typing import Protocol
 
 from nemo_like.config.model_info import ModelInfo
 from nemo_like.config.policy_layout import dynamic_length_multiple, length_multiple, policy_world_size
-from nemo_like.config.schema import Config, Device, PolicyConfig, Precision
-
-# The columns that a step without a KL penalty does not need.
-_KL_COLUMNS = frozenset({"reference_logprobs"})
+from nemo_like.config.schema import Config, Device, LossConfig, PolicyConfig, Precision
 
 
 class Role(Enum):
@@ -78,6 +75,12 @@ def ray_gpus(cfg: Config) -> int:
     return math.ceil(sum(needs.count * needs.num_gpus for needs in roles(cfg).values()))
 
 
+def updates_per_step(cfg: Config) -> int:
+    """Optimizer updates of one step, over all epochs."""
+    num_samples = cfg.grpo.num_prompts_per_step * cfg.grpo.num_generations_per_prompt
+    return num_samples // cfg.policy.train_global_batch_size * cfg.grpo.num_epochs_per_rollout
+
+
 def weight_bytes(cfg: Config, model: ModelInfo) -> int:
     """One copy of the weights as they leave the trainer."""
     return model.num_parameters * (4 if cfg.policy.precision is Precision.float32 else 2)
@@ -129,8 +132,8 @@ def make_plan(cfg: Config, model: ModelInfo, columns: Iterable[ColumnLike]) -> P
     rows_per_rank = num_samples // policy.data_parallel_size
     update_rows_per_rank = policy.train_global_batch_size // policy.data_parallel_size
     train, logprob = _micro_batches(policy)
-    has_reference = cfg.loss_fn.reference_policy_kl_penalty > 0
-    stored = [column for column in columns if has_reference or column.name not in _KL_COLUMNS]
+    unused = _unused_columns(cfg.loss_fn)
+    stored = [column for column in columns if column.name not in unused]
     return Plan(
         roles=roles(cfg),
         num_cpus=ray_cpus(cfg),
@@ -143,7 +146,7 @@ def make_plan(cfg: Config, model: ModelInfo, columns: Iterable[ColumnLike]) -> P
         num_generations=grpo.num_generations_per_prompt,
         num_samples=num_samples,
         num_steps=grpo.max_num_steps,
-        updates_per_step=num_samples // policy.train_global_batch_size,
+        updates_per_step=updates_per_step(cfg),
         train_micro_batch=train.size,
         logprob_micro_batch=logprob.size,
         micro_batches_per_update=math.ceil(update_rows_per_rank / train.num_samples),
@@ -205,6 +208,16 @@ def format_plan(plan: Plan) -> str:
         f"weight sync  {_size(plan.weight_bytes)} per step to each of {plan.num_engines} engines",
     ]
     return "\n".join(lines)
+
+
+def _unused_columns(loss: LossConfig) -> set[str]:
+    """Columns that this loss has no use for, so that nobody writes them."""
+    unused = set()
+    if loss.reference_policy_kl_penalty == 0:
+        unused.add("reference_logprobs")
+    if loss.force_on_policy_ratio:
+        unused.add("prev_logprobs")
+    return unused
 
 
 def _dtype_bytes(dtype: str) -> int:

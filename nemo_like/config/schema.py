@@ -43,6 +43,14 @@ class KLType(Enum):
     k3 = "k3"
 
 
+class ImportanceSamplingType(Enum):
+    """What happens to importance weights outside [min, max]."""
+
+    tis = "tis"  # clamped
+    icepop = "icepop"  # zeroed
+    seq_mask = "seq_mask"  # samples are zeroed whose geometric mean is outside
+
+
 class StorageBackend(Enum):
     """What holds the bytes behind the data plane."""
 
@@ -116,7 +124,8 @@ class RewardShapingConfig:
 class GRPOConfig:
     num_prompts_per_step: int  # P; one step trains on N = P x G samples
     num_generations_per_prompt: int  # G, the group size; >= 2
-    max_num_steps: int  # rollout steps, each of N / policy.train_global_batch_size updates
+    max_num_steps: int  # rollout steps; each makes N / policy.train_global_batch_size updates an epoch
+    num_epochs_per_rollout: int  # training passes over the samples of a step
     seed: int  # prompts, sampling and initialisation all derive from it
     adv_estimator: AdvantageConfig
     normalize_rewards: bool  # estimator grpo: divide by the group's unbiased std where it is > 0
@@ -140,7 +149,17 @@ class LossConfig:
     ratio_clip_min: float  # eps_low: the ratio is clipped at 1 - eps_low
     ratio_clip_max: float  # eps_high: the ratio is clipped at 1 + eps_high
     ratio_clip_c: float | None  # dual clip, > 1: where A < 0 the loss is at most -A * c
+    disable_ppo_ratio: bool  # REINFORCE: neither ratio nor clipping
+    use_cispo: bool  # CISPO: the clipped ratio, without gradient, weighs log p
+    sequence_level_importance_ratios: bool  # GSPO: one ratio per sample; needs token_level_loss=false
+    force_on_policy_ratio: bool  # the ratio is 1 and prev_logprobs are not computed; one update per rollout
     token_level_loss: bool  # mean over tokens; else over each sample's tokens, then over samples
+    sequence_length_normalizer: int | None  # Dr.GRPO: divides a sample's token sum instead of its length
+    entropy_coef: float | None  # entropy bonus; 0 only reports the entropy, null does not compute it
+    use_importance_sampling_correction: bool  # weigh token losses by exp(prev - generation)
+    truncated_importance_sampling_type: ImportanceSamplingType | None  # how these weights are bounded
+    truncated_importance_sampling_ratio: float | None  # upper bound
+    truncated_importance_sampling_ratio_min: float | None  # lower bound
     reference_policy_kl_penalty: float  # beta; 0 needs no reference model
     reference_policy_kl_type: KLType
 

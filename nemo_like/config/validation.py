@@ -12,7 +12,9 @@ from functools import reduce
 
 from nemo_like.config.checkpoint_rules import checkpoint_problems
 from nemo_like.config.errors import ConfigError, Problem
+from nemo_like.config.loss_rules import loss_problems
 from nemo_like.config.machine_rules import Machine, machine_problems
+from nemo_like.config.plan import updates_per_step
 from nemo_like.config.policy_rules import policy_problems
 from nemo_like.config.reward_rules import reward_problems
 from nemo_like.config.rollout_rules import rollout_problems
@@ -33,6 +35,7 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
         problems += policy_problems(cfg)
     problems += reward_problems(cfg)
     problems += rollout_problems(cfg)
+    problems += loss_problems(cfg)
     problems += checkpoint_problems(cfg)
     problems += machine_problems(cfg, machine)
     if problems:
@@ -76,6 +79,7 @@ _RANGES = (
     _count("grpo.num_prompts_per_step"),
     _count("grpo.num_generations_per_prompt"),
     _count("grpo.max_num_steps"),
+    _count("grpo.num_epochs_per_rollout"),
     _Range(key="grpo.seed", at_least=0),
     _Range(
         key="grpo.seq_logprob_error_threshold",
@@ -89,6 +93,10 @@ _RANGES = (
     _Range(key="loss_fn.ratio_clip_max", above=0),
     _Range(key="loss_fn.ratio_clip_c", above=1, remedy="3 is usual; null switches the dual clip off"),
     _Range(key="loss_fn.reference_policy_kl_penalty", at_least=0),
+    _Range(key="loss_fn.sequence_length_normalizer", at_least=1),
+    _Range(key="loss_fn.entropy_coef", at_least=0),
+    _Range(key="loss_fn.truncated_importance_sampling_ratio", at_least=1),
+    _Range(key="loss_fn.truncated_importance_sampling_ratio_min", at_least=0, at_most=1),
     _count("policy.data_parallel_size"),
     _count("policy.train_global_batch_size"),
     _count("policy.train_micro_batch_size"),
@@ -291,6 +299,7 @@ def _kv_cache(cfg: Config) -> Iterator[Problem]:
 
 @_rule(
     "grpo.max_num_steps",
+    "grpo.num_epochs_per_rollout",
     "grpo.num_prompts_per_step",
     "grpo.num_generations_per_prompt",
     "policy.train_global_batch_size",
@@ -300,13 +309,10 @@ def _kv_cache(cfg: Config) -> Iterator[Problem]:
     "policy.scheduler.min_lr",
 )
 def _scheduler(cfg: Config) -> Iterator[Problem]:
-    grpo, scheduler, lr = cfg.grpo, cfg.policy.scheduler, cfg.policy.optimizer.lr
+    scheduler, lr = cfg.policy.scheduler, cfg.policy.optimizer.lr
     if scheduler.decay_style is LRDecayStyle.constant:
         return
-    updates_per_step = (
-        grpo.num_prompts_per_step * grpo.num_generations_per_prompt // cfg.policy.train_global_batch_size
-    )
-    total = grpo.max_num_steps * updates_per_step
+    total = cfg.grpo.max_num_steps * updates_per_step(cfg)
     if scheduler.min_lr > lr:
         rule = f"must be at most policy.optimizer.lr={lr:g}"
         yield Problem(key=f"policy.scheduler.min_lr={scheduler.min_lr:g}", rule=rule, remedy="")

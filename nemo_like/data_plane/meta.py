@@ -57,6 +57,10 @@ class Schedule:
     layout: MicroBatchLayout = MicroBatchLayout.padded
     length_multiple: int = 1  # packed: a sample takes its tokens rounded up to a multiple of this
 
+    def repeated(self, times: int) -> Schedule:
+        """Every update ``times`` times over: one pass after the other, each in the same order."""
+        return replace(self, global_batches=self.global_batches * times)
+
     @property
     def num_microbatches(self) -> tuple[int, ...]:
         """Micro-batches per optimizer update; equal on every rank."""

@@ -39,7 +39,7 @@ class Policy(Protocol):
         """Adds column reference_logprobs."""
 
     def train(self, batch: KVBatchMeta) -> TrainUpdate:
-        """One pass of optimizer updates over the batch; needs tags advantage and sample_mask."""
+        """Every epoch's optimizer updates over the batch; needs tags advantage and sample_mask."""
 
 
 class WeightSync(Protocol):

@@ -133,18 +133,24 @@ def outcome_metrics(batches: Sequence[KVBatchMeta]) -> dict[str, float]:
 def _tag_metrics(batch: KVBatchMeta) -> dict[str, float]:
     """Advantages and counts of the samples that train."""
     mask, advantages = batch.numbers("sample_mask"), batch.numbers("advantage")
-    errors = batch.numbers("mult_prob_error")
     valid_tokens = sum(n for n, m in zip(batch.numbers("num_response_tokens"), mask, strict=True) if m)
     return {
         "policy_version": float(max(batch.numbers("policy_version"))),
         "advantages/mean": _mean(advantages),
         "advantages/max": max(advantages),
         "advantages/min": min(advantages),
-        "max_seq_mult_prob_error": max(errors),
-        "mean_seq_mult_prob_error": _mean(errors),
+        **_sample_errors(batch),
         "global_valid_seqs": float(sum(mask)),
         "global_valid_toks": float(valid_tokens),
     }
+
+
+def _sample_errors(batch: KVBatchMeta) -> dict[str, float]:
+    """Per-sample mismatch; nothing where training does without prev_logprobs."""
+    if "mult_prob_error" not in batch.tags:
+        return {}
+    errors = batch.numbers("mult_prob_error")
+    return {"max_seq_mult_prob_error": max(errors), "mean_seq_mult_prob_error": _mean(errors)}
 
 
 def _performance(results: StepResults, total_s: float) -> dict[str, float]:

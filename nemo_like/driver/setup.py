@@ -165,6 +165,7 @@ def _policy(cfg: Config, cluster: Cluster, actors: Actors, logger: RunLogger) ->
         cluster,
         parallel_layout(cfg.policy),
         cfg.policy,
+        num_epochs=cfg.grpo.num_epochs_per_rollout,
         timeout_s=cfg.cluster.stage_timeout_s,
     )
     if actors.engines:

@@ -57,7 +57,9 @@ def without_truncated(batch: KVBatchMeta) -> KVBatchMeta:
 
 
 def without_mismatch(batch: KVBatchMeta, threshold: float | None) -> KVBatchMeta:
-    """The sequence-error mask: what trainer and engine disagree on does not train."""
+    """The sequence-error mask: what trainer and engine disagree on does not train; None masks nothing."""
+    if threshold is None:
+        return batch
     masked = mask_logprob_mismatch(batch.numbers("sample_mask"), batch.numbers("mult_prob_error"), threshold)
     return _masked(batch, masked.sample_mask, Outcome.logprob_mismatch)
 

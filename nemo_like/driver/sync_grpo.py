@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nemo_like.algorithms.estimators import build_estimator
 from nemo_like.algorithms.ordering import by_generation
 from nemo_like.config.schema import Config
 from nemo_like.data.sampler import PromptSampler
+from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.driver.collection import Collected, collect_groups
 from nemo_like.driver.interfaces import Partitions, Policy, Rollout, WeightSync
 from nemo_like.driver.reports import (
@@ -35,6 +36,7 @@ from nemo_like.driver.schedule import validates_after
 from nemo_like.driver.stages import with_advantages, without_mismatch, without_truncated
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.timers import StageTimer
+from nemo_like.policy.results import ScoredBatch
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode
 
 
@@ -99,11 +101,8 @@ class SyncGRPODriver:
                 batch = with_advantages(batch, self.estimate_advantages, components)
 
             with timer("logprobs"):
-                scored = self.policy.compute_prev_logprobs(batch)
-                batch = scored.batch
-                if self.cfg.loss_fn.reference_policy_kl_penalty > 0:
-                    batch = self.policy.compute_reference_logprobs(batch).batch
-            batch = without_mismatch(batch, grpo.seq_logprob_error_threshold)
+                scored = self.score(batch)
+            batch = without_mismatch(scored.batch, grpo.seq_logprob_error_threshold)
 
             with timer("policy_training"):
                 update = self.policy.train(batch)
@@ -121,6 +120,16 @@ class SyncGRPODriver:
             cfg=self.cfg.grpo,
             more_prompts=lambda last: self.next_prompts(last.step, first_group=last.first_group + len(last)),
         )
+
+    def score(self, batch: KVBatchMeta) -> ScoredBatch:
+        """The log-probs that the loss compares with, under the weights before the first update."""
+        loss, scored = self.cfg.loss_fn, ScoredBatch(batch, metrics={}, compute_s=0.0)
+        if not loss.force_on_policy_ratio:
+            scored = self.policy.compute_prev_logprobs(batch)
+        if loss.reference_policy_kl_penalty > 0:
+            reference = self.policy.compute_reference_logprobs(scored.batch)
+            scored = replace(scored, batch=reference.batch, compute_s=scored.compute_s + reference.compute_s)
+        return scored
 
     def validate(self, step: int) -> ValidationReport:
         """One response per held-out prompt through the same rollout path, in a partition of its own."""

@@ -25,7 +25,10 @@ from nemo_like.policy.results import ScoredBatch, TrainUpdate, WorkerScores, Wor
 
 
 class PolicyWorkerGroup:
-    """``handles[rank]`` is the worker at ``layout.coordinates(rank)``; every stage has ``timeout_s``."""
+    """``handles[rank]`` is the worker at ``layout.coordinates(rank)``; every stage has ``timeout_s``.
+
+    ``num_epochs`` is how often ``train`` passes over its batch.
+    """
 
     def __init__(
         self,
@@ -34,11 +37,13 @@ class PolicyWorkerGroup:
         layout: ParallelLayout,
         cfg: PolicyConfig,
         *,
+        num_epochs: int,
         timeout_s: float,
     ) -> None:
         if len(handles) != layout.world_size:
             raise ValueError(f"{len(handles)} policy workers for a layout of {layout.world_size}")
         self._cluster, self._cfg, self._timeout_s = cluster, cfg, timeout_s
+        self._num_epochs = num_epochs
         self._workers = [(handle, layout.coordinates(rank)) for rank, handle in enumerate(handles)]
         self._num_replicas = layout.dp
 
@@ -60,7 +65,7 @@ class PolicyWorkerGroup:
         return self._score(batch, "compute_reference_logprobs", REFERENCE_LOGPROBS)
 
     def train(self, batch: KVBatchMeta) -> TrainUpdate:
-        """One pass of optimizer updates over the batch; needs tags advantage and sample_mask.
+        """Optimizer updates over the batch, in every epoch; needs tags advantage and sample_mask.
 
         Raises RuntimeError when the replicas come back with different policy versions.
         """
@@ -70,7 +75,8 @@ class PolicyWorkerGroup:
             global_batch_size=self._cfg.train_global_batch_size,
             strategy=train_strategy(self._cfg),
         )
-        answers: list[WorkerUpdate] = self._on_replicas("train", shards)
+        repeated = [with_epochs(shard, self._num_epochs) for shard in shards]
+        answers: list[WorkerUpdate] = self._on_replicas("train", repeated)
         versions = {answer.policy_version for answer in answers}
         if len(versions) != 1:
             raise RuntimeError(f"policy replicas are at different versions: {sorted(versions)}")
@@ -125,6 +131,11 @@ class PolicyWorkerGroup:
 
     def _wait(self, stage: str, calls: Sequence[Call]) -> list[Any]:
         return self._cluster.gather(calls, stage=f"policy.{stage}", timeout_s=self._timeout_s)
+
+
+def with_epochs(shard: KVBatchMeta, num_epochs: int) -> KVBatchMeta:
+    """The shard with its schedule's updates once per epoch."""
+    return shard.with_schedule(shard.schedule and shard.schedule.repeated(num_epochs))
 
 
 def gathered_tags(

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
-from nemo_like.algorithms.losses import LossTerms
+from nemo_like.algorithms.divergence import DIVERGENCES
+from nemo_like.algorithms.losses import LossTerms, TokenMean
 from nemo_like.observability.metrics import Metric, maximum, mean, minimum
+
+# Means that a training phase can report; which of them it does is a matter of the loss.
+_MEANS = ("probs_ratio", "probs_ratio_clamped", "kl_penalty", "entropy", "is_oob_ratio", *DIVERGENCES)
+_PLACES = {name: place for place, name in enumerate(_MEANS)}
 
 
 class TrainMetrics:
@@ -19,30 +26,41 @@ class TrainMetrics:
 
     def __init__(self, device: torch.device, num_replicas: int) -> None:
         self._num_replicas = num_replicas
-        # loss, tokens, and over these tokens: ratio, clipped ratio, kl
-        self._sums = torch.zeros(5, dtype=torch.float64, device=device)
+        self._loss = torch.zeros((), dtype=torch.float64, device=device)
+        # of each mean: weighted sum, sum of weights
+        self._sums = torch.zeros(len(_MEANS), 2, dtype=torch.float64, device=device)
         # largest of: ratio, -ratio, clipped ratio, -clipped ratio
         self._extremes = torch.full((4,), -torch.inf, dtype=torch.float32, device=device)
         self._grad_norms: list[float] = []
         self._learning_rates: list[float] = []
 
     @property
-    def tensors(self) -> tuple[Tensor, Tensor]:
-        return self._sums, self._extremes
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self._loss, self._sums, self._extremes
 
     @torch.no_grad()
     def add_micro_batch(self, terms: LossTerms, mask: Tensor) -> None:
         """``mask`` [M] float32 is 1 on tokens of samples that train."""
-        per_token = torch.stack((torch.ones_like(mask), terms.ratio, terms.clipped_ratio, terms.kl))
-        self._sums[0] += terms.loss.detach()
-        self._sums[1:] += per_token @ mask
+        self._loss += terms.loss.detach()
+        self.add_means(
+            {
+                "probs_ratio": TokenMean(terms.ratio, mask),
+                "probs_ratio_clamped": TokenMean(terms.clipped_ratio, mask),
+                **terms.means,
+            }
+        )
         if len(mask):
-            ratios = per_token[1:3].masked_fill(mask == 0, torch.nan)
-            smallest, largest = -ratios, ratios
-            bounds = (
-                torch.stack((largest, smallest), dim=1).flatten(0, 1).nan_to_num(nan=-torch.inf).amax(dim=1)
-            )
+            largest = torch.stack((terms.ratio, -terms.ratio, terms.clipped_ratio, -terms.clipped_ratio))
+            bounds = largest.masked_fill(mask == 0, -torch.inf).amax(dim=1)
             torch.maximum(self._extremes, bounds, out=self._extremes)
+
+    @torch.no_grad()
+    def add_means(self, means: Mapping[str, TokenMean]) -> None:
+        """Parts of means by their names; values on tokens without weight may be anything but nan."""
+        values = torch.stack([part.values for part in means.values()])
+        weights = torch.stack([part.weights for part in means.values()])
+        sums = torch.stack(((values * weights).sum(dim=1), weights.sum(dim=1)), dim=1)
+        self._sums[[_PLACES[name] for name in means]] += sums
 
     def add_update(self, *, grad_norm: float, learning_rate: float) -> None:
         """One optimizer update is done."""
@@ -51,19 +69,18 @@ class TrainMetrics:
 
     def result(self) -> dict[str, Metric]:
         """The metrics by name, without a prefix."""
-        loss, num_tokens, ratio, clipped_ratio, kl = self._sums.tolist()
         share = 1 / self._num_replicas
         updates = len(self._grad_norms) * share
         metrics = {
-            "loss": mean(loss, updates),
+            "loss": mean(self._loss.item(), updates),
             "grad_norm": mean(sum(self._grad_norms) * share, updates),
             "lr": mean(sum(self._learning_rates) * share, updates),
-            "probs_ratio": mean(ratio, num_tokens),
-            "probs_ratio_clamped": mean(clipped_ratio, num_tokens),
-            "kl_penalty": mean(kl, num_tokens),
         }
-        if num_tokens:
-            ratio_max, ratio_min, clipped_max, clipped_min = self._extremes.tolist()
+        for name, (total, weight) in zip(_MEANS, self._sums.tolist(), strict=True):
+            if weight:
+                metrics[name] = mean(total, weight)
+        ratio_max, ratio_min, clipped_max, clipped_min = self._extremes.tolist()
+        if ratio_max > -torch.inf:
             metrics |= {
                 "probs_ratio_max": maximum(ratio_max),
                 "probs_ratio_min": minimum(-ratio_min),

@@ -40,12 +40,12 @@ from nemo_like.policy.interfaces import (
     is_weight_sender,
 )
 from nemo_like.policy.mismatch import logprob_mismatch
+from nemo_like.policy.objective import train_reads
 from nemo_like.policy.replica import Replica
 from nemo_like.policy.results import WorkerScores, WorkerUpdate
 
 PREV_LOGPROBS_READS = (INPUT_IDS, RESPONSE_MASK, GENERATION_LOGPROBS)
 REFERENCE_LOGPROBS_READS = (INPUT_IDS, RESPONSE_MASK)
-TRAIN_READS = (INPUT_IDS, RESPONSE_MASK, PREV_LOGPROBS)
 
 
 class PolicyWorker:
@@ -119,8 +119,7 @@ class PolicyWorker:
 
     def train(self, meta: KVBatchMeta) -> WorkerUpdate | None:
         """The schedule's optimizer updates; needs tags advantage and sample_mask. One version further."""
-        has_kl = self.loss.reference_policy_kl_penalty > 0
-        batch = self._fetch(meta, (*TRAIN_READS, REFERENCE_LOGPROBS) if has_kl else TRAIN_READS)
+        batch = self._fetch(meta, train_reads(self.loss))
         with _Stopwatch() as compute:
             metrics = self._backend.train(batch, _schedule(meta))
         self.policy_version += 1

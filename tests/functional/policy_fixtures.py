@@ -7,6 +7,7 @@ import multiprocessing
 import socket
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -127,15 +128,27 @@ def policy_config(
     )
 
 
-def loss_config(*, kl_penalty: float = 0.0, token_level_loss: bool = True) -> LossConfig:
-    return LossConfig(
+def loss_config(*, kl_penalty: float = 0.0, **changes: Any) -> LossConfig:
+    """The clipped loss with clip-higher and dual clip, with changes by field name."""
+    clipped = LossConfig(
         ratio_clip_min=0.2,
         ratio_clip_max=0.28,
         ratio_clip_c=3.0,
-        token_level_loss=token_level_loss,
+        disable_ppo_ratio=False,
+        use_cispo=False,
+        sequence_level_importance_ratios=False,
+        force_on_policy_ratio=False,
+        token_level_loss=True,
+        sequence_length_normalizer=None,
         reference_policy_kl_penalty=kl_penalty,
         reference_policy_kl_type=KLType.k3,
+        entropy_coef=None,
+        use_importance_sampling_correction=False,
+        truncated_importance_sampling_type=None,
+        truncated_importance_sampling_ratio=None,
+        truncated_importance_sampling_ratio_min=None,
     )
+    return replace(clipped, **changes)
 
 
 def random_batch(num_samples: int, seed: int = 5) -> dict[str, Any]:

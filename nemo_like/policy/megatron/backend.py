@@ -12,18 +12,15 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from torch import Tensor
 
-from nemo_like.algorithms.logprobs import LogprobSettings
-from nemo_like.algorithms.losses import GlobalCounts, LossTokens, policy_loss, token_weights
+from nemo_like.algorithms.logprobs import LogprobSettings, TokenScores
 from nemo_like.cluster.buckets import TensorSpec
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.policy_layout import length_multiple
 from nemo_like.config.schema import Device, LossConfig, PolicyConfig
-from nemo_like.data_plane.columns import PREV_LOGPROBS, REFERENCE_LOGPROBS
 from nemo_like.data_plane.meta import GlobalBatch, Schedule
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
 from nemo_like.policy.export import complete_checkpoint, write_weights
-from nemo_like.policy.interfaces import ADVANTAGE, SAMPLE_MASK
 from nemo_like.policy.layout import shards_optimizer
 from nemo_like.policy.learning_rate import learning_rate
 from nemo_like.policy.megatron.convert import (
@@ -42,6 +39,7 @@ from nemo_like.policy.megatron.description import describe_model
 from nemo_like.policy.megatron.model import DTYPES, ScoringGPTModel, transformer_config
 from nemo_like.policy.megatron.optimizer import build_optimizer
 from nemo_like.policy.megatron.pipeline import Pipeline
+from nemo_like.policy.objective import update_objective
 from nemo_like.policy.train_metrics import TrainMetrics
 
 
@@ -65,7 +63,8 @@ class MegatronPolicy:
         with self._megatron():
             _initialise_parallel_state(coordinates)
             config = transformer_config(self._description, cfg, coordinates.layout)
-            self._model = ScoringGPTModel(config, self._description, LogprobSettings(temperature=temperature))
+            scoring = LogprobSettings(temperature=temperature, with_entropy=loss.entropy_coef is not None)
+            self._model = ScoringGPTModel(config, self._description, scoring)
             self._model.to(self.device)
             layers = self._model.decoder.layers
             self._layer_offset = layers[0].layer_number - 1 if len(layers) else 0
@@ -89,8 +88,8 @@ class MegatronPolicy:
         specs = [spec for update in schedule.global_batches for spec in update.micro_batches]
         packed = torch.zeros(batch.num_tokens, dtype=torch.float32, device=self.device)
 
-        def keep(logprobs: Tensor, inputs: ModelInputs) -> None:
-            packed[inputs.packed_index] = logprobs
+        def keep(scores: TokenScores, inputs: ModelInputs) -> None:
+            packed[inputs.packed_index] = scores.logprobs
 
         with self._megatron():
             self._model.eval()
@@ -127,39 +126,16 @@ class MegatronPolicy:
         self, batch: PolicyBatch, schedule: Schedule, update: GlobalBatch, metrics: TrainMetrics
     ) -> None:
         """One optimizer update."""
-        counts = GlobalCounts(num_tokens=update.num_tokens, num_samples=update.num_samples)
-
-        def loss(logprobs: Tensor, inputs: ModelInputs) -> Tensor:
-            tokens = self._loss_tokens(logprobs, inputs, batch, counts)
-            terms = policy_loss(tokens, self.loss)
-            metrics.add_micro_batch(terms, tokens.mask)
-            return terms.loss
-
+        objective = update_objective(self.loss, batch, update, metrics)
         self._ddp.zero_grad_buffer()
         self._optimizer.zero_grad()
-        self._pipeline.forward_backward(batch, schedule, update.micro_batches, loss)
+        self._pipeline.forward_backward(batch, schedule, update.micro_batches, objective)
         self.num_updates += 1
         rate = learning_rate(self.num_updates, self.cfg.optimizer.lr, self.cfg.scheduler)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         _, grad_norm, _ = self._optimizer.step()
         metrics.add_update(grad_norm=grad_norm, learning_rate=rate)
-
-    def _loss_tokens(
-        self, logprobs: Tensor, inputs: ModelInputs, batch: PolicyBatch, counts: GlobalCounts
-    ) -> LossTokens:
-        """The scored tokens with what the loss compares them to; advantages spread over their sample."""
-        sample_mask = batch.sample_values[SAMPLE_MASK][inputs.rows]
-        response_lengths = batch.response_lengths[inputs.rows]
-        reference = batch.columns[REFERENCE_LOGPROBS.name] if self._reference is not None else None
-        return LossTokens(
-            logprobs=logprobs,
-            prev_logprobs=batch.columns[PREV_LOGPROBS.name][inputs.packed_index],
-            advantages=batch.sample_values[ADVANTAGE][inputs.rows][inputs.sample_index],
-            weights=token_weights(inputs.sample_index, sample_mask, response_lengths, counts, self.loss),
-            mask=sample_mask[inputs.sample_index],
-            reference_logprobs=None if reference is None else reference[inputs.packed_index],
-        )
 
     # Weights
 

@@ -5,6 +5,7 @@ The last pipeline stage returns the log-probs of the tokens it is asked for inst
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn import functional
 
-from nemo_like.algorithms.logprobs import LogprobSettings, VocabularyShard, linear_logprobs
+from nemo_like.algorithms.logprobs import LogprobSettings, TokenScores, VocabularyShard, linear_scores
 from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.config.schema import PolicyConfig, Precision
 from nemo_like.policy.batch import ModelInputs
@@ -77,7 +78,7 @@ def transformer_config(
 
 
 class ScoringGPTModel(GPTModel):
-    """GPT whose last stage gives [M] float32 log-probs of chosen tokens; earlier stages, hidden states.
+    """GPT whose last stage gives the scores of chosen tokens; earlier stages, hidden states.
 
     ``forward(input_ids, position_ids, None, labels=micro_batch)``: what to score travels in the place
     that Megatron-core hands through to the end of the model.
@@ -124,7 +125,7 @@ class ScoringGPTModel(GPTModel):
                 parameter.partition_dim = 1 if cut is Cut.columns else 0
                 parameter.partition_stride = 1
 
-    def _postprocess(self, hidden_states: Tensor, *, labels: ModelInputs, **_: Any) -> Tensor:
+    def _postprocess(self, hidden_states: Tensor, *, labels: ModelInputs, **_: Any) -> Tensor | TokenScores:
         if not self.post_process:
             return hidden_states
         weight = self.output_layer.weight
@@ -138,4 +139,7 @@ class ScoringGPTModel(GPTModel):
         elif self.vocabulary_shard.group is not None:
             hidden_states = copy_to_tensor_model_parallel_region(hidden_states)
         scored = hidden_states.flatten(0, 1).index_select(0, labels.output_index)
-        return linear_logprobs(scored, weight, labels.token_ids, self.vocabulary_shard, self.logprob_settings)
+        settings = self.logprob_settings
+        if not self.training:
+            settings = replace(settings, with_entropy=False)  # it is training that reports it
+        return linear_scores(scored, weight, labels.token_ids, self.vocabulary_shard, settings)

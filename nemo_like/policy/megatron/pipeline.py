@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,14 +11,15 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from nemo_like.algorithms.logprobs import TokenScores
 from nemo_like.data_plane.meta import MicroBatch, MicroBatchLayout, Schedule
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
 from nemo_like.policy.megatron.cpu_shim import plain_torch
 from nemo_like.policy.megatron.modules import packed_sequences
+from nemo_like.policy.objective import LossFunction
 
-# Called on the last pipeline stage with the micro-batch's [M] log-probs.
-OnScored = Callable[[Tensor, ModelInputs], None]
-LossFunction = Callable[[Tensor, ModelInputs], Tensor]
+# Called on the last pipeline stage with the micro-batch's scores.
+OnScored = Callable[[TokenScores, ModelInputs], None]
 
 
 class Pipeline:
@@ -34,8 +34,8 @@ class Pipeline:
     ) -> None:
         """Score these micro-batches of the schedule."""
 
-        def score(logprobs: Tensor, inputs: ModelInputs, non_loss_data: bool) -> None:
-            on_scored(logprobs, inputs)
+        def score(scores: TokenScores, inputs: ModelInputs, non_loss_data: bool) -> None:
+            on_scored(scores, inputs)
 
         self._run(batch, schedule, specs, score, forward_only=True, collect_non_loss_data=True)
 
@@ -46,8 +46,8 @@ class Pipeline:
         # Megatron-core counts tokens to normalise by; the loss is normalised already.
         num_tokens = torch.zeros((), dtype=torch.int, device=batch.device)
 
-        def score(logprobs: Tensor, inputs: ModelInputs) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-            return loss(logprobs, inputs), num_tokens, {}
+        def score(scores: TokenScores, inputs: ModelInputs) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+            return loss(scores, inputs), num_tokens, {}
 
         self._run(batch, schedule, specs, score, forward_only=False)
 
@@ -69,7 +69,10 @@ class Pipeline:
                     labels=inputs,
                     packed_seq_params=packed_sequences(inputs.packing),
                 )
-            return output, partial(score, inputs=inputs)
+            if not isinstance(output, TokenScores):
+                return output, score  # an earlier stage scores nothing
+            # Megatron-core looks at what a model returns as a tensor.
+            return output.logprobs, lambda _, **options: score(output, inputs, **options)
 
         is_packed = schedule.layout is MicroBatchLayout.packed
         shapes = {(1 if is_packed else len(spec.rows), spec.padded_length) for spec in specs}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nemo_like.algorithms.logprobs import LogprobSettings, VocabularyShard, linear_logprobs
+from nemo_like.algorithms.logprobs import LogprobSettings, VocabularyShard, linear_scores
 
 NUM_TOKENS, HIDDEN, VOCABULARY = 40, 8, 50
 
@@ -38,7 +39,7 @@ def test_values_and_gradients_equal_the_plain_softmax_for_every_chunk_size(
     settings = LogprobSettings(temperature=temperature, max_chunk_bytes=4 * VOCABULARY * chunk_tokens)
     hidden, weight, token_ids = inputs()
     other_hidden, other_weight, _ = inputs()
-    ours = linear_logprobs(hidden, weight, token_ids, whole(), settings)
+    ours = linear_scores(hidden, weight, token_ids, whole(), settings).logprobs
     plain = plain_logprobs(other_hidden, other_weight, token_ids, temperature)
     slope = torch.linspace(-1, 1, NUM_TOKENS)
     ours.backward(slope)
@@ -54,16 +55,67 @@ def test_gradients_agree_with_finite_differences() -> None:
     settings = LogprobSettings(temperature=0.5)
 
     def total(hidden: Tensor, weight: Tensor) -> Tensor:
-        return linear_logprobs(hidden, weight, token_ids, whole(), settings).sum()
+        return linear_scores(hidden, weight, token_ids, whole(), settings).logprobs.sum()
 
     # The function itself works in float32, hence the coarse step.
     assert torch.autograd.gradcheck(total, (hidden, weight), eps=1e-2, atol=2e-2, rtol=2e-2)
 
 
+def plain_entropy(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+    logprobs = torch.log_softmax(hidden @ weight.t() / temperature, -1)
+    return -(logprobs.exp() * logprobs).sum(-1)
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 7, NUM_TOKENS])
+def test_entropy_and_its_gradient_equal_the_plain_softmax_beside_those_of_the_logprobs(
+    chunk_tokens: int,
+) -> None:
+    settings = LogprobSettings(
+        temperature=0.7, with_entropy=True, max_chunk_bytes=4 * VOCABULARY * chunk_tokens
+    )
+    hidden, weight, token_ids = inputs()
+    other_hidden, other_weight, _ = inputs()
+    ours = linear_scores(hidden, weight, token_ids, whole(), settings)
+    logprobs = plain_logprobs(other_hidden, other_weight, token_ids, 0.7)
+    entropy = plain_entropy(other_hidden, other_weight, 0.7)
+    slope, other_slope = torch.linspace(-1, 1, NUM_TOKENS), torch.linspace(2, 0.5, NUM_TOKENS)
+    torch.autograd.backward((ours.logprobs, ours.entropy), (slope, other_slope))
+    torch.autograd.backward((logprobs, entropy), (slope, other_slope))
+    torch.testing.assert_close(ours.logprobs, logprobs)
+    torch.testing.assert_close(ours.entropy, entropy)
+    torch.testing.assert_close(hidden.grad, other_hidden.grad)
+    torch.testing.assert_close(weight.grad, other_weight.grad)
+
+
+def test_entropy_alone_has_a_gradient() -> None:
+    hidden, weight, token_ids = inputs()
+    other_hidden, other_weight, _ = inputs()
+    settings = LogprobSettings(temperature=1.0, with_entropy=True)
+    linear_scores(hidden, weight, token_ids, whole(), settings).entropy.sum().backward()
+    plain_entropy(other_hidden, other_weight, 1.0).sum().backward()
+    torch.testing.assert_close(hidden.grad, other_hidden.grad)
+
+
+def test_entropy_by_hand() -> None:
+    # Logits 0 and log 3: probabilities 1/4 and 3/4.
+    weight = torch.tensor([[0.0], [math.log(3)]])
+    settings = LogprobSettings(temperature=1.0, with_entropy=True)
+    scores = linear_scores(torch.ones(1, 1), weight, torch.tensor([1]), whole(2), settings)
+    assert scores.logprobs.item() == pytest.approx(math.log(3 / 4))
+    assert scores.entropy.item() == pytest.approx(math.log(4) - 3 / 4 * math.log(3))
+
+
+def test_entropy_is_left_out_unless_asked_for() -> None:
+    hidden, weight, token_ids = inputs()
+    assert linear_scores(hidden, weight, token_ids, whole(), LogprobSettings(temperature=1.0)).entropy is None
+
+
 def test_padded_rows_of_the_vocabulary_take_no_probability() -> None:
     hidden, weight, token_ids = inputs()
     token_ids = token_ids % 30
-    ours = linear_logprobs(hidden, weight, token_ids, whole(num_valid=30), LogprobSettings(temperature=1.0))
+    ours = linear_scores(
+        hidden, weight, token_ids, whole(num_valid=30), LogprobSettings(temperature=1.0)
+    ).logprobs
     torch.testing.assert_close(ours, plain_logprobs(hidden, weight[:30], token_ids, 1.0))
     ours.sum().backward()
     assert weight.grad[30:].abs().max() == 0
@@ -72,7 +124,9 @@ def test_padded_rows_of_the_vocabulary_take_no_probability() -> None:
 def test_no_token_to_score_gives_an_empty_result_and_zero_gradients() -> None:
     hidden, weight, _ = inputs()
     none = torch.empty(0, dtype=torch.int64)
-    linear_logprobs(hidden[:0], weight, none, whole(), LogprobSettings(temperature=1.0)).sum().backward()
+    settings = LogprobSettings(temperature=1.0, with_entropy=True)
+    scores = linear_scores(hidden[:0], weight, none, whole(), settings)
+    (scores.logprobs.sum() + scores.entropy.sum()).backward()
     assert weight.grad.abs().max() == 0
 
 
@@ -95,11 +149,10 @@ def test_no_tensor_is_larger_than_a_chunk_of_logits_forward_and_backward() -> No
     num_tokens, vocabulary = 512, 1000
     hidden = torch.randn(num_tokens, HIDDEN, requires_grad=True)
     weight = torch.randn(vocabulary, HIDDEN, requires_grad=True)
-    settings = LogprobSettings(temperature=1.0, max_chunk_bytes=64 * vocabulary * 4)
+    settings = LogprobSettings(temperature=1.0, with_entropy=True, max_chunk_bytes=64 * vocabulary * 4)
     with LargestTensor() as largest:
-        logprobs = linear_logprobs(
-            hidden, weight, torch.zeros(num_tokens, dtype=torch.int64), whole(vocabulary), settings
-        )
-        logprobs.sum().backward()
+        token_ids = torch.zeros(num_tokens, dtype=torch.int64)
+        scores = linear_scores(hidden, weight, token_ids, whole(vocabulary), settings)
+        (scores.logprobs.sum() + scores.entropy.sum()).backward()
     assert 0 < largest.num_bytes <= settings.max_chunk_bytes
     assert largest.num_bytes * 8 <= num_tokens * vocabulary * 4

@@ -7,40 +7,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from nemo_like.algorithms.losses import (
     GlobalCounts,
-    LossTokens,
     clipped_policy_gradient,
     kl_to_reference,
     policy_loss,
     token_weights,
 )
 from nemo_like.config.schema import KLType, LossConfig
-
-CONFIG = LossConfig(
-    ratio_clip_min=0.2,
-    ratio_clip_max=0.28,
-    ratio_clip_c=None,
-    token_level_loss=True,
-    reference_policy_kl_penalty=0.0,
-    reference_policy_kl_type=KLType.k3,
-)
-
-
-def tokens(ratios: list[float], advantages: list[float], weights: list[float] | None = None) -> LossTokens:
-    """Tokens whose probability ratios to the previous policy are these."""
-    logprobs = torch.tensor(ratios).log().requires_grad_()
-    return LossTokens(
-        logprobs=logprobs,
-        prev_logprobs=torch.zeros(len(ratios)),
-        advantages=torch.tensor(advantages),
-        weights=torch.ones(len(ratios)) if weights is None else torch.tensor(weights),
-        mask=torch.ones(len(ratios)),
-    )
+from tests.unit.algorithms.loss_cases import CONFIG, tokens
 
 
 @pytest.mark.parametrize(
@@ -74,7 +51,8 @@ def test_dual_clip_bounds_the_loss_of_a_bad_token_that_became_likely() -> None:
 
 
 def test_the_loss_is_the_weighted_sum_over_tokens() -> None:
-    loss = policy_loss(tokens([1.0, 1.0], [2.0, -4.0], weights=[0.5, 0.25]), CONFIG).loss
+    batch = tokens([1.0, 1.0], [2.0, -4.0], weights=torch.tensor([0.5, 0.25]))
+    loss = policy_loss(batch, CONFIG).loss
     assert loss.item() == pytest.approx(-2 * 0.5 + 4 * 0.25)
 
 
@@ -113,7 +91,7 @@ def test_the_kl_penalty_enters_with_its_coefficient_and_is_reported_without() ->
     cfg = replace(CONFIG, reference_policy_kl_penalty=0.1, reference_policy_kl_type=KLType.k2)
     batch = replace(tokens([1.0], [2.0]), reference_logprobs=torch.tensor([3.0]))
     terms = policy_loss(batch, cfg)
-    assert terms.kl.item() == pytest.approx(4.5)
+    assert terms.means["kl_penalty"].values.item() == pytest.approx(4.5)
     assert terms.loss.item() == pytest.approx(-2 + 0.1 * 4.5)
 
 
@@ -137,6 +115,11 @@ def test_sequence_level_gives_every_sample_of_the_global_batch_the_same_weight()
     assert weights.tolist() == pytest.approx([1 / 5, 1 / 15, 1 / 15, 1 / 15, 0, 0])
 
 
+def test_dr_grpo_divides_a_samples_token_sum_by_a_constant() -> None:
+    weights = weights_of(replace(CONFIG, token_level_loss=False, sequence_length_normalizer=4))
+    assert weights.tolist() == pytest.approx([1 / 20, 1 / 20, 1 / 20, 1 / 20, 0, 0])
+
+
 def test_a_batch_without_trained_tokens_has_zero_loss_and_gradient() -> None:
     weights = token_weights(
         torch.tensor([0, 0]),
@@ -150,50 +133,3 @@ def test_a_batch_without_trained_tokens_has_zero_loss_and_gradient() -> None:
     loss.backward()
     assert loss.item() == 0
     assert batch.logprobs.grad.tolist() == [0, 0]
-
-
-@settings(deadline=None, max_examples=40)
-@given(
-    lengths=st.lists(st.integers(1, 5), min_size=2, max_size=6),
-    cut=st.integers(0, 6),
-    token_level=st.booleans(),
-    seed=st.integers(0, 2**16),
-)
-def test_loss_and_gradient_do_not_depend_on_how_the_batch_is_cut(
-    lengths: list[int], cut: int, token_level: bool, seed: int
-) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    cfg = replace(CONFIG, token_level_loss=token_level, reference_policy_kl_penalty=0.3, ratio_clip_c=2.0)
-    mask = torch.randint(0, 2, (len(lengths),), generator=generator).float()
-    counts = GlobalCounts(
-        num_tokens=sum(length for length, valid in zip(lengths, mask, strict=True) if valid),
-        num_samples=int(mask.sum()),
-    )
-    start = torch.randn(sum(lengths), generator=generator)
-    prev, reference = torch.randn(2, sum(lengths), generator=generator)
-    advantages = torch.randn(len(lengths), generator=generator)
-
-    def loss_of(logprobs: Tensor, samples: range) -> Tensor:
-        first = sum(lengths[: samples.start])
-        here = slice(first, first + sum(lengths[index] for index in samples))
-        sample_lengths = torch.tensor([lengths[index] for index in samples], dtype=torch.int64)
-        index = torch.repeat_interleave(torch.arange(len(samples)), sample_lengths)
-        own = slice(samples.start, samples.stop)
-        batch = LossTokens(
-            logprobs=logprobs[here],
-            prev_logprobs=prev[here],
-            advantages=advantages[own][index],
-            weights=token_weights(index, mask[own], sample_lengths.float(), counts, cfg),
-            mask=mask[own][index],
-            reference_logprobs=reference[here],
-        )
-        return policy_loss(batch, cfg).loss
-
-    cut = min(cut, len(lengths))
-    whole, halves = start.clone().requires_grad_(), start.clone().requires_grad_()
-    loss = loss_of(whole, range(len(lengths)))
-    parts = loss_of(halves, range(cut)) + loss_of(halves, range(cut, len(lengths)))
-    loss.backward()
-    parts.backward()
-    torch.testing.assert_close(loss, parts)
-    torch.testing.assert_close(whole.grad, halves.grad)

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemo_like.data_plane.meta import Chunk, KVBatchMeta
-from nemo_like.data_plane.sharding import shard_for_logprobs
-from nemo_like.policy.group import gathered_tags
+from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
+from nemo_like.policy.group import gathered_tags, with_epochs
 from nemo_like.policy.results import WorkerScores
 
 
@@ -40,3 +40,16 @@ def test_tags_come_back_in_the_order_of_the_whole_batch_whatever_the_sharding(
         WorkerScores({"error": [number[sample] for sample in shard.sample_ids]}, {}, 0.0) for shard in shards
     ]
     assert gathered_tags(batch, shards, answers) == {"error": [float(index) for index in range(8)]}
+
+
+def test_epochs_repeat_every_update_in_order_on_the_same_rows() -> None:
+    batch = batch_of([4] * 8)
+    shards = shard_for_training(batch, num_shards=2, global_batch_size=4, micro_batch_size=1)
+    for shard in shards:
+        once, twice = shard.schedule, with_epochs(shard, 2).schedule
+        assert once is not None
+        assert twice is not None
+        assert len(once.global_batches) == 2
+        assert twice.global_batches == (*once.global_batches, *once.global_batches)
+        assert twice.num_microbatches == (2, 2, 2, 2)
+        assert with_epochs(shard, 1).schedule == once

@@ -3,31 +3,35 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nemo_like.algorithms.losses import LossTerms
+from nemo_like.algorithms.losses import LossTerms, TokenMean
 from nemo_like.observability.metrics import merge
 from nemo_like.policy.train_metrics import TrainMetrics
 
 
-def terms(loss: float, ratio: list[float]) -> LossTerms:
+def terms(loss: float, ratio: list[float], mask: list[float]) -> LossTerms:
     ratios = torch.tensor(ratio)
     return LossTerms(
-        loss=torch.tensor(loss), ratio=ratios, clipped_ratio=ratios.clamp(0.8, 1.2), kl=ratios * 0.1
+        loss=torch.tensor(loss),
+        ratio=ratios,
+        clipped_ratio=ratios.clamp(0.8, 1.2),
+        means={"kl_penalty": TokenMean(ratios * 0.1, torch.tensor(mask))},
     )
 
 
 def replica(
-    *micro_batches: tuple[LossTerms, list[float]], grad_norm: float, num_replicas: int
+    *micro_batches: tuple[float, list[float], list[float]], grad_norm: float, num_replicas: int
 ) -> TrainMetrics:
+    """Each micro-batch is (loss, ratios, mask)."""
     metrics = TrainMetrics(torch.device("cpu"), num_replicas)
-    for micro_batch, mask in micro_batches:
-        metrics.add_micro_batch(micro_batch, torch.tensor(mask))
+    for loss, ratios, mask in micro_batches:
+        metrics.add_micro_batch(terms(loss, ratios, mask), torch.tensor(mask))
     metrics.add_update(grad_norm=grad_norm, learning_rate=0.01)
     return metrics
 
 
 def test_parts_of_two_replicas_merge_into_the_global_figures() -> None:
-    first = replica((terms(0.2, [1.0, 3.0]), [1.0, 1.0]), grad_norm=2.0, num_replicas=2)
-    second = replica((terms(0.3, [0.5, 7.0]), [1.0, 0.0]), grad_norm=2.0, num_replicas=2)
+    first = replica((0.2, [1.0, 3.0], [1.0, 1.0]), grad_norm=2.0, num_replicas=2)
+    second = replica((0.3, [0.5, 7.0], [1.0, 0.0]), grad_norm=2.0, num_replicas=2)
     merged = {name: metric.value for name, metric in merge([first.result(), second.result()]).items()}
     assert merged == pytest.approx(
         {
@@ -48,7 +52,7 @@ def test_parts_of_two_replicas_merge_into_the_global_figures() -> None:
 def test_loss_and_gradient_norm_are_means_over_updates() -> None:
     metrics = TrainMetrics(torch.device("cpu"), num_replicas=1)
     for loss, grad_norm in ((0.1, 1.0), (0.5, 3.0)):
-        metrics.add_micro_batch(terms(loss, [1.0]), torch.tensor([1.0]))
+        metrics.add_micro_batch(terms(loss, [1.0], [1.0]), torch.tensor([1.0]))
         metrics.add_update(grad_norm=grad_norm, learning_rate=0.01)
     result = metrics.result()
     assert result["loss"].value == pytest.approx(0.3)
@@ -56,13 +60,28 @@ def test_loss_and_gradient_norm_are_means_over_updates() -> None:
 
 
 def test_a_replica_without_trained_tokens_has_no_say_in_the_extremes() -> None:
-    idle = replica((terms(0.0, [9.0]), [0.0]), grad_norm=1.0, num_replicas=2)
-    busy = replica((terms(0.1, [1.1]), [1.0]), grad_norm=1.0, num_replicas=2)
+    idle = replica((0.0, [9.0], [0.0]), grad_norm=1.0, num_replicas=2)
+    busy = replica((0.1, [1.1], [1.0]), grad_norm=1.0, num_replicas=2)
     merged = merge([idle.result(), busy.result()])
     assert merged["probs_ratio_max"].value == pytest.approx(1.1)
     assert merged["probs_ratio_min"].value == pytest.approx(1.1)
 
 
 def test_micro_batches_without_tokens_change_nothing() -> None:
-    metrics = replica((terms(0.1, [1.1]), [1.0]), (terms(0.0, []), []), grad_norm=1.0, num_replicas=1)
+    metrics = replica((0.1, [1.1], [1.0]), (0.0, [], []), grad_norm=1.0, num_replicas=1)
     assert metrics.result()["probs_ratio"].value == pytest.approx(1.1)
+
+
+def test_a_mean_counts_with_its_own_weights() -> None:
+    metrics = replica((0.0, [1.0], [1.0]), grad_norm=1.0, num_replicas=1)
+    # Two samples of 2 and 1 tokens, each counting once; the first is out of bounds.
+    parts = TokenMean(torch.tensor([1.0, 1.0, 0.0]), torch.tensor([0.5, 0.5, 1.0]))
+    metrics.add_means({"is_oob_ratio": parts})
+    assert metrics.result()["is_oob_ratio"].value == pytest.approx(0.5)
+    assert metrics.result()["is_oob_ratio"].weight == pytest.approx(2.0)
+
+
+def test_what_no_micro_batch_had_is_not_reported() -> None:
+    result = replica((0.1, [1.1], [1.0]), grad_norm=1.0, num_replicas=1).result()
+    assert "entropy" not in result
+    assert "gen_kl_error" not in result

@@ -1,0 +1,43 @@
+"""Per-token figures of how far two engines' log-probs of the same tokens are apart."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, logaddexp
+
+# Means over response tokens, in this order wherever they are computed.
+DIVERGENCES = (
+    "token_mult_prob_error",
+    "gen_kl_error",
+    "policy_kl_error",
+    "js_divergence_error",
+    "sampling_importance_ratio",
+    "approx_entropy",
+)
+
+
+def divergences(trainer: Tensor, generation: Tensor) -> dict[str, Tensor]:
+    """Figures by name, ``DIVERGENCES`` all of them; log-probs and results are [M] float32, nats.
+
+    token_mult_prob_error: exp|generation - trainer|. The KL figures are k3 estimates, unclamped:
+    gen_kl_error of KL(generation || trainer), policy_kl_error of KL(trainer || generation),
+    js_divergence_error the mean of both sides' KL to the 50/50 mixture. sampling_importance_ratio:
+    p_trainer / p_generation. approx_entropy: the trainer's entropy, estimated from the samples.
+    """
+    difference = trainer - generation
+    ratio = difference.exp()
+    mixture = logaddexp(trainer, generation) - math.log(2)
+    return {
+        "token_mult_prob_error": difference.abs().exp(),
+        "gen_kl_error": _k3(difference),
+        "policy_kl_error": _k3(-difference),
+        "js_divergence_error": (_k3(trainer - mixture) + _k3(generation - mixture)) / 2,
+        "sampling_importance_ratio": ratio,
+        "approx_entropy": -ratio * trainer,
+    }
+
+
+def _k3(log_ratio: Tensor) -> Tensor:
+    """exp(x) - 1 - x, which is >= 0 and 0 only at x = 0."""
+    return log_ratio.exp() - 1 - log_ratio

@@ -1,0 +1,75 @@
+"""Correction for the difference between the engine that sampled and the trainer that learns.
+
+Both have the same weights, but other kernels and precisions, so a token was drawn from a slightly
+other distribution than the one that is differentiated. Each token's loss is multiplied by
+w = p_trainer / p_engine, bounded in one of three ways. Everything is packed: [M] tensors of the
+scored tokens, all those of a sample together in ``sample_index``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nemo_like.config.schema import ImportanceSamplingType, LossConfig
+
+# Limit of the log-ratio, nats: the weight of a token that one side finds impossible stays finite.
+_LOG_RATIO_LIMIT = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class ImportanceCorrection:
+    """``weights`` [M] multiply the token losses. ``is_out_of_bounds`` [M] is 1 on tokens whose weight was
+    clamped or zeroed, and ``counts`` [M] says what each counts in its mean: 1, or for seq_mask, which judges
+    whole samples, its share of its sample."""
+
+    weights: Tensor
+    is_out_of_bounds: Tensor
+    counts: Tensor
+
+
+def sample_means(values: Tensor, sample_index: Tensor, response_lengths: Tensor) -> Tensor:
+    """Each token's value replaced by the mean over its sample's tokens; [M].
+
+    ``sample_index`` [M] int64 says which of n samples a token belongs to; ``response_lengths`` [n]
+    float32 counts them.
+    """
+    sums = torch.zeros_like(response_lengths).index_add(0, sample_index, values)
+    return (sums / response_lengths.clamp(min=1))[sample_index]
+
+
+@torch.no_grad()
+def importance_correction(
+    prev_logprobs: Tensor,
+    generation_logprobs: Tensor,
+    sample_index: Tensor,
+    response_lengths: Tensor,
+    cfg: LossConfig,
+) -> ImportanceCorrection:
+    """w = exp(prev - generation) per token, without gradient, bounded as configured.
+
+    tis: clamped to [min, max] (F. Yao et al., "Your efficient RL framework secretly brings you
+    off-policy RL training"). icepop: zero outside [min, max] (Ling team, arXiv 2510.18855). seq_mask:
+    zero on samples whose geometric-mean w is outside [min, max], w itself on the others. None: w.
+    """
+    log_weights = (prev_logprobs - generation_logprobs).clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
+    weights = log_weights.exp()
+    low, high = _bounds(cfg)
+    judged, counts = weights, torch.ones_like(weights)
+    if cfg.truncated_importance_sampling_type is ImportanceSamplingType.seq_mask:
+        judged = sample_means(log_weights, sample_index, response_lengths).exp()
+        counts = 1 / response_lengths[sample_index]
+    is_outside = (judged < low) | (judged > high)
+    if cfg.truncated_importance_sampling_type is ImportanceSamplingType.tis:
+        weights = weights.clamp(low, high)
+    else:
+        weights = weights.masked_fill(is_outside, 0.0)
+    return ImportanceCorrection(weights, is_outside.float(), counts)
+
+
+def _bounds(cfg: LossConfig) -> tuple[float, float]:
+    """[min, max]; a bound that is not set is no bound."""
+    low, high = cfg.truncated_importance_sampling_ratio_min, cfg.truncated_importance_sampling_ratio
+    return 0.0 if low is None else low, torch.inf if high is None else high

@@ -1,0 +1,125 @@
+"""Rules on ``loss_fn``: which losses combine, and what they need of the rest of the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nemo_like.config.errors import Problem
+from nemo_like.config.schema import Config, ImportanceSamplingType, LossConfig
+
+
+def loss_problems(cfg: Config) -> Iterator[Problem]:
+    """Every combination that would train something else than its keys say."""
+    yield from _surrogates(cfg.loss_fn)
+    yield from _sequence_level(cfg.loss_fn)
+    yield from _correction(cfg.loss_fn)
+    if cfg.loss_fn.force_on_policy_ratio:
+        yield from _on_policy(cfg)
+
+
+def _surrogates(loss: LossConfig) -> Iterator[Problem]:
+    """PPO's clipped surrogate, CISPO, GSPO and REINFORCE exclude each other."""
+    chosen = [
+        name
+        for name in ("disable_ppo_ratio", "use_cispo", "sequence_level_importance_ratios")
+        if getattr(loss, name)
+    ]
+    if len(chosen) > 1:
+        yield Problem(
+            key=f"loss_fn.{chosen[0]}=true",
+            rule=f"excludes loss_fn.{chosen[1]}=true: each replaces the loss by another",
+            remedy="set one of them to false",
+        )
+    if loss.ratio_clip_c is not None and (loss.disable_ppo_ratio or loss.use_cispo):
+        yield Problem(
+            key=f"loss_fn.ratio_clip_c={loss.ratio_clip_c:g}",
+            rule=f"bounds a loss that loss_fn.{chosen[0]}=true replaces",
+            remedy="set it to null",
+        )
+
+
+def _sequence_level(loss: LossConfig) -> Iterator[Problem]:
+    if not loss.token_level_loss:
+        return
+    if loss.sequence_level_importance_ratios:
+        yield Problem(
+            key="loss_fn.sequence_level_importance_ratios=true",
+            rule="needs token_level_loss=false: GSPO weighs every sample alike, whatever its length",
+            remedy="set loss_fn.token_level_loss=false",
+        )
+    if loss.sequence_length_normalizer is not None:
+        yield Problem(
+            key=f"loss_fn.sequence_length_normalizer={loss.sequence_length_normalizer}",
+            rule="divides each sample's token sum, which token_level_loss=true never forms",
+            remedy="set loss_fn.token_level_loss=false, or the normalizer to null",
+        )
+
+
+def _correction(loss: LossConfig) -> Iterator[Problem]:
+    kind = loss.truncated_importance_sampling_type
+    low, high = loss.truncated_importance_sampling_ratio_min, loss.truncated_importance_sampling_ratio
+    key = f"loss_fn.truncated_importance_sampling_type={kind.name if kind else 'null'}"
+    if kind is None:
+        for name, bound in (("ratio", high), ("ratio_min", low)):
+            if bound is not None:
+                yield Problem(
+                    key=f"loss_fn.truncated_importance_sampling_{name}={bound:g}",
+                    rule="has no effect with truncated_importance_sampling_type=null",
+                    remedy="choose tis, icepop or seq_mask, or set the bound to null",
+                )
+        return
+    if not loss.use_importance_sampling_correction:
+        yield Problem(
+            key=key,
+            rule="has no effect with use_importance_sampling_correction=false",
+            remedy="set loss_fn.use_importance_sampling_correction=true, or the type to null",
+        )
+    if high is None:
+        yield Problem(
+            key=key,
+            rule="needs an upper bound, loss_fn.truncated_importance_sampling_ratio",
+            remedy="2 is usual for tis, 5 for icepop, 1.002 for seq_mask",
+        )
+    if low is None and kind is not ImportanceSamplingType.tis:
+        yield Problem(
+            key=key,
+            rule="needs a lower bound too, loss_fn.truncated_importance_sampling_ratio_min",
+            remedy="0.5 is usual for icepop, 0.999 for seq_mask",
+        )
+    if low is not None and high is not None and low >= high:
+        yield Problem(
+            key=f"loss_fn.truncated_importance_sampling_ratio_min={low:g}",
+            rule=f"must be below truncated_importance_sampling_ratio={high:g}",
+            remedy="",
+        )
+
+
+def _on_policy(cfg: Config) -> Iterator[Problem]:
+    """A ratio of 1 is right only while the weights are those that sampled."""
+    key = "loss_fn.force_on_policy_ratio=true"
+    num_samples = cfg.grpo.num_prompts_per_step * cfg.grpo.num_generations_per_prompt
+    batch = cfg.policy.train_global_batch_size
+    if num_samples != batch:
+        yield Problem(
+            key=key,
+            rule=(
+                "needs one update per rollout, because from the second on the weights are not those that "
+                f"sampled: policy.train_global_batch_size={batch}, a rollout has {num_samples} samples"
+            ),
+            remedy=f"set policy.train_global_batch_size={num_samples}",
+        )
+    if cfg.grpo.num_epochs_per_rollout > 1:
+        yield Problem(
+            key=key,
+            rule=(
+                "needs one update per rollout, but "
+                f"grpo.num_epochs_per_rollout={cfg.grpo.num_epochs_per_rollout} repeats it"
+            ),
+            remedy="set grpo.num_epochs_per_rollout=1",
+        )
+    if cfg.grpo.seq_logprob_error_threshold is not None:
+        yield Problem(
+            key=f"grpo.seq_logprob_error_threshold={cfg.grpo.seq_logprob_error_threshold:g}",
+            rule="masks samples by prev_logprobs, which force_on_policy_ratio=true does not compute",
+            remedy="set it to null; loss_fn.truncated_importance_sampling_type=seq_mask masks instead",
+        )

@@ -1,0 +1,101 @@
+"""From scored tokens to loss and metrics: what every training backend shares.
+
+backend, per micro-batch       here                                      algorithms
+  TokenScores ───────────────▶ + columns, advantages, global counts ───▶ policy_loss
+  backward ◀───────────────────── loss                                      │
+                               TrainMetrics ◀───────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from nemo_like.algorithms.divergence import divergences
+from nemo_like.algorithms.logprobs import TokenScores
+from nemo_like.algorithms.losses import GlobalCounts, LossTokens, TokenMean, policy_loss, token_weights
+from nemo_like.config.schema import LossConfig
+from nemo_like.data_plane.columns import (
+    GENERATION_LOGPROBS,
+    INPUT_IDS,
+    PREV_LOGPROBS,
+    REFERENCE_LOGPROBS,
+    RESPONSE_MASK,
+    Column,
+)
+from nemo_like.data_plane.meta import GlobalBatch
+from nemo_like.policy.batch import ModelInputs, PolicyBatch
+from nemo_like.policy.interfaces import ADVANTAGE, SAMPLE_MASK
+from nemo_like.policy.train_metrics import TrainMetrics
+
+# A micro-batch's part of the loss, a scalar to differentiate. Parts of all micro-batches and ranks are
+# summed, and so are their gradients: no averaging over ranks.
+LossFunction = Callable[[TokenScores, ModelInputs], Tensor]
+
+
+def train_reads(cfg: LossConfig) -> tuple[Column, ...]:
+    """The columns that training fetches."""
+    reads = [INPUT_IDS, RESPONSE_MASK]
+    if not cfg.force_on_policy_ratio:
+        reads.append(PREV_LOGPROBS)
+    if cfg.reference_policy_kl_penalty > 0:
+        reads.append(REFERENCE_LOGPROBS)
+    if cfg.use_importance_sampling_correction or cfg.force_on_policy_ratio:
+        reads.append(GENERATION_LOGPROBS)
+    return tuple(reads)
+
+
+def update_objective(
+    cfg: LossConfig, batch: PolicyBatch, update: GlobalBatch, metrics: TrainMetrics
+) -> LossFunction:
+    """The loss of one optimizer update, to be called once per micro-batch; records into ``metrics``."""
+    counts = GlobalCounts(num_tokens=update.num_tokens, num_samples=update.num_samples)
+
+    def loss(scores: TokenScores, inputs: ModelInputs) -> Tensor:
+        tokens = _loss_tokens(scores, inputs, batch, counts, cfg)
+        terms = policy_loss(tokens, cfg)
+        metrics.add_micro_batch(terms, tokens.mask)
+        if cfg.force_on_policy_ratio and tokens.generation_logprobs is not None:
+            # No earlier phase scored these tokens, so they are compared with the engine's here.
+            gaps = divergences(tokens.prev_logprobs, tokens.generation_logprobs)
+            metrics.add_means({name: TokenMean(gap, tokens.mask) for name, gap in gaps.items()})
+        return terms.loss
+
+    return loss
+
+
+def _loss_tokens(
+    scores: TokenScores,
+    inputs: ModelInputs,
+    batch: PolicyBatch,
+    counts: GlobalCounts,
+    cfg: LossConfig,
+) -> LossTokens:
+    """The scored tokens with what the loss compares them to; advantages spread over their sample."""
+    sample_index = inputs.sample_index
+    sample_mask = batch.sample_values[SAMPLE_MASK][inputs.rows]
+    response_lengths = batch.response_lengths[inputs.rows]
+    mask = sample_mask[sample_index]
+    current = scores.logprobs.detach()
+
+    def compared(column: Column) -> Tensor | None:
+        if column not in train_reads(cfg):
+            return None
+        # A sample may be masked because a log-prob of it is no number, which times 0 would still be none.
+        return torch.where(mask > 0, batch.columns[column.name][inputs.packed_index], current)
+
+    prev = compared(PREV_LOGPROBS)
+    return LossTokens(
+        logprobs=scores.logprobs,
+        prev_logprobs=current if prev is None else prev,
+        advantages=batch.sample_values[ADVANTAGE][inputs.rows][sample_index],
+        weights=token_weights(sample_index, sample_mask, response_lengths, counts, cfg),
+        mask=mask,
+        sample_index=sample_index,
+        response_lengths=response_lengths,
+        reference_logprobs=compared(REFERENCE_LOGPROBS),
+        generation_logprobs=compared(GENERATION_LOGPROBS),
+        entropy=scores.entropy,
+    )

@@ -1,0 +1,82 @@
+"""What may stand in place of PPO's clipped surrogate, and what is added to it, by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nemo_like.algorithms.losses import policy_loss
+from tests.unit.algorithms.loss_cases import CONFIG, tokens
+
+GSPO = replace(CONFIG, sequence_level_importance_ratios=True, token_level_loss=False)
+
+
+def test_gspo_has_one_ratio_per_sample_the_geometric_mean_over_its_tokens() -> None:
+    # Sample 0: sqrt(1.1 * 0.9); sample 1: sqrt(2 * 0.5) = 1, though token by token both would be clipped.
+    batch = tokens([1.1, 0.9, 2.0, 0.5], [1.0, 1.0, -3.0, -3.0], lengths=[2, 2])
+    terms = policy_loss(batch, GSPO)
+    first = math.sqrt(0.99)
+    assert terms.ratio.tolist() == pytest.approx([first, first, 1.0, 1.0])
+    assert terms.loss.item() == pytest.approx(-2 * first + 2 * 3.0)
+
+
+def test_gspo_gives_every_token_of_a_sample_the_same_gradient() -> None:
+    batch = tokens([1.1, 0.9, 2.0, 1.0], [1.0, 1.0, 5.0, 5.0], lengths=[2, 2])
+    policy_loss(batch, GSPO).loss.backward()
+    # Sample 0: two tokens of loss -s, and ds/dlogp = s / 2 for each token, so -s in all.
+    # Sample 1: s = sqrt(2) is above 1.28: clipped as a whole.
+    slope = -math.sqrt(0.99)
+    assert batch.logprobs.grad.tolist() == pytest.approx([slope, slope, 0.0, 0.0])
+
+
+def test_cispo_clips_a_tokens_weight_and_keeps_its_gradient() -> None:
+    cfg = replace(CONFIG, use_cispo=True)
+    batch = tokens([2.0, 0.5, 1.1], [1.0, 1.0, -2.0])
+    terms = policy_loss(batch, cfg)
+    terms.loss.backward()
+    # -A clip(r) log p, with log p = log r here; the gradient is -A clip(r): 1.28, 0.8 and 1.1.
+    expected = -1.28 * math.log(2) - 0.8 * math.log(0.5) + 2 * 1.1 * math.log(1.1)
+    assert terms.loss.item() == pytest.approx(expected)
+    assert batch.logprobs.grad.tolist() == pytest.approx([-1.28, -0.8, 2.2])
+
+
+def test_reinforce_knows_no_ratio() -> None:
+    cfg = replace(CONFIG, disable_ppo_ratio=True)
+    batch = tokens([math.exp(-2), math.exp(-0.5)], [3.0, -1.0])
+    terms = policy_loss(batch, cfg)
+    terms.loss.backward()
+    assert terms.loss.item() == pytest.approx(3 * 2 - 0.5)
+    assert batch.logprobs.grad.tolist() == pytest.approx([-3.0, 1.0])
+
+
+def test_without_prev_logprobs_the_ratio_is_one_and_the_gradient_is_minus_the_advantage() -> None:
+    logprobs = torch.tensor([-1.0, -7.0], requires_grad=True)
+    batch = tokens([1.0, 1.0], [2.0, -3.0], logprobs=logprobs, prev_logprobs=logprobs.detach())
+    terms = policy_loss(batch, CONFIG)
+    terms.loss.backward()
+    assert terms.ratio.tolist() == [1.0, 1.0]
+    assert terms.loss.item() == pytest.approx(-2 + 3)
+    assert logprobs.grad.tolist() == pytest.approx([-2.0, 3.0])
+
+
+def test_the_entropy_bonus_enters_with_its_coefficient_and_the_weights_of_the_loss() -> None:
+    entropy = torch.tensor([2.0, 0.5], requires_grad=True)
+    batch = tokens([1.0, 1.0], [0.0, 0.0], entropy=entropy, weights=torch.tensor([0.25, 0.75]))
+    terms = policy_loss(batch, replace(CONFIG, entropy_coef=0.1))
+    terms.loss.backward()
+    assert terms.loss.item() == pytest.approx(-0.1 * (0.25 * 2 + 0.75 * 0.5))
+    assert entropy.grad.tolist() == pytest.approx([-0.025, -0.075])
+    assert terms.means["entropy"].values.tolist() == [2.0, 0.5]
+
+
+def test_a_coefficient_of_zero_reports_the_entropy_and_changes_no_gradient() -> None:
+    entropy = torch.tensor([2.0], requires_grad=True)
+    batch = tokens([1.1], [1.0], entropy=entropy)
+    terms = policy_loss(batch, replace(CONFIG, entropy_coef=0.0))
+    terms.loss.backward()
+    assert terms.loss.item() == pytest.approx(-1.1)
+    assert entropy.grad.tolist() == [0.0]
+    assert terms.means["entropy"].values.tolist() == [2.0]

@@ -1,0 +1,105 @@
+"""Losses that do not combine are refused before anything starts, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from nemo_like.config.errors import ConfigError
+from nemo_like.config.schema import Config
+from nemo_like.config.validation import validate
+
+Demo = Callable[..., Config]
+
+ONE_UPDATE = "policy.train_global_batch_size=1024"
+BOUNDS = (
+    "loss_fn.use_importance_sampling_correction=true",
+    "loss_fn.truncated_importance_sampling_ratio=2.0",
+    "loss_fn.truncated_importance_sampling_ratio_min=0.5",
+)
+
+
+def problems(cfg: Config) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        validate(cfg)
+    return [str(problem) for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("loss_fn.use_cispo=true",),
+        ("loss_fn.disable_ppo_ratio=true", "loss_fn.entropy_coef=0.01"),
+        ("loss_fn.sequence_level_importance_ratios=true", "loss_fn.token_level_loss=false"),
+        ("loss_fn.token_level_loss=false", "loss_fn.sequence_length_normalizer=4"),
+        ("loss_fn.force_on_policy_ratio=true", ONE_UPDATE),
+        ("loss_fn.use_importance_sampling_correction=true",),
+        (*BOUNDS[:2], "loss_fn.truncated_importance_sampling_type=tis"),
+        (*BOUNDS, "loss_fn.truncated_importance_sampling_type=icepop"),
+        (*BOUNDS, "loss_fn.truncated_importance_sampling_type=seq_mask"),
+    ],
+)
+def test_every_loss_can_be_asked_for(demo: Demo, arguments: tuple[str, ...]) -> None:
+    validate(demo(*arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("loss_fn.use_cispo=true", "loss_fn.disable_ppo_ratio=true"),
+            "loss_fn.disable_ppo_ratio=true excludes loss_fn.use_cispo=true",
+        ),
+        (
+            ("loss_fn.use_cispo=true", "loss_fn.ratio_clip_c=3.0"),
+            "loss_fn.ratio_clip_c=3 bounds a loss that loss_fn.use_cispo=true replaces",
+        ),
+        (
+            ("loss_fn.sequence_level_importance_ratios=true",),
+            "loss_fn.sequence_level_importance_ratios=true needs token_level_loss=false",
+        ),
+        (
+            ("loss_fn.sequence_length_normalizer=4",),
+            "which token_level_loss=true never forms",
+        ),
+        (
+            ("loss_fn.force_on_policy_ratio=true",),
+            "policy.train_global_batch_size=128, a rollout has 1024 samples",
+        ),
+        (
+            ("loss_fn.force_on_policy_ratio=true", ONE_UPDATE, "grpo.num_epochs_per_rollout=2"),
+            "grpo.num_epochs_per_rollout=2 repeats it",
+        ),
+        (
+            ("loss_fn.force_on_policy_ratio=true", ONE_UPDATE, "grpo.seq_logprob_error_threshold=2.0"),
+            "masks samples by prev_logprobs",
+        ),
+        (
+            (*BOUNDS[:2], "loss_fn.truncated_importance_sampling_type=icepop"),
+            "truncated_importance_sampling_type=icepop needs a lower bound",
+        ),
+        (
+            (*BOUNDS[:1], "loss_fn.truncated_importance_sampling_type=tis"),
+            "truncated_importance_sampling_type=tis needs an upper bound",
+        ),
+        (
+            BOUNDS[:2],
+            "truncated_importance_sampling_ratio=2 has no effect",
+        ),
+        (
+            (*BOUNDS[1:], "loss_fn.truncated_importance_sampling_type=tis"),
+            "has no effect with use_importance_sampling_correction=false",
+        ),
+    ],
+)
+def test_a_combination_that_would_train_something_else_is_refused(
+    demo: Demo, arguments: tuple[str, ...], said: str
+) -> None:
+    assert said in "\n".join(problems(demo(*arguments)))
+
+
+def test_the_learning_rate_schedule_counts_the_updates_of_every_epoch(demo: Demo) -> None:
+    [problem] = problems(demo("grpo.num_epochs_per_rollout=2"))
+    assert "reaches a learning rate of 0 before the last of 1280 updates" in problem
+    validate(demo("grpo.num_epochs_per_rollout=2", "policy.scheduler.decay_updates=1280"))

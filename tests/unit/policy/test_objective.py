@@ -1,0 +1,95 @@
+"""From scores to loss and metrics: which columns are compared, and what a masked sample may hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nemo_like.algorithms.logprobs import TokenScores
+from nemo_like.config.schema import LossConfig
+from nemo_like.data_plane.meta import GlobalBatch, MicroBatch, Schedule
+from nemo_like.policy.batch import PolicyBatch
+from nemo_like.policy.objective import train_reads, update_objective
+from nemo_like.policy.train_metrics import TrainMetrics
+from tests.unit.algorithms.loss_cases import CONFIG
+
+CPU = torch.device("cpu")
+MICRO_BATCH = MicroBatch(rows=(0, 1), padded_length=3)
+
+
+def batch_of(**columns: list[float]) -> PolicyBatch:
+    """Two samples of a prompt token and 2 and 1 response tokens; the second does not train."""
+    arrays: dict[str, Any] = {name: np.array(values, np.float32) for name, values in columns.items()}
+    arrays["input_ids"] = np.array([5, 6, 7, 8, 9], np.int32)
+    arrays["response_mask"] = np.array([0, 1, 1, 0, 1], np.uint8)
+    return PolicyBatch(arrays, [3, 2], {"advantage": [2.0, 1.0], "sample_mask": [1.0, 0.0]}, CPU)
+
+
+def run(cfg: LossConfig, batch: PolicyBatch) -> tuple[float, list[float], dict[str, float]]:
+    """Loss, its gradient by token, and metrics; the model gives every token a log-prob of -1."""
+    update = GlobalBatch(num_samples=1, num_tokens=2, micro_batches=(MICRO_BATCH,))
+    metrics = TrainMetrics(CPU, num_replicas=1)
+    logprobs = torch.full((3,), -1.0, requires_grad=True)
+    loss = update_objective(cfg, batch, update, metrics)(
+        TokenScores(logprobs=logprobs), batch.micro_batch(MICRO_BATCH, Schedule((update,)))
+    )
+    loss.backward()
+    metrics.add_update(grad_norm=1.0, learning_rate=0.1)
+    values = {name: metric.value for name, metric in metrics.result().items()}
+    return loss.item(), logprobs.grad.tolist(), values
+
+
+def test_scores_meet_the_previous_logprobs_of_their_own_tokens() -> None:
+    prev = [0.0, -1.0, -1.0 - np.log(1.1), 0.0, -3.0]
+    loss, grad, metrics = run(CONFIG, batch_of(prev_logprobs=prev))
+    assert loss == pytest.approx(-2 * (1 + 1.1) / 2)
+    assert grad == pytest.approx([-1.0, -1.1, 0.0])
+    assert metrics["probs_ratio"] == pytest.approx(1.05)
+    assert "gen_kl_error" not in metrics
+
+
+def test_a_masked_sample_whose_logprobs_are_no_numbers_spoils_nothing() -> None:
+    loss, grad, metrics = run(CONFIG, batch_of(prev_logprobs=[0.0, -1.0, -1.0, 0.0, np.nan]))
+    assert loss == pytest.approx(-2.0)
+    assert grad == pytest.approx([-1.0, -1.0, 0.0])
+    assert metrics["probs_ratio_max"] == pytest.approx(1.0)
+
+
+def test_on_policy_training_needs_no_previous_logprobs_and_compares_with_the_engine_itself() -> None:
+    cfg = replace(CONFIG, force_on_policy_ratio=True)
+    generation = [0.0, -1.0, -1.0 - np.log(2), 0.0, -9.0]
+    loss, grad, metrics = run(cfg, batch_of(generation_logprobs=generation))
+    assert loss == pytest.approx(-2.0)
+    assert grad == pytest.approx([-1.0, -1.0, 0.0])
+    assert metrics["token_mult_prob_error"] == pytest.approx((1 + 2) / 2)
+    assert metrics["sampling_importance_ratio"] == pytest.approx((1 + 2) / 2)
+
+
+def test_the_correction_compares_previous_with_generation_logprobs() -> None:
+    cfg = replace(CONFIG, use_importance_sampling_correction=True)
+    batch = batch_of(
+        prev_logprobs=[0.0, -1.0, -1.0, 0.0, -1.0],
+        generation_logprobs=[0.0, -1.0, -1.0 - np.log(2), 0.0, 0.0],
+    )
+    loss, grad, metrics = run(cfg, batch)
+    assert loss == pytest.approx(-2 * (1 + 2) / 2)
+    assert grad == pytest.approx([-1.0, -2.0, 0.0])
+    assert metrics["is_oob_ratio"] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "columns"),
+    [
+        ({}, {"prev_logprobs"}),
+        ({"force_on_policy_ratio": True}, {"generation_logprobs"}),
+        ({"use_importance_sampling_correction": True}, {"prev_logprobs", "generation_logprobs"}),
+        ({"reference_policy_kl_penalty": 0.1}, {"prev_logprobs", "reference_logprobs"}),
+    ],
+)
+def test_training_fetches_the_columns_that_its_loss_needs(changes: dict[str, Any], columns: set[str]) -> None:
+    reads = {column.name for column in train_reads(replace(CONFIG, **changes))}
+    assert reads == columns | {"input_ids", "response_mask"}
