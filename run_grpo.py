@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     if options.dry_run:
-        model = read_model_info(cfg.policy.model_name)
+        model = read_model_info(cfg.policy.model_name, cfg.policy.backend)
         print(format_plan(make_plan(cfg, model, (*ROLLOUT_COLUMNS, *POLICY_COLUMNS))))
         return 0
     # Only now: this loads Ray, and the checks above must be quick.

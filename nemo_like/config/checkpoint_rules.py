@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nemo_like.config.errors import ConfigError, Problem
 from nemo_like.config.model_info import ModelInfo, read_model_info
-from nemo_like.config.schema import Config, DatasetKind
+from nemo_like.config.schema import Config, DatasetKind, PolicyBackend
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
@@ -24,7 +24,7 @@ def checkpoint_problems(cfg: Config) -> Iterator[Problem]:
         return
     yield from _missing_files(name, path)
     try:
-        model = read_model_info(name)
+        model = read_model_info(name, cfg.policy.backend)
     except ConfigError as error:
         yield from error.problems
         return
@@ -60,15 +60,18 @@ def _missing_files(name: str, path: Path) -> Iterator[Problem]:
 
 
 def _policy_layout(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
-    megatron = cfg.policy.megatron_cfg
-    tp_key = "policy.megatron_cfg.tensor_model_parallel_size"
-    tp = megatron.tensor_model_parallel_size
+    megatron, fsdp = cfg.policy.megatron_cfg, cfg.policy.fsdp_cfg
     parts = {
         "attention heads": model.num_heads,
         "key-value heads": model.num_kv_heads,
         "FFN columns": model.intermediate_size,
     }
-    yield from _must_divide(tp_key, tp, parts)
+    if cfg.policy.backend is PolicyBackend.fsdp:
+        yield from _must_divide("policy.fsdp_cfg.tensor_parallel_size", fsdp.tensor_parallel_size, parts)
+        return
+    yield from _must_divide(
+        "policy.megatron_cfg.tensor_model_parallel_size", megatron.tensor_model_parallel_size, parts
+    )
     yield from _must_divide(
         "policy.megatron_cfg.pipeline_model_parallel_size",
         megatron.pipeline_model_parallel_size,

@@ -109,7 +109,8 @@ def _log_directory(cfg: Config) -> Iterator[Problem]:
 def _export_bytes(cfg: Config) -> int:
     """Size of RUN_DIR/final_hf; 0 when there is none, or no readable model yet."""
     try:
-        return weight_bytes(cfg, read_model_info(cfg.policy.model_name)) * cfg.checkpointing.export_final_hf
+        model = read_model_info(cfg.policy.model_name, cfg.policy.backend)
+        return weight_bytes(cfg, model) * cfg.checkpointing.export_final_hf
     except ConfigError:
         return 0
 

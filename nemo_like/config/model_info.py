@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nemo_like.config.errors import ConfigError, Problem
+from nemo_like.config.schema import PolicyBackend
 
 SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3")
 
@@ -21,12 +23,22 @@ _REQUIRED = (
     "num_hidden_layers",
     "vocab_size",
 )
+# What older models call these sizes.
+_OTHER_NAMES = {
+    "hidden_size": ("n_embd", "d_model"),
+    "intermediate_size": ("n_inner", "ffn_dim"),
+    "max_position_embeddings": ("n_positions", "max_seq_len"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "num_hidden_layers": ("n_layer", "n_layers"),
+}
+# Where a model leaves the size of its feed-forward layers out, it is this many times the hidden size.
+_USUAL_FFN_FACTOR = 4
 _UNSUPPORTED_FEATURES = ("attention_bias", "mlp_bias", "use_sliding_window")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """The sizes of a Llama, Qwen2 or Qwen3 model."""
+    """The sizes of a causal language model."""
 
     model_type: str
     hidden_size: int
@@ -38,10 +50,13 @@ class ModelInfo:
     vocab_size: int
     max_position_embeddings: int
     has_tied_embeddings: bool
+    num_stored_scalars: int | None  # counted in the weight files; None for a type whose sizes tell it
 
     @property
     def num_parameters(self) -> int:
-        """Trainable scalars; tied embeddings count once."""
+        """Scalars of the weights; tied embeddings count once."""
+        if self.num_stored_scalars is not None:
+            return self.num_stored_scalars
         query = self.num_heads * self.head_size
         key_value = 2 * self.num_kv_heads * self.head_size
         attention = self.hidden_size * (query + key_value) + query * self.hidden_size
@@ -55,8 +70,9 @@ class ModelInfo:
         return embeddings + layers + self.hidden_size
 
 
-def read_model_info(model_name: str) -> ModelInfo:
-    """Sizes from ``config.json``. Raises ConfigError when it is missing, broken or of an unknown model."""
+def read_model_info(model_name: str, backend: PolicyBackend) -> ModelInfo:
+    """Sizes from ``config.json``. Raises ConfigError when it is missing, broken or, for Megatron-core, of
+    a model without a conversion."""
     path = Path(model_name) / "config.json"
     if not path.is_file():
         raise _error(model_name, "has no config.json", "point it at a Hugging Face checkpoint directory")
@@ -66,22 +82,53 @@ def read_model_info(model_name: str) -> ModelInfo:
         raise _error(model_name, f"has a config.json that is not valid JSON ({error})", "") from error
     if not isinstance(content, dict):
         raise _error(model_name, "has a config.json that is not a JSON object", "")
+    if backend is PolicyBackend.fsdp:
+        content = _with_usual_names(content)
     model_type = content.get("model_type")
-    if model_type not in SUPPORTED_MODEL_TYPES:
+    if backend is PolicyBackend.megatron and model_type not in SUPPORTED_MODEL_TYPES:
         supported = ", ".join(SUPPORTED_MODEL_TYPES)
-        raise _error(model_name, f"is a model of type {model_type!r}", f"supported are {supported}")
+        remedy = f"supported are {supported}; policy.backend=fsdp trains others too"
+        raise _error(model_name, f"is a model of type {model_type!r}", remedy)
     bad = [name for name in _REQUIRED if not _is_size(content.get(name))]
     if bad:
         raise _error(model_name, f"has a config.json without a positive integer for {', '.join(bad)}", "")
     for name in _UNSUPPORTED_FEATURES:
-        if content.get(name):
+        if backend is PolicyBackend.megatron and content.get(name):
             raise _error(
                 model_name, f"has {name}=true, which is not supported", "use a checkpoint without it"
             )
-    return _model_info(content)
+    is_known = model_type in SUPPORTED_MODEL_TYPES
+    return _model_info(content, None if is_known else count_stored_scalars(Path(model_name)))
 
 
-def _model_info(content: Mapping[str, Any]) -> ModelInfo:
+def count_stored_scalars(path: Path) -> int:
+    """Scalars in a directory's safetensors files, from their headers alone; unreadable files count 0."""
+    total = 0
+    for file in sorted(path.glob("*.safetensors")):
+        with file.open("rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            try:
+                header = json.loads(stream.read(size))
+            except ValueError:
+                continue
+        header.pop("__metadata__", None)
+        total += sum(math.prod(tensor["shape"]) for tensor in header.values())
+    return total
+
+
+def _with_usual_names(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes under the names that Llama, Qwen and most others have for them."""
+    named = dict(content)
+    for name, others in _OTHER_NAMES.items():
+        values = [content[key] for key in (name, *others) if content.get(key) is not None]
+        if values:
+            named[name] = values[0]
+    if named.get("intermediate_size") is None and _is_size(named.get("hidden_size")):
+        named["intermediate_size"] = _USUAL_FFN_FACTOR * named["hidden_size"]
+    return named
+
+
+def _model_info(content: Mapping[str, Any], num_stored_scalars: int | None) -> ModelInfo:
     num_heads = content["num_attention_heads"]
     return ModelInfo(
         model_type=content["model_type"],
@@ -94,6 +141,7 @@ def _model_info(content: Mapping[str, Any]) -> ModelInfo:
         vocab_size=content["vocab_size"],
         max_position_embeddings=content["max_position_embeddings"],
         has_tied_embeddings=bool(content.get("tie_word_embeddings", False)),
+        num_stored_scalars=num_stored_scalars,
     )
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from nemo_like.config.model_info import ModelInfo
 from nemo_like.config.policy_layout import dynamic_length_multiple, length_multiple, policy_world_size
-from nemo_like.config.schema import Config, Device, LossConfig, PolicyConfig, Precision
+from nemo_like.config.schema import Config, Device, LossConfig, PolicyBackend, PolicyConfig, Precision
 
 
 class Role(Enum):
@@ -127,7 +127,7 @@ class Plan:
 
 def make_plan(cfg: Config, model: ModelInfo, columns: Iterable[ColumnLike]) -> Plan:
     """The plan of a valid configuration; ``columns`` are those of the data plane."""
-    grpo, policy, megatron = cfg.grpo, cfg.policy, cfg.policy.megatron_cfg
+    grpo, policy = cfg.grpo, cfg.policy
     num_samples = grpo.num_prompts_per_step * grpo.num_generations_per_prompt
     rows_per_rank = num_samples // policy.data_parallel_size
     update_rows_per_rank = policy.train_global_batch_size // policy.data_parallel_size
@@ -138,10 +138,7 @@ def make_plan(cfg: Config, model: ModelInfo, columns: Iterable[ColumnLike]) -> P
         roles=roles(cfg),
         num_cpus=ray_cpus(cfg),
         num_gpus=ray_gpus(cfg),
-        layout=(
-            f"TP{megatron.tensor_model_parallel_size} x PP{megatron.pipeline_model_parallel_size} "
-            f"x DP{policy.data_parallel_size}"
-        ),
+        layout=_layout(policy),
         num_prompts=grpo.num_prompts_per_step,
         num_generations=grpo.num_generations_per_prompt,
         num_samples=num_samples,
@@ -183,6 +180,19 @@ def _micro_batches(policy: PolicyConfig) -> tuple[_MicroBatches, _MicroBatches]:
         for tokens in (budgets.train_mb_tokens, budgets.logprob_mb_tokens)
     )
     return train, logprob
+
+
+def _layout(policy: PolicyConfig) -> str:
+    """Sizes of the axes, as "TP2 x PP1 x DP4" or "FSDP TP2 x DP4, LoRA of rank 16"."""
+    if policy.backend is PolicyBackend.fsdp:
+        fsdp = policy.fsdp_cfg
+        adapters = f", LoRA of rank {fsdp.lora.rank}" if fsdp.lora.enabled else ""
+        return f"FSDP TP{fsdp.tensor_parallel_size} x DP{policy.data_parallel_size}{adapters}"
+    megatron = policy.megatron_cfg
+    return (
+        f"TP{megatron.tensor_model_parallel_size} x PP{megatron.pipeline_model_parallel_size} "
+        f"x DP{policy.data_parallel_size}"
+    )
 
 
 def format_plan(plan: Plan) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
-from nemo_like.config.schema import PolicyConfig
+from nemo_like.config.schema import PolicyBackend, PolicyConfig
 
 
 def policy_world_size(policy: PolicyConfig) -> int:
-    """TP x PP x DP."""
+    """TP x PP x DP; FSDP has no pipeline."""
+    if policy.backend is PolicyBackend.fsdp:
+        return policy.fsdp_cfg.tensor_parallel_size * policy.data_parallel_size
     megatron = policy.megatron_cfg
     return (
         megatron.tensor_model_parallel_size
@@ -20,7 +22,8 @@ def policy_world_size(policy: PolicyConfig) -> int:
 def length_multiple(policy: PolicyConfig) -> int:
     """Lengths must divide by this: sequence parallelism cuts a sequence evenly over the TP ranks."""
     megatron = policy.megatron_cfg
-    return megatron.tensor_model_parallel_size if megatron.sequence_parallel else 1
+    cuts = policy.backend is PolicyBackend.megatron and megatron.sequence_parallel
+    return megatron.tensor_model_parallel_size if cuts else 1
 
 
 def dynamic_length_multiple(policy: PolicyConfig) -> int:

@@ -26,7 +26,8 @@ class Precision(Enum):
 
 
 class PolicyBackend(Enum):
-    megatron = "megatron"
+    megatron = "megatron"  # Megatron-core, for the models it has a conversion for
+    fsdp = "fsdp"  # PyTorch's fully_shard (FSDP2), for any causal language model of transformers
 
 
 class LRDecayStyle(Enum):
@@ -192,6 +193,25 @@ class DynamicBatchingConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class LoraConfig:
+    """Train low-rank adapters beside frozen weights (arXiv 2106.09685); engines get the merged weights."""
+
+    enabled: bool
+    rank: int
+    alpha: float  # an adapter's output is multiplied by alpha / rank
+    dropout: float  # on an adapter's input, in training only
+    target_modules: list[str]  # last parts of the layers' names; ["all-linear"]: all but the output layer
+
+
+@dataclass(kw_only=True, slots=True)
+class FsdpConfig:
+    tensor_parallel_size: int
+    activation_checkpointing: bool  # keep each layer's input alone, and recompute the rest in the backward
+    cpu_offload: bool  # sharded weights, gradients and optimizer state in host memory
+    lora: LoraConfig
+
+
+@dataclass(kw_only=True, slots=True)
 class OptimizerConfig:
     lr: float  # peak learning rate of AdamW
     weight_decay: float
@@ -212,7 +232,7 @@ class SchedulerConfig:
 
 @dataclass(kw_only=True, slots=True)
 class PolicyConfig:
-    model_name: str  # Hugging Face checkpoint directory (Llama, Qwen2 or Qwen3)
+    model_name: str  # Hugging Face checkpoint directory; megatron: Llama, Qwen2 or Qwen3
     backend: PolicyBackend
     device: Device
     precision: Precision
@@ -224,7 +244,8 @@ class PolicyConfig:
     dynamic_batching: DynamicBatchingConfig
     max_total_sequence_length: int  # prompt + response, tokens
     max_grad_norm: float
-    megatron_cfg: MegatronConfig
+    megatron_cfg: MegatronConfig  # of backend megatron
+    fsdp_cfg: FsdpConfig  # of backend fsdp
     optimizer: OptimizerConfig
     scheduler: SchedulerConfig
 

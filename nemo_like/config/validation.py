@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 
+from nemo_like.config.backend_rules import backend_problems
 from nemo_like.config.checkpoint_rules import checkpoint_problems
 from nemo_like.config.errors import ConfigError, Problem
 from nemo_like.config.loss_rules import loss_problems
@@ -18,7 +19,7 @@ from nemo_like.config.plan import updates_per_step
 from nemo_like.config.policy_rules import policy_problems
 from nemo_like.config.reward_rules import reward_problems
 from nemo_like.config.rollout_rules import rollout_problems
-from nemo_like.config.schema import Config, DatasetKind, Device, LRDecayStyle
+from nemo_like.config.schema import Config, DatasetKind, Device, LRDecayStyle, PolicyBackend
 
 # More digits make more pairs of operands than are worth keeping in memory.
 _MAX_ARITHMETIC_DIGITS = 3
@@ -36,6 +37,7 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
     problems += reward_problems(cfg)
     problems += rollout_problems(cfg)
     problems += loss_problems(cfg)
+    problems += backend_problems(cfg)
     problems += checkpoint_problems(cfg)
     problems += machine_problems(cfg, machine)
     if problems:
@@ -110,6 +112,10 @@ _RANGES = (
     _Range(key="policy.max_grad_norm", above=0),
     _count("policy.megatron_cfg.tensor_model_parallel_size"),
     _count("policy.megatron_cfg.pipeline_model_parallel_size"),
+    _count("policy.fsdp_cfg.tensor_parallel_size"),
+    _count("policy.fsdp_cfg.lora.rank"),
+    _Range(key="policy.fsdp_cfg.lora.alpha", above=0, remedy="twice the rank is usual"),
+    _Range(key="policy.fsdp_cfg.lora.dropout", at_least=0, below=1),
     _Range(key="policy.optimizer.lr", above=0),
     _Range(key="policy.optimizer.weight_decay", at_least=0),
     _Range(key="policy.optimizer.adam_beta1", at_least=0, below=1),
@@ -210,7 +216,7 @@ def _batch_sizes(cfg: Config) -> Iterator[Problem]:
 def _sequence_parallel(cfg: Config) -> Iterator[Problem]:
     megatron, length = cfg.policy.megatron_cfg, cfg.policy.max_total_sequence_length
     tp = megatron.tensor_model_parallel_size
-    if not megatron.sequence_parallel:
+    if not megatron.sequence_parallel or cfg.policy.backend is not PolicyBackend.megatron:
         return
     if tp == 1:
         yield Problem(

@@ -10,6 +10,7 @@ Runs in the driver's process: no tensor library here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from nemo_like.cluster.actors import ActorHandle, Call
@@ -20,7 +21,7 @@ from nemo_like.data_plane.columns import PREV_LOGPROBS, REFERENCE_LOGPROBS, Colu
 from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.observability.metrics import Metric, merge
-from nemo_like.policy.layout import logprob_strategy, train_strategy
+from nemo_like.policy.layout import gathers_weights, logprob_strategy, train_strategy
 from nemo_like.policy.results import ScoredBatch, TrainUpdate, WorkerScores, WorkerUpdate
 
 
@@ -87,13 +88,13 @@ class PolicyWorkerGroup:
         )
 
     def push_weights(self, version: int) -> dict[str, Metric]:
-        """Send the weights as this version, from the first replica; returns once all engines have it."""
-        answers = self._everywhere("push_weights", lambda place: place.dp == 0, version)
+        """Send the weights as this version; returns once all engines have it."""
+        answers = self._everywhere("push_weights", partial(gathers_weights, self._cfg), version)
         return merge(answers)
 
     def export_hf(self, path: str) -> None:
         """Write a Hugging Face checkpoint directory."""
-        self._everywhere("export_hf", lambda place: place.dp == 0, path)
+        self._everywhere("export_hf", partial(gathers_weights, self._cfg), path)
 
     def shutdown(self) -> None:
         """Let the workers leave each other and the engines in order."""

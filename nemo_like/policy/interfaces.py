@@ -41,10 +41,11 @@ class TrainingBackend(Protocol):
         """What ``stage_weights`` will yield, in its order; no communication."""
 
     def stage_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(Hugging Face name, full tensor) of this pipeline stage; collective over tensor-parallel ranks."""
+        """(Hugging Face name, full tensor) of this pipeline stage; collective over the ranks that hold parts
+        of it, which all exhaust the iterator."""
 
     def export_hf(self, path: Path) -> None:
-        """Write a checkpoint directory that transformers loads; every rank of the first replica calls it."""
+        """Write a checkpoint directory that transformers loads; every rank that gathers weights calls it."""
 
 
 class WeightSender(Protocol):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from nemo_like.cluster.coordinates import ParallelLayout
+from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
 from nemo_like.config.policy_layout import dynamic_length_multiple, length_multiple
-from nemo_like.config.schema import PolicyConfig
+from nemo_like.config.schema import PolicyBackend, PolicyConfig
 from nemo_like.data_plane.batching import Strategy, dynamic_batches, fixed_size, sequence_packing
 
 
 def parallel_layout(cfg: PolicyConfig) -> ParallelLayout:
     """Sizes of the named axes."""
+    if cfg.backend is PolicyBackend.fsdp:
+        return ParallelLayout(tp=cfg.fsdp_cfg.tensor_parallel_size, cp=1, dp=cfg.data_parallel_size, pp=1)
     return ParallelLayout(
         tp=cfg.megatron_cfg.tensor_model_parallel_size,
         cp=1,
@@ -21,6 +23,12 @@ def parallel_layout(cfg: PolicyConfig) -> ParallelLayout:
 def shards_optimizer(cfg: PolicyConfig) -> bool:
     """Whether optimizer state is spread over data-parallel ranks; one rank has nothing to spread it over."""
     return cfg.megatron_cfg.use_distributed_optimizer and cfg.data_parallel_size > 1
+
+
+def gathers_weights(cfg: PolicyConfig, place: Coordinates) -> bool:
+    """Whether this worker is needed to gather the full weights: with Megatron-core every replica has them
+    all, and the first does it; with FSDP every worker holds a part that no other has."""
+    return cfg.backend is PolicyBackend.fsdp or place.dp == 0
 
 
 def train_strategy(cfg: PolicyConfig) -> Strategy:

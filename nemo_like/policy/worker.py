@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from nemo_like.cluster.actors import load_target
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.schema import Device, LossConfig, PolicyConfig
+from nemo_like.config.schema import Device, LossConfig, PolicyBackend, PolicyConfig
 from nemo_like.data_plane.columns import (
     GENERATION_LOGPROBS,
     INPUT_IDS,
@@ -39,6 +39,7 @@ from nemo_like.policy.interfaces import (
     WeightSenderSpec,
     is_weight_sender,
 )
+from nemo_like.policy.layout import gathers_weights
 from nemo_like.policy.mismatch import logprob_mismatch
 from nemo_like.policy.objective import train_reads
 from nemo_like.policy.replica import Replica
@@ -134,7 +135,7 @@ class PolicyWorker:
             self._weight_sender.connect(receivers, self._backend.weight_metadata())
 
     def push_weights(self, version: int) -> dict[str, Metric]:
-        """Send this stage's weights as ``version``; all ranks of the first replica call it.
+        """Send this stage's weights as ``version``; all ranks that gather weights call it.
 
         Raises ValueError when this worker is at another version, RuntimeError without a sender.
         """
@@ -142,7 +143,7 @@ class PolicyWorker:
             raise ValueError(
                 f"asked to push policy version {version}, but this worker is at {self.policy_version}"
             )
-        if self.coordinates.dp != 0:
+        if not gathers_weights(self.cfg, self.coordinates):
             return {}
         weights = self._backend.stage_weights()
         if not is_weight_sender(self.coordinates):
@@ -154,8 +155,8 @@ class PolicyWorker:
         return dict(self._weight_sender.send(version, weights))
 
     def export_hf(self, path: str) -> None:
-        """Write a Hugging Face checkpoint directory; all ranks of the first replica call it."""
-        if self.coordinates.dp == 0:
+        """Write a Hugging Face checkpoint directory; all ranks that gather weights call it."""
+        if gathers_weights(self.cfg, self.coordinates):
             self._backend.export_hf(Path(path))
 
     def shutdown(self) -> None:
@@ -167,7 +168,11 @@ class PolicyWorker:
             dist.destroy_process_group()
 
     def _build_backend(self) -> TrainingBackend:
-        # Megatron-core takes seconds to import, so it is loaded where it is used.
+        # Each takes seconds to import, so only the one that is used is loaded.
+        if self.cfg.backend is PolicyBackend.fsdp:
+            from nemo_like.policy.fsdp.backend import FSDPPolicy
+
+            return FSDPPolicy(self.cfg, self.loss, self.coordinates, self._temperature)
         from nemo_like.policy.megatron.backend import MegatronPolicy
 
         return MegatronPolicy(self.cfg, self.loss, self.coordinates, self._temperature)

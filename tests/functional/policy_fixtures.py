@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import multiprocessing
+import pickle
 import socket
 import traceback
 from collections.abc import Callable
@@ -18,11 +19,13 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
-from nemo_like.cluster.coordinates import ParallelLayout
+from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
 from nemo_like.config.schema import (
     Device,
     DynamicBatchingConfig,
+    FsdpConfig,
     KLType,
+    LoraConfig,
     LossConfig,
     LRDecayStyle,
     MegatronConfig,
@@ -94,10 +97,12 @@ def policy_config(
     micro_batching: MicroBatching = MicroBatching.padded,
     device: Device = Device.cpu,
     precision: Precision = Precision.float32,
+    backend: PolicyBackend = PolicyBackend.megatron,
 ) -> PolicyConfig:
+    is_fsdp = backend is PolicyBackend.fsdp
     return PolicyConfig(
         model_name=str(model),
-        backend=PolicyBackend.megatron,
+        backend=backend,
         device=device,
         precision=precision,
         data_parallel_size=dp,
@@ -116,10 +121,16 @@ def policy_config(
         max_total_sequence_length=64,
         max_grad_norm=0.5,
         megatron_cfg=MegatronConfig(
-            tensor_model_parallel_size=tp,
+            tensor_model_parallel_size=1 if is_fsdp else tp,
             pipeline_model_parallel_size=pp,
             sequence_parallel=sequence_parallel,
             use_distributed_optimizer=use_distributed_optimizer,
+        ),
+        fsdp_cfg=FsdpConfig(
+            tensor_parallel_size=tp if is_fsdp else 1,
+            activation_checkpointing=False,
+            cpu_offload=False,
+            lora=LoraConfig(enabled=False, rank=4, alpha=8.0, dropout=0.0, target_modules=["all-linear"]),
         ),
         optimizer=OptimizerConfig(lr=2e-3, weight_decay=0.01, adam_beta1=0.9, adam_beta2=0.95, adam_eps=1e-6),
         scheduler=SchedulerConfig(
@@ -199,7 +210,11 @@ def make_schedule(
 
 
 def run_world(
-    function: Callable[..., Any], layout: ParallelLayout, *args: Any, timeout_s: float = 100.0
+    function: Callable[..., Any],
+    layout: ParallelLayout,
+    *args: Any,
+    device: Device = Device.cpu,
+    timeout_s: float = 100.0,
 ) -> list[Any]:
     """``function(coordinates, *args)`` in a process per rank with torch.distributed ready; results by rank.
 
@@ -207,13 +222,16 @@ def run_world(
     in time. No process outlives the call.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["nemo_like.policy.megatron.backend", "tests.functional.policy_fixtures"])
+    backends = [f"nemo_like.policy.{backend.value}.backend" for backend in PolicyBackend]
+    context.set_forkserver_preload([*backends, "tests.functional.policy_fixtures"])
     port = free_port()
     processes, connections = [], []
     for rank in range(layout.world_size):
         receiver, sender = context.Pipe(duplex=False)
         process = context.Process(
-            target=_rank_main, args=(function, layout, rank, port, sender, args), daemon=True
+            target=_rank_main,
+            args=(function, layout.coordinates(rank), device, port, sender, args),
+            daemon=True,
         )
         process.start()
         sender.close()
@@ -245,7 +263,7 @@ def _collect(connections: list[Connection], timeout_s: float) -> list[Any]:
         for connection in ready:
             rank = connections.index(connection)
             try:
-                failure, results[rank] = connection.recv()
+                failure, results[rank] = pickle.loads(connection.recv_bytes())
             except EOFError:
                 raise AssertionError(f"rank {rank} died") from None
             assert failure is None, f"rank {rank} failed:\n{failure}"
@@ -254,8 +272,8 @@ def _collect(connections: list[Connection], timeout_s: float) -> list[Any]:
 
 def _rank_main(
     function: Callable[..., Any],
-    layout: ParallelLayout,
-    rank: int,
+    coordinates: Coordinates,
+    device: Device,
     port: int,
     sender: Connection,
     args: tuple[Any, ...],
@@ -263,16 +281,17 @@ def _rank_main(
     torch.set_num_threads(1)
     try:
         dist.init_process_group(
-            "gloo",
+            "gloo" if device is Device.cpu else "nccl",
             init_method=f"tcp://127.0.0.1:{port}",
-            rank=rank,
-            world_size=layout.world_size,
+            rank=coordinates.rank,
+            world_size=coordinates.layout.world_size,
             timeout=datetime.timedelta(seconds=60),
         )
-        result = function(layout.coordinates(rank), *args)
-        sender.send((None, result))
+        result = function(coordinates, *args)
+        # As bytes: tensors would travel as shared memory, which goes with the process that made it.
+        sender.send_bytes(pickle.dumps((None, result)))
         dist.barrier()
         dist.destroy_process_group()
     except BaseException:
-        sender.send((traceback.format_exc(), None))
+        sender.send_bytes(pickle.dumps((traceback.format_exc(), None)))
         raise

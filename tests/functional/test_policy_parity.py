@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,9 @@ class Case:
     layout: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     loss: dict[str, Any] = field(default_factory=lambda: {"kl_penalty": 0.1})
+
+    def config(self, model: Path) -> PolicyConfig:
+        return policy_config(model, **self.layout)
 
 
 CASES = [
@@ -170,9 +174,12 @@ class Outcome:
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
 def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
-    case: Case = request.param
-    path = tmp_path_factory.mktemp("policy")
-    cfg = policy_config(make_checkpoint(path / "model", **case.model), **case.layout)
+    yield compare_with_dense(request.param, tmp_path_factory.mktemp("policy"))
+
+
+def compare_with_dense(case: Case, path: Path) -> Outcome:
+    """Run the case and its reference."""
+    cfg = case.config(make_checkpoint(path / "model", **case.model))
     loss, batch = loss_config(**case.loss), random_batch(NUM_SAMPLES)
     ranks = run_world(run_step, parallel_layout(cfg), cfg, loss, batch, str(path / "export"))
 
@@ -184,7 +191,7 @@ def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         for first, rate in zip(range(0, NUM_SAMPLES, GLOBAL_BATCH_SIZE), LEARNING_RATES, strict=True)
     ]
     exported = AutoModelForCausalLM.from_pretrained(path / "export", dtype=torch.float32).state_dict()
-    yield Outcome(case, batch, ranks, exported, prev, updates, dense.model.state_dict())
+    return Outcome(case, batch, ranks, exported, prev, updates, dense.model.state_dict())
 
 
 def test_logprobs_equal_the_dense_model(outcome: Outcome) -> None:

@@ -8,7 +8,7 @@ import pytest
 from nemo_like.config.checkpoint_rules import checkpoint_problems
 from nemo_like.config.errors import ConfigError
 from nemo_like.config.model_info import read_model_info
-from nemo_like.config.schema import Config
+from nemo_like.config.schema import Config, PolicyBackend
 from tests.unit.config.checkpoints import write_checkpoint
 
 Demo = Callable[..., Config]
@@ -50,7 +50,9 @@ def test_a_file_that_is_missing_is_named(demo: Demo, checkpoint: Path, file: str
 def test_a_model_of_an_unsupported_type_names_the_supported_ones(demo: Demo, checkpoint: Path) -> None:
     write_checkpoint(checkpoint, model_type="gpt2")
     (problem,) = problems(demo())
-    assert problem.endswith("is a model of type 'gpt2'; supported are llama, qwen2, qwen3")
+    assert problem.endswith(
+        "is a model of type 'gpt2'; supported are llama, qwen2, qwen3; policy.backend=fsdp trains others too"
+    )
 
 
 def test_an_unsupported_feature_is_named(demo: Demo, checkpoint: Path) -> None:
@@ -115,7 +117,11 @@ def test_parameters_of_the_tiny_qwen3_add_up(checkpoint: Path) -> None:
     # embeddings 64*128, tied; per layer q 128*128, k and v 2*128*64, o 128*128, q and k norms 2*32,
     # three FFN matrices 128*384, two norms 2*128; final norm 128.
     layer = 16384 + 16384 + 16384 + 64 + 147456 + 256
-    assert read_model_info(str(checkpoint)).num_parameters == 8192 + 2 * layer + 128 == 402_176
+    assert (
+        read_model_info(str(checkpoint), PolicyBackend.megatron).num_parameters
+        == 8192 + 2 * layer + 128
+        == 402_176
+    )
 
 
 def test_parameters_of_known_models_add_up(tmp_path: Path) -> None:
@@ -130,7 +136,7 @@ def test_parameters_of_known_models_add_up(tmp_path: Path) -> None:
         head_dim=None,
         vocab_size=151936,
     )
-    assert read_model_info(str(qwen25)).num_parameters == 494_032_768
+    assert read_model_info(str(qwen25), PolicyBackend.megatron).num_parameters == 494_032_768
     llama = write_checkpoint(
         tmp_path / "Llama-3.1-8B",
         model_type="llama",
@@ -143,9 +149,9 @@ def test_parameters_of_known_models_add_up(tmp_path: Path) -> None:
         vocab_size=128256,
         tie_word_embeddings=False,
     )
-    assert read_model_info(str(llama)).num_parameters == 8_030_261_248
+    assert read_model_info(str(llama), PolicyBackend.megatron).num_parameters == 8_030_261_248
 
 
 def test_reading_a_checkpoint_without_config_raises(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no config\.json"):
-        read_model_info(str(tmp_path))
+        read_model_info(str(tmp_path), PolicyBackend.megatron)

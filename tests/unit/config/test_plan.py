@@ -13,7 +13,8 @@ Demo = Callable[..., Config]
 
 
 def plan(cfg: Config) -> Plan:
-    return make_plan(cfg, read_model_info(cfg.policy.model_name), (*ROLLOUT_COLUMNS, *POLICY_COLUMNS))
+    model = read_model_info(cfg.policy.model_name, cfg.policy.backend)
+    return make_plan(cfg, model, (*ROLLOUT_COLUMNS, *POLICY_COLUMNS))
 
 
 def test_the_demo_asks_ray_for_one_cpu_per_worker_engine_and_transfer_queue_process(demo: Demo) -> None:
@@ -108,3 +109,11 @@ def test_the_printed_plan_names_every_role_and_number(demo: Demo) -> None:
 def test_large_sizes_are_printed_in_their_unit(demo: Demo, checkpoint: Path) -> None:
     small = plan(demo())
     assert "weight sync  16 GB per step" in format_plan(replace(small, weight_bytes=16_000_000_000))
+
+
+def test_fsdp_workers_are_tp_times_dp(demo: Demo) -> None:
+    cfg = demo("policy.backend=fsdp", "policy.fsdp_cfg.tensor_parallel_size=2", "policy.data_parallel_size=4")
+    assert roles(cfg)[Role.policy_worker].count == 8
+    assert "policy FSDP TP2 x DP4\n" in format_plan(plan(cfg))
+    adapted = demo("policy.backend=fsdp", "policy.fsdp_cfg.lora.enabled=true")
+    assert "policy FSDP TP1 x DP2, LoRA of rank 16\n" in format_plan(plan(adapted))

@@ -53,7 +53,8 @@ def test_a_dry_run_accepts_it(recipe: Path, tmp_path: Path, capsys: pytest.Captu
     )
     shown = capsys.readouterr()
     assert code == 0, shown.err
-    assert f"{read_model_info(str(checkpoint)).num_parameters:,} parameters" in shown.out
+    model = read_model_info(str(checkpoint), load_config(recipe).policy.backend)
+    assert f"{model.num_parameters:,} parameters" in shown.out
 
 
 def test_it_uses_every_gpu_of_its_nodes(recipe: Path) -> None:

@@ -1,0 +1,68 @@
+"""Rules on the training backend's own keys: each backend reads its group, and those of the other must not
+promise anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import reduce
+
+from nemo_like.config.errors import Problem
+from nemo_like.config.schema import Config, Device, PolicyBackend, PolicyConfig
+
+# What asks a backend for something, with the value that asks for nothing.
+_NEUTRAL = {
+    PolicyBackend.megatron: {
+        "megatron_cfg.tensor_model_parallel_size": 1,
+        "megatron_cfg.pipeline_model_parallel_size": 1,
+        "megatron_cfg.sequence_parallel": False,
+        "megatron_cfg.use_distributed_optimizer": False,
+    },
+    PolicyBackend.fsdp: {
+        "fsdp_cfg.tensor_parallel_size": 1,
+        "fsdp_cfg.activation_checkpointing": False,
+        "fsdp_cfg.cpu_offload": False,
+        "fsdp_cfg.lora.enabled": False,
+    },
+}
+
+
+def backend_problems(cfg: Config) -> Iterator[Problem]:
+    """Keys of a backend that is not chosen, and of the chosen one what it cannot do."""
+    yield from _other_backend(cfg.policy)
+    if cfg.policy.backend is PolicyBackend.fsdp:
+        yield from _fsdp(cfg.policy)
+
+
+def _other_backend(policy: PolicyConfig) -> Iterator[Problem]:
+    for backend, keys in _NEUTRAL.items():
+        if backend is policy.backend:
+            continue
+        for name, neutral in keys.items():
+            value: object = reduce(getattr, name.split("."), policy)
+            if value != neutral:
+                yield Problem(
+                    key=f"policy.{name}={_shown(value)}",
+                    rule=f"is for policy.backend={backend.value}, but that is {policy.backend.value}",
+                    remedy=f"set it to {_shown(neutral)}, or policy.backend={backend.value}",
+                )
+
+
+def _fsdp(policy: PolicyConfig) -> Iterator[Problem]:
+    fsdp = policy.fsdp_cfg
+    if fsdp.cpu_offload and policy.device is Device.cpu:
+        yield Problem(
+            key="policy.fsdp_cfg.cpu_offload=true",
+            rule="moves nothing with policy.device=cpu",
+            remedy="set it to false",
+        )
+    if fsdp.lora.enabled and not fsdp.lora.target_modules:
+        yield Problem(
+            key="policy.fsdp_cfg.lora.target_modules=[]",
+            rule="names no layer, so nothing would train",
+            remedy="[all-linear] is usual",
+        )
+
+
+def _shown(value: object) -> str:
+    """A scalar as YAML has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,96 @@
+"""Causal attention for transformers' models, over padded samples or over samples packed end to end.
+
+It enters through transformers' own registry of attention implementations. No [T, T] mask is made:
+packed samples are kept apart by their lengths, which travel down the model as a keyword argument.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import AttentionInterface, PreTrainedModel
+
+from nemo_like.policy.batch import Packing
+
+_NAME = "nemo_like_causal"
+# Options that change which positions attend to which, or how much; one that is set must not be dropped.
+_UNSUPPORTED_OPTIONS = ("sliding_window", "softcap", "s_aux", "position_bias")
+_FLASH_DTYPES = (torch.bfloat16, torch.float16)
+
+
+def use_causal_attention(model: PreTrainedModel) -> None:
+    """Replace a model's attention; ``has_plain_attention`` must hold."""
+    AttentionInterface.register(_NAME, causal_attention)
+    model.set_attn_implementation(_NAME)
+
+
+def has_plain_attention(model: PreTrainedModel) -> bool:
+    """Whether every layer attends to all earlier positions, through transformers' registry."""
+    config = model.config
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types is None:
+        is_full = getattr(config, "sliding_window", None) is None
+    else:
+        is_full = set(layer_types) == {"full_attention"}
+    is_capped = getattr(config, "attn_logit_softcapping", None) is not None
+    return bool(model._supports_attention_backend) and is_full and not is_capped
+
+
+def causal_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    packing: Packing | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """query: [n, heads, T, d]; key, value: [n, KV heads, T, d]. Returns [n, T, heads, d] and no weights.
+
+    With ``packing`` n is 1 and T holds the samples end to end. Raises ValueError for an option that
+    plain causal attention has no place for.
+    """
+    unsupported = [name for name in _UNSUPPORTED_OPTIONS if options.get(name) is not None]
+    if unsupported:
+        raise ValueError(f"{type(module).__name__} asks for {', '.join(unsupported)}: not plain attention")
+    if packing is None:
+        context = _attend(query, key, value, scaling=scaling)
+    elif query.is_cuda and query.dtype in _FLASH_DTYPES:
+        return _attend_in_one_kernel(query, key, value, packing, scaling), None
+    else:
+        samples = (tensor.split(packing.lengths, dim=2) for tensor in (query, key, value))
+        contexts = [_attend(*parts, scaling=scaling) for parts in zip(*samples, strict=True)]
+        context = torch.cat(contexts, dim=2)
+    return context.transpose(1, 2).contiguous(), None
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None) -> Tensor:
+    return functional.scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+    )
+
+
+def _attend_in_one_kernel(
+    query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling: float | None
+) -> Tensor:
+    """PyTorch's variable-length FlashAttention: half precision on a GPU."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    context = varlen_attn(
+        query,
+        key,
+        value,
+        packing.cu_seqlens,
+        packing.cu_seqlens,
+        packing.max_length,
+        packing.max_length,
+        scale=scaling,
+        window_size=(-1, 0),  # causal
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return context[None]

@@ -1,0 +1,231 @@
+"""The FSDP2 training backend: any causal language model of transformers, its parameters spread over ranks.
+
+data-parallel axis    fully_shard: every rank holds a part, a layer is gathered while it computes
+tensor-parallel axis  DTensor, by the model's own plan
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from nemo_like.algorithms.logprobs import LogprobSettings
+from nemo_like.cluster.buckets import TensorSpec
+from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.config.schema import Device, LossConfig, PolicyConfig, Precision
+from nemo_like.data_plane.meta import GlobalBatch, Schedule
+from nemo_like.observability.metrics import Metric
+from nemo_like.policy.batch import PolicyBatch
+from nemo_like.policy.export import complete_checkpoint, write_weights
+from nemo_like.policy.fsdp.lora import Adapters, add_adapters, checkpoint_name, initial_values
+from nemo_like.policy.fsdp.model import (
+    DATA_AXIS,
+    TENSOR_AXIS,
+    ScoringCausalLM,
+    empty_model,
+    materialise,
+    set_dtypes,
+    shard,
+)
+from nemo_like.policy.fsdp.optimizer import ShardedAdamW
+from nemo_like.policy.fsdp.tensor_parallel import TensorParallelModel, parallelize
+from nemo_like.policy.fsdp.weights import fill, full_tensor, hf_tensors, load_source, logit_scale
+from nemo_like.policy.learning_rate import learning_rate
+from nemo_like.policy.objective import update_objective
+from nemo_like.policy.train_metrics import TrainMetrics
+
+_DTYPES = {Precision.float32: torch.float32, Precision.bfloat16: torch.bfloat16}
+
+
+class FSDPPolicy:
+    """One rank's part of the policy. torch.distributed must be initialised, with the coordinates' rank.
+
+    Raises ValueError for a model that the layout or the log-prob computation cannot handle, and what
+    loading the checkpoint raises.
+    """
+
+    def __init__(
+        self, cfg: PolicyConfig, loss: LossConfig, coordinates: Coordinates, temperature: float
+    ) -> None:
+        self.cfg, self.loss, self.coordinates = cfg, loss, coordinates
+        is_cpu = cfg.device is Device.cpu
+        self.device = torch.device("cpu") if is_cpu else torch.device("cuda", torch.cuda.current_device())
+        self.num_updates = 0
+        self._dtype = _DTYPES[cfg.precision]
+        self._source = Path(cfg.model_name)
+        layout = coordinates.layout
+        self._mesh = init_device_mesh(
+            self.device.type, (layout.dp, layout.tp), mesh_dim_names=(DATA_AXIS, TENSOR_AXIS)
+        )
+        self._causal_lm = empty_model(self._source)
+        self._adapters = self._add_adapters()
+        set_dtypes(self._causal_lm, self._dtype)
+        spread = self._parallelize()
+        group = self._mesh.get_group(TENSOR_AXIS) if spread.has_vocabulary_shards else None
+        scoring = LogprobSettings(temperature=temperature, with_entropy=loss.entropy_coef is not None)
+        self._model = ScoringCausalLM(self._causal_lm, scoring, group)
+        shard(self._model, self._mesh, cfg.fsdp_cfg, self._dtype)
+        materialise(self._model, self.device, cfg.fsdp_cfg)
+        # While a layer computes, its parameters are others: these are the ones that last.
+        self._parameters: dict[str, DTensor] = dict(self._causal_lm.named_parameters())
+        self._load_weights()
+        keeps_copy = loss.reference_policy_kl_penalty > 0 and not self._adapters
+        self._reference = self._copy_weights() if keeps_copy else None
+        self._optimizer = ShardedAdamW(
+            {name: value for name, value in self._parameters.items() if value.requires_grad},
+            cfg,
+            self.device,
+            partial_gradients=spread.partial_gradients,
+            tensor_group=self._mesh.get_group(TENSOR_AXIS),
+        )
+        # Adapter dropout: alike on the tensor-parallel ranks, whose inputs are alike.
+        torch.manual_seed(coordinates.dp)
+
+    # Log-probs
+
+    @torch.no_grad()
+    def logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
+        """Packed [sum of lengths] float32 on the CPU, nats; 0 where response_mask is 0. On every rank."""
+        packed = torch.zeros(batch.num_tokens, dtype=torch.float32, device=self.device)
+        self._model.eval()
+        for update in schedule.global_batches:
+            for spec in update.micro_batches:
+                inputs = batch.micro_batch(spec, schedule)
+                packed[inputs.packed_index] = self._model.scores(inputs).logprobs
+        self._model.train()
+        # The last unit stays gathered for a backward that does not come here.
+        self._model.reshard()
+        return packed.cpu()
+
+    def reference_logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
+        """The same under the weights the run started from: without adapters, or with these weights
+        swapped in for the duration.
+
+        Raises RuntimeError when the loss has no KL term, since then no reference is kept.
+        """
+        if self._adapters:
+            with self._adapters.disabled():
+                return self.logprobs(batch, schedule)
+        if self._reference is None:
+            raise RuntimeError(
+                "loss_fn.reference_policy_kl_penalty=0 keeps no reference policy; set it above 0"
+            )
+        with self._weights_replaced(self._reference):
+            return self.logprobs(batch, schedule)
+
+    # Training
+
+    def train(self, batch: PolicyBatch, schedule: Schedule) -> dict[str, Metric]:
+        """One optimizer update per global batch of the schedule; this replica's part of the metrics."""
+        metrics = TrainMetrics(self.device, num_replicas=self.coordinates.layout.dp)
+        for update in schedule.global_batches:
+            self._update(batch, schedule, update, metrics)
+        return metrics.result()
+
+    def _update(
+        self, batch: PolicyBatch, schedule: Schedule, update: GlobalBatch, metrics: TrainMetrics
+    ) -> None:
+        """One optimizer update."""
+        loss = update_objective(self.loss, batch, update, metrics)
+        for spec in update.micro_batches:
+            inputs = batch.micro_batch(spec, schedule)
+            loss(self._model.scores(inputs), inputs).backward()
+        self.num_updates += 1
+        rate = learning_rate(self.num_updates, self.cfg.optimizer.lr, self.cfg.scheduler)
+        metrics.add_update(grad_norm=self._optimizer.step(rate), learning_rate=rate)
+
+    # Weights
+
+    def weight_metadata(self) -> list[TensorSpec]:
+        """What ``stage_weights`` will yield, in its order; no communication."""
+        dtype = str(self._dtype).removeprefix("torch.")
+        return [
+            TensorSpec(hf_name, dtype, tuple(part.shape))
+            for name, plain_name in self._sent_parameters()
+            for hf_name, part in hf_tensors(
+                self._causal_lm, plain_name, torch.empty(self._parameters[name].shape, device="meta")
+            )
+        ]
+
+    @torch.no_grad()
+    def stage_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """(Hugging Face name, full tensor), adapters merged, one parameter gathered at a time; collective
+        over all ranks."""
+        for name, plain_name in self._sent_parameters():
+            yield from hf_tensors(self._causal_lm, plain_name, self._merged(name))
+
+    def export_hf(self, path: Path) -> None:
+        """Write a checkpoint directory that transformers loads; every rank calls it."""
+        tensors = self.stage_weights()
+        if self.coordinates.rank == 0:
+            written = write_weights(path, 0, tensors)
+            complete_checkpoint(path, self._source, [written], self._dtype)
+        else:
+            for _ in tensors:  # takes part in the gathering
+                pass
+        dist.barrier()
+
+    def _sent_parameters(self) -> Iterator[tuple[str, str]]:
+        """(name here, name in a model without adapters), without the adapters' own."""
+        for name in self._parameters:
+            plain_name = checkpoint_name(name)
+            if plain_name is not None:
+                yield name, plain_name
+
+    def _merged(self, name: str) -> Tensor:
+        """A full parameter with its adapter in it; collective over all ranks."""
+        if not self._adapters:
+            return full_tensor(self._parameters[name], self.device, self._dtype)
+
+        def full(other: str) -> Tensor:
+            return full_tensor(self._parameters[other], self.device, torch.float32)
+
+        return self._adapters.merged(name, full(name), full).to(self._dtype)
+
+    def _add_adapters(self) -> Adapters:
+        lora = self.cfg.fsdp_cfg.lora
+        return add_adapters(self._causal_lm, lora) if lora.enabled else Adapters({})
+
+    def _parallelize(self) -> TensorParallelModel:
+        if self.coordinates.layout.tp == 1:
+            return TensorParallelModel(has_vocabulary_shards=False, partial_gradients=frozenset())
+        return parallelize(self._causal_lm, self._mesh[TENSOR_AXIS])
+
+    def _load_weights(self) -> None:
+        """From the first rank's host memory, one tensor at a time."""
+        source: dict[str, Tensor] = {}
+        scale = torch.ones(1, device=self.device)
+        if self.coordinates.rank == 0:
+            model = load_source(self._source)
+            scale.fill_(logit_scale(model))
+            source = {**dict(model.named_parameters()), **initial_values(self._parameters)}
+        dist.broadcast(scale, src=0)
+        self._model.scale_logits(float(scale))
+        named = {checkpoint_name(name) or name: value for name, value in self._parameters.items()}
+        fill(named, source, self.device)
+
+    def _copy_weights(self) -> list[Tensor]:
+        """This rank's parts on the host, so that a frozen copy takes no device memory."""
+        return [part.to_local().detach().to("cpu", copy=True) for part in self._parameters.values()]
+
+    @contextlib.contextmanager
+    def _weights_replaced(self, weights: Sequence[Tensor]) -> Iterator[None]:
+        """Other values in the model's parameters for a while."""
+        current = self._copy_weights()
+        try:
+            self._assign(weights)
+            yield
+        finally:
+            self._assign(current)
+
+    @torch.no_grad()
+    def _assign(self, weights: Sequence[Tensor]) -> None:
+        for parameter, value in zip(self._parameters.values(), weights, strict=True):
+            parameter.to_local().copy_(value)

@@ -1,0 +1,104 @@
+"""Low-rank adapters (peft) beside frozen weights, and what they add to these weights.
+
+LoRA: arXiv 2106.09685.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from nemo_like.config.schema import LoraConfig
+
+_NAME = "default"  # peft's name of the one adapter that each layer has
+_ALL_LINEAR = "all-linear"
+_BASE = ".base_layer"
+
+
+class Adapters:
+    """The adapted layers of a model, by name; none of a model that trains as a whole."""
+
+    def __init__(self, layers: Mapping[str, Any]) -> None:
+        self._layers = dict(layers)
+
+    def __bool__(self) -> bool:
+        return bool(self._layers)
+
+    @contextlib.contextmanager
+    def disabled(self) -> Iterator[None]:
+        """The model as it was before it had adapters, for a while.
+
+        By their factor: peft's own switch also freezes the adapters, which FSDP would remember.
+        """
+        scalings = {name: layer.scaling[_NAME] for name, layer in self._layers.items()}
+        try:
+            for layer in self._layers.values():
+                layer.scaling[_NAME] = 0.0
+            yield
+        finally:
+            for name, layer in self._layers.items():
+                layer.scaling[_NAME] = scalings[name]
+
+    def merged(self, name: str, weight: Tensor, full: Callable[[str], Tensor]) -> Tensor:
+        """A full parameter with its adapter in it: W + scaling * B @ A, in float32; without one, as it is.
+
+        ``full`` gathers a parameter by its name.
+        """
+        layer_name, _, leaf = name.rpartition(f"{_BASE}.")
+        if leaf != "weight" or layer_name not in self._layers:
+            return weight
+        layer = self._layers[layer_name]
+        down, up = (full(f"{layer_name}.{part}.{_NAME}.weight") for part in ("lora_A", "lora_B"))
+        delta = layer.scaling[_NAME] * (up @ down)
+        # Some layers store their weight [in, out].
+        return weight.float() + (delta.T if layer.fan_in_fan_out else delta)
+
+
+def add_adapters(model: PreTrainedModel, cfg: LoraConfig) -> Adapters:
+    """Put adapters, still without values, beside the target layers and freeze all else.
+
+    Raises ValueError when a name fits no layer, or one that is no linear layer inside the model.
+    """
+    from peft import LoraConfig as PeftConfig
+    from peft import inject_adapter_in_model
+    from peft.tuners.lora import LoraLayer
+
+    targets = cfg.target_modules
+    peft_config = PeftConfig(
+        r=cfg.rank,
+        lora_alpha=cfg.alpha,
+        lora_dropout=cfg.dropout,
+        target_modules=_ALL_LINEAR if targets == [_ALL_LINEAR] else targets,
+    )
+    inject_adapter_in_model(peft_config, model, adapter_name=_NAME, low_cpu_mem_usage=True)
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    for name, layer in layers.items():
+        if _NAME not in layer.lora_A or layer is model.get_output_embeddings():
+            raise ValueError(
+                f"policy.fsdp_cfg.lora.target_modules names {name!r}, an embedding or the output layer; "
+                "name linear layers inside the model"
+            )
+    return Adapters(layers)
+
+
+def checkpoint_name(name: str) -> str | None:
+    """What a parameter is called in a model without adapters; None for an adapter's own."""
+    return None if ".lora_" in name else name.replace(f"{_BASE}.", ".")
+
+
+def initial_values(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """What adapters start with, the same on every rank: A random, B zero, so that nothing changes yet."""
+    generator = torch.Generator().manual_seed(0)
+    values = {}
+    for name, parameter in parameters.items():
+        if checkpoint_name(name) is None:
+            values[name] = torch.zeros(parameter.shape)
+            if ".lora_A." in name:
+                nn.init.kaiming_uniform_(values[name], a=math.sqrt(5), generator=generator)
+    return values

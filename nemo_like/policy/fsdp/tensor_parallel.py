@@ -1,0 +1,128 @@
+"""Tensor parallelism of a transformers model by its own plan, with PyTorch's DTensor styles.
+
+attention and FFN   as the model's ``base_model_tp_plan`` says: columns in, rows out
+embedding, output   rows of the vocabulary, where it divides evenly; else a copy on every rank
+the rest            a copy on every rank, working on the same activations
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
+from transformers import PreTrainedModel
+
+_STYLES: dict[str, Callable[[], ParallelStyle]] = {
+    "colwise": ColwiseParallel,
+    "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
+    "rowwise": RowwiseParallel,
+    "rowwise_split_input": lambda: RowwiseParallel(input_layouts=Replicate()),
+}
+# A copy on every rank, each of which sees its own heads: the copies' gradients are parts of a sum.
+_SEES_ITS_OWN_HEADS = "replicated_with_grad_allreduce"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorParallelModel:
+    """What the caller has to know of a parallelised model."""
+
+    has_vocabulary_shards: bool  # the output layer holds this rank's rows only
+    partial_gradients: frozenset[str]  # parameters whose gradients the ranks have to add up
+
+
+def parallelize(model: PreTrainedModel, mesh: DeviceMesh) -> TensorParallelModel:
+    """Spread a model, adapters included, over the ranks of a one-dimensional mesh, in place.
+
+    Raises ValueError when the model has no plan, or one with a style that is not known here.
+    """
+    styles: dict[str, ParallelStyle] = {}
+    partial: list[str] = []
+    for name, style in _module_styles(model).items():
+        module = model.get_submodule(name)
+        if style == _SEES_ITS_OWN_HEADS:
+            partial += [f"{name}.{parameter}" for parameter, _ in module.named_parameters()]
+        elif style in _STYLES:
+            styles |= {f"{name}{part}": _STYLES[style]() for part in _cut_parts(module, style)}
+        else:
+            raise ValueError(
+                f"{model.config.model_type} is cut over ranks in the style {style!r} at {name}, which is not "
+                "supported; set policy.fsdp_cfg.tensor_parallel_size=1"
+            )
+    parallelize_module(model, mesh, styles)
+    return TensorParallelModel(_cut_vocabulary(model, mesh), frozenset(partial))
+
+
+def _module_styles(model: PreTrainedModel) -> dict[str, str]:
+    """The model's plan for each module that it covers, but for embedding and output layer."""
+    plan = model.config.base_model_tp_plan
+    if not plan:
+        raise ValueError(
+            f"transformers has no tensor-parallel plan for {model.config.model_type}; "
+            "set policy.fsdp_cfg.tensor_parallel_size=1"
+        )
+    prefix = f"{model.base_model_prefix}."
+    patterns = {
+        re.compile(re.escape(prefix + pattern).replace(r"\*", r"\d+")): style
+        for pattern, style in plan.items()
+    }
+    vocabulary = (model.get_input_embeddings(), model.get_output_embeddings())
+    return {
+        name: style
+        for name, module in model.named_modules()
+        for pattern, style in patterns.items()
+        if pattern.fullmatch(name) and module not in vocabulary
+    }
+
+
+def _cut_parts(module: nn.Module, style: str) -> list[str]:
+    """The parts of a planned module that are cut: of an adapted layer W and B by columns, W and A by rows."""
+    parts = dict(module.named_children())
+    if "base_layer" not in parts:
+        return [""]
+    adapter = "lora_B" if style.startswith("colwise") else "lora_A"
+    return [".base_layer", *(f".{adapter}.{name}" for name, _ in parts[adapter].named_children())]
+
+
+def _cut_vocabulary(model: PreTrainedModel, mesh: DeviceMesh) -> bool:
+    """Rows of embedding and output layer to the ranks; whether that was possible."""
+    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
+    is_tied = output.weight is embedding.weight
+    # A subclass may do more than look up.
+    if type(embedding) is not nn.Embedding or output.weight.shape[0] % mesh.size():
+        return False
+    parallelize_module(embedding, mesh, RowwiseParallel(input_layouts=Replicate()))
+    if is_tied:
+        output.weight = embedding.weight
+    else:
+        parallelize_module(output, mesh, ColwiseParallel())
+    return True
+
+
+class _SumGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, hidden: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return hidden.view_as(hidden)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
+        grad = grad.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(grad, group=ctx.group)
+        return grad, None
+
+
+def sum_gradient(hidden: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """``hidden`` itself, whose gradient becomes the sum over the ranks of the group."""
+    return _SumGradient.apply(hidden, group)

@@ -1,0 +1,89 @@
+"""From a checkpoint to sharded parameters, and from these back to full tensors under its names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+
+# Logits of the probe may differ by this share of their size: the checkpoint may be in bfloat16.
+_PROBE_TOLERANCE = 0.02
+_PROBE_TOKENS = 4
+
+
+def local_part(full: Tensor, parameter: DTensor) -> Tensor:
+    """This rank's part of a full tensor, cut as the parameter is: over tensor-parallel ranks, the last
+    axis of the mesh, and what they get over data-parallel ones."""
+    mesh, places = parameter.device_mesh, parameter.device_mesh.get_coordinate()
+    for axis in reversed(range(mesh.ndim)):
+        placement = parameter.placements[axis]
+        if not placement.is_replicate():
+            parts = full.chunk(mesh.size(axis), dim=placement.dim)
+            has_part = places[axis] < len(parts)
+            full = parts[places[axis]] if has_part else full.narrow(placement.dim, 0, 0)
+    return full
+
+
+def full_tensor(parameter: DTensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """The whole of a parameter on ``device``; every rank of its mesh takes part."""
+    local = DTensor.from_local(
+        parameter.detach().to_local().to(device, dtype),
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+    return local.full_tensor()
+
+
+def hf_tensors(model: PreTrainedModel, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """A parameter as the checkpoint has it: transformers fuses some when it loads them."""
+    yield from revert_weight_conversion(model, {name: tensor}).items()
+
+
+def load_source(path: Path) -> PreTrainedModel:
+    """The whole model on this host, in the checkpoint's dtype."""
+    return AutoModelForCausalLM.from_pretrained(path, dtype="auto")
+
+
+@torch.no_grad()
+def fill(parameters: Mapping[str, DTensor], source: Mapping[str, Tensor], device: torch.device) -> None:
+    """Give sharded parameters the values that the first rank has, one tensor at a time.
+
+    ``source`` is empty on the other ranks.
+    """
+    for name, parameter in parameters.items():
+        full = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        if source:
+            full.copy_(source[name])
+        dist.broadcast(full, src=0)
+        parameter.to_local().copy_(local_part(full, parameter))
+
+
+@torch.no_grad()
+def logit_scale(model: PreTrainedModel) -> float:
+    """What the model multiplies hidden @ weight.T by to get its logits, seen on a few tokens.
+
+    Raises ValueError when that is not all it does: a bias or a cap on the logits.
+    """
+    hidden: list[Tensor] = []
+    output = model.get_output_embeddings()
+    hook = output.register_forward_pre_hook(lambda module, inputs: hidden.append(inputs[0]))
+    logits = model(torch.arange(_PROBE_TOKENS)[None], use_cache=False).logits.double()
+    hook.remove()
+    plain = torch.nn.functional.linear(hidden[0], output.weight).double()
+    scale = float((logits * plain).sum() / plain.square().sum())
+    difference = float((logits - scale * plain).norm() / logits.norm())
+    if not difference < _PROBE_TOLERANCE or getattr(model.config, "final_logit_softcapping", None):
+        raise ValueError(
+            f"{type(model).__name__} does not compute its logits as a multiple of hidden states times "
+            "weights, which policy.backend=fsdp relies on; train a model that does"
+        )
+    return scale

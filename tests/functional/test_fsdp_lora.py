@@ -1,0 +1,168 @@
+"""Adapters train, the weights beside them do not, and everyone else sees the merged model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.config.schema import LossConfig, PolicyBackend, PolicyConfig, Precision
+from nemo_like.data_plane.meta import Schedule
+from nemo_like.policy.layout import parallel_layout
+from tests.functional.dense_reference import DenseReference
+from tests.functional.policy_fixtures import (
+    loss_config,
+    make_checkpoint,
+    make_schedule,
+    policy_config,
+    random_batch,
+    run_world,
+)
+
+NUM_SAMPLES, NUM_PHASES = 8, 4
+TEMPERATURE = 0.8
+TARGETS = ("q_proj", "down_proj")
+
+
+@dataclass(frozen=True)
+class LoraReport:
+    """What one rank saw; log-probs are per sample of its shard."""
+
+    positions: list[int]
+    before: torch.Tensor
+    reference_before: torch.Tensor
+    losses: list[float]
+    after: torch.Tensor
+    reference_after: torch.Tensor
+    sent: dict[str, torch.Tensor]
+    announced: list[tuple[str, str, tuple[int, ...]]]
+
+
+def train_adapters(
+    coordinates: Coordinates, cfg: PolicyConfig, loss: LossConfig, batch: dict[str, Any], export: str
+) -> LoraReport:
+    """One rank: a few phases of training on the same samples."""
+    from nemo_like.policy.batch import PolicyBatch
+    from nemo_like.policy.fsdp.backend import FSDPPolicy
+
+    policy = FSDPPolicy(cfg, loss, coordinates, TEMPERATURE)
+    positions = list(range(coordinates.dp, NUM_SAMPLES, coordinates.layout.dp))
+    columns = {
+        name: torch.cat([torch.from_numpy(values).split(batch["lengths"])[row] for row in positions])
+        for name, values in batch["columns"].items()
+    }
+    lengths = [batch["lengths"][row] for row in positions]
+    tags = {
+        name: [float(batch["tags"][name][row]) for row in positions] for name in ("advantage", "sample_mask")
+    }
+    everyone = make_schedule(batch["lengths"], batch["tags"]["sample_mask"], [[]], [list(range(NUM_SAMPLES))])
+    pairs = [[row, row + 1] for row in range(0, len(positions), 2)]
+    mine = make_schedule(lengths, tags["sample_mask"], [pairs], [[]])
+    schedule = Schedule(
+        (replace(everyone.global_batches[0], micro_batches=mine.global_batches[0].micro_batches),)
+    )
+
+    def policy_batch(**more: torch.Tensor) -> PolicyBatch:
+        return PolicyBatch({**columns, **more}, lengths, tags, policy.device)
+
+    before = policy.logprobs(policy_batch(), schedule)
+    reference_before = policy.reference_logprobs(policy_batch(), schedule)
+    training = policy_batch(prev_logprobs=before, reference_logprobs=reference_before)
+    losses = [policy.train(training, schedule)["loss"] for _ in range(NUM_PHASES)]
+    policy.export_hf(Path(export))
+    return LoraReport(
+        positions,
+        before,
+        reference_before,
+        [metric.total for metric in losses],
+        policy.logprobs(policy_batch(), schedule),
+        policy.reference_logprobs(policy_batch(), schedule),
+        {name: weight.clone() for name, weight in policy.stage_weights()},
+        [(spec.name, spec.dtype, spec.shape) for spec in policy.weight_metadata()],
+    )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A world's reports beside the checkpoint it started from and the one it exported."""
+
+    leaders: list[LoraReport]
+    batch: dict[str, Any]
+    checkpoint: dict[str, torch.Tensor]
+    exported: dict[str, torch.Tensor]
+    exported_logprobs: list[torch.Tensor]
+    tolerance: float  # nats; a merged weight in bfloat16 is rounded, W and B @ A by themselves are too
+
+
+@pytest.fixture(
+    scope="module",
+    params=[{"dp": 2, "precision": Precision.bfloat16}, {"tp": 2}],
+    ids=["DP2 in bfloat16", "TP2"],
+)
+def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    path = tmp_path_factory.mktemp("lora")
+    cfg = policy_config(make_checkpoint(path / "model"), backend=PolicyBackend.fsdp, **request.param)
+    adapters = replace(cfg.fsdp_cfg.lora, enabled=True, target_modules=list(TARGETS))
+    cfg = replace(
+        cfg,
+        fsdp_cfg=replace(cfg.fsdp_cfg, lora=adapters),
+        optimizer=replace(cfg.optimizer, lr=2e-2, weight_decay=0.0),
+    )
+    loss, batch = loss_config(kl_penalty=0.01), random_batch(NUM_SAMPLES)
+    reports = run_world(train_adapters, parallel_layout(cfg), cfg, loss, batch, str(path / "export"))
+    leaders = [
+        report for rank, report in enumerate(reports) if parallel_layout(cfg).coordinates(rank).is_leader
+    ]
+    exported = DenseReference(replace(cfg, model_name=str(path / "export")), loss, TEMPERATURE)
+    with torch.no_grad():
+        logprobs = exported.logprobs(batch)
+    dtype = getattr(torch, cfg.precision.value)
+    checkpoint, merged = (
+        AutoModelForCausalLM.from_pretrained(path / name, dtype=dtype).state_dict()
+        for name in ("model", "export")
+    )
+    tolerance = 1e-5 if cfg.precision is Precision.float32 else 0.15
+    return Outcome(leaders, batch, checkpoint, merged, logprobs, tolerance)
+
+
+def test_the_loss_falls(outcome: Outcome) -> None:
+    losses = [sum(parts) for parts in zip(*(report.losses for report in outcome.leaders), strict=True)]
+    assert all(later < earlier for earlier, later in pairwise(losses))
+    assert losses[-1] < losses[0] - 0.01
+
+
+def test_only_the_layers_with_an_adapter_change(outcome: Outcome) -> None:
+    for name, weight in outcome.exported.items():
+        changed = not torch.equal(weight, outcome.checkpoint[name])
+        assert changed is any(f".{target}." in name for target in TARGETS), name
+
+
+def test_the_reference_policy_is_the_model_without_adapters(outcome: Outcome) -> None:
+    for report in outcome.leaders:
+        torch.testing.assert_close(report.reference_before, report.before, rtol=0, atol=0)
+        torch.testing.assert_close(report.reference_after, report.before, rtol=0, atol=0)
+        assert (report.after - report.before).abs().max() > 0.01
+
+
+def test_the_merged_export_computes_what_the_adapters_do(outcome: Outcome) -> None:
+    for report in outcome.leaders:
+        expected = torch.cat([outcome.exported_logprobs[row] for row in report.positions])
+        torch.testing.assert_close(report.after, expected, rtol=0, atol=outcome.tolerance)
+
+
+def test_engines_are_sent_the_merged_weights_as_announced(outcome: Outcome) -> None:
+    sender = outcome.leaders[0]
+    found = [
+        (name, str(weight.dtype).removeprefix("torch."), tuple(weight.shape))
+        for name, weight in sender.sent.items()
+    ]
+    assert found == sender.announced
+    assert not [name for name in sender.sent if "lora" in name or "base_layer" in name]
+    for name, weight in sender.sent.items():
+        assert torch.equal(weight, outcome.exported[name]), name

@@ -1,0 +1,152 @@
+"""A policy worker's phases on one device: log-probs, updates, export, without Ray and without vLLM.
+
+The cases marked gpu need a CUDA device. Those on the CPU run the same lines, so that the tests
+themselves are tested where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from nemo_like.config.schema import Device, LossConfig, PolicyBackend, PolicyConfig, Precision
+from nemo_like.policy.layout import parallel_layout
+from tests.functional.dense_reference import DenseReference
+from tests.functional.policy_fixtures import (
+    MicroBatching,
+    loss_config,
+    make_checkpoint,
+    policy_config,
+    random_batch,
+    run_world,
+)
+from tests.functional.test_policy_parity import (
+    GLOBAL_BATCH_SIZE,
+    LEARNING_RATES,
+    NUM_SAMPLES,
+    TEMPERATURE,
+    RankReport,
+    run_step,
+)
+
+# Nats, and shares of the norms: rounding of float32 kernels, and of bfloat16 with its 8 bits.
+TOLERANCES = {Precision.float32: 1e-3, Precision.bfloat16: 0.15}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One backend's way through a step. ``options`` are of fsdp_cfg."""
+
+    backend: PolicyBackend
+    precision: Precision
+    micro_batching: MicroBatching
+    device: Device
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def name(self) -> str:
+        parts = (self.backend.value, self.precision.value, self.micro_batching.value, self.device.value)
+        return ", ".join((*parts, *(name for name, _ in self.options)))
+
+    def config(self, model: Path) -> PolicyConfig:
+        cfg = policy_config(
+            model,
+            backend=self.backend,
+            precision=self.precision,
+            micro_batching=self.micro_batching,
+            device=self.device,
+        )
+        return replace(cfg, fsdp_cfg=replace(cfg.fsdp_cfg, **dict(self.options)))
+
+
+SAVING = (("activation_checkpointing", True), ("cpu_offload", True))
+CPU_CASES = [
+    Case(PolicyBackend.fsdp, Precision.bfloat16, MicroBatching.packed, Device.cpu),
+    Case(PolicyBackend.megatron, Precision.bfloat16, MicroBatching.packed, Device.cpu),
+]
+GPU_CASES = [
+    Case(backend, precision, micro_batching, Device.cuda)
+    for backend in PolicyBackend
+    for precision in Precision
+    for micro_batching in MicroBatching
+] + [Case(PolicyBackend.fsdp, Precision.bfloat16, MicroBatching.packed, Device.cuda, SAVING)]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One step of the worker beside the dense float32 reference on the CPU."""
+
+    case: Case
+    report: RankReport
+    exported: dict[str, torch.Tensor]
+    dense_logprobs: list[torch.Tensor]
+    dense_losses: list[float]
+    dense_grad_norms: list[float]
+    dense_weights: dict[str, torch.Tensor]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*CPU_CASES, *(pytest.param(case, marks=pytest.mark.gpu) for case in GPU_CASES)],
+    ids=lambda case: case.name,
+)
+def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    case, path = request.param, tmp_path_factory.mktemp("phases")
+    cfg = case.config(make_checkpoint(path / "model"))
+    loss, batch = loss_config(kl_penalty=0.1), random_batch(NUM_SAMPLES)
+    (report,) = run_world(
+        run_step, parallel_layout(cfg), cfg, loss, batch, str(path / "export"), device=case.device
+    )
+    return _beside_dense(case, cfg, loss, batch, report, path / "export")
+
+
+def _beside_dense(
+    case: Case, cfg: PolicyConfig, loss: LossConfig, batch: dict[str, Any], report: RankReport, export: Path
+) -> Outcome:
+    dense = DenseReference(cfg, loss, TEMPERATURE)
+    prev = [logprobs.detach() for logprobs in dense.logprobs(batch)]
+    updates = [
+        dense.update(batch, list(range(first, first + GLOBAL_BATCH_SIZE)), prev, prev, rate)
+        for first, rate in zip(range(0, NUM_SAMPLES, GLOBAL_BATCH_SIZE), LEARNING_RATES, strict=True)
+    ]
+    return Outcome(
+        case,
+        report,
+        AutoModelForCausalLM.from_pretrained(export).state_dict(),
+        prev,
+        [update.loss for update in updates],
+        [update.grad_norm for update in updates],
+        dense.model.state_dict(),
+    )
+
+
+def test_logprobs_are_those_of_the_dense_model(outcome: Outcome) -> None:
+    tolerance = TOLERANCES[outcome.case.precision]
+    for position, logprobs in zip(outcome.report.positions, outcome.report.logprobs, strict=True):
+        torch.testing.assert_close(logprobs, outcome.dense_logprobs[position], rtol=0, atol=tolerance)
+
+
+def test_updates_report_the_dense_loss_and_gradient_norm(outcome: Outcome) -> None:
+    tolerance = TOLERANCES[outcome.case.precision]
+    metrics = {name: metric.value for name, metric in outcome.report.update.metrics.items()}
+    mean_loss = sum(outcome.dense_losses) / len(outcome.dense_losses)
+    mean_norm = sum(outcome.dense_grad_norms) / len(outcome.dense_grad_norms)
+    assert metrics["loss"] == pytest.approx(mean_loss, abs=tolerance)
+    assert metrics["grad_norm"] == pytest.approx(mean_norm, rel=tolerance)
+    assert all(math.isfinite(value) for value in metrics.values())
+
+
+def test_the_export_has_the_updated_weights_in_the_configured_precision(outcome: Outcome) -> None:
+    tolerance = TOLERANCES[outcome.case.precision]
+    assert outcome.exported.keys() == outcome.dense_weights.keys()
+    for name, weight in outcome.exported.items():
+        assert str(weight.dtype) == f"torch.{outcome.case.precision.value}"
+        expected = outcome.dense_weights[name]
+        difference = (weight.float() - expected).norm() / expected.norm()
+        assert difference < tolerance, f"{name} differs by {difference:.1e}"
