@@ -20,6 +20,10 @@ from typing import Any
 
 import ray
 
+from nemo_like.cluster.runtime import interface_of
+from nemo_like.observability.process import ProcessObserver
+from nemo_like.observability.trace import span
+
 
 class Concurrency(Enum):
     """``serial``: one call at a time, always on the same thread. ``asyncio``: coroutines interleave."""
@@ -78,6 +82,10 @@ class ActorHandle:
         """Of the process on its node."""
         return Call(self.name, "process_id", self._remote.process_id.remote())
 
+    def observe(self, method: str, /, *args: Any) -> Call:
+        """Start a method of the process's ``ProcessObserver``."""
+        return Call(self.name, method, self._remote.observe.remote(method, *args))
+
     def kill(self) -> None:
         ray.kill(self._remote)
 
@@ -101,11 +109,22 @@ def _redirect_output(log_path: str | None) -> None:
     os.close(descriptor)
 
 
+def _use_interface_of_node() -> None:
+    """Collectives go through the network that Ray uses between nodes, unless the environment says another;
+    by themselves they would look up the host's name, which often leads to loopback."""
+    interface = interface_of(ray.util.get_node_ip_address())
+    if interface is not None:
+        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(variable, interface)
+
+
 class _Shell:
     """Holds the target. A constructor that raised fails every later call with its own error."""
 
     def __init__(self, target: str, kwargs: Mapping[str, Any], log_path: str | None) -> None:
         _redirect_output(log_path)
+        _use_interface_of_node()
+        self._observer = ProcessObserver()
         self._failure: Exception | None = None
         try:
             self._target = load_target(target)(**kwargs)
@@ -115,6 +134,9 @@ class _Shell:
 
     def process_id(self) -> int:
         return os.getpid()
+
+    def observe(self, method: str, *args: Any) -> Any:
+        return getattr(self._observer, method)(*args)
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         self._raise_failure()
@@ -127,7 +149,8 @@ class _Shell:
 
 class _SerialShell(_Shell):
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return self._call(method, args, kwargs)
+        with span(method):
+            return self._call(method, args, kwargs)
 
     @ray.method(concurrency_group="control")
     def watch(self) -> None:
@@ -137,8 +160,9 @@ class _SerialShell(_Shell):
 
 class _AsyncShell(_Shell):
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        result = self._call(method, args, kwargs)
-        return await result if asyncio.iscoroutine(result) else result
+        with span(method):
+            result = self._call(method, args, kwargs)
+            return await result if asyncio.iscoroutine(result) else result
 
     async def watch(self) -> None:
         self._raise_failure()

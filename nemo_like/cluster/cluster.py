@@ -11,6 +11,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Call, start_actor
 from nemo_like.cluster.errors import ActorDied, ActorFailed, ClusterError, StageTimeout
+from nemo_like.cluster.placement import Bundle, Reservation, reserve
 
 # How long after one actor's failure to look for the death of another that may have caused it.
 _CAUSE_GRACE_S = 2.0
@@ -26,10 +27,25 @@ class Cluster:
     def __init__(self) -> None:
         self._handles: list[ActorHandle] = []
         self._watches: dict[ray.ObjectRef, ActorHandle] = {}
+        self._reservation: Reservation | None = None
+
+    def reserve(self, bundles: Sequence[Bundle], *, timeout_s: float) -> None:
+        """Hold these resources until ``stop``; the actors that they name start there.
+
+        Raises ClusterError when a bundle fits on no node, and when not all are free in time.
+        """
+        self._reservation = reserve(bundles, timeout_s=timeout_s)
+
+    def endpoint(self, actor: str, *, timeout_s: float) -> tuple[str, int]:
+        """Address and a free TCP port of the node on which resources are reserved for an actor."""
+        if self._reservation is None:
+            raise ValueError(f"no resources are reserved for actor {actor!r}")
+        return self._reservation.endpoint(actor, timeout_s)
 
     def start(self, spec: ActorSpec, **options: Any) -> ActorHandle:
         """Start one process; returns at once."""
-        handle = start_actor(spec, **options)
+        place = self._reservation.options(spec.name) if self._reservation else {}
+        handle = start_actor(spec, **{**place, **options})
         self._handles.append(handle)
         self.watch(handle, handle.watch())
         return handle
@@ -66,6 +82,9 @@ class Cluster:
         self._watches.clear()
         while self._handles:
             self._handles.pop().kill()
+        if self._reservation:
+            self._reservation.release()
+            self._reservation = None
 
     def _result(self, call: Call, stage: str) -> Any:
         try:
@@ -87,7 +106,19 @@ class Cluster:
         except RayTaskError as error:
             return ActorFailed(handle.name, "__init__", stage, error.cause or error, handle.log_path)
         except RayActorError:
-            return ActorDied(handle.name, stage, handle.log_path)
+            return ActorDied(handle.name, stage, handle.log_path, self._lost_nodes())
+
+    def _lost_nodes(self) -> list[str]:
+        """Addresses of the nodes on which every actor of this run is gone; of a run over several nodes."""
+        node_of = self._reservation.nodes() if self._reservation else {}
+        if len(set(node_of.values())) < 2:
+            return []
+        watches = {ref: node_of[actor.name] for ref, actor in self._watches.items() if actor.name in node_of}
+        # Ray itself takes a quarter of a minute to declare a node dead.
+        ended, _ = ray.wait(list(watches), num_returns=len(watches), timeout=_CAUSE_GRACE_S)
+        alive = {node for ref, node in watches.items() if ref not in ended}
+        addresses = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in ray.nodes()}
+        return [addresses[node] for node in dict.fromkeys(watches.values()) if node not in alive]
 
     def _log_path(self, actor: str) -> str | None:
         return next((handle.log_path for handle in self._handles if handle.name == actor), None)

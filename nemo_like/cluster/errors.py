@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class ClusterError(RuntimeError):
     """Base of the errors that end a run because of a process, not of the algorithm."""
@@ -10,9 +12,12 @@ class ClusterError(RuntimeError):
 class ActorDied(ClusterError):
     """A process of the run is gone."""
 
-    def __init__(self, actor: str, stage: str, log_path: str | None) -> None:
+    def __init__(self, actor: str, stage: str, log_path: str | None, lost_nodes: Sequence[str] = ()) -> None:
+        """``lost_nodes`` are addresses of nodes on which every other actor is gone too."""
         super().__init__(
-            f"actor {actor!r} died during stage {stage!r}; its log is {log_path or 'not recorded'}"
+            f"actor {actor!r} died during stage {stage!r}"
+            + (f", as did every actor on node {', '.join(lost_nodes)}" if lost_nodes else "")
+            + f"; its log is {log_path or 'not recorded'}"
         )
         self.actor, self.stage = actor, stage
 

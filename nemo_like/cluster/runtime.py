@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psutil
 import ray
 
 from nemo_like.cluster.errors import ClusterError
@@ -46,13 +48,16 @@ def _check_resources(num_cpus: float, num_gpus: float) -> None:
             )
 
 
-def node_address(cluster_address: str | None) -> str:
-    """Where other processes of the run reach this node: loopback for a private Ray."""
-    return "127.0.0.1" if cluster_address is None else str(ray.util.get_node_ip_address())
-
-
 def free_port() -> int:
     """A TCP port that was free on this machine a moment ago."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface with this IP address; None when this machine has none."""
+    if ipaddress.ip_address(address).is_loopback:
+        return "lo"
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, own in interfaces if address in (item.address for item in own)), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import netrc
 import os
@@ -41,6 +42,12 @@ def machine_problems(cfg: Config, machine: Machine = Machine.this) -> Iterator[P
             key="logger.wandb.mode=online",
             rule="needs an API key, and neither WANDB_API_KEY nor a netrc file has one",
             remedy="run `wandb login`, set WANDB_API_KEY, or use logger.wandb.mode=offline",
+        )
+    if cfg.logger.mlflow.enabled and importlib.util.find_spec("mlflow") is None:
+        yield Problem(
+            key="logger.mlflow.enabled=true",
+            rule="needs the package mlflow, which is not installed",
+            remedy="pip install mlflow, or use W&B or TensorBoard",
         )
 
 

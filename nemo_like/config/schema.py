@@ -84,6 +84,13 @@ class WandbMode(Enum):
     disabled = "disabled"
 
 
+class Placement(Enum):
+    """Whether generation and training have resources of their own."""
+
+    separate = "separate"
+    colocated = "colocated"  # engines run on the nodes and processors of the policy workers
+
+
 class ConsoleMode(Enum):
     """``auto`` is ``live`` on a terminal and ``plain`` elsewhere."""
 
@@ -308,12 +315,37 @@ class WandbConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class TensorboardConfig:
+    enabled: bool  # writes RUN_DIR/tensorboard
+
+
+@dataclass(kw_only=True, slots=True)
+class MlflowConfig:
+    enabled: bool  # needs the package mlflow
+    tracking_uri: str | None  # null: MLflow's own choice, MLFLOW_TRACKING_URI or its default
+    experiment_name: str
+
+
+@dataclass(kw_only=True, slots=True)
+class ProfileConfig:
+    """torch's profiler: RUN_DIR/profiles/step_N/PROCESS.json.gz."""
+
+    steps: list[int]
+    processes: list[str]  # names as in RUN_DIR/processes.json, with * and ?; of processes that load torch
+
+
+@dataclass(kw_only=True, slots=True)
 class LoggerConfig:
     log_dir: str  # a run directory is made below it
     run_name: str | None  # null: config name, date and time
     console: ConsoleMode
     num_sample_answers: int  # shown in the summary
     wandb: WandbConfig
+    tensorboard: TensorboardConfig
+    mlflow: MlflowConfig
+    trace_steps: list[int]  # steps whose time line over all processes is written: RUN_DIR/trace_step_N.json
+    profile: ProfileConfig
+    nvtx_ranges: bool  # engines and workers name what they do for NVIDIA Nsight Systems
 
 
 @dataclass(kw_only=True, slots=True)
@@ -326,6 +358,7 @@ class ClusterConfig:
     address: str | None  # null: a private Ray on this machine; "auto" or HOST:PORT joins one
     num_cpus: int | None  # logical CPUs of the private Ray; null: what the actors ask for
     num_gpus: int  # GPUs of the private Ray
+    placement: Placement  # a tensor-parallel group never leaves its node; the groups spread over nodes
     start_timeout_s: float  # deadline for all actors to be ready
     stage_timeout_s: float  # deadline for one stage of a step
 

@@ -19,7 +19,14 @@ from nemo_like.config.plan import updates_per_step
 from nemo_like.config.policy_rules import policy_problems
 from nemo_like.config.reward_rules import reward_problems
 from nemo_like.config.rollout_rules import rollout_problems
-from nemo_like.config.schema import Config, DatasetKind, Device, LRDecayStyle, PolicyBackend
+from nemo_like.config.schema import (
+    Config,
+    DatasetKind,
+    Device,
+    LRDecayStyle,
+    Placement,
+    PolicyBackend,
+)
 
 # More digits make more pairs of operands than are worth keeping in memory.
 _MAX_ARITHMETIC_DIGITS = 3
@@ -290,6 +297,38 @@ def _engines(cfg: Config) -> Iterator[Problem]:
             key=f"generation.num_engines={engines}",
             rule=f"is more than grpo.num_prompts_per_step={prompts}, so engines would idle",
             remedy=f"try {prompts}",
+        )
+
+
+@_rule("grpo.max_num_steps")
+def _observed_steps(cfg: Config) -> Iterator[Problem]:
+    asked = {"logger.trace_steps": cfg.logger.trace_steps, "logger.profile.steps": cfg.logger.profile.steps}
+    for key, steps in asked.items():
+        if any(not 1 <= step <= cfg.grpo.max_num_steps for step in steps):
+            yield Problem(
+                key=f"{key}={steps}",
+                rule=f"must name steps from 1 to grpo.max_num_steps={cfg.grpo.max_num_steps}",
+                remedy="the third step is past what only first steps do",
+            )
+
+
+@_rule()
+def _nvtx_ranges(cfg: Config) -> Iterator[Problem]:
+    if cfg.logger.nvtx_ranges and cfg.policy.device is Device.cpu:
+        yield Problem(
+            key="logger.nvtx_ranges=true",
+            rule="needs policy.device=cuda",
+            remedy="on CPU use logger.trace_steps or logger.profile",
+        )
+
+
+@_rule()
+def _placement(cfg: Config) -> Iterator[Problem]:
+    if cfg.cluster.placement is Placement.colocated and cfg.policy.device is Device.cuda:
+        yield Problem(
+            key="cluster.placement=colocated",
+            rule="needs policy.device=cpu, since NCCL carries no weights between two processes on one GPU",
+            remedy="use cluster.placement=separate",
         )
 
 

@@ -13,7 +13,7 @@ from nemo_like.algorithms.estimators import build_estimator
 from nemo_like.config.schema import Config
 from nemo_like.data.sampler import PromptSampler
 from nemo_like.driver.collection import collect_groups
-from nemo_like.driver.interfaces import Partitions, Rollout
+from nemo_like.driver.interfaces import Partitions, Rollout, StepObserver
 from nemo_like.driver.reports import StepReport, generation_report
 from nemo_like.driver.stages import with_advantages, without_truncated
 from nemo_like.observability.logger import RunLogger
@@ -30,6 +30,7 @@ class GenerationComponents:
     rollout: Rollout
     train_sampler: PromptSampler
     logger: RunLogger
+    observer: StepObserver
 
 
 class GenerationDriver:
@@ -43,7 +44,9 @@ class GenerationDriver:
     def run(self) -> None:
         """grpo.max_num_steps steps."""
         for step in range(1, self.cfg.grpo.max_num_steps + 1):
-            self.components.logger.log_step(step, self.step(step).metrics)
+            with self.components.observer.observing(step):
+                report = self.step(step)
+            self.components.logger.log_step(step, report.metrics)
 
     def step(self, step: int) -> StepReport:
         """The first half of a GRPO iteration: everything up to the advantages."""

@@ -47,3 +47,10 @@ class WeightSync(Protocol):
 
     def ensure_version(self, version: int) -> Mapping[str, Metric]:
         """Returns once every engine serves exactly this policy version."""
+
+
+class StepObserver(Protocol):
+    """Looks on while steps run."""
+
+    def observing(self, step: int) -> AbstractContextManager[None]:
+        """Around a step; may record what every process does."""

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Concurrency
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.cluster.runtime import free_port, node_address
+from nemo_like.cluster.runtime import free_port
 from nemo_like.config.plan import Role, roles
 from nemo_like.config.schema import Config, Device
 from nemo_like.data_plane.factory import DataPlaneSpec, host_actor
+from nemo_like.driver.bundles import actor_name
 from nemo_like.generation.environment import engine_environment
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.policy.interfaces import WeightSenderSpec
@@ -35,7 +36,8 @@ class Actors:
     rollout: ActorHandle
 
     def all(self) -> list[ActorHandle]:
-        return [self.host, *self.engines, *self.workers, *self.environments, self.rollout]
+        """In the order in which data passes them."""
+        return [self.rollout, *self.engines, *self.environments, self.host, *self.workers]
 
 
 def start_actors(cfg: Config, cluster: Cluster, directory: RunDirectory) -> Actors:
@@ -106,7 +108,7 @@ class _Starter:
                 "timeout_s": cfg.cluster.start_timeout_s,
             },
         )
-        master_addr, master_port = node_address(cfg.cluster.address), free_port()
+        master_addr, master_port = self._rendezvous()
         return [
             self._start(
                 Role.policy_worker,
@@ -166,11 +168,19 @@ class _Starter:
             data_plane=data_plane,
         )
 
+    def _rendezvous(self) -> tuple[str, int]:
+        """Where the policy workers meet: on the node of the first of them."""
+        cluster, needs = self._cfg.cluster, self._needs[Role.policy_worker]
+        if cluster.address is None or not needs.count:
+            return "127.0.0.1", free_port()
+        first = actor_name(Role.policy_worker, needs, 0)
+        return self._cluster.endpoint(first, timeout_s=cluster.start_timeout_s)
+
     def _start(
-        self, role: Role, label: object, target: str, env: dict[str, str], **kwargs: object
+        self, role: Role, index: int, target: str, env: dict[str, str], **kwargs: object
     ) -> ActorHandle:
         needs = self._needs[role]
-        name = role.name if needs.count == 1 else f"{role.name}-{label}"
+        name = actor_name(role, needs, index)
         is_async = role in (Role.rollout, Role.environment)
         return self._cluster.start(
             ActorSpec(

@@ -25,8 +25,10 @@ from nemo_like.config.schema import Config
 from nemo_like.data.sampler import PromptSampler
 from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.data_plane.handle import PartitionControl
+from nemo_like.driver.bundles import bundles
 from nemo_like.driver.errors import RunFailed
 from nemo_like.driver.generate_only import GenerationComponents, GenerationDriver
+from nemo_like.driver.observation import StepObservation
 from nemo_like.driver.processes import Actors, start_actors
 from nemo_like.driver.sync_grpo import Components, SyncGRPODriver
 from nemo_like.observability.logger import RunLogger
@@ -96,6 +98,7 @@ def started(cfg: Config, directory: RunDirectory, logger: RunLogger) -> Iterator
         _sigterm_as_interrupt(),  # after Ray, which installs a handler of its own
     ):
         try:
+            cluster.reserve(bundles(cfg), timeout_s=cfg.cluster.start_timeout_s)
             actors = start_actors(cfg, cluster, directory)
             yield _connect(cfg, cluster, actors, directory, logger)
         finally:
@@ -119,9 +122,11 @@ def _connect(
         timeout_s=cfg.data_plane.timeout_s,
     )
     sampler = PromptSampler(num_prompts[RolloutMode.training], cfg.grpo.seed, cfg.data.shuffle)
+    observer = StepObservation(cfg.logger, cluster, actors.all(), directory)
+    observer.mark_ranges([*actors.engines, *actors.workers])
     if cfg.rollout.generate_only:
         parts = GenerationComponents(
-            partitions=partitions, rollout=rollout, train_sampler=sampler, logger=logger
+            partitions=partitions, rollout=rollout, train_sampler=sampler, logger=logger, observer=observer
         )
         return StartedRun(GenerationDriver(cfg, parts), None, rollout)
     policy = _policy(cfg, cluster, actors, logger)
@@ -133,6 +138,7 @@ def _connect(
         train_sampler=sampler,
         num_validation_prompts=num_prompts[RolloutMode.validation],
         logger=logger,
+        observer=observer,
     )
     return StartedRun(SyncGRPODriver(cfg, components), policy, rollout)
 

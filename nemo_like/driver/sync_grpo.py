@@ -24,7 +24,7 @@ from nemo_like.config.schema import Config
 from nemo_like.data.sampler import PromptSampler
 from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.driver.collection import Collected, collect_groups
-from nemo_like.driver.interfaces import Partitions, Policy, Rollout, WeightSync
+from nemo_like.driver.interfaces import Partitions, Policy, Rollout, StepObserver, WeightSync
 from nemo_like.driver.reports import (
     StepReport,
     StepResults,
@@ -51,6 +51,7 @@ class Components:
     train_sampler: PromptSampler
     num_validation_prompts: int
     logger: RunLogger
+    observer: StepObserver
 
 
 class SyncGRPODriver:
@@ -65,6 +66,7 @@ class SyncGRPODriver:
         self.train_sampler = components.train_sampler
         self.num_validation_prompts = components.num_validation_prompts
         self.logger = components.logger
+        self.observer = components.observer
         self.estimate_advantages = build_estimator(cfg.grpo)
         self.policy_version = 0
 
@@ -74,7 +76,9 @@ class SyncGRPODriver:
             self.validate(step=0)
         for step in range(1, self.cfg.grpo.max_num_steps + 1):
             prompts = self.next_prompts(step)
-            self.logger.log_step(step, self.step(step, prompts).metrics)
+            with self.observer.observing(step):
+                report = self.step(step, prompts)
+            self.logger.log_step(step, report.metrics)
             if validates_after(step, self.cfg.grpo):
                 self.validate(step)
 

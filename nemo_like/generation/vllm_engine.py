@@ -41,6 +41,7 @@ from nemo_like.generation.interface import (
     WeightGroup,
 )
 from nemo_like.generation.weight_receiver import BACKEND, WeightReceiverExtension
+from nemo_like.observability.trace import span
 
 _T = TypeVar("_T")
 
@@ -186,7 +187,9 @@ class VllmEngine:
     def _step(self) -> None:
         started_s = time.monotonic()
         try:
-            self._deliver([output for output in self._engine.step() if output.finished])
+            with span("generate"):
+                outputs = self._engine.step()
+            self._deliver([output for output in outputs if output.finished])
         except Exception:
             self._fail(traceback.format_exc())
         self._generation_s += time.monotonic() - started_s

@@ -1,24 +1,28 @@
-"""One small interface in front of console, metrics file, W&B and learning curve."""
+"""One small interface in front of console, metrics file, learning curve, W&B, TensorBoard and MLflow."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, TextIO
 
 from nemo_like.config.schema import LoggerConfig, WandbMode
+from nemo_like.observability.background import BackgroundLogger
 from nemo_like.observability.console import make_console
 from nemo_like.observability.jsonl import MetricsFile
 from nemo_like.observability.learning_curve import CurvePoints, write_learning_curve
+from nemo_like.observability.mlflow_logger import MlflowRecorder
 from nemo_like.observability.progress import RunProgress
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.observability.summary import RunSummary, format_summary
-from nemo_like.observability.wandb_logger import WandbLogger
+from nemo_like.observability.tensorboard_logger import TensorboardRecorder
+from nemo_like.observability.wandb_logger import WandbRecorder, new_run_id
 
-# How long W&B may keep the user waiting at the end of a run, and when the run was cut short.
-_WANDB_FINISH_S = 10.0
-_WANDB_ABANDON_S = 3.0
+# How long the back ends may keep the user waiting at the end of a run, and when the run was cut short.
+_FINISH_S = 10.0
+_ABANDON_S = 3.0
 
 # Above this, trainer and generation engine disagree on what was sampled, and learning may go wrong.
 _MAX_TOKEN_MULT_PROB_ERROR = 1.05
@@ -38,15 +42,18 @@ class RunLogger:
         *,
         resolved_config: Mapping[str, Any],
         max_num_steps: int,
+        wandb_run_id: str | None = None,
         stream: TextIO | None = None,
     ) -> None:
-        """``stream`` is where the user looks; null: standard output."""
+        """``wandb_run_id`` is that of the run to continue. ``stream`` is where the user looks; null: standard
+        output."""
         self._cfg = cfg
         self._directory = directory
         self._progress = RunProgress(max_num_steps)
         self._points = CurvePoints()
         self._has_warned_of_mismatch = False
-        self._wandb = WandbLogger(cfg.wandb, directory.path, resolved_config)
+        self.wandb_run_id = wandb_run_id or new_run_id()  # a checkpoint keeps it for the next run
+        self._backends = list(self._start_backends(resolved_config))
         self._metrics_file = MetricsFile(directory.metrics_path)
         self._console = make_console(cfg.console, stream or sys.stdout, directory.name, self._progress)
 
@@ -65,7 +72,8 @@ class RunLogger:
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Metrics of rollout step ``step``, counted from 1."""
         self._metrics_file.write(step, metrics)
-        self._wandb.log(step, metrics)
+        for backend in self._backends:
+            backend.log(step, metrics)
         if "train/reward" in metrics:
             self._points.rewards.append((step, metrics["train/reward"]))
         self._console.step(step, metrics)
@@ -80,7 +88,8 @@ class RunLogger:
     def log_validation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Metrics of the validation after step ``step``; 0 is before the first."""
         self._metrics_file.write(step, metrics)
-        self._wandb.log(step, metrics)
+        for backend in self._backends:
+            backend.log(step, metrics)
         if "validation/accuracy" in metrics:
             self._points.accuracies.append((step, metrics["validation/accuracy"]))
         self._console.validation(step, metrics)
@@ -89,19 +98,43 @@ class RunLogger:
         """Write everything out and print the summary; the last line is ``run_dir: PATH``."""
         self._console.status("writing the results")
         paths = self._write_results()
-        wandb_problem = self._wandb.finish(timeout_s=_WANDB_FINISH_S)
+        problems = self._finish_backends(_FINISH_S)
         self._console.close()
         for line in format_summary(summary, self._progress, paths):
             self._console.note(line)
-        if wandb_problem:
-            self._console.note(f"warning: {wandb_problem}")
+        for problem in problems:
+            self._console.note(f"warning: {problem}")
         self._console.note(f"run_dir: {self._directory.path}")
 
     def close(self) -> None:
         """Restore the terminal and complete the files; safe after ``finish`` and to call twice."""
         self._console.close()
         self._metrics_file.close()
-        self._wandb.finish(timeout_s=_WANDB_ABANDON_S)
+        self._finish_backends(_ABANDON_S)
+
+    def _start_backends(self, resolved_config: Mapping[str, Any]) -> Iterator[BackgroundLogger]:
+        cfg, directory = self._cfg, self._directory
+        if cfg.wandb.mode is not WandbMode.disabled:
+            yield BackgroundLogger(
+                "W&B",
+                lambda: WandbRecorder(cfg.wandb, directory.path, resolved_config, self.wandb_run_id),
+            )
+        if cfg.tensorboard.enabled:
+            yield BackgroundLogger("TensorBoard", lambda: TensorboardRecorder(directory.tensorboard_path))
+        if cfg.mlflow.enabled:
+            yield BackgroundLogger(
+                "MLflow", lambda: MlflowRecorder(cfg.mlflow, directory.name, resolved_config)
+            )
+
+    def _finish_backends(self, timeout_s: float) -> list[str]:
+        """Wait for all of them together; what went wrong."""
+        for backend in self._backends:
+            backend.end()
+        deadline_s = time.monotonic() + timeout_s
+        problems = [
+            backend.finish(timeout_s=max(0.0, deadline_s - time.monotonic())) for backend in self._backends
+        ]
+        return [problem for problem in problems if problem]
 
     def _write_results(self) -> dict[str, str]:
         """Complete the files; label to path of those there are."""
@@ -113,4 +146,6 @@ class RunLogger:
             paths["learning curve"] = str(directory.learning_curve_path)
         if self._cfg.wandb.mode is not WandbMode.disabled:
             paths["W&B files"] = str(directory.path / "wandb")
+        if self._cfg.tensorboard.enabled:
+            paths["TensorBoard"] = str(directory.tensorboard_path)
         return paths

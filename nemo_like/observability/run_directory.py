@@ -49,6 +49,18 @@ class RunDirectory:
         return self.path / "learning_curve.png"
 
     @property
+    def tensorboard_path(self) -> Path:
+        return self.path / "tensorboard"
+
+    def trace_path(self, step: int) -> Path:
+        """The time line of a step, for chrome://tracing or ui.perfetto.dev."""
+        return self.path / f"trace_step_{step}.json"
+
+    def profile_path(self, step: int, actor: str) -> Path:
+        """torch's profile of one process over a step."""
+        return self.path / "profiles" / f"step_{step}" / f"{actor}.json.gz"
+
+    @property
     def logs_path(self) -> Path:
         return self.path / "logs"
 

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from nemo_like.observability.trace import span
+
 
 class StageTimer:
     """``with timer("generation"): ...``; a stage entered more than once adds up. Stages may nest."""
@@ -19,7 +21,8 @@ class StageTimer:
         """Time a block; also when it raises."""
         started_s = self._clock()
         try:
-            yield
+            with span(stage):
+                yield
         finally:
             self.add(stage, self._clock() - started_s)
 

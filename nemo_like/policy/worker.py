@@ -30,6 +30,7 @@ from nemo_like.data_plane.factory import DataPlaneSpec, connect
 from nemo_like.data_plane.interface import DataPlane
 from nemo_like.data_plane.meta import KVBatchMeta, Schedule
 from nemo_like.observability.metrics import Metric
+from nemo_like.observability.trace import span
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.interfaces import (
     ADVANTAGE,
@@ -100,28 +101,30 @@ class PolicyWorker:
     def compute_prev_logprobs(self, meta: KVBatchMeta) -> WorkerScores | None:
         """Write column prev_logprobs; the answer has tag mult_prob_error and the mismatch metrics."""
         batch = self._fetch(meta, PREV_LOGPROBS_READS)
-        with _Stopwatch() as compute:
+        with span("compute"), _Stopwatch() as compute:
             logprobs = self._backend.logprobs(batch, _schedule(meta))
         if not self.coordinates.is_leader:
             return None
-        self._data_plane.write(meta, {PREV_LOGPROBS.name: logprobs.numpy()})
+        with span("write"):
+            self._data_plane.write(meta, {PREV_LOGPROBS.name: logprobs.numpy()})
         mismatch = logprob_mismatch(batch, logprobs)
         return WorkerScores({"mult_prob_error": mismatch.mult_prob_error}, mismatch.metrics, compute.seconds)
 
     def compute_reference_logprobs(self, meta: KVBatchMeta) -> WorkerScores | None:
         """Write column reference_logprobs, under the weights that the run started from."""
         batch = self._fetch(meta, REFERENCE_LOGPROBS_READS)
-        with _Stopwatch() as compute:
+        with span("compute"), _Stopwatch() as compute:
             logprobs = self._backend.reference_logprobs(batch, _schedule(meta))
         if not self.coordinates.is_leader:
             return None
-        self._data_plane.write(meta, {REFERENCE_LOGPROBS.name: logprobs.numpy()})
+        with span("write"):
+            self._data_plane.write(meta, {REFERENCE_LOGPROBS.name: logprobs.numpy()})
         return WorkerScores({}, {}, compute.seconds)
 
     def train(self, meta: KVBatchMeta) -> WorkerUpdate | None:
         """The schedule's optimizer updates; needs tags advantage and sample_mask. One version further."""
         batch = self._fetch(meta, train_reads(self.loss))
-        with _Stopwatch() as compute:
+        with span("compute"), _Stopwatch() as compute:
             metrics = self._backend.train(batch, _schedule(meta))
         self.policy_version += 1
         if not self.coordinates.is_leader:
@@ -152,7 +155,8 @@ class PolicyWorker:
             return {}
         if self._weight_sender is None:
             raise RuntimeError("this worker was made without a weight sender, so it cannot push weights")
-        return dict(self._weight_sender.send(version, weights))
+        with span("send"):
+            return dict(self._weight_sender.send(version, weights))
 
     def export_hf(self, path: str) -> None:
         """Write a Hugging Face checkpoint directory; all ranks that gather weights call it."""
@@ -180,9 +184,10 @@ class PolicyWorker:
     def _fetch(self, meta: KVBatchMeta, columns: Sequence[Column]) -> PolicyBatch:
         """The leader fetches once, the replica's other workers get it from the leader."""
         fetched: dict[str, Any] | None = None
-        if self.coordinates.is_leader:
-            fetched = self._data_plane.fetch(meta, [column.name for column in columns])
-        shared = self._replica.share(columns, sum(meta.lengths), fetched)
+        with span("fetch"):
+            if self.coordinates.is_leader:
+                fetched = self._data_plane.fetch(meta, [column.name for column in columns])
+            shared = self._replica.share(columns, sum(meta.lengths), fetched)
         tags = {name: meta.tags[name] for name in (ADVANTAGE, SAMPLE_MASK) if name in meta.tags}
         values = {name: [float(value) for value in tag] for name, tag in tags.items()}
         return PolicyBatch(shared, meta.lengths, values, self._backend.device)

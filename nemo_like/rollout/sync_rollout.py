@@ -30,6 +30,7 @@ from nemo_like.environments.interface import Feedback, Turn
 from nemo_like.generation.interface import GroupRequest, GroupResult, Response, SamplingSettings
 from nemo_like.observability.metrics import Metric, maximum, mean, summed
 from nemo_like.observability.summary import SampleAnswer
+from nemo_like.observability.trace import span
 from nemo_like.rollout.components import component_tags
 from nemo_like.rollout.flatten import FlatBatch, flatten
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutResult
@@ -121,8 +122,9 @@ class SyncRolloutActor:
         """
         active = self._start(prompts)
         try:
-            await asyncio.gather(*self._submit_requests(active))
-            await asyncio.wait_for(active.finished, timeout=self._cfg.cluster.stage_timeout_s)
+            with span("generation"):
+                await asyncio.gather(*self._submit_requests(active))
+                await asyncio.wait_for(active.finished, timeout=self._cfg.cluster.stage_timeout_s)
         except TimeoutError:
             missing = [i for i in range(len(prompts)) if i not in active.feedback]
             raise TimeoutError(
@@ -133,7 +135,8 @@ class SyncRolloutActor:
             for task in set(active.reward_tasks):
                 task.cancel()
         rewarded_s = time.monotonic()
-        flat = self._flatten(active)
+        with span("flatten"):
+            flat = self._flatten(active)
         batch = await self._put(flat, partition)
         metrics = _length_metrics(batch)
         if prompts.mode is RolloutMode.validation:
@@ -274,14 +277,15 @@ class SyncRolloutActor:
         return flat
 
     async def _put(self, flat: FlatBatch, partition: str) -> KVBatchMeta:
-        return await asyncio.to_thread(
-            self._data_plane.put,
-            partition,
-            flat.columns,
-            lengths=flat.lengths,
-            chunk_sizes=flat.chunk_sizes,
-            tags=flat.tags,
-        )
+        with span("put"):
+            return await asyncio.to_thread(
+                self._data_plane.put,
+                partition,
+                flat.columns,
+                lengths=flat.lengths,
+                chunk_sizes=flat.chunk_sizes,
+                tags=flat.tags,
+            )
 
     def _keep_sample_answers(self, active: _ActiveRollout) -> None:
         self._sample_answers = [

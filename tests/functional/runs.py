@@ -20,7 +20,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "configs/grpo_arithmetic_cpu.yaml"
 RUN_TIMEOUT_S = 300
-_MARK = "NEMO_LIKE_TEST_RUN"
+MARK = "NEMO_LIKE_TEST_RUN"
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def processes_of(mark: str) -> list[str]:
     left = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(_MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
                 left.append(" ".join(process.cmdline())[:120])
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
@@ -62,17 +62,17 @@ def processes_of(mark: str) -> list[str]:
 
 @contextmanager
 def running(
-    log_dir: Path, overrides: Sequence[str] = ()
+    log_dir: Path, overrides: Sequence[str] = (), mark: str | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
     """A run in the background: its process, its mark, its run directory. Killed at the end if need be."""
-    mark = uuid.uuid4().hex
+    mark = mark or uuid.uuid4().hex
     # Tests in the background of a shell ignore SIGINT, which the run would inherit.
     command = ["env", "--default-signal=INT", sys.executable, "run_grpo.py", "--config", CONFIG]
     command += [f"logger.log_dir={log_dir}", f"logger.run_name={mark}", *overrides]
     process = subprocess.Popen(
         command,
         cwd=ROOT,
-        env={**os.environ, _MARK: mark},
+        env={**os.environ, MARK: mark},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nemo_like.config.machine_rules import machine_problems
+from nemo_like.config.machine_rules import Machine, machine_problems
 from nemo_like.config.schema import Config
 
 Demo = Callable[..., Config]
@@ -75,6 +75,24 @@ def test_online_wandb_needs_a_key(demo: Demo, tmp_path: Path, monkeypatch: pytes
     netrc.unlink()
     monkeypatch.setenv("WANDB_API_KEY", "key")
     assert not problems(cfg)
+
+
+def test_mlflow_needs_its_package(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (problem,) = problems(demo("logger.mlflow.enabled=true"))
+    assert problem == (
+        "logger.mlflow.enabled=true needs the package mlflow, which is not installed; "
+        "pip install mlflow, or use W&B or TensorBoard"
+    )
+
+
+def test_a_plan_for_another_machine_does_not_judge_this_ones_gpus_and_disk(
+    demo: Demo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    cfg = demo("policy.device=cuda", "cluster.num_gpus=1000")
+    assert not list(machine_problems(cfg, Machine.another))
+    assert len(list(machine_problems(cfg, Machine.this))) == 2
 
 
 def test_a_dataset_from_a_file_needs_its_path(demo: Demo) -> None:

@@ -80,9 +80,9 @@ def test_it_sets_nothing_to_the_value_that_it_inherits(recipe: Path) -> None:
     assert [key for key, value in _leaves(own) if inherited.get(key, ...) == value] == []
 
 
-def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     for name, value in tree.items():
         if isinstance(value, dict):
             yield from _leaves(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", value
+            yield f"{prefix}{name}", str(value)

@@ -200,3 +200,22 @@ def test_all_problems_are_told_at_once(demo: Demo) -> None:
     for key in ("temperature", "tensor_model_parallel_size", "cluster.num_cpus", "data_parallel_size=0"):
         assert key in text
     assert "train_global_batch_size" not in text  # cannot be judged while data_parallel_size is 0
+
+
+@pytest.mark.parametrize(
+    ("argument", "rule"),
+    [
+        (
+            "logger.trace_steps=[3,81]",
+            "logger.trace_steps=[3, 81] must name steps from 1 to grpo.max_num_steps=80",
+        ),
+        (
+            "logger.profile.steps=[0]",
+            "logger.profile.steps=[0] must name steps from 1 to grpo.max_num_steps=80",
+        ),
+        ("logger.nvtx_ranges=true", "logger.nvtx_ranges=true needs policy.device=cuda"),
+    ],
+)
+def test_what_cannot_be_observed_is_refused(demo: Demo, argument: str, rule: str) -> None:
+    (problem,) = problems(demo(argument))
+    assert problem.startswith(rule)

@@ -4,7 +4,15 @@ import io
 
 import pytest
 
-from nemo_like.config.schema import ConsoleMode, LoggerConfig, WandbConfig, WandbMode
+from nemo_like.config.schema import (
+    ConsoleMode,
+    LoggerConfig,
+    MlflowConfig,
+    ProfileConfig,
+    TensorboardConfig,
+    WandbConfig,
+    WandbMode,
+)
 from nemo_like.observability.jsonl import read_metrics
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory
@@ -16,14 +24,23 @@ def directory(tmp_path):
     return RunDirectory.create(str(tmp_path), "demo")
 
 
-def make_logger(directory, stream, mode=WandbMode.disabled):
-    cfg = LoggerConfig(
+def logger_config(directory, mode=WandbMode.disabled, tensorboard=False, mlflow=False):
+    return LoggerConfig(
         log_dir=str(directory.path.parent),
         run_name="demo",
         console=ConsoleMode.plain,
         num_sample_answers=2,
         wandb=WandbConfig(mode=mode, project="nemo-like-tests", name=None),
+        tensorboard=TensorboardConfig(enabled=tensorboard),
+        mlflow=MlflowConfig(enabled=mlflow, tracking_uri=None, experiment_name="nemo-like-tests"),
+        trace_steps=[],
+        profile=ProfileConfig(steps=[], processes=[]),
+        nvtx_ranges=False,
     )
+
+
+def make_logger(directory, stream, mode=WandbMode.disabled, **backends):
+    cfg = logger_config(directory, mode, **backends)
     return RunLogger(cfg, directory, resolved_config={}, max_num_steps=2, stream=stream)
 
 
@@ -82,3 +99,30 @@ def test_disagreement_of_trainer_and_engines_is_a_warning_once(directory):
     warnings = [line for line in stream.getvalue().splitlines() if line.startswith("warning")]
     assert len(warnings) == 1
     assert "token_mult_prob_error is 1.060 at step 2, over 1.05" in warnings[0]
+
+
+def test_a_new_run_gets_a_wandb_id_and_a_continued_one_keeps_its_own(directory):
+    cfg = logger_config(directory)
+    ids = []
+    for given in (None, None, "abc12345"):
+        with RunLogger(
+            cfg, directory, resolved_config={}, max_num_steps=2, wandb_run_id=given, stream=io.StringIO()
+        ) as logger:
+            ids.append(logger.wandb_run_id)
+    assert ids[2] == "abc12345"
+    assert len(set(ids)) == 3
+
+
+def test_every_back_end_that_is_enabled_gets_the_metrics(directory, monkeypatch):
+    monkeypatch.setattr("nemo_like.observability.logger._FINISH_S", 60.0)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (directory.path / "mlruns").as_uri())
+    stream = io.StringIO()
+    with make_logger(directory, stream, tensorboard=True, mlflow=True) as logger:
+        run_two_steps(logger)
+        logger.finish(RunSummary(outcome="finished"))
+    assert "warning" not in stream.getvalue()
+    assert f"TensorBoard     {directory.tensorboard_path}" in stream.getvalue()
+    (events,) = directory.tensorboard_path.iterdir()
+    assert b"train/reward" in events.read_bytes()
+    assert list((directory.path / "mlruns").glob("*/*/metrics/train/reward"))

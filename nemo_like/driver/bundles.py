@@ -1,0 +1,44 @@
+"""Which processes of a run must share a node, as bundles for ``cluster.placement``."""
+
+from __future__ import annotations
+
+from nemo_like.cluster.placement import Bundle
+from nemo_like.config.plan import Role, RoleNeeds, roles
+from nemo_like.config.schema import Config, Placement
+from nemo_like.policy.layout import parallel_layout
+
+
+def actor_name(role: Role, needs: RoleNeeds, index: int) -> str:
+    """Of the ``index``-th process of a role."""
+    return role.name if needs.count == 1 else f"{role.name}-{index}"
+
+
+def bundles(cfg: Config) -> list[Bundle]:
+    """A bundle per tensor- and context-parallel group of policy workers, whose exchanges every layer waits
+    for, and one per engine. Colocated engines are dealt to the groups and share their bundles' GPUs."""
+    needs = roles(cfg)
+    workers, engines = needs[Role.policy_worker], needs[Role.engine]
+    layout = parallel_layout(cfg.policy)
+    group_size = layout.tp * layout.cp  # the fastest axes: consecutive ranks
+    groups = [
+        _bundle(workers, Role.policy_worker, range(first, first + group_size))
+        for first in range(0, workers.count, group_size)
+    ]
+    own = [_bundle(engines, Role.engine, range(index, index + 1)) for index in range(engines.count)]
+    if cfg.cluster.placement is Placement.separate or not groups:
+        return groups + own
+    return [_shared(group, own[index :: len(groups)]) for index, group in enumerate(groups)]
+
+
+def _bundle(needs: RoleNeeds, role: Role, indices: range) -> Bundle:
+    count = len(indices)
+    names = tuple(actor_name(role, needs, index) for index in indices)
+    return Bundle(names, num_cpus=count * needs.num_cpus, num_gpus=count * needs.num_gpus)
+
+
+def _shared(group: Bundle, guests: list[Bundle]) -> Bundle:
+    return Bundle(
+        group.actors + tuple(name for guest in guests for name in guest.actors),
+        num_cpus=group.num_cpus + sum(guest.num_cpus for guest in guests),
+        num_gpus=group.num_gpus,
+    )

@@ -1,0 +1,72 @@
+"""Metrics back ends, each on a thread of its own: nothing they do can hold up or end the run."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+
+class Recorder(Protocol):
+    """A run in a metrics back end; lives on one thread."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Metrics of a step; those of one step may come in several calls."""
+
+    def close(self) -> None:
+        """Write out what is left."""
+
+
+class BackgroundLogger:
+    """Hands metrics to a recorder; every call but ``finish`` returns at once.
+
+    Importing and starting a back end takes seconds: ``start`` does it on the thread, while the run's
+    processes start.
+    """
+
+    def __init__(self, name: str, start: Callable[[], Recorder]) -> None:
+        """``name`` is what a person calls the back end."""
+        self._name = name
+        self._metrics: queue.SimpleQueue[tuple[int, dict[str, float]] | None] = queue.SimpleQueue()
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, args=(start,), name=name, daemon=True)
+        self._has_ended = self._has_waited = False
+        self._thread.start()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Hand over a step's metrics."""
+        self._metrics.put((step, dict(metrics)))
+
+    def end(self) -> None:
+        """Let the back end close as soon as it has everything. Safe to call twice."""
+        if not self._has_ended:
+            self._has_ended = True
+            self._metrics.put(None)
+
+    def finish(self, *, timeout_s: float) -> str | None:
+        """End, and wait at most ``timeout_s`` for what is left to be written.
+
+        Returns what went wrong, or None. Safe to call twice; only the first call waits.
+        """
+        self.end()
+        if self._has_waited:
+            return None
+        self._has_waited = True
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            return f"{self._name} did not finish within {timeout_s:.1f} s; the end of the run may lack there"
+        return (
+            None
+            if self._error is None
+            else f"{self._name} failed: {type(self._error).__name__}: {self._error}"
+        )
+
+    def _run(self, start: Callable[[], Recorder]) -> None:
+        try:
+            recorder = start()
+            while (entry := self._metrics.get()) is not None:
+                recorder.log(*entry)
+            recorder.close()
+        except Exception as error:
+            self._error = error

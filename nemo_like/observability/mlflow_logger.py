@@ -1,0 +1,53 @@
+"""MLflow tracking."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nemo_like.config.schema import MlflowConfig
+
+# What one request may carry.
+_MAX_METRICS, _MAX_PARAMS = 1000, 100
+
+
+class MlflowRecorder:
+    """A run in the experiment that the configuration names."""
+
+    def __init__(self, cfg: MlflowConfig, run_name: str, resolved_config: Mapping[str, Any]) -> None:
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param
+
+        self._metric = Metric
+        self._client = MlflowClient(tracking_uri=cfg.tracking_uri)
+        experiment = self._client.get_experiment_by_name(cfg.experiment_name)
+        experiment_id = (
+            experiment.experiment_id if experiment else self._client.create_experiment(cfg.experiment_name)
+        )
+        self._run_id = self._client.create_run(experiment_id, run_name=run_name).info.run_id
+        params = [Param(key, str(value)) for key, value in _leaves(resolved_config)]
+        for start in range(0, len(params), _MAX_PARAMS):
+            self._client.log_batch(self._run_id, params=params[start : start + _MAX_PARAMS])
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        # A server's database may have no place for what is not finite.
+        values = [
+            self._metric(name, value, now_ms, step) for name, value in metrics.items() if math.isfinite(value)
+        ]
+        for start in range(0, len(values), _MAX_METRICS):
+            self._client.log_batch(self._run_id, metrics=values[start : start + _MAX_METRICS])
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run_id)
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """(full key, value) of the configuration."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -1,0 +1,52 @@
+"""What can be switched on in a process of a run to see what it does: spans, torch's profiler, NVTX ranges."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from nemo_like.observability.trace import Span, add_annotation, remove_annotation, start_trace, take_trace
+
+
+class ProcessObserver:
+    """One per process. The profiler and the ranges load torch, so they are for processes that have it."""
+
+    def __init__(self) -> None:
+        self._profile: Any = None
+
+    def start_trace(self) -> None:
+        """Record every ``span`` from now on."""
+        start_trace()
+
+    def take_trace(self) -> list[Span]:
+        """The spans since ``start_trace``; recording stops."""
+        return take_trace()
+
+    def start_profile(self) -> None:
+        """Begin to record operators, and CUDA kernels where there is a device, of all threads."""
+        from torch import profiler
+        from torch._C._profiler import _ExperimentalConfig
+
+        # An engine computes on a thread of its own.
+        config = _ExperimentalConfig(profile_all_threads=True)
+        if self._profile is not None:  # of a step that was given up
+            self._profile.stop()
+        self._profile = profiler.profile(
+            activities=profiler.supported_activities(), experimental_config=config
+        )
+        self._profile.start()
+        add_annotation("profile", profiler.record_function)
+
+    def stop_profile(self, path: str) -> None:
+        """Write what was recorded since ``start_profile`` as a Chrome trace, with our spans among it."""
+        remove_annotation("profile")
+        self._profile.stop()
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        self._profile.export_chrome_trace(path)
+        self._profile = None
+
+    def mark_ranges(self) -> None:
+        """Show every ``span`` to NVIDIA Nsight Systems as an NVTX range, for the rest of the run."""
+        from torch.cuda import nvtx
+
+        add_annotation("nvtx", nvtx.range)

@@ -1,0 +1,126 @@
+"""Several real Ray nodes on one machine: what runs where, and what happens when a node dies."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster as RayNodes
+
+from nemo_like.cluster.actors import ActorSpec
+from nemo_like.cluster.cluster import Cluster
+from nemo_like.cluster.errors import ActorDied, ClusterError
+from nemo_like.cluster.placement import Bundle
+from nemo_like.cluster.runtime import interface_of
+from tests.functional.runs import MARK, read_metrics, running, wait_for_step, wait_until_gone
+
+pytestmark = pytest.mark.timeout(240)
+
+CPUS_PER_NODE = 4
+PROBE = "tests.functional.test_placement:Probe"
+
+
+class Probe:
+    """Says where it is."""
+
+    def node(self) -> str:
+        return str(ray.get_runtime_context().get_node_id())
+
+    def interfaces(self) -> list[str | None]:
+        return [os.environ.get(name) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")]
+
+    def hang(self) -> None:
+        import threading
+
+        threading.Event().wait(120)
+
+
+@dataclass
+class Nodes:
+    """Two Ray nodes; their processes carry ``mark``."""
+
+    ray: RayNodes
+    second: object
+    mark: str
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, mark)
+    started = RayNodes(
+        initialize_head=True, head_node_args={"num_cpus": CPUS_PER_NODE, "include_dashboard": False}
+    )
+    second = started.add_node(num_cpus=CPUS_PER_NODE)
+    yield Nodes(started, second, mark)
+    ray.shutdown()
+    started.shutdown()
+
+
+@pytest.fixture
+def cluster(nodes: Nodes) -> Iterator[Cluster]:
+    ray.init(address=nodes.ray.address, log_to_driver=False)
+    cluster = Cluster()
+    yield cluster
+    cluster.stop()
+
+
+def test_bundles_are_whole_and_spread_and_a_lost_node_is_named(nodes: Nodes, cluster: Cluster) -> None:
+    groups = [tuple(f"worker-{rank}" for rank in (first, first + 1)) for first in (0, 2)]
+    cluster.reserve([Bundle(names, num_cpus=2, num_gpus=0) for names in groups], timeout_s=60)
+    workers = {name: cluster.start(ActorSpec(name, PROBE)) for names in groups for name in names}
+    calls = [worker.submit("node") for worker in workers.values()]
+    first, second, third, fourth = cluster.gather(calls, stage="start", timeout_s=60)
+    assert first == second != third == fourth
+
+    # Both nodes are on this machine's loopback, and collectives stay there.
+    address = cluster.endpoint("worker-0", timeout_s=60)[0]
+    (interfaces,) = cluster.gather([workers["worker-0"].submit("interfaces")], stage="ask", timeout_s=60)
+    assert interfaces == [interface_of(address)] * 2
+    other_address, other_port = cluster.endpoint("worker-2", timeout_s=60)
+    assert (other_address, 0 < other_port < 65536) == (address, True)
+
+    on_second = "worker-0" if first == nodes.second.node_id else "worker-2"  # type: ignore[attr-defined]
+    elsewhere = workers["worker-2" if on_second == "worker-0" else "worker-0"]
+    waiting = elsewhere.submit("hang")
+    nodes.ray.remove_node(nodes.second, allow_graceful=False)
+    with pytest.raises(
+        ActorDied, match=rf"died during stage 'training', as did every actor on node {address}"
+    ):
+        cluster.gather([waiting], stage="training", timeout_s=60)
+
+
+def test_what_cannot_be_placed_is_refused_with_what_the_nodes_have(nodes: Nodes, cluster: Cluster) -> None:
+    with pytest.raises(
+        ClusterError, match=r"no node has 5 CPUs on one node for a, b; .* 2 x 4 CPUs and 0 GPUs"
+    ):
+        cluster.reserve([Bundle(("a", "b"), num_cpus=5, num_gpus=0)], timeout_s=60)
+    three = [Bundle((name,), num_cpus=3, num_gpus=0) for name in "abc"]
+    with pytest.raises(ClusterError, match="could not reserve the run's resources within 1 s: 3 CPUs on one"):
+        cluster.reserve(three, timeout_s=1)
+    cluster.reserve(three[:2], timeout_s=60)  # what was refused holds nothing
+
+
+def test_a_run_over_two_nodes_trains_and_names_the_node_that_dies(
+    nodes: Nodes, arithmetic_model: str, tmp_path: Path
+) -> None:
+    overrides = [
+        *(f"cluster.address={nodes.ray.address}", "generation.num_engines=1", "grpo.max_num_steps=1000"),
+        *("grpo.val_at_start=false", "policy.scheduler.decay_style=constant"),
+    ]
+    with running(tmp_path, overrides, mark=nodes.mark) as (process, _, run_dir):
+        wait_for_step(process, run_dir, step=2)
+        nodes.ray.remove_node(nodes.second, allow_graceful=False)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1, output
+    assert "as did every actor on node" in output
+    records = read_metrics(run_dir)
+    assert [record["train/policy_version"] for record in records[:2]] == [0.0, 1.0]
+    assert max(record["train/token_mult_prob_error"] for record in records) < 1.001
+    nodes.ray.shutdown()
+    assert wait_until_gone(nodes.mark) == []
