@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import socket
+
+import psutil
+
+from nemo_like.cluster.runtime import free_port, interface_of
+
+
+def test_any_loopback_address_belongs_to_loopback() -> None:
+    assert interface_of("127.0.0.1") == interface_of("127.0.0.2") == "lo"
+
+
+def test_an_address_of_this_machine_leads_to_its_interface() -> None:
+    own = {
+        item.address: name
+        for name, items in psutil.net_if_addrs().items()
+        for item in items
+        if item.family == socket.AF_INET and name != "lo"
+    }
+    assert {address: interface_of(address) for address in own} == own
+
+
+def test_an_address_of_no_interface_leads_nowhere() -> None:
+    assert interface_of("203.0.113.7") is None  # reserved for documentation
+
+
+def test_a_free_port_can_be_bound() -> None:
+    with socket.create_server(("127.0.0.1", free_port())) as server:
+        assert server.getsockname()[1] > 0
