@@ -133,10 +133,10 @@ def _combine(
     normaliser: Tensor, picked: Tensor, entropy: Tensor | None, group: dist.ProcessGroup
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Whole-vocabulary figures from each rank's own, in one collective."""
-    mine = torch.cat((normaliser, picked) if entropy is None else (normaliser, picked, entropy))
-    everyone = mine.new_empty(group.size() * len(mine))
-    dist.all_gather_into_tensor(everyone, mine, group=group)
-    normalisers, picks, *entropies = everyone.view(group.size(), -1, len(normaliser)).unbind(dim=1)
+    mine = torch.stack((normaliser, picked) if entropy is None else (normaliser, picked, entropy))
+    everyone = mine.new_empty(group.size() * mine.numel())
+    dist.all_gather_into_tensor(everyone, mine.flatten(), group=group)
+    normalisers, picks, *entropies = everyone.view(group.size(), *mine.shape).unbind(dim=1)
     whole = torch.logsumexp(normalisers, dim=0)
     if entropies:
         # A rank's entropy is that of its part of the vocabulary alone, which has this log-probability.

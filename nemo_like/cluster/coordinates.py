@@ -1,4 +1,4 @@
-"""Where a worker stands on the named axes (pp, dp, cp, tp), and who leads its replica."""
+"""Where a worker stands on the named axes (pp, dp, cp, tp) and (ep), and who leads its replica."""
 
 from __future__ import annotations
 
@@ -7,16 +7,33 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelLayout:
-    """Sizes of the named axes, their product being the world. Ranks in Megatron's order, tp fastest."""
+    """Sizes of the named axes, tp x cp x dp x pp being the world. Ranks in Megatron's order, tp fastest.
+
+    Expert parallelism takes the ranks of a pipeline stage, tp x cp x dp of them, anew: each ``ep``
+    consecutive ones hold all experts of a layer between them. Raises ValueError when ep does not divide
+    them.
+    """
 
     tp: int
     cp: int
     dp: int
     pp: int
+    ep: int = 1
+
+    def __post_init__(self) -> None:
+        if self.stage_size % self.ep:
+            raise ValueError(
+                f"ep={self.ep} must divide the tp x cp x dp = {self.stage_size} ranks of a stage"
+            )
+
+    @property
+    def stage_size(self) -> int:
+        """Ranks of one pipeline stage."""
+        return self.tp * self.cp * self.dp
 
     @property
     def world_size(self) -> int:
-        return self.tp * self.cp * self.dp * self.pp
+        return self.stage_size * self.pp
 
     def coordinates(self, rank: int) -> Coordinates:
         """The place of a global rank. Raises ValueError outside the world."""
@@ -28,7 +45,8 @@ class ParallelLayout:
             tp=rank % self.tp,
             cp=rank // self.tp % self.cp,
             dp=rank // (self.tp * self.cp) % self.dp,
-            pp=rank // (self.tp * self.cp * self.dp),
+            pp=rank // self.stage_size,
+            ep=rank % self.stage_size % self.ep,
         )
 
 
@@ -42,6 +60,7 @@ class Coordinates:
     cp: int
     dp: int
     pp: int
+    ep: int
 
     @property
     def is_leader(self) -> bool:

@@ -14,6 +14,10 @@ _NEUTRAL = {
     PolicyBackend.megatron: {
         "megatron_cfg.tensor_model_parallel_size": 1,
         "megatron_cfg.pipeline_model_parallel_size": 1,
+        "megatron_cfg.context_parallel_size": 1,
+        "megatron_cfg.expert_model_parallel_size": 1,
+        "megatron_cfg.activation_checkpointing": False,
+        "offload_optimizer_for_logprob": False,
         "megatron_cfg.sequence_parallel": False,
         "megatron_cfg.use_distributed_optimizer": False,
     },

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from nemo_like.config.errors import ConfigError, Problem
 from nemo_like.config.model_info import ModelInfo, read_model_info
+from nemo_like.config.policy_layout import stage_size
 from nemo_like.config.schema import Config, DatasetKind, PolicyBackend
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -61,11 +62,9 @@ def _missing_files(name: str, path: Path) -> Iterator[Problem]:
 
 def _policy_layout(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
     megatron, fsdp = cfg.policy.megatron_cfg, cfg.policy.fsdp_cfg
-    parts = {
-        "attention heads": model.num_heads,
-        "key-value heads": model.num_kv_heads,
-        "FFN columns": model.intermediate_size,
-    }
+    parts = {"attention heads": model.num_heads, "key-value heads": model.num_kv_heads}
+    if model.num_experts is None:
+        parts["FFN columns"] = model.intermediate_size
     if cfg.policy.backend is PolicyBackend.fsdp:
         yield from _must_divide("policy.fsdp_cfg.tensor_parallel_size", fsdp.tensor_parallel_size, parts)
         return
@@ -77,6 +76,32 @@ def _policy_layout(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
         megatron.pipeline_model_parallel_size,
         {"layers": model.num_layers},
     )
+    yield from _experts(cfg, model)
+
+
+def _experts(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
+    megatron = cfg.policy.megatron_cfg
+    key, ep = "policy.megatron_cfg.expert_model_parallel_size", megatron.expert_model_parallel_size
+    if model.num_experts is None:
+        if ep > 1:
+            rule = f"needs a mixture of experts, and this model is of type {model.model_type!r}"
+            yield Problem(key=f"{key}={ep}", rule=rule, remedy="set it to 1")
+        return
+    yield from _must_divide(key, ep, {"experts": model.num_experts})
+    ranks = stage_size(cfg.policy)
+    if ep >= 1 and ranks % ep:
+        yield Problem(
+            key=f"{key}={ep}",
+            rule=f"must divide the TP x CP x DP = {ranks} ranks of a pipeline stage",
+            remedy=f"try {_nearest_divisors(ranks, ep)}",
+        )
+    if megatron.tensor_model_parallel_size > 1 and not megatron.sequence_parallel:
+        yield Problem(
+            key="policy.megatron_cfg.sequence_parallel=false",
+            rule="must be true for a mixture of experts with tensor parallelism: else every tensor-parallel "
+            "rank would compute every expert on every token",
+            remedy="set it to true",
+        )
 
 
 def _engine_layout(cfg: Config, model: ModelInfo) -> Iterator[Problem]:

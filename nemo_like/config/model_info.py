@@ -12,7 +12,7 @@ from typing import Any
 from nemo_like.config.errors import ConfigError, Problem
 from nemo_like.config.schema import PolicyBackend
 
-SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3")
+SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 
 _KEY = "policy.model_name"
 _REQUIRED = (
@@ -23,13 +23,15 @@ _REQUIRED = (
     "num_hidden_layers",
     "vocab_size",
 )
-# What older models call these sizes.
+_REQUIRED_OF_MIXTURES = ("moe_intermediate_size", "num_experts", "num_experts_per_tok")
+# What other models, or other versions of transformers, call these sizes.
 _OTHER_NAMES = {
     "hidden_size": ("n_embd", "d_model"),
     "intermediate_size": ("n_inner", "ffn_dim"),
     "max_position_embeddings": ("n_positions", "max_seq_len"),
     "num_attention_heads": ("n_head", "n_heads"),
     "num_hidden_layers": ("n_layer", "n_layers"),
+    "num_experts": ("num_local_experts",),
 }
 # Where a model leaves the size of its feed-forward layers out, it is this many times the hidden size.
 _USUAL_FFN_FACTOR = 4
@@ -42,7 +44,8 @@ class ModelInfo:
 
     model_type: str
     hidden_size: int
-    intermediate_size: int
+    intermediate_size: int  # of one expert in a mixture
+    num_experts: int | None  # per layer; None: no mixture
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -62,9 +65,11 @@ class ModelInfo:
         attention = self.hidden_size * (query + key_value) + query * self.hidden_size
         if self.model_type == "qwen2":
             attention += query + key_value  # biases
-        if self.model_type == "qwen3":
+        if self.model_type in ("qwen3", "qwen3_moe"):
             attention += 2 * self.head_size  # norms of queries and keys
         mlp = 3 * self.hidden_size * self.intermediate_size
+        if self.num_experts is not None:
+            mlp = self.num_experts * (mlp + self.hidden_size)  # and a row of the router
         embeddings = self.vocab_size * self.hidden_size * (1 if self.has_tied_embeddings else 2)
         layers = self.num_layers * (attention + mlp + 2 * self.hidden_size)
         return embeddings + layers + self.hidden_size
@@ -82,14 +87,14 @@ def read_model_info(model_name: str, backend: PolicyBackend) -> ModelInfo:
         raise _error(model_name, f"has a config.json that is not valid JSON ({error})", "") from error
     if not isinstance(content, dict):
         raise _error(model_name, "has a config.json that is not a JSON object", "")
-    if backend is PolicyBackend.fsdp:
-        content = _with_usual_names(content)
+    content = _with_usual_names(content)
     model_type = content.get("model_type")
     if backend is PolicyBackend.megatron and model_type not in SUPPORTED_MODEL_TYPES:
         supported = ", ".join(SUPPORTED_MODEL_TYPES)
         remedy = f"supported are {supported}; policy.backend=fsdp trains others too"
         raise _error(model_name, f"is a model of type {model_type!r}", remedy)
-    bad = [name for name in _REQUIRED if not _is_size(content.get(name))]
+    required = _REQUIRED + (_REQUIRED_OF_MIXTURES if model_type == "qwen3_moe" else ())
+    bad = [name for name in required if not _is_size(content.get(name))]
     if bad:
         raise _error(model_name, f"has a config.json without a positive integer for {', '.join(bad)}", "")
     for name in _UNSUPPORTED_FEATURES:
@@ -97,8 +102,15 @@ def read_model_info(model_name: str, backend: PolicyBackend) -> ModelInfo:
             raise _error(
                 model_name, f"has {name}=true, which is not supported", "use a checkpoint without it"
             )
+    if backend is PolicyBackend.megatron and _has_layers_without_experts(content):
+        rule = "has layers without experts (mlp_only_layers or decoder_sparse_step), which is not supported"
+        raise _error(model_name, rule, "use a checkpoint with experts in every layer")
     is_known = model_type in SUPPORTED_MODEL_TYPES
     return _model_info(content, None if is_known else count_stored_scalars(Path(model_name)))
+
+
+def _has_layers_without_experts(content: Mapping[str, Any]) -> bool:
+    return bool(content.get("mlp_only_layers")) or content.get("decoder_sparse_step", 1) != 1
 
 
 def count_stored_scalars(path: Path) -> int:
@@ -130,10 +142,12 @@ def _with_usual_names(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _model_info(content: Mapping[str, Any], num_stored_scalars: int | None) -> ModelInfo:
     num_heads = content["num_attention_heads"]
+    is_mixture = content["model_type"] == "qwen3_moe"
     return ModelInfo(
         model_type=content["model_type"],
         hidden_size=content["hidden_size"],
-        intermediate_size=content["intermediate_size"],
+        intermediate_size=content["moe_intermediate_size" if is_mixture else "intermediate_size"],
+        num_experts=content["num_experts"] if is_mixture else None,
         num_layers=content["num_hidden_layers"],
         num_heads=num_heads,
         num_kv_heads=content.get("num_key_value_heads") or num_heads,

@@ -189,10 +189,14 @@ def _layout(policy: PolicyConfig) -> str:
         adapters = f", LoRA of rank {fsdp.lora.rank}" if fsdp.lora.enabled else ""
         return f"FSDP TP{fsdp.tensor_parallel_size} x DP{policy.data_parallel_size}{adapters}"
     megatron = policy.megatron_cfg
-    return (
-        f"TP{megatron.tensor_model_parallel_size} x PP{megatron.pipeline_model_parallel_size} "
-        f"x DP{policy.data_parallel_size}"
-    )
+    contexts, experts = megatron.context_parallel_size, megatron.expert_model_parallel_size
+    sizes = [
+        f"TP{megatron.tensor_model_parallel_size}",
+        *([f"CP{contexts}"] if contexts > 1 else []),
+        f"PP{megatron.pipeline_model_parallel_size}",
+        f"DP{policy.data_parallel_size}",
+    ]
+    return " x ".join(sizes) + (f", experts over {experts}" if experts > 1 else "")
 
 
 def format_plan(plan: Plan) -> str:

@@ -6,12 +6,58 @@ from collections.abc import Iterator
 
 from nemo_like.config.errors import Problem
 from nemo_like.config.policy_layout import dynamic_length_multiple, length_multiple
-from nemo_like.config.schema import Config, DynamicBatchingConfig, PolicyConfig, SequencePackingConfig
+from nemo_like.config.schema import (
+    Config,
+    Device,
+    DynamicBatchingConfig,
+    PolicyBackend,
+    PolicyConfig,
+    Precision,
+    SequencePackingConfig,
+)
 
 
 def policy_problems(cfg: Config) -> Iterator[Problem]:
     """Everything about the policy that cannot work; its numbers must be in their ranges."""
+    yield from _sequence_parallel(cfg.policy)
+    yield from _context_parallel(cfg.policy)
     yield from _micro_batching(cfg.policy)
+    yield from _offload(cfg.policy)
+
+
+def _offload(policy: PolicyConfig) -> Iterator[Problem]:
+    if policy.offload_optimizer_for_logprob and (
+        policy.device is not Device.cuda or policy.precision is not Precision.bfloat16
+    ):
+        yield Problem(
+            key="policy.offload_optimizer_for_logprob=true",
+            rule="needs policy.device=cuda, where there is a host to move to, and policy.precision=bfloat16, "
+            "where the optimizer has weights of its own",
+            remedy="set it to false",
+        )
+
+
+def _sequence_parallel(policy: PolicyConfig) -> Iterator[Problem]:
+    megatron = policy.megatron_cfg
+    is_used = policy.backend is PolicyBackend.megatron
+    if is_used and megatron.sequence_parallel and megatron.tensor_model_parallel_size == 1:
+        yield Problem(
+            key="policy.megatron_cfg.sequence_parallel=true",
+            rule="needs policy.megatron_cfg.tensor_model_parallel_size above 1",
+            remedy="set it to false",
+        )
+
+
+def _context_parallel(policy: PolicyConfig) -> Iterator[Problem]:
+    """The longest sample, as every other, must divide over the ranks that cut it up."""
+    multiple, length = length_multiple(policy), policy.max_total_sequence_length
+    if length % multiple:
+        below = length // multiple * multiple
+        yield Problem(
+            key=f"policy.max_total_sequence_length={length}",
+            rule=f"must be a multiple of {multiple}, into which sequence and context parallelism cut it",
+            remedy=f"try {below} or {below + multiple}" if below else f"try {multiple}",
+        )
 
 
 def _micro_batching(policy: PolicyConfig) -> Iterator[Problem]:

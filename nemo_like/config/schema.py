@@ -30,6 +30,20 @@ class PolicyBackend(Enum):
     fsdp = "fsdp"  # PyTorch's fully_shard (FSDP2), for any causal language model of transformers
 
 
+class ReferencePlacement(Enum):
+    """Where the weights of the reference policy are while it does not score: never on the device."""
+
+    host_copy = "host_copy"  # frozen on the host; the policy's own weights wait beside it: two models there
+    swap_in_place = "swap_in_place"  # changes places with the policy's weights tensor by tensor: one model
+
+
+class ReplicaFetch(Enum):
+    """Who gets a replica's samples from the data plane."""
+
+    leader = "leader"  # one fetch per replica, then a broadcast inside it
+    every_rank = "every_rank"  # a fetch by each of the replica's workers
+
+
 class LRDecayStyle(Enum):
     constant = "constant"
     linear = "linear"
@@ -176,8 +190,11 @@ class LossConfig:
 class MegatronConfig:
     tensor_model_parallel_size: int
     pipeline_model_parallel_size: int
+    context_parallel_size: int  # cuts every sequence over so many ranks
+    expert_model_parallel_size: int  # cuts the experts of a mixture over so many ranks of a stage
     sequence_parallel: bool  # needs tensor_model_parallel_size > 1
-    use_distributed_optimizer: bool  # shard optimizer state over the data-parallel ranks
+    use_distributed_optimizer: bool  # shard optimizer state over the data- and context-parallel ranks
+    activation_checkpointing: bool  # keep a layer's input only and compute it again in the backward pass
 
 
 @dataclass(kw_only=True, slots=True)
@@ -239,11 +256,11 @@ class SchedulerConfig:
 
 @dataclass(kw_only=True, slots=True)
 class PolicyConfig:
-    model_name: str  # Hugging Face checkpoint directory; megatron: Llama, Qwen2 or Qwen3
+    model_name: str  # Hugging Face checkpoint directory; megatron: Llama, Qwen2, Qwen3 or Qwen3-MoE
     backend: PolicyBackend
     device: Device
     precision: Precision
-    data_parallel_size: int  # workers = TP x PP x DP
+    data_parallel_size: int  # workers = TP x CP x PP x DP
     train_global_batch_size: int  # samples per optimizer update; divides N
     train_micro_batch_size: int  # samples per forward-backward on one rank; unused with a token budget
     logprob_batch_size: int  # samples per forward of the log-prob phases on one rank; likewise
@@ -251,6 +268,9 @@ class PolicyConfig:
     dynamic_batching: DynamicBatchingConfig
     max_total_sequence_length: int  # prompt + response, tokens
     max_grad_norm: float
+    offload_optimizer_for_logprob: bool  # its state and the gradients are on the device in training alone
+    reference_placement: ReferencePlacement  # unused with loss_fn.reference_policy_kl_penalty=0
+    replica_fetch: ReplicaFetch
     megatron_cfg: MegatronConfig  # of backend megatron
     fsdp_cfg: FsdpConfig  # of backend fsdp
     optimizer: OptimizerConfig

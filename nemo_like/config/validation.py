@@ -25,7 +25,6 @@ from nemo_like.config.schema import (
     Device,
     LRDecayStyle,
     Placement,
-    PolicyBackend,
 )
 
 # More digits make more pairs of operands than are worth keeping in memory.
@@ -119,6 +118,8 @@ _RANGES = (
     _Range(key="policy.max_grad_norm", above=0),
     _count("policy.megatron_cfg.tensor_model_parallel_size"),
     _count("policy.megatron_cfg.pipeline_model_parallel_size"),
+    _count("policy.megatron_cfg.context_parallel_size"),
+    _count("policy.megatron_cfg.expert_model_parallel_size"),
     _count("policy.fsdp_cfg.tensor_parallel_size"),
     _count("policy.fsdp_cfg.lora.rank"),
     _Range(key="policy.fsdp_cfg.lora.alpha", above=0, remedy="twice the rank is usual"),
@@ -217,26 +218,6 @@ def _batch_sizes(cfg: Config) -> Iterator[Problem]:
         ),
         remedy=remedy,
     )
-
-
-@_rule("policy.megatron_cfg.tensor_model_parallel_size", "policy.max_total_sequence_length")
-def _sequence_parallel(cfg: Config) -> Iterator[Problem]:
-    megatron, length = cfg.policy.megatron_cfg, cfg.policy.max_total_sequence_length
-    tp = megatron.tensor_model_parallel_size
-    if not megatron.sequence_parallel or cfg.policy.backend is not PolicyBackend.megatron:
-        return
-    if tp == 1:
-        yield Problem(
-            key="policy.megatron_cfg.sequence_parallel=true",
-            rule="needs policy.megatron_cfg.tensor_model_parallel_size above 1",
-            remedy="set it to false",
-        )
-    elif length % tp:
-        yield Problem(
-            key=f"policy.max_total_sequence_length={length}",
-            rule=f"must be a multiple of tensor_model_parallel_size={tp} with sequence_parallel=true",
-            remedy=f"try {length // tp * tp or tp} or {(length // tp + 1) * tp}",
-        )
 
 
 @_rule("generation.max_new_tokens", "policy.max_total_sequence_length")

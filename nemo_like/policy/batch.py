@@ -25,6 +25,29 @@ PAD_TOKEN_ID = 0  # any valid id: padding comes after every real token, which ca
 
 
 @dataclass(frozen=True, slots=True)
+class ContextRank:
+    """Which of the ranks that share every sequence."""
+
+    rank: int
+    size: int
+
+
+WHOLE = ContextRank(0, 1)
+
+
+def context_positions(length: int, rank: int, num_ranks: int) -> Tensor:
+    """Positions of a sample of ``length`` tokens that a context-parallel rank has, [length / ranks] int64.
+
+    Of 2 x ranks equal pieces the piece ``rank`` from the front and that from the back, so that causal
+    attention costs every rank the same. One rank has all.
+    """
+    if num_ranks == 1:
+        return torch.arange(length)
+    pieces = torch.arange(length).view(2 * num_ranks, -1)
+    return torch.cat((pieces[rank], pieces[2 * num_ranks - 1 - rank]))
+
+
+@dataclass(frozen=True, slots=True)
 class Packing:
     """Where the samples lie in a row of T tokens. Sample i has the tokens from ``cu_seqlens[i]`` to
     ``cu_seqlens[i + 1]``; unused tokens at the end of the row count as one more sample."""
@@ -53,13 +76,45 @@ class ModelInputs:
     packed_index: Tensor  # [M] int64, their place in the batch's packed columns
     rows: Tensor  # [n] int64, the samples' positions in the worker's batch
     packing: Packing | None = None
+    # Under context parallelism T and the tokens to score are this rank's, and these are their places in [M].
+    context_index: Tensor | None = None
+
+    def part(self, context: ContextRank) -> ModelInputs:
+        """What one context-parallel rank computes: two pieces of every sample, as Megatron-core cuts them.
+
+        ``sample_index`` and ``packed_index`` stay those of all M tokens.
+        """
+        if context.size == 1:
+            return self
+        num_rows, num_tokens = self.input_ids.shape
+        lengths = (num_tokens,) if self.packing is None else self.packing.lengths
+        starts = np.cumsum((0, *lengths[:-1])).tolist()
+        pieces = [
+            start + context_positions(length, context.rank, context.size)
+            for start, length in zip(starts, lengths, strict=True)
+        ]
+        mine = torch.cat(pieces)
+        place = torch.full((num_tokens,), -1).index_copy_(0, mine, torch.arange(len(mine)))
+        output_place = place[self.output_index // num_rows]
+        (context_index,) = (output_place >= 0).nonzero(as_tuple=True)
+        row = self.output_index[context_index] % num_rows
+        return replace(
+            self,
+            input_ids=self.input_ids[:, mine],
+            position_ids=self.position_ids[:, mine],
+            token_ids=self.token_ids[context_index],
+            output_index=output_place[context_index] * num_rows + row,
+            context_index=context_index,
+        )
 
     def to(self, device: torch.device) -> ModelInputs:
         """A copy on the device; itself where it is there already."""
         if device.type == "cpu":
             return self
-        names = [name for name in self.__dataclass_fields__ if name != "packing"]
-        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in names}
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "packing"}
+        moved = {
+            name: value.to(device, non_blocking=True) for name, value in values.items() if value is not None
+        }
         packing = self.packing and replace(
             self.packing, cu_seqlens=self.packing.cu_seqlens.to(device, non_blocking=True)
         )
@@ -121,8 +176,8 @@ class PolicyBatch:
         owner = torch.repeat_interleave(torch.arange(len(self)), self.lengths)
         return torch.zeros(len(self), dtype=values.dtype).index_add_(0, owner, values)
 
-    def micro_batch(self, spec: MicroBatch, schedule: Schedule) -> ModelInputs:
-        """The samples ``spec.rows`` as the schedule's layout has them.
+    def micro_batch(self, spec: MicroBatch, schedule: Schedule, context: ContextRank = WHOLE) -> ModelInputs:
+        """The samples ``spec.rows`` as the schedule's layout has them, or one context-parallel rank's part.
 
         Raises ValueError when they do not fit into ``spec.padded_length`` tokens.
         """
@@ -130,7 +185,7 @@ class PolicyBatch:
             inputs = self._packed(spec, schedule.length_multiple)
         else:
             inputs = self._padded(spec)
-        return inputs.to(self.device)
+        return inputs.part(context).to(self.device)
 
     def _padded(self, spec: MicroBatch) -> ModelInputs:
         rows = torch.tensor(spec.rows, dtype=torch.int64)

@@ -42,7 +42,7 @@ class TrainingBackend(Protocol):
 
     def stage_weights(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, full tensor) of this pipeline stage; collective over the ranks that hold parts
-        of it, which all exhaust the iterator."""
+        of it, which all exhaust the iterator; complete on the sender."""
 
     def export_hf(self, path: Path) -> None:
         """Write a checkpoint directory that transformers loads; every rank that gathers weights calls it."""

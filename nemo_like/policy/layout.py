@@ -14,21 +14,25 @@ def parallel_layout(cfg: PolicyConfig) -> ParallelLayout:
         return ParallelLayout(tp=cfg.fsdp_cfg.tensor_parallel_size, cp=1, dp=cfg.data_parallel_size, pp=1)
     return ParallelLayout(
         tp=cfg.megatron_cfg.tensor_model_parallel_size,
-        cp=1,
+        cp=cfg.megatron_cfg.context_parallel_size,
         dp=cfg.data_parallel_size,
         pp=cfg.megatron_cfg.pipeline_model_parallel_size,
+        ep=cfg.megatron_cfg.expert_model_parallel_size,
     )
 
 
 def shards_optimizer(cfg: PolicyConfig) -> bool:
-    """Whether optimizer state is spread over data-parallel ranks; one rank has nothing to spread it over."""
-    return cfg.megatron_cfg.use_distributed_optimizer and cfg.data_parallel_size > 1
+    """Whether optimizer state is spread over ranks that hold the same weights, where there are several."""
+    copies = cfg.data_parallel_size * cfg.megatron_cfg.context_parallel_size
+    return cfg.megatron_cfg.use_distributed_optimizer and copies > 1
 
 
 def gathers_weights(cfg: PolicyConfig, place: Coordinates) -> bool:
-    """Whether this worker is needed to gather the full weights: with Megatron-core every replica has them
-    all, and the first does it; with FSDP every worker holds a part that no other has."""
-    return cfg.backend is PolicyBackend.fsdp or place.dp == 0
+    """Whether this worker holds a part of what its stage's sender gathers. With FSDP every worker does, one
+    that no other has; with Megatron-core the sender's tensor-parallel ranks hold parts of every tensor, and
+    its expert-parallel ranks some of the experts."""
+    layout = place.layout
+    return cfg.backend is PolicyBackend.fsdp or place.rank % layout.stage_size < max(layout.tp, layout.ep)
 
 
 def train_strategy(cfg: PolicyConfig) -> Strategy:

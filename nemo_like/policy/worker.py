@@ -2,7 +2,8 @@
 
 A plain class, so that a test can call it without Ray. The methods that take a meta get this
 data-parallel rank's shard with its schedule; every rank of a replica gets the same. All of them
-compute, the leader alone fetches and writes, and results come back from the leader alone.
+compute, the leader alone writes, and results come back from the leader alone; it alone fetches too,
+unless every rank shall.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch.distributed as dist
 
 from nemo_like.cluster.actors import load_target
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.schema import Device, LossConfig, PolicyBackend, PolicyConfig
+from nemo_like.config.schema import Device, LossConfig, PolicyBackend, PolicyConfig, ReplicaFetch
 from nemo_like.data_plane.columns import (
     GENERATION_LOGPROBS,
     INPUT_IDS,
@@ -88,7 +89,7 @@ class PolicyWorker:
             )
         self._replica = Replica(coordinates, self._timeout_s)
         self._backend = self._build_backend()
-        if coordinates.is_leader:
+        if self._fetches:
             source = self._data_plane_source
             self._data_plane = connect(source) if isinstance(source, DataPlaneSpec) else source
         self._weight_sender: WeightSender | None = None
@@ -127,9 +128,10 @@ class PolicyWorker:
         with span("compute"), _Stopwatch() as compute:
             metrics = self._backend.train(batch, _schedule(meta))
         self.policy_version += 1
+        if self._fetches:
+            self._data_plane.forget(meta.partition)
         if not self.coordinates.is_leader:
             return None
-        self._data_plane.forget(meta.partition)
         return WorkerUpdate(metrics, self.policy_version, compute.seconds)
 
     def connect_weights(self, receivers: Sequence[Any]) -> None:
@@ -181,16 +183,22 @@ class PolicyWorker:
 
         return MegatronPolicy(self.cfg, self.loss, self.coordinates, self._temperature)
 
+    @property
+    def _fetches(self) -> bool:
+        return self.coordinates.is_leader or self.cfg.replica_fetch is ReplicaFetch.every_rank
+
     def _fetch(self, meta: KVBatchMeta, columns: Sequence[Column]) -> PolicyBatch:
-        """The leader fetches once, the replica's other workers get it from the leader."""
+        """Every worker of the replica gets the same: from the data plane, or from the leader."""
         fetched: dict[str, Any] | None = None
         with span("fetch"):
-            if self.coordinates.is_leader:
+            if self._fetches:
                 fetched = self._data_plane.fetch(meta, [column.name for column in columns])
-            shared = self._replica.share(columns, sum(meta.lengths), fetched)
+            if self.cfg.replica_fetch is ReplicaFetch.leader:
+                fetched = self._replica.share(columns, sum(meta.lengths), fetched)
+        assert fetched is not None
         tags = {name: meta.tags[name] for name in (ADVANTAGE, SAMPLE_MASK) if name in meta.tags}
         values = {name: [float(value) for value in tag] for name, tag in tags.items()}
-        return PolicyBatch(shared, meta.lengths, values, self._backend.device)
+        return PolicyBatch(fetched, meta.lengths, values, self._backend.device)
 
 
 def _schedule(meta: KVBatchMeta) -> Schedule:

@@ -15,7 +15,7 @@ from nemo_like.config.schema import LossConfig, PolicyConfig
 
 @dataclass(frozen=True, slots=True)
 class DenseUpdate:
-    """``ratio``, ``clipped_ratio`` and ``kl`` are of the trained response tokens."""
+    """``ratio``, ``clipped_ratio``, ``kl`` and ``entropy`` are of the trained response tokens."""
 
     loss: float
     grad_norm: float
@@ -23,6 +23,7 @@ class DenseUpdate:
     ratio: Tensor
     clipped_ratio: Tensor
     kl: Tensor
+    entropy: Tensor
 
 
 class DenseReference:
@@ -43,13 +44,21 @@ class DenseReference:
 
     def logprobs(self, batch: dict[str, Any]) -> list[Tensor]:
         """Per sample [T] with 0 where response_mask is 0; differentiable."""
+        return [logprobs for logprobs, _ in self._scores(batch)]
+
+    def _scores(self, batch: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
+        """Per sample log-probs and entropy of the distributions that they are of, [T] both."""
         results = []
         for ids, mask in zip(
             *(_per_sample(batch, name) for name in ("input_ids", "response_mask")), strict=True
         ):
             logits = self.model(ids[None].long()).logits[0, :-1].float() / self.temperature
-            scored = torch.log_softmax(logits, -1).gather(1, ids[1:, None].long())[:, 0]
-            results.append(torch.cat([torch.zeros(1), scored]) * mask)
+            logprobs = torch.log_softmax(logits, -1)
+            scored = logprobs.gather(1, ids[1:, None].long())[:, 0]
+            entropy = -(logprobs.exp() * logprobs).sum(-1)
+            results.append(
+                (torch.cat([torch.zeros(1), scored]) * mask, torch.cat([torch.zeros(1), entropy]) * mask)
+            )
         return results
 
     def update(
@@ -63,26 +72,31 @@ class DenseReference:
         """One optimizer update on these samples."""
         masks = _per_sample(batch, "response_mask")
         advantages, trains = batch["tags"]["advantage"], batch["tags"]["sample_mask"]
-        logprobs = self.logprobs(batch)
+        scores = self._scores(batch)
         num_tokens = sum(float(masks[row].sum()) for row in rows if trains[row])
         num_samples = sum(1 for row in rows if trains[row])
         total, details = torch.zeros(()), []
         for row in rows:
             if not trains[row]:
                 continue
-            ratio = (logprobs[row] - prev[row]).exp()
+            logprobs, entropy = scores[row]
+            log_ratio = logprobs - prev[row]
+            if self.loss.sequence_level_importance_ratios:
+                log_ratio = (log_ratio.sum() / masks[row].sum()).expand(len(log_ratio))
+            ratio = log_ratio.exp()
             clipped = ratio.clamp(1 - self.loss.ratio_clip_min, 1 + self.loss.ratio_clip_max)
             token_loss = torch.maximum(-advantages[row] * ratio, -advantages[row] * clipped)
             if advantages[row] < 0 and self.loss.ratio_clip_c is not None:
                 token_loss = token_loss.clamp(max=-advantages[row] * self.loss.ratio_clip_c)
             kl = torch.zeros_like(ratio)
             if reference is not None:
-                gap = reference[row] - logprobs[row]
-                kl = (gap.exp() - gap - 1) * (logprobs[row] - logprobs[row].detach()).exp()
+                gap = reference[row] - logprobs
+                kl = (gap.exp() - gap - 1) * (logprobs - logprobs.detach()).exp()
                 token_loss = token_loss + self.loss.reference_policy_kl_penalty * kl
+            token_loss = token_loss - (self.loss.entropy_coef or 0.0) * entropy
             share = num_tokens if self.loss.token_level_loss else float(masks[row].sum()) * num_samples
             total = total + (token_loss * masks[row]).sum() / share
-            details.append(torch.stack((ratio, clipped, kl)).detach()[:, masks[row] > 0])
+            details.append(torch.stack((ratio, clipped, kl, entropy)).detach()[:, masks[row] > 0])
         self.optimizer.zero_grad()
         total.backward()
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.cfg.max_grad_norm)

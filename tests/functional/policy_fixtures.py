@@ -11,15 +11,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
-from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
+from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.config.schema import (
     Device,
     DynamicBatchingConfig,
@@ -33,6 +34,8 @@ from nemo_like.config.schema import (
     PolicyBackend,
     PolicyConfig,
     Precision,
+    ReferencePlacement,
+    ReplicaFetch,
     SchedulerConfig,
     SequencePackingConfig,
 )
@@ -54,6 +57,15 @@ _CONFIGS: dict[str, Callable[..., Any]] = {
     "llama": LlamaConfig,
     "qwen2": Qwen2Config,
     "qwen3": lambda **sizes: Qwen3Config(head_dim=16, **sizes),
+    "qwen3_moe": lambda **sizes: Qwen3MoeConfig(
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=48,
+        norm_topk_prob=True,
+        router_aux_loss_coef=0.0,
+        **sizes,
+    ),
 }
 
 
@@ -91,10 +103,15 @@ def policy_config(
     tp: int = 1,
     pp: int = 1,
     dp: int = 1,
+    cp: int = 1,
+    ep: int = 1,
     sequence_parallel: bool = False,
+    activation_checkpointing: bool = False,
     use_distributed_optimizer: bool = True,
     micro_batch_size: int = 4,
     micro_batching: MicroBatching = MicroBatching.padded,
+    reference_placement: ReferencePlacement = ReferencePlacement.swap_in_place,
+    replica_fetch: ReplicaFetch = ReplicaFetch.leader,
     device: Device = Device.cpu,
     precision: Precision = Precision.float32,
     backend: PolicyBackend = PolicyBackend.megatron,
@@ -120,11 +137,17 @@ def policy_config(
         ),
         max_total_sequence_length=64,
         max_grad_norm=0.5,
+        offload_optimizer_for_logprob=False,
+        reference_placement=reference_placement,
+        replica_fetch=replica_fetch,
         megatron_cfg=MegatronConfig(
             tensor_model_parallel_size=1 if is_fsdp else tp,
             pipeline_model_parallel_size=pp,
+            context_parallel_size=cp,
+            expert_model_parallel_size=ep,
             sequence_parallel=sequence_parallel,
             use_distributed_optimizer=use_distributed_optimizer,
+            activation_checkpointing=activation_checkpointing,
         ),
         fsdp_cfg=FsdpConfig(
             tensor_parallel_size=tp if is_fsdp else 1,
@@ -208,6 +231,72 @@ def make_schedule(
 
 # Worlds of processes
 
+_COLLECTIVE_TIMEOUT = datetime.timedelta(seconds=60)
+
+
+class WorldPool:
+    """Processes that form one world after the other, since starting them costs more than a tiny world.
+
+    No process outlives the ``with`` block.
+    """
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        backends = [f"nemo_like.policy.{backend.value}.backend" for backend in PolicyBackend]
+        self._context.set_forkserver_preload([*backends, "tests.functional.policy_fixtures"])
+        self._processes: list[BaseProcess] = []
+        self._connections: list[Connection] = []
+
+    def __enter__(self) -> WorldPool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        layout: ParallelLayout,
+        *args: Any,
+        device: Device = Device.cpu,
+        timeout_s: float = 100.0,
+    ) -> list[Any]:
+        """``function(coordinates, *args)`` on every rank with torch.distributed ready; results by rank.
+
+        Raises AssertionError with the first rank's traceback that failed, or the ranks that were not done
+        in time; the next world then has new processes.
+        """
+        while len(self._processes) < layout.world_size:
+            self._start()
+        port = free_port()
+        connections = self._connections[: layout.world_size]
+        for rank, connection in enumerate(connections):
+            connection.send((function, layout.coordinates(rank), device, port, args))
+        try:
+            return _collect(connections, timeout_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End all processes."""
+        for connection in self._connections:
+            connection.close()
+        for process in self._processes:
+            process.join(timeout=5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._processes, self._connections = [], []
+
+    def _start(self) -> None:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=_rank_main, args=(theirs,), daemon=True)
+        process.start()
+        theirs.close()
+        self._processes.append(process)
+        self._connections.append(ours)
+
 
 def run_world(
     function: Callable[..., Any],
@@ -216,35 +305,9 @@ def run_world(
     device: Device = Device.cpu,
     timeout_s: float = 100.0,
 ) -> list[Any]:
-    """``function(coordinates, *args)`` in a process per rank with torch.distributed ready; results by rank.
-
-    Raises AssertionError with the first rank's traceback that failed, or the ranks that were not done
-    in time. No process outlives the call.
-    """
-    context = multiprocessing.get_context("forkserver")
-    backends = [f"nemo_like.policy.{backend.value}.backend" for backend in PolicyBackend]
-    context.set_forkserver_preload([*backends, "tests.functional.policy_fixtures"])
-    port = free_port()
-    processes, connections = [], []
-    for rank in range(layout.world_size):
-        receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(
-            target=_rank_main,
-            args=(function, layout.coordinates(rank), device, port, sender, args),
-            daemon=True,
-        )
-        process.start()
-        sender.close()
-        processes.append(process)
-        connections.append(receiver)
-    try:
-        return _collect(connections, timeout_s)
-    finally:
-        for process in processes:
-            process.join(timeout=5)
-            if process.is_alive():
-                process.kill()
-                process.join()
+    """One world in processes of its own, as ``WorldPool.run``."""
+    with WorldPool() as pool:
+        return pool.run(function, layout, *args, device=device, timeout_s=timeout_s)
 
 
 def free_port() -> int:
@@ -270,28 +333,27 @@ def _collect(connections: list[Connection], timeout_s: float) -> list[Any]:
     return [results[rank] for rank in range(len(connections))]
 
 
-def _rank_main(
-    function: Callable[..., Any],
-    coordinates: Coordinates,
-    device: Device,
-    port: int,
-    sender: Connection,
-    args: tuple[Any, ...],
-) -> None:
+def _rank_main(connection: Connection) -> None:
+    """Takes part in one world after the other, until the connection closes or a world fails."""
     torch.set_num_threads(1)
-    try:
-        dist.init_process_group(
-            "gloo" if device is Device.cpu else "nccl",
-            init_method=f"tcp://127.0.0.1:{port}",
-            rank=coordinates.rank,
-            world_size=coordinates.layout.world_size,
-            timeout=datetime.timedelta(seconds=60),
-        )
-        result = function(coordinates, *args)
-        # As bytes: tensors would travel as shared memory, which goes with the process that made it.
-        sender.send_bytes(pickle.dumps((None, result)))
-        dist.barrier()
-        dist.destroy_process_group()
-    except BaseException:
-        sender.send_bytes(pickle.dumps((traceback.format_exc(), None)))
-        raise
+    while True:
+        try:
+            function, coordinates, device, port, args = connection.recv()
+        except EOFError:
+            return
+        try:
+            dist.init_process_group(
+                "gloo" if device is Device.cpu else "nccl",
+                init_method=f"tcp://127.0.0.1:{port}",
+                rank=coordinates.rank,
+                world_size=coordinates.layout.world_size,
+                timeout=_COLLECTIVE_TIMEOUT,
+            )
+            result = function(coordinates, *args)
+            dist.barrier()
+            dist.destroy_process_group()
+            # As bytes: tensors would travel as shared memory, which goes with the process that made it.
+            connection.send_bytes(pickle.dumps((None, result)))
+        except BaseException:
+            connection.send_bytes(pickle.dumps((traceback.format_exc(), None)))
+            raise

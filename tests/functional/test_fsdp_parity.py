@@ -6,18 +6,21 @@ The claims are those of ``test_policy_parity``, over this module's cases.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nemo_like.config.schema import PolicyBackend, PolicyConfig
-from tests.functional.policy_fixtures import MicroBatching, policy_config
+from tests.functional.policy_fixtures import policy_config
 from tests.functional.test_policy_parity import (
+    DYNAMIC,
+    PACKED,
+    UNTIED,
     Case,
+    Matrix,
     Outcome,
-    compare_with_dense,
     test_each_column_and_sample_is_written_once_and_by_leaders_only,
     test_every_worker_counts_one_policy_version_per_training_phase,
     test_exported_weights_equal_the_dense_model_after_its_updates,
@@ -40,44 +43,49 @@ __all__ = [
 
 @dataclass(frozen=True)
 class FsdpCase(Case):
-    options: dict[str, Any] | None = None
+    fsdp: dict[str, Any] = field(default_factory=dict)
 
     def config(self, model: Path) -> PolicyConfig:
-        cfg = policy_config(model, backend=PolicyBackend.fsdp, **self.layout)
-        return replace(cfg, fsdp_cfg=replace(cfg.fsdp_cfg, **(self.options or {})))
+        cfg = policy_config(model, backend=PolicyBackend.fsdp, **self.layout, **self.options)
+        return replace(cfg, fsdp_cfg=replace(cfg.fsdp_cfg, **self.fsdp))
 
-
-PACKED, DYNAMIC = {"micro_batching": MicroBatching.packed}, {"micro_batching": MicroBatching.dynamic}
-UNTIED = {"tied": False}
 
 SAVING = {"activation_checkpointing": True, "cpu_offload": True}
 
 CASES = [
     FsdpCase("one process"),
-    FsdpCase("one process, packed", PACKED),
+    FsdpCase("one process, packed", {}, PACKED),
     FsdpCase(
         "DP2, one sample per micro-batch, sequence-level loss without KL",
-        {"dp": 2, "micro_batch_size": 1},
+        {"dp": 2},
+        {"micro_batch_size": 1},
         UNTIED,
         {"token_level_loss": False},
     ),
-    FsdpCase("DP2, dynamic", {"dp": 2, **DYNAMIC}),
-    FsdpCase("DP2, packed, recomputed and offloaded", {"dp": 2, **PACKED}, options=SAVING),
+    FsdpCase("DP2, dynamic", {"dp": 2}, DYNAMIC),
+    FsdpCase("DP2, packed, recomputed and offloaded", {"dp": 2}, PACKED, fsdp=SAVING),
     FsdpCase("TP2", {"tp": 2}),
     FsdpCase(
         "TP2, one sample per micro-batch, vocabulary that the ranks cannot share evenly",
-        {"tp": 2, "micro_batch_size": 1},
+        {"tp": 2},
+        {"micro_batch_size": 1},
         {"vocab_size": 97, **UNTIED},
     ),
-    FsdpCase("TP2, dynamic, Llama", {"tp": 2, **DYNAMIC}, {"model_type": "llama", **UNTIED}),
-    FsdpCase("TP2, packed, Qwen2", {"tp": 2, **PACKED}, {"model_type": "qwen2"}),
+    FsdpCase("TP2, dynamic, Llama", {"tp": 2}, DYNAMIC, {"model_type": "llama", **UNTIED}),
+    FsdpCase("TP2, packed, Qwen2", {"tp": 2}, PACKED, {"model_type": "qwen2"}),
 ]
 SLOW_CASES = [
-    FsdpCase("one process, one sample per micro-batch", {"micro_batch_size": 1}),
-    FsdpCase("one process, dynamic", DYNAMIC),
+    FsdpCase("one process, one sample per micro-batch", {}, {"micro_batch_size": 1}),
+    FsdpCase("one process, dynamic", {}, DYNAMIC),
     FsdpCase("DP2", {"dp": 2}),
     FsdpCase("TP2 x DP2", {"tp": 2, "dp": 2}),
 ]
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
+    with Matrix([*CASES, *SLOW_CASES], tmp_path_factory.mktemp("fsdp")) as matrix:
+        yield matrix
 
 
 @pytest.fixture(
@@ -85,5 +93,5 @@ SLOW_CASES = [
     params=[*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW_CASES)],
     ids=lambda case: case.name,
 )
-def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
-    yield compare_with_dense(request.param, tmp_path_factory.mktemp("fsdp"))
+def outcome(request: pytest.FixtureRequest, matrix: Matrix) -> Outcome:
+    return matrix.outcome(request.param)

@@ -1,13 +1,14 @@
 """Every parallel layout computes what a dense Hugging Face model with torch.optim does.
 
 Each case runs the phases of one step, three optimizer updates, in real processes over gloo, and is
-looked at from several sides.
+looked at from several sides. The processes stay for all cases, and a world for all cases of a layout.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
 from transformers import AutoModelForCausalLM
 
-from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.schema import LossConfig, PolicyConfig
+from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
+from nemo_like.config.schema import LossConfig, PolicyConfig, ReferencePlacement, ReplicaFetch
 from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.data_plane.meta import KVBatchMeta
@@ -30,11 +33,11 @@ from nemo_like.policy.worker import PolicyWorker
 from tests.functional.dense_reference import DenseReference, DenseUpdate
 from tests.functional.policy_fixtures import (
     MicroBatching,
+    WorldPool,
     loss_config,
     make_checkpoint,
     policy_config,
     random_batch,
-    run_world,
 )
 
 NUM_SAMPLES, GLOBAL_BATCH_SIZE, CHUNK_SIZE = 24, 8, 4
@@ -44,39 +47,76 @@ LEARNING_RATES = (1e-3, 2e-3, 2e-3 - 1.9e-3 / 4)
 TOLERANCE = 1e-5
 
 
+PACKED, DYNAMIC = {"micro_batching": MicroBatching.packed}, {"micro_batching": MicroBatching.dynamic}
+UNTIED = {"tied": False}
+MIXTURE = {"model_type": "qwen3_moe"}
+KL = {"kl_penalty": 0.1}
+# GSPO looks at whole samples, which ranks may share; the entropy at whole distributions, likewise.
+GSPO = {"sequence_level_importance_ratios": True, "token_level_loss": False, "entropy_coef": 0.01}
+
+
 @dataclass(frozen=True)
 class Case:
+    """``layout`` and ``options`` are arguments of ``policy_config``."""
+
     name: str
     layout: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
-    loss: dict[str, Any] = field(default_factory=lambda: {"kl_penalty": 0.1})
+    loss: dict[str, Any] = field(default_factory=lambda: KL)
 
     def config(self, model: Path) -> PolicyConfig:
-        return policy_config(model, **self.layout)
+        return policy_config(model, **self.layout, **self.options)
+
+    @property
+    def parallel_layout(self) -> ParallelLayout:
+        return parallel_layout(self.config(Path("unused")))
 
 
+def variants(name: str, layout: dict[str, Any], model: dict[str, Any] | None = None) -> list[Case]:
+    """A layout with every way to make micro-batches."""
+    return [
+        Case(f"{name}, micro-batches of four", layout, {}, model or {}),
+        Case(f"{name}, micro-batches of one", layout, {"micro_batch_size": 1}, model or {}),
+        Case(f"{name}, packed", layout, PACKED, model or {}, GSPO),
+        Case(f"{name}, dynamic", layout, DYNAMIC, model or {}),
+    ]
+
+
+SEQUENCE_PARALLEL = {"tp": 2, "sequence_parallel": True}
 CASES = [
-    Case("one process"),
+    *variants("one process", {}),
+    Case("activation checkpointing", {}, {"activation_checkpointing": True, **PACKED}),
+    Case("reference kept on the host", {}, {"reference_placement": ReferencePlacement.host_copy, **DYNAMIC}),
+    Case("mixture of experts", {}, PACKED, MIXTURE),
+    *variants("TP2 with sequence parallelism", SEQUENCE_PARALLEL),
+    Case("experts on every TP rank", SEQUENCE_PARALLEL, {}, MIXTURE),
     Case("TP2", {"tp": 2}),
-    Case("TP2 with sequence parallelism", {"tp": 2, "sequence_parallel": True}),
-    Case("PP2", {"pp": 2}),
-    Case("DP2 with sharded optimizer", {"dp": 2}),
-    Case("DP2 with replicated optimizer", {"dp": 2, "use_distributed_optimizer": False}),
-    Case("TP2 x PP2", {"tp": 2, "pp": 2}),
-    Case("TP2 x DP2", {"tp": 2, "dp": 2}),
-    Case("one sample per micro-batch", {"micro_batch_size": 1}),
-    Case("micro-batches of three, the last one smaller", {"micro_batch_size": 3, "pp": 2}),
-    Case("packed", {"micro_batching": MicroBatching.packed}),
-    Case(
-        "packed, TP2 with sequence parallelism, PP2",
-        {"tp": 2, "pp": 2, "sequence_parallel": True, "micro_batching": MicroBatching.packed},
-    ),
-    Case("dynamic, DP2", {"dp": 2, "micro_batching": MicroBatching.dynamic}),
-    Case("sequence-level loss", {"dp": 2}, {}, {"token_level_loss": False}),
-    Case("untied embeddings", {"tp": 2, "pp": 2}, {"tied": False}),
-    Case("vocabulary that the ranks cannot share evenly", {"tp": 2}, {"vocab_size": 97, "tied": False}),
-    Case("Llama in several files", {"tp": 2}, {"model_type": "llama", "tied": False, "shard_size": "80KB"}),
-    Case("Qwen2 with attention biases", {"tp": 2, "pp": 2}, {"model_type": "qwen2"}),
+    Case("vocabulary that the ranks cannot share evenly", {"tp": 2}, {}, {"vocab_size": 97, **UNTIED}, GSPO),
+    Case("Llama in several files", {"tp": 2}, {}, {"model_type": "llama", "shard_size": "80KB", **UNTIED}),
+    Case("every rank fetches", {"tp": 2}, {"replica_fetch": ReplicaFetch.every_rank}),
+    *variants("PP2", {"pp": 2}),
+    Case("micro-batches of three, the last one smaller", {"pp": 2}, {"micro_batch_size": 3}),
+    *variants("CP2", {"cp": 2}),
+    Case("CP2, activation checkpointing", {"cp": 2}, {"activation_checkpointing": True, **PACKED}),
+    *variants("DP2", {"dp": 2}),
+    Case("replicated optimizer", {"dp": 2}, {"use_distributed_optimizer": False}),
+    Case("sequence-level loss", {"dp": 2}, {}, {}, {"token_level_loss": False}),
+    *variants("EP2", {"ep": 2, "dp": 2}, MIXTURE),
+    Case("EP2 with TP2, untied", {"ep": 2, **SEQUENCE_PARALLEL}, {}, {**MIXTURE, **UNTIED}),
+    *variants("TP2 x PP2", {"tp": 2, "pp": 2}),
+    Case("untied embeddings", {"tp": 2, "pp": 2}, PACKED, UNTIED),
+    Case("Qwen2 with attention biases", {"tp": 2, "pp": 2}, {}, {"model_type": "qwen2"}),
+    *variants("TP2 x DP2", {"tp": 2, "dp": 2}),
+    Case("EP4 over TP2 and DP2", {"ep": 4, "dp": 2, **SEQUENCE_PARALLEL}, PACKED, MIXTURE),
+    Case("EP2 x PP2", {"ep": 2, "dp": 2, "pp": 2}, DYNAMIC, MIXTURE),
+    Case("CP2 x TP2", {"cp": 2, **SEQUENCE_PARALLEL}, PACKED, {}, GSPO),
+]
+# In eight processes.
+WIDE_CASES = [
+    *variants("TP2 x PP2 x DP2", {"tp": 2, "pp": 2, "dp": 2}),
+    *variants("TP2 x CP2 x DP2", {"cp": 2, "dp": 2, **SEQUENCE_PARALLEL}),
+    *variants("EP4 over TP2 and DP2, PP2", {"ep": 4, "dp": 2, "pp": 2, **SEQUENCE_PARALLEL}, MIXTURE),
 ]
 
 
@@ -111,10 +151,28 @@ class RankReport:
     policy_version: int
 
 
-def run_step(
-    coordinates: Coordinates, cfg: PolicyConfig, loss: LossConfig, batch: dict[str, Any], export: str
-) -> RankReport:
+@dataclass(frozen=True)
+class Step:
+    """What one case runs, and where its weights go."""
+
+    cfg: PolicyConfig
+    loss: LossConfig
+    batch: dict[str, Any]
+    export: str
+
+
+def run_steps(coordinates: Coordinates, steps: list[Step]) -> list[RankReport]:
+    """One rank: steps of one layout, each with a policy of its own."""
+    reports = []
+    for step in steps:
+        reports.append(run_step(coordinates, step))
+        parallel_state.destroy_model_parallel()
+    return reports
+
+
+def run_step(coordinates: Coordinates, step: Step) -> RankReport:
     """One rank: the phases of a step, by the worker's own methods, and the export of its weights."""
+    cfg, loss, batch = step.cfg, step.loss, step.batch
     plane = CountingDataPlane()
     plane.open_partition("step", [*ROLLOUT_COLUMNS, *POLICY_COLUMNS])
     chunk_sizes = [CHUNK_SIZE] * (NUM_SAMPLES // CHUNK_SIZE)
@@ -143,13 +201,31 @@ def run_step(
     if coordinates.is_leader:
         packed = torch.from_numpy(plane.fetch(scoring, ["prev_logprobs"])["prev_logprobs"].copy())
         logprobs = list(packed.split(list(scoring.lengths)))
+    if cfg.replica_fetch is ReplicaFetch.every_rank:
+        share_written(coordinates, plane, scoring)
     training = shard_for_training(meta, strategy=train_strategy(cfg), **sizes)[coordinates.dp]
     update = worker.train(training)
-    worker.export_hf(export)
+    worker.export_hf(step.export)
     positions = [meta.sample_ids.index(sample) for sample in scoring.sample_ids]
     return RankReport(
         coordinates, positions, logprobs, scores, update, plane.written, num_fetches, worker.policy_version
     )
+
+
+def share_written(coordinates: Coordinates, plane: InMemoryDataPlane, meta: KVBatchMeta) -> None:
+    """What the leader wrote, on the other ranks' planes too, as if all had the same one. One replica."""
+    names = ["prev_logprobs", "reference_logprobs"]
+    columns = [plane.fetch(meta, names) if coordinates.is_leader else None]
+    dist.broadcast_object_list(columns, src=0)
+    if not coordinates.is_leader and columns[0] is not None:
+        InMemoryDataPlane.write(plane, meta, columns[0])
+
+
+@dataclass(frozen=True)
+class DenseRun:
+    logprobs: list[torch.Tensor]
+    updates: list[DenseUpdate]
+    weights: dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -160,9 +236,7 @@ class Outcome:
     batch: dict[str, Any]
     ranks: list[RankReport]
     exported: dict[str, torch.Tensor]
-    dense_logprobs: list[torch.Tensor]
-    dense_updates: list[DenseUpdate]
-    dense_weights: dict[str, torch.Tensor]
+    dense: DenseRun
 
     @property
     def leaders(self) -> list[RankReport]:
@@ -172,59 +246,127 @@ class Outcome:
         return merge(getattr(leader, phase).metrics for leader in self.leaders)
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
-def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
-    yield compare_with_dense(request.param, tmp_path_factory.mktemp("policy"))
+class Matrix:
+    """Outcomes of cases, those of one layout from one world; no reference is computed twice."""
+
+    def __init__(self, cases: Sequence[Case], path: Path) -> None:
+        self._cases, self._path, self._pool = cases, path, WorldPool()
+        self._outcomes: dict[str, Outcome] = {}
+        self._dense: dict[str, DenseRun] = {}
+
+    def __enter__(self) -> Matrix:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.close()
+
+    def outcome(self, case: Case) -> Outcome:
+        """The first case of a layout runs all of them."""
+        if case.name not in self._outcomes:
+            self._run([other for other in self._cases if other.parallel_layout == case.parallel_layout])
+        return self._outcomes[case.name]
+
+    def _run(self, cases: Sequence[Case]) -> None:
+        batch = random_batch(NUM_SAMPLES)
+        steps = [
+            Step(case.config(self._model(case)), loss_config(**case.loss), batch, str(self._export(case)))
+            for case in cases
+        ]
+        reports = self._pool.run(run_steps, cases[0].parallel_layout, steps, timeout_s=300.0)
+        for case, step, ranks in zip(cases, steps, zip(*reports, strict=True), strict=True):
+            self._outcomes[case.name] = Outcome(
+                case, batch, list(ranks), self._exported(case), self._dense_run(case, step)
+            )
+
+    def _model(self, case: Case) -> Path:
+        path = self._path / "models" / slug(case.model)
+        return path if path.is_dir() else make_checkpoint(path, **case.model)
+
+    def _export(self, case: Case) -> Path:
+        return self._path / "exports" / slug(case.name)
+
+    def _exported(self, case: Case) -> dict[str, torch.Tensor]:
+        model = AutoModelForCausalLM.from_pretrained(self._export(case), dtype=torch.float32)
+        return dict(model.state_dict())
+
+    def _dense_run(self, case: Case, step: Step) -> DenseRun:
+        key = slug((case.model, case.loss))
+        if key not in self._dense:
+            self._dense[key] = dense_run(step)
+        return self._dense[key]
 
 
-def compare_with_dense(case: Case, path: Path) -> Outcome:
-    """Run the case and its reference."""
-    cfg = case.config(make_checkpoint(path / "model", **case.model))
-    loss, batch = loss_config(**case.loss), random_batch(NUM_SAMPLES)
-    ranks = run_world(run_step, parallel_layout(cfg), cfg, loss, batch, str(path / "export"))
+def slug(value: object) -> str:
+    return re.sub(r"\W+", "-", str(value))
 
-    dense = DenseReference(cfg, loss, TEMPERATURE)
-    prev = [logprobs.detach() for logprobs in dense.logprobs(batch)]
-    reference = prev if loss.reference_policy_kl_penalty > 0 else None
+
+def dense_run(step: Step) -> DenseRun:
+    """The same step without any parallelism."""
+    dense = DenseReference(step.cfg, step.loss, TEMPERATURE)
+    prev = [logprobs.detach() for logprobs in dense.logprobs(step.batch)]
+    reference = prev if step.loss.reference_policy_kl_penalty > 0 else None
     updates = [
-        dense.update(batch, list(range(first, first + GLOBAL_BATCH_SIZE)), prev, reference, rate)
+        dense.update(step.batch, list(range(first, first + GLOBAL_BATCH_SIZE)), prev, reference, rate)
         for first, rate in zip(range(0, NUM_SAMPLES, GLOBAL_BATCH_SIZE), LEARNING_RATES, strict=True)
     ]
-    exported = AutoModelForCausalLM.from_pretrained(path / "export", dtype=torch.float32).state_dict()
-    return Outcome(case, batch, ranks, exported, prev, updates, dense.model.state_dict())
+    return DenseRun(prev, updates, dict(dense.model.state_dict()))
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
+    with Matrix([*CASES, *WIDE_CASES], tmp_path_factory.mktemp("policy")) as matrix:
+        yield matrix
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in WIDE_CASES)],
+    ids=lambda case: case.name,
+)
+def outcome(request: pytest.FixtureRequest, matrix: Matrix) -> Outcome:
+    return matrix.outcome(request.param)
 
 
 def test_logprobs_equal_the_dense_model(outcome: Outcome) -> None:
     for leader in outcome.leaders:
         for position, logprobs in zip(leader.positions, leader.logprobs, strict=True):
-            torch.testing.assert_close(logprobs, outcome.dense_logprobs[position], rtol=0, atol=TOLERANCE)
+            torch.testing.assert_close(logprobs, outcome.dense.logprobs[position], rtol=0, atol=TOLERANCE)
     assert sorted(position for leader in outcome.leaders for position in leader.positions) == list(
         range(NUM_SAMPLES)
     )
 
 
 def test_training_metrics_equal_the_dense_model(outcome: Outcome) -> None:
-    metrics = {name: metric.value for name, metric in outcome.metrics("update").items()}
-    dense = outcome.dense_updates
-    assert metrics["loss"] == pytest.approx(np.mean([update.loss for update in dense]), abs=TOLERANCE)
-    assert metrics["grad_norm"] == pytest.approx(
-        np.mean([update.grad_norm for update in dense]), rel=TOLERANCE
-    )
-    assert metrics["lr"] == pytest.approx(np.mean(LEARNING_RATES))
+    dense = outcome.dense.updates
     num_tokens = sum(update.num_tokens for update in dense)
-    for name in ("ratio", "clipped_ratio", "kl"):
-        ours = {"ratio": "probs_ratio", "clipped_ratio": "probs_ratio_clamped", "kl": "kl_penalty"}[name]
-        expected = sum(float(getattr(update, name).sum()) for update in dense) / num_tokens
-        assert metrics[ours] == pytest.approx(expected, abs=TOLERANCE)
-    ratios = torch.cat([update.ratio for update in dense])
-    assert metrics["probs_ratio_max"] == pytest.approx(float(ratios.max()), rel=1e-4)
-    assert metrics["probs_ratio_min"] == pytest.approx(float(ratios.min()), rel=1e-4)
+    ratios, clipped, kl, entropy = (
+        torch.cat([getattr(update, name) for update in dense])
+        for name in ("ratio", "clipped_ratio", "kl", "entropy")
+    )
+    expected = {
+        "loss": np.mean([update.loss for update in dense]),
+        "grad_norm": np.mean([update.grad_norm for update in dense]),
+        "lr": np.mean(LEARNING_RATES),
+        "probs_ratio": ratios.sum() / num_tokens,
+        "probs_ratio_clamped": clipped.sum() / num_tokens,
+        "kl_penalty": kl.sum() / num_tokens,
+        "probs_ratio_max": ratios.max(),
+        "probs_ratio_min": ratios.min(),
+        "probs_ratio_clamped_max": clipped.max(),
+        "probs_ratio_clamped_min": clipped.min(),
+    }
+    if "entropy_coef" in outcome.case.loss:
+        expected["entropy"] = entropy.sum() / num_tokens
+    metrics = {name: metric.value for name, metric in outcome.metrics("update").items()}
+    assert metrics == pytest.approx(
+        {name: float(value) for name, value in expected.items()}, abs=TOLERANCE, rel=TOLERANCE
+    )
 
 
 def test_exported_weights_equal_the_dense_model_after_its_updates(outcome: Outcome) -> None:
-    assert outcome.exported.keys() == outcome.dense_weights.keys()
+    assert outcome.exported.keys() == outcome.dense.weights.keys()
     for name, weight in outcome.exported.items():
-        difference = (weight - outcome.dense_weights[name]).abs().max()
+        difference = (weight - outcome.dense.weights[name]).abs().max()
         assert difference < TOLERANCE, f"{name} differs by {difference:.1e}"
 
 
@@ -234,7 +376,7 @@ def test_mismatch_tags_compare_with_the_generation_logprobs_sample_by_sample(out
     for leader in outcome.leaders:
         errors = leader.scores.tags["mult_prob_error"]
         for position, error in zip(leader.positions, errors, strict=True):
-            gap = (generation[position] - outcome.dense_logprobs[position])[3:].abs()
+            gap = (generation[position] - outcome.dense.logprobs[position])[3:].abs()
             assert error == pytest.approx(float(gap.exp().mean()), rel=1e-4)
 
 
@@ -242,7 +384,7 @@ def test_mismatch_metrics_weigh_every_trained_token_alike(outcome: Outcome) -> N
     lengths, columns = outcome.batch["lengths"], outcome.batch["columns"]
     generation = torch.from_numpy(columns["generation_logprobs"]).split(lengths)
     trained = [row for row, mask in enumerate(outcome.batch["tags"]["sample_mask"]) if mask]
-    ratio = torch.cat([(outcome.dense_logprobs[row] - generation[row])[3:] for row in trained]).exp()
+    ratio = torch.cat([(outcome.dense.logprobs[row] - generation[row])[3:] for row in trained]).exp()
     metric = outcome.metrics("scores")["sampling_importance_ratio"]
     assert metric.weight == len(ratio)
     assert metric.value == pytest.approx(float(ratio.mean()), rel=1e-4)
@@ -254,9 +396,13 @@ def test_each_column_and_sample_is_written_once_and_by_leaders_only(outcome: Out
     assert set(counts.values()) == {1}
     assert len(counts) == len(columns) * NUM_SAMPLES
     assert {column for column, _ in counts} == set(columns)
+    fetches = 1 + bool(outcome.case.loss.get("kl_penalty"))
+    everyone_fetches = outcome.case.options.get("replica_fetch") is ReplicaFetch.every_rank
     for rank in outcome.ranks:
-        if not rank.coordinates.is_leader:
-            assert (rank.written, rank.num_fetches, rank.scores, rank.update) == ([], 0, None, None)
+        leads = rank.coordinates.is_leader
+        assert rank.num_fetches == (fetches if leads or everyone_fetches else 0)
+        if not leads:
+            assert (rank.written, rank.scores, rank.update) == ([], None, None)
 
 
 def test_every_worker_counts_one_policy_version_per_training_phase(outcome: Outcome) -> None:

@@ -6,8 +6,7 @@ tensor-parallel axis  DTensor, by the model's own plan
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -39,6 +38,7 @@ from nemo_like.policy.fsdp.tensor_parallel import TensorParallelModel, paralleli
 from nemo_like.policy.fsdp.weights import fill, full_tensor, hf_tensors, load_source, logit_scale
 from nemo_like.policy.learning_rate import learning_rate
 from nemo_like.policy.objective import update_objective
+from nemo_like.policy.reference import ReferenceWeights
 from nemo_like.policy.train_metrics import TrainMetrics
 
 _DTYPES = {Precision.float32: torch.float32, Precision.bfloat16: torch.bfloat16}
@@ -77,7 +77,7 @@ class FSDPPolicy:
         self._parameters: dict[str, DTensor] = dict(self._causal_lm.named_parameters())
         self._load_weights()
         keeps_copy = loss.reference_policy_kl_penalty > 0 and not self._adapters
-        self._reference = self._copy_weights() if keeps_copy else None
+        self._reference = ReferenceWeights(self._local_parts, cfg.reference_placement) if keeps_copy else None
         self._optimizer = ShardedAdamW(
             {name: value for name, value in self._parameters.items() if value.requires_grad},
             cfg,
@@ -117,7 +117,7 @@ class FSDPPolicy:
             raise RuntimeError(
                 "loss_fn.reference_policy_kl_penalty=0 keeps no reference policy; set it above 0"
             )
-        with self._weights_replaced(self._reference):
+        with self._reference.in_place():
             return self.logprobs(batch, schedule)
 
     # Training
@@ -211,21 +211,5 @@ class FSDPPolicy:
         named = {checkpoint_name(name) or name: value for name, value in self._parameters.items()}
         fill(named, source, self.device)
 
-    def _copy_weights(self) -> list[Tensor]:
-        """This rank's parts on the host, so that a frozen copy takes no device memory."""
-        return [part.to_local().detach().to("cpu", copy=True) for part in self._parameters.values()]
-
-    @contextlib.contextmanager
-    def _weights_replaced(self, weights: Sequence[Tensor]) -> Iterator[None]:
-        """Other values in the model's parameters for a while."""
-        current = self._copy_weights()
-        try:
-            self._assign(weights)
-            yield
-        finally:
-            self._assign(current)
-
-    @torch.no_grad()
-    def _assign(self, weights: Sequence[Tensor]) -> None:
-        for parameter, value in zip(self._parameters.values(), weights, strict=True):
-            parameter.to_local().copy_(value)
+    def _local_parts(self) -> list[Tensor]:
+        return [part.to_local() for part in self._parameters.values()]

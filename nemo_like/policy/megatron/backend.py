@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -21,25 +21,27 @@ from nemo_like.data_plane.meta import GlobalBatch, Schedule
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
 from nemo_like.policy.export import complete_checkpoint, write_weights
+from nemo_like.policy.interfaces import is_weight_sender
 from nemo_like.policy.layout import shards_optimizer
 from nemo_like.policy.learning_rate import learning_rate
 from nemo_like.policy.megatron.convert import (
     Cut,
     HFCheckpoint,
+    ModelPart,
     Rule,
     full_shape,
     hf_tensors,
-    join,
     load_weights,
-    rule_for,
+    rules_of_all_ranks,
     split,
 )
 from nemo_like.policy.megatron.cpu_shim import cuda_means_cpu
-from nemo_like.policy.megatron.description import describe_model
+from nemo_like.policy.megatron.description import ModelDescription, describe_model
 from nemo_like.policy.megatron.model import DTYPES, ScoringGPTModel, transformer_config
 from nemo_like.policy.megatron.optimizer import build_optimizer
 from nemo_like.policy.megatron.pipeline import Pipeline
 from nemo_like.policy.objective import update_objective
+from nemo_like.policy.reference import ReferenceWeights
 from nemo_like.policy.train_metrics import TrainMetrics
 
 
@@ -63,21 +65,26 @@ class MegatronPolicy:
         with self._megatron():
             _initialise_parallel_state(coordinates)
             config = transformer_config(self._description, cfg, coordinates.layout)
+            self._part = _model_part(coordinates, self._description)
             scoring = LogprobSettings(temperature=temperature, with_entropy=loss.entropy_coef is not None)
-            self._model = ScoringGPTModel(config, self._description, scoring)
+            self._model = ScoringGPTModel(config, self._description, scoring, self._part)
             self._model.to(self.device)
-            layers = self._model.decoder.layers
-            self._layer_offset = layers[0].layer_number - 1 if len(layers) else 0
             self._load_weights()
-            self._reference = self._copy_weights() if loss.reference_policy_kl_penalty > 0 else None
+            self._reference = (
+                ReferenceWeights(lambda: [*self._model.parameters()], cfg.reference_placement)
+                if loss.reference_policy_kl_penalty > 0
+                else None
+            )
             ddp_config = DistributedDataParallelConfig(
                 grad_reduce_in_fp32=True,
-                overlap_grad_reduce=coordinates.layout.dp > 1,
+                overlap_grad_reduce=coordinates.layout.dp * coordinates.layout.cp > 1,
                 use_distributed_optimizer=shards_optimizer(cfg),
             )
             self._ddp = DistributedDataParallel(config, ddp_config, self._model)
             self._optimizer = build_optimizer(cfg, self._ddp, self._dtype)
             config.no_sync_func = self._ddp.no_sync
+            if cfg.offload_optimizer_for_logprob:
+                self._offload_optimizer()
             self._pipeline = Pipeline(self._ddp, config, length_multiple(cfg))
 
     # Log-probs
@@ -107,7 +114,7 @@ class MegatronPolicy:
             raise RuntimeError(
                 "loss_fn.reference_policy_kl_penalty=0 keeps no reference policy; set it above 0"
             )
-        with self._weights_replaced(self._reference):
+        with self._reference.in_place():
             return self.logprobs(batch, schedule)
 
     # Training
@@ -116,8 +123,9 @@ class MegatronPolicy:
         """One optimizer update per global batch of the schedule; this replica's part of the metrics."""
         metrics = TrainMetrics(self.device, num_replicas=self.coordinates.layout.dp)
         with self._megatron():
-            for update in schedule.global_batches:
-                self._update(batch, schedule, update, metrics)
+            with self._optimizer_on_device():
+                for update in schedule.global_batches:
+                    self._update(batch, schedule, update, metrics)
             for tensor in metrics.tensors:
                 self._send_from_last_stage(tensor)
         return metrics.result()
@@ -137,6 +145,23 @@ class MegatronPolicy:
         _, grad_norm, _ = self._optimizer.step()
         metrics.add_update(grad_norm=grad_norm, learning_rate=rate)
 
+    @contextlib.contextmanager
+    def _optimizer_on_device(self) -> Iterator[None]:
+        """Where configured, optimizer state and gradients are on the device within, and nowhere else."""
+        if not self.cfg.offload_optimizer_for_logprob:
+            yield
+            return
+        self._optimizer.restore_from_cpu()
+        self._ddp.restore_grad_buffers()
+        try:
+            yield
+        finally:
+            self._offload_optimizer()
+
+    def _offload_optimizer(self) -> None:
+        self._optimizer.offload_to_cpu()
+        self._ddp.offload_grad_buffers()
+
     # Weights
 
     def weight_metadata(self) -> list[TensorSpec]:
@@ -144,24 +169,24 @@ class MegatronPolicy:
         dtype = str(self._dtype).removeprefix("torch.")
         specs = []
         for name, parameter in self._sent_parameters():
-            rule = rule_for(name, self._layer_offset)
-            shape = full_shape(rule, parameter.shape, self.coordinates.layout.tp)
-            parts = split(rule, torch.empty(shape, device="meta"), self._geometry)
-            specs += [
-                TensorSpec(hf_name, dtype, tuple(part.shape))
-                for hf_name, part in zip(rule.hf_names, parts, strict=True)
-            ]
+            for rule in rules_of_all_ranks(name, self._part):
+                shape = full_shape(rule, parameter.shape, self._part.tp_size)
+                parts = split(rule, torch.empty(shape, device="meta"), self._geometry)
+                specs += [
+                    TensorSpec(hf_name, dtype, tuple(part.shape))
+                    for hf_name, part in zip(rule.hf_names, parts, strict=True)
+                ]
         return specs
 
     def stage_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(Hugging Face name, full tensor) of this pipeline stage; collective over tensor-parallel ranks."""
-        parameters = self._sent_parameters()
-        return hf_tensors(parameters, self._geometry, layer_offset=self._layer_offset, gather=self._gather)
+        """(Hugging Face name, full tensor) of this pipeline stage; collective over the ranks that
+        have a part of it, complete on the sender."""
+        return hf_tensors(self._sent_parameters(), self._geometry, self._part, self._gather)
 
     def export_hf(self, path: Path) -> None:
-        """Write a checkpoint directory that transformers loads; every rank of the first replica calls it."""
+        """Write a checkpoint directory that transformers loads; every rank that gathers weights calls it."""
         tensors = self.stage_weights()
-        if self.coordinates.tp != 0:
+        if not is_weight_sender(self.coordinates):
             for _ in tensors:  # takes part in the gathering
                 pass
             return
@@ -182,13 +207,20 @@ class MegatronPolicy:
     def _is_tied_output(self, name: str) -> bool:
         return name == "output_layer.weight" and self._description.is_tied
 
-    def _gather(self, rule: Rule, part: Tensor) -> Tensor:
-        num_ranks = self.coordinates.layout.tp
-        if rule.cut is Cut.replicated or num_ranks == 1:
-            return part
-        parts = [torch.empty_like(part) for _ in range(num_ranks)]
-        dist.all_gather(parts, part.contiguous(), group=parallel_state.get_tensor_model_parallel_group())
-        return join(rule, parts)
+    def _gather(self, rule: Rule, part: Tensor) -> list[Tensor]:
+        """Every rank's part where this rank and the stage's sender share a group, else nothing."""
+        layout, place = self.coordinates.layout, self.coordinates.rank % self.coordinates.layout.stage_size
+        if rule.is_expert:
+            size, group = layout.ep, parallel_state.get_expert_model_parallel_group()
+        else:
+            size, group = layout.tp, parallel_state.get_tensor_model_parallel_group()
+        if place >= size:
+            return []
+        if size == 1 or (rule.cut is Cut.replicated and not rule.is_expert):
+            return [part] * size
+        parts = [torch.empty_like(part) for _ in range(size)]
+        dist.all_gather(parts, part.contiguous(), group=group)
+        return parts
 
     def _load_weights(self) -> None:
         # A tied output layer, present on a last stage that is not the first, holds the embedding.
@@ -196,33 +228,7 @@ class MegatronPolicy:
             ("embedding.word_embeddings.weight" if self._is_tied_output(name) else name, parameter)
             for name, parameter in self._model.named_parameters()
         )
-        load_weights(
-            parameters,
-            HFCheckpoint(self._source),
-            self._geometry,
-            layer_offset=self._layer_offset,
-            tp_rank=self.coordinates.tp,
-            tp_size=self.coordinates.layout.tp,
-        )
-
-    def _copy_weights(self) -> list[Tensor]:
-        """On the host, so that a frozen copy takes no device memory."""
-        return [parameter.detach().to("cpu", copy=True) for parameter in self._model.parameters()]
-
-    @contextlib.contextmanager
-    def _weights_replaced(self, weights: Sequence[Tensor]) -> Iterator[None]:
-        """Other values in the model's parameters for a while."""
-        current = self._copy_weights()
-        try:
-            self._assign(weights)
-            yield
-        finally:
-            self._assign(current)
-
-    @torch.no_grad()
-    def _assign(self, weights: Sequence[Tensor]) -> None:
-        for parameter, value in zip(self._model.parameters(), weights, strict=True):
-            parameter.copy_(value)
+        load_weights(parameters, HFCheckpoint(self._source), self._geometry, self._part)
 
     # Running
 
@@ -237,6 +243,19 @@ class MegatronPolicy:
             dist.broadcast(tensor, src=source, group=parallel_state.get_pipeline_model_parallel_group())
 
 
+def _model_part(coordinates: Coordinates, description: ModelDescription) -> ModelPart:
+    """Which part of the model is at these coordinates; every stage has equally many layers."""
+    layout, mixture = coordinates.layout, description.mixture
+    return ModelPart(
+        first_layer=coordinates.pp * (description.num_layers // layout.pp),
+        tp_rank=coordinates.tp,
+        tp_size=layout.tp,
+        ep_rank=coordinates.ep,
+        ep_size=layout.ep,
+        num_local_experts=0 if mixture is None else mixture.num_experts // layout.ep,
+    )
+
+
 def _initialise_parallel_state(coordinates: Coordinates) -> None:
     """Megatron-core's process groups, checked against the coordinates that the driver dispatches by."""
     layout = coordinates.layout
@@ -244,6 +263,8 @@ def _initialise_parallel_state(coordinates: Coordinates) -> None:
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
         context_parallel_size=layout.cp,
+        expert_model_parallel_size=layout.ep,
+        expert_tensor_parallel_size=1,
         create_gloo_process_groups=False,
     )
     tensor_parallel.model_parallel_cuda_manual_seed(0)
@@ -252,7 +273,8 @@ def _initialise_parallel_state(coordinates: Coordinates) -> None:
         parallel_state.get_context_parallel_rank(),
         parallel_state.get_data_parallel_rank(),
         parallel_state.get_pipeline_model_parallel_rank(),
+        parallel_state.get_expert_model_parallel_rank(),
     )
-    expected = (coordinates.tp, coordinates.cp, coordinates.dp, coordinates.pp)
+    expected = (coordinates.tp, coordinates.cp, coordinates.dp, coordinates.pp, coordinates.ep)
     if place != expected:
-        raise ValueError(f"rank {dist.get_rank()} is at (tp, cp, dp, pp)={place}, not at {expected}")
+        raise ValueError(f"rank {dist.get_rank()} is at (tp, cp, dp, pp, ep)={place}, not at {expected}")

@@ -1,7 +1,8 @@
-"""Weights between Hugging Face checkpoints and Megatron-core's GPT model, for Llama, Qwen2 and Qwen3.
+"""Weights between Hugging Face checkpoints and Megatron-core's GPT model: Llama, Qwen2, Qwen3, Qwen3-MoE.
 
 Three questions, answered by one table: which Hugging Face tensors make up a Megatron parameter, how
-they are merged, and how the merged tensor is cut over tensor-parallel ranks. Loading reads one tensor
+they are merged, and how the merged tensor is cut over tensor-parallel ranks. An expert of a mixture is
+never cut: each expert-parallel rank holds some experts whole. Loading reads one tensor
 at a time; nothing here holds a whole model.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")
 
 
 class Cut(Enum):
@@ -45,6 +47,7 @@ class Rule:
     hf_names: tuple[str, ...]
     cut: Cut = Cut.replicated
     merge: Merge = Merge.single
+    is_expert: bool = False
 
 
 _MODEL_RULES = {
@@ -65,10 +68,28 @@ _LAYER_RULES = {
         ("mlp.gate_proj.weight", "mlp.up_proj.weight"), Cut.gated_rows, Merge.stacked
     ),
     "mlp.linear_fc2.weight": Rule(("mlp.down_proj.weight",), Cut.columns),
+    "mlp.router.weight": Rule(("mlp.gate.weight",)),
     # Transformer Engine folds a norm into the linear layer after it.
     "self_attention.linear_qkv.layer_norm_weight": Rule(("input_layernorm.weight",)),
     "mlp.linear_fc1.layer_norm_weight": Rule(("post_attention_layernorm.weight",)),
 }
+# Of one expert, under mlp.experts.INDEX.
+_EXPERT_RULES = {
+    "linear_fc1.weight": Rule(("gate_proj.weight", "up_proj.weight"), merge=Merge.stacked, is_expert=True),
+    "linear_fc2.weight": Rule(("down_proj.weight",), is_expert=True),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPart:
+    """What one rank holds: a pipeline stage's layers, a share of each tensor, some of the experts."""
+
+    first_layer: int
+    tp_rank: int
+    tp_size: int
+    ep_rank: int
+    ep_size: int
+    num_local_experts: int  # 0: no mixture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,18 +136,32 @@ class HFCheckpoint:
             return file.get_tensor(name)
 
 
-def rule_for(name: str, layer_offset: int) -> Rule:
-    """The rule of a Megatron parameter with full Hugging Face names.
+def rule_for(name: str, part: ModelPart, ep_rank: int | None = None) -> Rule:
+    """The rule of a rank's Megatron parameter with full Hugging Face names.
 
-    ``name`` is local to a pipeline stage whose first layer is the model's layer ``layer_offset``.
-    Raises KeyError for a parameter that no supported model has.
+    ``ep_rank`` asks for the parameter of this name on another expert-parallel rank. Raises KeyError for
+    a parameter that no supported model has.
     """
     match = _LAYER.fullmatch(name)
     if match is None:
         return _MODEL_RULES[name]
-    rule = _LAYER_RULES[match[2]]
-    prefix = f"model.layers.{int(match[1]) + layer_offset}."
-    return Rule(tuple(prefix + hf_name for hf_name in rule.hf_names), rule.cut, rule.merge)
+    prefix, rest = f"model.layers.{int(match[1]) + part.first_layer}.", match[2]
+    expert = _EXPERT.fullmatch(rest)
+    if expert is None:
+        rule = _LAYER_RULES[rest]
+    else:
+        rule = _EXPERT_RULES[expert[2]]
+        first = (part.ep_rank if ep_rank is None else ep_rank) * part.num_local_experts
+        prefix += f"mlp.experts.{first + int(expert[1])}."
+    return replace(rule, hf_names=tuple(prefix + hf_name for hf_name in rule.hf_names))
+
+
+def rules_of_all_ranks(name: str, part: ModelPart) -> list[Rule]:
+    """The rules of what ``gather`` brings together: an expert of every expert rank, or one tensor."""
+    own = rule_for(name, part)
+    if not own.is_expert:
+        return [own]
+    return [rule_for(name, part, ep_rank) for ep_rank in range(part.ep_size)]
 
 
 def merge(rule: Rule, parts: Sequence[Tensor], geometry: Geometry) -> Tensor:
@@ -187,20 +222,17 @@ def load_weights(
     parameters: Iterator[tuple[str, torch.nn.Parameter]],
     checkpoint: HFCheckpoint,
     geometry: Geometry,
-    *,
-    layer_offset: int,
-    tp_rank: int,
-    tp_size: int,
+    part: ModelPart,
 ) -> None:
     """Fill one rank's parameters from a checkpoint, in the parameters' own dtype.
 
     Raises ValueError when a shape does not fit.
     """
     for name, parameter in parameters:
-        rule = rule_for(name, layer_offset)
+        rule = rule_for(name, part)
         names = rule.hf_names
         full = merge(rule, [checkpoint[hf_name] for hf_name in names], geometry)
-        local = cut(rule, full, tp_rank, tp_size)
+        local = cut(rule, full, part.tp_rank, part.tp_size)
         if local.shape != parameter.shape:
             raise ValueError(
                 f"{', '.join(names)} of {checkpoint.path} give {tuple(local.shape)} for {name}, "
@@ -212,15 +244,19 @@ def load_weights(
 def hf_tensors(
     parameters: Iterator[tuple[str, torch.nn.Parameter]],
     geometry: Geometry,
-    *,
-    layer_offset: int,
-    gather: Callable[[Rule, Tensor], Tensor],
+    part: ModelPart,
+    gather: Callable[[Rule, Tensor], Sequence[Tensor]],
 ) -> Iterator[tuple[str, Tensor]]:
     """(Hugging Face name, full tensor) of one stage's parameters, one parameter gathered at a time.
 
-    ``gather`` joins the tensor-parallel parts, so every rank of the tensor-parallel group iterates.
+    ``gather`` is collective: the parts of a tensor by tensor-parallel rank, of an expert's parameter by
+    expert-parallel rank; nothing where this rank is not asked for them.
     """
     for name, parameter in parameters:
-        rule = rule_for(name, layer_offset)
-        full = gather(rule, parameter.detach())
-        yield from zip(rule.hf_names, split(rule, full, geometry), strict=True)
+        rules = rules_of_all_ranks(name, part)
+        parts = gather(rules[0], parameter.detach())
+        if not parts:
+            continue
+        fulls = parts if rules[0].is_expert else [join(rules[0], parts)]
+        for rule, full in zip(rules, fulls, strict=True):
+            yield from zip(rule.hf_names, split(rule, full, geometry), strict=True)

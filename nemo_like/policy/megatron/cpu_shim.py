@@ -51,13 +51,20 @@ def _is_cuda(device: Any) -> bool:
 
 
 class _InlineStream:
-    """A stream on which everything has already happened."""
+    """A stream, or an event on it, on which everything has already happened."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
     def wait_stream(self, stream: Any) -> None: ...
 
     def wait_event(self, event: Any) -> None: ...
+
+    def record_event(self, *args: Any) -> _InlineStream:
+        return self
+
+    def wait(self, *args: Any) -> None: ...
+
+    def record(self, *args: Any) -> None: ...
 
     def synchronize(self) -> None: ...
 
@@ -80,6 +87,7 @@ def plain_torch() -> contextlib.AbstractContextManager[None]:
 def _install() -> None:
     """Give ``torch.cuda`` CPU counterparts of what Megatron-core calls unconditionally."""
     from megatron.core.tensor_parallel import random as megatron_random
+    from megatron.core.transformer.moe import token_dispatcher
 
     def get_state(*args: Any, **kwargs: Any) -> torch.Tensor:
         return torch.get_rng_state()
@@ -98,6 +106,8 @@ def _install() -> None:
         (torch.cuda, "current_stream"): lambda *args: _InlineStream(),
         (torch.cuda, "default_stream"): lambda *args: _InlineStream(),
         (torch.cuda, "stream"): lambda stream: contextlib.nullcontext(),
+        (torch.cuda, "Event"): _InlineStream,
+        (token_dispatcher, "maybe_move_tensor_to_cpu"): _on_host,
         (megatron_random, "_get_cuda_rng_state"): get_state,
         (megatron_random, "_set_cuda_rng_state"): set_state,
     }
@@ -109,3 +119,8 @@ def _install() -> None:
 def _is_not_rng_notice(record: logging.LogRecord) -> bool:
     """The tracked generator is the CPU's here, so Megatron-core's notice that it changed says nothing."""
     return "CPU RNG state changed" not in record.getMessage()
+
+
+def _on_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    """Megatron-core converts only what it moves from a GPU."""
+    return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor

@@ -1,4 +1,4 @@
-"""What a Hugging Face ``config.json`` says of a Llama, Qwen2 or Qwen3 model."""
+"""What a Hugging Face ``config.json`` says of a Llama, Qwen2, Qwen3 or Qwen3-MoE model."""
 
 from __future__ import annotations
 
@@ -9,10 +9,19 @@ from typing import Any
 
 from nemo_like.policy.megatron.convert import Geometry
 
-SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3")
+SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 
 # The one rope scaling that Megatron-core implements, that of Llama 3.1 (the factor is free).
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """The experts of every layer."""
+
+    num_experts: int
+    num_experts_per_token: int
+    normalises_chosen: bool  # the chosen experts' weights sum to 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +31,8 @@ class ModelDescription:
     model_type: str
     num_layers: int
     hidden_size: int
-    ffn_hidden_size: int
+    ffn_hidden_size: int  # of one expert in a mixture
+    mixture: Mixture | None
     num_attention_heads: int
     num_query_groups: int
     head_size: int
@@ -68,12 +78,14 @@ def describe_model(path: Path) -> ModelDescription:
         if config.get(key):
             raise ValueError(f"{file}: {key}=true is not supported; use a checkpoint without it")
     rope_theta, rope_scaling_factor = _rope(config, file)
+    mixture = _mixture(config, file) if model_type == "qwen3_moe" else None
     heads = config["num_attention_heads"]
     return ModelDescription(
         model_type=model_type,
         num_layers=config["num_hidden_layers"],
         hidden_size=config["hidden_size"],
-        ffn_hidden_size=config["intermediate_size"],
+        ffn_hidden_size=config["intermediate_size" if mixture is None else "moe_intermediate_size"],
+        mixture=mixture,
         num_attention_heads=heads,
         num_query_groups=config.get("num_key_value_heads") or heads,
         head_size=config.get("head_dim") or config["hidden_size"] // heads,
@@ -83,8 +95,18 @@ def describe_model(path: Path) -> ModelDescription:
         rope_scaling_factor=rope_scaling_factor,
         max_position_embeddings=config["max_position_embeddings"],
         has_qkv_bias=model_type == "qwen2",
-        has_qk_norm=model_type == "qwen3",
+        has_qk_norm=model_type in ("qwen3", "qwen3_moe"),
         is_tied=bool(config.get("tie_word_embeddings", False)),
+    )
+
+
+def _mixture(config: dict[str, Any], file: Path) -> Mixture:
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        raise ValueError(f"{file}: layers without experts are not supported; every layer must be a mixture")
+    return Mixture(
+        num_experts=config.get("num_local_experts") or config["num_experts"],  # transformers 5, or before
+        num_experts_per_token=config["num_experts_per_tok"],
+        normalises_chosen=bool(config["norm_topk_prob"]),
     )
 
 

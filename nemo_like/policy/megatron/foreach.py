@@ -14,6 +14,7 @@ import torch
 from megatron.core import optimizer as megatron_optimizer
 from megatron.core.optimizer import clip_grads, distrib_optimizer
 from megatron.core.optimizer import optimizer as mixed_precision
+from megatron.core.transformer.moe import moe_utils
 from torch import Tensor
 
 
@@ -77,6 +78,8 @@ class GroupStepAdamW(torch.optim.Optimizer):
 @functools.cache
 def use_torch_kernels() -> None:
     """Give Megatron-core these kernels where it found neither Transformer Engine nor Apex."""
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None  # read unconditionally by the router
     if not megatron_optimizer.USING_PYTORCH_OPTIMIZER:
         return
     megatron_optimizer.Adam = distrib_optimizer.Adam = GroupStepAdamW

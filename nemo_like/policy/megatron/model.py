@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.mappings import (
@@ -23,8 +24,8 @@ from nemo_like.algorithms.logprobs import LogprobSettings, TokenScores, Vocabula
 from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.config.schema import PolicyConfig, Precision
 from nemo_like.policy.batch import ModelInputs
-from nemo_like.policy.megatron.convert import Cut, rule_for
-from nemo_like.policy.megatron.description import ModelDescription
+from nemo_like.policy.megatron.convert import Cut, ModelPart, rule_for
+from nemo_like.policy.megatron.description import Mixture, ModelDescription
 from nemo_like.policy.megatron.modules import layer_spec, uses_transformer_engine
 
 DTYPES = {Precision.float32: torch.float32, Precision.bfloat16: torch.bfloat16}
@@ -59,6 +60,8 @@ def transformer_config(
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
         context_parallel_size=layout.cp,
+        **_mixture_options(description.mixture, layout),
+        **_recompute_options(cfg),
         sequence_parallel=cfg.megatron_cfg.sequence_parallel and layout.tp > 1,
         # Weights come from a checkpoint, so nothing is drawn at random.
         perform_initialization=False,
@@ -77,6 +80,28 @@ def transformer_config(
     )
 
 
+def _mixture_options(mixture: Mixture | None, layout: ParallelLayout) -> dict[str, Any]:
+    if mixture is None:
+        return {}
+    return {
+        "num_moe_experts": mixture.num_experts,
+        "moe_router_topk": mixture.num_experts_per_token,
+        # Softmax over the chosen experts alone makes their weights sum to 1.
+        "moe_router_pre_softmax": not mixture.normalises_chosen,
+        "moe_router_load_balancing_type": "none",
+        # The one dispatcher that allows micro-batches of different lengths.
+        "moe_token_dispatcher_type": "alltoall",
+        "expert_model_parallel_size": layout.ep,
+        "expert_tensor_parallel_size": 1,
+    }
+
+
+def _recompute_options(cfg: PolicyConfig) -> dict[str, Any]:
+    if not cfg.megatron_cfg.activation_checkpointing:
+        return {}
+    return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+
+
 class ScoringGPTModel(GPTModel):
     """GPT whose last stage gives the scores of chosen tokens; earlier stages, hidden states.
 
@@ -85,7 +110,11 @@ class ScoringGPTModel(GPTModel):
     """
 
     def __init__(
-        self, config: TransformerConfig, description: ModelDescription, settings: LogprobSettings
+        self,
+        config: TransformerConfig,
+        description: ModelDescription,
+        settings: LogprobSettings,
+        part: ModelPart,
     ) -> None:
         tp = config.tensor_model_parallel_size
         device = torch.device("cpu" if config.use_cpu_initialization else "cuda")
@@ -102,7 +131,7 @@ class ScoringGPTModel(GPTModel):
             rope_scaling=description.rope_scaling_factor is not None,
             rope_scaling_factor=description.rope_scaling_factor or 1.0,
         )
-        self._mark_cut_parameters()
+        self._mark_parameters(part)
         rows = description.padded_vocab_size(tp) // tp
         first = parallel_state.get_tensor_model_parallel_rank() * rows
         self.logprob_settings = settings
@@ -112,17 +141,22 @@ class ScoringGPTModel(GPTModel):
             group=parallel_state.get_tensor_model_parallel_group() if tp > 1 else None,
         )
 
-    def _mark_cut_parameters(self) -> None:
+    def _mark_parameters(self, part: ModelPart) -> None:
         """Megatron-core marks a parameter as a part of a larger one only when it draws its initial values.
 
         Without the mark it would take the parts on other ranks for copies and leave them out of the
-        gradient norm.
+        gradient norm. Experts get marks of our own, since Megatron-core's do not fit experts that are
+        whole: over expert-parallel ranks they are different parameters; without those they are copies of
+        which every tensor-parallel rank sees its part of the sequence, as of a norm.
         """
         for name, parameter in self.named_parameters():
-            cut = rule_for(name, layer_offset=0).cut
-            if cut is not Cut.replicated:
+            rule = rule_for(name, part)
+            if rule.is_expert:
+                parameter.tensor_model_parallel = part.ep_size > 1
+                parameter.sequence_parallel = part.ep_size == 1 and self.config.sequence_parallel
+            elif rule.cut is not Cut.replicated:
                 parameter.tensor_model_parallel = True
-                parameter.partition_dim = 1 if cut is Cut.columns else 0
+                parameter.partition_dim = 1 if rule.cut is Cut.columns else 0
                 parameter.partition_stride = 1
 
     def _postprocess(self, hidden_states: Tensor, *, labels: ModelInputs, **_: Any) -> Tensor | TokenScores:
@@ -142,4 +176,32 @@ class ScoringGPTModel(GPTModel):
         settings = self.logprob_settings
         if not self.training:
             settings = replace(settings, with_entropy=False)  # it is training that reports it
-        return linear_scores(scored, weight, labels.token_ids, self.vocabulary_shard, settings)
+        scores = linear_scores(scored, weight, labels.token_ids, self.vocabulary_shard, settings)
+        return scores if labels.context_index is None else _of_all_context_ranks(scores, labels)
+
+
+def _of_all_context_ranks(scores: TokenScores, inputs: ModelInputs) -> TokenScores:
+    """Scores of all M scored tokens of a micro-batch, from those that each rank scored."""
+    group, num_tokens = parallel_state.get_context_parallel_group(), len(inputs.packed_index)
+    parts = [scores.logprobs] if scores.entropy is None else [scores.logprobs, scores.entropy]
+    whole = _GatherScored.apply(torch.stack(parts), inputs.context_index, num_tokens, group)
+    return TokenScores(logprobs=whole[0], entropy=None if scores.entropy is None else whole[1])
+
+
+class _GatherScored(torch.autograd.Function):
+    """Every rank's values at their places. Each rank then computes the whole loss, so the gradient of its
+    own values is complete and needs no sum over ranks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, values: Tensor, places: Tensor, num_places: int, group: dist.ProcessGroup
+    ) -> Tensor:
+        ctx.save_for_backward(places)
+        everyone = values.new_zeros(len(values), num_places).index_copy_(1, places, values)
+        dist.all_reduce(everyone, group=group)
+        return everyone
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (places,) = ctx.saved_tensors
+        return grad[:, places], None, None, None

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import (
     HAVE_TE,
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
 )
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
@@ -24,7 +27,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn import functional
 
-from nemo_like.policy.batch import Packing
+from nemo_like.policy.batch import Packing, context_positions
 
 
 class TorchRMSNorm(torch.nn.Module):
@@ -43,7 +46,11 @@ class TorchRMSNorm(torch.nn.Module):
 
 
 class TorchCoreAttention(MegatronModule):
-    """Causal attention with grouped queries by scaled_dot_product_attention."""
+    """Causal attention with grouped queries by scaled_dot_product_attention.
+
+    Under context parallelism a rank has the keys and values of every rank and the queries of its own
+    tokens, two pieces of each sample.
+    """
 
     def __init__(
         self,
@@ -56,6 +63,7 @@ class TorchCoreAttention(MegatronModule):
     ) -> None:
         super().__init__(config=config)
         self.softmax_scale = softmax_scale
+        self._context = parallel_state.get_context_parallel_group()
 
     def forward(
         self,
@@ -69,27 +77,60 @@ class TorchCoreAttention(MegatronModule):
     ) -> Tensor:
         """query: [T, n, heads, d]; key, value: [T, n, groups, d]. Returns [T, n, heads x d].
 
-        Packed: without n, and each sample by itself. Returns [T, heads, d].
+        Packed: without n, and each sample by itself. Returns [T, heads, d]. T counts this rank's tokens.
         """
         if packed_seq_params is not None:
             return self._packed(query, key, value, packed_seq_params.lengths)
+        key, value = self._of_all_ranks(key), self._of_all_ranks(value)
         query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         context = self._attend(query, key, value)
         num_samples, num_heads, num_positions, head_size = context.shape
         return context.permute(2, 0, 1, 3).reshape(num_positions, num_samples, num_heads * head_size)
 
     def _packed(self, query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int]) -> Tensor:
+        num_ranks = self._context.size()
+        lengths = [length // num_ranks for length in lengths if length]
+        # [ranks, T, groups, d], cut into samples before the ranks' pieces of each are put together
+        key, value = (self._of_all_ranks(tensor).unflatten(0, (num_ranks, -1)) for tensor in (key, value))
         samples = zip(
-            *(tensor.transpose(0, 1).split(lengths, dim=1) for tensor in (query, key, value)), strict=True
+            query.split(lengths), key.split(lengths, dim=1), value.split(lengths, dim=1), strict=True
         )
-        contexts = [self._attend(*(tensor[None] for tensor in sample))[0] for sample in samples]
+        contexts = [
+            self._attend(
+                queries.transpose(0, 1)[None],
+                keys.flatten(0, 1).transpose(0, 1)[None],
+                values.flatten(0, 1).transpose(0, 1)[None],
+            )[0]
+            for queries, keys, values in samples
+        ]
         return torch.cat(contexts, dim=1).transpose(0, 1)
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """All [n, heads or groups, T, d]."""
-        return functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=self.softmax_scale, enable_gqa=True
+    def _of_all_ranks(self, tensor: Tensor) -> Tensor:
+        """[T of all context-parallel ranks, ...], by rank; the backward pass sums the ranks' gradients."""
+        if self._context.size() == 1:
+            return tensor
+        return gather_from_sequence_parallel_region(
+            tensor, tensor_parallel_output_grad=True, group=self._context
         )
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """query: [n, heads, T, d]; key, value: [n, groups, T of all ranks, d]."""
+        mask = None
+        if self._context.size() > 1:
+            mask = _causal_mask(query.shape[2], self._context).to(query.device)
+        return functional.scaled_dot_product_attention(
+            query, key, value, mask, is_causal=mask is None, scale=self.softmax_scale, enable_gqa=True
+        )
+
+
+def _causal_mask(num_tokens: int, context: dist.ProcessGroup) -> Tensor:
+    """[num_tokens, num_tokens x ranks] bool: what one rank's queries of a sample see, keys by rank."""
+    num_ranks = context.size()
+    keys = torch.cat(
+        [context_positions(num_tokens * num_ranks, rank, num_ranks) for rank in range(num_ranks)]
+    )
+    queries = context_positions(num_tokens * num_ranks, context.rank(), num_ranks)
+    return queries[:, None] >= keys
 
 
 @dataclass
@@ -120,8 +161,15 @@ def uses_transformer_engine(device: torch.device) -> bool:
 def layer_spec(config: TransformerConfig, device: torch.device) -> ModuleSpec | TransformerBlockSubmodules:
     """Transformer Engine's layers where they can run, else Megatron-core's with the modules above."""
     if uses_transformer_engine(device):
-        return get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
-    layer = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization=config.normalization)
+        return get_gpt_layer_with_transformer_engine_spec(
+            num_experts=config.num_moe_experts, moe_grouped_gemm=False, qk_layernorm=config.qk_layernorm
+        )
+    layer = get_gpt_layer_local_spec(
+        num_experts=config.num_moe_experts,
+        moe_grouped_gemm=False,
+        qk_layernorm=config.qk_layernorm,
+        normalization=config.normalization,
+    )
     layer.submodules.input_layernorm = TorchRMSNorm
     layer.submodules.pre_mlp_layernorm = TorchRMSNorm
     attention = layer.submodules.self_attention.submodules

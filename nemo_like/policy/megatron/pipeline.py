@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from nemo_like.algorithms.logprobs import TokenScores
 from nemo_like.data_plane.meta import MicroBatch, MicroBatchLayout, Schedule
-from nemo_like.policy.batch import ModelInputs, PolicyBatch
+from nemo_like.policy.batch import ContextRank, ModelInputs, PolicyBatch
 from nemo_like.policy.megatron.cpu_shim import plain_torch
 from nemo_like.policy.megatron.modules import packed_sequences
 from nemo_like.policy.objective import LossFunction
@@ -27,6 +29,11 @@ class Pipeline:
 
     def __init__(self, model: torch.nn.Module, config: TransformerConfig, length_multiple: int) -> None:
         self._model, self._config, self._length_multiple = model, config, length_multiple
+        self._context = ContextRank(
+            parallel_state.get_context_parallel_rank(), parallel_state.get_context_parallel_world_size()
+        )
+        # With several context ranks the rotary embedding asks for "cuda" in the forward pass.
+        self._forward_mode = plain_torch if self._context.size == 1 else contextlib.nullcontext
         config.finalize_model_grads_func = sum_gradients
 
     def forward(
@@ -60,8 +67,8 @@ class Pipeline:
         **options: Any,
     ) -> None:
         def step(specs_left: Any, model: torch.nn.Module) -> tuple[Tensor, Callable[..., Any]]:
-            with plain_torch():
-                inputs = batch.micro_batch(next(specs_left), schedule)
+            with self._forward_mode():
+                inputs = batch.micro_batch(next(specs_left), schedule, self._context)
                 output = model(
                     inputs.input_ids,
                     inputs.position_ids,

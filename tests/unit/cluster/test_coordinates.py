@@ -24,5 +24,17 @@ def test_a_rank_outside_the_world_is_refused() -> None:
 
 def test_coordinates_cannot_be_made_without_every_axis() -> None:
     layout = ParallelLayout(tp=1, cp=1, dp=1, pp=1)
-    with pytest.raises(TypeError, match="pp"):
-        Coordinates(layout=layout, rank=0, tp=0, cp=0, dp=0)
+    with pytest.raises(TypeError, match="ep"):
+        Coordinates(layout=layout, rank=0, tp=0, cp=0, dp=0, pp=0)
+
+
+def test_consecutive_ranks_of_a_stage_share_the_experts() -> None:
+    layout = ParallelLayout(tp=2, cp=1, dp=2, pp=2, ep=2)
+    assert [layout.coordinates(rank).ep for rank in range(8)] == [0, 1] * 4
+    wide = ParallelLayout(tp=1, cp=1, dp=3, pp=2, ep=3)
+    assert [wide.coordinates(rank).ep for rank in range(6)] == [0, 1, 2] * 2
+
+
+def test_experts_must_divide_over_the_ranks_of_a_stage() -> None:
+    with pytest.raises(ValueError, match="ep=4 must divide the tp x cp x dp = 6 ranks"):
+        ParallelLayout(tp=2, cp=1, dp=3, pp=2, ep=4)

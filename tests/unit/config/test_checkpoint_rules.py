@@ -51,7 +51,8 @@ def test_a_model_of_an_unsupported_type_names_the_supported_ones(demo: Demo, che
     write_checkpoint(checkpoint, model_type="gpt2")
     (problem,) = problems(demo())
     assert problem.endswith(
-        "is a model of type 'gpt2'; supported are llama, qwen2, qwen3; policy.backend=fsdp trains others too"
+        "is a model of type 'gpt2'; supported are llama, qwen2, qwen3, qwen3_moe; "
+        "policy.backend=fsdp trains others too"
     )
 
 
@@ -95,6 +96,40 @@ def test_pipeline_parallel_must_divide_the_layers(demo: Demo) -> None:
         problem
         == "policy.megatron_cfg.pipeline_model_parallel_size=3 must divide the model's 2 layers; try 2"
     )
+
+
+EXPERTS = {
+    "model_type": "qwen3_moe",
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 33,
+}
+
+
+def test_experts_must_divide_over_the_ranks_of_a_stage(demo: Demo, checkpoint: Path) -> None:
+    write_checkpoint(checkpoint, **EXPERTS)
+    key = "policy.megatron_cfg.expert_model_parallel_size"
+    assert not problems(demo(f"{key}=2"))
+    assert problems(demo(f"{key}=4")) == [
+        f"{key}=4 must divide the model's 6 experts; try 3 or 6",
+        f"{key}=4 must divide the TP x CP x DP = 2 ranks of a pipeline stage; try 2",
+    ]
+
+
+def test_a_dense_model_has_no_experts_to_spread(demo: Demo) -> None:
+    (problem,) = problems(demo("policy.megatron_cfg.expert_model_parallel_size=2"))
+    assert problem == (
+        "policy.megatron_cfg.expert_model_parallel_size=2 needs a mixture of experts, and this model is of "
+        "type 'qwen3'; set it to 1"
+    )
+
+
+def test_experts_with_tensor_parallelism_need_sequence_parallelism(demo: Demo, checkpoint: Path) -> None:
+    write_checkpoint(checkpoint, **EXPERTS)
+    tensor_parallel = "policy.megatron_cfg.tensor_model_parallel_size=2"
+    (problem,) = problems(demo(tensor_parallel))
+    assert problem.startswith("policy.megatron_cfg.sequence_parallel=false must be true for a mixture")
+    assert not problems(demo(tensor_parallel, "policy.megatron_cfg.sequence_parallel=true"))
 
 
 def test_an_engine_may_have_more_ranks_than_key_value_heads_but_a_multiple_of_them(
@@ -150,6 +185,20 @@ def test_parameters_of_known_models_add_up(tmp_path: Path) -> None:
         tie_word_embeddings=False,
     )
     assert read_model_info(str(llama), PolicyBackend.megatron).num_parameters == 8_030_261_248
+
+
+def test_parameters_of_a_mixture_count_every_expert_and_the_router(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "moe", **EXPERTS, num_hidden_layers=1)
+    attention = 16384 + 16384 + 16384 + 64
+    assert read_model_info(str(path), PolicyBackend.megatron).num_parameters == (
+        8192 + attention + 6 * (3 * 128 * 33 + 128) + 256 + 128
+    )
+
+
+def test_a_mixture_with_layers_without_experts_is_refused(demo: Demo, checkpoint: Path) -> None:
+    write_checkpoint(checkpoint, **EXPERTS, decoder_sparse_step=2)
+    (problem,) = problems(demo())
+    assert "has layers without experts" in problem
 
 
 def test_reading_a_checkpoint_without_config_raises(tmp_path: Path) -> None:

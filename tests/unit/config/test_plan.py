@@ -51,6 +51,13 @@ def test_workers_are_tp_times_pp_times_dp_and_engines_take_one_cpu_per_rank(demo
     assert ray_gpus(cfg) == 0
 
 
+def test_context_parallel_ranks_are_workers_and_expert_parallel_ones_are_not(demo: Demo) -> None:
+    axes = "policy.megatron_cfg"
+    cfg = demo(f"{axes}.context_parallel_size=2", f"{axes}.expert_model_parallel_size=4")
+    assert roles(cfg)[Role.policy_worker].count == 4
+    assert "policy TP1 x CP2 x PP1 x DP2, experts over 4" in format_plan(plan(cfg))
+
+
 def test_on_gpus_workers_and_engine_ranks_take_one_each(demo: Demo) -> None:
     cfg = demo("policy.device=cuda", "generation.num_engines=3", "generation.vllm_cfg.tensor_parallel_size=2")
     assert ray_gpus(cfg) == 3 * 2 + 2

@@ -43,3 +43,28 @@ def test_a_token_budget_must_hold_the_longest_sample_after_rounding(demo: Demo) 
     )
     (problem,) = problems(cfg)
     assert "32 tokens, rounded up to a multiple of 20; try 40 or more" in problem
+
+
+def test_lengths_must_divide_into_what_sequence_and_context_parallelism_make_of_them(demo: Demo) -> None:
+    axes = "policy.megatron_cfg"
+    cfg = demo(
+        f"{axes}.tensor_model_parallel_size=2",
+        f"{axes}.sequence_parallel=true",
+        f"{axes}.context_parallel_size=2",
+        "policy.max_total_sequence_length=60",
+    )
+    (problem,) = problems(cfg)
+    assert problem == (
+        "policy.max_total_sequence_length=60 must be a multiple of 8, into which sequence and context "
+        "parallelism cut it; try 56 or 64"
+    )
+
+
+def test_the_optimizer_can_leave_the_device_only_where_it_has_weights_of_its_own(demo: Demo) -> None:
+    offload = "policy.offload_optimizer_for_logprob=true"
+    (problem,) = problems(demo(offload))
+    assert problem.startswith(f"{offload} needs policy.device=cuda")
+    (problem,) = [
+        text for text in problems(demo(offload, "policy.device=cuda")) if text.startswith("policy.offload")
+    ]
+    assert "policy.precision=bfloat16" in problem

@@ -130,7 +130,7 @@ def test_sequence_parallel_needs_tensor_parallel_and_padded_lengths(demo: Demo) 
     validate(demo(*both))
     (problem,) = problems(demo(*both, "policy.max_total_sequence_length=33"))
     assert problem.endswith(
-        "must be a multiple of tensor_model_parallel_size=2 with sequence_parallel=true; try 32 or 34"
+        "must be a multiple of 2, into which sequence and context parallelism cut it; try 32 or 34"
     )
 
 

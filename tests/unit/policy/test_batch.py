@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from nemo_like.data_plane.meta import MicroBatch, MicroBatchLayout, Schedule
-from nemo_like.policy.batch import PolicyBatch
+from nemo_like.policy.batch import ContextRank, PolicyBatch, context_positions
 
 CPU = torch.device("cpu")
 PADDED = Schedule(())
@@ -110,3 +110,41 @@ def test_packed_samples_start_at_multiples_and_what_is_left_of_the_row_is_a_samp
 def test_samples_that_do_not_fit_their_row_are_refused(schedule: Schedule) -> None:
     with pytest.raises(ValueError, match="tokens"):
         two_samples().micro_batch(MicroBatch(rows=(0, 1), padded_length=3), schedule)
+
+
+def test_a_context_rank_has_one_piece_from_the_front_and_one_from_the_back() -> None:
+    assert context_positions(8, 0, 2).tolist() == [0, 1, 6, 7]
+    assert context_positions(8, 1, 2).tolist() == [2, 3, 4, 5]
+    assert context_positions(5, 0, 1).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_context_ranks_score_the_tokens_whose_prediction_they_hold() -> None:
+    spec = MicroBatch(rows=(1, 0), padded_length=4)
+    # Scored are positions 1 and 3 of row 0, 2 and 3 of row 1, from the outputs at 0, 2 and 1, 2.
+    first = two_samples().micro_batch(spec, PADDED, ContextRank(0, 2))
+    assert first.input_ids.tolist() == [[20, 23], [10, 13]]
+    assert first.position_ids.tolist() == [[0, 3], [0, 3]]
+    assert first.context_index is not None
+    assert (first.token_ids.tolist(), first.context_index.tolist()) == ([21], [0])
+    assert first.output_index.tolist() == [0]
+    second = two_samples().micro_batch(spec, PADDED, ContextRank(1, 2))
+    assert second.input_ids.tolist() == [[21, 22], [11, 12]]
+    assert second.context_index is not None
+    assert (second.token_ids.tolist(), second.context_index.tolist()) == ([23, 12, 13], [1, 2, 3])
+    # [T, B]: position 2 is this rank's second, so 1 * 2 + 0; then positions 1 and 2 of row 1
+    assert second.output_index.tolist() == [2, 1, 3]
+    assert first.packed_index.tolist() == second.packed_index.tolist() == [5, 7, 2, 3]
+
+
+def test_packed_samples_are_cut_over_context_ranks_one_by_one() -> None:
+    schedule = Schedule((), MicroBatchLayout.packed, length_multiple=4)
+    spec = MicroBatch(rows=(1, 0), padded_length=8)
+    first = two_samples().micro_batch(spec, schedule, ContextRank(0, 2))
+    assert first.input_ids.tolist() == [[20, 23, 10, 13]]
+    assert first.position_ids.tolist() == [[0, 3, 0, 3]]
+    assert first.packing is not None
+    assert first.packing.cu_seqlens.tolist() == [0, 4, 8]  # of whole samples
+    assert (first.token_ids.tolist(), first.output_index.tolist()) == ([21], [0])
+    second = two_samples().micro_batch(spec, schedule, ContextRank(1, 2))
+    assert second.input_ids.tolist() == [[21, 22, 11, 12]]
+    assert (second.token_ids.tolist(), second.output_index.tolist()) == ([23, 12, 13], [1, 2, 3])

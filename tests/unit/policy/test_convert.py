@@ -15,12 +15,14 @@ from torch import Tensor
 from nemo_like.policy.megatron.convert import (
     Geometry,
     HFCheckpoint,
+    ModelPart,
     cut,
     full_shape,
     join,
     load_weights,
     merge,
     rule_for,
+    rules_of_all_ranks,
     split,
 )
 
@@ -43,6 +45,17 @@ SHAPES = {
 }
 
 
+def part(first_layer: int = 0, ep_rank: int = 0, ep_size: int = 1) -> ModelPart:
+    return ModelPart(
+        first_layer=first_layer,
+        tp_rank=0,
+        tp_size=1,
+        ep_rank=ep_rank,
+        ep_size=ep_size,
+        num_local_experts=8 // ep_size,
+    )
+
+
 def numbered(shapes: list[tuple[int, ...]]) -> list[Tensor]:
     """Tensors whose every value is different."""
     tensors, start = [], 0
@@ -56,7 +69,7 @@ def numbered(shapes: list[tuple[int, ...]]) -> list[Tensor]:
 @pytest.mark.parametrize("name", SHAPES)
 @given(num_ranks=st.sampled_from([1, 2]))
 def test_merging_cutting_joining_and_splitting_give_the_tensors_back(name: str, num_ranks: int) -> None:
-    rule, parts = rule_for(name, layer_offset=0), numbered(SHAPES[name])
+    rule, parts = rule_for(name, part()), numbered(SHAPES[name])
     full = merge(rule, parts, GEOMETRY)
     local = [cut(rule, full, rank, num_ranks) for rank in range(num_ranks)]
     assert full_shape(rule, local[0].shape, num_ranks) == tuple(full.shape)
@@ -65,7 +78,7 @@ def test_merging_cutting_joining_and_splitting_give_the_tensors_back(name: str, 
 
 
 def test_queries_keys_and_values_lie_together_by_group() -> None:
-    rule = rule_for("decoder.layers.0.self_attention.linear_qkv.bias", 0)
+    rule = rule_for("decoder.layers.0.self_attention.linear_qkv.bias", part())
     queries, keys, values = torch.arange(12.0), torch.arange(100.0, 106), torch.arange(200.0, 206)
     merged = merge(rule, [queries, keys, values], GEOMETRY).tolist()
     # Group 0: heads 0 and 1, its key, its value; then group 1.
@@ -74,7 +87,7 @@ def test_queries_keys_and_values_lie_together_by_group() -> None:
 
 
 def test_every_rank_holds_its_part_of_the_gate_above_its_part_of_the_up_projection() -> None:
-    rule = rule_for("decoder.layers.0.mlp.linear_fc1.weight", 0)
+    rule = rule_for("decoder.layers.0.mlp.linear_fc1.weight", part())
     gate, up = torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0], [4.0]])
     full = merge(rule, [gate, up], GEOMETRY)
     assert cut(rule, full, 0, 2).tolist() == [[1.0], [3.0]]
@@ -82,13 +95,37 @@ def test_every_rank_holds_its_part_of_the_gate_above_its_part_of_the_up_projecti
 
 
 def test_layers_are_named_by_their_place_in_the_whole_model() -> None:
-    rule = rule_for("decoder.layers.1.mlp.linear_fc2.weight", layer_offset=6)
+    rule = rule_for("decoder.layers.1.mlp.linear_fc2.weight", part(first_layer=6))
     assert rule.hf_names == ("model.layers.7.mlp.down_proj.weight",)
 
 
 def test_a_parameter_of_no_supported_model_is_an_error() -> None:
-    with pytest.raises(KeyError, match="router"):
-        rule_for("decoder.layers.0.mlp.router.weight", 0)
+    with pytest.raises(KeyError, match="shared_experts"):
+        rule_for("decoder.layers.0.mlp.shared_experts.linear_fc1.weight", part())
+
+
+def test_an_expert_is_named_by_its_place_among_the_experts_of_all_ranks() -> None:
+    rule = rule_for("decoder.layers.1.mlp.experts.local_experts.3.linear_fc1.weight", part(6, 1, 2))
+    assert rule.hf_names == (
+        "model.layers.7.mlp.experts.7.gate_proj.weight",
+        "model.layers.7.mlp.experts.7.up_proj.weight",
+    )
+
+
+def test_all_ranks_give_their_experts_and_one_gives_what_they_share() -> None:
+    expert = "decoder.layers.0.mlp.experts.local_experts.1.linear_fc2.weight"
+    names = [rule.hf_names for rule in rules_of_all_ranks(expert, part(ep_rank=1, ep_size=4))]
+    assert names == [(f"model.layers.0.mlp.experts.{index}.down_proj.weight",) for index in (1, 3, 5, 7)]
+    (router,) = rules_of_all_ranks("decoder.layers.0.mlp.router.weight", part(ep_rank=1, ep_size=4))
+    assert router.hf_names == ("model.layers.0.mlp.gate.weight",)
+
+
+def test_an_expert_is_whole_on_its_rank() -> None:
+    rule = rule_for("decoder.layers.0.mlp.experts.local_experts.0.linear_fc1.weight", part())
+    gate, up = torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0], [4.0]])
+    full = merge(rule, [gate, up], GEOMETRY)
+    assert cut(rule, full, 1, 2).tolist() == [[1.0], [2.0], [3.0], [4.0]]
+    assert [half.tolist() for half in split(rule, full, GEOMETRY)] == [gate.tolist(), up.tolist()]
 
 
 def test_tensors_are_found_in_every_file_of_a_checkpoint(tmp_path: Path) -> None:
@@ -115,7 +152,5 @@ def test_weights_that_do_not_fit_the_configuration_are_refused_by_name(tmp_path:
             iter([("decoder.final_layernorm.weight", parameter)]),
             HFCheckpoint(tmp_path),
             GEOMETRY,
-            layer_offset=0,
-            tp_rank=0,
-            tp_size=1,
+            part(),
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nemo_like.policy.megatron.description import describe_model
+from nemo_like.policy.megatron.description import Mixture, describe_model
 
 QWEN3 = {
     "model_type": "qwen3",
@@ -48,6 +48,19 @@ def test_qwen2_has_attention_biases_and_heads_that_share_the_hidden_size(tmp_pat
 
 def test_without_key_value_heads_every_head_has_its_own(tmp_path: Path) -> None:
     assert describe_model(checkpoint(tmp_path, num_key_value_heads=None)).num_query_groups == 4
+
+
+@pytest.mark.parametrize("key", ["num_experts", "num_local_experts"])
+def test_a_mixture_has_the_size_of_one_expert(tmp_path: Path, key: str) -> None:
+    sizes = {"moe_intermediate_size": 24, key: 8, "num_experts_per_tok": 2, "norm_topk_prob": True}
+    model = describe_model(checkpoint(tmp_path, model_type="qwen3_moe", **sizes))
+    assert model.mixture == Mixture(num_experts=8, num_experts_per_token=2, normalises_chosen=True)
+    assert (model.ffn_hidden_size, model.has_qk_norm) == (24, True)
+
+
+def test_a_mixture_with_layers_that_have_no_experts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="layers without experts"):
+        describe_model(checkpoint(tmp_path, model_type="qwen3_moe", mlp_only_layers=[0]))
 
 
 def test_the_embedding_is_padded_to_a_multiple_of_the_ranks(tmp_path: Path) -> None:

@@ -1,0 +1,58 @@
+"""The weights of the reference policy, kept on the host and put into the model while it scores."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from nemo_like.config.schema import ReferencePlacement
+
+
+class ReferenceWeights:
+    """A copy of what ``parameters()`` gives now; the device never holds a second model."""
+
+    def __init__(self, parameters: Callable[[], Sequence[Tensor]], placement: ReferencePlacement) -> None:
+        self._parameters, self._placement = parameters, placement
+        self._held = _copies_on_host(parameters())
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The parameters have the reference's values within, and their own again afterwards."""
+        parameters = self._parameters()
+        if self._placement is ReferencePlacement.host_copy:
+            own = _copies_on_host(parameters)
+            try:
+                _assign(parameters, self._held)
+                yield
+            finally:
+                _assign(parameters, own)
+            return
+        num_swapped = 0
+        try:
+            for parameter, held in zip(parameters, self._held, strict=True):
+                _swap(parameter, held)
+                num_swapped += 1
+            yield
+        finally:
+            for parameter, held in zip(parameters[:num_swapped], self._held, strict=False):
+                _swap(parameter, held)
+
+
+def _copies_on_host(parameters: Sequence[Tensor]) -> list[Tensor]:
+    return [parameter.detach().to("cpu", copy=True) for parameter in parameters]
+
+
+@torch.no_grad()
+def _assign(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)
+
+
+@torch.no_grad()
+def _swap(parameter: Tensor, held: Tensor) -> None:
+    own = parameter.detach().to("cpu", copy=True)
+    parameter.copy_(held)
+    held.copy_(own)

@@ -1,0 +1,201 @@
+"""What one Megatron-core worker holds and does, whatever the numbers: memory, precision, reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from megatron.core import parallel_state
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM
+
+from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.config.schema import LRDecayStyle, PolicyConfig, Precision
+from nemo_like.data_plane.meta import Chunk, KVBatchMeta, Schedule
+from nemo_like.data_plane.sharding import shard_for_training
+from nemo_like.policy.batch import PolicyBatch
+from nemo_like.policy.layout import parallel_layout, train_strategy
+from nemo_like.policy.megatron.backend import MegatronPolicy
+from tests.functional.policy_fixtures import (
+    MicroBatching,
+    WorldPool,
+    loss_config,
+    make_checkpoint,
+    policy_config,
+    random_batch,
+)
+
+NUM_SAMPLES = 16
+VOCAB_SIZE = 4096
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorldPool]:
+    with WorldPool() as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("models") / "qwen3")
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the elements of the largest tensor that any operation made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(tensor, Tensor):
+                self.num_elements = max(self.num_elements, tensor.numel())
+        return result
+
+
+def schedule_of(cfg: PolicyConfig, batch: dict[str, Any]) -> Schedule:
+    """All samples in one update."""
+    lengths = tuple(batch["lengths"])
+    meta = KVBatchMeta(
+        partition="step",
+        chunks=(Chunk("all", lengths),),
+        rows=tuple((0, row) for row in range(len(lengths))),
+        columns=frozenset(),
+        tags={name: tuple(values) for name, values in batch["tags"].items()},
+    )
+    (shard,) = shard_for_training(
+        meta, num_shards=1, global_batch_size=len(lengths), strategy=train_strategy(cfg)
+    )
+    assert shard.schedule is not None
+    return shard.schedule
+
+
+def policy_batch(batch: dict[str, Any], **columns: Tensor) -> PolicyBatch:
+    values = {name: batch["tags"][name] for name in ("advantage", "sample_mask")}
+    return PolicyBatch({**batch["columns"], **columns}, batch["lengths"], values, torch.device("cpu"))
+
+
+def largest_tensor_of_a_step(
+    coordinates: Coordinates, cfg: PolicyConfig, max_chunk_bytes: int
+) -> tuple[int, int]:
+    """Elements of the largest tensor while a policy scores and trains, and of all logits."""
+    policy = MegatronPolicy(cfg, loss_config(entropy_coef=0.01), coordinates, 1.0)
+    settings = policy._model.logprob_settings
+    policy._model.logprob_settings = replace(settings, max_chunk_bytes=max_chunk_bytes)
+    batch = random_batch(4 * NUM_SAMPLES)
+    schedule = schedule_of(cfg, batch)
+    with LargestTensor() as largest:
+        prev = policy.logprobs(policy_batch(batch), schedule)
+        policy.train(policy_batch(batch, prev_logprobs=prev), schedule)
+    parallel_state.destroy_model_parallel()
+    return largest.num_elements, sum(batch["tags"]["num_response_tokens"]) * VOCAB_SIZE
+
+
+def test_logits_of_all_tokens_never_exist_at_once(pool: WorldPool, tmp_path: Path) -> None:
+    cfg = policy_config(
+        make_checkpoint(tmp_path / "model", vocab_size=VOCAB_SIZE), micro_batching=MicroBatching.packed
+    )
+    # One micro-batch with every sample, so that only the chunks keep the logits small.
+    cfg.sequence_packing.train_mb_tokens = cfg.sequence_packing.logprob_mb_tokens = 2048
+    chunk = 16 * VOCAB_SIZE
+    ((largest, logits),) = pool.run(largest_tensor_of_a_step, parallel_layout(cfg), cfg, 4 * chunk)
+    # The buffer of all gradients is larger than a chunk.
+    assert chunk < largest < 0.15 * logits
+
+
+def host_copies(coordinates: Coordinates, cfg: PolicyConfig, kl_penalty: float) -> tuple[bool, str]:
+    """Whether a policy holds reference weights, and what it says when asked for their log-probs."""
+    policy = MegatronPolicy(cfg, loss_config(kl_penalty=kl_penalty), coordinates, 1.0)
+    batch = random_batch(NUM_SAMPLES)
+    try:
+        policy.reference_logprobs(policy_batch(batch), schedule_of(cfg, batch))
+        said = ""
+    except RuntimeError as error:
+        said = str(error)
+    parallel_state.destroy_model_parallel()
+    return policy._reference is not None, said
+
+
+def test_without_a_kl_term_there_is_no_second_model(pool: WorldPool, model: Path) -> None:
+    cfg = policy_config(model)
+    ((holds, said),) = pool.run(host_copies, parallel_layout(cfg), cfg, 0.0)
+    assert not holds
+    assert "reference_policy_kl_penalty=0 keeps no reference policy" in said
+    assert pool.run(host_copies, parallel_layout(cfg), cfg, 0.1) == [(True, "")]
+
+
+def train_for(coordinates: Coordinates, cfg: PolicyConfig, num_updates: int, export: str) -> Tensor:
+    """Log-probs before any update; the weights after all of them are exported."""
+    policy = MegatronPolicy(cfg, loss_config(), coordinates, 1.0)
+    batch = random_batch(NUM_SAMPLES)
+    schedule = schedule_of(cfg, batch)
+    prev = policy.logprobs(policy_batch(batch), schedule)
+    for _ in range(num_updates):
+        policy.train(policy_batch(batch, prev_logprobs=prev), schedule)
+    policy.export_hf(Path(export))
+    parallel_state.destroy_model_parallel()
+    return prev
+
+
+def test_bfloat16_trains_on_float32_master_weights(pool: WorldPool, model: Path, tmp_path: Path) -> None:
+    """Each update is smaller than half the spacing of bfloat16 at most weights, so it would be lost."""
+    cfg = policy_config(model, micro_batching=MicroBatching.packed)
+    cfg.optimizer.lr, num_updates = 1e-4, 12
+    cfg.scheduler.warmup_updates, cfg.scheduler.decay_style = 0, LRDecayStyle.constant
+    logprobs, moved = [], []
+    start = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).state_dict()
+    for precision in Precision:
+        cfg.precision = precision
+        export = tmp_path / precision.value
+        (prev,) = pool.run(train_for, parallel_layout(cfg), cfg, num_updates, str(export))
+        logprobs.append(prev)
+        end = AutoModelForCausalLM.from_pretrained(export, dtype=torch.float32).state_dict()
+        name = "model.layers.0.mlp.down_proj.weight"
+        is_large = start[name].abs() > 0.0625  # spacing 2**-11 there, five times an update
+        moved.append((end[name] - start[name])[is_large].abs().mean())
+    torch.testing.assert_close(logprobs[1], logprobs[0], rtol=0, atol=0.2)
+    assert moved[0] > 5e-4
+    assert moved[1] == pytest.approx(float(moved[0]), rel=0.3)
+
+
+def gradient_bytes_between_phases(
+    coordinates: Coordinates, cfg: PolicyConfig, num_updates: int, export: str
+) -> list[int]:
+    """Bytes of the gradient buffers after construction and after training; exports the weights."""
+    policy = MegatronPolicy(cfg, loss_config(), coordinates, 1.0)
+    batch = random_batch(NUM_SAMPLES)
+    schedule = schedule_of(cfg, batch)
+
+    def num_bytes() -> int:
+        return sum(buffer.grad_data.untyped_storage().size() for buffer in policy._ddp.buffers)
+
+    seen = [num_bytes()]
+    prev = policy.logprobs(policy_batch(batch), schedule)
+    for _ in range(num_updates):
+        policy.train(policy_batch(batch, prev_logprobs=prev), schedule)
+    seen.append(num_bytes())
+    policy.export_hf(Path(export))
+    parallel_state.destroy_model_parallel()
+    return seen
+
+
+def test_gradients_that_leave_the_device_between_phases_change_no_weight(
+    pool: WorldPool, model: Path, tmp_path: Path
+) -> None:
+    exported = []
+    for offloads in (False, True):
+        cfg = policy_config(model)
+        cfg.offload_optimizer_for_logprob = offloads
+        export = tmp_path / f"offloads-{offloads}"
+        (num_bytes,) = pool.run(gradient_bytes_between_phases, parallel_layout(cfg), cfg, 2, str(export))
+        assert [size == 0 for size in num_bytes] == [offloads, offloads]
+        exported.append(AutoModelForCausalLM.from_pretrained(export, dtype=torch.float32).state_dict())
+    for name, weight in exported[0].items():
+        torch.testing.assert_close(weight, exported[1][name], rtol=0, atol=0)

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nemo_like.config.schema import ReferencePlacement
+from nemo_like.policy.reference import ReferenceWeights
+
+
+def parameters() -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(torch.tensor([1.0, 2.0])), torch.nn.Parameter(torch.tensor([3.0]))]
+
+
+def values(tensors: list[torch.nn.Parameter]) -> list[list[float]]:
+    return [tensor.tolist() for tensor in tensors]
+
+
+@pytest.mark.parametrize("placement", ReferencePlacement)
+def test_the_reference_is_what_the_weights_were_and_leaves_them_as_they_are(
+    placement: ReferencePlacement,
+) -> None:
+    model = parameters()
+    reference = ReferenceWeights(lambda: model, placement)
+    for round_number in (10.0, 20.0):
+        with torch.no_grad():
+            model[0].fill_(round_number)
+        with reference.in_place():
+            assert values(model) == [[1.0, 2.0], [3.0]]
+        assert values(model) == [[round_number, round_number], [3.0]]
+
+
+@pytest.mark.parametrize("placement", ReferencePlacement)
+def test_the_policys_weights_come_back_when_scoring_fails(placement: ReferencePlacement) -> None:
+    model = parameters()
+    reference = ReferenceWeights(lambda: model, placement)
+    with torch.no_grad():
+        model[1].fill_(7.0)
+    with pytest.raises(RuntimeError, match="out of memory"), reference.in_place():
+        raise RuntimeError("out of memory")
+    assert values(model) == [[1.0, 2.0], [7.0]]
+    with reference.in_place():
+        assert values(model) == [[1.0, 2.0], [3.0]]
+
+
+def test_a_swapped_reference_holds_one_model_on_the_host() -> None:
+    model = parameters()
+    reference = ReferenceWeights(lambda: model, ReferencePlacement.swap_in_place)
+    with torch.no_grad():
+        model[0].fill_(5.0)
+    with reference.in_place():
+        assert [held.tolist() for held in reference._held] == [[5.0, 5.0], [3.0]]
+
+
+@pytest.mark.parametrize("placement", ReferencePlacement)
+def test_weights_keep_their_storage(placement: ReferencePlacement) -> None:
+    """Optimizers and communication buffers point at it."""
+    model = parameters()
+    places = [parameter.data_ptr() for parameter in model]
+    with ReferenceWeights(lambda: model, placement).in_place():
+        assert [parameter.data_ptr() for parameter in model] == places
+    assert [parameter.data_ptr() for parameter in model] == places
