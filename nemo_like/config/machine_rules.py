@@ -12,10 +12,17 @@ from enum import Enum
 from pathlib import Path
 from urllib.parse import urlparse
 
+from nemo_like.config.data_plane_rules import data_plane_machine_problems
 from nemo_like.config.errors import ConfigError, Problem
 from nemo_like.config.model_info import read_model_info
 from nemo_like.config.plan import Role, ray_cpus, ray_gpus, roles, weight_bytes
-from nemo_like.config.schema import Config, DatasetConfig, DatasetKind, Device, WandbMode
+from nemo_like.config.schema import (
+    Config,
+    DatasetConfig,
+    DatasetKind,
+    Device,
+    WandbMode,
+)
 
 # Logs, metrics, the learning curve and W&B files of one run.
 _RUN_DIRECTORY_BYTES = 100_000_000
@@ -34,6 +41,7 @@ def machine_problems(cfg: Config, machine: Machine = Machine.this) -> Iterator[P
     yield from _processors(cfg)
     if machine is Machine.this:
         yield from _present_gpus(cfg)
+        yield from data_plane_machine_problems(cfg)
         yield from _log_directory(cfg)
     yield from _dataset("data.train", cfg.data.train)
     yield from _dataset("data.validation", cfg.data.validation)

@@ -69,7 +69,15 @@ class ImportanceSamplingType(Enum):
 class StorageBackend(Enum):
     """What holds the bytes behind the data plane."""
 
-    simple = "simple"  # TransferQueue storage units over ZMQ
+    simple = "simple"  # TransferQueue's own storage units, over ZMQ
+    mooncake_cpu = "mooncake_cpu"  # Mooncake segments in host memory, over TCP or RDMA
+
+
+class MooncakeProtocol(Enum):
+    """How Mooncake moves bytes."""
+
+    tcp = "tcp"
+    rdma = "rdma"
 
 
 class DatasetKind(Enum):
@@ -384,10 +392,23 @@ class ClusterConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class MooncakeConfig:
+    """Read with data_plane.backend=mooncake_cpu only."""
+
+    protocol: MooncakeProtocol
+    rdma_devices: str | None  # rdma: names with commas between them; null: all that this node has
+    segment_gib: float  # memory of one storage unit; all of them together are the capacity
+    buffer_mib: int  # what every process that connects sets aside for transfers
+    master_port: int | None  # of mooncake_master; null: a free one
+
+
+@dataclass(kw_only=True, slots=True)
 class DataPlaneConfig:
-    storage_backend: StorageBackend
+    backend: StorageBackend
     num_storage_units: int
+    capacity_gib: float | None  # a put that would store more raises; null: no limit but the backend's own
     timeout_s: float  # deadline for one put, fetch or clear
+    mooncake_cfg: MooncakeConfig
 
 
 @dataclass(kw_only=True, slots=True)

@@ -12,6 +12,7 @@ from functools import reduce
 
 from nemo_like.config.backend_rules import backend_problems
 from nemo_like.config.checkpoint_rules import checkpoint_problems
+from nemo_like.config.data_plane_rules import data_plane_problems
 from nemo_like.config.errors import ConfigError, Problem
 from nemo_like.config.loss_rules import loss_problems
 from nemo_like.config.machine_rules import Machine, machine_problems
@@ -44,6 +45,8 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
     problems += rollout_problems(cfg)
     problems += loss_problems(cfg)
     problems += backend_problems(cfg)
+    if not any(key.startswith("data_plane.") for key in broken):
+        problems += data_plane_problems(cfg)
     problems += checkpoint_problems(cfg)
     problems += machine_problems(cfg, machine)
     if problems:
@@ -153,6 +156,12 @@ _RANGES = (
     _Range(key="cluster.start_timeout_s", above=0),
     _Range(key="cluster.stage_timeout_s", above=0),
     _count("data_plane.num_storage_units"),
+    _Range(key="data_plane.capacity_gib", above=0, remedy="null is no limit"),
+    _Range(key="data_plane.mooncake_cfg.segment_gib", above=0),
+    _count("data_plane.mooncake_cfg.buffer_mib"),
+    _Range(
+        key="data_plane.mooncake_cfg.master_port", at_least=1, at_most=65535, remedy="null is a free port"
+    ),
     _Range(key="data_plane.timeout_s", above=0),
 )
 

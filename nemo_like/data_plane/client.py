@@ -14,6 +14,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -43,6 +44,12 @@ class Catalog(Protocol):
 
     def describe(self, name: str, timeout_s: float) -> PartitionInfo: ...
 
+    def reserve(self, info: PartitionInfo, sizes: Mapping[str, int], timeout_s: float) -> None:
+        """Room for keys (key -> bytes) that are about to be saved; raises CapacityExceeded."""
+
+    def release(self, info: PartitionInfo, keys: Sequence[str], timeout_s: float) -> None:
+        """Give reserved room back."""
+
     def commit(self, info: PartitionInfo, commit: Commit, timeout_s: float) -> None: ...
 
     def locate(self, info: PartitionInfo, wants: Sequence[Want], timeout_s: float) -> list[Segment]:
@@ -58,13 +65,13 @@ class SegmentStore(Protocol):
     def save(
         self, info: PartitionInfo, keys: Sequence[str], values: Stored, timeout_s: float
     ) -> Sequence[Any]:
-        """One address per key, which ``load`` gets back."""
+        """One address per key, which ``load`` gets back. Stores all or nothing."""
 
     def load(
         self, info: PartitionInfo, segments: Sequence[Segment], columns: Sequence[str], timeout_s: float
     ) -> Stored: ...
 
-    def discard(self, info: PartitionInfo, keys: Sequence[str], timeout_s: float) -> None: ...
+    def discard(self, info: PartitionInfo, segments: Sequence[Segment], timeout_s: float) -> None: ...
 
 
 class PackedDataPlane:
@@ -172,17 +179,24 @@ class PackedDataPlane:
         }
         saved = self._cut(info, meta, wired)
         keys = [segment.key for segment, _ in saved]
-        addresses = self._store.save(
-            info, keys, {name: [values[name] for _, values in saved] for name in wired}, deadline.remaining()
-        )
-        stored = tuple(
-            segment._replace(address=address) for (segment, _), address in zip(saved, addresses, strict=True)
-        )
-        commit = Commit(self._writer, stored, new_chunks)
+        if info.has_capacity_limit:
+            sizes = [sum(array.nbytes for array in values.values()) for _, values in saved]
+            self._catalog.reserve(info, dict(zip(keys, sizes, strict=True)), deadline.remaining())
+        stored: tuple[Segment, ...] = ()
         try:
-            self._catalog.commit(info, commit, deadline.remaining())
+            by_column = {name: [values[name] for _, values in saved] for name in wired}
+            addresses = self._store.save(info, keys, by_column, deadline.remaining())
+            stored = tuple(
+                segment._replace(address=address)
+                for (segment, _), address in zip(saved, addresses, strict=True)
+            )
+            self._catalog.commit(info, Commit(self._writer, stored, new_chunks), deadline.remaining())
         except DataPlaneError:
-            self._store.discard(info, keys, self._timeout_s)
+            # A storage that is gone can't be cleaned, and that is not the error to report.
+            with suppress(DataPlaneError):
+                self._store.discard(info, stored, deadline.remaining())
+                if info.has_capacity_limit:
+                    self._catalog.release(info, keys, deadline.remaining())
             raise
         return saved
 

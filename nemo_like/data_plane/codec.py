@@ -143,7 +143,9 @@ def _torch_bytes(tensor: Any) -> np.ndarray:
     """The bytes of a torch tensor of any dtype, [nbytes] uint8."""
     import torch
 
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    flat = tensor.detach().cpu().contiguous().flatten()
+    # A tensor of nothing may have a stride of 0, of which there is no view.
+    return flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
 
 
 def _encode_tensors(tensors: Any, name: str) -> list[np.ndarray]:

@@ -46,6 +46,10 @@ class CorruptData(DataPlaneError):
     """The storage returned something else than what was written."""
 
 
+class CapacityExceeded(DataPlaneError):
+    """The storage holds as much as it may; nothing of the write was kept."""
+
+
 class StorageFailed(DataPlaneError):
     """A process behind the data plane is gone or refused."""
 

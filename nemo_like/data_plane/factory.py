@@ -20,6 +20,11 @@ TRANSFER_QUEUE_ENVIRONMENT = {
     "TQ_SIMPLE_STORAGE_MAX_ATTEMPTS": "1",
     "TQ_NUM_THREADS": "1",
     "TQ_LOGGING_LEVEL": "ERROR",
+    # Mooncake's, which TransferQueue imports.
+    "MC_LOG_LEVEL": "ERROR",
+    "MC_STORE_CLIENT_METRIC": "0",
+    # Each takes several seconds, and a master that is gone does not come back.
+    "MC_STORE_CLIENT_SETUP_RETRIES": "3",
 }
 
 
@@ -39,12 +44,7 @@ def host_actor(
     return ActorSpec(
         name="data_plane",
         target="nemo_like.data_plane.host:DataPlaneHost",
-        kwargs={
-            "run_id": run_id,
-            "num_storage_units": cfg.num_storage_units,
-            "timeout_s": cfg.timeout_s,
-            "start_timeout_s": start_timeout_s,
-        },
+        kwargs={"cfg": cfg, "run_id": run_id, "start_timeout_s": start_timeout_s},
         num_cpus=0.0,
         env=TRANSFER_QUEUE_ENVIRONMENT,
         concurrency=Concurrency.asyncio,

@@ -7,12 +7,14 @@ partitions come from the driver as actor calls.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import ray
 
+from nemo_like.config.schema import DataPlaneConfig
+from nemo_like.data_plane.capacity import Capacity
 from nemo_like.data_plane.columns import Column
 from nemo_like.data_plane.errors import DeadlineExceeded, StorageFailed
 from nemo_like.data_plane.registry import Registry
@@ -24,14 +26,13 @@ from nemo_like.data_plane.transfer_queue import Connection, Session, Storage
 class DataPlaneHost:
     """One asyncio actor per run."""
 
-    def __init__(
-        self, *, run_id: str, num_storage_units: int, timeout_s: float, start_timeout_s: float
-    ) -> None:
+    def __init__(self, *, cfg: DataPlaneConfig, run_id: str, start_timeout_s: float) -> None:
         """``run_id`` must differ between the runs of one Ray cluster."""
-        self._timeout_s = timeout_s
+        self._timeout_s = cfg.timeout_s
         self._start_timeout_s = start_timeout_s
-        self._storage = Storage(num_storage_units)
-        self._registry = Registry(run_id)
+        self._storage = Storage(cfg)
+        limit_bytes = None if cfg.capacity_gib is None else int(cfg.capacity_gib * 2**30)
+        self._registry = Registry(run_id, Capacity(limit_bytes))
         self._changed = asyncio.Condition()
         self._failed: asyncio.Future[str] = asyncio.Future()
         self._starting: asyncio.Task[Connection] | None = None
@@ -64,9 +65,18 @@ class DataPlaneHost:
         await self._notify()
         if storage_id is not None and self._session is not None:
             await self._finish(self._session.drop_partition(storage_id), f"closing partition {name!r}")
+            self._registry.capacity.release_partition(storage_id)
 
     async def describe(self, name: str) -> PartitionInfo:
         return self._registry.describe(name)
+
+    async def reserve(self, name: str, storage_id: str, sizes: Mapping[str, int]) -> None:
+        """Room for keys that are about to be stored. Raises CapacityExceeded."""
+        self._registry.reserve(name, storage_id, sizes)
+
+    async def release(self, storage_id: str, keys: Sequence[str]) -> None:
+        """Give reserved room back."""
+        self._registry.capacity.release(storage_id, keys)
 
     async def commit(self, name: str, storage_id: str, commit: Commit) -> None:
         self._registry.commit(name, storage_id, commit)
@@ -95,6 +105,7 @@ class DataPlaneHost:
             await self._finish(
                 self._session.drop(storage_id, freed), f"clearing samples of partition {name!r}"
             )
+            self._registry.capacity.release(storage_id, [segment.key for segment in freed])
 
     async def shutdown(self) -> None:
         """End the storage; everything in it is gone."""
@@ -116,6 +127,8 @@ class DataPlaneHost:
         self._watch = asyncio.create_task(self._watch_storage())
         calls: dict[str, Handler] = {
             "describe": self.describe,
+            "reserve": self.reserve,
+            "release": self.release,
             "commit": self.commit,
             "locate": self.locate,
             "clear": self.clear,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from nemo_like.data_plane.capacity import Capacity
 from nemo_like.data_plane.client import PackedDataPlane, Stored
 from nemo_like.data_plane.columns import Column
 from nemo_like.data_plane.errors import CorruptData
@@ -19,8 +20,8 @@ from nemo_like.data_plane.segments import Commit, PartitionInfo, Rows, Segment, 
 class InMemoryStorage:
     """What the clients of one process share: a registry and the values."""
 
-    def __init__(self) -> None:
-        self._registry = Registry("in-memory")
+    def __init__(self, capacity_bytes: int | None = None) -> None:
+        self._registry = Registry("in-memory", Capacity(capacity_bytes))
         self._changed = threading.Condition()
         self._values: dict[
             tuple[str, str], dict[str, np.ndarray]
@@ -41,11 +42,21 @@ class InMemoryStorage:
         with self._changed:
             storage_id = self._registry.close(name)
             self._values = {key: value for key, value in self._values.items() if key[0] != storage_id}
+            if storage_id is not None:
+                self._registry.capacity.release_partition(storage_id)
             self._changed.notify_all()
 
     def describe(self, name: str, timeout_s: float) -> PartitionInfo:
         with self._changed:
             return self._registry.describe(name)
+
+    def reserve(self, info: PartitionInfo, sizes: Mapping[str, int], timeout_s: float) -> None:
+        with self._changed:
+            self._registry.reserve(info.name, info.storage_id, sizes)
+
+    def release(self, info: PartitionInfo, keys: Sequence[str], timeout_s: float) -> None:
+        with self._changed:
+            self._registry.capacity.release(info.storage_id, keys)
 
     def commit(self, info: PartitionInfo, commit: Commit, timeout_s: float) -> None:
         with self._changed:
@@ -62,8 +73,10 @@ class InMemoryStorage:
 
     def clear(self, info: PartitionInfo, rows: Rows, timeout_s: float) -> None:
         with self._changed:
-            for key in self._registry.clear(info.name, info.storage_id, rows):
-                del self._values[info.storage_id, key]
+            freed = self._registry.clear(info.name, info.storage_id, rows)
+            for segment in freed:
+                del self._values[info.storage_id, segment.key]
+            self._registry.capacity.release(info.storage_id, [segment.key for segment in freed])
 
     def save(
         self, info: PartitionInfo, keys: Sequence[str], values: Stored, timeout_s: float
@@ -85,10 +98,10 @@ class InMemoryStorage:
                 raise CorruptData(f"partition {info.name!r}: segments {absent} are registered but not stored")
             return {name: [self._values[info.storage_id, key][name] for key in keys] for name in columns}
 
-    def discard(self, info: PartitionInfo, keys: Sequence[str], timeout_s: float) -> None:
+    def discard(self, info: PartitionInfo, segments: Sequence[Segment], timeout_s: float) -> None:
         with self._changed:
-            for key in keys:
-                self._values.pop((info.storage_id, key), None)
+            for segment in segments:
+                self._values.pop((info.storage_id, segment.key), None)
 
 
 class InMemoryDataPlane(PackedDataPlane):

@@ -6,9 +6,10 @@ actor, or a lock). Values never pass through it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from nemo_like.data_plane.capacity import Capacity
 from nemo_like.data_plane.columns import Column
 from nemo_like.data_plane.errors import (
     DuplicateWrite,
@@ -52,7 +53,8 @@ class _Partition:
 class Registry:
     """Partitions of one run."""
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, capacity: Capacity) -> None:
+        self.capacity = capacity
         self._run_id = run_id
         self._open: dict[str, _Partition] = {}
         self._num_opened = 0
@@ -84,7 +86,14 @@ class Registry:
             )
         partition = self._open[name]
         open_ids = frozenset(one.storage_id for one in self._open.values())
-        return PartitionInfo(name, partition.storage_id, partition.columns, open_ids)
+        return PartitionInfo(
+            name, partition.storage_id, partition.columns, open_ids, self.capacity.is_limited
+        )
+
+    def reserve(self, name: str, storage_id: str, sizes: Mapping[str, int]) -> None:
+        """Room for keys that are about to be stored. Raises UnknownPartition or CapacityExceeded."""
+        self._get(name, storage_id)
+        self.capacity.reserve(name, storage_id, sizes)
 
     def commit(self, name: str, storage_id: str, commit: Commit) -> None:
         """Make stored segments readable, all or none.
@@ -144,11 +153,11 @@ class Registry:
         )
         return MissingData(f"partition {name!r}: not written within {waited_s:g} s: {text}")
 
-    def clear(self, name: str, storage_id: str, rows: Rows) -> list[str]:
-        """Drop rows; the keys of the segments that no live row needs any more. Raises UnknownSamples."""
+    def clear(self, name: str, storage_id: str, rows: Rows) -> list[Segment]:
+        """Drop rows; the segments that no live row needs any more. Raises UnknownSamples."""
         partition = self._get(name, storage_id)
         states = [(self._chunk(partition, chunk, of_chunk), of_chunk) for chunk, of_chunk in rows]
-        freed: list[str] = []
+        freed: list[Segment] = []
         for state, of_chunk in states:
             for row in range(state.num_rows) if of_chunk is None else of_chunk:
                 state.dropped.add(row)
@@ -157,9 +166,9 @@ class Registry:
                     stored = partition.segments[str(key)]
                     stored.live_rows -= 1
                     if stored.live_rows == 0:
-                        freed.append(stored.segment.key)
-        for key in freed:
-            del partition.segments[key]
+                        freed.append(stored.segment)
+        for segment in freed:
+            del partition.segments[segment.key]
         return freed
 
     def _get(self, name: str, storage_id: str) -> _Partition:

@@ -40,6 +40,7 @@ class PartitionInfo(NamedTuple):
     storage_id: str  # the partition's name in storage, unique per opening
     columns: dict[str, Column]
     open_ids: frozenset[str]  # storage ids of every open partition
+    has_capacity_limit: bool  # then a write reserves its bytes first
 
 
 class Want(NamedTuple):

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
+import ray
 
 from tests.functional.runs import ROOT
 
@@ -15,3 +17,11 @@ def arithmetic_model() -> str:
     command = [sys.executable, "scripts/prepare_arithmetic.py", "--output", path, "--seed", "1"]
     subprocess.run(command, cwd=ROOT, check=True, timeout=300, stdout=subprocess.DEVNULL)
     return path
+
+
+@pytest.fixture(scope="module")
+def private_ray() -> Iterator[None]:
+    """Ray in this process, with as many logical CPUs as a few data planes ask for."""
+    ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()

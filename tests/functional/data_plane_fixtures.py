@@ -4,30 +4,60 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import psutil
+import pytest
 import ray
 
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, start_actor
-from nemo_like.config.schema import DataPlaneConfig, StorageBackend
+from nemo_like.config.data_plane_rules import missing_mooncake_libraries
+from nemo_like.config.schema import DataPlaneConfig, MooncakeConfig, MooncakeProtocol, StorageBackend
 from nemo_like.data_plane.columns import Column
 from nemo_like.data_plane.factory import DataPlaneSpec, connect, host_actor
 from nemo_like.data_plane.interface import DataPlane
 from nemo_like.data_plane.meta import KVBatchMeta
 
 START_TIMEOUT_S = 90.0
+MOONCAKE_UNIT_BYTES = 64 << 20
+
+needs_mooncake = pytest.mark.skipif(
+    bool(missing_mooncake_libraries()),
+    reason=f"Mooncake needs system packages: {', '.join(missing_mooncake_libraries().values())}",
+)
+mooncake = pytest.param(StorageBackend.mooncake_cpu, marks=needs_mooncake, id="mooncake_cpu")
+simple = pytest.param(StorageBackend.simple, id="simple")
+
+
+def data_plane_config(
+    backend: StorageBackend, *, timeout_s: float, num_units: int = 1, capacity_bytes: int | None = None
+) -> DataPlaneConfig:
+    """Small enough for a test; every Mooncake unit has 64 MiB."""
+    return DataPlaneConfig(
+        backend=backend,
+        num_storage_units=num_units,
+        capacity_gib=None if capacity_bytes is None else capacity_bytes / 2**30,
+        timeout_s=timeout_s,
+        mooncake_cfg=MooncakeConfig(
+            protocol=MooncakeProtocol.tcp,
+            rdma_devices=None,
+            segment_gib=MOONCAKE_UNIT_BYTES / 2**30,
+            buffer_mib=16,
+            master_port=None,
+        ),
+    )
 
 
 class TransferQueuePlanes:
     """One run: its host, two clients in this process (each with a cache of its own), control."""
 
-    def __init__(self, run_id: str, *, timeout_s: float, num_units: int = 1) -> None:
-        self.timeout_s = timeout_s
-        cfg = DataPlaneConfig(
-            storage_backend=StorageBackend.simple, num_storage_units=num_units, timeout_s=timeout_s
-        )
+    def __init__(self, run_id: str, cfg: DataPlaneConfig) -> None:
+        self.timeout_s = timeout_s = cfg.timeout_s
+        self.capacity_bytes = int((cfg.capacity_gib or 0) * 2**30)
         spec = host_actor(cfg, run_id=run_id, start_timeout_s=START_TIMEOUT_S)
         # Runs of one driver share its names.
         self.host: ActorHandle = start_actor(replace(spec, name=f"data_plane-{run_id}"))
@@ -64,7 +94,8 @@ class TransferQueuePlanes:
     def stop(self) -> None:
         for client in self._clients:
             client.close()
-        self.call("shutdown")
+        with contextlib.suppress(ray.exceptions.RayActorError):  # a test may have killed it
+            self.call("shutdown")
         self.host.kill()
 
     def _connected(self, number: int) -> DataPlane:
@@ -73,11 +104,36 @@ class TransferQueuePlanes:
         return self._clients[number]
 
 
-class RemoteReader:
+@contextmanager
+def started(run_id: str, cfg: DataPlaneConfig) -> Iterator[TransferQueuePlanes]:
+    """A run that is up, and is stopped at the end however it fared."""
+    planes = TransferQueuePlanes(run_id, cfg)
+    try:
+        planes.start()
+        yield planes
+    finally:
+        planes.stop()
+
+
+@contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    """A process that takes what it is sent and does nothing with it, until the block is left."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+class RemoteClient:
     """A client in a process of its own; the target of an actor."""
 
     def __init__(self, spec: DataPlaneSpec) -> None:
         self._plane = connect(spec)
+
+    def put(self, partition: str, columns: dict[str, np.ndarray], lengths: Sequence[int]) -> KVBatchMeta:
+        return self._plane.put(partition, columns, lengths=lengths, chunk_sizes=[len(lengths)], tags={})
 
     def fetch(self, meta: KVBatchMeta, columns: Sequence[str]) -> dict[str, object]:
         return dict(self._plane.fetch(meta, columns))
@@ -89,16 +145,21 @@ class RemoteReader:
         return os.getpid()
 
 
-def remote_reader(spec: DataPlaneSpec) -> ActorHandle:
-    target = "tests.functional.data_plane_fixtures:RemoteReader"
-    return start_actor(ActorSpec("reader", target, kwargs={"spec": spec}))
+def remote_client(spec: DataPlaneSpec) -> ActorHandle:
+    target = "tests.functional.data_plane_fixtures:RemoteClient"
+    return start_actor(ActorSpec("remote client", target, kwargs={"spec": spec}))
 
 
-def ray_processes(name: str) -> set[int]:
-    """Pids of this Ray's actors of a class, by what Ray writes into their command line."""
+CONTROLLER, SIMPLE_UNIT = "ray::TransferQueueController", "ray::SimpleStorageUnit"
+MOONCAKE_UNIT, MOONCAKE_MASTER = "ray::MooncakeStorageUnit", "/mooncake_master"
+STORAGE_UNIT = {StorageBackend.simple: SIMPLE_UNIT, StorageBackend.mooncake_cpu: MOONCAKE_UNIT}
+
+
+def storage_processes(*names: str) -> set[int]:
+    """Pids below this process whose command line has one of the names."""
     found = set()
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):  # it may end while we look
-            if any(f"ray::{name}" in part for part in process.cmdline()):
+            if any(name in part for part in process.cmdline() for name in names):
                 found.add(process.pid)
     return found

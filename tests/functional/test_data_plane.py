@@ -1,22 +1,18 @@
-"""The data plane over a real TransferQueue: the contract, silent failures made loud, deaths."""
+"""The data plane over a real TransferQueue: the contract on each backend, silent failures made loud."""
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import ray
 
 from nemo_like.cluster.cluster import Cluster
+from nemo_like.config.schema import StorageBackend
 from nemo_like.data_plane.client import SEGMENT_BYTES
 from nemo_like.data_plane.columns import ROLLOUT_COLUMNS
 from nemo_like.data_plane.errors import (
     CorruptData,
-    DataPlaneError,
     MissingData,
     StorageFailed,
     UnknownColumn,
@@ -25,28 +21,27 @@ from nemo_like.data_plane.errors import (
 )
 from nemo_like.data_plane.handle import PartitionControl
 from nemo_like.data_plane.meta import Chunk, KVBatchMeta
-from tests.functional.data_plane_fixtures import TransferQueuePlanes, ray_processes, remote_reader
+from nemo_like.data_plane.segments import Segment, Want
+from tests.functional.data_plane_fixtures import (
+    TransferQueuePlanes,
+    data_plane_config,
+    mooncake,
+    remote_client,
+    simple,
+)
 from tests.unit.data_plane.contract import (
-    LENGTHS,
     DataPlaneContract,
     ids,
-    in_thread,
     opened,
     put,
     rows_of,
 )
 
 
-@pytest.fixture(scope="module")
-def private_ray() -> Iterator[None]:
-    ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def planes(private_ray: None) -> Iterator[TransferQueuePlanes]:
-    planes = TransferQueuePlanes("run-a", timeout_s=4.0, num_units=2)
+@pytest.fixture(scope="module", params=[simple, mooncake])
+def planes(private_ray: None, request: pytest.FixtureRequest) -> Iterator[TransferQueuePlanes]:
+    cfg = data_plane_config(request.param, timeout_s=6.0, num_units=2, capacity_bytes=12 << 20)
+    planes = TransferQueuePlanes(f"run-a-{request.param.value}", cfg)
     planes.start()
     yield planes
     planes.stop()
@@ -74,14 +69,9 @@ class TestSilentFailuresAreLoud:
         partition = opened(planes)
         meta = put(planes.client(), partition)
         session = planes.client()._session
-        (storage_id,) = [
-            name
-            for name in session.start(session._client.async_get_partition_list()).result(10)
-            if f"/{partition}/" in name
-        ]
-        keys = list(session.start(session._client.async_kv_list(storage_id)).result(10)[storage_id])
-        session.start(session.drop(storage_id, keys)).result(10)
-        with pytest.raises(StorageFailed, match=rf"partition '{partition}': get failed: .*not found"):
+        storage_id = described(planes, partition)[1]
+        session.start(session.drop(storage_id, located(planes, partition, meta))).result(10)
+        with pytest.raises(StorageFailed, match=rf"partition '{partition}': get failed: "):
             planes.other_client().fetch(meta, ["input_ids"])
 
     def test_a_get_with_a_column_that_is_unknown_or_there_for_some_rows_only(
@@ -100,13 +90,12 @@ class TestSilentFailuresAreLoud:
         partition = opened(planes)
         meta = put(planes.client(), partition)
         session = planes.client()._session
-        (segment,) = session.start(
-            session.ask("locate", *described(planes, partition), whole(meta), 1.0)
-        ).result(10)
+        (segment,) = located(planes, partition, meta)
         storage_id = described(planes, partition)[1]
         for wrong in (np.zeros(15, np.float64), np.zeros(14, np.int32)):
             session.start(session.save(storage_id, [segment.key], {"input_ids": [wrong]})).result(10)
-            with pytest.raises(CorruptData, match=f"column 'input_ids', segment '{segment.key}'"):
+            # Mooncake already refuses to read an object that is larger than it was.
+            with pytest.raises((CorruptData, StorageFailed), match=f"partition '{partition}'"):
                 planes.other_client().fetch(meta, ["input_ids"])
 
     def test_duplicate_keys(self, planes: TransferQueuePlanes) -> None:
@@ -116,7 +105,7 @@ class TestSilentFailuresAreLoud:
 
     def test_a_worker_that_disconnects_takes_nothing_down(self, planes: TransferQueuePlanes) -> None:
         meta = put(planes.client(), opened(planes))
-        reader = remote_reader(planes.spec)
+        reader = remote_client(planes.spec)
         got = reader.submit("fetch", meta, ["input_ids"]).result(60)["input_ids"]
         np.testing.assert_array_equal(got, ids())
         reader.submit("disconnect").result(10)
@@ -125,7 +114,8 @@ class TestSilentFailuresAreLoud:
         np.testing.assert_array_equal(planes.other_client().fetch(again, ["input_ids"])["input_ids"], ids())
 
     def test_more_processes_than_cpus(self, private_ray: None) -> None:
-        crowded = TransferQueuePlanes("run-crowded", timeout_s=5.0, num_units=40)
+        cfg = data_plane_config(StorageBackend.simple, timeout_s=5.0, num_units=40)
+        crowded = TransferQueuePlanes("run-crowded", cfg)
         with pytest.raises(
             StorageFailed, match=r"num_storage_units=40 units need 41 CPUs; the cluster has 16"
         ):
@@ -139,10 +129,11 @@ def described(planes: TransferQueuePlanes, partition: str) -> tuple[str, str]:
     return info.name, info.storage_id
 
 
-def whole(meta: KVBatchMeta) -> list[tuple[tuple[str, ...], tuple[tuple[str, None], ...]]]:
-    from nemo_like.data_plane.segments import Want
-
-    return [Want(("input_ids",), tuple((chunk.key, None) for chunk in meta.chunks))]
+def located(planes: TransferQueuePlanes, partition: str, meta: KVBatchMeta) -> list[Segment]:
+    """The segments that hold the batch's input_ids."""
+    session = planes.client()._session
+    wants = [Want(("input_ids",), tuple((chunk.key, None) for chunk in meta.chunks))]
+    return session.start(session.ask("locate", *described(planes, partition), wants, 1.0)).result(10)
 
 
 class TestSeveralKeysAndUnits:
@@ -179,55 +170,3 @@ def test_the_drivers_partitions_are_dropped_on_exit_also_when_the_block_raised(
         raise KeyError("a stage")
     with control.partition("train-9"):
         assert planes.num_stored_keys() == before
-
-
-def test_two_runs_on_one_ray_do_not_see_each_other(planes: TransferQueuePlanes) -> None:
-    """Same partition name, each with a TransferQueue of its own; the death of one leaves the other."""
-    units = ray_processes("SimpleStorageUnit")
-    other = TransferQueuePlanes("run-b", timeout_s=20.0)
-    other.start()
-    mine, theirs = planes.client(), other.client()
-    planes.open("train-1", ROLLOUT_COLUMNS)
-    other.open("train-1", ROLLOUT_COLUMNS)
-    my_meta = put(mine, "train-1")
-    their_meta = put(theirs, "train-1", lengths=(1, 1, 1, 1, 1, 1))
-    assert other.num_stored_keys() == 1
-    (unit,) = ray_processes("SimpleStorageUnit") - units
-    result, waiting = in_thread(lambda: theirs.fetch(their_meta, ["response_mask"]))
-    killed = time.monotonic()
-    os.kill(unit, signal.SIGKILL)
-    waiting.join(15)
-    assert isinstance(result[0], StorageFailed)
-    assert "storage unit 0 died" in str(result[0])
-    for action in (
-        lambda: put(theirs, "train-1"),
-        lambda: other.other_client().fetch(their_meta, ["input_ids"]),
-        lambda: theirs.clear(their_meta),
-    ):
-        with pytest.raises(StorageFailed, match="storage unit 0 died"):
-            action()
-    with pytest.raises(DataPlaneError, match="storage unit 0 died"):
-        other.close("train-1")
-    assert time.monotonic() - killed < 15
-    np.testing.assert_array_equal(planes.other_client().fetch(my_meta, ["input_ids"])["input_ids"], ids())
-    planes.close("train-1")
-    other.stop()
-
-
-def test_the_death_of_the_controller_or_the_host_is_named(planes: TransferQueuePlanes) -> None:
-    controllers = ray_processes("TransferQueueController")
-    other = TransferQueuePlanes("run-c", timeout_s=20.0)
-    other.start()
-    client = other.client()
-    meta = put(client, opened(other))
-    (controller,) = ray_processes("TransferQueueController") - controllers
-    os.kill(controller, signal.SIGKILL)
-    started = time.monotonic()
-    with pytest.raises(StorageFailed, match=r"TransferQueue's controller died"):
-        client.write(meta, {"prev_logprobs": np.zeros(sum(LENGTHS), np.float32)})
-    assert time.monotonic() - started < 15
-    other.host.kill()
-    client.forget(meta.partition)
-    with pytest.raises(StorageFailed, match="died"):
-        client.fetch(meta, ["input_ids"])
-    client.close()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from nemo_like.config import data_plane_rules
 from nemo_like.config.machine_rules import Machine, machine_problems
 from nemo_like.config.schema import Config
 
@@ -42,6 +44,51 @@ def test_too_few_gpus_say_how_many_are_needed_and_for_what(demo: Demo) -> None:
 def test_more_gpus_than_the_machine_has_are_refused(demo: Demo) -> None:
     text = "\n".join(problems(demo("policy.device=cuda", "cluster.num_gpus=1000")))
     assert "cluster.num_gpus=1000 is more than the" in text
+
+
+def test_mooncake_names_the_packages_that_hold_missing_libraries(
+    demo: Demo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libraries = {"libno-such.so.1": "libno-such1", "libc.so.6": "libc6", "libneither.so.2": "libneither2"}
+    monkeypatch.setattr(data_plane_rules, "_MOONCAKE_LIBRARIES", libraries)
+    cfg = demo("data_plane.backend=mooncake_cpu")
+    assert problems(cfg) == [
+        "data_plane.backend=mooncake_cpu needs system libraries that are not installed: "
+        "libno-such.so.1, libneither.so.2; on Debian and Ubuntu: apt-get install libno-such1 libneither2; "
+        "or use data_plane.backend=simple"
+    ]
+    assert not problems(demo("data_plane.backend=simple"))
+    assert not problems(demo("data_plane.backend=mooncake_cpu", "cluster.address=auto"))
+
+
+def test_mooncake_cannot_lend_more_memory_than_there_is(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_plane_rules, "_MOONCAKE_LIBRARIES", {})
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 2**20, "SC_PAGE_SIZE": 4096}.__getitem__)
+    mooncake = ("data_plane.backend=mooncake_cpu", "data_plane.num_storage_units=2")
+    assert not problems(demo(*mooncake, "data_plane.mooncake_cfg.segment_gib=2"))
+    (problem,) = problems(demo(*mooncake, "data_plane.mooncake_cfg.segment_gib=2.5"))
+    assert problem == (
+        "data_plane.mooncake_cfg.segment_gib=2.5 times data_plane.num_storage_units=2 is more than this "
+        "machine's 4.0 GiB of memory; try at most 1.0"
+    )
+
+
+def test_rdma_needs_the_devices_that_are_named(
+    demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_plane_rules, "_MOONCAKE_LIBRARIES", {})
+    monkeypatch.setattr(data_plane_rules, "_RDMA_DEVICES", tmp_path / "infiniband")
+    rdma = ("data_plane.backend=mooncake_cpu", "data_plane.mooncake_cfg.protocol=rdma")
+    (problem,) = problems(demo(*rdma))
+    assert problem.startswith("data_plane.mooncake_cfg.protocol=rdma needs an RDMA device")
+    (tmp_path / "infiniband" / "mlx5_0").mkdir(parents=True)
+    assert not problems(demo(*rdma))
+    assert not problems(demo(*rdma, "data_plane.mooncake_cfg.rdma_devices=mlx5_0"))
+    (problem,) = problems(demo(*rdma, "data_plane.mooncake_cfg.rdma_devices='mlx5_0,mlx5_7'"))
+    assert problem == (
+        "data_plane.mooncake_cfg.rdma_devices=mlx5_0,mlx5_7 names mlx5_7, which this machine does not have; "
+        "it has mlx5_0; null takes them all"
+    )
 
 
 def test_a_log_directory_below_a_file_is_refused(demo: Demo, tmp_path: Path) -> None:

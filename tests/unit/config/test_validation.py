@@ -4,11 +4,18 @@ from collections.abc import Callable
 
 import pytest
 
+from nemo_like.config import data_plane_rules
 from nemo_like.config.errors import ConfigError
 from nemo_like.config.schema import Config
 from nemo_like.config.validation import validate
 
 Demo = Callable[..., Config]
+
+
+@pytest.fixture
+def no_missing_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine that has what Mooncake needs."""
+    monkeypatch.setattr(data_plane_rules, "_MOONCAKE_LIBRARIES", {})
 
 
 def problems(cfg: Config) -> list[str]:
@@ -53,6 +60,14 @@ def test_the_demo_is_valid(demo: Demo) -> None:
         ("policy.scheduler.warmup_updates=-1", "must be at least 0"),
         ("policy.scheduler.decay_updates=0", "must be at least 1"),
         ("policy.scheduler.min_lr=-0.1", "must be at least 0"),
+        ("data_plane.num_storage_units=0", "must be at least 1"),
+        ("data_plane.capacity_gib=0.0", "must be above 0; null is no limit"),
+        ("data_plane.mooncake_cfg.segment_gib=0.0", "must be above 0"),
+        ("data_plane.mooncake_cfg.buffer_mib=0", "must be at least 1"),
+        (
+            "data_plane.mooncake_cfg.master_port=70000",
+            "must be at least 1 and at most 65535; null is a free port",
+        ),
         ("generation.num_engines=0", "must be at least 1"),
         ("generation.max_new_tokens=0", "must be at least 1"),
         ("generation.vllm_cfg.tensor_parallel_size=0", "must be at least 1"),
@@ -66,7 +81,6 @@ def test_the_demo_is_valid(demo: Demo) -> None:
         ("cluster.num_gpus=-1", "must be at least 0"),
         ("cluster.start_timeout_s=0.0", "must be above 0"),
         ("cluster.stage_timeout_s=-1.0", "must be above 0"),
-        ("data_plane.num_storage_units=0", "must be at least 1"),
         ("data_plane.timeout_s=0.0", "must be above 0"),
     ],
 )
@@ -184,6 +198,25 @@ def test_a_schedule_must_decay_after_its_warm_up_and_downwards(demo: Demo) -> No
     assert problem.startswith("policy.scheduler.decay_updates=640 must be above warmup_updates=640")
     (problem,) = problems(demo("policy.scheduler.min_lr=0.01"))
     assert problem == "policy.scheduler.min_lr=0.01 must be at most policy.optimizer.lr=0.001"
+
+
+def test_a_capacity_beyond_what_mooncake_lends_is_refused(demo: Demo, no_missing_libraries: None) -> None:
+    mooncake = ("data_plane.backend=mooncake_cpu", "data_plane.mooncake_cfg.segment_gib=0.5")
+    (problem,) = problems(demo(*mooncake, "data_plane.capacity_gib=2"))
+    assert problem == (
+        "data_plane.capacity_gib=2 is more than the 0.5 GiB of data_plane.num_storage_units=1 x "
+        "data_plane.mooncake_cfg.segment_gib=0.5; raise one of these two, or set capacity_gib to null"
+    )
+    validate(demo(*mooncake, "data_plane.capacity_gib=2", "data_plane.num_storage_units=4"))
+    validate(demo("data_plane.capacity_gib=2"))
+
+
+def test_rdma_devices_over_tcp_are_refused(demo: Demo, no_missing_libraries: None) -> None:
+    devices = ("data_plane.backend=mooncake_cpu", "data_plane.mooncake_cfg.rdma_devices=mlx5_0")
+    (problem,) = problems(demo(*devices))
+    assert problem.startswith(
+        "data_plane.mooncake_cfg.rdma_devices=mlx5_0 has no meaning with data_plane.mooncake_cfg.protocol=tcp"
+    )
 
 
 def test_all_problems_are_told_at_once(demo: Demo) -> None:

@@ -15,9 +15,12 @@ from typing import Any, Protocol
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS, Column, Layout
 from nemo_like.data_plane.errors import (
+    CapacityExceeded,
     ColumnMismatch,
     DuplicateWrite,
     MissingData,
@@ -28,6 +31,7 @@ from nemo_like.data_plane.errors import (
 )
 from nemo_like.data_plane.interface import DataPlane
 from nemo_like.data_plane.meta import KVBatchMeta
+from tests.unit.data_plane import fields
 
 # Chunks of 2, 3 and 1 samples; one sample without tokens.
 LENGTHS = (3, 1, 0, 2, 4, 5)
@@ -37,6 +41,7 @@ REWARDS = {"reward": (0.0, 1.0, 0.0, 0.5, 1.0, 0.0)}
 
 class Planes(Protocol):
     timeout_s: float  # deadline of the clients' calls
+    capacity_bytes: int  # of the whole storage
 
     def client(self) -> DataPlane:
         """As another process would have it; the same two clients in every test."""
@@ -150,6 +155,39 @@ class DataPlaneContract:
                 assert tensor.dtype == original.dtype
                 assert tensor.shape == original.shape
                 assert tensor.tolist() == original.tolist()
+
+    @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(batch=fields.batches(), data=st.data())
+    def test_fields_of_every_kind_survive_in_any_order(
+        self, planes: Planes, batch: tuple[list[int], list[int], dict[fields.Kind, Any]], data: st.DataObject
+    ) -> None:
+        lengths, chunk_sizes, values = batch
+        partition = opened(planes, *(kind.column for kind in values))
+        meta = planes.client().put(
+            partition,
+            {kind.name: column for kind, column in values.items()},
+            lengths=lengths,
+            chunk_sizes=chunk_sizes,
+            tags={},
+        )
+        positions = data.draw(st.lists(st.integers(0, len(lengths) - 1), unique=True, min_size=1))
+        got = planes.other_client().fetch(meta.subset(positions), [kind.name for kind in values])
+        for kind, column in values.items():
+            expected = [fields.rows(kind, column, lengths)[position] for position in positions]
+            read = fields.rows(kind, got[kind.name], [lengths[position] for position in positions])
+            assert fields.frozen(read) == fields.frozen(expected)
+        planes.close(partition)
+
+    def test_samples_that_are_all_empty_survive(self, planes: Planes) -> None:
+        meta = planes.client().put(
+            opened(planes), {"input_ids": ids((0, 0))}, lengths=(0, 0), chunk_sizes=(2,), tags={}
+        )
+        meta = planes.client().write(meta, {"prev_logprobs": np.zeros(0, np.float32)})
+        got = planes.other_client().fetch(meta, ["input_ids", "prev_logprobs"])
+        assert {name: (values.shape, str(values.dtype)) for name, values in got.items()} == {
+            "input_ids": ((0,), "int32"),
+            "prev_logprobs": ((0,), "float32"),
+        }
 
     def test_any_python_object_survives(self, planes: Planes) -> None:
         partition = opened(planes, Column("extra", "", Layout.objects, "rollout", ("train",), ""))
@@ -343,6 +381,29 @@ class DataPlaneContract:
         with pytest.raises(UnknownSamples, match=f"{meta.sample_ids[2]} were cleared"):
             client.clear(meta.subset([3, 2]))
         client.clear(meta.subset([3]))
+        assert planes.num_stored_keys() == before
+
+    def test_more_than_fits_is_refused_whole_and_cleared_samples_make_room(self, planes: Planes) -> None:
+        client, partition = planes.client(), opened(planes)
+        third = planes.capacity_bytes // 12  # so many tokens of 4 bytes fill a third
+        lengths = (third, third)
+        before = planes.num_stored_keys()
+        meta = client.put(
+            partition, {"input_ids": ids(lengths)}, lengths=lengths, chunk_sizes=(1, 1), tags={}
+        )
+        with pytest.raises(
+            CapacityExceeded, match=rf"partition '{partition}': .* bytes do not fit"
+        ) as raised:
+            client.write(meta, {"prev_logprobs": np.zeros(2 * third, np.float32)})
+        assert "data_plane.capacity_gib=" in str(raised.value)
+        assert planes.num_stored_keys() == before + 2
+        client.clear(meta.subset([0]))
+        client.write(meta.subset([1]), {"prev_logprobs": np.ones(third, np.float32)})
+        assert planes.other_client().fetch(meta.subset([1]), ["prev_logprobs"])["prev_logprobs"].all()
+        planes.close(partition)
+        partition = opened(planes)
+        client.put(partition, {"input_ids": ids(lengths)}, lengths=lengths, chunk_sizes=(1, 1), tags={})
+        planes.close(partition)
         assert planes.num_stored_keys() == before
 
     def test_dropped_groups_are_refilled_by_a_second_put(self, planes: Planes) -> None:

@@ -48,6 +48,12 @@ def test_ragged_rows_survive_exactly(rows: list[list[Any]]) -> None:
             assert codec_bytes(tensor) == codec_bytes(original)
 
 
+def test_an_empty_tensor_without_a_stride_survives() -> None:
+    empty = torch.empty(4).as_strided((0,), (0,))
+    ((got,),) = [codec.unpack_row(RAGGED, codec.pack_rows(RAGGED, [[empty]]), 0)]
+    assert (got.shape, got.dtype) == ((0,), torch.float32)
+
+
 def codec_bytes(tensor: Any) -> bytes:
     if isinstance(tensor, torch.Tensor):
         return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()

@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 
 from nemo_like.data_plane.columns import ROLLOUT_COLUMNS, Column
-from nemo_like.data_plane.in_memory import InMemoryDataPlane
+from nemo_like.data_plane.in_memory import InMemoryDataPlane, InMemoryStorage
 from tests.unit.data_plane.contract import DataPlaneContract
 
 
 class InMemoryPlanes:
     timeout_s = 0.5
+    capacity_bytes = 12 << 20
 
     def __init__(self) -> None:
-        self.first = InMemoryDataPlane(timeout_s=self.timeout_s)
+        self.first = InMemoryDataPlane(InMemoryStorage(self.capacity_bytes), timeout_s=self.timeout_s)
         self.second = InMemoryDataPlane(self.first.storage, timeout_s=self.timeout_s)
 
     def client(self) -> InMemoryDataPlane:

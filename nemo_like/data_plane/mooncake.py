@@ -1,0 +1,161 @@
+"""Mooncake's processes: the master, which knows where values are, and the storage units that hold them.
+
+Only the units bring memory. A process that connects mounts none, so no value dies with a worker, and
+the capacity is what the units have. The master runs on a free port as a child of the run's host, with
+which it dies, so that several runs share a machine; nothing is ever found or killed by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+
+from nemo_like.cluster.runtime import free_port
+from nemo_like.config.schema import MooncakeConfig
+from nemo_like.data_plane.errors import StorageFailed
+
+# How often to try again when another process took the port that was free a moment ago.
+_NUM_ATTEMPTS = 3
+# A unit moves no values of its own.
+_UNIT_BUFFER_BYTES = 16 << 20
+# The processes exchange addresses among themselves, without a metadata server.
+_METADATA_SERVER = "P2PHANDSHAKE"
+
+
+def environment(node_address: str) -> dict[str, str]:
+    """What Mooncake reads in a process of this node when it connects."""
+    return {
+        # Elsewhere than on its own node's address nobody finds a process, on loopback least of all.
+        "MC_TCP_BIND_ADDRESS": node_address,
+    }
+
+
+def client_settings(cfg: MooncakeConfig, master_address: str) -> dict[str, Any]:
+    """TransferQueue's configuration of a process that connects; empty strings mean "find out"."""
+    return {
+        "metadata_server": _METADATA_SERVER,
+        "master_server_address": master_address,
+        "local_hostname": "",
+        "protocol": cfg.protocol.value,
+        "device_name": cfg.rdma_devices or "",
+        "global_segment_size": 0,
+        "local_buffer_size": cfg.buffer_mib << 20,
+    }
+
+
+class Master:
+    """``mooncake_master`` as a child process."""
+
+    def __init__(self, cfg: MooncakeConfig, node_address: str) -> None:
+        self._cfg = cfg
+        self._node_address = node_address
+        self._process: subprocess.Popen[bytes] | None = None
+
+    async def start(self) -> str:
+        """Its address, once it listens. Raises StorageFailed when it ends instead."""
+        for _ in range(_NUM_ATTEMPTS):
+            port = self._cfg.master_port or free_port()
+            self._process = process = self._spawn(port)
+            if await _listens(process, port):
+                return f"{self._node_address}:{port}"
+            if self._cfg.master_port is not None:
+                break
+        raise StorageFailed(
+            f"mooncake_master ended with code {process.returncode} instead of listening on "
+            f"{self._node_address}:{port}; the log of the data plane's host says why. Choose another "
+            "data_plane.mooncake_cfg.master_port, or null for a free one"
+        )
+
+    async def ended(self) -> int:
+        """Waits for its end; the exit code."""
+        assert self._process is not None
+        return await asyncio.to_thread(self._process.wait)
+
+    def stop(self) -> None:
+        """Safe to call twice."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _spawn(self, port: int) -> subprocess.Popen[bytes]:
+        options = {
+            "rpc_address": self._node_address,
+            "rpc_port": port,
+            "metrics_host": self._node_address,
+            "metrics_port": 0,
+            "enable_metric_reporting": "false",
+            "eviction_high_watermark_ratio": 1.0,
+            "eviction_ratio": 0.0,
+            "allow_evict_soft_pinned_objects": "false",
+            "client_ttl": 60,
+        }
+        # The kernel ends the master when its parent dies, however it dies.
+        return subprocess.Popen(
+            [
+                "setpriv",
+                "--pdeathsig=KILL",
+                str(master_program()),
+                *(f"--{name}={value}" for name, value in options.items()),
+            ],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "GLOG_minloglevel": "1", "GLOG_logtostderr": "1"},
+        )
+
+
+def master_program() -> Path:
+    """The program that comes with Mooncake's package. Raises StorageFailed when there is none."""
+    package = importlib.util.find_spec("mooncake")
+    if package is None or not package.submodule_search_locations:
+        raise StorageFailed("data_plane.backend=mooncake_cpu needs the package mooncake-transfer-engine")
+    return Path(package.submodule_search_locations[0]) / "mooncake_master"
+
+
+async def _listens(process: subprocess.Popen[bytes], port: int) -> bool:
+    """True once this very process listens there, False when it ended; it says neither by itself."""
+    pause_s = 0.005
+    while process.poll() is None:
+        connections = psutil.Process(process.pid).net_connections(kind="tcp")
+        if any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in connections):
+            return True
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.2)
+    return False
+
+
+class MooncakeStorageUnit:
+    """An actor that lends its memory to the store."""
+
+    def __init__(self, cfg: MooncakeConfig, master_address: str) -> None:
+        self._cfg = cfg
+        self._master_address = master_address
+        self._store: Any = None
+
+    def mount(self) -> None:
+        """Join the store. Raises StorageFailed."""
+        node_address = ray.util.get_node_ip_address()
+        os.environ.update(environment(node_address))
+        from mooncake.store import MooncakeDistributedStore
+
+        self._store = MooncakeDistributedStore()
+        code = self._store.setup(
+            node_address,
+            _METADATA_SERVER,
+            int(self._cfg.segment_gib * 2**30),
+            _UNIT_BUFFER_BYTES,
+            self._cfg.protocol.value,
+            self._cfg.rdma_devices or "",
+            self._master_address,
+        )
+        if code != 0:
+            raise StorageFailed(
+                f"a Mooncake storage unit on {node_address} could not lend "
+                f"data_plane.mooncake_cfg.segment_gib={self._cfg.segment_gib:g} over "
+                f"protocol={self._cfg.protocol.value} (Mooncake's error {code})"
+            )

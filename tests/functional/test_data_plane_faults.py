@@ -1,0 +1,199 @@
+"""Processes that die with bytes under way: errors that name them, in time, and nothing half-written."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import psutil
+import pytest
+import ray
+
+from nemo_like.config.schema import StorageBackend
+from nemo_like.data_plane.columns import ROLLOUT_COLUMNS
+from nemo_like.data_plane.errors import CapacityExceeded, DataPlaneError, StorageFailed
+from nemo_like.data_plane.meta import KVBatchMeta
+from tests.functional.data_plane_fixtures import (
+    CONTROLLER,
+    MOONCAKE_MASTER,
+    MOONCAKE_UNIT_BYTES,
+    STORAGE_UNIT,
+    TransferQueuePlanes,
+    data_plane_config,
+    frozen,
+    mooncake,
+    remote_client,
+    simple,
+    started,
+    storage_processes,
+)
+from tests.functional.runs import ROOT
+from tests.unit.data_plane.contract import LENGTHS, ids, in_thread, opened, put
+
+TIMEOUT_S = 20.0
+# Several keys, more than sockets hold on their way.
+LARGE = (1 << 20,) * 8
+
+pytestmark = pytest.mark.usefixtures("private_ray")
+
+
+def put_large(planes: TransferQueuePlanes, partition: str) -> KVBatchMeta:
+    return planes.client().put(
+        partition, {"input_ids": ids(LARGE)}, lengths=LARGE, chunk_sizes=(1,) * len(LARGE), tags={}
+    )
+
+
+@contextmanager
+def fails_naming(culprit: str, *actions: Callable[[], object]) -> Iterator[None]:
+    """The actions are under way in the block, and end in time because of what it does."""
+    running = [in_thread(action) for action in actions]
+    time.sleep(0.5)
+    assert not any(result for result, _ in running)
+    began = time.monotonic()
+    yield
+    for result, thread in running:
+        thread.join(TIMEOUT_S)
+        assert isinstance(result[0], StorageFailed)
+        assert culprit in str(result[0])
+    assert time.monotonic() - began < TIMEOUT_S / 2
+
+
+def assert_dead(planes: TransferQueuePlanes, partition: str, meta: KVBatchMeta, culprit: str) -> None:
+    """Whatever one tries now, reading what was whole before included, says who died."""
+    client, reader = planes.client(), planes.other_client()
+    reader.forget(partition)
+    for action in (
+        lambda: put(client, partition),
+        lambda: reader.fetch(meta, ["input_ids"]),
+        lambda: client.clear(meta),
+        lambda: planes.close(partition),
+    ):
+        with pytest.raises(DataPlaneError, match=culprit):
+            action()
+
+
+@pytest.mark.parametrize("backend", [simple, mooncake])
+def test_a_storage_unit_that_dies_during_a_put_and_a_get(backend: StorageBackend) -> None:
+    others = storage_processes(STORAGE_UNIT[backend])
+    with started("run-unit", data_plane_config(backend, timeout_s=TIMEOUT_S, num_units=2)) as planes:
+        unit, _ = storage_processes(STORAGE_UNIT[backend]) - others
+        partition = opened(planes)
+        whole = put_large(planes, partition)
+        with (
+            frozen(unit),
+            fails_naming(
+                "storage unit",
+                lambda: put_large(planes, partition),
+                lambda: planes.other_client().fetch(whole, ["input_ids"]),
+            ),
+        ):
+            os.kill(unit, signal.SIGKILL)
+        assert_dead(planes, partition, whole, r"storage unit \d died")
+
+
+def test_a_controller_that_dies_during_a_put_and_then_the_host() -> None:
+    others = storage_processes(CONTROLLER)
+    with started("run-controller", data_plane_config(StorageBackend.simple, timeout_s=TIMEOUT_S)) as planes:
+        (controller,) = storage_processes(CONTROLLER) - others
+        client, partition = planes.client(), opened(planes)
+        meta = put(client, partition)
+        logprobs = np.zeros(sum(LENGTHS), np.float32)
+        with (
+            frozen(controller),
+            fails_naming("controller died", lambda: client.write(meta, {"prev_logprobs": logprobs})),
+        ):
+            os.kill(controller, signal.SIGKILL)
+        planes.host.kill()
+        client.forget(partition)
+        with pytest.raises(StorageFailed, match="died"):
+            client.fetch(meta, ["input_ids"])
+
+
+@pytest.mark.parametrize("backend", [mooncake])
+def test_a_full_mooncake_keeps_nothing_of_the_write_and_its_master_dies(backend: StorageBackend) -> None:
+    others = storage_processes(MOONCAKE_MASTER)
+    with started("run-master", data_plane_config(backend, timeout_s=TIMEOUT_S)) as planes:
+        (master,) = storage_processes(MOONCAKE_MASTER) - others
+        client, partition = planes.client(), opened(planes)
+        meta = put(client, partition)
+        before = planes.num_stored_keys()
+        half = MOONCAKE_UNIT_BYTES // 8
+        for _ in range(2):
+            with pytest.raises(CapacityExceeded, match="no room for the write") as raised:
+                lengths = (half,) * 3
+                client.put(
+                    partition, {"input_ids": ids(lengths)}, lengths=lengths, chunk_sizes=(1, 1, 1), tags={}
+                )
+            assert "data_plane.mooncake_cfg.segment_gib" in str(raised.value)
+            assert planes.num_stored_keys() == before
+        lengths = (half,)
+        large = client.put(partition, {"input_ids": ids(lengths)}, lengths=lengths, chunk_sizes=(1,), tags={})
+        np.testing.assert_array_equal(
+            planes.other_client().fetch(large, ["input_ids"])["input_ids"], ids(lengths)
+        )
+        with (
+            frozen(master),
+            fails_naming(
+                "mooncake_master died",
+                lambda: put(client, partition),
+                lambda: planes.other_client().fetch(meta, ["input_ids"]),
+            ),
+        ):
+            os.kill(master, signal.SIGKILL)
+        assert_dead(planes, partition, meta, "mooncake_master died")
+
+
+@pytest.mark.parametrize("backend", [simple, mooncake])
+def test_writers_that_die_lose_nothing_stored_and_leave_nothing_half_written(backend: StorageBackend) -> None:
+    others = storage_processes(STORAGE_UNIT[backend])
+    with started("run-writers", data_plane_config(backend, timeout_s=TIMEOUT_S)) as planes:
+        (unit,) = storage_processes(STORAGE_UNIT[backend]) - others
+        partition = opened(planes)
+        writer = remote_client(planes.spec)
+        columns = {"input_ids": ids(LARGE)}
+        meta = writer.submit("put", partition, columns, LARGE).result(60)
+        with frozen(unit):
+            unfinished = writer.submit("put", partition, columns, LARGE)
+            ready, _ = ray.wait([unfinished.ref], timeout=0.5)
+            assert not ready
+            writer.kill()
+        got = planes.client().fetch(meta, ["input_ids"])["input_ids"]
+        np.testing.assert_array_equal(got, columns["input_ids"])
+        planes.close(partition)
+        assert planes.num_stored_keys() == 0
+
+
+@pytest.mark.parametrize(
+    "backend", [mooncake, pytest.param(StorageBackend.simple, marks=pytest.mark.slow, id="simple")]
+)
+def test_two_jobs_with_the_same_names_share_a_cluster_and_one_crashes(backend: StorageBackend) -> None:
+    names = (CONTROLLER, STORAGE_UNIT[backend], MOONCAKE_MASTER)
+    others = storage_processes(*names)
+    command = [sys.executable, "-m", "tests.functional.hanging_driver"]
+    command += [ray.get_runtime_context().gcs_address, backend.name, "run-twin"]
+    driver = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "stored\n"
+        theirs = [psutil.Process(pid) for pid in storage_processes(*names) - others]
+        assert len(theirs) == (3 if backend is StorageBackend.mooncake_cpu else 2)
+        with started("run-twin", data_plane_config(backend, timeout_s=TIMEOUT_S)) as planes:
+            planes.open("train-1", ROLLOUT_COLUMNS)
+            assert planes.num_stored_keys() == 0
+            meta = put(planes.client(), "train-1")
+            driver.kill()
+            _, alive = psutil.wait_procs(theirs, timeout=30)
+            assert not alive
+            got = planes.other_client().fetch(meta, ["input_ids"])["input_ids"]
+            np.testing.assert_array_equal(got, ids())
+            planes.close("train-1")
+            assert planes.num_stored_keys() == 0
+    finally:
+        driver.kill()
+        driver.wait()
