@@ -408,6 +408,8 @@ class DataPlaneConfig:
     num_storage_units: int
     capacity_gib: float | None  # a put that would store more raises; null: no limit but the backend's own
     timeout_s: float  # deadline for one put, fetch or clear
+    max_open_partitions: int  # opening one more waits until another is closed, at most timeout_s
+    log_operations: bool  # metrics data_plane/* of every operation and column
     mooncake_cfg: MooncakeConfig
 
 

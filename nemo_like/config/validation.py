@@ -162,6 +162,7 @@ _RANGES = (
     _Range(
         key="data_plane.mooncake_cfg.master_port", at_least=1, at_most=65535, remedy="null is a free port"
     ),
+    _count("data_plane.max_open_partitions"),
     _Range(key="data_plane.timeout_s", above=0),
 )
 

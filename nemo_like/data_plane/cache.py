@@ -72,6 +72,13 @@ class PartitionCache:
                 held.setdefault(part.chunk, []).append(_Held(values, start, offsets))
             start += part.num_tokens if per_token else part.num_rows
 
+    def drop(self, dropped: Sequence[Span]) -> None:
+        """Keep nothing of these samples' chunks: what is left of a chunk can be fetched again."""
+        chunks = {span.chunk for span in dropped}
+        for held in self._held.values():
+            for chunk in chunks & held.keys():
+                del held[chunk]
+
     def missing(self, column: str, wanted: Sequence[Span]) -> Rows:
         """(chunk, its rows that are not here; None: all of them)."""
         held = self._held.get(column, {})

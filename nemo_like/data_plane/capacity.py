@@ -40,6 +40,11 @@ class Capacity:
             )
         self._reserved.setdefault(storage_id, {}).update(sizes)
 
+    def take(self, storage_id: str, key: str, num_bytes: int) -> None:
+        """Count a key without a check: it replaces one that took more and is released next."""
+        if self._limit_bytes is not None:
+            self._reserved.setdefault(storage_id, {})[key] = num_bytes
+
     def release(self, storage_id: str, keys: Iterable[str]) -> None:
         """Give back what these keys took; keys that took nothing are passed over."""
         reserved = self._reserved.get(storage_id, {})

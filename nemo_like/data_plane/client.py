@@ -13,27 +13,32 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from nemo_like.data_plane import codec
-from nemo_like.data_plane.cache import PartitionCache, spans
-from nemo_like.data_plane.columns import Column, Layout
+from nemo_like.data_plane import codec, layout
+from nemo_like.data_plane.cache import PartitionCache, Span, spans
 from nemo_like.data_plane.errors import (
-    CorruptData,
+    CapacityExceeded,
     DataPlaneError,
-    UnknownColumn,
+    StorageFailed,
     UnknownPartition,
 )
 from nemo_like.data_plane.interface import ColumnData
 from nemo_like.data_plane.meta import Chunk, KVBatchMeta, TagValue
-from nemo_like.data_plane.segments import Commit, Part, PartitionInfo, Rows, Segment, Want, split
-
-# Below this many bytes, small chunks share one storage key.
-SEGMENT_BYTES = 128 << 10
+from nemo_like.data_plane.operations import Operation
+from nemo_like.data_plane.segments import (
+    Commit,
+    PartitionInfo,
+    Replacement,
+    Rows,
+    Segment,
+    Thinned,
+    Want,
+)
 
 Stored = Mapping[str, Sequence[np.ndarray]]  # column -> one array per segment
 _T = TypeVar("_T")
@@ -55,8 +60,14 @@ class Catalog(Protocol):
     def locate(self, info: PartitionInfo, wants: Sequence[Want], timeout_s: float) -> list[Segment]:
         """Waits until everything wanted is written; raises MissingData when the time is over."""
 
-    def clear(self, info: PartitionInfo, rows: Rows, timeout_s: float) -> None:
-        """Drops rows and frees the segments that nothing needs any more."""
+    def clear(self, info: PartitionInfo, rows: Rows, timeout_s: float) -> Sequence[Thinned]:
+        """Drops rows and frees the segments that nothing needs any more. Returns the segments of which
+        some parts are needed, for ``replace``."""
+
+    def replace(
+        self, info: PartitionInfo, replacements: Sequence[Replacement], timeout_s: float
+    ) -> Sequence[Thinned]:
+        """Puts stored segments in the place of others, which it frees; returns as ``clear``."""
 
 
 class SegmentStore(Protocol):
@@ -134,16 +145,16 @@ class PackedDataPlane:
 
     def clear(self, meta: KVBatchMeta) -> None:
         if len(meta):
-            wanted = PartitionCache().missing("", spans(meta))
-            self._retry_if_reopened(
-                meta.partition, lambda info: self._catalog.clear(info, wanted, self._timeout_s)
-            )
+            self._retry_if_reopened(meta.partition, lambda info: self._clear(info, spans(meta)))
 
     def forget(self, partition: str) -> None:
         with self._lock:
             info = self._infos.pop(partition, None)
             if info is not None:
                 self._caches.pop(info.storage_id, None)
+
+    def take_operations(self) -> Sequence[Operation]:
+        return ()
 
     def _new_chunks(
         self, partition: str, lengths: Sequence[int], chunk_sizes: Sequence[int]
@@ -174,10 +185,12 @@ class PackedDataPlane:
             raise ValueError(f"a write to partition {meta.partition!r} names no columns")
         deadline = _Deadline(self._timeout_s)
         wired = {
-            name: codec.to_wire(_declared(info, name), values, lengths=meta.lengths, partition=info.name)
+            name: codec.to_wire(
+                layout.declared(info, name), values, lengths=meta.lengths, partition=info.name
+            )
             for name, values in columns.items()
         }
-        saved = self._cut(info, meta, wired)
+        saved = layout.cut(info, meta, wired, self._keys)
         keys = [segment.key for segment, _ in saved]
         if info.has_capacity_limit:
             sizes = [sum(array.nbytes for array in values.values()) for _, values in saved]
@@ -200,38 +213,13 @@ class PackedDataPlane:
             raise
         return saved
 
-    def _cut(
-        self, info: PartitionInfo, meta: KVBatchMeta, wired: Mapping[str, Any]
-    ) -> list[tuple[Segment, dict[str, np.ndarray]]]:
-        """Consecutive samples of one chunk become parts, parts become segments of a worthwhile size."""
-        parts = _parts(meta)
-        token_bytes, row_bytes = _bytes_per_unit(info, wired)
-        sizes = [part.num_tokens * token_bytes + part.num_rows * row_bytes for part in parts]
-        saved = []
-        row = token = 0
-        for group in split(parts, sizes, SEGMENT_BYTES):
-            next_row = row + sum(part.num_rows for part in group)
-            next_token = token + sum(part.num_tokens for part in group)
-            values = {}
-            for name, data in wired.items():
-                column = info.columns[name]
-                if column.layout is Layout.per_token:
-                    values[name] = data[token:next_token]
-                elif column.layout is Layout.per_sample:
-                    values[name] = data[row:next_row]
-                else:
-                    values[name] = codec.pack_rows(column, data[row:next_row])
-            saved.append((Segment(next(self._keys), tuple(wired), tuple(group)), values))
-            row, token = next_row, next_token
-        return saved
-
     def _fetch(self, info: PartitionInfo, meta: KVBatchMeta, columns: Sequence[str]) -> dict[str, ColumnData]:
-        declared = {name: _declared(info, name) for name in columns}
+        declared = {name: layout.declared(info, name) for name in columns}
         wanted = spans(meta)
         with self._lock:
             cache = self._cache(info)
             missing = {name: cache.missing(name, wanted) for name in declared}
-        wants = _wants(missing)
+        wants = layout.wants(missing)
         if wants:
             self._load(info, meta, wants, cache)
         with self._lock:
@@ -242,16 +230,80 @@ class PackedDataPlane:
     ) -> None:
         deadline = _Deadline(self._timeout_s)
         segments = self._catalog.locate(info, wants, deadline.remaining())
+        while True:
+            try:
+                loaded = self._load_segments(info, meta, segments, deadline)
+                break
+            except StorageFailed:
+                # Another process may have cleared samples, and moved those that share their segments.
+                found = self._catalog.locate(info, wants, deadline.remaining())
+                if found == segments:
+                    raise
+                segments = found
         chunks = {chunk.key: chunk for chunk in meta.chunks}
-        for columns, group in _by_columns(segments).items():
-            loaded = self._store.load(info, group, columns, deadline.remaining())
-            for name in columns:
-                column = info.columns[name]
-                for segment, array in zip(group, loaded[name], strict=True):
-                    _check_loaded(info, column, segment, array, chunks)
-                with self._lock:
-                    for segment, array in zip(group, loaded[name], strict=True):
-                        cache.add(column, segment.parts, array, chunks)
+        with self._lock:
+            for segment, values in loaded:
+                for name, array in values.items():
+                    cache.add(info.columns[name], segment.parts, array, chunks)
+
+    def _load_segments(
+        self, info: PartitionInfo, meta: KVBatchMeta, segments: Sequence[Segment], deadline: _Deadline
+    ) -> list[tuple[Segment, dict[str, np.ndarray]]]:
+        chunks = {chunk.key: chunk for chunk in meta.chunks}
+        loaded = []
+        for columns, group in layout.by_columns(segments).items():
+            values = self._store.load(info, group, columns, deadline.remaining())
+            for position, segment in enumerate(group):
+                of_segment = {name: values[name][position] for name in columns}
+                for name, array in of_segment.items():
+                    layout.check_loaded(info, info.columns[name], segment, array, chunks)
+                loaded.append((segment, of_segment))
+        return loaded
+
+    def _clear(self, info: PartitionInfo, dropped: Sequence[Span]) -> None:
+        deadline = _Deadline(self._timeout_s)
+        with self._lock:
+            self._cache(info).drop(dropped)
+        rows = PartitionCache().missing("", dropped)
+        thinned = self._catalog.clear(info, rows, deadline.remaining())
+        # Small chunks share segments; what is left of those is stored anew, so that the rest is freed.
+        while thinned:
+            try:
+                replacements = [
+                    replacement
+                    for columns, group in layout.thinned_by_columns(thinned).items()
+                    for replacement in self._rewrite(info, columns, group, deadline)
+                ]
+            except CapacityExceeded:
+                return  # No room for the copy: these bytes go when the rest of their segment does.
+            thinned = self._catalog.replace(info, replacements, deadline.remaining())
+
+    def _rewrite(
+        self, info: PartitionInfo, columns: tuple[str, ...], group: Sequence[Thinned], deadline: _Deadline
+    ) -> list[Replacement]:
+        """Store the live parts of segments under new keys."""
+        segments = [one.segment for one in group]
+        loaded = self._store.load(info, segments, columns, deadline.remaining())
+        for name in columns:
+            for segment, array in zip(segments, loaded[name], strict=True):
+                layout.check_loaded(info, info.columns[name], segment, array, {})
+        kept = {
+            name: [
+                layout.live_values(info.columns[name], one, array)
+                for one, array in zip(group, loaded[name], strict=True)
+            ]
+            for name in columns
+        }
+        keys = [next(self._keys) for _ in group]
+        addresses = self._store.save(info, keys, kept, deadline.remaining())
+        return [
+            Replacement(
+                old.key,
+                Segment(key, columns, tuple(old.parts[i] for i in live), address),
+                sum(kept[name][position].nbytes for name in columns),
+            )
+            for position, ((old, live), key, address) in enumerate(zip(group, keys, addresses, strict=True))
+        ]
 
     def _cache(self, info: PartitionInfo) -> PartitionCache:
         return self._caches.setdefault(info.storage_id, PartitionCache())
@@ -279,86 +331,3 @@ class _Deadline:
 
     def remaining(self) -> float:
         return max(0.001, self._end - time.monotonic())
-
-
-def _declared(info: PartitionInfo, name: str) -> Column:
-    if name not in info.columns:
-        raise UnknownColumn(
-            f"partition {info.name!r} has no column {name!r}; declared are: {', '.join(sorted(info.columns))}"
-        )
-    return info.columns[name]
-
-
-def _parts(meta: KVBatchMeta) -> list[Part]:
-    """Runs of consecutive samples of the same chunk."""
-    parts = []
-    for index, run in itertools.groupby(meta.rows, key=lambda place: place[0]):
-        chunk = meta.chunks[index]
-        rows = tuple(row for _, row in run)
-        if rows == tuple(range(len(chunk.lengths))):
-            parts.append(Part(chunk.key, None, len(rows), sum(chunk.lengths)))
-        else:
-            parts.append(Part(chunk.key, rows, len(rows), sum(chunk.lengths[row] for row in rows)))
-    return parts
-
-
-def _wants(missing: Mapping[str, Rows]) -> tuple[Want, ...]:
-    """Columns that miss the same rows share one entry."""
-    columns: dict[Rows, list[str]] = {}
-    for name, rows in missing.items():
-        if rows:
-            columns.setdefault(rows, []).append(name)
-    return tuple(Want(tuple(names), rows) for rows, names in columns.items())
-
-
-def _by_columns(segments: Sequence[Segment]) -> dict[tuple[str, ...], list[Segment]]:
-    groups: dict[tuple[str, ...], list[Segment]] = {}
-    for segment in segments:
-        groups.setdefault(segment.columns, []).append(segment)
-    return groups
-
-
-def _bytes_per_unit(info: PartitionInfo, wired: Iterable[str]) -> tuple[int, int]:
-    """Bytes per token of the per_token columns, and per row of the others (estimated where not dense)."""
-    token_bytes = row_bytes = 0
-    for name in wired:
-        column = info.columns[name]
-        if not codec.is_dense(column):
-            row_bytes += SEGMENT_BYTES // 16
-            continue
-        size = codec.wire_dtype(column).itemsize * int(np.prod(column.inner_shape, dtype=np.int64))
-        if column.layout is Layout.per_token:
-            token_bytes += size
-        else:
-            row_bytes += size
-    return token_bytes, row_bytes
-
-
-def _check_loaded(
-    info: PartitionInfo, column: Column, segment: Segment, array: Any, chunks: Mapping[str, Chunk]
-) -> None:
-    """The storage gave back exactly what the registry and the meta promise."""
-    where = f"partition {info.name!r}, column {column.name!r}, segment {segment.key!r}"
-    for part in segment.parts:
-        chunk = chunks.get(part.chunk)
-        if chunk is not None:
-            rows = range(len(chunk.lengths)) if part.rows is None else part.rows
-            promised = sum(chunk.lengths[row] for row in rows if row < len(chunk.lengths))
-            if len(rows) != part.num_rows or promised != part.num_tokens:
-                raise CorruptData(
-                    f"{where}: chunk {part.chunk} was written with {part.num_rows} rows of "
-                    f"{part.num_tokens} tokens, but the batch says {len(rows)} rows of {promised} tokens"
-                )
-    num_rows = sum(part.num_rows for part in segment.parts)
-    if not isinstance(array, np.ndarray) or array.dtype != codec.wire_dtype(column):
-        raise CorruptData(
-            f"{where}: stored {codec.wire_dtype(column)}, got {getattr(array, 'dtype', type(array).__name__)}"
-        )
-    if not codec.is_dense(column):
-        if codec.num_packed_rows(array) != num_rows:
-            raise CorruptData(f"{where}: stored {num_rows} rows, got {codec.num_packed_rows(array)}")
-        return
-    num_tokens = sum(part.num_tokens for part in segment.parts)
-    expected = (num_tokens if column.layout is Layout.per_token else num_rows, *column.inner_shape)
-    if array.shape != expected:
-        raise CorruptData(f"{where}: stored shape {list(expected)}, got {list(array.shape)}")

@@ -22,6 +22,10 @@ class PartitionExists(DataPlaneError):
     """A partition of this name is open already."""
 
 
+class TooManyPartitions(DataPlaneError):
+    """As many partitions as there may be stayed open until the deadline: consumers are behind."""
+
+
 class UnknownColumn(DataPlaneError):
     """The column was not declared when the partition was opened."""
 

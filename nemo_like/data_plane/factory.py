@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Concurrency
 from nemo_like.config.schema import DataPlaneConfig
+from nemo_like.data_plane.operations import OperationLog
 
 if TYPE_CHECKING:
     from nemo_like.data_plane.interface import DataPlane
@@ -35,6 +36,7 @@ class DataPlaneSpec:
     host: ActorHandle  # the run's DataPlaneHost
     timeout_s: float  # deadline of one put, write, fetch or clear
     start_timeout_s: float  # deadline of connecting, which waits for the storage to be up
+    is_observed: bool  # whether the clients note their operations, for ``take_operations``
 
 
 def host_actor(
@@ -60,6 +62,10 @@ def num_storage_cpus(cfg: DataPlaneConfig) -> int:
 def connect(spec: DataPlaneSpec) -> DataPlane:
     """The data plane of this process. Raises StorageFailed when the storage can't be reached."""
     os.environ.update(TRANSFER_QUEUE_ENVIRONMENT)
+    from nemo_like.data_plane.observed import ObservedDataPlane
     from nemo_like.data_plane.transfer_queue import TransferQueueDataPlane
 
-    return TransferQueueDataPlane(spec)
+    if not spec.is_observed:
+        return TransferQueueDataPlane(spec, None)
+    log = OperationLog()
+    return ObservedDataPlane(TransferQueueDataPlane(spec, log), log)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from nemo_like.cluster.actors import ActorHandle, Call
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.data_plane.columns import Column
+from nemo_like.data_plane.operations import Operation, OperationLog
+
+# How much later than the host's own deadline the driver gives up, so that the host's better message wins.
+_GRACE_S = 5.0
 
 
 class PartitionControl:
@@ -28,10 +33,39 @@ class PartitionControl:
         Exit does not wait for the closing, so that it overlaps with the next step's start; opening the
         next partition does.
         """
-        calls = [*self._closing, self._host.submit("open_partition", name, self._columns)]
-        self._closing.clear()
-        self._cluster.gather(calls, stage=f"opening partition {name!r}", timeout_s=self._timeout_s)
+        self._open(name)
         try:
             yield name
         finally:
             self._closing.append(self._host.submit("close_partition", name))
+
+    def take_operations(self) -> Sequence[Operation]:
+        """What was opened and closed since the last time; nothing where nobody observes it."""
+        return ()
+
+    def _open(self, name: str) -> list[Any]:
+        """Returns the seconds that each closing since the last opening took."""
+        calls = [*self._closing, self._host.submit("open_partition", name, self._columns)]
+        self._closing.clear()
+        *close_seconds, _ = self._cluster.gather(
+            calls, stage=f"opening partition {name!r}", timeout_s=self._timeout_s + _GRACE_S
+        )
+        return close_seconds
+
+
+class ObservedPartitionControl(PartitionControl):
+    """Notes each opening, and each closing with the opening that waited for it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._log = OperationLog()
+
+    def take_operations(self) -> Sequence[Operation]:
+        return self._log.take()
+
+    def _open(self, name: str) -> list[Any]:
+        with self._log.operation("open"):
+            close_seconds = super()._open(name)
+        for seconds in close_seconds:
+            self._log.add(Operation("close", {}, seconds))
+        return close_seconds

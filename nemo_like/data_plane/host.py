@@ -7,6 +7,7 @@ partitions come from the driver as actor calls.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,16 @@ from nemo_like.data_plane.columns import Column
 from nemo_like.data_plane.errors import DeadlineExceeded, StorageFailed
 from nemo_like.data_plane.registry import Registry
 from nemo_like.data_plane.rpc import Handler, RpcServer
-from nemo_like.data_plane.segments import Commit, PartitionInfo, Rows, Segment, Want
+from nemo_like.data_plane.segments import (
+    Commit,
+    PartitionInfo,
+    Replaced,
+    Replacement,
+    Rows,
+    Segment,
+    Thinned,
+    Want,
+)
 from nemo_like.data_plane.transfer_queue import Connection, Session, Storage
 
 
@@ -32,7 +42,7 @@ class DataPlaneHost:
         self._start_timeout_s = start_timeout_s
         self._storage = Storage(cfg)
         limit_bytes = None if cfg.capacity_gib is None else int(cfg.capacity_gib * 2**30)
-        self._registry = Registry(run_id, Capacity(limit_bytes))
+        self._registry = Registry(run_id, Capacity(limit_bytes), cfg.max_open_partitions)
         self._changed = asyncio.Condition()
         self._failed: asyncio.Future[str] = asyncio.Future()
         self._starting: asyncio.Task[Connection] | None = None
@@ -56,16 +66,27 @@ class DataPlaneHost:
         return await asyncio.shield(self._failed)
 
     async def open_partition(self, name: str, columns: Sequence[Column]) -> None:
-        """Register a partition and its columns before anyone writes."""
-        self._registry.open(name, columns)
+        """Register a partition and its columns before anyone writes. Waits while too many are open, and
+        raises TooManyPartitions at the deadline."""
+        if self._registry.open(name, columns):
+            return
+        try:
+            async with asyncio.timeout(self._timeout_s), self._changed:
+                while not self._registry.open(name, columns):
+                    await self._changed.wait()
+        except TimeoutError:
+            raise self._registry.too_many(name, self._timeout_s) from None
 
-    async def close_partition(self, name: str) -> None:
-        """Drop a partition and everything in it; safe when it is already gone."""
+    async def close_partition(self, name: str) -> float:
+        """Drop a partition and everything in it; safe when it is already gone. Returns the seconds it
+        took."""
+        started_s = time.perf_counter()
         storage_id = self._registry.close(name)
         await self._notify()
         if storage_id is not None and self._session is not None:
             await self._finish(self._session.drop_partition(storage_id), f"closing partition {name!r}")
             self._registry.capacity.release_partition(storage_id)
+        return time.perf_counter() - started_s
 
     async def describe(self, name: str) -> PartitionInfo:
         return self._registry.describe(name)
@@ -97,15 +118,24 @@ class DataPlaneHost:
         except TimeoutError:
             raise self._registry.missing(name, storage_id, wants, timeout_s) from None
 
-    async def clear(self, name: str, storage_id: str, rows: Rows) -> None:
-        """Drop rows and free the segments that nothing needs any more."""
-        freed = self._registry.clear(name, storage_id, rows)
-        if freed:
+    async def clear(self, name: str, storage_id: str, rows: Rows) -> Sequence[Thinned]:
+        """Drop rows and free the segments that nothing needs any more; those of which some parts are
+        needed, for ``replace``."""
+        return await self._freed(name, storage_id, self._registry.clear(name, storage_id, rows))
+
+    async def replace(
+        self, name: str, storage_id: str, replacements: Sequence[Replacement]
+    ) -> Sequence[Thinned]:
+        """Put segments in the place of others and free those; as ``clear``."""
+        return await self._freed(name, storage_id, self._registry.replace(name, storage_id, replacements))
+
+    async def _freed(self, name: str, storage_id: str, replaced: Replaced) -> Sequence[Thinned]:
+        if replaced.obsolete:
             assert self._session is not None
-            await self._finish(
-                self._session.drop(storage_id, freed), f"clearing samples of partition {name!r}"
-            )
-            self._registry.capacity.release(storage_id, [segment.key for segment in freed])
+            work = self._session.drop(storage_id, replaced.obsolete)
+            await self._finish(work, f"clearing samples of partition {name!r}")
+            self._registry.capacity.release(storage_id, [segment.key for segment in replaced.obsolete])
+        return replaced.thinned
 
     async def shutdown(self) -> None:
         """End the storage; everything in it is gone."""
@@ -132,6 +162,7 @@ class DataPlaneHost:
             "commit": self.commit,
             "locate": self.locate,
             "clear": self.clear,
+            "replace": self.replace,
         }
         self._server = RpcServer(ray.util.get_node_ip_address(), calls)
         connection = Connection("host", self._server.address, addresses)

@@ -12,16 +12,25 @@ import numpy as np
 from nemo_like.data_plane.capacity import Capacity
 from nemo_like.data_plane.client import PackedDataPlane, Stored
 from nemo_like.data_plane.columns import Column
-from nemo_like.data_plane.errors import CorruptData
+from nemo_like.data_plane.errors import StorageFailed
 from nemo_like.data_plane.registry import Registry
-from nemo_like.data_plane.segments import Commit, PartitionInfo, Rows, Segment, Want
+from nemo_like.data_plane.segments import (
+    Commit,
+    PartitionInfo,
+    Replaced,
+    Replacement,
+    Rows,
+    Segment,
+    Thinned,
+    Want,
+)
 
 
 class InMemoryStorage:
     """What the clients of one process share: a registry and the values."""
 
-    def __init__(self, capacity_bytes: int | None = None) -> None:
-        self._registry = Registry("in-memory", Capacity(capacity_bytes))
+    def __init__(self, capacity_bytes: int | None = None, max_open_partitions: int | None = None) -> None:
+        self._registry = Registry("in-memory", Capacity(capacity_bytes), max_open_partitions)
         self._changed = threading.Condition()
         self._values: dict[
             tuple[str, str], dict[str, np.ndarray]
@@ -34,9 +43,12 @@ class InMemoryStorage:
         with self._changed:
             return sum(array.nbytes for columns in self._values.values() for array in columns.values())
 
-    def open_partition(self, name: str, columns: Sequence[Column]) -> None:
+    def open_partition(self, name: str, columns: Sequence[Column], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
         with self._changed:
-            self._registry.open(name, columns)
+            while not self._registry.open(name, columns):
+                if not self._changed.wait(deadline - time.monotonic()):
+                    raise self._registry.too_many(name, timeout_s)
 
     def close_partition(self, name: str) -> None:
         with self._changed:
@@ -71,12 +83,22 @@ class InMemoryStorage:
                     raise self._registry.missing(info.name, info.storage_id, wants, timeout_s)
             return found
 
-    def clear(self, info: PartitionInfo, rows: Rows, timeout_s: float) -> None:
+    def clear(self, info: PartitionInfo, rows: Rows, timeout_s: float) -> Sequence[Thinned]:
         with self._changed:
-            freed = self._registry.clear(info.name, info.storage_id, rows)
-            for segment in freed:
-                del self._values[info.storage_id, segment.key]
-            self._registry.capacity.release(info.storage_id, [segment.key for segment in freed])
+            return self._freed(info, self._registry.clear(info.name, info.storage_id, rows))
+
+    def replace(
+        self, info: PartitionInfo, replacements: Sequence[Replacement], timeout_s: float
+    ) -> Sequence[Thinned]:
+        with self._changed:
+            return self._freed(info, self._registry.replace(info.name, info.storage_id, replacements))
+
+    def _freed(self, info: PartitionInfo, replaced: Replaced) -> Sequence[Thinned]:
+        keys = [segment.key for segment in replaced.obsolete]
+        for key in keys:
+            del self._values[info.storage_id, key]
+        self._registry.capacity.release(info.storage_id, keys)
+        return replaced.thinned
 
     def save(
         self, info: PartitionInfo, keys: Sequence[str], values: Stored, timeout_s: float
@@ -95,7 +117,7 @@ class InMemoryStorage:
         with self._changed:
             absent = [key for key in keys if (info.storage_id, key) not in self._values]
             if absent:
-                raise CorruptData(f"partition {info.name!r}: segments {absent} are registered but not stored")
+                raise StorageFailed(f"partition {info.name!r}: segments {absent} are not in storage")
             return {name: [self._values[info.storage_id, key][name] for key in keys] for name in columns}
 
     def discard(self, info: PartitionInfo, segments: Sequence[Segment], timeout_s: float) -> None:
@@ -115,8 +137,9 @@ class InMemoryDataPlane(PackedDataPlane):
         super().__init__(self.storage, self.storage, client_id=client_id, writer=writer, timeout_s=timeout_s)
 
     def open_partition(self, name: str, columns: Sequence[Column]) -> None:
-        """Register a partition and its columns before anyone writes."""
-        self.storage.open_partition(name, columns)
+        """Register a partition and its columns before anyone writes. Waits while as many partitions as
+        there may be are open; raises TooManyPartitions at the deadline."""
+        self.storage.open_partition(name, columns, self._timeout_s)
 
     def close_partition(self, name: str) -> None:
         """Drop a partition and everything in it; safe when it is already gone."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from nemo_like.data_plane.columns import Column
 from nemo_like.data_plane.meta import KVBatchMeta, TagValue
+from nemo_like.data_plane.operations import Operation
 
 # A per_token column of N samples travels through this interface packed: one contiguous array
 # [sum of lengths, *inner_shape], samples in the meta's order. A per_sample column is one array
@@ -40,17 +41,21 @@ class DataPlane(Protocol):
         still have to write. Arrays are read-only: they may be the copy that this process keeps."""
 
     def clear(self, meta: KVBatchMeta) -> None:
-        """Drop these samples, free their bytes."""
+        """Drop these samples. The bytes of a chunk are freed once none of its samples is left."""
 
     def forget(self, partition: str) -> None:
         """Release what this process keeps of a partition (its local copies only)."""
+
+    def take_operations(self) -> Sequence[Operation]:
+        """What this client did since the last time it was asked; nothing where nobody observes it."""
 
 
 class DataPlaneControl(Protocol):
     """Life of partitions; served by the process that owns the storage."""
 
     def open_partition(self, name: str, columns: Sequence[Column]) -> None:
-        """Register a partition and its columns before anyone writes."""
+        """Register a partition and its columns before anyone writes. Waits while as many partitions as
+        there may be are open; raises TooManyPartitions at the deadline."""
 
     def close_partition(self, name: str) -> None:
         """Drop a partition and everything in it; safe when it is already gone."""

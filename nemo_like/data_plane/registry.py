@@ -6,7 +6,8 @@ actor, or a lock). Values never pass through it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nemo_like.data_plane.capacity import Capacity
@@ -15,12 +16,23 @@ from nemo_like.data_plane.errors import (
     DuplicateWrite,
     MissingData,
     PartitionExists,
+    TooManyPartitions,
     UnknownColumn,
     UnknownPartition,
     UnknownSamples,
     listed,
 )
-from nemo_like.data_plane.segments import Commit, Part, PartitionInfo, Rows, Segment, Want
+from nemo_like.data_plane.segments import (
+    Commit,
+    Part,
+    PartitionInfo,
+    Replaced,
+    Replacement,
+    Rows,
+    Segment,
+    Thinned,
+    Want,
+)
 
 
 @dataclass(slots=True)
@@ -28,6 +40,7 @@ class _StoredSegment:
     segment: Segment
     writer: str
     live_rows: int  # at 0 the segment can be freed
+    is_replaced: bool = False  # somebody writes its live parts anew, and frees it
 
 
 @dataclass(slots=True)
@@ -46,16 +59,25 @@ class _Partition:
     name: str
     storage_id: str
     columns: dict[str, Column]
+    opened_s: float
     chunks: dict[str, _ChunkState] = field(default_factory=dict)
     segments: dict[str, _StoredSegment] = field(default_factory=dict)
 
 
 class Registry:
-    """Partitions of one run."""
+    """Partitions of one run, at most ``max_open_partitions`` of them open at a time (None: any number)."""
 
-    def __init__(self, run_id: str, capacity: Capacity) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        capacity: Capacity,
+        max_open_partitions: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.capacity = capacity
         self._run_id = run_id
+        self._max_open = max_open_partitions
+        self._clock = clock
         self._open: dict[str, _Partition] = {}
         self._num_opened = 0
 
@@ -63,15 +85,32 @@ class Registry:
     def open_partitions(self) -> tuple[str, ...]:
         return tuple(self._open)
 
-    def open(self, name: str, columns: Sequence[Column]) -> None:
-        """Register a partition. Raises PartitionExists, or ValueError when a column is declared twice."""
+    def open(self, name: str, columns: Sequence[Column]) -> bool:
+        """Register a partition; False, and nothing changed, while too many are open.
+
+        Raises PartitionExists, or ValueError when a column is declared twice.
+        """
         if name in self._open:
             raise PartitionExists(f"partition {name!r} is open already; close it first or take another name")
         by_name = {column.name: column for column in columns}
         if len(by_name) != len(columns):
             raise ValueError(f"partition {name!r} declares a column twice: {[c.name for c in columns]}")
+        if self._max_open is not None and len(self._open) >= self._max_open:
+            return False
         self._num_opened += 1
-        self._open[name] = _Partition(name, f"{self._run_id}/{name}/{self._num_opened}", by_name)
+        storage_id = f"{self._run_id}/{name}/{self._num_opened}"
+        self._open[name] = _Partition(name, storage_id, by_name, self._clock())
+        return True
+
+    def too_many(self, name: str, waited_s: float) -> TooManyPartitions:
+        """The error for an open that waited in vain: what is open, and since when."""
+        now = self._clock()
+        ages = [f"{one.name!r} for {now - one.opened_s:.1f} s" for one in self._open.values()]
+        return TooManyPartitions(
+            f"partition {name!r} could not be opened within {waited_s:g} s: "
+            f"data_plane.max_open_partitions={self._max_open} are open, {listed(ages)}. Their consumers are "
+            "behind, or nobody closes them"
+        )
 
     def close(self, name: str) -> str | None:
         """Forget a partition; its storage id, or None when it was not open."""
@@ -107,13 +146,7 @@ class Registry:
         for segment in commit.segments:
             rows = sum(part.num_rows for part in segment.parts)
             partition.segments[segment.key] = _StoredSegment(segment, commit.writer, rows)
-            for part in segment.parts:
-                state = partition.chunks[part.chunk]
-                for column in segment.columns:
-                    if part.rows is None:
-                        state.whole[column] = segment.key
-                    else:
-                        state.partial.setdefault(column, {}).update(dict.fromkeys(part.rows, segment.key))
+            self._place(partition, segment)
 
     def locate(self, name: str, storage_id: str, wants: Sequence[Want]) -> list[Segment] | None:
         """The segments that hold everything wanted, or None while something is not written yet.
@@ -153,23 +186,71 @@ class Registry:
         )
         return MissingData(f"partition {name!r}: not written within {waited_s:g} s: {text}")
 
-    def clear(self, name: str, storage_id: str, rows: Rows) -> list[Segment]:
-        """Drop rows; the segments that no live row needs any more. Raises UnknownSamples."""
+    def clear(self, name: str, storage_id: str, rows: Rows) -> Replaced:
+        """Drop rows. ``obsolete`` are the segments that no live row needs any more; the caller writes the
+        live parts of the ``thinned`` ones anew and calls ``replace``. Raises UnknownSamples."""
         partition = self._get(name, storage_id)
         states = [(self._chunk(partition, chunk, of_chunk), of_chunk) for chunk, of_chunk in rows]
-        freed: list[Segment] = []
+        touched: dict[str, None] = {}
         for state, of_chunk in states:
             for row in range(state.num_rows) if of_chunk is None else of_chunk:
                 state.dropped.add(row)
                 columns = (*state.whole, *state.partial)
                 for key in {state.segment_of(column, row) for column in columns} - {None}:
-                    stored = partition.segments[str(key)]
-                    stored.live_rows -= 1
-                    if stored.live_rows == 0:
-                        freed.append(stored.segment)
-        for segment in freed:
-            del partition.segments[segment.key]
-        return freed
+                    partition.segments[str(key)].live_rows -= 1
+                    touched[str(key)] = None
+        waiting = [key for key in touched if not partition.segments[key].is_replaced]
+        dead = [key for key in waiting if partition.segments[key].live_rows == 0]
+        obsolete = tuple(partition.segments.pop(key).segment for key in dead)
+        return Replaced(
+            obsolete, self._thinned(partition, [key for key in waiting if key in partition.segments])
+        )
+
+    def replace(self, name: str, storage_id: str, replacements: Sequence[Replacement]) -> Replaced:
+        """Let new segments take the place of ``thinned`` ones, whose live parts they hold."""
+        partition = self._get(name, storage_id)
+        obsolete: list[Segment] = []
+        for old_key, segment, num_bytes in replacements:
+            old = partition.segments.pop(old_key)
+            obsolete.append(old.segment)
+            if old.live_rows == 0:
+                obsolete.append(segment)
+                continue
+            partition.segments[segment.key] = _StoredSegment(segment, old.writer, old.live_rows)
+            self.capacity.take(storage_id, segment.key, num_bytes)
+            self._place(partition, segment)
+        kept = [one.segment.key for one in replacements if one.segment.key in partition.segments]
+        return Replaced(tuple(obsolete), self._thinned(partition, kept))
+
+    def _thinned(self, partition: _Partition, keys: Iterable[str]) -> tuple[Thinned, ...]:
+        """Those of the segments that have parts without a live row; they count as being replaced."""
+        thinned = []
+        for key in keys:
+            stored = partition.segments[key]
+            parts = stored.segment.parts
+            live = tuple(position for position, part in enumerate(parts) if self._is_live(partition, part))
+            if len(live) < len(parts):
+                stored.is_replaced = True
+                thinned.append(Thinned(stored.segment, live))
+        return tuple(thinned)
+
+    @staticmethod
+    def _is_live(partition: _Partition, part: Part) -> bool:
+        state = partition.chunks[part.chunk]
+        if part.rows is None:
+            return len(state.dropped) < state.num_rows
+        return not state.dropped.issuperset(part.rows)
+
+    @staticmethod
+    def _place(partition: _Partition, segment: Segment) -> None:
+        """Let every (chunk, column) that the segment holds point to it."""
+        for part in segment.parts:
+            state = partition.chunks[part.chunk]
+            for column in segment.columns:
+                if part.rows is None:
+                    state.whole[column] = segment.key
+                else:
+                    state.partial.setdefault(column, {}).update(dict.fromkeys(part.rows, segment.key))
 
     def _get(self, name: str, storage_id: str) -> _Partition:
         partition = self._open.get(name)

@@ -58,6 +58,28 @@ class Commit(NamedTuple):
     new_chunks: dict[str, int]  # chunk -> number of rows; empty when columns are added to existing samples
 
 
+class Thinned(NamedTuple):
+    """A segment of which some parts have no live row any more."""
+
+    segment: Segment
+    live_parts: tuple[int, ...]  # positions in ``segment.parts``
+
+
+class Replacement(NamedTuple):
+    """A stored segment that takes the place of another."""
+
+    old_key: str
+    segment: Segment
+    num_bytes: int  # of its values
+
+
+class Replaced(NamedTuple):
+    """What follows from the replacement of segments."""
+
+    obsolete: tuple[Segment, ...]  # that nothing refers to
+    thinned: tuple[Thinned, ...]  # by samples cleared meanwhile
+
+
 def split(parts: Sequence[Part], sizes: Sequence[int], segment_bytes: int) -> list[list[Part]]:
     """Consecutive parts grouped until a group reaches ``segment_bytes``; ``sizes`` are the parts' bytes.
 

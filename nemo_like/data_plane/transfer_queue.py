@@ -40,8 +40,18 @@ from nemo_like.data_plane.errors import (
 )
 from nemo_like.data_plane.factory import TRANSFER_QUEUE_ENVIRONMENT, DataPlaneSpec
 from nemo_like.data_plane.mooncake import Master, MooncakeStorageUnit, client_settings, environment
+from nemo_like.data_plane.observed import ObservedStore
+from nemo_like.data_plane.operations import OperationLog
 from nemo_like.data_plane.rpc import RpcClient
-from nemo_like.data_plane.segments import Commit, PartitionInfo, Rows, Segment, Want
+from nemo_like.data_plane.segments import (
+    Commit,
+    PartitionInfo,
+    Replacement,
+    Rows,
+    Segment,
+    Thinned,
+    Want,
+)
 
 _SIMPLE, _MOONCAKE = "SimpleStorage", "MooncakeStore"  # as TransferQueue calls them
 
@@ -251,13 +261,14 @@ class Session:
 class TransferQueueDataPlane(PackedDataPlane):
     """The data plane of one process."""
 
-    def __init__(self, spec: DataPlaneSpec) -> None:
-        """Connects, which waits for the storage to be up; raises StorageFailed when it can't be reached."""
+    def __init__(self, spec: DataPlaneSpec, log: OperationLog | None) -> None:
+        """Connects, which waits for the storage to be up; raises StorageFailed when it can't be reached.
+        What moves is counted in ``log``."""
         self._session = Session(_connect(spec))
         remote = _Remote(self._session, spec.host.submit("storage_failure"))
         super().__init__(
             remote,
-            remote,
+            remote if log is None else ObservedStore(remote, log),
             client_id=self._session.client_id,
             writer=f"process {os.getpid()} on {socket.gethostname()}",
             timeout_s=spec.timeout_s,
@@ -293,9 +304,15 @@ class _Remote:
         work = self._session.ask("locate", info.name, info.storage_id, wants, timeout_s)
         return self._finish(work, "locate", info.name, timeout_s + _GRACE_S)
 
-    def clear(self, info: PartitionInfo, rows: Rows, timeout_s: float) -> None:
+    def clear(self, info: PartitionInfo, rows: Rows, timeout_s: float) -> Sequence[Thinned]:
         work = self._session.ask("clear", info.name, info.storage_id, rows)
-        self._finish(work, "clear", info.name, timeout_s + _GRACE_S)
+        return self._finish(work, "clear", info.name, timeout_s + _GRACE_S)
+
+    def replace(
+        self, info: PartitionInfo, replacements: Sequence[Replacement], timeout_s: float
+    ) -> Sequence[Thinned]:
+        work = self._session.ask("replace", info.name, info.storage_id, replacements)
+        return self._finish(work, "clear", info.name, timeout_s + _GRACE_S)
 
     def save(
         self, info: PartitionInfo, keys: Sequence[str], values: Stored, timeout_s: float

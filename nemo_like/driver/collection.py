@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from nemo_like.algorithms.rewards import Outcome, informative_groups
 from nemo_like.config.schema import GRPOConfig
 from nemo_like.data_plane.meta import KVBatchMeta
+from nemo_like.data_plane.operations import Operation
 from nemo_like.driver.errors import RunFailed
 from nemo_like.driver.interfaces import Rollout
 from nemo_like.driver.stages import with_outcome, with_shaped_rewards
@@ -34,6 +35,7 @@ class Collected:
     generation_s: float
     reward_s: float
     put_s: float
+    operations: Sequence[Operation]  # of the rollout actor in the data plane
 
     @property
     def generated(self) -> tuple[KVBatchMeta, ...]:
@@ -108,6 +110,7 @@ def _collected(
         generation_s=sum(result.generation_s for result in results),
         reward_s=sum(result.reward_s for result in results),
         put_s=sum(result.put_s for result in results),
+        operations=[operation for result in results for operation in result.operations],
     )
 
 

@@ -64,7 +64,8 @@ class GenerationDriver:
             with timer("advantage"):
                 components = list(grpo.adv_estimator.reward_weights)
                 batch = with_advantages(batch, self.estimate_advantages, components)
-        return generation_report(batch, collected, timer.metrics("timing/train/"))
+        opened = self.components.partitions.take_operations()
+        return generation_report(batch, collected, opened, timer.metrics("timing/train/"))
 
     def next_prompts(self, step: int, first_group: int = 0) -> PromptBatch:
         """The next P training prompts, by index."""

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from nemo_like.data_plane.meta import KVBatchMeta
+from nemo_like.data_plane.operations import Operation
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.results import ScoredBatch, TrainUpdate
 from nemo_like.rollout.prompts import PromptBatch, RolloutResult
@@ -17,6 +18,9 @@ class Partitions(Protocol):
 
     def partition(self, name: str) -> AbstractContextManager[str]:
         """Open with every column declared; cleared on exit, also when the block raised."""
+
+    def take_operations(self) -> Sequence[Operation]:
+        """What was opened and closed since the last time; nothing where nobody observes it."""
 
 
 class Rollout(Protocol):

@@ -45,7 +45,10 @@ def start_actors(cfg: Config, cluster: Cluster, directory: RunDirectory) -> Acto
     starter = _Starter(cfg, cluster, directory)
     host = starter.host()
     data_plane = DataPlaneSpec(
-        host=host, timeout_s=cfg.data_plane.timeout_s, start_timeout_s=cfg.cluster.start_timeout_s
+        host=host,
+        timeout_s=cfg.data_plane.timeout_s,
+        start_timeout_s=cfg.cluster.start_timeout_s,
+        is_observed=cfg.data_plane.log_operations,
     )
     engines, environments = starter.engines(), starter.environments()
     if cfg.rollout.replay is not None:

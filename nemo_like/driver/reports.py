@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from nemo_like.algorithms.advantages import baseline_reward_metrics
 from nemo_like.algorithms.rewards import Outcome
 from nemo_like.data_plane.meta import KVBatchMeta
+from nemo_like.data_plane.operations import Operation, operation_metrics
 from nemo_like.driver.collection import Collected
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.results import ScoredBatch, TrainUpdate
@@ -35,6 +36,7 @@ class StepResults:
     scored: ScoredBatch
     update: TrainUpdate
     weight_sync: Mapping[str, Metric]
+    partition_operations: Sequence[Operation]
 
 
 def train_report(results: StepResults, timing: Mapping[str, float]) -> StepReport:
@@ -54,12 +56,24 @@ def train_report(results: StepResults, timing: Mapping[str, float]) -> StepRepor
             **timing,
             "timing/train/reward": results.rollout.reward_s,
             "timing/train/rollout_put": results.rollout.put_s,
+            **operation_metrics(
+                (
+                    *results.rollout.operations,
+                    *results.update.operations,
+                    *results.partition_operations,
+                )
+            ),
             **_performance(results, timing["timing/train/total_step_time"]),
         }
     )
 
 
-def generation_report(batch: KVBatchMeta, rollout: Collected, timing: Mapping[str, float]) -> StepReport:
+def generation_report(
+    batch: KVBatchMeta,
+    rollout: Collected,
+    partition_operations: Sequence[Operation],
+    timing: Mapping[str, float],
+) -> StepReport:
     """What a step logs that trains nothing."""
     train = {
         **_values(rollout.metrics),
@@ -72,6 +86,7 @@ def generation_report(batch: KVBatchMeta, rollout: Collected, timing: Mapping[st
             **timing,
             "timing/train/reward": rollout.reward_s,
             "timing/train/rollout_put": rollout.put_s,
+            **operation_metrics((*rollout.operations, *partition_operations)),
         }
     )
 

@@ -24,7 +24,7 @@ from nemo_like.config.plan import ray_cpus, ray_gpus
 from nemo_like.config.schema import Config
 from nemo_like.data.sampler import PromptSampler
 from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
-from nemo_like.data_plane.handle import PartitionControl
+from nemo_like.data_plane.handle import ObservedPartitionControl, PartitionControl
 from nemo_like.driver.bundles import bundles
 from nemo_like.driver.errors import RunFailed
 from nemo_like.driver.generate_only import GenerationComponents, GenerationDriver
@@ -115,7 +115,8 @@ def _connect(
     # The rollout actor keeps the same deadline and can name the prompts that are missing: it answers first.
     rollout_timeout_s = cfg.cluster.stage_timeout_s + _SHORT_TIMEOUT_S
     rollout = RolloutHandle(cluster, actors.rollout, timeout_s=rollout_timeout_s)
-    partitions = PartitionControl(
+    control = ObservedPartitionControl if cfg.data_plane.log_operations else PartitionControl
+    partitions = control(
         cluster,
         actors.host,
         columns=(*ROLLOUT_COLUMNS, *POLICY_COLUMNS),

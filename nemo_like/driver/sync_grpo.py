@@ -111,8 +111,10 @@ class SyncGRPODriver:
             with timer("policy_training"):
                 update = self.policy.train(batch)
         self.policy_version = update.policy_version
+        opened = self.partitions.take_operations()
         return train_report(
-            StepResults(batch, rollout, scored, update, sync_metrics), timer.metrics("timing/train/")
+            StepResults(batch, rollout, scored, update, sync_metrics, opened),
+            timer.metrics("timing/train/"),
         )
 
     def collect(self, prompts: PromptBatch, partition: str) -> Collected:
@@ -150,6 +152,7 @@ class SyncGRPODriver:
             self.weight_sync.ensure_version(self.policy_version)
             with self.partitions.partition(f"validation-{step}") as partition:
                 rollout = self.rollout.run(prompts, partition)
+        self.partitions.take_operations()  # data_plane/ metrics are those of training steps
         report = validation_report(rollout, timer.metrics("timing/validation/"))
         self.logger.log_validation(step, report.metrics)
         return report

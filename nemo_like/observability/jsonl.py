@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 # What differs between two runs with one seed; everything else must be equal.
-MEASURED_PREFIXES = ("timing/", "performance/")
+_MEASURED_PREFIXES = ("timing/", "performance/")
+_MEASURED_SUFFIX = "_s"  # seconds, and what is counted per second
 
 
 class MetricsFile:
@@ -50,7 +51,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def without_measurements(record: Mapping[str, Any]) -> dict[str, Any]:
     """A step's metrics without those that depend on the machine's speed."""
-    return {name: value for name, value in record.items() if not name.startswith(MEASURED_PREFIXES)}
+    return {
+        name: value
+        for name, value in record.items()
+        if not name.startswith(_MEASURED_PREFIXES) and not name.endswith(_MEASURED_SUFFIX)
+    }
 
 
 def _json_number(value: float) -> float | None:

@@ -85,6 +85,7 @@ class PolicyWorkerGroup:
             metrics=merge(answer.metrics for answer in answers),
             policy_version=versions.pop(),
             compute_s=max(answer.compute_s for answer in answers),
+            operations=[operation for answer in answers for operation in answer.operations],
         )
 
     def push_weights(self, version: int) -> dict[str, Metric]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nemo_like.data_plane.meta import KVBatchMeta
+from nemo_like.data_plane.operations import Operation
 from nemo_like.observability.metrics import Metric
 
 
@@ -25,6 +26,7 @@ class TrainUpdate:
     metrics: Mapping[str, Metric]
     policy_version: int
     compute_s: float  # inside the model and optimizer, the slowest worker's
+    operations: Sequence[Operation]  # the workers' in the data plane, since the training phase before
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +45,4 @@ class WorkerUpdate:
     metrics: Mapping[str, Metric]
     policy_version: int
     compute_s: float
+    operations: Sequence[Operation]  # the leader's in the data plane, since the training phase before

@@ -30,6 +30,7 @@ from nemo_like.data_plane.columns import (
 from nemo_like.data_plane.factory import DataPlaneSpec, connect
 from nemo_like.data_plane.interface import DataPlane
 from nemo_like.data_plane.meta import KVBatchMeta, Schedule
+from nemo_like.data_plane.operations import Operation
 from nemo_like.observability.metrics import Metric
 from nemo_like.observability.trace import span
 from nemo_like.policy.batch import PolicyBatch
@@ -128,11 +129,13 @@ class PolicyWorker:
         with span("compute"), _Stopwatch() as compute:
             metrics = self._backend.train(batch, _schedule(meta))
         self.policy_version += 1
+        operations: Sequence[Operation] = ()
         if self._fetches:
             self._data_plane.forget(meta.partition)
+            operations = self._data_plane.take_operations()
         if not self.coordinates.is_leader:
             return None
-        return WorkerUpdate(metrics, self.policy_version, compute.seconds)
+        return WorkerUpdate(metrics, self.policy_version, compute.seconds, operations)
 
     def connect_weights(self, receivers: Sequence[Any]) -> None:
         """Meet the generation engines' weight receivers."""

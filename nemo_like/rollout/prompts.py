@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from nemo_like.data_plane.meta import KVBatchMeta
+from nemo_like.data_plane.operations import Operation
 from nemo_like.observability.metrics import Metric
 
 
@@ -44,3 +45,4 @@ class RolloutResult:
     generation_s: float  # from the first request to the last finished group
     reward_s: float  # what the rewards took beyond that
     put_s: float  # flatten and the one-hop put
+    operations: Sequence[Operation]  # in the data plane, since the rollout before

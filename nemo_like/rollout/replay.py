@@ -62,4 +62,5 @@ class ReplayRolloutActor:
             generation_s=0.0,
             reward_s=0.0,
             put_s=time.monotonic() - started_s,
+            operations=self._data_plane.take_operations(),
         )

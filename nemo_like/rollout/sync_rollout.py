@@ -149,6 +149,7 @@ class SyncRolloutActor:
             generation_s=active.last_group_s - active.started_s,
             reward_s=rewarded_s - active.last_group_s,
             put_s=time.monotonic() - rewarded_s,
+            operations=self._data_plane.take_operations(),
         )
 
     def on_groups(self, results: Sequence[GroupResult]) -> None:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import psutil
@@ -34,7 +35,12 @@ simple = pytest.param(StorageBackend.simple, id="simple")
 
 
 def data_plane_config(
-    backend: StorageBackend, *, timeout_s: float, num_units: int = 1, capacity_bytes: int | None = None
+    backend: StorageBackend,
+    *,
+    timeout_s: float,
+    num_units: int = 1,
+    capacity_bytes: int | None = None,
+    max_open_partitions: int = 1000,
 ) -> DataPlaneConfig:
     """Small enough for a test; every Mooncake unit has 64 MiB."""
     return DataPlaneConfig(
@@ -42,6 +48,8 @@ def data_plane_config(
         num_storage_units=num_units,
         capacity_gib=None if capacity_bytes is None else capacity_bytes / 2**30,
         timeout_s=timeout_s,
+        max_open_partitions=max_open_partitions,
+        log_operations=False,
         mooncake_cfg=MooncakeConfig(
             protocol=MooncakeProtocol.tcp,
             rdma_devices=None,
@@ -61,7 +69,9 @@ class TransferQueuePlanes:
         spec = host_actor(cfg, run_id=run_id, start_timeout_s=START_TIMEOUT_S)
         # Runs of one driver share its names.
         self.host: ActorHandle = start_actor(replace(spec, name=f"data_plane-{run_id}"))
-        self.spec = DataPlaneSpec(host=self.host, timeout_s=timeout_s, start_timeout_s=START_TIMEOUT_S)
+        self.spec = DataPlaneSpec(
+            host=self.host, timeout_s=timeout_s, start_timeout_s=START_TIMEOUT_S, is_observed=False
+        )
         self._clients: list[DataPlane] = []
 
     def start(self) -> None:
@@ -85,6 +95,11 @@ class TransferQueuePlanes:
         partitions = session.start(session._client.async_kv_list()).result(self.timeout_s)
         return sum(len(keys) for keys in partitions.values())
 
+    def num_stored_bytes(self) -> int:
+        """Of the values, as TransferQueue gives them back key by key."""
+        session = self.client()._session
+        return session.start(_num_stored_bytes(session._client)).result(self.timeout_s)
+
     def call(self, method: str, *args: object, deadline_s: float | None = None) -> object:
         try:
             return self.host.submit(method, *args).result(deadline_s or self.timeout_s + 10)
@@ -102,6 +117,16 @@ class TransferQueuePlanes:
         while len(self._clients) <= number:
             self._clients.append(connect(self.spec))
         return self._clients[number]
+
+
+async def _num_stored_bytes(client: Any) -> int:
+    total = 0
+    for partition, keys in (await client.async_kv_list()).items():
+        for key in keys:
+            meta = await client.async_kv_retrieve_meta(keys=[key], partition_id=partition, create=False)
+            values = await client.async_get_data(meta)
+            total += sum(values.get(column).tolist()[0].nbytes for column in values.keys())  # noqa: SIM118
+    return total
 
 
 @contextmanager

@@ -9,7 +9,6 @@ import pytest
 
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.config.schema import StorageBackend
-from nemo_like.data_plane.client import SEGMENT_BYTES
 from nemo_like.data_plane.columns import ROLLOUT_COLUMNS
 from nemo_like.data_plane.errors import (
     CorruptData,
@@ -20,6 +19,7 @@ from nemo_like.data_plane.errors import (
     UnknownSamples,
 )
 from nemo_like.data_plane.handle import PartitionControl
+from nemo_like.data_plane.layout import SEGMENT_BYTES
 from nemo_like.data_plane.meta import Chunk, KVBatchMeta
 from nemo_like.data_plane.segments import Segment, Want
 from tests.functional.data_plane_fixtures import (

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from nemo_like.observability.jsonl import without_measurements
 from tests.functional.data_plane_fixtures import needs_mooncake
 from tests.functional.runs import FinishedRun, run_grpo
 
@@ -78,8 +79,23 @@ def test_a_seed_fixes_every_metric_but_the_timings_whatever_stores_the_batches(
     """The demo's storage is simple."""
     again = run_grpo(tmp_path, [*FEW, "grpo.val_at_start=true", "data_plane.backend=mooncake_cpu"])
     assert again.returncode == 0, again.output
-    first = [_without_timings(record) for record in demo.records() if record["step"] <= FEW_STEPS]
-    assert [_without_timings(record) for record in again.records()] == first
+    first = [without_measurements(record) for record in demo.records() if record["step"] <= FEW_STEPS]
+    assert [without_measurements(record) for record in again.records()] == first
+
+
+def test_every_step_says_what_its_data_plane_moved(demo: FinishedRun) -> None:
+    for record in demo.records():
+        if "train/loss" not in record:
+            continue
+        tokens = record["train/total_num_tokens"]
+        assert record["data_plane/put/count"] == 1
+        assert record["data_plane/put/input_ids/bytes"] == 4 * tokens
+        assert record["data_plane/fetch/response_mask/bytes"] == tokens
+        # Training reads what its worker wrote itself.
+        assert record["data_plane/write/prev_logprobs/bytes"] == 4 * tokens
+        assert record["data_plane/fetch/prev_logprobs/bytes"] == 0
+        assert record["data_plane/open/count"] == 1
+        assert 0 < record["data_plane/put/latency_p50_s"] <= record["data_plane/put/latency_max_s"] < 10
 
 
 @pytest.mark.parametrize(
@@ -102,8 +118,3 @@ def test_a_parallel_layout_changes_no_result(demo: FinishedRun, layout: list[str
         assert run.metrics(key)[0] == pytest.approx(demo.metrics(key)[0], abs=1e-4)
     assert run.metrics("train/reward") == pytest.approx(demo.metrics("train/reward")[:FEW_STEPS], abs=0.04)
     assert max(run.metrics("train/token_mult_prob_error")) < 1.001
-
-
-def _without_timings(record: dict[str, float]) -> dict[str, float]:
-    noisy = ("timing/", "performance/", "data_plane/")
-    return {k: v for k, v in record.items() if not k.startswith(noisy) and not k.endswith("_s")}

@@ -82,6 +82,7 @@ def test_the_demo_is_valid(demo: Demo) -> None:
         ("cluster.start_timeout_s=0.0", "must be above 0"),
         ("cluster.stage_timeout_s=-1.0", "must be above 0"),
         ("data_plane.timeout_s=0.0", "must be above 0"),
+        ("data_plane.max_open_partitions=0", "must be at least 1"),
     ],
 )
 def test_a_number_outside_its_range_names_key_value_and_range(demo: Demo, argument: str, rule: str) -> None:

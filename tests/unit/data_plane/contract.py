@@ -55,6 +55,9 @@ class Planes(Protocol):
     def num_stored_keys(self) -> int:
         """Keys in storage, over all partitions."""
 
+    def num_stored_bytes(self) -> int:
+        """Bytes of the values in storage, over all partitions."""
+
 
 _numbers = count()
 
@@ -405,6 +408,66 @@ class DataPlaneContract:
         client.put(partition, {"input_ids": ids(lengths)}, lengths=lengths, chunk_sizes=(1, 1), tags={})
         planes.close(partition)
         assert planes.num_stored_keys() == before
+
+    def test_clearing_a_small_group_frees_its_bytes_and_moves_its_neighbours(self, planes: Planes) -> None:
+        """Small groups share storage keys; what is left of one reads as before, in every layout."""
+        client, reader = planes.client(), planes.other_client()
+        images = Column("images", "", Layout.ragged, "rollout", ("train",), "")
+        partition = opened(planes, dense("extra", "int64", (2,), Layout.per_sample), images)
+        others = planes.num_stored_bytes()
+        pixels = [[np.full((row + 1, 50), row, np.int16)] for row in range(6)]
+        extra = np.arange(12).reshape(6, 2)
+        meta = put(client, partition, {"extra": extra, "images": pixels})
+        before = planes.num_stored_bytes()
+        meta = client.write(meta, {"prev_logprobs": np.arange(15, dtype=np.float32)})
+        written = planes.num_stored_bytes()
+        assert written == before + 15 * 4
+        client.clear(meta.subset([2, 3]))
+        assert planes.num_stored_bytes() == written
+        client.clear(meta.subset([4]))
+        # The second group, of samples 2 to 4: ids, extra, log-probs, and three images.
+        dense_bytes = 6 * 4 + 3 * 2 * 8 + 6 * 4
+        image_bytes = (3 + 4 + 5) * 50 * 2
+        freed = written - planes.num_stored_bytes()
+        assert dense_bytes + image_bytes <= freed < dense_bytes + image_bytes + 500
+        kept = meta.subset([5, 0, 1])
+        for plane in (client, reader):
+            got = plane.fetch(kept, ["input_ids", "extra", "images", "prev_logprobs"])
+            np.testing.assert_array_equal(got["input_ids"], rows_of(ids(), LENGTHS, [5, 0, 1]))
+            np.testing.assert_array_equal(got["extra"], extra[[5, 0, 1]])
+            np.testing.assert_array_equal(got["prev_logprobs"], rows_of(ids(), LENGTHS, [5, 0, 1]))
+            for row, position in zip(got["images"], (5, 0, 1), strict=True):
+                np.testing.assert_array_equal(row[0], pixels[position][0])
+        client.clear(kept)
+        assert planes.num_stored_bytes() == others
+
+    def test_who_cleared_samples_reads_them_no_more(self, planes: Planes) -> None:
+        client = planes.client()
+        meta = put(client, opened(planes))
+        client.fetch(meta, ["input_ids"])
+        client.clear(meta.subset([0]))
+        with pytest.raises(UnknownSamples, match="were cleared"):
+            client.fetch(meta.subset([0, 1]), ["input_ids"])
+        assert client.fetch(meta.subset([1]), ["input_ids"])["input_ids"].tolist() == [3]
+
+    def test_a_group_may_be_cleared_while_a_reader_looks_for_its_neighbours(
+        self, planes: Planes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        client, reader = planes.client(), planes.other_client()
+        meta = put(client, opened(planes))
+        locate = reader._catalog.locate
+        dropped = [meta.subset([5]), meta.subset([0, 1])]
+
+        def clear_after(*args: Any) -> Any:
+            found = locate(*args)
+            if dropped:
+                client.clear(dropped.pop())
+            return found
+
+        monkeypatch.setattr(reader._catalog, "locate", clear_after)
+        got = reader.fetch(meta.subset([2, 3, 4]), ["input_ids"])["input_ids"]
+        np.testing.assert_array_equal(got, rows_of(ids(), LENGTHS, [2, 3, 4]))
+        assert not dropped
 
     def test_dropped_groups_are_refilled_by_a_second_put(self, planes: Planes) -> None:
         client, reader, partition = planes.client(), planes.other_client(), opened(planes)

@@ -35,6 +35,9 @@ class InMemoryPlanes:
     def num_stored_keys(self) -> int:
         return len(self.first.storage._values)
 
+    def num_stored_bytes(self) -> int:
+        return self.first.storage.num_bytes
+
 
 @pytest.fixture(scope="module")
 def planes() -> InMemoryPlanes:

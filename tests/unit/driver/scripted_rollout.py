@@ -54,7 +54,7 @@ class ScriptedRollout:
             },
         )
         metrics = {"total_num_tokens": summed(NUM_TOKENS * count)}
-        return RolloutResult(batch, metrics, generation_s=2.0, reward_s=0.5, put_s=0.25)
+        return RolloutResult(batch, metrics, generation_s=2.0, reward_s=0.5, put_s=0.25, operations=())
 
     def discard(self, batches: Sequence[KVBatchMeta]) -> None:
         for batch in batches:

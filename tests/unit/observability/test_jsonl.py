@@ -67,5 +67,8 @@ def test_measurements_can_be_left_out_for_comparing_runs():
         "timing/train/generation": 0.2,
         "timing/validation/validation": 0.1,
         "performance/tokens_per_sec": 9000.0,
+        "data_plane/put/bytes": 90.0,
+        "data_plane/put/latency_p50_s": 0.01,
+        "data_plane/put/gb_per_s": 0.4,
     }
-    assert without_measurements(record) == {"step": 1, "train/reward": 0.5}
+    assert without_measurements(record) == {"step": 1, "train/reward": 0.5, "data_plane/put/bytes": 90.0}

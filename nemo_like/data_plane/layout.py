@@ -1,0 +1,147 @@
+"""Which samples go into which segment, and the checks of what comes back. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nemo_like.data_plane import codec
+from nemo_like.data_plane.columns import Column, Layout
+from nemo_like.data_plane.errors import CorruptData, UnknownColumn
+from nemo_like.data_plane.meta import Chunk, KVBatchMeta
+from nemo_like.data_plane.segments import Part, PartitionInfo, Rows, Segment, Thinned, Want, split
+
+# Below this many bytes, small chunks share one storage key.
+SEGMENT_BYTES = 128 << 10
+
+
+def declared(info: PartitionInfo, name: str) -> Column:
+    if name not in info.columns:
+        raise UnknownColumn(
+            f"partition {info.name!r} has no column {name!r}; declared are: {', '.join(sorted(info.columns))}"
+        )
+    return info.columns[name]
+
+
+def cut(
+    info: PartitionInfo, meta: KVBatchMeta, wired: Mapping[str, Any], keys: Iterator[str]
+) -> list[tuple[Segment, dict[str, np.ndarray]]]:
+    """Segments and their values. Consecutive samples of one chunk become parts, parts become segments of
+    a worthwhile size; ``wired`` are checked columns, each segment takes the next of the ``keys``."""
+    parts = _parts(meta)
+    token_bytes, row_bytes = _bytes_per_unit(info, wired)
+    sizes = [part.num_tokens * token_bytes + part.num_rows * row_bytes for part in parts]
+    saved = []
+    row = token = 0
+    for group in split(parts, sizes, SEGMENT_BYTES):
+        next_row = row + sum(part.num_rows for part in group)
+        next_token = token + sum(part.num_tokens for part in group)
+        values = {}
+        for name, data in wired.items():
+            column = info.columns[name]
+            if column.layout is Layout.per_token:
+                values[name] = data[token:next_token]
+            elif column.layout is Layout.per_sample:
+                values[name] = data[row:next_row]
+            else:
+                values[name] = codec.pack_rows(column, data[row:next_row])
+        saved.append((Segment(next(keys), tuple(wired), tuple(group)), values))
+        row, token = next_row, next_token
+    return saved
+
+
+def _parts(meta: KVBatchMeta) -> list[Part]:
+    """Runs of consecutive samples of the same chunk."""
+    parts = []
+    for index, run in itertools.groupby(meta.rows, key=lambda place: place[0]):
+        chunk = meta.chunks[index]
+        rows = tuple(row for _, row in run)
+        if rows == tuple(range(len(chunk.lengths))):
+            parts.append(Part(chunk.key, None, len(rows), sum(chunk.lengths)))
+        else:
+            parts.append(Part(chunk.key, rows, len(rows), sum(chunk.lengths[row] for row in rows)))
+    return parts
+
+
+def wants(missing: Mapping[str, Rows]) -> tuple[Want, ...]:
+    """Columns that miss the same rows share one entry."""
+    columns: dict[Rows, list[str]] = {}
+    for name, rows in missing.items():
+        if rows:
+            columns.setdefault(rows, []).append(name)
+    return tuple(Want(tuple(names), rows) for rows, names in columns.items())
+
+
+def by_columns(segments: Sequence[Segment]) -> dict[tuple[str, ...], list[Segment]]:
+    groups: dict[tuple[str, ...], list[Segment]] = {}
+    for segment in segments:
+        groups.setdefault(segment.columns, []).append(segment)
+    return groups
+
+
+def thinned_by_columns(thinned: Sequence[Thinned]) -> dict[tuple[str, ...], list[Thinned]]:
+    groups: dict[tuple[str, ...], list[Thinned]] = {}
+    for one in thinned:
+        groups.setdefault(one.segment.columns, []).append(one)
+    return groups
+
+
+def live_values(column: Column, thinned: Thinned, values: np.ndarray) -> np.ndarray:
+    """The live parts of a segment's values, one after the other."""
+    parts = thinned.segment.parts
+    units = [part.num_tokens if column.layout is Layout.per_token else part.num_rows for part in parts]
+    bounds = list(itertools.accumulate(units, initial=0))
+    if codec.is_dense(column):
+        return np.concatenate([values[bounds[i] : bounds[i + 1]] for i in thinned.live_parts])
+    return codec.take_rows(
+        values, [row for i in thinned.live_parts for row in range(bounds[i], bounds[i + 1])]
+    )
+
+
+def _bytes_per_unit(info: PartitionInfo, wired: Iterable[str]) -> tuple[int, int]:
+    """Bytes per token of the per_token columns, and per row of the others (estimated where not dense)."""
+    token_bytes = row_bytes = 0
+    for name in wired:
+        column = info.columns[name]
+        if not codec.is_dense(column):
+            row_bytes += SEGMENT_BYTES // 16
+            continue
+        size = codec.wire_dtype(column).itemsize * int(np.prod(column.inner_shape, dtype=np.int64))
+        if column.layout is Layout.per_token:
+            token_bytes += size
+        else:
+            row_bytes += size
+    return token_bytes, row_bytes
+
+
+def check_loaded(
+    info: PartitionInfo, column: Column, segment: Segment, array: Any, chunks: Mapping[str, Chunk]
+) -> None:
+    """The storage gave back exactly what the registry and the meta promise."""
+    where = f"partition {info.name!r}, column {column.name!r}, segment {segment.key!r}"
+    for part in segment.parts:
+        chunk = chunks.get(part.chunk)
+        if chunk is not None:
+            rows = range(len(chunk.lengths)) if part.rows is None else part.rows
+            promised = sum(chunk.lengths[row] for row in rows if row < len(chunk.lengths))
+            if len(rows) != part.num_rows or promised != part.num_tokens:
+                raise CorruptData(
+                    f"{where}: chunk {part.chunk} was written with {part.num_rows} rows of "
+                    f"{part.num_tokens} tokens, but the batch says {len(rows)} rows of {promised} tokens"
+                )
+    num_rows = sum(part.num_rows for part in segment.parts)
+    if not isinstance(array, np.ndarray) or array.dtype != codec.wire_dtype(column):
+        raise CorruptData(
+            f"{where}: stored {codec.wire_dtype(column)}, got {getattr(array, 'dtype', type(array).__name__)}"
+        )
+    if not codec.is_dense(column):
+        if codec.num_packed_rows(array) != num_rows:
+            raise CorruptData(f"{where}: stored {num_rows} rows, got {codec.num_packed_rows(array)}")
+        return
+    num_tokens = sum(part.num_tokens for part in segment.parts)
+    expected = (num_tokens if column.layout is Layout.per_token else num_rows, *column.inner_shape)
+    if array.shape != expected:
+        raise CorruptData(f"{where}: stored shape {list(expected)}, got {list(array.shape)}")

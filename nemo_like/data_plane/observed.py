@@ -1,0 +1,81 @@
+"""Wrappers that note what a data plane does; they are there only where somebody wants to know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from nemo_like.data_plane.client import PackedDataPlane, SegmentStore, Stored
+from nemo_like.data_plane.interface import ColumnData
+from nemo_like.data_plane.meta import KVBatchMeta, TagValue
+from nemo_like.data_plane.operations import Operation, OperationLog
+from nemo_like.data_plane.segments import PartitionInfo, Segment
+
+
+class ObservedStore:
+    """A ``SegmentStore`` that counts what moves in and out."""
+
+    def __init__(self, store: SegmentStore, log: OperationLog) -> None:
+        self._store, self._log = store, log
+
+    def save(
+        self, info: PartitionInfo, keys: Sequence[str], values: Stored, timeout_s: float
+    ) -> Sequence[Any]:
+        addresses = self._store.save(info, keys, values, timeout_s)
+        self._count(values)
+        return addresses
+
+    def load(
+        self, info: PartitionInfo, segments: Sequence[Segment], columns: Sequence[str], timeout_s: float
+    ) -> Stored:
+        values = self._store.load(info, segments, columns, timeout_s)
+        self._count(values)
+        return values
+
+    def discard(self, info: PartitionInfo, segments: Sequence[Segment], timeout_s: float) -> None:
+        self._store.discard(info, segments, timeout_s)
+
+    def _count(self, values: Stored) -> None:
+        for column, arrays in values.items():
+            self._log.moved(column, sum(array.nbytes for array in arrays))
+
+
+class ObservedDataPlane:
+    """A ``DataPlane`` whose operations can be taken; its store counts into the same ``log``."""
+
+    def __init__(self, plane: PackedDataPlane, log: OperationLog) -> None:
+        self._plane, self._log = plane, log
+
+    def put(
+        self,
+        partition: str,
+        columns: Mapping[str, ColumnData],
+        *,
+        lengths: Sequence[int],
+        chunk_sizes: Sequence[int],
+        tags: Mapping[str, Sequence[TagValue]],
+    ) -> KVBatchMeta:
+        with self._noted("put", columns):
+            return self._plane.put(partition, columns, lengths=lengths, chunk_sizes=chunk_sizes, tags=tags)
+
+    def write(self, meta: KVBatchMeta, columns: Mapping[str, ColumnData]) -> KVBatchMeta:
+        with self._noted("write", columns):
+            return self._plane.write(meta, columns)
+
+    def fetch(self, meta: KVBatchMeta, columns: Sequence[str]) -> dict[str, ColumnData]:
+        with self._noted("fetch", columns):
+            return self._plane.fetch(meta, columns)
+
+    def clear(self, meta: KVBatchMeta) -> None:
+        with self._noted("clear", ()):
+            self._plane.clear(meta)
+
+    def forget(self, partition: str) -> None:
+        self._plane.forget(partition)
+
+    def take_operations(self) -> tuple[Operation, ...]:
+        return self._log.take()
+
+    def _noted(self, name: str, columns: Mapping[str, Any] | Sequence[str]) -> AbstractContextManager[None]:
+        return self._log.operation(name, columns)

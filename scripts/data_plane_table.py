@@ -1,0 +1,83 @@
+#!/usr/bin/env python
+"""What a run's data plane did, as a table: calls, bytes, latency and throughput per operation and column.
+
+    python scripts/data_plane_table.py RUN_DIR [--step N]
+
+Counts and bytes are summed over the steps; p50, p95 and GB/s are medians over the steps, max is over all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rich.console import Console
+from rich.table import Table
+
+from nemo_like.observability.jsonl import read_metrics
+
+_PREFIX = "data_plane/"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--step", type=int, help="this step alone")
+    options = parser.parse_args()
+    path = options.run_dir / "metrics.jsonl"
+    if not path.is_file():
+        print(f"{path} does not exist; give the directory of a run", file=sys.stderr)
+        return 2
+    records = [record for record in read_metrics(path) if options.step in (None, record["step"])]
+    groups = operation_groups(records)
+    if not groups:
+        print(f"{path} has no {_PREFIX} metrics: data_plane.log_operations=false?", file=sys.stderr)
+        return 1
+    console = Console()
+    console.print(table(groups))
+    return 0
+
+
+def operation_groups(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, list[float]]]:
+    """``put`` or ``put/input_ids`` -> statistic -> its values step by step."""
+    groups: dict[str, dict[str, list[float]]] = {}
+    for record in records:
+        for name, value in record.items():
+            if name.startswith(_PREFIX):
+                group, _, statistic = name.removeprefix(_PREFIX).rpartition("/")
+                groups.setdefault(group, {}).setdefault(statistic, []).append(value)
+    return groups
+
+
+def table(groups: dict[str, dict[str, list[float]]]) -> Table:
+    """A line per operation, and below it one per column."""
+    result = Table()
+    for title in ("operation", "column"):
+        result.add_column(title)
+    for title in ("calls", "MB", "p50 ms", "p95 ms", "max ms", "GB/s"):
+        result.add_column(title, justify="right")
+    for group, values in sorted(groups.items()):
+        operation, _, column = group.partition("/")
+        result.add_row(
+            "" if column else operation,
+            column,
+            f"{sum(values['count']):.0f}",
+            f"{sum(values['bytes']) / 1e6:.2f}" if "bytes" in values else "",
+            f"{1e3 * statistics.median(values['latency_p50_s']):.2f}",
+            f"{1e3 * statistics.median(values['latency_p95_s']):.2f}",
+            f"{1e3 * max(values['latency_max_s']):.2f}",
+            f"{statistics.median(values['gb_per_s']):.3f}" if "gb_per_s" in values else "",
+        )
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(main())
