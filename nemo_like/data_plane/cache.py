@@ -88,7 +88,9 @@ class PartitionCache:
             here = held.get(span.chunk, ())
             if any(one.offsets is None for one in here):
                 continue
-            absent = [row for row in range(span.start, span.stop) if _find(here, row) is None]
+            absent: Sequence[int] = range(span.start, span.stop)
+            if here:
+                absent = [row for row in absent if _find(here, row) is None]
             if absent:
                 rows.setdefault(span.chunk, []).extend(absent)
                 num_rows[span.chunk] = len(span.bounds) - 1

@@ -254,9 +254,10 @@ class PackedDataPlane:
         for columns, group in layout.by_columns(segments).items():
             values = self._store.load(info, group, columns, deadline.remaining())
             for position, segment in enumerate(group):
+                layout.check_segment(info, segment, chunks)
                 of_segment = {name: values[name][position] for name in columns}
                 for name, array in of_segment.items():
-                    layout.check_loaded(info, info.columns[name], segment, array, chunks)
+                    layout.check_loaded(info, info.columns[name], segment, array)
                 loaded.append((segment, of_segment))
         return loaded
 
@@ -286,7 +287,7 @@ class PackedDataPlane:
         loaded = self._store.load(info, segments, columns, deadline.remaining())
         for name in columns:
             for segment, array in zip(segments, loaded[name], strict=True):
-                layout.check_loaded(info, info.columns[name], segment, array, {})
+                layout.check_loaded(info, info.columns[name], segment, array)
         kept = {
             name: [
                 layout.live_values(info.columns[name], one, array)

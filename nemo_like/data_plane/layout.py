@@ -117,11 +117,8 @@ def _bytes_per_unit(info: PartitionInfo, wired: Iterable[str]) -> tuple[int, int
     return token_bytes, row_bytes
 
 
-def check_loaded(
-    info: PartitionInfo, column: Column, segment: Segment, array: Any, chunks: Mapping[str, Chunk]
-) -> None:
-    """The storage gave back exactly what the registry and the meta promise."""
-    where = f"partition {info.name!r}, column {column.name!r}, segment {segment.key!r}"
+def check_segment(info: PartitionInfo, segment: Segment, chunks: Mapping[str, Chunk]) -> None:
+    """Registry and meta agree on what the segment holds of these chunks."""
     for part in segment.parts:
         chunk = chunks.get(part.chunk)
         if chunk is not None:
@@ -129,9 +126,15 @@ def check_loaded(
             promised = sum(chunk.lengths[row] for row in rows if row < len(chunk.lengths))
             if len(rows) != part.num_rows or promised != part.num_tokens:
                 raise CorruptData(
-                    f"{where}: chunk {part.chunk} was written with {part.num_rows} rows of "
-                    f"{part.num_tokens} tokens, but the batch says {len(rows)} rows of {promised} tokens"
+                    f"partition {info.name!r}, segment {segment.key!r}: chunk {part.chunk} was written with "
+                    f"{part.num_rows} rows of {part.num_tokens} tokens, but the batch says {len(rows)} rows "
+                    f"of {promised} tokens"
                 )
+
+
+def check_loaded(info: PartitionInfo, column: Column, segment: Segment, array: Any) -> None:
+    """The storage gave back exactly what the registry promises."""
+    where = f"partition {info.name!r}, column {column.name!r}, segment {segment.key!r}"
     num_rows = sum(part.num_rows for part in segment.parts)
     if not isinstance(array, np.ndarray) or array.dtype != codec.wire_dtype(column):
         raise CorruptData(

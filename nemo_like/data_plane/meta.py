@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import cast
+from typing import Any, cast
 
 TagValue = float | int | bool | str
 
@@ -24,6 +24,10 @@ class Chunk:
     key: str
     lengths: tuple[int, ...]  # tokens per row, prompt and response together
 
+    def __reduce__(self) -> tuple[type[Chunk], tuple[Any, ...]]:
+        # There are many, and a dataclass with slots pickles slowly by itself.
+        return Chunk, (self.key, self.lengths)
+
 
 class MicroBatchLayout(Enum):
     """How a micro-batch's samples lie in memory."""
@@ -38,6 +42,10 @@ class MicroBatch:
 
     rows: tuple[int, ...]  # positions within the shard's meta
     padded_length: int  # tokens, of each row or of all end to end; the same on every rank
+
+    def __reduce__(self) -> tuple[type[MicroBatch], tuple[Any, ...]]:
+        # There are many, and a dataclass with slots pickles slowly by itself.
+        return MicroBatch, (self.rows, self.padded_length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +105,10 @@ class KVBatchMeta:
     def __post_init__(self) -> None:
         if len(set(self.rows)) != len(self.rows):
             raise ValueError(f"partition {self.partition!r}: a sample occurs twice in the batch")
+        sizes = [len(chunk.lengths) for chunk in self.chunks]
+        num_chunks = len(sizes)
         for chunk_index, row in self.rows:
-            if not 0 <= chunk_index < len(self.chunks) or not 0 <= row < len(
-                self.chunks[chunk_index].lengths
-            ):
+            if not 0 <= chunk_index < num_chunks or not 0 <= row < sizes[chunk_index]:
                 raise ValueError(f"partition {self.partition!r}: no row {row} in chunk {chunk_index}")
         for name, values in self.tags.items():
             if len(values) != len(self.rows):

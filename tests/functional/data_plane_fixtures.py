@@ -95,10 +95,11 @@ class TransferQueuePlanes:
         partitions = session.start(session._client.async_kv_list()).result(self.timeout_s)
         return sum(len(keys) for keys in partitions.values())
 
-    def num_stored_bytes(self) -> int:
-        """Of the values, as TransferQueue gives them back key by key."""
+    def num_stored_bytes(self, partition: str) -> int:
+        """Of the partition's values, as TransferQueue gives them back key by key."""
         session = self.client()._session
-        return session.start(_num_stored_bytes(session._client)).result(self.timeout_s)
+        counting = _num_stored_bytes(session._client, partition)
+        return session.start(counting).result(self.timeout_s)
 
     def call(self, method: str, *args: object, deadline_s: float | None = None) -> object:
         try:
@@ -119,11 +120,12 @@ class TransferQueuePlanes:
         return self._clients[number]
 
 
-async def _num_stored_bytes(client: Any) -> int:
+async def _num_stored_bytes(client: Any, partition: str) -> int:
     total = 0
-    for partition, keys in (await client.async_kv_list()).items():
-        for key in keys:
-            meta = await client.async_kv_retrieve_meta(keys=[key], partition_id=partition, create=False)
+    storage_ids = [one for one in await client.async_get_partition_list() if f"/{partition}/" in one]
+    for storage_id in storage_ids:
+        for key in (await client.async_kv_list(storage_id))[storage_id]:
+            meta = await client.async_kv_retrieve_meta(keys=[key], partition_id=storage_id, create=False)
             values = await client.async_get_data(meta)
             total += sum(values.get(column).tolist()[0].nbytes for column in values.keys())  # noqa: SIM118
     return total

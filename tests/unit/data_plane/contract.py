@@ -55,8 +55,8 @@ class Planes(Protocol):
     def num_stored_keys(self) -> int:
         """Keys in storage, over all partitions."""
 
-    def num_stored_bytes(self) -> int:
-        """Bytes of the values in storage, over all partitions."""
+    def num_stored_bytes(self, partition: str) -> int:
+        """Bytes of the partition's values in storage."""
 
 
 _numbers = count()
@@ -414,21 +414,20 @@ class DataPlaneContract:
         client, reader = planes.client(), planes.other_client()
         images = Column("images", "", Layout.ragged, "rollout", ("train",), "")
         partition = opened(planes, dense("extra", "int64", (2,), Layout.per_sample), images)
-        others = planes.num_stored_bytes()
         pixels = [[np.full((row + 1, 50), row, np.int16)] for row in range(6)]
         extra = np.arange(12).reshape(6, 2)
         meta = put(client, partition, {"extra": extra, "images": pixels})
-        before = planes.num_stored_bytes()
+        before = planes.num_stored_bytes(partition)
         meta = client.write(meta, {"prev_logprobs": np.arange(15, dtype=np.float32)})
-        written = planes.num_stored_bytes()
+        written = planes.num_stored_bytes(partition)
         assert written == before + 15 * 4
         client.clear(meta.subset([2, 3]))
-        assert planes.num_stored_bytes() == written
+        assert planes.num_stored_bytes(partition) == written
         client.clear(meta.subset([4]))
         # The second group, of samples 2 to 4: ids, extra, log-probs, and three images.
         dense_bytes = 6 * 4 + 3 * 2 * 8 + 6 * 4
         image_bytes = (3 + 4 + 5) * 50 * 2
-        freed = written - planes.num_stored_bytes()
+        freed = written - planes.num_stored_bytes(partition)
         assert dense_bytes + image_bytes <= freed < dense_bytes + image_bytes + 500
         kept = meta.subset([5, 0, 1])
         for plane in (client, reader):
@@ -439,7 +438,7 @@ class DataPlaneContract:
             for row, position in zip(got["images"], (5, 0, 1), strict=True):
                 np.testing.assert_array_equal(row[0], pixels[position][0])
         client.clear(kept)
-        assert planes.num_stored_bytes() == others
+        assert planes.num_stored_bytes(partition) == 0
 
     def test_who_cleared_samples_reads_them_no_more(self, planes: Planes) -> None:
         client = planes.client()

@@ -35,8 +35,12 @@ class InMemoryPlanes:
     def num_stored_keys(self) -> int:
         return len(self.first.storage._values)
 
-    def num_stored_bytes(self) -> int:
-        return self.first.storage.num_bytes
+    def num_stored_bytes(self, partition: str) -> int:
+        storage_id = self.first.storage.describe(partition, self.timeout_s).storage_id
+        stored = self.first.storage._values.items()
+        return sum(
+            array.nbytes for (owner, _), values in stored if owner == storage_id for array in values.values()
+        )
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,106 @@
+"""A GRPO step's traffic over a plane, between real processes.
+
+    producer ── put ──▶ ─┬─ fetch ─▶ worker 0..DP-1 ── write prev_logprobs ─────▶
+                         ├─ fetch ─▶ worker 0..DP-1 ── write reference_logprobs ▶
+                         ├─ fetch ─▶ driver ────────── write advantages ────────▶   (usual flow only)
+                         └─ fetch ─▶ worker 0..DP-1, training
+
+In the usual flow every stage fetches all that it needs, and the driver reads and writes columns. As
+this framework's driver works, workers keep what they fetched or wrote, and an advantage is a scalar per
+sample in the metadata.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import ray
+
+from data_plane_bench.batch import DRIVER_READS, LOGPROB_READS, REFERENCE_READS, TRAIN_READS, Shape
+from data_plane_bench.planes import OUR_COLUMNS, Rows
+from data_plane_bench.station import Stage, StageResult, Station
+from nemo_like.cluster.actors import ActorHandle
+
+_DEADLINE_S = 300.0
+
+
+class Flow(Enum):
+    usual = "usual"
+    as_used = "as_used"
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Wall time in seconds."""
+
+    first_put_s: float  # in the producer
+    fetch_s: float  # the first fetch of what was put, in the slowest worker
+    step_s: float  # as the driver sees it, calls to the actors included
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cast:
+    """The processes of a step."""
+
+    driver: Station
+    producer: ActorHandle
+    workers: Sequence[ActorHandle]
+    host: ActorHandle  # of this framework's data plane
+
+    def load(self, shape: Shape) -> None:
+        self.driver.load(shape)
+        _gather([station.submit("load", shape) for station in (self.producer, *self.workers)])
+
+
+_partitions = itertools.count()
+_LOGPROBS = Stage(LOGPROB_READS, ("prev_logprobs",))
+_REFERENCE = Stage(REFERENCE_READS, ("reference_logprobs",))
+_DRIVER = Stage(DRIVER_READS, ("advantages",))
+_TRAIN = Stage((*TRAIN_READS, "advantages"))
+
+
+def step(cast: Cast, plane: str, flow: Flow, num_workers: int, action: str = "stage") -> StepTimes:
+    """One step; ``action`` is the stations' method for a stage: "stage", or "check" to compare values."""
+    workers = cast.workers[:num_workers]
+    partition = f"{plane}-{flow.value}-{next(_partitions)}"
+    started = time.perf_counter()
+    if plane == "ours":
+        _gather([cast.host.submit("open_partition", partition, OUR_COLUMNS)])
+    ((whole, first_put_s),) = _gather([cast.producer.submit("put", plane, partition)])
+    client = cast.driver.client(plane)
+
+    def run(stage: Stage) -> list[StageResult]:
+        shards = client.shard(whole, num_workers)
+        calls = [
+            worker.submit(action, plane, rows, stage) for worker, rows in zip(workers, shards, strict=True)
+        ]
+        return _gather(calls)
+
+    def merged(results: Sequence[StageResult]) -> Rows:
+        return client.merge(whole, [result.written for result in results])
+
+    first = run(_as(flow, _LOGPROBS))
+    whole = merged(first)
+    whole = merged(run(_as(flow, _REFERENCE)))
+    if flow is Flow.usual:
+        whole = client.merge(whole, [getattr(cast.driver, action)(plane, whole, _DRIVER).written])
+    whole = client.tag(whole, [0.5] * len(whole.rows))
+    run(_TRAIN if flow is Flow.usual else Stage(TRAIN_READS))
+    client.clear(whole)
+    if plane == "ours":
+        _gather([cast.host.submit("close_partition", partition)])
+    step_s = time.perf_counter() - started
+    return StepTimes(first_put_s, max(result.fetch_s for result in first), step_s)
+
+
+def _as(flow: Flow, stage: Stage) -> Stage:
+    return stage if flow is Flow.usual else Stage(stage.reads, stage.writes, forgets=False)
+
+
+def _gather(calls: Sequence[Any]) -> list[Any]:
+    return ray.get([call.ref for call in calls], timeout=_DEADLINE_S)
