@@ -455,7 +455,7 @@ class DataPlaneContract:
         client, reader = planes.client(), planes.other_client()
         meta = put(client, opened(planes))
         locate = reader._catalog.locate
-        dropped = [meta.subset([5]), meta.subset([0, 1])]
+        dropped = [meta.subset([0, 1])]
 
         def clear_after(*args: Any) -> Any:
             found = locate(*args)
