@@ -267,17 +267,29 @@ class PackedDataPlane:
             self._cache(info).drop(dropped)
         rows = PartitionCache().missing("", dropped)
         thinned = self._catalog.clear(info, rows, deadline.remaining())
-        # Small chunks share segments; what is left of those is stored anew, so that the rest is freed.
         while thinned:
-            try:
-                replacements = [
-                    replacement
-                    for columns, group in layout.thinned_by_columns(thinned).items()
-                    for replacement in self._rewrite(info, columns, group, deadline)
-                ]
-            except CapacityExceeded:
-                return  # No room for the copy: these bytes go when the rest of their segment does.
-            thinned = self._catalog.replace(info, replacements, deadline.remaining())
+            thinned = self._compact(info, thinned, deadline)
+
+    def _compact(
+        self, info: PartitionInfo, thinned: Sequence[Thinned], deadline: _Deadline
+    ) -> Sequence[Thinned]:
+        """Small chunks share segments: what is left of those is stored anew, so that the rest is freed.
+        Returns the segments that others thinned meanwhile."""
+        try:
+            replacements = [
+                replacement
+                for columns, group in layout.thinned_by_columns(thinned).items()
+                for replacement in self._rewrite(info, columns, group, deadline)
+            ]
+        except CapacityExceeded:
+            return ()  # No room for the copy: these bytes go when the rest of their segment does.
+        try:
+            return self._catalog.replace(info, replacements, deadline.remaining())
+        except DataPlaneError:
+            # The partition was closed meanwhile, and what came after its end has to go as well.
+            with suppress(DataPlaneError):
+                self._store.discard(info, [one.segment for one in replacements], deadline.remaining())
+            raise
 
     def _rewrite(
         self, info: PartitionInfo, columns: tuple[str, ...], group: Sequence[Thinned], deadline: _Deadline
