@@ -110,7 +110,30 @@ class PartitionCache:
         pieces = [values[start:stop] for values, start, stop in self._slices(column, wanted)]
         if not pieces:
             pieces = [np.empty((0, *column.inner_shape), codec.wire_dtype(column))]
-        return codec.from_wire(column, pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
+        if len(pieces) > 1:
+            pieces = [np.concatenate(pieces)]
+            self._settle(column, wanted, pieces[0])
+        return codec.from_wire(column, pieces[0])
+
+    def _settle(self, column: Column, gathered: Sequence[Span], values: np.ndarray) -> None:
+        """Keep the gathered ``values`` instead of the pieces they were made of, chunk by chunk where all
+        of a chunk is in them: a stage that wants the same samples in the same order copies nothing."""
+        held = self._held[column.name]
+        per_token = column.layout is Layout.per_token
+        offsets: dict[str, dict[int, int]] = {}
+        begin = 0
+        for span in gathered:
+            bounds: Sequence[int] = span.bounds if per_token else range(len(span.bounds))
+            first = bounds[span.start]
+            num_rows = len(span.bounds) - 1
+            if span.stop - span.start == num_rows:
+                held[span.chunk] = [_Held(values, begin, None)]
+            else:
+                of_chunk = offsets.setdefault(span.chunk, {})
+                of_chunk.update((row, begin + bounds[row] - first) for row in range(span.start, span.stop))
+                if len(of_chunk) == num_rows:
+                    held[span.chunk] = [_Held(values, 0, of_chunk)]
+            begin += bounds[span.stop] - first
 
     def _slices(self, column: Column, wanted: Sequence[Span]) -> Iterator[tuple[np.ndarray, int, int]]:
         """Slices (values, start, stop) that make up the spans; neighbours in one array are merged."""
