@@ -73,6 +73,8 @@ def step(cast: Cast, plane: str, flow: Flow, num_workers: int, action: str = "st
         _gather([cast.host.submit("open_partition", partition, OUR_COLUMNS)])
     ((whole, first_put_s),) = _gather([cast.producer.submit("put", plane, partition)])
     client = cast.driver.client(plane)
+    if flow is Flow.as_used:
+        whole = client.mix(whole)
 
     def run(stage: Stage) -> list[StageResult]:
         shards = client.shard(whole, num_workers)

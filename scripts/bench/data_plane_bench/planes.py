@@ -20,6 +20,7 @@ from data_plane_bench.batch import (
     PUT_TOKEN_COLUMNS,
     Batch,
 )
+from nemo_like.algorithms.ordering import by_generation
 from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS, Column, Layout
 from nemo_like.data_plane.factory import DataPlaneSpec, connect
 from nemo_like.data_plane.meta import KVBatchMeta
@@ -46,6 +47,9 @@ class Plane(Protocol):
 
     def put(self, partition: str) -> Rows:
         """The producer's first write of five columns."""
+
+    def mix(self, whole: Rows) -> Rows:
+        """The order in which this framework's driver trains: every update has samples of many groups."""
 
     def shard(self, whole: Rows, num_shards: int) -> list[Rows]:
         """On metadata alone."""
@@ -95,6 +99,10 @@ class Ours:
             tags=self._tags,
         )
         return Rows(meta, tuple(range(len(meta))))
+
+    def mix(self, whole: Rows) -> Rows:
+        order = by_generation(len(whole.rows) // GROUP_SIZE, GROUP_SIZE)
+        return Rows(whole.handle.subset(order), tuple(order))
 
     def shard(self, whole: Rows, num_shards: int) -> list[Rows]:
         shards = shard_for_logprobs(
@@ -186,6 +194,9 @@ class PlainTransferQueue:
         )
         return Rows((partition, keys), tuple(range(num_rows)))
 
+    def mix(self, whole: Rows) -> Rows:
+        return whole
+
     def shard(self, whole: Rows, num_shards: int) -> list[Rows]:
         partition, keys = whole.handle
         return [
@@ -257,6 +268,9 @@ class RayObjectStore:
         rows = tuple(range(self._batch.shape.num_rows))
         reference = ray.put(self._columns)
         return Rows({name: [(rows, [reference])] for name in self._columns}, rows)
+
+    def mix(self, whole: Rows) -> Rows:
+        return whole
 
     def shard(self, whole: Rows, num_shards: int) -> list[Rows]:
         return [Rows(whole.handle, whole.rows[rank::num_shards]) for rank in range(num_shards)]
