@@ -4,9 +4,15 @@
     python scripts/bench/policy.py [--model DIR] [--rounds 7] [--samples 64] [key=value ...]
 
 One batch with lengths like those of rollouts (log-normal, cut at the limit), scored and trained on in
-turn by the plain loop and by one Megatron-core worker with padded, dynamic and packed micro-batches. The
-token budget of the last two is what the padded micro-batch may need: micro-batch size x longest sample.
-The plain loop has the padded micro-batches. Prints JSON: medians over the rounds, and ratios.
+turn by the plain loop and by one Megatron-core worker with several kinds of micro-batches:
+
+    in_order  so many samples as they come, padded to their longest
+    padded    so many samples of like length, padded to their longest: the default
+    dynamic   samples of like length, as many as a token budget holds once padded
+    packed    as many samples as the budget holds end to end
+
+The budget is what in_order and padded may need: micro-batch size x longest sample. The plain loop has the
+micro-batches of padded. Prints JSON: medians over the rounds, and ratios.
 """
 
 from __future__ import annotations
@@ -39,7 +45,6 @@ from nemo_like.policy.layout import parallel_layout
 from nemo_like.policy.megatron.backend import MegatronPolicy
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-NUM_THREADS = 2
 PROMPT_TOKENS = 16
 # Of the response lengths: most are short, a few reach the limit.
 MEDIAN_TOKENS, SIGMA = 90, 1.0
@@ -57,9 +62,10 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=64)
     parser.add_argument("--max-tokens", type=int, default=1024, help="prompt and response of the longest")
     parser.add_argument("--micro-batch", type=int, default=4, help="samples of a padded micro-batch")
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     options = parser.parse_args()
-    torch.set_num_threads(NUM_THREADS)
+    torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as directory:
         model = options.model or random_model(Path(directory), options.max_tokens)
         arguments = [f"policy.model_name={model}", "policy.data_parallel_size=1", *options.overrides]
@@ -127,6 +133,9 @@ class Contest:
         longest = max(self._meta.lengths)
         budget = micro_batch_size * longest
         self._strategies: dict[str, Strategy] = {
+            "in_order": Strategy(
+                lambda lengths: [_in_order(len(rank), micro_batch_size) for rank in lengths]
+            ),
             "padded": fixed_size(micro_batch_size),
             "dynamic": dynamic_batches(budget),
             "packed": sequence_packing(budget),
@@ -223,6 +232,10 @@ class PlainLoop:
         return scored.t().flatten()[inputs.output_index]
 
 
+def _in_order(num_samples: int, size: int) -> list[list[int]]:
+    return [list(range(first, min(first + size, num_samples))) for first in range(0, num_samples, size)]
+
+
 def _seconds(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
@@ -237,6 +250,7 @@ def _comparison(times: dict[str, list[float]], num_tokens: int) -> dict[str, obj
         "padded_time_over_plain": round(median["padded"] / median[PLAIN], 3),
         "dynamic_speed_over_padded": round(median["padded"] / median["dynamic"], 3),
         "packed_speed_over_padded": round(median["padded"] / median["packed"], 3),
+        "packed_speed_over_in_order": round(median["in_order"] / median["packed"], 3),
     }
 
 
