@@ -25,12 +25,14 @@ nodes=$(squeue --noheader --jobs="$job" --states=RUNNING --format=%N 2>/dev/null
 directory=$(scontrol show job "$job" --oneliner | grep -o ' WorkDir=[^ ]*' | cut -d= -f2)
 cd "$directory"
 node=${node:-$(scontrol show hostnames "$nodes" | head -n 1)}
-joined=${JOB_DIR:-runs/slurm-$job}/nodes/joined
+JOB_DIR=${JOB_DIR:-$directory/runs/slurm-$job}
+joined=$JOB_DIR/nodes/joined
 [[ -s $joined ]] || { echo "attach: no node of job $job has joined Ray yet ($joined is empty)" >&2; exit 1; }
 read -r _ _ address <"$joined"
 
 terminal=()
 [[ -t 0 && $# -eq 0 ]] && terminal=(--pty)
 export RAY_ADDRESS=$address VENV=${VENV:-.venv}
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$JOB_DIR/nodes/ray_token
 exec srun --jobid="$job" --overlap --nodes=1 --ntasks=1 --nodelist="$node" "${terminal[@]}" \
     bash -c '[[ -f $VENV/bin/activate ]] && source "$VENV/bin/activate"; exec "${@:-bash}"' attach "$@"
