@@ -15,6 +15,8 @@ from nemo_like.cluster.placement import Bundle, Reservation, reserve
 
 # How long after one actor's failure to look for the death of another that may have caused it.
 _CAUSE_GRACE_S = 2.0
+# How long to look for the deaths of a node's other actors.
+_NODE_GRACE_S = 5.0
 
 
 class Cluster:
@@ -29,12 +31,13 @@ class Cluster:
         self._watches: dict[ray.ObjectRef, ActorHandle] = {}
         self._reservation: Reservation | None = None
 
-    def reserve(self, bundles: Sequence[Bundle], *, timeout_s: float) -> None:
-        """Hold these resources until ``stop``; the actors that they name start there.
+    def reserve(self, choices: Sequence[Sequence[Bundle]], *, timeout_s: float) -> None:
+        """Hold the bundles of one choice until ``stop``, the first that the nodes can hold; the actors that
+        they name start there.
 
-        Raises ClusterError when a bundle fits on no node, and when not all are free in time.
+        Raises ClusterError when there is no such choice, and when its bundles are not all free in time.
         """
-        self._reservation = reserve(bundles, timeout_s=timeout_s)
+        self._reservation = reserve(choices, timeout_s=timeout_s)
 
     def endpoint(self, actor: str, *, timeout_s: float) -> tuple[str, int]:
         """Address and a free TCP port of the node on which resources are reserved for an actor."""
@@ -61,6 +64,13 @@ class Cluster:
         Raises ActorDied when any actor of the run dies meanwhile, ActorFailed when a call raises,
         StageTimeout when the deadline passes.
         """
+        try:
+            return self._gather(calls, stage=stage, timeout_s=timeout_s)
+        except ClusterError as error:
+            error.lost_nodes = self._lost_nodes()
+            raise
+
+    def _gather(self, calls: Sequence[Call], *, stage: str, timeout_s: float) -> list[Any]:
         deadline = time.monotonic() + timeout_s
         pending = {call.ref: call for call in calls}
         results: dict[ray.ObjectRef, Any] = {}
@@ -106,19 +116,18 @@ class Cluster:
         except RayTaskError as error:
             return ActorFailed(handle.name, "__init__", stage, error.cause or error, handle.log_path)
         except RayActorError:
-            return ActorDied(handle.name, stage, handle.log_path, self._lost_nodes())
+            return ActorDied(handle.name, stage, handle.log_path)
 
     def _lost_nodes(self) -> list[str]:
         """Addresses of the nodes on which every actor of this run is gone; of a run over several nodes."""
-        node_of = self._reservation.nodes() if self._reservation else {}
+        node_of = self._reservation.nodes if self._reservation else {}
         if len(set(node_of.values())) < 2:
             return []
         watches = {ref: node_of[actor.name] for ref, actor in self._watches.items() if actor.name in node_of}
         # Ray itself takes a quarter of a minute to declare a node dead.
-        ended, _ = ray.wait(list(watches), num_returns=len(watches), timeout=_CAUSE_GRACE_S)
+        ended, _ = ray.wait(list(watches), num_returns=len(watches), timeout=_NODE_GRACE_S)
         alive = {node for ref, node in watches.items() if ref not in ended}
-        addresses = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in ray.nodes()}
-        return [addresses[node] for node in dict.fromkeys(watches.values()) if node not in alive]
+        return [node.address for node in dict.fromkeys(watches.values()) if node not in alive]
 
     def _log_path(self, actor: str) -> str | None:
         return next((handle.log_path for handle in self._handles if handle.name == actor), None)

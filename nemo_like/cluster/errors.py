@@ -8,16 +8,19 @@ from collections.abc import Sequence
 class ClusterError(RuntimeError):
     """Base of the errors that end a run because of a process, not of the algorithm."""
 
+    lost_nodes: Sequence[str] = ()  # addresses of the nodes on which every actor of the run is gone
+
+    def __str__(self) -> str:
+        lost = f"; every actor on node {', '.join(self.lost_nodes)} is gone" if self.lost_nodes else ""
+        return super().__str__() + lost
+
 
 class ActorDied(ClusterError):
     """A process of the run is gone."""
 
-    def __init__(self, actor: str, stage: str, log_path: str | None, lost_nodes: Sequence[str] = ()) -> None:
-        """``lost_nodes`` are addresses of nodes on which every other actor is gone too."""
+    def __init__(self, actor: str, stage: str, log_path: str | None) -> None:
         super().__init__(
-            f"actor {actor!r} died during stage {stage!r}"
-            + (f", as did every actor on node {', '.join(lost_nodes)}" if lost_nodes else "")
-            + f"; its log is {log_path or 'not recorded'}"
+            f"actor {actor!r} died during stage {stage!r}; its log is {log_path or 'not recorded'}"
         )
         self.actor, self.stage = actor, stage
 

@@ -36,11 +36,20 @@ class Bundle:
 
 
 @dataclass(frozen=True, slots=True)
+class Node:
+    """A machine of the Ray cluster."""
+
+    node_id: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
 class Reservation:
     """Bundles that are held for this run until ``release``."""
 
     bundles: tuple[Bundle, ...]
     group: PlacementGroup
+    nodes: Mapping[str, Node]  # by actor; where Ray moves a bundle when its node dies, no actor follows
 
     def options(self, actor: str) -> dict[str, Any]:
         """Of ``start_actor``, to start this actor in its bundle; empty for one that has none."""
@@ -50,14 +59,9 @@ class Reservation:
         strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=index)
         return {"scheduling_strategy": strategy}
 
-    def nodes(self) -> dict[str, str]:
-        """Node id by actor."""
-        node_ids = ray.util.placement_group_table(self.group)["bundles_to_node_id"]
-        return {actor: node_ids[i] for i, bundle in enumerate(self.bundles) for actor in bundle.actors}
-
     def endpoint(self, actor: str, timeout_s: float) -> tuple[str, int]:
         """Address of the actor's node and a TCP port that was free there a moment ago."""
-        if self.nodes().get(actor) == ray.get_runtime_context().get_node_id():
+        if actor in self.nodes and self.nodes[actor].node_id == ray.get_runtime_context().get_node_id():
             return _endpoint()
         probe = ray.remote(num_cpus=0)(_endpoint).options(**self.options(actor))
         return ray.get(probe.remote(), timeout=timeout_s)
@@ -70,15 +74,16 @@ class Reservation:
         return next((i for i, bundle in enumerate(self.bundles) if actor in bundle.actors), None)
 
 
-def reserve(bundles: Sequence[Bundle], *, timeout_s: float) -> Reservation:
-    """Hold all bundles, or none.
+def reserve(choices: Sequence[Sequence[Bundle]], *, timeout_s: float) -> Reservation:
+    """Hold all bundles of one choice: the first of which each bundle fits on some node.
 
-    Raises ClusterError when a bundle fits on no node, and when not all are free in time.
+    Raises ClusterError when there is no such choice, and when its bundles are not all free in time.
     """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    for bundle in bundles:
-        if not any(_fits(bundle.resources, node) for node in nodes):
-            raise ClusterError(f"no node has {bundle}; {_describe(nodes)}")
+    bundles = next((choice for choice in choices if _first_too_large(choice, nodes) is None), None)
+    if bundles is None:
+        too_large = _first_too_large(choices[-1], nodes)
+        raise ClusterError(f"no node has {too_large}; {_describe(nodes)}")
     group = placement_group([bundle.resources for bundle in bundles], strategy="SPREAD")
     if not group.wait(timeout_s):
         remove_placement_group(group)
@@ -87,7 +92,21 @@ def reserve(bundles: Sequence[Bundle], *, timeout_s: float) -> Reservation:
             f"Ray could not reserve the run's resources within {timeout_s:g} s: {asked}. {_describe(nodes)}, "
             "and other runs may hold some of it"
         )
-    return Reservation(tuple(bundles), group)
+    return Reservation(tuple(bundles), group, _nodes_by_actor(bundles, group))
+
+
+def _nodes_by_actor(bundles: Sequence[Bundle], group: PlacementGroup) -> dict[str, Node]:
+    node_ids = ray.util.placement_group_table(group)["bundles_to_node_id"]
+    addresses = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in ray.nodes()}
+    return {
+        actor: Node(node_ids[i], addresses[node_ids[i]])
+        for i, bundle in enumerate(bundles)
+        for actor in bundle.actors
+    }
+
+
+def _first_too_large(bundles: Sequence[Bundle], nodes: Sequence[Mapping[str, float]]) -> Bundle | None:
+    return next((b for b in bundles if not any(_fits(b.resources, node) for node in nodes)), None)
 
 
 def _fits(asked: Mapping[str, float], node: Mapping[str, float]) -> bool:

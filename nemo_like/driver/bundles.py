@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from nemo_like.cluster.placement import Bundle
 from nemo_like.config.plan import Role, RoleNeeds, roles
 from nemo_like.config.schema import Config, Placement
@@ -13,15 +15,25 @@ def actor_name(role: Role, needs: RoleNeeds, index: int) -> str:
     return role.name if needs.count == 1 else f"{role.name}-{index}"
 
 
-def bundles(cfg: Config) -> list[Bundle]:
-    """A bundle per tensor- and context-parallel group of policy workers, whose exchanges every layer waits
-    for, and one per engine. Colocated engines are dealt to the groups and share their bundles' GPUs."""
+def bundles(cfg: Config) -> list[list[Bundle]]:
+    """Ways to place a run, the best first.
+
+    What must share a node is a tensor- and context-parallel group of policy workers, whose exchanges every
+    layer waits for; and an engine. What should, where a node is large enough, is an expert-parallel group.
+    """
+    layout = parallel_layout(cfg.policy)
+    group_size = layout.tp * layout.cp  # the fastest axes: consecutive ranks, as those of experts are
+    sizes = dict.fromkeys([math.lcm(group_size, layout.ep), group_size])
+    return [_placed(cfg, size) for size in sizes]
+
+
+def _placed(cfg: Config, group_size: int) -> list[Bundle]:
+    """A bundle per group of workers and one per engine. Colocated engines are dealt to the groups and share
+    their bundles' GPUs."""
     needs = roles(cfg)
     workers, engines = needs[Role.policy_worker], needs[Role.engine]
-    layout = parallel_layout(cfg.policy)
-    group_size = layout.tp * layout.cp  # the fastest axes: consecutive ranks
     groups = [
-        _bundle(workers, Role.policy_worker, range(first, first + group_size))
+        _bundle(workers, Role.policy_worker, range(first, min(first + group_size, workers.count)))
         for first in range(0, workers.count, group_size)
     ]
     own = [_bundle(engines, Role.engine, range(index, index + 1)) for index in range(engines.count)]
