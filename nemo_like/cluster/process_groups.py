@@ -14,7 +14,8 @@ from datetime import timedelta
 import torch
 from torch import distributed as dist
 
-from nemo_like.cluster.buckets import Bucket, TensorSpec, plan_buckets
+from nemo_like.cluster.buckets import TensorSpec, plan_buckets
+from nemo_like.cluster.packing import check_exhausted, pack, view
 
 # Broadcasts under way at once: one travels while the next is packed.
 _MAX_BUCKETS_IN_FLIGHT = 2
@@ -82,16 +83,15 @@ class NamedProcessGroup:
         in_flight: list[tuple[dist.Work, torch.Tensor]] = []
         sent = 0
         for bucket in plan_buckets(tensors, bucket_bytes):
-            buffer = self._pack(bucket, stream)
+            buffer = torch.empty(bucket.num_bytes, dtype=torch.uint8, device=self.device)
+            pack(bucket, stream, buffer)
             in_flight.append((self.broadcast(buffer), buffer))
             sent += bucket.num_bytes
             if len(in_flight) == _MAX_BUCKETS_IN_FLIGHT:
                 self._wait(in_flight.pop(0)[0])
         for work, _ in in_flight:
             self._wait(work)
-        surplus = next(stream, None)
-        if surplus is not None:
-            raise ValueError(f"group {self.address.name!r}: {surplus[0]!r} was not announced at connect time")
+        check_exhausted(stream)
         return sent
 
     def receive(
@@ -101,7 +101,7 @@ class NamedProcessGroup:
         for bucket in plan_buckets(tensors, bucket_bytes):
             buffer = torch.empty(bucket.num_bytes, dtype=torch.uint8, device=self.device)
             self._wait(self.broadcast(buffer))
-            yield [(slot.spec.name, _view(buffer, slot.offset, slot.spec)) for slot in bucket.slots]
+            yield [(slot.spec.name, view(buffer, slot)) for slot in bucket.slots]
 
     def close(self) -> None:
         """Drop the connections: a rank that waits for this one fails at once. Safe to call twice."""
@@ -150,22 +150,6 @@ class NamedProcessGroup:
         if self.device.type == "cuda":
             # On CUDA wait() orders the stream only; buffers are reused and freed by the host.
             torch.cuda.current_stream(self.device).synchronize()
-
-    def _pack(self, bucket: Bucket, stream: Iterator[tuple[str, torch.Tensor]]) -> torch.Tensor:
-        buffer = torch.empty(bucket.num_bytes, dtype=torch.uint8, device=self.device)
-        for slot in bucket.slots:
-            name, value = next(stream, ("nothing", torch.empty(0)))
-            found = TensorSpec(name, str(value.dtype).removeprefix("torch."), tuple(value.shape))
-            if found != slot.spec:
-                raise ValueError(
-                    f"group {self.address.name!r}: got {found}, announced at connect time was {slot.spec}"
-                )
-            _view(buffer, slot.offset, slot.spec).copy_(value.detach())
-        return buffer
-
-
-def _view(buffer: torch.Tensor, offset: int, spec: TensorSpec) -> torch.Tensor:
-    return buffer[offset : offset + spec.num_bytes].view(getattr(torch, spec.dtype)).view(spec.shape)
 
 
 def _route_to(host: str, port: int) -> str:

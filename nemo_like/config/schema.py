@@ -80,6 +80,14 @@ class MooncakeProtocol(Enum):
     rdma = "rdma"
 
 
+class WeightTransport(Enum):
+    """How weights get from the policy workers to the engines."""
+
+    auto = "auto"  # shared memory on CPU where all engines are on the trainer's node, else collective
+    shared_memory = "shared_memory"  # CPU, one node: mapped by sender and engines, nothing is sent
+    collective = "collective"  # a broadcast over gloo or NCCL, one group per pipeline stage
+
+
 class DatasetKind(Enum):
     arithmetic = "arithmetic"
     jsonl = "jsonl"
@@ -301,6 +309,8 @@ class GenerationConfig:
     temperature: float  # > 0; trainer log-probs use the same
     top_p: float
     top_k: int | None
+    weight_transport: WeightTransport
+    weight_bucket_mib: int  # size of a broadcast; the memory that a collective transfer takes twice
     vllm_cfg: VllmConfig
 
 

@@ -26,6 +26,7 @@ from nemo_like.config.schema import (
     Device,
     LRDecayStyle,
     Placement,
+    WeightTransport,
 )
 
 # More digits make more pairs of operands than are worth keeping in memory.
@@ -137,6 +138,7 @@ _RANGES = (
     _Range(key="policy.scheduler.min_lr", at_least=0),
     _count("generation.num_engines"),
     _count("generation.max_new_tokens"),
+    _count("generation.weight_bucket_mib"),
     _Range(
         key="generation.temperature",
         above=0,
@@ -320,6 +322,17 @@ def _placement(cfg: Config) -> Iterator[Problem]:
             key="cluster.placement=colocated",
             rule="needs policy.device=cpu, since NCCL carries no weights between two processes on one GPU",
             remedy="use cluster.placement=separate",
+        )
+
+
+@_rule()
+def _weight_transport(cfg: Config) -> Iterator[Problem]:
+    transport = cfg.generation.weight_transport
+    if transport is WeightTransport.shared_memory and cfg.policy.device is Device.cuda:
+        yield Problem(
+            key="generation.weight_transport=shared_memory",
+            rule="maps host memory, and with policy.device=cuda the weights are on GPUs",
+            remedy="set it to auto",
         )
 
 

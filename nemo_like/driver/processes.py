@@ -22,8 +22,6 @@ from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.policy.interfaces import WeightSenderSpec
 from nemo_like.policy.layout import parallel_layout
 
-_BUCKET_MIB = 64
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actors:
@@ -104,10 +102,11 @@ class _Starter:
     def workers(self, data_plane: DataPlaneSpec) -> list[ActorHandle]:
         cfg, layout = self._cfg, parallel_layout(self._cfg.policy)
         sender = WeightSenderSpec(
-            "nemo_like.weight_sync.collective:CollectiveWeightSender",
+            "nemo_like.weight_sync.sender:EngineWeightSender",
             {
                 "device": cfg.policy.device,
-                "bucket_mib": _BUCKET_MIB,
+                "transport": cfg.generation.weight_transport,
+                "bucket_mib": cfg.generation.weight_bucket_mib,
                 "timeout_s": cfg.cluster.start_timeout_s,
             },
         )

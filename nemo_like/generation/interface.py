@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from nemo_like.cluster.buckets import TensorSpec
+
+if TYPE_CHECKING:
+    from nemo_like.cluster.process_groups import GroupAddress
+    from nemo_like.cluster.shared_memory import MemoryAddress, Transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +117,11 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True)
 class WeightGroup:
-    """A named process group over which one trainer rank, its rank 0, broadcasts weights to engine workers."""
+    """How engine workers get the weights of one trainer rank."""
 
     name: str
-    host: str  # where the trainer rank's store listens
-    port: int
-    num_ranks: int
-    first_rank: int  # of this engine's workers, which take consecutive ranks
-    timeout_s: float
+    address: GroupAddress | MemoryAddress  # a process group to join, or memory to map
+    first_rank: int  # of this engine's workers in a process group; they take consecutive ranks
     bucket_bytes: int
     tensors: tuple[TensorSpec, ...]  # Hugging Face names, in the order they are sent
 
@@ -149,16 +150,28 @@ class GenerationEngine(Protocol):
 
 
 class WeightReceiver(Protocol):
-    """The weight side of an engine, driven by the trainer: join once; then pause, receive per version."""
+    """The weight side of an engine, driven by the trainer: join once; then pause, fetch, load per version.
+
+    Until ``load_weights`` a version may be given up: ``resume`` goes on with the one in force.
+    """
 
     def weight_endpoint(self) -> WeightEndpoint: ...
 
     def join_weight_group(self, group: WeightGroup) -> None:
-        """Begin to join; returns at once, the group is complete when its rank 0's side is."""
+        """Begin to join; returns at once, the group is complete when the trainer's side is."""
 
     def pause(self, version: int) -> None:
-        """Stop sampling until ``version`` is received. Raises ValueError unless it is newer than the engine's
+        """Stop sampling until ``version`` is loaded. Raises ValueError unless it is newer than the engine's
         own, RuntimeError while requests are unfinished."""
 
-    def receive_weights(self, version: int, groups: Sequence[str]) -> int:
-        """Receive every tensor of these groups, commit the version, resume; returns the version committed."""
+    def fetch_weights(self, transfer: Transfer, groups: Sequence[str]) -> None:
+        """Wait for what these groups offer in advance; touches no weight."""
+
+    def load_weights(self, version: int, groups: Sequence[str]) -> int:
+        """Load every tensor of these groups, commit the version, resume; returns the version committed.
+
+        A failure ends the engine, whose weights are then a mix of versions.
+        """
+
+    def resume(self) -> int:
+        """Go on with the version in force, which is returned."""

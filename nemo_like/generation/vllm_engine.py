@@ -2,7 +2,7 @@
 
     caller's thread                     step thread
       submit, abort, pause,   ──queue──▶  run commands, then engine.step(), again and again
-      receive_weights, stats                   │ groups that finished in this step
+      load_weights, stats                      │ groups that finished in this step
                                                └─▶ sink.submit("on_groups", results)
 
 With nothing to decode the step thread blocks on the queue. Weights are received on it too, so a
@@ -28,6 +28,7 @@ from vllm.inputs import tokens_input
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 
+from nemo_like.cluster.shared_memory import Transfer
 from nemo_like.config.schema import Device, GenerationConfig, Precision
 from nemo_like.generation.interface import (
     EngineStats,
@@ -139,9 +140,14 @@ class VllmEngine:
     def pause(self, version: int) -> None:
         self._call(lambda: self._pause(version))
 
-    def receive_weights(self, version: int, groups: Sequence[str]) -> int:
-        """A failure on the way leaves the weights half-loaded, so it ends the engine."""
-        return self._call(lambda: self._receive_weights(version, groups))
+    def fetch_weights(self, transfer: Transfer, groups: Sequence[str]) -> None:
+        self._call(lambda: self._fetch_weights(transfer, groups))
+
+    def load_weights(self, version: int, groups: Sequence[str]) -> int:
+        return self._call(lambda: self._load_weights(version, groups))
+
+    def resume(self) -> int:
+        return self._call(self._resume)
 
     # ------------------------------------------------------------------ the step thread
 
@@ -271,11 +277,12 @@ class VllmEngine:
             )
         self._paused_for = version
 
-    def _receive_weights(self, version: int, groups: Sequence[str]) -> int:
-        if self._paused_for != version:
-            raise RuntimeError(
-                f"engine {self._name!r} is paused for version {self._paused_for}, not for {version}"
-            )
+    def _fetch_weights(self, transfer: Transfer, groups: Sequence[str]) -> None:
+        self._check_paused(transfer.version)
+        self._rpc("fetch_weights", transfer=transfer, groups=groups)
+
+    def _load_weights(self, version: int, groups: Sequence[str]) -> int:
+        self._check_paused(version)
         try:
             self._rpc("start_weight_update")
             for group in groups:
@@ -284,10 +291,23 @@ class VllmEngine:
             # Cached keys and values are those of the old weights.
             self._engine.reset_prefix_cache()
         except Exception:
-            self._fail(traceback.format_exc())
+            self._fail(
+                f"loading policy version {version} broke off, and half-loaded weights serve nobody\n"
+                + traceback.format_exc()
+            )
             raise
         self._policy_version, self._paused_for = version, None
         return version
+
+    def _resume(self) -> int:
+        self._paused_for = None
+        return self._policy_version
+
+    def _check_paused(self, version: int) -> None:
+        if self._paused_for != version:
+            raise RuntimeError(
+                f"engine {self._name!r} is paused for version {self._paused_for}, not for {version}"
+            )
 
 
 def _engine_args(

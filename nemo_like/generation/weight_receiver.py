@@ -1,4 +1,4 @@
-"""The vLLM worker's side of weight synchronisation: a weight-transfer engine over named process groups.
+"""The vLLM worker's side of weight synchronisation: a weight-transfer engine for the trainer's channels.
 
 Importing this module registers the engine; ``WeightReceiverExtension``, named as vLLM's
 ``worker_extension_cls``, makes every worker process import it.
@@ -7,8 +7,10 @@ Importing this module registers the engine; ``WeightReceiverExtension``, named a
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from vllm.distributed.weight_transfer.base import (
@@ -20,9 +22,12 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from nemo_like.cluster.process_groups import GroupAddress, NamedProcessGroup
+from nemo_like.cluster.shared_memory import MemoryReceiver, Transfer
 from nemo_like.generation.interface import WeightGroup
 
-BACKEND = "named_groups"
+BACKEND = "nemo_like"
+
+NamedTensors = list[tuple[str, torch.Tensor]]
 
 # Warns, at every update, of layers that have nothing to load (rotary embedding, tied output layer).
 # What is really missing is an error of ``finish_weight_update``.
@@ -30,7 +35,13 @@ logging.getLogger(initialize_layerwise_reload.__module__).setLevel(logging.ERROR
 
 
 class WeightReceiverExtension:
-    """Nothing but a name through which every vLLM worker imports this module."""
+    """Mixed into every vLLM worker; through its name the worker imports this module."""
+
+    weight_transfer_engine: TrainerWeightReceiver
+
+    def fetch_weights(self, transfer: Transfer, groups: Sequence[str]) -> None:
+        """See ``WeightReceiver``; a remote call to every worker."""
+        self.weight_transfer_engine.fetch(transfer, groups)
 
 
 @dataclass
@@ -43,7 +54,44 @@ class ReceiveInfo(WeightTransferUpdateInfo):
     group: str
 
 
-class NamedGroupReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
+class _Channel(Protocol):
+    """One group's receiving end."""
+
+    def fetch(self, transfer: Transfer) -> None:
+        """Wait for what is offered before it is loaded."""
+
+    def receive(self) -> Iterator[NamedTensors]:
+        """The tensors, in parts."""
+
+    def close(self) -> None: ...
+
+
+class _Memory:
+    """A sender of this node: the whole version lies in memory before it is loaded."""
+
+    def __init__(self, memory: MemoryReceiver) -> None:
+        self._memory = memory
+        self.fetch, self.close = memory.fetch, memory.close
+
+    def receive(self) -> Iterator[NamedTensors]:
+        yield list(self._memory.tensors())
+
+
+class _Broadcast:
+    """A sender anywhere: buckets come while they are loaded."""
+
+    def __init__(self, group: WeightGroup, process_group: NamedProcessGroup) -> None:
+        self._group, self._process_group = group, process_group
+        self.close = process_group.close
+
+    def fetch(self, transfer: Transfer) -> None:
+        """Nothing comes in advance."""
+
+    def receive(self) -> Iterator[NamedTensors]:
+        return self._process_group.receive(self._group.tensors, self._group.bucket_bytes)
+
+
+class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
     """Receives Hugging Face tensors and loads them, one session per version over all groups.
 
     One session, because a fused module (qkv, gate and up) whose parts came in two would be
@@ -56,32 +104,34 @@ class NamedGroupReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
-        self._groups: dict[str, tuple[WeightGroup, Future[NamedProcessGroup]]] = {}
+        self._channels: dict[str, Future[_Channel]] = {}
         self._loaded: set[str] = set()
         self._joiner = ThreadPoolExecutor(thread_name_prefix="join_weight_group")
 
     def init_transfer_engine(self, init_info: JoinInfo) -> None:
         """Join in the background: engines asked to join several groups, each in another order, would wait for
-        each other."""
+        each other. A group of the same name is left."""
         group = init_info.group
-        address = GroupAddress(group.name, group.host, group.port, group.num_ranks, group.timeout_s)
-        rank = group.first_rank + self.parallel_config.rank
-        joined = self._joiner.submit(NamedProcessGroup, address, rank=rank, device=torch.device(self.device))
-        self._groups[group.name] = (group, joined)
+        self._leave(group.name)
+        self._channels[group.name] = self._joiner.submit(self._join, group)
+
+    def fetch(self, transfer: Transfer, groups: Sequence[str]) -> None:
+        """Have in reach what can be had before the model is touched. Raises when it does not come."""
+        for name in groups:
+            self._channel(name).fetch(transfer)
 
     def start_weight_update(self) -> None:
         self._loaded = set()
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: ReceiveInfo) -> None:
-        group, joined = self._groups[update_info.group]
-        process_group = joined.result(timeout=group.timeout_s)
+        channel = self._channel(update_info.group)
         try:
-            for tensors in process_group.receive(group.tensors, group.bucket_bytes):
+            for tensors in channel.receive():
                 self._loaded |= self.model.load_weights(tensors)
         except Exception:
-            # The other ranks must not wait for this one until their deadline.
-            process_group.close()
+            # Whoever sends to this worker, or receives beside it, must not wait until its deadline.
+            channel.close()
             raise
 
     def finish_weight_update(self) -> None:
@@ -96,11 +146,26 @@ class NamedGroupReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
             )
 
     def shutdown(self) -> None:
-        for _, joined in self._groups.values():
-            if joined.done() and joined.exception() is None:
-                joined.result().close()
-        self._groups.clear()
+        for name in list(self._channels):
+            self._leave(name)
         self._joiner.shutdown(wait=False, cancel_futures=True)
+
+    def _join(self, group: WeightGroup) -> _Channel:
+        address = group.address
+        if isinstance(address, GroupAddress):
+            rank = group.first_rank + self.parallel_config.rank
+            device = torch.device(self.device)
+            return _Broadcast(group, NamedProcessGroup(address, rank=rank, device=device))
+        return _Memory(MemoryReceiver(address, group.tensors))
+
+    def _channel(self, name: str) -> _Channel:
+        """The group's, once it is joined: its constructor has a deadline of its own."""
+        return self._channels[name].result()
+
+    def _leave(self, name: str) -> None:
+        joined = self._channels.pop(name, None)
+        if joined is not None and joined.done() and joined.exception() is None:
+            joined.result().close()
 
     def _repack_tied_output_layer(self) -> None:
         """On CPU the output layer multiplies by a packed copy of its weight. A tied one is loaded through the
@@ -114,4 +179,4 @@ class NamedGroupReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
 
 
 if BACKEND not in WeightTransferEngineFactory._registry:
-    WeightTransferEngineFactory.register_engine(BACKEND, NamedGroupReceiver)
+    WeightTransferEngineFactory.register_engine(BACKEND, TrainerWeightReceiver)

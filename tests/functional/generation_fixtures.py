@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Concurrency
 from nemo_like.cluster.buckets import TensorSpec
 from nemo_like.cluster.coordinates import ParallelLayout
-from nemo_like.config.schema import Device, GenerationConfig, Precision, VllmConfig
+from nemo_like.config.schema import Device, GenerationConfig, Precision, VllmConfig, WeightTransport
 from nemo_like.generation.environment import engine_environment
 from nemo_like.generation.interface import GroupResult
 from nemo_like.observability.metrics import Metric
-from nemo_like.weight_sync.collective import CollectiveWeightSender
+from nemo_like.weight_sync.sender import EngineWeightSender
 
 VOCAB_SIZE = 64
 EOS = 1
@@ -25,10 +27,13 @@ MAX_LENGTH = 96
 TIMEOUT_S = 240.0  # an engine starts in ten seconds, but not on a busy machine
 
 
-def make_checkpoint(path: Path, *, tied: bool) -> Path:
-    """A random Qwen3 whose next-token distributions are far from uniform; no tokenizer."""
+def make_checkpoint(path: Path, *, tied: bool, num_experts: int = 0) -> Path:
+    """A random Qwen3 whose next-token distributions are far from uniform; no tokenizer. With experts, two of
+    them are active for a token."""
     torch.manual_seed(5)
-    config = Qwen3Config(
+    experts = {"num_experts": num_experts, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    config = (Qwen3MoeConfig if num_experts else Qwen3Config)(
+        **(experts if num_experts else {}),
         vocab_size=VOCAB_SIZE,
         hidden_size=64,
         intermediate_size=96,
@@ -60,6 +65,8 @@ def engine_kwargs(
             temperature=1.0,
             top_p=1.0,
             top_k=None,
+            weight_transport=WeightTransport.auto,
+            weight_bucket_mib=1,
             vllm_cfg=VllmConfig(
                 tensor_parallel_size=tensor_parallel_size,
                 enforce_eager=True,
@@ -94,11 +101,18 @@ def collector_spec(name: str = "collector") -> ActorSpec:
     )
 
 
-def stage_spec(checkpoint: Path, name: str, stage: int, num_stages: int) -> ActorSpec:
+def stage_spec(
+    checkpoint: Path, name: str, stage: int, num_stages: int, transport: WeightTransport
+) -> ActorSpec:
     return ActorSpec(
         name=f"{name}-{stage}",
         target="tests.functional.generation_fixtures:TrainerStage",
-        kwargs={"checkpoint": str(checkpoint), "stage": stage, "num_stages": num_stages},
+        kwargs={
+            "checkpoint": str(checkpoint),
+            "stage": stage,
+            "num_stages": num_stages,
+            "transport": transport,
+        },
         env={"OMP_NUM_THREADS": "1"},
     )
 
@@ -145,16 +159,21 @@ class Collector:
 class TrainerStage:
     """One pipeline stage of a trainer: the whole model is here, but only this stage's tensors are sent."""
 
-    def __init__(self, *, checkpoint: str, stage: int, num_stages: int) -> None:
+    def __init__(self, *, checkpoint: str, stage: int, num_stages: int, transport: WeightTransport) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
-        self._names = stage_names(self._model, stage, num_stages)
+        self._names = stage_names(self._state(), self._model.config, stage, num_stages)
         layout = ParallelLayout(tp=1, cp=1, dp=1, pp=num_stages)
-        self._sender = CollectiveWeightSender(
-            coordinates=layout.coordinates(stage), device=Device.cpu, bucket_mib=1, timeout_s=TIMEOUT_S
+        self._sender = EngineWeightSender(
+            coordinates=layout.coordinates(stage),
+            device=Device.cpu,
+            transport=transport,
+            bucket_mib=1,
+            timeout_s=TIMEOUT_S,
         )
+        self._spoilt: str | None = None
 
     def connect(self, engines: Sequence[ActorHandle]) -> None:
-        state = self._model.state_dict()
+        state = self._state()
         self._sender.connect(
             engines, [TensorSpec(name, "float32", tuple(state[name].shape)) for name in self._names]
         )
@@ -162,6 +181,10 @@ class TrainerStage:
     def forget(self, name: str) -> None:
         """Leave a tensor out of everything announced and sent from now on."""
         self._names.remove(name)
+
+    def spoil(self, name: str | None) -> None:
+        """Send this tensor in another shape than announced from now on; None: none."""
+        self._spoilt = name
 
     def update(self, seed: int) -> None:
         """Move every parameter at random, the same way in every stage."""
@@ -176,19 +199,26 @@ class TrainerStage:
     def logprobs(self, prompt_ids: Sequence[int], responses: Sequence[np.ndarray]) -> list[np.ndarray]:
         return [reference_logprobs(self._model, prompt_ids, response) for response in responses]
 
+    def _state(self) -> dict[str, torch.Tensor]:
+        """Tensors as a checkpoint names them, which in memory may be stacked."""
+        with tempfile.TemporaryDirectory() as directory:
+            self._model.save_pretrained(directory)
+            return load_file(Path(directory) / "model.safetensors")
+
     def _weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        state = self._model.state_dict()
+        state = self._state()
         for name in self._names:
-            yield name, state[name]
+            yield name, state[name][:1] if name == self._spoilt else state[name]
 
 
-def stage_names(model: torch.nn.Module, stage: int, num_stages: int) -> list[str]:
+def stage_names(
+    state: Mapping[str, torch.Tensor], config: PreTrainedConfig, stage: int, num_stages: int
+) -> list[str]:
     """Hugging Face names a stage holds: embedding on the first, final norm and output layer on the last."""
-    num_layers = model.config.num_hidden_layers
-    tied = model.config.tie_word_embeddings
+    num_layers = config.num_hidden_layers
     names = []
-    for name in model.state_dict():
-        if name == "lm_head.weight" and tied:
+    for name in state:
+        if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         if ".layers." in name:
             owner = int(name.split(".layers.")[1].split(".")[0]) * num_stages // num_layers

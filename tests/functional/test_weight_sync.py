@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import ray
 from nemo_like.cluster.actors import ActorHandle, Call
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.errors import ActorFailed
+from nemo_like.config.schema import WeightTransport
 from nemo_like.generation.interface import EngineStats, GroupRequest, GroupResult, SamplingSettings
 from nemo_like.observability.metrics import Metric, merge
 from nemo_like.weight_sync.sync import WeightSync
@@ -80,7 +82,13 @@ class Setup:
 
 
 def start(
-    checkpoint: Path, prefix: str, *, num_engines: int, num_stages: int, tensor_parallel_size: int
+    checkpoint: Path,
+    prefix: str,
+    transport: WeightTransport,
+    *,
+    num_engines: int = 1,
+    num_stages: int = 1,
+    tensor_parallel_size: int = 1,
 ) -> Setup:
     cluster = Cluster()
     engines = [
@@ -90,7 +98,7 @@ def start(
         for i in range(num_engines)
     ]
     stages = [
-        cluster.start(stage_spec(checkpoint, f"{prefix}-trainer", stage, num_stages))
+        cluster.start(stage_spec(checkpoint, f"{prefix}-trainer", stage, num_stages, transport))
         for stage in range(num_stages)
     ]
     setup = Setup(cluster, engines, stages, cluster.start(collector_spec(f"{prefix}-collector")))
@@ -107,20 +115,37 @@ def private_ray() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def tied(private_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
-    """Two engines, a trainer of two pipeline stages, tied embeddings."""
+    """Two engines, a trainer of two pipeline stages, tied embeddings; through shared memory."""
     checkpoint = make_checkpoint(tmp_path_factory.mktemp("tied"), tied=True)
-    setup = start(checkpoint, "tied", num_engines=2, num_stages=2, tensor_parallel_size=1)
+    setup = start(checkpoint, "tied", WeightTransport.auto, num_engines=2, num_stages=2)
     yield setup
     setup.cluster.stop()
 
 
 @pytest.fixture(scope="module")
 def untied(private_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
-    """One engine over two tensor-parallel workers, one trainer stage, an output layer of its own."""
+    """One engine over two tensor-parallel workers, one trainer stage, an untied output layer; broadcast."""
     checkpoint = make_checkpoint(tmp_path_factory.mktemp("untied"), tied=False)
-    setup = start(checkpoint, "untied", num_engines=1, num_stages=1, tensor_parallel_size=2)
+    setup = start(checkpoint, "untied", WeightTransport.collective, tensor_parallel_size=2)
     yield setup
     setup.cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def experts(private_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
+    """One engine and a trainer of two stages, mixture of experts; through shared memory."""
+    checkpoint = make_checkpoint(tmp_path_factory.mktemp("experts"), tied=False, num_experts=4)
+    setup = start(checkpoint, "experts", WeightTransport.shared_memory, num_stages=2)
+    yield setup
+    setup.cluster.stop()
+
+
+@pytest.mark.slow
+def test_every_expert_arrives(experts: Setup) -> None:
+    for version in (0, 1):
+        experts.update(version)
+        experts.push(version)
+        assert experts.logprob_error(experts.generate(f"experts-v{version}")) < 1e-4
 
 
 def test_every_engine_samples_from_the_trainers_new_weights(tied: Setup) -> None:
@@ -137,6 +162,30 @@ def test_every_engine_samples_from_the_trainers_new_weights(tied: Setup) -> None
         assert {result.policy_version for result in results} == {version}
         assert len(results) == 2
         assert tied.logprob_error(results) < 1e-4
+
+
+def test_a_stage_that_cannot_send_leaves_every_engine_at_the_version_in_force(tied: Setup) -> None:
+    """No engine has loaded anything when the failure shows, so the next transfer finds all of them whole."""
+    before = {result.policy_version for result in tied.generate("in-force")}
+    [version] = before
+    tied.update(version + 1)
+    for spoiling_stage, name in ((1, "model.norm.weight"), (0, "model.embed_tokens.weight")):
+        tied.all([tied.stages[spoiling_stage].submit("spoil", name)])
+        pushes = [stage.submit("push_weights", version + 1) for stage in tied.stages]
+        with pytest.raises(ActorFailed) as caught:
+            tied.all(pushes[:1])
+        message = str(caught.value)
+        assert f"policy version {version + 1} was not transferred" in message
+        for engine in tied.engines:
+            assert f"{engine.name} serves version {version}" in message
+        with contextlib.suppress(ActorFailed):
+            tied.all(pushes[1:])
+        tied.all([tied.stages[spoiling_stage].submit("spoil", None)])
+        assert {result.policy_version for result in tied.generate(f"spoilt-{name}")} == before
+    tied.push(version + 1)
+    results = tied.generate("after-spoilt")
+    assert {result.policy_version for result in results} == {version + 1}
+    assert tied.logprob_error(results) < 1e-4
 
 
 def test_tensor_parallel_workers_get_their_shards(untied: Setup) -> None:

@@ -103,7 +103,7 @@ def test_tensors_that_were_not_announced_are_refused(threads: ThreadPoolExecutor
 
 def test_a_tensor_too_many_is_refused(threads: ThreadPoolExecutor) -> None:
     group, _ = open_group(threads, "pp0", lambda group: list(group.receive(TENSORS, 2**20)))
-    with pytest.raises(ValueError, match=r"'e\.extra' was not announced"):
+    with pytest.raises(ValueError, match=r"'e\.extra' to send, which was not announced"):
         group.send(TENSORS, [*values(0), ("e.extra", torch.ones(1))], 2**20)
 
 

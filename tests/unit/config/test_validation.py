@@ -253,3 +253,8 @@ def test_all_problems_are_told_at_once(demo: Demo) -> None:
 def test_what_cannot_be_observed_is_refused(demo: Demo, argument: str, rule: str) -> None:
     (problem,) = problems(demo(argument))
     assert problem.startswith(rule)
+
+
+def test_weights_on_gpus_do_not_travel_through_host_memory(demo: Demo) -> None:
+    found = problems(demo("policy.device=cuda", "generation.weight_transport=shared_memory"))
+    assert any("generation.weight_transport=shared_memory maps host memory" in problem for problem in found)

@@ -1,0 +1,100 @@
+"""How one pipeline stage's weights get to the workers of every engine.
+
+channel            where                          what it costs
+MemoryChannel      engines on the sender's node   one copy in memory that everybody maps
+CollectiveChannel  anywhere                       a broadcast, bucket by bucket, over gloo or NCCL
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+
+from nemo_like.cluster.buckets import TensorSpec
+from nemo_like.cluster.process_groups import GroupAddress, NamedProcessGroup, Rendezvous
+from nemo_like.cluster.shared_memory import MemoryAddress, MemorySender, Transfer
+from nemo_like.config.schema import Device
+
+Weights = Iterator[tuple[str, torch.Tensor]]
+
+
+class WeightChannel(Protocol):
+    """One stage's side. In a transfer ``offer`` comes before the engines load, ``deliver`` while they do."""
+
+    @property
+    def address(self) -> GroupAddress | MemoryAddress:
+        """Where the engines' workers join."""
+
+    def open(self) -> None:
+        """Wait for all of them, which were invited before."""
+
+    def offer(self, transfer: Transfer, weights: Weights) -> None:
+        """Make the weights ready, as far as that is possible with nobody listening."""
+
+    def deliver(self) -> int:
+        """Returns when the offered weights are sent; their bytes."""
+
+    def close(self) -> None:
+        """Drop the connections: who waits for this side fails at once. Safe to call twice."""
+
+
+class MemoryChannel:
+    """The weights lie ready before any engine is asked to load, so a failure here touches no engine."""
+
+    def __init__(self, name: str, tensors: Sequence[TensorSpec], num_workers: int, timeout_s: float) -> None:
+        self._memory = MemorySender(name, tensors, num_workers, timeout_s)
+        self._num_bytes = 0
+
+    @property
+    def address(self) -> MemoryAddress:
+        return self._memory.address
+
+    def open(self) -> None:
+        self._memory.open()
+
+    def offer(self, transfer: Transfer, weights: Weights) -> None:
+        self._num_bytes = self._memory.offer(transfer, weights)
+
+    def deliver(self) -> int:
+        return self._num_bytes
+
+    def close(self) -> None:
+        self._memory.close()
+
+
+class CollectiveChannel:
+    """Rank 0 of a named group in which all engines' workers follow."""
+
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        address: GroupAddress,
+        tensors: Sequence[TensorSpec],
+        bucket_bytes: int,
+        device: Device,
+    ) -> None:
+        self.address = address
+        self._rendezvous, self._tensors, self._bucket_bytes = rendezvous, tensors, bucket_bytes
+        self._device = torch.device(f"cuda:{torch.cuda.current_device()}" if device is Device.cuda else "cpu")
+        self._group: NamedProcessGroup | None = None
+        self._offered: Weights = iter(())
+
+    def open(self) -> None:
+        self._group = NamedProcessGroup(
+            self.address, rank=0, device=self._device, rendezvous=self._rendezvous
+        )
+
+    def offer(self, transfer: Transfer, weights: Weights) -> None:
+        self._offered = weights
+
+    def deliver(self) -> int:
+        if self._group is None:
+            raise RuntimeError(f"group {self.address.name!r} is not open, so nothing can be sent")
+        return self._group.send(self._tensors, self._offered, self._bucket_bytes)
+
+    def close(self) -> None:
+        if self._group is not None:
+            self._group.close()
+            self._group = None

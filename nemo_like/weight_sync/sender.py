@@ -1,0 +1,207 @@
+"""``EngineWeightSender``: the trainer sends its weights to the engines, and drives the transfer.
+
+    stage 0's head (coordinator)      heads of the other stages       every engine
+      pause(version) ───────────────────────────────────────────────▶  stops sampling
+      offer                             offer
+      fetch_weights(transfer, [pp0, pp1, ...]) ─────────────────────▶  waits for what is offered in advance
+      ◀───────────────────────────────────────────────────────────────
+      load_weights(version, [pp0, pp1, ...]) ───────────────────────▶  one session:
+      deliver pp0 ──────────────────────────────────────────────────▶    load
+                                        deliver pp1 ────────────────▶    load
+      ◀────────────────────────────────── the version committed ─────  finalize, resume
+
+Until the engines load, a failure anywhere leaves the version in force: the engines resume with it. An
+engine that fails while loading holds a mix of two versions, so it serves no more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+from nemo_like.cluster.actors import ActorHandle, Call
+from nemo_like.cluster.buckets import TensorSpec
+from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.cluster.process_groups import GroupAddress, Rendezvous
+from nemo_like.cluster.shared_memory import Transfer
+from nemo_like.config.schema import Device, WeightTransport
+from nemo_like.generation.interface import WeightEndpoint, WeightGroup
+from nemo_like.observability.metrics import Metric, maximum, summed
+from nemo_like.weight_sync.channels import CollectiveChannel, MemoryChannel, WeightChannel, Weights
+
+_LOOPBACK = "127.0.0.1"
+# After a broken broadcast: how long an engine has to say what broke it.
+_CAUSE_GRACE_S = 2.0
+
+
+class EngineWeightSender:
+    """Lives in the worker that heads a pipeline stage (tp = cp = dp = 0); see ``policy.WeightSender``."""
+
+    def __init__(
+        self,
+        *,
+        coordinates: Coordinates,
+        device: Device,
+        transport: WeightTransport,
+        bucket_mib: int,
+        timeout_s: float,
+    ) -> None:
+        """``coordinates`` are the worker's. ``timeout_s`` is the deadline for connecting, the engines' start
+        included, and for one send.
+
+        Raises ValueError on a worker that heads no stage.
+        """
+        if coordinates.tp or coordinates.cp or coordinates.dp:
+            raise ValueError(
+                f"rank {coordinates.rank} heads no pipeline stage (tp={coordinates.tp}, cp={coordinates.cp}, "
+                f"dp={coordinates.dp}); only a worker with tp = cp = dp = 0 sends weights"
+            )
+        self._is_coordinator = coordinates.pp == 0
+        self._group_names = [f"pp{stage}" for stage in range(coordinates.layout.pp)]
+        self._group_name = self._group_names[coordinates.pp]
+        self._device, self._transport = device, transport
+        self._bucket_bytes = bucket_mib * 2**20
+        self._timeout_s = timeout_s
+        self._engines: list[ActorHandle] = []
+        self._channel: WeightChannel | None = None
+        self._num_transfers = 0
+
+    def connect(self, receivers: Sequence[ActorHandle], tensors: Sequence[TensorSpec]) -> None:
+        """Meet the workers of every engine; ``tensors`` are this stage's, in the order of each ``send``.
+
+        Raises ValueError when the configured transport cannot reach an engine.
+        """
+        self.close()
+        self._engines, self._num_transfers = list(receivers), 0
+        endpoints: list[WeightEndpoint] = self._ask_all("weight_endpoint")
+        channel = self._make_channel(endpoints, tuple(tensors))
+        joins: list[Call] = []
+        first_rank = 1
+        for engine, endpoint in zip(self._engines, endpoints, strict=True):
+            invitation = WeightGroup(
+                self._group_name, channel.address, first_rank, self._bucket_bytes, tuple(tensors)
+            )
+            joins.append(engine.submit("join_weight_group", invitation))
+            first_rank += endpoint.num_workers
+        for join in joins:
+            join.result(self._timeout_s)
+        channel.open()
+        self._channel = channel
+
+    def send(self, version: int, weights: Weights) -> Mapping[str, Metric]:
+        """Bring every engine to ``version``. The coordinator returns once all have committed it, the heads of
+        the other stages once their weights are sent.
+
+        Raises RuntimeError that says what failed and which version the engines serve now.
+        """
+        if self._channel is None:
+            raise RuntimeError(f"send(version={version}) before connect: no engine has been met yet")
+        deadline = time.monotonic() + self._timeout_s
+        self._num_transfers += 1  # the heads of all stages send in step
+        transfer = Transfer(self._num_transfers, version)
+        if not self._is_coordinator:
+            self._channel.offer(transfer, weights)
+            return {"weight_sync_bytes": summed(self._channel.deliver())}
+        self._prepare(transfer, self._channel, weights)
+        started_s = time.monotonic()
+        loads = [engine.submit("load_weights", version, self._group_names) for engine in self._engines]
+        try:
+            sent_bytes = self._channel.deliver()
+        except RuntimeError:
+            _raise_cause(loads)
+            raise
+        _wait_for_commits(version, loads, deadline)
+        return {
+            "weight_sync_bytes": summed(sent_bytes),
+            "weight_sync_load_s": maximum(time.monotonic() - started_s),
+        }
+
+    def close(self) -> None:
+        """Leave the engines; safe to call twice."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _prepare(self, transfer: Transfer, channel: WeightChannel, weights: Weights) -> None:
+        """Everything that can fail without touching an engine's weights."""
+        try:
+            self._ask_all("pause", transfer.version)
+            channel.offer(transfer, weights)
+            self._ask_all("fetch_weights", transfer, self._group_names)
+        except Exception as error:
+            raise RuntimeError(
+                f"policy version {transfer.version} was not transferred; {self._resume_all()}: {error}"
+            ) from error
+
+    def _resume_all(self) -> str:
+        """Let every engine go on that can; says what each serves."""
+        serving = []
+        for engine in self._engines:
+            try:
+                serving.append(
+                    f"{engine.name} serves version {engine.submit('resume').result(self._timeout_s)}"
+                )
+            except RayError:
+                serving.append(f"{engine.name} does not serve")
+        return ", ".join(serving)
+
+    def _make_channel(
+        self, endpoints: Sequence[WeightEndpoint], tensors: tuple[TensorSpec, ...]
+    ) -> WeightChannel:
+        own_node = ray.get_runtime_context().get_node_id()
+        elsewhere = [
+            engine.name
+            for engine, endpoint in zip(self._engines, endpoints, strict=True)
+            if endpoint.node_id != own_node
+        ]
+        if elsewhere and self._transport is WeightTransport.shared_memory:
+            raise ValueError(
+                f"generation.weight_transport=shared_memory, but {elsewhere} are on other nodes than the "
+                "trainer; use auto or collective"
+            )
+        num_workers = sum(endpoint.num_workers for endpoint in endpoints)
+        uses_memory = self._device is Device.cpu and not elsewhere
+        if uses_memory and self._transport is not WeightTransport.collective:
+            return MemoryChannel(self._group_name, tensors, num_workers, self._timeout_s)
+        host = str(ray.util.get_node_ip_address()) if elsewhere else _LOOPBACK
+        rendezvous = Rendezvous(host, self._timeout_s)
+        address = GroupAddress(
+            self._group_name, rendezvous.host, rendezvous.port, 1 + num_workers, self._timeout_s
+        )
+        return CollectiveChannel(rendezvous, address, tensors, self._bucket_bytes, self._device)
+
+    def _ask_all(self, method: str, *args: object) -> list:
+        calls = [engine.submit(method, *args) for engine in self._engines]
+        return [call.result(self._timeout_s) for call in calls]
+
+
+def _wait_for_commits(version: int, loads: Sequence[Call], deadline: float) -> None:
+    """Raises RuntimeError that names the engines without the version, once every engine has answered."""
+    failures: dict[str, Exception] = {}
+    for load in loads:
+        try:
+            committed = load.result(max(0.0, deadline - time.monotonic()))
+            if committed != version:
+                raise RuntimeError(f"it committed version {committed}")
+        except (RayError, RuntimeError) as error:
+            failures[load.actor] = error
+    if failures:
+        first = next(iter(failures.values()))
+        raise RuntimeError(
+            f"engines {sorted(failures)} did not load policy version {version} and serve no more; "
+            f"{len(loads) - len(failures)} others serve it: {first}"
+        ) from first
+
+
+def _raise_cause(loads: Sequence[Call]) -> None:
+    """The error of an engine that broke the broadcast, if one has any to tell."""
+    for load in loads:
+        try:
+            load.result(_CAUSE_GRACE_S)
+        except GetTimeoutError:
+            continue
+        except RayError:
+            raise

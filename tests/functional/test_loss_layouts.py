@@ -1,0 +1,296 @@
+"""Every loss on every layout: the same number, gradient norm and metrics as one dense process by the book.
+
+One world of processes per layout trains with one loss after the other. The learning rate is too small
+to move a weight, so that each sees the same model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.config.schema import ImportanceSamplingType, LossConfig, PolicyConfig
+from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
+from nemo_like.data_plane.in_memory import InMemoryDataPlane
+from nemo_like.data_plane.sharding import shard_for_training
+from nemo_like.observability.metrics import Metric, merge
+from nemo_like.policy.group import with_epochs
+from nemo_like.policy.layout import parallel_layout, train_strategy
+from nemo_like.policy.worker import PolicyWorker
+from tests.functional.policy_fixtures import (
+    MicroBatching,
+    loss_config,
+    make_checkpoint,
+    policy_config,
+    random_batch,
+    run_world,
+)
+
+NUM_SAMPLES, CHUNK_SIZE = 8, 4
+TEMPERATURE = 0.8
+PLAIN = loss_config(ratio_clip_c=None, entropy_coef=0.0)
+CORRECTED = {
+    "use_importance_sampling_correction": True,
+    "truncated_importance_sampling_ratio": 1.25,
+    "truncated_importance_sampling_ratio_min": 0.8,
+}
+LOSSES = {
+    "GSPO with KL": replace(
+        PLAIN,
+        sequence_level_importance_ratios=True,
+        token_level_loss=False,
+        reference_policy_kl_penalty=0.2,
+    ),
+    "CISPO with tis": replace(
+        PLAIN, use_cispo=True, truncated_importance_sampling_type=ImportanceSamplingType.tis, **CORRECTED
+    ),
+    "REINFORCE with seq_mask and entropy bonus": replace(
+        PLAIN,
+        disable_ppo_ratio=True,
+        entropy_coef=0.3,
+        truncated_importance_sampling_type=ImportanceSamplingType.seq_mask,
+        **CORRECTED,
+    ),
+    "on-policy with icepop": replace(
+        PLAIN,
+        force_on_policy_ratio=True,
+        truncated_importance_sampling_type=ImportanceSamplingType.icepop,
+        **CORRECTED,
+    ),
+    "Dr.GRPO": replace(PLAIN, token_level_loss=False, sequence_length_normalizer=21),
+}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one process, packed": {"micro_batching": MicroBatching.packed},
+    "TP2 x DP2": {"tp": 2, "dp": 2, "sequence_parallel": True},
+    "PP2": {"pp": 2, "micro_batch_size": 3},
+}
+
+
+def train_with_every_loss(
+    coordinates: Coordinates, cfg: PolicyConfig, batch: dict[str, Any]
+) -> dict[str, dict[str, Metric]]:
+    """One rank: a training phase per loss, by the worker's own method; the leaders' metrics by loss."""
+    plane = InMemoryDataPlane()
+    plane.open_partition("step", [*ROLLOUT_COLUMNS, *POLICY_COLUMNS])
+    meta = plane.put(
+        "step",
+        {column.name: batch["columns"][column.name] for column in ROLLOUT_COLUMNS},
+        lengths=batch["lengths"],
+        chunk_sizes=[CHUNK_SIZE] * (NUM_SAMPLES // CHUNK_SIZE),
+        tags=batch["tags"],
+    )
+    meta = plane.write(meta, {column.name: batch["columns"][column.name] for column in POLICY_COLUMNS})
+    worker = PolicyWorker(
+        cfg=cfg,
+        loss=LOSSES["GSPO with KL"],
+        coordinates=coordinates,
+        temperature=TEMPERATURE,
+        data_plane=plane,
+        weight_sender=None,
+        master_addr="127.0.0.1",
+        master_port=0,  # torch.distributed is initialised already
+        timeout_s=60.0,
+    )
+    worker.setup()
+    shards = shard_for_training(
+        meta, num_shards=cfg.data_parallel_size, global_batch_size=NUM_SAMPLES, strategy=train_strategy(cfg)
+    )
+    # Two epochs: with weights that do not move, the second says what the first does.
+    shard = with_epochs(shards[coordinates.dp], 2)
+    found = {}
+    for name, loss in LOSSES.items():
+        worker.loss = worker._backend.loss = loss
+        update = worker.train(shard)
+        if update is not None:
+            found[name] = dict(update.metrics)
+    return found
+
+
+@dataclass(frozen=True)
+class Token:
+    """What the dense model says of one response token, and what it is compared with; scalars."""
+
+    logprob: Tensor
+    entropy: Tensor
+    prev: float
+    generation: float
+    reference: float
+
+
+class DenseLoss:
+    """One loss over the whole global batch, token by token in plain Python."""
+
+    def __init__(self, loss: LossConfig, samples: list[list[Token]], advantages: list[float]) -> None:
+        self.loss, self.samples, self.advantages = loss, samples, advantages
+
+    def value(self) -> Tensor:
+        num_tokens = sum(len(sample) for sample in self.samples)
+        total = torch.zeros(())
+        for sample, advantage in zip(self.samples, self.advantages, strict=True):
+            if self.loss.token_level_loss:
+                share = 1 / num_tokens
+            else:
+                share = 1 / len(self.samples) / (self.loss.sequence_length_normalizer or len(sample))
+            for token in sample:
+                total = total + share * self.token(token, sample, advantage)
+        return total
+
+    def token(self, token: Token, sample: list[Token], advantage: float) -> Tensor:
+        cfg = self.loss
+        ratio = self.ratio(token)
+        if cfg.sequence_level_importance_ratios:
+            ratio = math.prod((self.ratio(other) for other in sample), start=torch.ones(())) ** (
+                1 / len(sample)
+            )
+        clipped = ratio.clamp(1 - cfg.ratio_clip_min, 1 + cfg.ratio_clip_max)
+        if cfg.disable_ppo_ratio:
+            value = -advantage * token.logprob
+        elif cfg.use_cispo:
+            value = -advantage * clipped.item() * token.logprob
+        else:
+            value = torch.max(-advantage * ratio, -advantage * clipped)
+        value = value * self.weight(token, sample)
+        if cfg.reference_policy_kl_penalty:
+            gap = token.reference - token.logprob
+            score = (token.logprob - token.logprob.item()).exp()
+            value = value + cfg.reference_policy_kl_penalty * (gap.exp() - 1 - gap) * score
+        return value - (cfg.entropy_coef or 0.0) * token.entropy
+
+    def prev(self, token: Token) -> float:
+        return token.logprob.item() if self.loss.force_on_policy_ratio else token.prev
+
+    def ratio(self, token: Token) -> Tensor:
+        return (token.logprob - self.prev(token)).exp()
+
+    def weight(self, token: Token, sample: list[Token]) -> float:
+        """The importance weight."""
+        if not self.loss.use_importance_sampling_correction:
+            return 1.0
+        own = math.exp(self.prev(token) - token.generation)
+        if self.loss.truncated_importance_sampling_type is ImportanceSamplingType.tis:
+            return min(max(own, 0.8), 1.25)
+        return 0.0 if self.is_out_of_bounds(token, sample) else own
+
+    def is_out_of_bounds(self, token: Token, sample: list[Token]) -> bool:
+        """Of the token, or for seq_mask of its sample."""
+        judged = [token]
+        if self.loss.truncated_importance_sampling_type is ImportanceSamplingType.seq_mask:
+            judged = sample
+        gap = sum(self.prev(other) - other.generation for other in judged) / len(judged)
+        return not 0.8 <= math.exp(gap) <= 1.25
+
+    def oob_ratio(self) -> float:
+        if self.loss.truncated_importance_sampling_type is ImportanceSamplingType.seq_mask:
+            return sum(self.is_out_of_bounds(sample[0], sample) for sample in self.samples) / len(
+                self.samples
+            )
+        flags = [self.is_out_of_bounds(token, sample) for sample in self.samples for token in sample]
+        return sum(flags) / len(flags)
+
+
+@dataclass(frozen=True)
+class Model:
+    """The dense model and a batch whose other log-probs are near its own."""
+
+    path: str
+    batch: dict[str, Any]
+    dense: torch.nn.Module
+
+    def samples(self) -> tuple[list[list[Token]], list[float]]:
+        """The samples that train, with their advantages."""
+        columns = {
+            name: torch.from_numpy(values).split(self.batch["lengths"])
+            for name, values in self.batch["columns"].items()
+        }
+        samples, advantages = [], []
+        for row, trains in enumerate(self.batch["tags"]["sample_mask"]):
+            if not trains:
+                continue
+            ids = columns["input_ids"][row].long()
+            logprobs = (self.dense(ids[None]).logits[0] / TEMPERATURE).log_softmax(-1)
+            sample = []
+            for position in range(3, len(ids)):
+                row_logprobs = logprobs[position - 1]
+                sample.append(
+                    Token(
+                        logprob=row_logprobs[ids[position]],
+                        entropy=-(row_logprobs.exp() * row_logprobs).sum(),
+                        prev=float(columns["prev_logprobs"][row][position]),
+                        generation=float(columns["generation_logprobs"][row][position]),
+                        reference=float(columns["reference_logprobs"][row][position]),
+                    )
+                )
+            samples.append(sample)
+            advantages.append(self.batch["tags"]["advantage"][row])
+        return samples, advantages
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    path = make_checkpoint(tmp_path_factory.mktemp("losses") / "model")
+    batch = random_batch(NUM_SAMPLES)
+    dense = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    columns, mask = batch["columns"], torch.from_numpy(batch["columns"]["response_mask"])
+    own = torch.zeros(len(mask))
+    start = 0
+    for length in batch["lengths"]:
+        ids = torch.from_numpy(columns["input_ids"][start : start + length]).long()
+        with torch.no_grad():
+            logprobs = (dense(ids[None]).logits[0] / TEMPERATURE).log_softmax(-1)
+        own[start + 1 : start + length] = logprobs[:-1].gather(1, ids[1:, None])[:, 0]
+        start += length
+    generator = torch.Generator().manual_seed(7)
+    for name in ("prev_logprobs", "generation_logprobs", "reference_logprobs"):
+        noise = 0.2 * torch.randn(len(mask), generator=generator)
+        columns[name] = ((own + noise) * mask).numpy()
+    return Model(str(path), batch, dense)
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def trained(request: pytest.FixtureRequest, model: Model) -> Iterator[dict[str, dict[str, Metric]]]:
+    """Merged metrics by loss, of one layout."""
+    cfg = policy_config(model.path, **LAYOUTS[request.param])
+    cfg = replace(
+        cfg, train_global_batch_size=NUM_SAMPLES, optimizer=replace(cfg.optimizer, lr=1e-12, weight_decay=0.0)
+    )
+    ranks = run_world(train_with_every_loss, parallel_layout(cfg), cfg, model.batch)
+    leaders = [rank for rank in ranks if rank]
+    yield {name: merge(leader[name] for leader in leaders) for name in LOSSES}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_loss_gradient_and_metrics_are_those_of_the_formulas(
+    name: str, trained: dict[str, dict[str, Metric]], model: Model
+) -> None:
+    metrics = {key: metric.value for key, metric in trained[name].items()}
+    samples, advantages = model.samples()
+    dense = DenseLoss(LOSSES[name], samples, advantages)
+    model.dense.zero_grad()
+    loss = dense.value()
+    loss.backward()
+    norm = torch.nn.utils.get_total_norm(
+        [parameter.grad for parameter in model.dense.parameters() if parameter.grad is not None]
+    )
+    tokens = [token for sample in samples for token in sample]
+    assert metrics["loss"] == pytest.approx(loss.item(), abs=1e-5)
+    assert metrics["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+    assert metrics["entropy"] == pytest.approx(
+        sum(token.entropy.item() for token in tokens) / len(tokens), rel=1e-5
+    )
+    if LOSSES[name].use_importance_sampling_correction:
+        # Something is outside the bounds, and not everything.
+        assert 0 < dense.oob_ratio() < 1
+        assert metrics["is_oob_ratio"] == pytest.approx(dense.oob_ratio())
+    if LOSSES[name].force_on_policy_ratio:
+        gaps = [token.logprob.item() - token.generation for token in tokens]
+        expected = sum(math.exp(gap) - 1 - gap for gap in gaps) / len(gaps)
+        assert metrics["gen_kl_error"] == pytest.approx(expected, rel=1e-3)
+        assert metrics["probs_ratio_max"] == 1.0
