@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.schema import ImportanceSamplingType, LossConfig, PolicyConfig
+from nemo_like.config.schema import ImportanceSamplingType, LossConfig, PolicyBackend, PolicyConfig
 from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.data_plane.sharding import shard_for_training
@@ -71,6 +71,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "one process, packed": {"micro_batching": MicroBatching.packed},
     "TP2 x DP2": {"tp": 2, "dp": 2, "sequence_parallel": True},
     "PP2": {"pp": 2, "micro_batch_size": 3},
+    "FSDP2 over two": {"dp": 2, "backend": PolicyBackend.fsdp},
 }
 
 
