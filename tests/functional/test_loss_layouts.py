@@ -248,10 +248,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
             logprobs = (dense(ids[None]).logits[0] / TEMPERATURE).log_softmax(-1)
         own[start + 1 : start + length] = logprobs[:-1].gather(1, ids[1:, None])[:, 0]
         start += length
+    # On every third sample the engine is further off, as a whole.
+    row = torch.repeat_interleave(torch.arange(NUM_SAMPLES), torch.tensor(batch["lengths"]))
+    offsets = {"generation_logprobs": 0.3 * (row % 3 == 0)}
     generator = torch.Generator().manual_seed(7)
     for name in ("prev_logprobs", "generation_logprobs", "reference_logprobs"):
         noise = 0.2 * torch.randn(len(mask), generator=generator)
-        columns[name] = ((own + noise) * mask).numpy()
+        columns[name] = ((own + noise + offsets.get(name, 0.0)) * mask).numpy()
     return Model(str(path), batch, dense)
 
 
@@ -260,7 +263,10 @@ def trained(request: pytest.FixtureRequest, model: Model) -> Iterator[dict[str, 
     """Merged metrics by loss, of one layout."""
     cfg = policy_config(model.path, **LAYOUTS[request.param])
     cfg = replace(
-        cfg, train_global_batch_size=NUM_SAMPLES, optimizer=replace(cfg.optimizer, lr=1e-12, weight_decay=0.0)
+        cfg,
+        train_global_batch_size=NUM_SAMPLES,
+        optimizer=replace(cfg.optimizer, lr=1e-12, weight_decay=0.0),
+        scheduler=replace(cfg.scheduler, min_lr=0.0),
     )
     ranks = run_world(train_with_every_loss, parallel_layout(cfg), cfg, model.batch)
     leaders = [rank for rank in ranks if rank]
