@@ -54,7 +54,7 @@ def test_the_trace_has_every_process_and_what_it_did(spans: dict[str, list[dict[
         "total_step_time", "weight_sync", "generation", "logprobs", "policy_training",
     }  # fmt: skip
     assert does["rollout"] >= {"run", "generation", "flatten", "put"}
-    assert does["engine"] >= {"generate", "receive_weights"}
+    assert does["engine"] >= {"generate", "fetch_weights", "load_weights"}
     assert does["environment"] >= {"step"}
     assert does["policy_worker-0"] >= {"fetch", "compute", "write", "send", "train", "push_weights"}
     assert does["policy_worker-1"] >= {"fetch", "compute", "write", "train"}
