@@ -137,7 +137,9 @@ class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
     def finish_weight_update(self) -> None:
         """Raises RuntimeError, naming them, when parameters of the model were not among the tensors."""
         finalize_layerwise_reload(self.model, self.model_config)
-        self._repack_tied_output_layer()
+        if torch.device(self.device).type == "cpu":
+            self._repack_tied_output_layer()
+            self._repack_experts()
         missing = {name for name, _ in self.model.named_parameters()} - self._loaded
         if missing:
             raise RuntimeError(
@@ -168,7 +170,7 @@ class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
             joined.result().close()
 
     def _repack_tied_output_layer(self) -> None:
-        """On CPU the output layer multiplies by a packed copy of its weight. A tied one is loaded through the
+        """The output layer multiplies by a packed copy of its weight. A tied one is loaded through the
         embedding, and the reload does not pack it again."""
         output = getattr(self.model, "lm_head", None)
         embedding = getattr(getattr(self.model, "model", None), "embed_tokens", None)
@@ -176,6 +178,14 @@ class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
             return
         if getattr(output, "weight", None) is embedding.weight:
             output.quant_method.process_weights_after_loading(output)
+
+    def _repack_experts(self) -> None:
+        """Experts lie packed in place of their weights, and vLLM packs them at the engine's start only: a
+        reload leaves plain weights that would be read as packed ones."""
+        for layer in self.model.modules():
+            kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
+            if kernel is not None and getattr(layer, "w13_weight", None) is not None:
+                kernel.fused_experts.process_weights_after_loading(layer)
 
 
 if BACKEND not in WeightTransferEngineFactory._registry:
