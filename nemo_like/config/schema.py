@@ -388,6 +388,14 @@ class LoggerConfig:
 
 @dataclass(kw_only=True, slots=True)
 class CheckpointingConfig:
+    enabled: bool  # save the whole run, so that it can be resumed
+    resume_if_exists: bool  # a run of the same logger.run_name continues from its latest checkpoint
+    checkpoint_dir: str | None  # null: RUN_DIR/checkpoints
+    save_period: int  # save every so many steps; 0: only at the end and when asked to stop
+    keep_top_k: int | None  # the best by metric_name, besides the latest; null keeps all
+    metric_name: str | None  # name in metrics.jsonl; null: the latest are the best
+    higher_is_better: bool
+    checkpoint_must_save_by: str | None  # DD:HH:MM:SS after the start: save and stop before it
     export_final_hf: bool  # write RUN_DIR/final_hf, loadable by transformers and vLLM
 
 
@@ -399,6 +407,7 @@ class ClusterConfig:
     placement: Placement  # a tensor-parallel group never leaves its node; the groups spread over nodes
     start_timeout_s: float  # deadline for all actors to be ready
     stage_timeout_s: float  # deadline for one stage of a step
+    max_restarts: int  # of all processes from the latest checkpoint, after one died or missed a deadline
 
 
 @dataclass(kw_only=True, slots=True)

@@ -13,6 +13,7 @@ from functools import reduce
 from nemo_like.config.backend_rules import backend_problems
 from nemo_like.config.checkpoint_rules import checkpoint_problems
 from nemo_like.config.data_plane_rules import data_plane_problems
+from nemo_like.config.durations import parse_duration_s
 from nemo_like.config.errors import ConfigError, Problem
 from nemo_like.config.loss_rules import loss_problems
 from nemo_like.config.machine_rules import Machine, machine_problems
@@ -153,8 +154,11 @@ _RANGES = (
     _count("env.num_actors"),
     _Range(key="env.timeout_s", above=0),
     _Range(key="logger.num_sample_answers", at_least=0),
+    _Range(key="checkpointing.save_period", at_least=0),
+    _count("checkpointing.keep_top_k"),
     _count("cluster.num_cpus"),
     _Range(key="cluster.num_gpus", at_least=0),
+    _Range(key="cluster.max_restarts", at_least=0),
     _Range(key="cluster.start_timeout_s", above=0),
     _Range(key="cluster.stage_timeout_s", above=0),
     _count("data_plane.num_storage_units"),
@@ -334,6 +338,20 @@ def _weight_transport(cfg: Config) -> Iterator[Problem]:
             rule="maps host memory, and with policy.device=cuda the weights are on GPUs",
             remedy="set it to auto",
         )
+
+
+@_rule()
+def _must_save_by(cfg: Config) -> Iterator[Problem]:
+    limit = cfg.checkpointing.checkpoint_must_save_by
+    if limit is None:
+        return
+    key = f"checkpointing.checkpoint_must_save_by={limit}"
+    try:
+        parse_duration_s(limit)
+    except ValueError as error:
+        yield Problem(key=key, rule=str(error), remedy="for 3 hours 50 minutes write '00:03:50:00'")
+    if not cfg.checkpointing.enabled:
+        yield Problem(key=key, rule="needs checkpointing.enabled=true", remedy="enable it, or set null")
 
 
 @_rule("generation.vllm_cfg.kv_cache_gib")

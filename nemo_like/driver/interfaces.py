@@ -45,6 +45,12 @@ class Policy(Protocol):
     def train(self, batch: KVBatchMeta) -> TrainUpdate:
         """Every epoch's optimizer updates over the batch; needs tags advantage and sample_mask."""
 
+    def save_checkpoint(self, path: str) -> None:
+        """Write what training continues from into the empty directory ``path``."""
+
+    def load_checkpoint(self, path: str, policy_version: int) -> None:
+        """Continue from a checkpoint, which another parallel layout may have written."""
+
 
 class WeightSync(Protocol):
     """Keeps the generation engines at the trainer's weights."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,8 +16,9 @@ from types import FrameType
 
 import yaml
 
+from nemo_like.checkpoint.store import CheckpointError
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.cluster.errors import ClusterError
+from nemo_like.cluster.errors import ActorDied, ClusterError, StageTimeout
 from nemo_like.cluster.runtime import ray_runtime
 from nemo_like.config.loader import to_yaml
 from nemo_like.config.plan import ray_cpus, ray_gpus
@@ -26,14 +27,16 @@ from nemo_like.data.sampler import PromptSampler
 from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.data_plane.handle import ObservedPartitionControl, PartitionControl
 from nemo_like.driver.bundles import bundles
+from nemo_like.driver.checkpoints import RunCheckpoints
 from nemo_like.driver.errors import RunFailed
 from nemo_like.driver.generate_only import GenerationComponents, GenerationDriver
 from nemo_like.driver.observation import StepObservation
 from nemo_like.driver.processes import Actors, start_actors
+from nemo_like.driver.stopping import EXIT_PREEMPTED, StopRequests
 from nemo_like.driver.sync_grpo import Components, SyncGRPODriver
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory
-from nemo_like.observability.summary import RunSummary
+from nemo_like.observability.summary import RunSummary, SampleAnswer
 from nemo_like.policy.group import PolicyWorkerGroup
 from nemo_like.policy.layout import parallel_layout
 from nemo_like.rollout.handle import RolloutHandle
@@ -49,32 +52,79 @@ _SHORT_TIMEOUT_S = 30.0
 
 def run(cfg: Config, config_name: str) -> int:
     """One whole run; the exit code. ``config_name`` names the run directory unless logger.run_name does."""
-    name = cfg.logger.run_name or f"{config_name}-{datetime.now():%Y%m%d-%H%M%S}"
-    directory = RunDirectory.create(cfg.logger.log_dir, name)
+    directory = _run_directory(cfg, config_name)
     resolved = to_yaml(cfg)
     directory.write_config(resolved)
+    checkpoints = RunCheckpoints(cfg.checkpointing, directory)
     logger = RunLogger(
         cfg.logger,
         directory,
         resolved_config=yaml.safe_load(resolved),
         max_num_steps=cfg.grpo.max_num_steps,
+        wandb_run_id=checkpoints.wandb_run_id,
     )
     with logger:
-        outcome, exit_code, answers = "finished", 0, []
+        result = _run_with_restarts(cfg, directory, logger, checkpoints)
+        logger.finish(RunSummary(outcome=result.outcome, sample_answers=result.answers))
+    return result.exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    outcome: str
+    exit_code: int
+    answers: Sequence[SampleAnswer] = ()
+
+
+def _run_with_restarts(
+    cfg: Config, directory: RunDirectory, logger: RunLogger, checkpoints: RunCheckpoints
+) -> _Result:
+    """The run; after a process died or hung, all of them again, from the latest checkpoint."""
+    num_restarts = 0
+    while True:
+        for warning in checkpoints.warnings:
+            logger.warn(warning)
+        logger.continue_after(checkpoints.last_step)
         try:
-            with started(cfg, directory, logger) as parts:
-                parts.driver.run()
-                if parts.policy is not None and cfg.checkpointing.export_final_hf:
-                    logger.status("exporting the policy")
-                    parts.policy.export_hf(str(directory.path / "final_hf"))
-                answers = parts.rollout.sample_answers()
-                logger.status("stopping")
+            return _run(cfg, directory, logger, checkpoints)
         except KeyboardInterrupt:
-            outcome, exit_code = "was interrupted", EXIT_INTERRUPTED
-        except (ClusterError, RunFailed, OSError) as error:
-            outcome, exit_code = f"failed: {error}", EXIT_FAILED
-        logger.finish(RunSummary(outcome=outcome, sample_answers=answers))
-    return exit_code
+            return _Result("was interrupted", EXIT_INTERRUPTED)
+        except (ActorDied, StageTimeout) as error:
+            if not cfg.checkpointing.enabled or num_restarts == cfg.cluster.max_restarts:
+                return _Result(f"failed: {error}", EXIT_FAILED)
+            num_restarts += 1
+            logger.warn(
+                f"{error}\nstarting all processes again (restart {num_restarts} of "
+                f"{cfg.cluster.max_restarts})"
+            )
+            checkpoints = RunCheckpoints(cfg.checkpointing, directory)
+        except (ClusterError, RunFailed, CheckpointError, OSError) as error:
+            return _Result(f"failed: {error}", EXIT_FAILED)
+
+
+def _run(cfg: Config, directory: RunDirectory, logger: RunLogger, checkpoints: RunCheckpoints) -> _Result:
+    """The steps that are left."""
+    if checkpoints.last_step >= cfg.grpo.max_num_steps:
+        return _Result("had finished already; raise grpo.max_num_steps to train on", 0)
+    with started(cfg, directory, logger, checkpoints) as parts:
+        if reason := parts.driver.run():
+            return _Result(f"was stopped: {reason}. The same command continues it", EXIT_PREEMPTED)
+        if parts.policy is not None and cfg.checkpointing.export_final_hf:
+            logger.status("exporting the policy")
+            parts.policy.export_hf(str(directory.path / "final_hf"))
+        answers = parts.rollout.sample_answers()
+        logger.status("stopping")
+    return _Result("finished", 0, answers)
+
+
+def _run_directory(cfg: Config, config_name: str) -> RunDirectory:
+    """A new one, or that of the run that is continued."""
+    name = cfg.logger.run_name or f"{config_name}-{datetime.now():%Y%m%d-%H%M%S}"
+    if cfg.checkpointing.enabled and cfg.checkpointing.resume_if_exists and cfg.logger.run_name:
+        earlier = RunDirectory.reopen(cfg.logger.log_dir, name)
+        if earlier is not None:
+            return earlier
+    return RunDirectory.create(cfg.logger.log_dir, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +136,20 @@ class StartedRun:
     rollout: RolloutHandle
 
 
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """Processes that are up, where they write, and how many prompts the rollout actor found."""
+
+    directory: RunDirectory
+    cluster: Cluster
+    actors: Actors
+    num_prompts: dict[RolloutMode, int]
+
+
 @contextmanager
-def started(cfg: Config, directory: RunDirectory, logger: RunLogger) -> Iterator[StartedRun]:
+def started(
+    cfg: Config, directory: RunDirectory, logger: RunLogger, checkpoints: RunCheckpoints
+) -> Iterator[StartedRun]:
     """Every process of the run, ready; all of them are gone when the block is left."""
     cluster = Cluster()
     logger.status("starting Ray")
@@ -100,18 +162,17 @@ def started(cfg: Config, directory: RunDirectory, logger: RunLogger) -> Iterator
         try:
             cluster.reserve(bundles(cfg), timeout_s=cfg.cluster.start_timeout_s)
             actors = start_actors(cfg, cluster, directory)
-            yield _connect(cfg, cluster, actors, directory, logger)
+            logger.status("starting " + _what_starts(actors))
+            num_prompts = _wait_until_ready(cluster, actors, cfg.cluster.start_timeout_s)
+            _write_process_ids(cluster, actors, directory)
+            yield _connect(cfg, _Started(directory, cluster, actors, num_prompts), logger, checkpoints)
         finally:
             cluster.stop()
 
 
-def _connect(
-    cfg: Config, cluster: Cluster, actors: Actors, directory: RunDirectory, logger: RunLogger
-) -> StartedRun:
-    """Wait until every process is ready, let them meet, and hand them to a driver."""
-    logger.status("starting " + _what_starts(actors))
-    num_prompts = _wait_until_ready(cluster, actors, cfg.cluster.start_timeout_s)
-    _write_process_ids(cluster, actors, directory)
+def _connect(cfg: Config, started: _Started, logger: RunLogger, checkpoints: RunCheckpoints) -> StartedRun:
+    """Let the processes meet, bring them to where the run stands, and hand them to a driver."""
+    cluster, actors, num_prompts = started.cluster, started.actors, started.num_prompts
     # The rollout actor keeps the same deadline and can name the prompts that are missing: it answers first.
     rollout_timeout_s = cfg.cluster.stage_timeout_s + _SHORT_TIMEOUT_S
     rollout = RolloutHandle(cluster, actors.rollout, timeout_s=rollout_timeout_s)
@@ -123,7 +184,7 @@ def _connect(
         timeout_s=cfg.data_plane.timeout_s,
     )
     sampler = PromptSampler(num_prompts[RolloutMode.training], cfg.grpo.seed, cfg.data.shuffle)
-    observer = StepObservation(cfg.logger, cluster, actors.all(), directory)
+    observer = StepObservation(cfg.logger, cluster, actors.all(), started.directory)
     observer.mark_ranges([*actors.engines, *actors.workers])
     if cfg.rollout.generate_only:
         parts = GenerationComponents(
@@ -140,7 +201,11 @@ def _connect(
         num_validation_prompts=num_prompts[RolloutMode.validation],
         logger=logger,
         observer=observer,
+        checkpoints=checkpoints,
+        stop_requests=StopRequests(cfg.checkpointing),
     )
+    if checkpoints.found is not None:
+        logger.status(f"continuing after step {checkpoints.found.state.step}")
     return StartedRun(SyncGRPODriver(cfg, components), policy, rollout)
 
 

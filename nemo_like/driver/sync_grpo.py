@@ -14,7 +14,7 @@ driver                    rollout actor              policy workers            d
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -23,6 +23,7 @@ from nemo_like.algorithms.ordering import by_generation
 from nemo_like.config.schema import Config
 from nemo_like.data.sampler import PromptSampler
 from nemo_like.data_plane.meta import KVBatchMeta
+from nemo_like.driver.checkpoints import RunCheckpoints
 from nemo_like.driver.collection import Collected, collect_groups
 from nemo_like.driver.interfaces import Partitions, Policy, Rollout, StepObserver, WeightSync
 from nemo_like.driver.reports import (
@@ -34,8 +35,9 @@ from nemo_like.driver.reports import (
 )
 from nemo_like.driver.schedule import validates_after
 from nemo_like.driver.stages import with_advantages, without_mismatch, without_truncated
+from nemo_like.driver.stopping import StopRequests
 from nemo_like.observability.logger import RunLogger
-from nemo_like.observability.timers import StageTimer
+from nemo_like.observability.timers import SlowestPass, StageTimer
 from nemo_like.policy.results import ScoredBatch
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode
 
@@ -52,6 +54,8 @@ class Components:
     num_validation_prompts: int
     logger: RunLogger
     observer: StepObserver
+    checkpoints: RunCheckpoints
+    stop_requests: StopRequests
 
 
 class SyncGRPODriver:
@@ -68,19 +72,48 @@ class SyncGRPODriver:
         self.logger = components.logger
         self.observer = components.observer
         self.estimate_advantages = build_estimator(cfg.grpo)
-        self.policy_version = 0
+        self.checkpoints = components.checkpoints
+        self.stop_requests = components.stop_requests
+        self.num_samples = cfg.grpo.num_prompts_per_step * cfg.grpo.num_generations_per_prompt
+        self.position = self.checkpoints.resume(self.policy, self.train_sampler)
+        self.policy_version = self.position.policy_version
 
-    def run(self) -> None:
-        """All steps, with validation where the schedule says."""
-        if validates_after(0, self.cfg.grpo):
+    def run(self) -> str | None:
+        """All steps from where the run stands, with validation and checkpoints where they are due.
+
+        Returns why it stopped before the last step, None when it did not.
+        """
+        if self.position.step == 0 and validates_after(0, self.cfg.grpo):
             self.validate(step=0)
-        for step in range(1, self.cfg.grpo.max_num_steps + 1):
-            prompts = self.next_prompts(step)
-            with self.observer.observing(step):
-                report = self.step(step, prompts)
-            self.logger.log_step(step, report.metrics)
-            if validates_after(step, self.cfg.grpo):
-                self.validate(step)
+        last, timer = self.cfg.grpo.max_num_steps, SlowestPass()
+        with self.stop_requests.listening():
+            for step in range(self.position.step + 1, last + 1):
+                with timer:
+                    metrics = self.step_and_validate(step)
+                reason = self.stop_requests.reason(next_step_s=timer.slowest_s) if step < last else None
+                if reason or self.checkpoints.is_due(step, last):
+                    self.save(metrics)
+                if reason:
+                    return reason
+        return None
+
+    def step_and_validate(self, step: int) -> dict[str, float]:
+        """The metrics of this step, logged."""
+        prompts = self.next_prompts(step)
+        with self.observer.observing(step):
+            metrics = self.step(step, prompts).metrics
+        self.logger.log_step(step, metrics)
+        if validates_after(step, self.cfg.grpo):
+            metrics = {**metrics, **self.validate(step).metrics}
+        self.position = self.position.after(step, self.policy_version, metrics, self.num_samples)
+        return metrics
+
+    def save(self, metrics: Mapping[str, float]) -> None:
+        """Have the whole run on disk; ``metrics`` of its latest step say how good it is."""
+        self.logger.flush()
+        self.checkpoints.save(
+            self.position, metrics, self.policy, self.train_sampler, self.logger.wandb_run_id
+        )
 
     def step(self, step: int, prompts: PromptBatch) -> StepReport:
         """One GRPO iteration: P prompts x G generations = N samples.

@@ -20,6 +20,7 @@ class MetricsFile:
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file = path.open("a", encoding="utf-8")
         self._pending: dict[str, float | None] | None = None
 
@@ -36,6 +37,20 @@ class MetricsFile:
             self._file.write(json.dumps(self._pending, sort_keys=True) + "\n")
             self._file.flush()
             self._pending = None
+
+    def rewind(self, last_step: int) -> None:
+        """Drop all records after ``last_step`` and a line that was cut short: they will be written again."""
+        self._pending = None
+        self._file.close()
+        kept = []
+        for line in self._path.read_text(encoding="utf-8").splitlines(keepends=True):
+            if not line.endswith("\n") or json.loads(line)["step"] > last_step:
+                break
+            kept.append(line)
+        aside = self._path.with_suffix(".tmp")
+        aside.write_text("".join(kept), encoding="utf-8")
+        aside.replace(self._path)
+        self._file = self._path.open("a", encoding="utf-8")
 
     def close(self) -> None:
         """Flush and close; safe to call twice."""

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 from nemo_like.config.schema import LoggerConfig, WandbMode
 from nemo_like.observability.background import BackgroundLogger
 from nemo_like.observability.console import make_console
-from nemo_like.observability.jsonl import MetricsFile
+from nemo_like.observability.jsonl import MetricsFile, read_metrics
 from nemo_like.observability.learning_curve import CurvePoints, write_learning_curve
 from nemo_like.observability.mlflow_logger import MlflowRecorder
 from nemo_like.observability.progress import RunProgress
@@ -65,9 +65,22 @@ class RunLogger:
     ) -> None:
         self.close()
 
+    def continue_after(self, step: int) -> None:
+        """Go back to where the run stood after ``step``: what an earlier process logged later is dropped."""
+        self._metrics_file.rewind(step)
+        self._points = CurvePoints()
+        self._progress.rewards.clear()
+        self._progress.accuracies.clear()
+        for record in read_metrics(self._directory.metrics_path):
+            self._recall(record)
+
     def status(self, text: str) -> None:
         """What is going on outside steps, such as "starting 2 vLLM engines"."""
         self._console.status(text)
+
+    def warn(self, text: str) -> None:
+        """A sentence that the user should not miss."""
+        self._console.note(f"warning: {text}")
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Metrics of rollout step ``step``, counted from 1."""
@@ -80,8 +93,8 @@ class RunLogger:
         error = metrics.get("train/token_mult_prob_error", 1.0)
         if error > _MAX_TOKEN_MULT_PROB_ERROR and not self._has_warned_of_mismatch:
             self._has_warned_of_mismatch = True
-            self._console.note(
-                f"warning: token_mult_prob_error is {error:.3f} at step {step}, over "
+            self.warn(
+                f"token_mult_prob_error is {error:.3f} at step {step}, over "
                 f"{_MAX_TOKEN_MULT_PROB_ERROR}: trainer and generation engines disagree on the log-probs"
             )
 
@@ -93,6 +106,10 @@ class RunLogger:
         if "validation/accuracy" in metrics:
             self._points.accuracies.append((step, metrics["validation/accuracy"]))
         self._console.validation(step, metrics)
+
+    def flush(self) -> None:
+        """Have everything that was logged on disk: nothing more of the latest step will come."""
+        self._metrics_file.flush()
 
     def finish(self, summary: RunSummary) -> None:
         """Write everything out and print the summary; the last line is ``run_dir: PATH``."""
@@ -135,6 +152,17 @@ class RunLogger:
             backend.finish(timeout_s=max(0.0, deadline_s - time.monotonic())) for backend in self._backends
         ]
         return [problem for problem in problems if problem]
+
+    def _recall(self, record: dict[str, Any]) -> None:
+        """A step of an earlier process, for the curve and the summary."""
+        step = record["step"]
+        if (reward := record.get("train/reward")) is not None:
+            self._points.rewards.append((step, reward))
+            self._progress.rewards.append(reward)
+        if (accuracy := record.get("validation/accuracy")) is not None:
+            self._points.accuracies.append((step, accuracy))
+            self._progress.on_validation(step, record)
+        self._progress.step = step
 
     def _write_results(self) -> dict[str, str]:
         """Complete the files; label to path of those there are."""

@@ -31,6 +31,15 @@ class RunDirectory:
             (path / "logs").mkdir()
             return cls(path)
 
+    @classmethod
+    def reopen(cls, log_dir: str, run_name: str) -> RunDirectory | None:
+        """The directory that a run of this name made; None when there is none."""
+        path = Path(log_dir).absolute() / run_name
+        if not path.is_dir():
+            return None
+        (path / "logs").mkdir(exist_ok=True)
+        return cls(path)
+
     @property
     def name(self) -> str:
         return self.path.name
@@ -43,6 +52,10 @@ class RunDirectory:
     @property
     def metrics_path(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints_path(self) -> Path:
+        return self.path / "checkpoints"
 
     @property
     def learning_curve_path(self) -> Path:

@@ -33,3 +33,17 @@ class StageTimer:
     def metrics(self, prefix: str = "timing/train/") -> dict[str, float]:
         """Seconds per stage under ``prefix``, in the order in which the stages ended."""
         return {f"{prefix}{stage}": seconds for stage, seconds in self._seconds.items()}
+
+
+class SlowestPass:
+    """``with timer: ...`` around each pass of a loop; ``slowest_s`` is the longest, 0 before the first."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self.slowest_s = 0.0
+
+    def __enter__(self) -> None:
+        self._started_s = self._clock()
+
+    def __exit__(self, *error: object) -> None:
+        self.slowest_s = max(self.slowest_s, self._clock() - self._started_s)

@@ -97,6 +97,14 @@ class PolicyWorkerGroup:
         """Write a Hugging Face checkpoint directory."""
         self._everywhere("export_hf", partial(gathers_weights, self._cfg), path)
 
+    def save_checkpoint(self, path: str) -> None:
+        """Write what training continues from into the empty directory ``path``."""
+        self._everywhere("save_checkpoint", lambda place: True, path)
+
+    def load_checkpoint(self, path: str, policy_version: int) -> None:
+        """Continue from a checkpoint, which another parallel layout may have written."""
+        self._everywhere("load_checkpoint", lambda place: True, path, policy_version)
+
     def shutdown(self) -> None:
         """Let the workers leave each other and the engines in order."""
         self._everywhere("shutdown", lambda place: True)

@@ -47,6 +47,12 @@ class TrainingBackend(Protocol):
     def export_hf(self, path: Path) -> None:
         """Write a checkpoint directory that transformers loads; every rank that gathers weights calls it."""
 
+    def save_checkpoint(self, path: Path) -> None:
+        """Write weights, optimizer and update count into the empty directory; every rank calls it."""
+
+    def load_checkpoint(self, path: Path) -> None:
+        """Continue from what ``save_checkpoint`` wrote, under any layout; every rank calls it."""
+
 
 class WeightSender(Protocol):
     """The trainer's end of a weight transfer, one on every worker for which ``is_weight_sender`` holds."""

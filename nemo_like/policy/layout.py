@@ -22,9 +22,9 @@ def parallel_layout(cfg: PolicyConfig) -> ParallelLayout:
 
 
 def shards_optimizer(cfg: PolicyConfig) -> bool:
-    """Whether optimizer state is spread over ranks that hold the same weights, where there are several."""
-    copies = cfg.data_parallel_size * cfg.megatron_cfg.context_parallel_size
-    return cfg.megatron_cfg.use_distributed_optimizer and copies > 1
+    """Whether optimizer state is spread over data-parallel ranks. The two kinds have checkpoints of their
+    own, so one rank uses the configured kind too, though it has nothing to spread."""
+    return cfg.megatron_cfg.use_distributed_optimizer
 
 
 def gathers_weights(cfg: PolicyConfig, place: Coordinates) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from nemo_like.cluster.actors import load_target
@@ -168,6 +169,19 @@ class PolicyWorker:
         if gathers_weights(self.cfg, self.coordinates):
             self._backend.export_hf(Path(path))
 
+    def save_checkpoint(self, path: str) -> None:
+        """Write what training continues from into the empty directory ``path``; all ranks call it."""
+        self._backend.save_checkpoint(Path(path))
+        torch.save(torch.get_rng_state(), _random_state_path(path, self.coordinates))
+
+    def load_checkpoint(self, path: str, policy_version: int) -> None:
+        """Continue from a checkpoint, which another layout may have written; all ranks call it."""
+        self._backend.load_checkpoint(Path(path))
+        self.policy_version = policy_version
+        random_state = _random_state_path(path, self.coordinates)
+        if random_state.is_file():
+            torch.set_rng_state(torch.load(random_state))
+
     def shutdown(self) -> None:
         """Leave the other workers and the engines; safe to call twice."""
         if self._weight_sender is not None:
@@ -202,6 +216,11 @@ class PolicyWorker:
         tags = {name: meta.tags[name] for name in (ADVANTAGE, SAMPLE_MASK) if name in meta.tags}
         values = {name: [float(value) for value in tag] for name, tag in tags.items()}
         return PolicyBatch(fetched, meta.lengths, values, self._backend.device)
+
+
+def _random_state_path(path: str, coordinates: Coordinates) -> Path:
+    """Of a rank in a world of this size: under another layout there is nothing to continue."""
+    return Path(path) / f"random_state_{coordinates.rank}_of_{coordinates.layout.world_size}.pt"
 
 
 def _schedule(meta: KVBatchMeta) -> Schedule:

@@ -62,10 +62,10 @@ def processes_of(mark: str) -> list[str]:
 
 @contextmanager
 def running(
-    log_dir: Path, overrides: Sequence[str] = (), mark: str | None = None
+    log_dir: Path, overrides: Sequence[str] = (), name: str | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
     """A run in the background: its process, its mark, its run directory. Killed at the end if need be."""
-    mark = mark or uuid.uuid4().hex
+    mark = name or uuid.uuid4().hex
     # Tests in the background of a shell ignore SIGINT, which the run would inherit.
     command = ["env", "--default-signal=INT", sys.executable, "run_grpo.py", "--config", CONFIG]
     command += [f"logger.log_dir={log_dir}", f"logger.run_name={mark}", *overrides]
@@ -86,9 +86,9 @@ def running(
             process.communicate(timeout=30)
 
 
-def run_grpo(log_dir: Path, overrides: Sequence[str] = ()) -> FinishedRun:
-    """A whole run."""
-    with running(log_dir, overrides) as (process, mark, run_dir):
+def run_grpo(log_dir: Path, overrides: Sequence[str] = (), name: str | None = None) -> FinishedRun:
+    """A whole run; with the name of an earlier one, its continuation."""
+    with running(log_dir, overrides, name) as (process, mark, run_dir):
         output, _ = process.communicate(timeout=RUN_TIMEOUT_S)
     return FinishedRun(process.returncode, output, run_dir, mark)
 
@@ -105,6 +105,16 @@ def wait_for_step(process: subprocess.Popen[str], run_dir: Path, step: int, time
             return
         time.sleep(0.1)
     pytest.fail(f"step {step} was not reached within {timeout_s:g} s")
+
+
+def kill_all(mark: str) -> None:
+    """SIGKILL to every process of the run at once, its Ray included."""
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark:
+                process.kill()
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
 
 
 def wait_until_gone(mark: str, timeout_s: float = 10) -> list[str]:

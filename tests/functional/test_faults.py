@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.functional.runs import running, wait_for_step, wait_until_gone
+from nemo_like.observability.jsonl import without_measurements
+from tests.functional.runs import read_metrics, run_grpo, running, wait_for_step, wait_until_gone
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -19,6 +20,7 @@ LONG = [
     "grpo.val_at_start=false",
     "policy.scheduler.decay_style=constant",
     "generation.num_engines=1",
+    "cluster.max_restarts=0",
 ]
 
 
@@ -47,6 +49,27 @@ def test_a_killed_actor_is_named_and_ends_the_run(victim: str, arithmetic_model:
         assert process.returncode == 1
         assert f"actor '{victim}' died during stage" in output
         assert wait_until_gone(mark) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["policy_worker-1", "engine", "data_plane"])
+def test_a_run_recovers_from_a_killed_actor_with_the_metrics_of_an_undisturbed_one(
+    victim: str, arithmetic_model: str, tmp_path: Path
+) -> None:
+    command = ["grpo.max_num_steps=6", "grpo.val_at_end=false", "generation.num_engines=1"]
+    command += ["checkpointing.save_period=2"]
+    undisturbed = run_grpo(tmp_path, command)
+    with running(tmp_path, command) as (process, mark, run_dir):
+        wait_for_step(process, run_dir, step=3)
+        pids = json.loads((run_dir / "processes.json").read_text())
+        os.kill(pids[victim], signal.SIGKILL)
+        output = _end(process, within_s=200)
+    assert process.returncode == 0, output
+    assert f"actor '{victim}' died" in output
+    assert "restart 1 of 2" in output
+    records = [without_measurements(record) for record in read_metrics(run_dir)]
+    assert records == [without_measurements(record) for record in undisturbed.records()]
+    assert wait_until_gone(mark) == []
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,15 @@ from PIL import Image
 
 from nemo_like.observability.jsonl import without_measurements
 from tests.functional.data_plane_fixtures import needs_mooncake
-from tests.functional.runs import ROOT, FinishedRun, run_grpo
+from tests.functional.runs import (
+    ROOT,
+    FinishedRun,
+    kill_all,
+    run_grpo,
+    running,
+    wait_for_step,
+    wait_until_gone,
+)
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -108,6 +117,43 @@ def test_what_the_data_plane_moved_is_shown_as_a_table(demo: FinishedRun) -> Non
     rows = [tuple(row[:3]) for row in cells if row]
     assert ("put", "", str(NUM_STEPS)) in rows
     assert ("", "prev_logprobs", str(2 * NUM_STEPS)) in rows  # two workers
+
+
+def test_a_run_killed_and_started_again_ends_as_one_never_interrupted(
+    demo: FinishedRun, tmp_path: Path
+) -> None:
+    command = [*FEW, "grpo.val_at_start=true", "grpo.max_num_steps=6", "checkpointing.save_period=2"]
+    with running(tmp_path, command) as (process, mark, run_dir):
+        wait_for_step(process, run_dir, step=3)
+        kill_all(mark)
+        process.communicate(timeout=30)
+    resumed = run_grpo(tmp_path, command, name=mark)
+    assert resumed.returncode == 0, resumed.output
+    assert "continuing after step 2" in resumed.output or "continuing after step 4" in resumed.output
+    first = [without_measurements(record) for record in demo.records() if record["step"] <= 6]
+    assert [without_measurements(record) for record in resumed.records()] == first
+
+
+@pytest.mark.slow
+def test_a_run_asked_to_stop_saves_and_continues_even_under_another_layout(
+    demo: FinishedRun, tmp_path: Path
+) -> None:
+    command = [*FEW, "grpo.val_at_start=true", "grpo.max_num_steps=6", "generation.num_engines=1"]
+    with running(tmp_path, command) as (process, mark, run_dir):
+        wait_for_step(process, run_dir, step=1)
+        process.send_signal(signal.SIGUSR1)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert "received SIGUSR1" in output
+    assert wait_until_gone(mark) == []
+    layout = ["policy.data_parallel_size=1", "policy.megatron_cfg.tensor_model_parallel_size=2"]
+    resumed = run_grpo(tmp_path, [*command, *layout], name=mark)
+    assert resumed.returncode == 0, resumed.output
+    for key in ("train/loss", "train/grad_norm", "train/reward"):
+        assert resumed.metrics(key)[:4] == pytest.approx(demo.metrics(key)[:4], abs=1e-3)
+    again = run_grpo(tmp_path, command, name=mark)
+    assert again.returncode == 0
+    assert "had finished already" in again.output
 
 
 @pytest.mark.parametrize(

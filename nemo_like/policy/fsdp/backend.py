@@ -23,6 +23,7 @@ from nemo_like.data_plane.meta import GlobalBatch, Schedule
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.export import complete_checkpoint, write_weights
+from nemo_like.policy.fsdp.checkpoint import load_checkpoint, save_checkpoint
 from nemo_like.policy.fsdp.lora import Adapters, add_adapters, checkpoint_name, initial_values
 from nemo_like.policy.fsdp.model import (
     DATA_AXIS,
@@ -171,6 +172,14 @@ class FSDPPolicy:
             for _ in tensors:  # takes part in the gathering
                 pass
         dist.barrier()
+
+    def save_checkpoint(self, path: Path) -> None:
+        """Write weights, optimizer and update count into the empty directory; every rank calls it."""
+        save_checkpoint(path, self._parameters, self._optimizer, self.num_updates)
+
+    def load_checkpoint(self, path: Path) -> None:
+        """Continue from what any layout's ``save_checkpoint`` wrote; every rank calls it."""
+        self.num_updates = load_checkpoint(path, self._parameters, self._optimizer)
 
     def _sent_parameters(self) -> Iterator[tuple[str, str]]:
         """(name here, name in a model without adapters), without the adapters' own."""

@@ -15,6 +15,7 @@ from nemo_like.config.schema import PolicyConfig
 
 # Keeps the clipping factor finite; the same constant as in torch.nn.utils.clip_grad_norm_.
 _NORM_EPSILON = 1e-6
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class ShardedAdamW:
@@ -33,7 +34,7 @@ class ShardedAdamW:
         tensor_group: dist.ProcessGroup,
     ) -> None:
         self._max_norm, self._device = cfg.max_grad_norm, device
-        self._parameters = list(parameters.values())
+        self._names, self._parameters = list(parameters), list(parameters.values())
         self._parts = [torch.nn.Parameter(parameter.to_local().detach()) for parameter in self._parameters]
         self._is_cut = [_is_cut_over_tensor_ranks(parameter) for parameter in self._parameters]
         self._partial = [index for index, name in enumerate(parameters) if name in partial_gradients]
@@ -69,6 +70,30 @@ class ShardedAdamW:
         self._adam.step()
         self._adam.zero_grad()
         return norm
+
+    def moments(self) -> dict[str, DTensor]:
+        """Adam's two moments of every parameter, cut as the parameter is; zero before the first update.
+        They share the optimizer's memory."""
+        found = {}
+        for name, parameter, part in zip(self._names, self._parameters, self._parts, strict=True):
+            state = self._adam.state[part]
+            if not state:
+                state["step"] = torch.zeros((), dtype=torch.float32, device=part.device)
+                state.update({moment: torch.zeros_like(part.data) for moment in _MOMENTS})
+            for moment in _MOMENTS:
+                found[f"{name}.{moment}"] = DTensor.from_local(
+                    state[moment],
+                    parameter.device_mesh,
+                    parameter.placements,
+                    shape=parameter.shape,
+                    stride=parameter.stride(),
+                )
+        return found
+
+    def continue_after(self, num_updates: int) -> None:
+        """Count on from so many updates, after which ``moments`` were read."""
+        for part in self._parts:
+            self._adam.state[part]["step"].fill_(num_updates)
 
     def _norm(self) -> float:
         """Each rank adds the squares of its parts; a part that all tensor-parallel ranks have counts once."""

@@ -24,6 +24,7 @@ from nemo_like.policy.export import complete_checkpoint, write_weights
 from nemo_like.policy.interfaces import is_weight_sender
 from nemo_like.policy.layout import shards_optimizer
 from nemo_like.policy.learning_rate import learning_rate
+from nemo_like.policy.megatron.checkpoint import load_checkpoint, save_checkpoint
 from nemo_like.policy.megatron.convert import (
     Cut,
     HFCheckpoint,
@@ -197,6 +198,16 @@ class MegatronPolicy:
         if self.coordinates.is_leader:
             complete_checkpoint(path, self._source, written, self._dtype)
         dist.barrier(group=group)
+
+    def save_checkpoint(self, path: Path) -> None:
+        """Write weights, optimizer and update count into the empty directory; every rank calls it."""
+        with self._megatron():
+            save_checkpoint(path, self._model, self._optimizer, {"num_updates": self.num_updates})
+
+    def load_checkpoint(self, path: Path) -> None:
+        """Continue from what any layout's ``save_checkpoint`` wrote; every rank calls it."""
+        with self._megatron():
+            self.num_updates = load_checkpoint(path, self._model, self._optimizer)["num_updates"]
 
     def _sent_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """This stage's parameters, without a tied output layer: it is the first stage's embedding."""

@@ -72,3 +72,22 @@ def test_measurements_can_be_left_out_for_comparing_runs():
         "data_plane/put/gb_per_s": 0.4,
     }
     assert without_measurements(record) == {"step": 1, "train/reward": 0.5, "data_plane/put/bytes": 90.0}
+
+
+def test_a_rewound_file_goes_on_after_the_last_step_that_is_kept(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    metrics = MetricsFile(path)
+    for step in range(4):
+        metrics.write(step, {"train/reward": float(step)})
+    metrics.rewind(last_step=1)
+    assert [record["step"] for record in read_metrics(path)] == [0, 1]
+    metrics.write(2, {"train/reward": 7.0})
+    metrics.close()
+    assert [record.get("train/reward") for record in read_metrics(path)] == [0.0, 1.0, 7.0]
+
+
+def test_a_line_that_was_cut_short_is_dropped(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 3, "train/reward": 0.5}\n{"step": 4, "tr')
+    MetricsFile(path).rewind(last_step=9)
+    assert read_metrics(path) == [{"step": 3, "train/reward": 0.5}]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nemo_like.observability.timers import StageTimer
+from nemo_like.observability.timers import SlowestPass, StageTimer
 
 
 class Clock:
@@ -59,3 +59,13 @@ def test_time_measured_elsewhere_can_be_added():
     timer.add("reward", 0.5)
     timer.add("reward", 0.25)
     assert timer.metrics() == {"timing/train/reward": 0.75}
+
+
+def test_the_slowest_pass_counts():
+    clock = Clock()
+    timer = SlowestPass(clock)
+    assert timer.slowest_s == 0.0
+    for seconds in (2.0, 5.0, 1.0):
+        with timer:
+            clock.now_s += seconds
+    assert timer.slowest_s == 5.0

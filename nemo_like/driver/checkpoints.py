@@ -1,0 +1,117 @@
+"""Checkpoints of a run as its driver sees them: when to save, what is saved, and where to continue.
+
+save      policy workers ─▶ tmp_step_N/policy     (all ranks, their own format)
+          driver         ─▶ tmp_step_N/training_state.json, then renamed to step_N
+resume    policy workers ◀─ step_N/policy
+          driver         ◀─ step, policy version, prompt order, counters
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nemo_like.checkpoint.state import TrainingState
+from nemo_like.checkpoint.store import Checkpoint, CheckpointStore, Retention
+from nemo_like.config.schema import CheckpointingConfig
+from nemo_like.data.sampler import PromptSampler
+from nemo_like.driver.interfaces import Policy
+from nemo_like.observability.run_directory import RunDirectory
+
+
+@dataclass(frozen=True, slots=True)
+class RunPosition:
+    """How far a run is."""
+
+    step: int = 0  # rollout steps done
+    policy_version: int = 0
+    consumed_samples: int = 0  # responses generated for training
+    valid_tokens: int = 0  # response tokens trained on
+
+    def after(
+        self, step: int, policy_version: int, metrics: Mapping[str, float], num_samples: int
+    ) -> RunPosition:
+        """One step later; ``num_samples`` are those of one rollout, and a step may need several."""
+        num_rollouts = int(metrics["train/dynamic_sampling_num_gen_batches"])
+        return RunPosition(
+            step=step,
+            policy_version=policy_version,
+            consumed_samples=self.consumed_samples + num_rollouts * num_samples,
+            valid_tokens=self.valid_tokens + int(metrics["train/global_valid_toks"]),
+        )
+
+
+class RunCheckpoints:
+    """The checkpoints of one run directory. ``found`` is the one to continue from, None for a new run;
+    ``warnings`` say which broken ones were passed over."""
+
+    def __init__(self, cfg: CheckpointingConfig, directory: RunDirectory) -> None:
+        """Looks for what an earlier process of this run left."""
+        self._cfg = cfg
+        self.warnings: list[str] = []
+        root = (
+            directory.checkpoints_path if cfg.checkpoint_dir is None else Path(cfg.checkpoint_dir).absolute()
+        )
+        retention = Retention(cfg.keep_top_k, cfg.metric_name, cfg.higher_is_better)
+        self._store = CheckpointStore(root, retention, self.warnings.append)
+        self.found: Checkpoint | None = None
+        if cfg.enabled and cfg.resume_if_exists:
+            self._store.remove_unfinished()
+            self.found = self._store.latest()
+
+    @property
+    def last_step(self) -> int:
+        """The step after which the run goes on; -1 for a run that starts, before the validation at step 0."""
+        return -1 if self.found is None else self.found.state.step
+
+    @property
+    def wandb_run_id(self) -> str | None:
+        """Of the run that is continued."""
+        return None if self.found is None else self.found.state.wandb_run_id
+
+    def resume(self, policy: Policy, sampler: PromptSampler) -> RunPosition:
+        """Bring policy and prompt order to where the run stopped; the position, 0 for a new run.
+
+        Raises ValueError when data or seed are not those of the checkpoint.
+        """
+        if self.found is None:
+            return RunPosition()
+        state = self.found.state
+        sampler.load_state_dict(state.sampler)  # type: ignore[arg-type]
+        policy.load_checkpoint(str(self.found.policy_path), state.policy_version)
+        return RunPosition(state.step, state.policy_version, state.consumed_samples, state.valid_tokens)
+
+    def is_due(self, step: int, max_num_steps: int) -> bool:
+        """Whether to save after this step, without a reason to stop."""
+        period = self._cfg.save_period
+        return self._cfg.enabled and (step == max_num_steps or (period > 0 and step % period == 0))
+
+    def save(
+        self,
+        position: RunPosition,
+        metrics: Mapping[str, float],
+        policy: Policy,
+        sampler: PromptSampler,
+        wandb_run_id: str,
+    ) -> None:
+        """Save the run as it stands after ``position.step``; ``metrics`` are that step's.
+
+        Raises CheckpointError when the disk is full; the checkpoints before this one stay whole.
+        """
+        with self._store.writing(position.step) as policy_path:
+            policy.save_checkpoint(str(policy_path))
+            sampler_state: dict[str, Any] = {**sampler.state_dict()}
+            self._store.finish(
+                TrainingState(
+                    step=position.step,
+                    policy_version=position.policy_version,
+                    epoch=sampler.epoch,
+                    consumed_samples=position.consumed_samples,
+                    valid_tokens=position.valid_tokens,
+                    sampler=sampler_state,
+                    metrics=dict(metrics),
+                    wandb_run_id=wandb_run_id,
+                )
+            )

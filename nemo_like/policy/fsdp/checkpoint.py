@@ -1,0 +1,41 @@
+"""Weights and optimizer through ``torch.distributed.checkpoint``, which any number of ranks can read.
+
+Every rank writes its own parts of each tensor; what another layout needs of them is put together again
+while loading. Everything is read in place, so nothing is held twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as torch_checkpoint
+from torch.distributed.tensor import DTensor
+
+from nemo_like.policy.fsdp.optimizer import ShardedAdamW
+
+_NUM_UPDATES = "num_updates"
+
+
+def save_checkpoint(
+    path: Path, parameters: Mapping[str, DTensor], optimizer: ShardedAdamW, num_updates: int
+) -> None:
+    """Write this rank's parts into an empty directory; every rank calls it."""
+    torch_checkpoint.save({**_tensors(parameters, optimizer), _NUM_UPDATES: num_updates}, checkpoint_id=path)
+
+
+def load_checkpoint(path: Path, parameters: Mapping[str, DTensor], optimizer: ShardedAdamW) -> int:
+    """Read this rank's parts into parameters and optimizer; the number of updates made."""
+    state = {**_tensors(parameters, optimizer), _NUM_UPDATES: 0}
+    torch_checkpoint.load(state, checkpoint_id=path)
+    num_updates = int(state[_NUM_UPDATES])
+    optimizer.continue_after(num_updates)
+    return num_updates
+
+
+@torch.no_grad()
+def _tensors(parameters: Mapping[str, DTensor], optimizer: ShardedAdamW) -> dict[str, Any]:
+    weights = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
+    return {**weights, **{f"optimizer.{name}": moment for name, moment in optimizer.moments().items()}}

@@ -1,0 +1,144 @@
+"""A policy that was saved and loaded trains on as if nothing had been, under any layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.config.schema import PolicyBackend, PolicyConfig
+from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
+from nemo_like.data_plane.in_memory import InMemoryDataPlane
+from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
+from nemo_like.policy.layout import logprob_strategy, parallel_layout, train_strategy
+from nemo_like.policy.worker import PolicyWorker
+from tests.functional.policy_fixtures import (
+    loss_config,
+    make_checkpoint,
+    policy_config,
+    random_batch,
+    run_world,
+)
+
+BATCH = random_batch(16)
+REPLICATED = {"use_distributed_optimizer": False}
+FSDP = {"backend": PolicyBackend.fsdp}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one": {},
+    "DP2 with sharded optimizer": {"dp": 2},
+    "DP2 with replicated optimizer": {"dp": 2, **REPLICATED},
+    "TP2": {"tp": 2},
+    "PP2": {"pp": 2},
+    "FSDP, one": FSDP,
+    "FSDP, DP2": {"dp": 2, **FSDP},
+    "FSDP, TP2": {"tp": 2, **FSDP},
+    "TP2 with replicated optimizer": {"tp": 2, **REPLICATED},
+    "TP2 x PP2 with replicated optimizer": {"tp": 2, "pp": 2, **REPLICATED},
+}
+
+
+def train_rounds(
+    coordinates: Coordinates, cfg: PolicyConfig, path: Path, resume_from: Path | None
+) -> list[float]:
+    """Two rounds of two updates, a checkpoint in between; or the second one alone, from a checkpoint.
+
+    Returns this rank's gradient norms of the last round; exports the weights.
+    """
+    worker = PolicyWorker(
+        cfg=cfg,
+        loss=loss_config(),
+        coordinates=coordinates,
+        temperature=1.0,
+        data_plane=InMemoryDataPlane(),
+        weight_sender=None,
+        master_addr="127.0.0.1",
+        master_port=0,  # torch.distributed is initialised already
+        timeout_s=60.0,
+    )
+    worker.setup()
+    if resume_from is None:
+        train(worker, "first")
+        worker.save_checkpoint(str(path / "checkpoint"))
+    else:
+        worker.load_checkpoint(str(resume_from / "checkpoint"), policy_version=1)
+    norms = train(worker, "second")
+    assert worker.policy_version == 2
+    worker.export_hf(str(path / "export"))
+    return norms
+
+
+def train(worker: PolicyWorker, partition: str) -> list[float]:
+    plane, coordinates = InMemoryDataPlane(), worker.coordinates
+    plane.open_partition(partition, [*ROLLOUT_COLUMNS, *POLICY_COLUMNS])
+    worker._data_plane = plane
+    meta = plane.put(
+        partition, BATCH["columns"], lengths=BATCH["lengths"], chunk_sizes=[4] * 4, tags=BATCH["tags"]
+    )
+    sizes = {"num_shards": coordinates.layout.dp, "global_batch_size": 8}
+    worker.compute_prev_logprobs(
+        shard_for_logprobs(meta, strategy=logprob_strategy(worker.cfg), **sizes)[coordinates.dp]
+    )
+    update = worker.train(
+        shard_for_training(meta, strategy=train_strategy(worker.cfg), **sizes)[coordinates.dp]
+    )
+    return [] if update is None else [update.metrics["grad_norm"].value]
+
+
+def run(path: Path, layout: str, model: Path, resume_from: Path | None = None) -> list[float]:
+    cfg = policy_config(model, **LAYOUTS[layout])
+    (path / "checkpoint").mkdir(parents=True)
+    (norms, *_) = [
+        norms for norms in run_world(train_rounds, parallel_layout(cfg), cfg, path, resume_from) if norms
+    ]
+    return norms
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model"))
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return {
+        name: tensor
+        for file in sorted((path / "export").glob("*.safetensors"))
+        for name, tensor in load_file(file).items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("saved_by", "resumed_by", "tolerance"),
+    [
+        ("one", "one", 0.0),
+        ("DP2 with sharded optimizer", "DP2 with sharded optimizer", 0.0),
+        ("DP2 with replicated optimizer", "TP2 with replicated optimizer", 1e-5),
+        ("TP2 x PP2 with replicated optimizer", "DP2 with replicated optimizer", 1e-5),
+        ("FSDP, DP2", "FSDP, TP2", 1e-5),
+        pytest.param("FSDP, DP2", "FSDP, DP2", 0.0, marks=pytest.mark.slow),
+        pytest.param("FSDP, TP2", "FSDP, one", 1e-5, marks=pytest.mark.slow),
+        pytest.param("PP2", "one", 1e-5, marks=pytest.mark.slow),
+        pytest.param("TP2", "PP2", 1e-5, marks=pytest.mark.slow),
+        pytest.param("DP2 with sharded optimizer", "TP2", 1e-5, marks=pytest.mark.slow),
+        pytest.param("one", "DP2 with sharded optimizer", 1e-5, marks=pytest.mark.slow),
+    ],
+)
+def test_a_resumed_policy_trains_on_as_if_never_stopped(
+    saved_by: str, resumed_by: str, tolerance: float, model: Path, tmp_path: Path
+) -> None:
+    norms = run(tmp_path / "whole", saved_by, model)
+    resumed_norms = run(tmp_path / "resumed", resumed_by, model, resume_from=tmp_path / "whole")
+    assert resumed_norms == pytest.approx(norms, abs=tolerance)
+    expected, got = weights(tmp_path / "whole"), weights(tmp_path / "resumed")
+    assert got.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(got[name], tensor, rtol=0, atol=tolerance)
+
+
+def test_an_optimizer_of_the_other_kind_is_refused(model: Path, tmp_path: Path) -> None:
+    run(tmp_path / "whole", "DP2 with sharded optimizer", model)
+    with pytest.raises(AssertionError, match=r"was saved with .*use_distributed_optimizer=true"):
+        run(tmp_path / "resumed", "TP2 with replicated optimizer", model, resume_from=tmp_path / "whole")

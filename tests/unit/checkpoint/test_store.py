@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from nemo_like.checkpoint.state import TrainingState
+from nemo_like.checkpoint.store import CheckpointError, CheckpointStore, Retention
+
+ACCURACY = "validation/accuracy"
+BEST_TWO = Retention(keep_top_k=2, metric=ACCURACY, is_higher_better=True)
+ALL = Retention(keep_top_k=None, metric=None, is_higher_better=True)
+
+
+def state(step: int, **metrics: float) -> TrainingState:
+    return TrainingState(
+        step=step,
+        policy_version=step,
+        epoch=0,
+        consumed_samples=8 * step,
+        valid_tokens=100 * step,
+        sampler={"offset": step},
+        metrics=metrics,
+        wandb_run_id=None,
+    )
+
+
+class Checkpoints:
+    """A store with the warnings it gave."""
+
+    def __init__(self, root: Path, retention: Retention = ALL) -> None:
+        self.root = root
+        self.warnings: list[str] = []
+        self.store = CheckpointStore(root, retention, self.warnings.append)
+
+    def save(self, step: int, **metrics: float) -> None:
+        with self.store.writing(step) as policy:
+            (policy / "weights").write_bytes(b"x" * 100)
+            self.store.finish(state(step, **metrics))
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self.root.iterdir())
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Checkpoints:
+    return Checkpoints(tmp_path / "checkpoints")
+
+
+def test_a_checkpoint_comes_back_as_it_was_written(saved: Checkpoints) -> None:
+    saved.save(3, **{ACCURACY: 0.5})
+    latest = saved.store.latest()
+    assert latest is not None
+    assert latest.state == state(3, **{ACCURACY: 0.5})
+    assert (latest.policy_path / "weights").read_bytes() == b"x" * 100
+
+
+def test_there_is_no_latest_checkpoint_before_the_first(saved: Checkpoints) -> None:
+    assert saved.store.latest() is None
+
+
+def test_the_latest_is_by_number_not_by_name(saved: Checkpoints) -> None:
+    for step in (9, 10):
+        saved.save(step)
+    latest = saved.store.latest()
+    assert latest is not None
+    assert latest.state.step == 10
+
+
+def test_a_save_that_raises_leaves_nothing_and_harms_nothing(saved: Checkpoints) -> None:
+    saved.save(1)
+    with pytest.raises(KeyError), saved.store.writing(2) as policy:
+        (policy / "weights").write_bytes(b"half")
+        raise KeyError("worker")
+    assert saved.names() == ["step_1"]
+
+
+def test_what_a_killed_run_left_unfinished_is_never_read_and_can_be_removed(saved: Checkpoints) -> None:
+    saved.save(1)
+    (saved.root / "tmp_step_2" / "policy").mkdir(parents=True)
+    latest = saved.store.latest()
+    assert latest is not None
+    assert latest.state.step == 1
+    saved.store.remove_unfinished()
+    assert saved.names() == ["step_1"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "delete", "state", "manifest"])
+def test_a_broken_checkpoint_is_passed_over_with_a_warning(saved: Checkpoints, damage: str) -> None:
+    saved.save(1)
+    saved.save(2)
+    newest = saved.root / "step_2"
+    if damage == "cut":
+        (newest / "policy" / "weights").write_bytes(b"x" * 99)
+    elif damage == "delete":
+        (newest / "policy" / "weights").unlink()
+    else:
+        (newest / ("training_state.json" if damage == "state" else "manifest.json")).write_text("{")
+    latest = saved.store.latest()
+    assert latest is not None
+    assert latest.state.step == 1
+    assert len(saved.warnings) == 1
+    assert "step_2 is broken" in saved.warnings[0]
+
+
+def test_the_best_are_kept_and_always_the_latest(tmp_path: Path) -> None:
+    saved = Checkpoints(tmp_path / "checkpoints", BEST_TWO)
+    for step, accuracy in enumerate([0.5, 0.9, 0.7, 0.8, 0.1], start=1):
+        saved.save(step, **{ACCURACY: accuracy})
+    assert saved.names() == ["step_2", "step_4", "step_5"]
+
+
+def test_ties_keep_the_newer(tmp_path: Path) -> None:
+    saved = Checkpoints(tmp_path / "checkpoints", BEST_TWO)
+    for step in range(1, 5):
+        saved.save(step, **{ACCURACY: 0.5})
+    assert saved.names() == ["step_3", "step_4"]
+
+
+def test_a_checkpoint_without_the_metric_is_the_worst(tmp_path: Path) -> None:
+    saved = Checkpoints(tmp_path / "checkpoints", BEST_TWO)
+    saved.save(1, **{ACCURACY: 0.1})
+    saved.save(2)
+    saved.save(3, **{ACCURACY: 0.2})
+    assert saved.names() == ["step_1", "step_3"]
+
+
+def test_lower_can_be_better(tmp_path: Path) -> None:
+    retention = Retention(keep_top_k=1, metric="train/loss", is_higher_better=False)
+    saved = Checkpoints(tmp_path / "checkpoints", retention)
+    for step, loss in enumerate([0.3, 0.1, 0.2], start=1):
+        saved.save(step, **{"train/loss": loss})
+    assert saved.names() == ["step_2", "step_3"]
+
+
+def test_a_step_saved_again_replaces_the_earlier_one(saved: Checkpoints) -> None:
+    saved.save(1, **{ACCURACY: 0.1})
+    saved.save(1, **{ACCURACY: 0.2})
+    latest = saved.store.latest()
+    assert latest is not None
+    assert latest.state.metrics == {ACCURACY: 0.2}
+
+
+def test_a_full_disk_is_told_before_anything_is_written(
+    saved: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved.save(1)
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1000, 900, 100))
+    with pytest.raises(CheckpointError, match=r"step 2: 0.00 GiB are free in .*checkpoint_dir"):
+        saved.save(2)
+    assert saved.names() == ["step_1"]
+
+
+def test_a_disk_that_fills_up_while_saving_is_told_and_the_last_checkpoint_stays(
+    saved: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved.save(1)
+    usage = namedtuple("usage", "total used free")
+    with (
+        pytest.raises(CheckpointError, match="no space for the checkpoint of step 2"),
+        saved.store.writing(2) as policy,
+    ):
+        (policy / "weights").write_bytes(b"half")
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1000, 1000, 0))
+        raise RuntimeError("a worker's write failed")
+    assert saved.names() == ["step_1"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format_version": 99}', '{"format_version": 1}'])
+def test_a_state_of_another_kind_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"JSON|format_version|keys"):
+        TrainingState.from_json(text)
