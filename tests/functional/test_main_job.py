@@ -166,9 +166,12 @@ def test_a_run_asked_to_stop_saves_and_continues_even_under_another_layout(
         pytest.param(
             ["policy.data_parallel_size=1", "policy.megatron_cfg.pipeline_model_parallel_size=2"], id="PP2"
         ),
+        pytest.param(["policy.backend=fsdp"], id="FSDP2-DP2"),
     ],
 )
-def test_a_parallel_layout_changes_no_result(demo: FinishedRun, layout: list[str], tmp_path: Path) -> None:
+def test_neither_layout_nor_backend_changes_a_result(
+    demo: FinishedRun, layout: list[str], tmp_path: Path
+) -> None:
     # The demo has two engines; that one samples the same is part of the claim.
     run = run_grpo(tmp_path, [*FEW, *layout, "generation.num_engines=1"])
     assert run.returncode == 0, run.output
