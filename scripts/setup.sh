@@ -16,11 +16,14 @@ fail() {
     exit 1
 }
 
-# Which of the two requirement files this call is about.
+# Which requirement files this call is about. The tests of reasoning-gym, which has C code, are skipped without it.
 requirements=(requirements/cpu.txt)
 case "${1:-}" in
     "") ;;
-    --dev) requirements+=(requirements/dev.txt) ;;
+    --dev)
+        requirements+=(requirements/dev.txt)
+        if command -v cc >/dev/null; then requirements+=(requirements/reasoning.txt); fi
+        ;;
     *) fail "unknown argument $1; usage: scripts/setup.sh [--dev]" ;;
 esac
 

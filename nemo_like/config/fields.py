@@ -35,6 +35,13 @@ def is_group(annotation: Any) -> TypeGuard[type]:
     return isinstance(annotation, type) and is_dataclass(annotation)
 
 
+def entry_group(annotation: Any) -> type | None:
+    """The group that every entry of a mapping of named groups is; None for other types."""
+    if get_origin(annotation) is dict and is_group(entry := get_args(annotation)[1]):
+        return entry
+    return None
+
+
 def is_optional(annotation: Any) -> bool:
     """Whether null is a value of this type."""
     return type(None) in get_args(annotation)
@@ -95,12 +102,13 @@ def check_tree(
 
 def unknown_key(key: str, where: str, *, root: type) -> Problem:
     """The problem of a key that the schema does not have, with the nearest that it has."""
-    meant = nearest_key(root, key)
+    parent, _, leaf = key.rpartition(".")
+    group = find(root, parent) if parent else root
+    near = get_close_matches(leaf, hints(group), n=1, cutoff=0.7) if parent and is_group(group) else []
+    meant = f"{parent}.{near[0]}" if near else nearest_key(root, key)
     if meant is not None:
         remedy = f"did you mean {meant}?"
     else:
-        parent = key.rpartition(".")[0]
-        group = find(root, parent) if parent else root
         names = ", ".join(hints(group)) if is_group(group) else ""
         remedy = f"known there: {names}" if names else ""
     return Problem(key=key, rule="is not a key of the configuration", remedy=remedy, where=where)

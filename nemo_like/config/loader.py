@@ -5,6 +5,7 @@ A file may name others that it builds on, and wins over them; later ones win ove
     defaults:
       - ../configs/grpo_arithmetic_cpu.yaml   # merged as it is
       - grpo: default                         # grpo/default.yaml beside this file, put under "grpo"
+      - env@env.math: math_verify             # env/math_verify.yaml beside this file, put under "env.math"
 
 Arguments follow Hydra's grammar: ``key=value``, ``+key=value`` (had no value before),
 ``++key=value`` (either way) and ``~key`` (null again). Nothing that the schema does not know gets
@@ -80,13 +81,21 @@ def _layers(path: Path, including: tuple[Path, ...]) -> Iterator[_Layer]:
             yield from _layers(_with_suffix(path.parent / entry), (*including, path))
         elif isinstance(entry, Mapping) and len(entry) == 1:
             ((group, name),) = entry.items()
-            option = _with_suffix(path.parent / str(group) / str(name))
+            folder, _, package = str(group).partition("@")
+            option = _with_suffix(path.parent / folder / str(name))
             for layer in _layers(option, (*including, path)):
-                yield _Layer(layer.where, {Path(str(group)).name: layer.tree})
+                yield _Layer(layer.where, _nested(package or Path(folder).name, layer.tree))
         else:
             rule = f"has an entry {entry!r} in its defaults"
-            raise _file_error(path, rule, "an entry is a path, or one group: name")
+            raise _file_error(path, rule, "an entry is a path, one group: name, or one group@key: name")
     yield _Layer(str(path), tree)
+
+
+def _nested(key: str, tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The tree under a full key."""
+    for name in reversed(key.split(".")):
+        tree = {name: tree}
+    return tree
 
 
 def _read_yaml(path: Path, including: tuple[Path, ...]) -> Mapping[str, Any]:
@@ -231,8 +240,7 @@ def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _missing(tree: Any, group: type, prefix: str, path: str) -> Iterator[Problem]:
     for name, annotation in fields.hints(group).items():
-        key = f"{prefix}{name}"
-        is_group = fields.is_group(annotation)
+        key, is_group = f"{prefix}{name}", fields.is_group(annotation)
         if name not in tree or tree[name] == _MISSING:
             remedy = f"set {'its keys' if is_group else 'it'} in {path}" + (
                 f", or add `- {key}: default` to its defaults"
@@ -242,3 +250,17 @@ def _missing(tree: Any, group: type, prefix: str, path: str) -> Iterator[Problem
             yield Problem(key=key, rule="has no value", remedy=remedy, where=path)
         elif is_group and isinstance(tree[name], Mapping):
             yield from _missing(tree[name], annotation, f"{key}.", path)
+        elif entry := fields.entry_group(annotation):
+            for entry_name, keys in tree[name].items():
+                yield from _missing(keys, entry, f"{key}.{entry_name}.", path)
+        else:
+            yield from (
+                Problem(
+                    key=leaf,
+                    rule="has no value",
+                    remedy=f"set it in {path} or on the command line",
+                    where=path,
+                )
+                for leaf, value in _leaves(key, tree[name])
+                if value == _MISSING
+            )

@@ -15,6 +15,7 @@ from typing import Protocol
 from nemo_like.config.model_info import ModelInfo
 from nemo_like.config.policy_layout import dynamic_length_multiple, length_multiple, policy_world_size
 from nemo_like.config.schema import Config, Device, LossConfig, PolicyBackend, PolicyConfig, Precision
+from nemo_like.config.tasks import used_environments
 
 
 class Role(Enum):
@@ -51,7 +52,10 @@ def roles(cfg: Config) -> dict[Role, RoleNeeds]:
         Role.controller: RoleNeeds(count=1, num_cpus=1),
         Role.storage_unit: RoleNeeds(count=cfg.data_plane.num_storage_units, num_cpus=1),
         Role.rollout: RoleNeeds(count=1, num_cpus=0),
-        Role.environment: RoleNeeds(count=cfg.env.num_actors if generates else 0, num_cpus=0.1),
+        Role.environment: RoleNeeds(
+            count=sum(env.num_actors for env in used_environments(cfg).values()) if generates else 0,
+            num_cpus=0.1,
+        ),
         Role.engine: RoleNeeds(
             count=cfg.generation.num_engines if generates else 0,
             num_cpus=engine_tp,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 
 class Device(Enum):
@@ -95,7 +96,21 @@ class DatasetKind(Enum):
 
 
 class EnvironmentKind(Enum):
+    """Kinds of environments; ``config.environment_options`` has the options of each."""
+
     arithmetic = "arithmetic"
+    exact_match = "exact_match"
+    f1 = "f1"
+    regex = "regex"
+    json_schema = "json_schema"
+    math_verify = "math_verify"
+    reasoning_gym = "reasoning_gym"
+    function = "function"
+    custom = "custom"
+    code = "code"
+    http = "http"
+    calculator = "calculator"
+    sliding_puzzle = "sliding_puzzle"
 
 
 class AdvantageEstimatorName(Enum):
@@ -179,7 +194,6 @@ class GRPOConfig:
     val_at_start: bool
     val_at_end: bool
     max_val_samples: int  # held-out prompts per validation; one response each
-    val_temperature: float  # 0 is greedy
 
 
 @dataclass(kw_only=True, slots=True)
@@ -303,12 +317,27 @@ class VllmConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class SamplingConfig:
+    """Deviations from the sampling settings above it; null: as there."""
+
+    temperature: float | None  # 0 is greedy
+    top_p: float | None
+    top_k: int | None  # 0: all tokens
+    min_p: float | None
+    max_new_tokens: int | None  # per turn
+    stop_strings: list[str] | None  # a response also ends with the first of these, which stays in it
+
+
+@dataclass(kw_only=True, slots=True)
 class GenerationConfig:
     num_engines: int  # independent vLLM engines; prompts are dealt round robin
-    max_new_tokens: int
+    max_new_tokens: int  # per turn
     temperature: float  # > 0; trainer log-probs use the same
     top_p: float
-    top_k: int | None
+    top_k: int | None  # null: all tokens
+    min_p: float
+    stop_strings: list[str]  # a response also ends with the first of these, which stays in it
+    validation: SamplingConfig  # where validation deviates
     weight_transport: WeightTransport
     weight_bucket_mib: int  # size of a broadcast; the memory that a collective transfer takes twice
     vllm_cfg: VllmConfig
@@ -329,6 +358,7 @@ class DatasetConfig:
     prompt_key: str  # jsonl, huggingface: the field with the prompt text
     answer_key: str  # jsonl, huggingface: the field with the reference answer
     digits: int  # arithmetic: digits per operand
+    env: str  # the environment that judges it, a key of env
 
 
 @dataclass(kw_only=True, slots=True)
@@ -340,9 +370,19 @@ class DataConfig:
 
 @dataclass(kw_only=True, slots=True)
 class EnvConfig:
+    """One task's environment. ``data`` sources name it by its key in ``env``."""
+
     kind: EnvironmentKind
-    num_actors: int
-    timeout_s: float  # a reward that takes longer fails its sample
+    options: dict[str, Any]  # the kind's own, see config.environment_options
+    num_actors: int  # processes of this environment's pool
+    max_concurrency: int  # calls that one actor works on at the same time; further ones wait
+    batch_size: int  # turns of one call, which wait for each other
+    timeout_s: float  # deadline of one call; a reward that takes longer alone fails its sample
+    max_turns: int  # responses per conversation; 1 is single-turn
+    observation_role: str  # under which a chat template renders what the environment says
+    max_conversation_tokens: int | None  # null: policy.max_total_sequence_length
+    sampling: SamplingConfig  # where this task deviates from generation
+    validation_sampling: SamplingConfig  # and, in validation, from the above and generation.validation
 
 
 @dataclass(kw_only=True, slots=True)
@@ -440,7 +480,7 @@ class Config:
     generation: GenerationConfig
     rollout: RolloutConfig
     data: DataConfig
-    env: EnvConfig
+    env: dict[str, EnvConfig]  # by name; a run starts those that its data name
     logger: LoggerConfig
     checkpointing: CheckpointingConfig
     cluster: ClusterConfig

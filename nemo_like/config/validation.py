@@ -29,6 +29,7 @@ from nemo_like.config.schema import (
     Placement,
     WeightTransport,
 )
+from nemo_like.config.task_rules import task_problems
 
 # More digits make more pairs of operands than are worth keeping in memory.
 _MAX_ARITHMETIC_DIGITS = 3
@@ -43,6 +44,7 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
             problems += rule.check(cfg)
     if not any(key.startswith("policy.") for key in broken):
         problems += policy_problems(cfg)
+    problems += [problem for problem in task_problems(cfg) if problem.key.partition("=")[0] not in broken]
     problems += reward_problems(cfg)
     problems += rollout_problems(cfg)
     problems += loss_problems(cfg)
@@ -101,7 +103,6 @@ _RANGES = (
     ),
     _Range(key="grpo.val_period", at_least=0),
     _count("grpo.max_val_samples"),
-    _Range(key="grpo.val_temperature", at_least=0),
     _Range(key="loss_fn.ratio_clip_min", above=0, below=1),
     _Range(key="loss_fn.ratio_clip_max", above=0),
     _Range(key="loss_fn.ratio_clip_c", above=1, remedy="3 is usual; null switches the dual clip off"),
@@ -143,7 +144,7 @@ _RANGES = (
     _Range(
         key="generation.temperature",
         above=0,
-        remedy="training samples must vary; use grpo.val_temperature=0 for greedy validation",
+        remedy="training samples must vary; use generation.validation.temperature=0 for greedy validation",
     ),
     _count("generation.vllm_cfg.tensor_parallel_size"),
     _count("generation.vllm_cfg.max_num_seqs"),
@@ -151,8 +152,6 @@ _RANGES = (
     _Range(key="generation.vllm_cfg.gpu_memory_utilization", above=0, at_most=1),
     _Range(key="data.train.digits", at_least=1, at_most=_MAX_ARITHMETIC_DIGITS),
     _Range(key="data.validation.digits", at_least=1, at_most=_MAX_ARITHMETIC_DIGITS),
-    _count("env.num_actors"),
-    _Range(key="env.timeout_s", above=0),
     _Range(key="logger.num_sample_answers", at_least=0),
     _Range(key="checkpointing.save_period", at_least=0),
     _count("checkpointing.keep_top_k"),
@@ -271,19 +270,6 @@ def _arithmetic_lengths(cfg: Config) -> Iterator[Problem]:
             rule=f"cannot hold a prompt of {2 * digits + 2} tokens and max_new_tokens={new}",
             remedy=f"try {2 * digits + 2 + new} or more",
         )
-
-
-@_rule()
-def _full_distribution(cfg: Config) -> Iterator[Problem]:
-    values = {"top_p": cfg.generation.top_p, "top_k": cfg.generation.top_k}
-    for name, neutral in (("top_p", 1.0), ("top_k", None)):
-        if values[name] != neutral:
-            shown = "null" if neutral is None else neutral
-            yield Problem(
-                key=f"generation.{name}={values[name]}",
-                rule=f"must be {shown}: the trainer's log-probs are of the full distribution",
-                remedy=f"set it to {shown} and use generation.temperature to sharpen",
-            )
 
 
 @_rule("generation.num_engines", "grpo.num_prompts_per_step")

@@ -22,11 +22,13 @@ Prompt = str | tuple[Message, ...]
 
 @dataclass(frozen=True, slots=True)
 class PromptExample:
-    """One problem. ``data`` is whatever the environment needs beyond the reference answer."""
+    """One problem. ``data`` is whatever the environment needs beyond the reference answer; ``env`` is the
+    name of that environment."""
 
     prompt: Prompt
     answer: str
     data: Mapping[str, Any] = field(default_factory=dict)
+    env: str = ""
 
 
 class PromptDataset(Protocol):

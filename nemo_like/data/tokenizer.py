@@ -10,6 +10,9 @@ from transformers import AutoTokenizer
 
 from nemo_like.data.interface import Prompt
 
+# Stands for a response in a rendered conversation.
+_RESPONSE_MARK = "response-of-the-policy"
+
 
 class Tokenizer:
     """``eos_token_id`` ends a response; ``pad_token_id`` is the tokenizer's own, or else eos."""
@@ -44,6 +47,29 @@ class Tokenizer:
             )
         messages = [{"role": message.role, "content": message.content} for message in prompt]
         return self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+
+    def encode_observation(self, prompt: Prompt, text: str, role: str, last_token_id: int) -> list[int]:
+        """Token ids between the policy's response, which ends with ``last_token_id``, and its next turn.
+
+        After a text prompt those of the text itself. After messages those that the chat template puts
+        between two responses around a message of ``role``; a closing eos that is there already is not
+        repeated.
+        """
+        if not isinstance(prompt, str):
+            text = self._between_responses(text, role)
+            eos = self._tokenizer.eos_token
+            if last_token_id == self.eos_token_id and text.startswith(eos):
+                text = text[len(eos) :]
+        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def _between_responses(self, text: str, role: str) -> str:
+        messages = [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": _RESPONSE_MARK},
+            {"role": role, "content": text},
+        ]
+        rendered = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return rendered.partition(_RESPONSE_MARK)[2]
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text of one response without its closing eos.

@@ -10,8 +10,8 @@ from nemo_like.config.schema import Config, Placement
 from nemo_like.policy.layout import parallel_layout
 
 
-def actor_name(role: Role, needs: RoleNeeds, index: int) -> str:
-    """Of the ``index``-th process of a role."""
+def actor_name(role: Role, needs: RoleNeeds, index: int | str) -> str:
+    """Of the ``index``-th process of a role; environments are counted by task."""
     return role.name if needs.count == 1 else f"{role.name}-{index}"
 
 

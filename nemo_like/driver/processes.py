@@ -15,6 +15,7 @@ from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.runtime import free_port
 from nemo_like.config.plan import Role, roles
 from nemo_like.config.schema import Config, Device
+from nemo_like.config.tasks import has_stop_strings, used_environments
 from nemo_like.data_plane.factory import DataPlaneSpec, host_actor
 from nemo_like.driver.bundles import actor_name
 from nemo_like.generation.environment import engine_environment
@@ -30,12 +31,13 @@ class Actors:
     host: ActorHandle
     engines: list[ActorHandle]
     workers: list[ActorHandle]
-    environments: list[ActorHandle]
+    environments: dict[str, list[ActorHandle]]  # by name
     rollout: ActorHandle
 
     def all(self) -> list[ActorHandle]:
         """In the order in which data passes them."""
-        return [self.rollout, *self.engines, *self.environments, self.host, *self.workers]
+        environments = (actor for pool in self.environments.values() for actor in pool)
+        return [self.rollout, *self.engines, *environments, self.host, *self.workers]
 
 
 def start_actors(cfg: Config, cluster: Cluster, directory: RunDirectory) -> Actors:
@@ -95,6 +97,7 @@ class _Starter:
                 max_total_sequence_length=policy.max_total_sequence_length,
                 seed=self._cfg.grpo.seed,
                 timeout_s=self._cfg.cluster.start_timeout_s,
+                tokenizer_name=str(Path(policy.model_name).absolute()) if has_stop_strings(self._cfg) else None,
             )
             for index in range(self._needs[Role.engine].count)
         ]
@@ -130,22 +133,28 @@ class _Starter:
             for rank in range(self._needs[Role.policy_worker].count)
         ]
 
-    def environments(self) -> list[ActorHandle]:
-        return [
-            self._start(
-                Role.environment,
-                index,
-                "nemo_like.environments.server:EnvironmentServer",
-                {},
-                cfg=self._cfg.env,
-            )
-            for index in range(self._needs[Role.environment].count)
-        ]
+    def environments(self) -> dict[str, list[ActorHandle]]:
+        """One pool for each environment that the data name."""
+        used = used_environments(self._cfg) if self._needs[Role.environment].count else {}
+        return {
+            name: [
+                self._start(
+                    Role.environment,
+                    f"{name}-{index}",
+                    "nemo_like.environments.server:EnvironmentServer",
+                    {},
+                    name=name,
+                    cfg=env,
+                )
+                for index in range(env.num_actors)
+            ]
+            for name, env in used.items()
+        }
 
     def rollout(
         self,
         engines: list[ActorHandle],
-        environments: list[ActorHandle],
+        environments: dict[str, list[ActorHandle]],
         data_plane: DataPlaneSpec,
     ) -> ActorHandle:
         return self._start(

@@ -222,6 +222,7 @@ def _wait_until_ready(cluster: Cluster, actors: Actors, timeout_s: float) -> dic
             actors.host.submit("ready"),
             *(worker.submit("setup") for worker in actors.workers),
             *(engine.submit("stats") for engine in actors.engines),
+            *(actor.submit("start") for pool in actors.environments.values() for actor in pool),
         ],
         stage="start",
         timeout_s=timeout_s,

@@ -4,36 +4,68 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Protocol
 
 from nemo_like.data.interface import Prompt
 
 
 @dataclass(frozen=True, slots=True)
+class Exchange:
+    """An earlier turn: what the policy said, and what it was told."""
+
+    response: str
+    observation: str
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
-    """One response of the policy, and what it is judged against."""
+    """A conversation at the point where the environment has its say."""
 
     prompt: Prompt
-    response: str  # decoded text without the closing eos; other special tokens stay visible
+    response: str  # the latest; decoded text without the closing eos; other special tokens stay visible
     answer: str  # the dataset's reference answer
-    is_truncated: bool  # ran into a token limit, so no eos
+    is_truncated: bool  # the response ran into a token limit, so it has no end
     data: Mapping[str, Any] = field(default_factory=dict)  # the example's own, as the dataset gave it
+    history: tuple[Exchange, ...] = ()  # the turns before, oldest first
+    is_last: bool = True  # a limit on turns or tokens lets no other turn follow
+    state: Any = None  # what the feedback before kept; None in the first turn
+
+
+class FailureKind(Enum):
+    """Why a sample has no reward; part of metric names."""
+
+    raised = "raised"
+    timed_out = "timed_out"
+    died = "died"  # took its process down
+    not_finite = "not_finite"  # NaN or infinite
+    unreachable = "unreachable"  # a remote server did not answer in time, or not sensibly
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    kind: FailureKind
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """The answer to one turn."""
+    """The answer to one turn.
 
-    rewards: Mapping[str, float]  # named components; their sum is the sample's reward
-    observation: str | None = None  # text for the policy's next turn; None when there is nothing to say
+    A turn that is not done needs an observation. Rewards of a conversation's turns add up, by name.
+    """
+
+    rewards: Mapping[str, float] = field(default_factory=dict)  # named components; the reward is their sum
+    observation: str | None = None  # text for the policy's next turn
     is_done: bool = True
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    failure: str | None = None  # why there is no reward; such a sample must not train
+    metrics: Mapping[str, float] = field(default_factory=dict)  # logged as means over turns
+    state: Any = None  # given back with the next turn; small and picklable
+    failure: Failure | None = None  # why there is no reward; such a sample must not train
 
     @classmethod
-    def failed(cls, reason: str) -> Feedback:
+    def failed(cls, kind: FailureKind, reason: str) -> Feedback:
         """Feedback for a sample that could not be judged."""
-        return cls(rewards={}, failure=reason)
+        return cls(failure=Failure(kind, reason))
 
     @property
     def reward(self) -> float | None:
@@ -42,7 +74,11 @@ class Feedback:
 
 
 class Environment(Protocol):
-    """Judges responses. Keeps nothing between calls: a turn that failed in a batch is asked again alone."""
+    """Judges responses, and in longer conversations answers them.
+
+    Keeps nothing between calls: what a conversation needs travels in ``Turn.state``, so that any
+    process can answer its next turn, and a turn that failed in a batch can be asked again alone.
+    """
 
     async def step(self, turns: Sequence[Turn]) -> Sequence[Feedback]:
         """One feedback per turn, in the order of the turns."""

@@ -1,128 +1,128 @@
-"""The process that hosts an environment: it keeps deadlines, and one bad reward costs one sample.
+"""The actor that hosts an environment: it keeps deadlines, and one bad reward costs one sample.
 
-A batch of turns is first asked for as a whole. Only when that raises, hangs or answers nonsense is
-each turn asked for again alone, on a thread of its own with a fresh environment, so that the guilty
-samples, and no others, are marked as failed with the reason.
+A batch of turns is first asked for as a whole. Only when that raises, hangs, kills its process or
+answers nonsense is each turn asked for again alone, by fresh processes, so that the guilty samples,
+and no others, are marked as failed with the reason. The process that hung is ended and replaced.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
-from nemo_like.config.schema import EnvConfig, EnvironmentKind
-from nemo_like.environments.arithmetic import ArithmeticEnvironment
-from nemo_like.environments.interface import Environment, Feedback, Turn
+from nemo_like.config.schema import EnvConfig
+from nemo_like.environments.interface import FailureKind, Feedback, Turn
+from nemo_like.environments.worker import RewardRaised, Worker, WorkerDied, start_worker
 
-# Turns asked for alone at the same time; each needs a thread.
-_MAX_LANES = 64
-
-_ENVIRONMENTS: dict[EnvironmentKind, Callable[[], Environment]] = {
-    EnvironmentKind.arithmetic: ArithmeticEnvironment,
-}
-
-
-def build_environment(cfg: EnvConfig) -> Environment:
-    """The environment that ``env.kind`` names."""
-    return _ENVIRONMENTS[cfg.kind]()
+# Processes that ask turns alone, side by side.
+_MAX_LANES = 8
 
 
 class EnvironmentServer:
-    """Target of an asyncio actor: calls interleave, and none can block another beyond ``timeout_s``."""
+    """Target of an asyncio actor.
 
-    def __init__(self, cfg: EnvConfig, factory: Callable[[], Environment] | None = None) -> None:
-        """``factory`` replaces the environment that ``cfg.kind`` names, for one that has no kind."""
-        self._timeout_s = cfg.timeout_s
-        self._factory = factory or (lambda: build_environment(cfg))
-        self._lane = _Lane(self._factory)
-        self._alone = asyncio.Semaphore(_MAX_LANES)
+    A call takes at most 3 x ``timeout_s``, and what its processes need to start, once it has its turn: with
+    more hanging rewards than that allows, it gives up on the rest, so that the rollout ends in time.
+    """
+
+    def __init__(self, name: str, cfg: EnvConfig) -> None:
+        """``name`` is the key in ``env``."""
+        self._name, self._cfg = name, cfg
+        self._worker: Worker | None = None
+        self._starting = asyncio.Lock()
+        self._slots = asyncio.Semaphore(cfg.max_concurrency)
+
+    async def start(self) -> None:
+        """Be ready before the first call. Raises RuntimeError when the environment cannot be built."""
+        await self._shared_worker()
+
+    async def close(self) -> None:
+        """End the environment's process."""
+        if self._worker is not None:
+            await self._worker.close()
 
     async def step(self, turns: Sequence[Turn]) -> list[Feedback]:
         """One feedback per turn, in order; never raises because of a turn.
 
-        A turn whose reward raises, takes longer than ``env.timeout_s`` or is not a finite number has
-        its ``failure`` set.
+        A turn whose reward raises, takes longer than ``env.<name>.timeout_s``, ends its process or is not
+        a finite number has its ``failure`` set.
         """
-        lane = self._lane
-        try:
-            feedback = await lane.step(turns, self._timeout_s)
-        except TimeoutError:
-            # The thread may be stuck for good: leave it behind, and let later calls have a new one.
-            if self._lane is lane:
-                self._lane = _Lane(self._factory)
-            lane.close()
-            return await self._ask_each_alone(turns)
-        except Exception:
-            return await self._ask_each_alone(turns)
+        async with self._slots:
+            worker = await self._shared_worker()
+            try:
+                feedback = await worker.step(turns, self._cfg.timeout_s)
+            except RewardRaised as error:
+                if len(turns) == 1:
+                    return [_raised(error)]
+                feedback = await self._each_alone(turns)
+            except WorkerDied:
+                feedback = await self._each_alone(turns)
+            except TimeoutError:
+                # It may be stuck for good; calls beside this one are asked again elsewhere.
+                await worker.close()
+                feedback = await self._each_alone(turns)
         return [_checked(item) for item in feedback]
 
-    async def _ask_each_alone(self, turns: Sequence[Turn]) -> list[Feedback]:
-        return list(await asyncio.gather(*(self._ask_alone(turn) for turn in turns)))
+    async def _shared_worker(self) -> Worker:
+        async with self._starting:
+            if self._worker is not None and not self._worker.is_alive:
+                await self._worker.close()
+                self._worker = None
+            if self._worker is None:
+                self._worker = await start_worker(self._cfg)
+            return self._worker
 
-    async def _ask_alone(self, turn: Turn) -> Feedback:
-        async with self._alone:
-            lane = _Lane(self._factory)
-            try:
-                (feedback,) = await lane.step([turn], self._timeout_s)
-            except TimeoutError:
-                return Feedback.failed(f"the reward took longer than env.timeout_s={self._timeout_s:g} s")
-            except Exception as error:
-                return Feedback.failed(f"the reward raised {type(error).__name__}: {error}")
-            finally:
-                lane.close()
-            return _checked(feedback)
-
-
-class _Lane:
-    """An environment on an event loop and a daemon thread of its own, so that it can block nobody else."""
-
-    def __init__(self, factory: Callable[[], Environment]) -> None:
-        self._environment = factory()
-        self._loop = asyncio.new_event_loop()
-        self._closing = asyncio.Event()
-        self._is_closed = False
-        threading.Thread(target=self._run, name="environment", daemon=True).start()
-
-    async def step(self, turns: Sequence[Turn], timeout_s: float) -> Sequence[Feedback]:
-        """Raises TimeoutError on expiry, RuntimeError when the lane is closed meanwhile, ValueError on a
-        wrong number of answers, or what the environment raised."""
-        pending = asyncio.run_coroutine_threadsafe(_answer(self._environment, turns), self._loop)
-        done, _ = await asyncio.wait([asyncio.wrap_future(pending)], timeout=timeout_s)
-        if not done:
-            pending.cancel()
-            raise TimeoutError
-        answer = done.pop()
-        if answer.cancelled():
-            raise RuntimeError("the environment was replaced, since another call made it hang")
-        feedback = answer.result()
-        if len(feedback) != len(turns):
-            raise ValueError(f"the environment gave {len(feedback)} answers to {len(turns)} turns")
+    async def _each_alone(self, turns: Sequence[Turn]) -> list[Feedback]:
+        """Lanes take turn after turn from one list, for a time of ``timeout_s``."""
+        given_up = Feedback.failed(
+            FailureKind.timed_out, "not judged: the rewards before it took too long, or hung"
+        )
+        feedback = [given_up] * len(turns)
+        rest = iter(enumerate(turns))
+        workers = await asyncio.gather(*(start_worker(self._cfg) for _ in range(min(_MAX_LANES, len(turns)))))
+        await asyncio.gather(*(self._ask_alone(worker, rest, feedback) for worker in workers))
         return feedback
 
-    def close(self) -> None:
-        """End the thread as soon as it is not blocked, cancelling what it awaits; returns at once."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._loop.call_soon_threadsafe(self._closing.set)
+    async def _ask_alone(
+        self, worker: Worker, rest: Iterator[tuple[int, Turn]], feedback: list[Feedback]
+    ) -> None:
+        now = asyncio.get_running_loop().time
+        last_start_s = now() + self._cfg.timeout_s
+        try:
+            for index, turn in rest:
+                if now() > last_start_s:
+                    return
+                if not worker.is_alive:
+                    await worker.close()
+                    worker = await start_worker(self._cfg)
+                feedback[index] = await self._judged(worker, turn)
+        finally:
+            await worker.close()
 
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(_wait_for(self._closing))
+    async def _judged(self, worker: Worker, turn: Turn) -> Feedback:
+        try:
+            (feedback,) = await worker.step([turn], self._cfg.timeout_s)
+            return feedback
+        except RewardRaised as error:
+            return _raised(error)
+        except WorkerDied as error:
+            return Feedback.failed(FailureKind.died, f"the reward ended its process ({error})")
+        except TimeoutError:
+            await worker.close()
+            return Feedback.failed(
+                FailureKind.timed_out,
+                f"the reward took longer than env.{self._name}.timeout_s={self._cfg.timeout_s:g} s",
+            )
 
 
-async def _answer(environment: Environment, turns: Sequence[Turn]) -> Sequence[Feedback]:
-    return await environment.step(turns)
-
-
-async def _wait_for(event: asyncio.Event) -> None:
-    await event.wait()
+def _raised(error: RewardRaised) -> Feedback:
+    return Feedback.failed(FailureKind.raised, f"the reward raised {error}")
 
 
 def _checked(feedback: Feedback) -> Feedback:
     """The feedback itself, or a failed one when a component is not a finite number."""
     for name, value in feedback.rewards.items():
         if not math.isfinite(value):
-            return Feedback.failed(f"the reward {name!r} is {value}")
+            return Feedback.failed(FailureKind.not_finite, f"the reward {name!r} is {value}")
     return feedback

@@ -21,9 +21,11 @@ class SamplingSettings:
 
     temperature: float  # 0 is greedy
     top_p: float
-    top_k: int | None
+    top_k: int  # 0: all tokens
     max_new_tokens: int
-    stop_token_ids: tuple[int, ...]  # a response ends with the first of these, and no other
+    stop_token_ids: tuple[int, ...]  # a response ends with the first of these
+    min_p: float = 0.0
+    stop_strings: tuple[str, ...] = ()  # or of these, which stays in it
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Finished groups to packed columns and tags. Pure."""
+"""Finished conversations to packed columns and tags. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nemo_like.data_plane.meta import TagValue
-from nemo_like.generation.interface import GroupResult
+from nemo_like.rollout.conversation import Conversation, Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,59 +16,49 @@ class FlatBatch:
     """N = sum of chunk_sizes samples, ordered by (prompt, generation); what ``DataPlane.put`` takes."""
 
     columns: dict[str, np.ndarray]  # each packed, [sum of lengths]
-    lengths: list[int]  # tokens per sample, prompt and response
+    lengths: list[int]  # tokens per sample: prompt, responses and observations
     chunk_sizes: list[int]  # one chunk per group
     tags: dict[str, Sequence[TagValue]]
 
 
-def flatten(
-    prompts: Sequence[Sequence[int]],
-    groups: Sequence[GroupResult],
-    rewards: Sequence[Sequence[float | None]],
-    *,
-    first_group: int = 0,
-) -> FlatBatch:
-    """Lay out prompt and response of every sample one after the other.
+def flatten(groups: Sequence[Sequence[Conversation]], *, first_group: int = 0) -> FlatBatch:
+    """Lay out every sample's tokens one after the other; ``groups[i]`` are the samples of prompt i, and
+    are numbered from ``first_group``.
 
-    ``prompts[i]``, ``groups[i]`` and ``rewards[i]`` belong together; ``rewards[i][j]`` is None where
-    the environment failed, which masks the sample (reward 0, sample_mask 0). Groups are numbered from
-    ``first_group``.
-
-    Columns: input_ids int32; response_mask uint8, 1 on response tokens; generation_logprobs float32,
-    nats, 0 on prompt tokens. Tags: group_id, reward, sample_mask, num_prompt_tokens,
-    num_response_tokens, is_truncated, policy_version.
+    Columns: input_ids int32; response_mask uint8, 1 on what the policy generated; generation_logprobs
+    float32, nats, 0 elsewhere. Tags: group_id, reward (0 where the environment failed), sample_mask (0
+    there), num_prompt_tokens, num_response_tokens (generated ones), num_turns, is_truncated, policy_version.
     """
-    token_parts: list[np.ndarray] = []
-    logprob_parts: list[np.ndarray] = []
-    num_prompt: list[int] = []
-    num_response: list[int] = []
-    for prompt, group in zip(prompts, groups, strict=True):
-        prompt_ids = np.asarray(prompt, dtype=np.int32)
-        no_logprobs = np.zeros(len(prompt_ids), dtype=np.float32)
-        for response in group.responses:
-            token_parts += (prompt_ids, response.token_ids)
-            logprob_parts += (no_logprobs, response.logprobs)
-            num_prompt.append(len(prompt_ids))
-            num_response.append(len(response.token_ids))
-    segment_lengths = np.stack([num_prompt, num_response], axis=1).reshape(-1)
-    is_response = np.tile(np.array([0, 1], dtype=np.uint8), len(num_prompt))
-    flat_rewards = [reward for group_rewards in rewards for reward in group_rewards]
-    responses = [response for group in groups for response in group.responses]
+    samples = [sample for group in groups for sample in group]
+    segments: list[Segment] = []
+    for group in groups:
+        prompt = Segment(np.asarray(group[0].prompt_ids, dtype=np.int32), None)
+        for sample in group:
+            segments += (prompt, *sample.segments)
+    lengths = [len(segment.token_ids) for segment in segments]
+    is_response = np.array([segment.logprobs is not None for segment in segments], dtype=np.uint8)
+    zeros = np.zeros(max(lengths), dtype=np.float32)
     return FlatBatch(
         columns={
-            "input_ids": np.concatenate(token_parts),
-            "response_mask": np.repeat(is_response, segment_lengths),
-            "generation_logprobs": np.concatenate(logprob_parts),
+            "input_ids": np.concatenate([segment.token_ids for segment in segments]),
+            "response_mask": np.repeat(is_response, lengths),
+            "generation_logprobs": np.concatenate(
+                [
+                    zeros[:length] if segment.logprobs is None else segment.logprobs
+                    for segment, length in zip(segments, lengths, strict=True)
+                ]
+            ),
         },
-        lengths=[prompt + response for prompt, response in zip(num_prompt, num_response, strict=True)],
-        chunk_sizes=[len(group.responses) for group in groups],
+        lengths=[sample.num_tokens for sample in samples],
+        chunk_sizes=[len(group) for group in groups],
         tags={
-            "group_id": [first_group + i for i, group in enumerate(groups) for _ in group.responses],
-            "reward": [0.0 if reward is None else reward for reward in flat_rewards],
-            "sample_mask": [0 if reward is None else 1 for reward in flat_rewards],
-            "num_prompt_tokens": num_prompt,
-            "num_response_tokens": num_response,
-            "is_truncated": [response.is_truncated for response in responses],
-            "policy_version": [group.policy_version for group in groups for _ in group.responses],
+            "group_id": [first_group + index for index, group in enumerate(groups) for _ in group],
+            "reward": [sample.reward or 0.0 for sample in samples],
+            "sample_mask": [0 if sample.failure else 1 for sample in samples],
+            "num_prompt_tokens": [len(sample.prompt_ids) for sample in samples],
+            "num_response_tokens": [sample.num_response_tokens for sample in samples],
+            "num_turns": [sample.num_turns for sample in samples],
+            "is_truncated": [sample.is_truncated for sample in samples],
+            "policy_version": [sample.policy_version for sample in samples],
         },
     )

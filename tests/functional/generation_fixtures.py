@@ -15,7 +15,14 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen3Config, Qw
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Concurrency
 from nemo_like.cluster.buckets import TensorSpec
 from nemo_like.cluster.coordinates import ParallelLayout
-from nemo_like.config.schema import Device, GenerationConfig, Precision, VllmConfig, WeightTransport
+from nemo_like.config.schema import (
+    Device,
+    GenerationConfig,
+    Precision,
+    SamplingConfig,
+    VllmConfig,
+    WeightTransport,
+)
 from nemo_like.generation.environment import engine_environment
 from nemo_like.generation.interface import GroupResult
 from nemo_like.observability.metrics import Metric
@@ -24,6 +31,9 @@ from nemo_like.weight_sync.sender import EngineWeightSender
 VOCAB_SIZE = 64
 EOS = 1
 MAX_LENGTH = 96
+AS_IN_TRAINING = SamplingConfig(
+    temperature=None, top_p=None, top_k=None, min_p=None, max_new_tokens=None, stop_strings=None
+)
 TIMEOUT_S = 240.0  # an engine starts in ten seconds, but not on a busy machine
 
 
@@ -65,6 +75,9 @@ def engine_kwargs(
             temperature=1.0,
             top_p=1.0,
             top_k=None,
+            min_p=0.0,
+            stop_strings=[],
+            validation=AS_IN_TRAINING,
             weight_transport=WeightTransport.auto,
             weight_bucket_mib=1,
             vllm_cfg=VllmConfig(

@@ -7,8 +7,8 @@ import ray
 
 from nemo_like.cluster.actors import ActorSpec, Concurrency
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.config.schema import EnvConfig, EnvironmentKind
 from nemo_like.environments.interface import Turn
+from tests.unit.environments.configs import env_config
 
 
 @pytest.fixture(scope="module")
@@ -22,12 +22,12 @@ def cluster():
 
 @pytest.fixture(scope="module")
 def environment(cluster, tmp_path_factory):
-    cfg = EnvConfig(kind=EnvironmentKind.arithmetic, num_actors=1, timeout_s=30.0)
+    cfg = env_config("arithmetic")
     return cluster.start(
         ActorSpec(
             name="environment/0",
             target="nemo_like.environments.server:EnvironmentServer",
-            kwargs={"cfg": cfg},
+            kwargs={"name": "arithmetic", "cfg": cfg},
             num_cpus=0,
             concurrency=Concurrency.asyncio,
             log_path=str(tmp_path_factory.mktemp("logs") / "environment-0.log"),

@@ -33,7 +33,7 @@ from tests.functional.generation_fixtures import (
 # The first test of a module also waits for its engines.
 pytestmark = pytest.mark.timeout(300)
 
-SAMPLED = SamplingSettings(temperature=1.0, top_p=1.0, top_k=None, max_new_tokens=12, stop_token_ids=(EOS,))
+SAMPLED = SamplingSettings(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=12, stop_token_ids=(EOS,))
 # Nothing ends these early.
 ENDLESS = dataclasses.replace(SAMPLED, stop_token_ids=())
 PROMPT = (4, 9, 13, 21, 8, 30)

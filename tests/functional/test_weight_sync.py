@@ -54,7 +54,7 @@ class Setup:
 
     def submit(self, name: str, max_new_tokens: int = 8) -> list[str]:
         """One group on every engine; returns the request ids."""
-        sampling = SamplingSettings(1.0, 1.0, None, max_new_tokens, ())
+        sampling = SamplingSettings(1.0, 1.0, 0, max_new_tokens, ())
         ids = [f"{name}/{engine.name}" for engine in self.engines]
         self.all(
             [

@@ -122,7 +122,7 @@ def test_a_mistyped_config_path_proposes_the_nearest(tmp_path: Path) -> None:
 
 def test_a_defaults_entry_of_another_shape_is_refused(write: Write) -> None:
     message = problems(write("top.yaml", "defaults: [{grpo: a, policy: b}]"))
-    assert "an entry is a path, or one group: name" in message
+    assert "an entry is a path, one group: name, or one group@key: name" in message
 
 
 @pytest.mark.parametrize("text", ["grpo: [1", "grpo: {seed: 1}\ngrpo: {seed: 2}", "grpo: ${mul:"])
@@ -146,7 +146,7 @@ def test_a_file_that_is_a_list_is_refused(write: Write) -> None:
         ("loss_fn.ratio_clip_c=3", "loss_fn", "ratio_clip_c", 3.0),
         ("loss_fn.reference_policy_kl_type=k2", "loss_fn", "reference_policy_kl_type", KLType.k2),
         ("grpo.val_at_start=false", "grpo", "val_at_start", False),
-        ("grpo.val_temperature=1e-1", "grpo", "val_temperature", 0.1),
+        ("generation.temperature=1e-1", "generation", "temperature", 0.1),
         ("generation.top_k=null", "generation", "top_k", None),
         ("logger.run_name='my run, 1'", "logger", "run_name", "my run, 1"),
         ('logger.run_name="a=b"', "logger", "run_name", "a=b"),
@@ -228,7 +228,7 @@ def test_a_mistyped_key_proposes_the_nearest(resolved_demo: Path, write: Write, 
 
 
 def test_an_unknown_key_like_no_other_lists_what_is_there() -> None:
-    assert "known there: kind, num_actors, timeout_s" in problems(DEMO, "env.zzzzqqqq=1")
+    assert "known there: kind, options, num_actors" in problems(DEMO, "env.sums.zzzzqqqq=1")
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,8 @@ def test_the_demo_asks_ray_for_one_cpu_per_worker_engine_and_transfer_queue_proc
 
 
 def test_ten_environment_actors_make_one_cpu_exactly(demo: Demo) -> None:
-    assert ray_cpus(demo("env.num_actors=10")) == 7
-    assert ray_cpus(demo("env.num_actors=11")) == 8
+    assert ray_cpus(demo("env.arithmetic.num_actors=10")) == 7
+    assert ray_cpus(demo("env.arithmetic.num_actors=11")) == 8
 
 
 def test_workers_are_tp_times_pp_times_dp_and_engines_take_one_cpu_per_rank(demo: Demo) -> None:

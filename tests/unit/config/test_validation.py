@@ -36,7 +36,7 @@ def test_the_demo_is_valid(demo: Demo) -> None:
         ("grpo.seed=-1", "must be at least 0"),
         ("grpo.val_period=-1", "must be at least 0"),
         ("grpo.max_val_samples=0", "must be at least 1"),
-        ("grpo.val_temperature=-0.5", "must be at least 0"),
+        ("generation.validation.temperature=-0.5", "must be at least 0"),
         ("loss_fn.ratio_clip_min=0.0", "must be above 0 and below 1"),
         ("loss_fn.ratio_clip_min=1.0", "must be above 0 and below 1"),
         ("loss_fn.ratio_clip_max=-0.2", "must be above 0"),
@@ -75,8 +75,8 @@ def test_the_demo_is_valid(demo: Demo) -> None:
         ("generation.vllm_cfg.kv_cache_gib=0.0", "must be above 0"),
         ("generation.vllm_cfg.gpu_memory_utilization=1.5", "must be above 0 and at most 1"),
         ("data.train.digits=4", "must be at least 1 and at most 3"),
-        ("env.num_actors=0", "must be at least 1"),
-        ("env.timeout_s=0.0", "must be above 0"),
+        ("env.arithmetic.num_actors=0", "must be at least 1"),
+        ("env.arithmetic.timeout_s=0.0", "must be above 0 and finite"),
         ("logger.num_sample_answers=-1", "must be at least 0"),
         ("cluster.num_gpus=-1", "must be at least 0"),
         ("cluster.start_timeout_s=0.0", "must be above 0"),
@@ -169,8 +169,10 @@ def test_an_answer_that_cannot_be_written_out_is_refused(demo: Demo) -> None:
 
 def test_sampling_must_be_from_the_full_distribution(demo: Demo) -> None:
     cut_off, top = problems(demo("generation.top_p=0.9", "generation.top_k=10"))
-    assert cut_off.startswith("generation.top_p=0.9 must be 1.0: the trainer's log-probs")
-    assert top.startswith("generation.top_k=10 must be null: the trainer's log-probs")
+    assert cut_off.startswith(
+        "generation.top_p=0.9 must be 1.0 in training: the engine's log-probs would be renormalised"
+    )
+    assert top.startswith("generation.top_k=10 must be null in training: the engine's log-probs")
 
 
 def test_engines_without_prompts_are_refused(demo: Demo) -> None:

@@ -23,6 +23,7 @@ def config(kind, path=None, split=None, prompt_key="question", answer_key="solut
         prompt_key=prompt_key,
         answer_key=answer_key,
         digits=2,
+        env="sums",
     )
 
 
@@ -47,7 +48,7 @@ def test_jsonl_gives_prompt_answer_and_the_other_fields_as_data(tmp_path):
     path = write_jsonl(tmp_path / "problems.jsonl", RECORDS)
     dataset = build_dataset(config(DatasetKind.jsonl, path), "train")
     assert len(dataset) == 2
-    assert dataset[1] == PromptExample("2+2", "4", {"level": 2})
+    assert dataset[1] == PromptExample("2+2", "4", {"level": 2}, env="sums")
 
 
 def test_an_answer_that_is_a_number_becomes_text(tmp_path):
@@ -98,7 +99,7 @@ def test_a_null_path_is_an_error_naming_the_key(kind):
 def test_huggingface_reads_a_local_file(tmp_path):
     path = write_jsonl(tmp_path / "problems.jsonl", RECORDS)
     dataset = build_dataset(config(DatasetKind.huggingface, path, split="train"), "train")
-    assert dataset[1] == PromptExample("2+2", "4", {"level": 2})
+    assert dataset[1] == PromptExample("2+2", "4", {"level": 2}, env="sums")
 
 
 def test_huggingface_reads_a_directory_of_data_files(tmp_path):
@@ -113,7 +114,7 @@ def test_huggingface_reads_what_save_to_disk_wrote(tmp_path):
     saved = datasets.DatasetDict({"test": datasets.Dataset.from_list(RECORDS)})
     saved.save_to_disk(tmp_path / "saved")
     dataset = build_dataset(config(DatasetKind.huggingface, tmp_path / "saved", split="test"), "validation")
-    assert dataset[0] == PromptExample("1+1", "2", {"level": 1})
+    assert dataset[0] == PromptExample("1+1", "2", {"level": 1}, env="sums")
     with pytest.raises(ValueError, match=r"split='train' is not in .*, which has test"):
         build_dataset(config(DatasetKind.huggingface, tmp_path / "saved", split="train"), "train")
 

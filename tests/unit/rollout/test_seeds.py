@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemo_like.rollout.prompts import RolloutMode
-from nemo_like.rollout.seeds import response_seeds
+from nemo_like.rollout.seeds import response_seeds, turn_seed
 
 TRAINING, VALIDATION = RolloutMode.training, RolloutMode.validation
 
@@ -38,3 +38,9 @@ def test_every_part_of_the_place_changes_the_seed() -> None:
         (1, TRAINING, 1, 2),
     ]
     assert len({response_seeds(*place, 8)[0] for place in places}) == len(places)
+
+
+def test_every_turn_of_every_sample_has_a_seed_of_its_own() -> None:
+    seeds = [turn_seed(first, turn) for first in range(100) for turn in range(1, 10)]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**62 for seed in seeds)

@@ -1,0 +1,187 @@
+"""``env.<name>.options``: what each kind of environment has of its own. Values are in ``configs/env``."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from nemo_like.config import fields
+from nemo_like.config.errors import Problem
+from nemo_like.config.schema import EnvConfig, EnvironmentKind
+
+
+class NetworkIsolation(Enum):
+    """``preferred`` runs programs with the network where the system does not let it be taken away."""
+
+    required = "required"
+    preferred = "preferred"
+
+
+@dataclass(kw_only=True, slots=True)
+class NoOptions:
+    pass
+
+
+@dataclass(kw_only=True, slots=True)
+class MatchOptions:
+    """exact_match, f1, math_verify and reasoning_gym."""
+
+    answer_pattern: str | None  # regular expression whose last match, group 1, is the answer; null: all
+
+
+@dataclass(kw_only=True, slots=True)
+class ExactMatchOptions:
+    answer_pattern: str | None  # regular expression whose last match, group 1, is the answer; null: all
+    ignore_case: bool
+    must_end: bool  # a truncated response earns nothing
+
+
+@dataclass(kw_only=True, slots=True)
+class RegexOptions:
+    pattern: str  # searched in the response; ^ and $ anchor it, "." matches newlines too
+
+
+@dataclass(kw_only=True, slots=True)
+class JsonSchemaOptions:
+    schema: dict[str, Any] | None  # of every answer; null: each example's own
+    schema_key: str  # the field of an example with its schema, used where schema is null
+    answer_pattern: str | None  # regular expression whose last match, group 1, is the JSON; null: all
+
+
+@dataclass(kw_only=True, slots=True)
+class FunctionOptions:
+    """``function(turn, **arguments)`` returns a number, a mapping of named numbers, or a ``Feedback``."""
+
+    function: str  # package.module:name
+    arguments: dict[str, Any]
+
+
+@dataclass(kw_only=True, slots=True)
+class CustomOptions:
+    """``target(**arguments)`` is an ``Environment``."""
+
+    target: str  # package.module:Class
+    arguments: dict[str, Any]
+
+
+@dataclass(kw_only=True, slots=True)
+class CodeOptions:
+    program_pattern: str | None  # regular expression whose last match, group 1, is the program; null: all
+    tests_key: str  # the field of an example with its tests
+    timeout_s: float  # of one program
+    memory_mib: int  # address space of one program
+    max_parallel: int  # programs at the same time in one actor
+    network: NetworkIsolation
+
+
+@dataclass(kw_only=True, slots=True)
+class HttpOptions:
+    url: str
+    request_timeout_s: float  # of one attempt
+    max_attempts: int
+    retry_pause_s: float  # before the second attempt; doubles with every further one
+    max_parallel: int  # requests at the same time from one actor
+
+
+@dataclass(kw_only=True, slots=True)
+class CalculatorOptions:
+    call_pattern: str  # regular expression of a call; group 1 is the expression
+    result_template: str  # what is answered, with {result}
+    answer_pattern: str | None  # regular expression whose last match, group 1, is the answer; null: all
+
+
+@dataclass(kw_only=True, slots=True)
+class SlidingPuzzleOptions:
+    board_key: str  # the field of an example with its board: rows of text, the blank as "-"
+    solved_reward: float
+    progress_reward: float  # for the share of tiles that came to their places, at the end
+
+
+_OPTIONS: dict[EnvironmentKind, type] = {
+    EnvironmentKind.arithmetic: NoOptions,
+    EnvironmentKind.exact_match: ExactMatchOptions,
+    EnvironmentKind.f1: MatchOptions,
+    EnvironmentKind.regex: RegexOptions,
+    EnvironmentKind.json_schema: JsonSchemaOptions,
+    EnvironmentKind.math_verify: MatchOptions,
+    EnvironmentKind.reasoning_gym: MatchOptions,
+    EnvironmentKind.function: FunctionOptions,
+    EnvironmentKind.custom: CustomOptions,
+    EnvironmentKind.code: CodeOptions,
+    EnvironmentKind.http: HttpOptions,
+    EnvironmentKind.calculator: CalculatorOptions,
+    EnvironmentKind.sliding_puzzle: SlidingPuzzleOptions,
+}
+_NEEDED_MODULES = {
+    EnvironmentKind.math_verify: ("math_verify", "math-verify[antlr4_9_3]"),
+    EnvironmentKind.reasoning_gym: ("reasoning_gym", "reasoning-gym"),
+}
+_POSITIVE = ("timeout_s", "memory_mib", "max_parallel", "request_timeout_s", "max_attempts")
+
+
+def options_of(env: EnvConfig) -> Any:
+    """The options as the typed group of the environment's kind."""
+    kind = _OPTIONS[env.kind]
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), env.options))
+
+
+def option_problems(name: str, env: EnvConfig) -> Iterator[Problem]:
+    """Everything wrong with the options of the environment ``name``."""
+    prefix, kind = f"env.{name}.options", _OPTIONS[env.kind]
+    found = fields.check_tree(env.options, kind, "", root=kind)
+    yield from (replace(problem, key=f"{prefix}.{problem.key}") for problem in found)
+    missing = [key for key in fields.hints(kind) if env.options.get(key, "???") == "???"]
+    for key in missing:
+        yield Problem(
+            key=f"{prefix}.{key}",
+            rule=f"has no value, and kind={env.kind.name} needs one",
+            remedy=f"set it; configs/env/{env.kind.name}.yaml has the others",
+        )
+    if not found and not missing:
+        yield from _value_problems(prefix, env.options)
+    if module := _NEEDED_MODULES.get(env.kind):
+        yield from _module_problems(name, env, *module)
+
+
+def _value_problems(prefix: str, options: dict[str, Any]) -> Iterator[Problem]:
+    for key, value in options.items():
+        full_key = f"{prefix}.{key}={value}"
+        if key.endswith("pattern") and value is not None:
+            yield from _pattern_problems(full_key, key, value)
+        elif key in _POSITIVE and not value > 0:
+            yield Problem(key=full_key, rule="must be above 0", remedy="")
+        elif key == "retry_pause_s" and not value >= 0:
+            yield Problem(key=full_key, rule="must be at least 0", remedy="")
+        elif key == "url" and not str(value).startswith(("http://", "https://")):
+            yield Problem(key=full_key, rule="must start with http:// or https://", remedy="")
+        elif key in ("function", "target") and ":" not in str(value):
+            yield Problem(key=full_key, rule="is no import path", remedy="write package.module:name")
+        elif key == "result_template" and "{result}" not in str(value):
+            yield Problem(key=full_key, rule="must contain {result}", remedy='for example "= {result}"')
+
+
+def _pattern_problems(full_key: str, key: str, pattern: str) -> Iterator[Problem]:
+    try:
+        num_groups = re.compile(pattern).groups
+    except re.error as error:
+        yield Problem(key=full_key, rule=f"is no regular expression: {error}", remedy="")
+        return
+    if key != "pattern" and num_groups < 1:
+        yield Problem(
+            key=full_key, rule="has no group 1", remedy="put parentheses around the part that is wanted"
+        )
+
+
+def _module_problems(name: str, env: EnvConfig, module: str, package: str) -> Iterator[Problem]:
+    if importlib.util.find_spec(module) is None:
+        yield Problem(
+            key=f"env.{name}.kind={env.kind.name}",
+            rule=f"needs the Python package {module}, which is not installed",
+            remedy=f"pip install '{package}'",
+        )

@@ -1,0 +1,119 @@
+"""Rules on environments and on how each task is sampled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from difflib import get_close_matches
+
+from nemo_like.config.environment_options import option_problems
+from nemo_like.config.errors import Problem
+from nemo_like.config.schema import Config, EnvConfig
+from nemo_like.config.tasks import SourcedSampling, training_sampling, used_environments, validation_sampling
+
+_NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+
+
+def task_problems(cfg: Config) -> Iterator[Problem]:
+    """Everything wrong with the environments, with who names them and with their sampling."""
+    yield from _named_environments(cfg)
+    for name, env in used_environments(cfg).items():
+        yield from _counts(name, env)
+        yield from option_problems(name, env)
+        training, validation = training_sampling(cfg, name), validation_sampling(cfg, name)
+        yield from _unique(_ranges(training), _ranges(validation))
+        yield from _same_distribution(cfg, training)
+        yield from _lengths(cfg, name, env, training)
+
+
+def _unique(*groups: Iterator[Problem]) -> Iterator[Problem]:
+    """Each problem once: validation inherits what training has."""
+    yield from dict.fromkeys(problem for group in groups for problem in group)
+
+
+def _named_environments(cfg: Config) -> Iterator[Problem]:
+    known = ", ".join(cfg.env) or "none"
+    for section, data in (("train", cfg.data.train), ("validation", cfg.data.validation)):
+        if data.env not in cfg.env:
+            close = get_close_matches(data.env, cfg.env, n=1)
+            yield Problem(
+                key=f"data.{section}.env={data.env}",
+                rule=f"is not an environment of this configuration, which has {known}",
+                remedy=f"did you mean {close[0]}?"
+                if close
+                else f"add `- env@env.{data.env}: KIND` to its defaults; the kinds are in configs/env",
+            )
+
+
+def _counts(name: str, env: EnvConfig) -> Iterator[Problem]:
+    counts = {key: getattr(env, key) for key in ("num_actors", "max_concurrency", "batch_size", "max_turns")}
+    for key, value in counts.items():
+        if value < 1:
+            yield Problem(key=f"env.{name}.{key}={value}", rule="must be at least 1", remedy="")
+    if not 0 < env.timeout_s < math.inf:
+        yield Problem(
+            key=f"env.{name}.timeout_s={env.timeout_s}", rule="must be above 0 and finite", remedy=""
+        )
+
+
+def _ranges(sourced: SourcedSampling) -> Iterator[Problem]:
+    values = sourced.sampling
+    # Written so that NaN satisfies nothing.
+    limits = {
+        "temperature": (values.temperature >= 0, "at least 0"),
+        "top_p": (0 < values.top_p <= 1, "above 0 and at most 1"),
+        "top_k": (values.top_k >= 0, "at least 0"),
+        "min_p": (0 <= values.min_p <= 1, "at least 0 and at most 1"),
+        "max_new_tokens": (values.max_new_tokens >= 1, "at least 1"),
+        "stop_strings": (all(values.stop_strings), "without an empty string"),
+    }
+    for name, (holds, rule) in limits.items():
+        if not holds:
+            yield Problem(
+                key=f"{sourced.keys[name]}={getattr(values, name)}", rule=f"must be {rule}", remedy=""
+            )
+
+
+def _same_distribution(cfg: Config, training: SourcedSampling) -> Iterator[Problem]:
+    """The trainer's log-probs are of the full distribution at one temperature. With top_p, top_k or min_p the
+    engine's are renormalised over the tokens that are left, so that even equal weights would disagree."""
+    values, keys = training.sampling, training.keys
+    for name, neutral in _NEUTRAL.items():
+        if getattr(values, name) != neutral:
+            shown = "null" if keys[name] == "generation.top_k" else neutral
+            yield Problem(
+                key=f"{keys[name]}={getattr(values, name)}",
+                rule=(
+                    f"must be {shown} in training: the engine's log-probs would be renormalised over "
+                    "the tokens that are left, while the trainer's are of the full distribution"
+                ),
+                remedy=(
+                    f"set it to {shown} and use generation.temperature to sharpen, or set it for validation"
+                ),
+            )
+    if values.temperature != cfg.generation.temperature:
+        yield Problem(
+            key=f"{keys['temperature']}={values.temperature:g}",
+            rule=(
+                f"must be generation.temperature={cfg.generation.temperature:g} in training: the "
+                "trainer scores every sample at that one temperature"
+            ),
+            remedy="change generation.temperature for all tasks, or set it for validation",
+        )
+
+
+def _lengths(cfg: Config, name: str, env: EnvConfig, training: SourcedSampling) -> Iterator[Problem]:
+    limit, total = env.max_conversation_tokens, cfg.policy.max_total_sequence_length
+    if limit is not None and not 2 <= limit <= total:
+        yield Problem(
+            key=f"env.{name}.max_conversation_tokens={limit}",
+            rule=f"must be from 2 to policy.max_total_sequence_length={total}",
+            remedy="null is the latter",
+        )
+    new, key = training.sampling.max_new_tokens, training.keys["max_new_tokens"]
+    if new >= (limit or total) and key != "generation.max_new_tokens":
+        yield Problem(
+            key=f"{key}={new}",
+            rule=f"must be below the {limit or total} tokens of a conversation, which hold the prompt too",
+            remedy="",
+        )

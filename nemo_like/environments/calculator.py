@@ -1,0 +1,78 @@
+"""A tool in text: calls of a calculator are found in the response and answered; the rest is an answer."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from nemo_like.config.environment_options import CalculatorOptions
+from nemo_like.environments.answers import extract_answer
+from nemo_like.environments.interface import Feedback, Turn
+from nemo_like.environments.per_turn import PerTurnEnvironment
+
+Number = int | float
+
+_BINARY: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
+_UNARY: dict[type[ast.unaryop], Callable[[Number], Number]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+_MAX_CHARACTERS = 200
+_MAX_EXPONENT = 64
+_MAX_MAGNITUDE = 1e100
+
+
+def calculator(options: CalculatorOptions) -> PerTurnEnvironment:
+    """See configs/env/calculator.yaml."""
+    return PerTurnEnvironment(partial(_judge, options=options))
+
+
+def _judge(turn: Turn, options: CalculatorOptions) -> Feedback:
+    """The last call of a response is answered; a response without a call is the answer."""
+    expression = extract_answer(turn.response, options.call_pattern)
+    if expression is not None:
+        result = options.result_template.replace("{result}", evaluate(expression))
+        return Feedback(
+            {"correct": 0.0}, observation=result, is_done=turn.is_last, metrics={"calls_per_turn": 1.0}
+        )
+    answer = extract_answer(turn.response, options.answer_pattern)
+    is_correct = not turn.is_truncated and answer is not None and answer.strip() == turn.answer.strip()
+    return Feedback({"correct": float(is_correct)}, metrics={"calls_per_turn": 0.0})
+
+
+def evaluate(expression: str) -> str:
+    """The value as text, whole numbers without a point; "error: ..." for what is no such expression."""
+    try:
+        if len(expression) > _MAX_CHARACTERS:
+            raise ValueError(f"more than {_MAX_CHARACTERS} characters")
+        value = _value(ast.parse(expression.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, ArithmeticError) as error:
+        return f"error: {'no expression' if isinstance(error, SyntaxError) else error}"
+    return str(int(value)) if value == int(value) else repr(value)
+
+
+def _value(node: ast.expr) -> Number:
+    """Raises ValueError for anything but bounded numbers and operators, ArithmeticError as Python does."""
+    value: Any
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        value = node.value
+    elif isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
+        value = _UNARY[type(node.op)](_value(node.operand))
+    elif isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
+        left, right = _value(node.left), _value(node.right)
+        if isinstance(node.op, ast.Pow) and abs(right) > _MAX_EXPONENT:
+            raise ValueError(f"an exponent above {_MAX_EXPONENT}")
+        value = _BINARY[type(node.op)](left, right)
+    else:
+        raise ValueError("only numbers, + - * / // % ** and parentheses")
+    if isinstance(value, complex) or abs(value) > _MAX_MAGNITUDE:
+        raise ValueError("the result is out of range")
+    return value

@@ -1,0 +1,43 @@
+"""Reward for JSON that follows a schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache, partial
+from typing import Any
+
+import jsonschema
+from jsonschema.protocols import Validator
+
+from nemo_like.config.environment_options import JsonSchemaOptions
+from nemo_like.environments.answers import extract_answer
+from nemo_like.environments.interface import Feedback, Turn
+from nemo_like.environments.per_turn import PerTurnEnvironment
+
+
+def json_schema(options: JsonSchemaOptions) -> PerTurnEnvironment:
+    """Raises jsonschema.SchemaError when ``options.schema`` is no schema."""
+    if options.schema is not None:
+        _validator(json.dumps(options.schema))
+    return PerTurnEnvironment(partial(_judge, options=options))
+
+
+def _judge(turn: Turn, options: JsonSchemaOptions) -> Feedback:
+    """``valid``: 1 when the schema accepts the answer. ``parses`` is a metric, not a reward."""
+    schema = turn.data[options.schema_key] if options.schema is None else options.schema
+    validator = _validator(json.dumps(schema) if isinstance(schema, Mapping) else str(schema))
+    found = extract_answer(turn.response, options.answer_pattern)
+    try:
+        answer = json.loads(found or "")
+    except ValueError:
+        return Feedback({"valid": 0.0}, metrics={"parses": 0.0})
+    return Feedback({"valid": float(validator.is_valid(answer))}, metrics={"parses": 1.0})
+
+
+@cache
+def _validator(schema: str) -> Validator:
+    parsed: Any = json.loads(schema)
+    kind = jsonschema.validators.validator_for(parsed)
+    kind.check_schema(parsed)
+    return kind(parsed)

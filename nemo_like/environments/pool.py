@@ -1,0 +1,25 @@
+"""The actors of one environment, as the rollout calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nemo_like.cluster.actors import ActorHandle
+from nemo_like.environments.interface import Feedback, Turn
+
+
+class EnvironmentPool:
+    """Sends each call to the actor that has the fewest turns to answer."""
+
+    def __init__(self, actors: Sequence[ActorHandle]) -> None:
+        self._actors = tuple(actors)
+        self._num_unanswered = [0] * len(self._actors)
+
+    async def step(self, turns: Sequence[Turn]) -> list[Feedback]:
+        """One feedback per turn, in order; see ``EnvironmentServer.step``."""
+        index = self._num_unanswered.index(min(self._num_unanswered))
+        self._num_unanswered[index] += len(turns)
+        try:
+            return await self._actors[index].submit("step", turns)
+        finally:
+            self._num_unanswered[index] -= len(turns)

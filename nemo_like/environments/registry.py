@@ -1,0 +1,42 @@
+"""From a kind to its environment. Each kind's module is loaded only where it is wanted."""
+
+from __future__ import annotations
+
+import importlib
+
+from nemo_like.config.environment_options import options_of
+from nemo_like.config.schema import EnvConfig, EnvironmentKind
+from nemo_like.environments.interface import Environment
+
+_PACKAGE = "nemo_like.environments"
+
+# "module:factory", called with the kind's options.
+_FACTORIES = {
+    EnvironmentKind.arithmetic: "text_match:arithmetic",
+    EnvironmentKind.exact_match: "text_match:exact_match",
+    EnvironmentKind.f1: "text_match:f1",
+    EnvironmentKind.regex: "text_match:regex",
+    EnvironmentKind.json_schema: "json_schema:json_schema",
+    EnvironmentKind.math_verify: "verifiers:math_verify",
+    EnvironmentKind.reasoning_gym: "verifiers:reasoning_gym",
+    EnvironmentKind.function: "own:function",
+    EnvironmentKind.custom: "own:custom",
+    EnvironmentKind.code: "code:CodeEnvironment",
+    EnvironmentKind.http: "remote:HttpEnvironment",
+    EnvironmentKind.calculator: "calculator:calculator",
+    EnvironmentKind.sliding_puzzle: "sliding_puzzle:sliding_puzzle",
+}
+
+# Too simple to hang or crash, so they need no process that can be replaced.
+_HARMLESS = frozenset({EnvironmentKind.arithmetic, EnvironmentKind.sliding_puzzle})
+
+
+def build_environment(cfg: EnvConfig) -> Environment:
+    """The environment that ``cfg.kind`` names; raises what its constructor raises."""
+    module, _, factory = _FACTORIES[cfg.kind].partition(":")
+    return getattr(importlib.import_module(f"{_PACKAGE}.{module}"), factory)(options_of(cfg))
+
+
+def is_harmless(cfg: EnvConfig) -> bool:
+    """Whether its code may run in the server's own process."""
+    return cfg.kind in _HARMLESS

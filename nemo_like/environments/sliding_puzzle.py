@@ -1,0 +1,67 @@
+"""A game of many turns: tiles slide into the blank until 1 2 3 ... stand in order, the blank last.
+
+A board is rows of characters, for example "31\\n2-". A move names where the blank's neighbour goes:
+``u``, ``d``, ``l`` or ``r`` slides a tile up, down, left or right into the blank. A response is any
+text; its moves are those letters, in order, and a move without a tile to slide changes nothing.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from nemo_like.config.environment_options import SlidingPuzzleOptions
+from nemo_like.environments.interface import Feedback, Turn
+from nemo_like.environments.per_turn import PerTurnEnvironment
+
+BLANK = "-"
+# Where the tile that moves lies, seen from the blank: (rows down, columns right).
+_TILE_FROM_BLANK = {"u": (1, 0), "d": (-1, 0), "l": (0, 1), "r": (0, -1)}
+
+
+def sliding_puzzle(options: SlidingPuzzleOptions) -> PerTurnEnvironment:
+    """See configs/env/sliding_puzzle.yaml."""
+    return PerTurnEnvironment(partial(_judge, options=options))
+
+
+def _judge(turn: Turn, options: SlidingPuzzleOptions) -> Feedback:
+    first = str(turn.data[options.board_key])
+    board = slide(turn.state or first, turn.response)
+    is_solved = board == solved(first)
+    if not is_solved and not turn.is_last:
+        return Feedback(observation=f"\n{board}\n", is_done=False, state=board)
+    num_at_start = num_misplaced(first)
+    progress = 1 - num_misplaced(board) / num_at_start if num_at_start else 1.0
+    rewards = {"solved": options.solved_reward * is_solved}
+    if options.progress_reward:
+        rewards["progress"] = options.progress_reward * max(progress, 0.0)
+    return Feedback(rewards, metrics={"solved": float(is_solved)})
+
+
+def solved(board: str) -> str:
+    """The same tiles in order, row by row, the blank last."""
+    tiles = iter([*sorted(set(board) - {"\n", BLANK}), BLANK])
+    return "".join(character if character == "\n" else next(tiles) for character in board)
+
+
+def num_misplaced(board: str) -> int:
+    """Tiles, the blank aside, that are not in their places."""
+    return sum(tile not in (place, BLANK) for tile, place in zip(board, solved(board), strict=True))
+
+
+def slide(board: str, moves: str) -> str:
+    """The board after the moves among the characters of ``moves``.
+
+    Raises ValueError for a board that is not rectangular or has no blank.
+    """
+    rows = [list(row) for row in board.split("\n")]
+    blanks = [(y, x) for y, row in enumerate(rows) for x, tile in enumerate(row) if tile == BLANK]
+    if len(blanks) != 1 or len({len(row) for row in rows}) != 1:
+        raise ValueError(f"board {board!r} must be rows of one length with one blank {BLANK!r}")
+    ((y, x),) = blanks
+    for move in moves:
+        down, right = _TILE_FROM_BLANK.get(move, (0, 0))
+        tile_y, tile_x = y + down, x + right
+        if 0 <= tile_y < len(rows) and 0 <= tile_x < len(rows[0]):
+            rows[y][x], rows[tile_y][tile_x] = rows[tile_y][tile_x], rows[y][x]
+            y, x = tile_y, tile_x
+    return "\n".join("".join(row) for row in rows)

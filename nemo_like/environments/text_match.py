@@ -1,0 +1,73 @@
+"""Rewards that compare text: exact match, F1 over words, a regular expression."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from functools import partial
+
+from nemo_like.config.environment_options import ExactMatchOptions, MatchOptions, NoOptions, RegexOptions
+from nemo_like.environments.answers import extract_answer
+from nemo_like.environments.interface import Feedback, Turn
+from nemo_like.environments.per_turn import PerTurnEnvironment
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def arithmetic(options: NoOptions) -> PerTurnEnvironment:
+    """1 for exactly the reference answer, properly ended: a truncated response earns nothing."""
+    return PerTurnEnvironment(_judge_arithmetic)
+
+
+def exact_match(options: ExactMatchOptions) -> PerTurnEnvironment:
+    """1 for the reference answer, spaces around it aside."""
+    return PerTurnEnvironment(partial(_judge_exact_match, options=options))
+
+
+def f1(options: MatchOptions) -> PerTurnEnvironment:
+    """F1 of the words of answer and reference."""
+    return PerTurnEnvironment(
+        lambda turn: Feedback(
+            {"f1": f1_score(extract_answer(turn.response, options.answer_pattern) or "", turn.answer)}
+        )
+    )
+
+
+def regex(options: RegexOptions) -> PerTurnEnvironment:
+    """1 when the pattern is found in the response."""
+    pattern = re.compile(options.pattern, re.DOTALL)
+    return PerTurnEnvironment(
+        lambda turn: Feedback({"regex": float(pattern.search(turn.response) is not None)})
+    )
+
+
+def _judge_arithmetic(turn: Turn) -> Feedback:
+    return Feedback({"exact_match": float(not turn.is_truncated and turn.response == turn.answer)})
+
+
+def _judge_exact_match(turn: Turn, options: ExactMatchOptions) -> Feedback:
+    found = extract_answer(turn.response, options.answer_pattern)
+    if found is None or (options.must_end and turn.is_truncated):
+        return Feedback({"exact_match": 0.0})
+    found, wanted = found.strip(), turn.answer.strip()
+    if options.ignore_case:
+        found, wanted = found.casefold(), wanted.casefold()
+    return Feedback({"exact_match": float(found == wanted)})
+
+
+def f1_score(answer: str, reference: str) -> float:
+    """Harmonic mean of precision and recall over words, as multisets; both empty: 1.
+
+    Words as in the SQuAD evaluation (arXiv 1606.05250): lower case, without punctuation and articles.
+    """
+    found, wanted = _words(answer), _words(reference)
+    if not found or not wanted:
+        return float(found == wanted)
+    num_shared = sum((Counter(found) & Counter(wanted)).values())
+    return 2 * num_shared / (len(found) + len(wanted))
+
+
+def _words(text: str) -> list[str]:
+    return _ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()

@@ -1,0 +1,60 @@
+"""Rewards by libraries that know the subject: math-verify and reasoning-gym."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+from nemo_like.config.environment_options import MatchOptions
+from nemo_like.environments.answers import extract_answer
+from nemo_like.environments.interface import Feedback, Turn
+from nemo_like.environments.per_turn import PerTurnEnvironment
+
+
+def math_verify(options: MatchOptions) -> PerTurnEnvironment:
+    """1 when the response's expression equals the reference answer."""
+    return PerTurnEnvironment(partial(_judge_math, options=options))
+
+
+def reasoning_gym(options: MatchOptions) -> PerTurnEnvironment:
+    """The score of the problem's own dataset.
+
+    ``data["metadata"]`` is the entry's, in which reasoning-gym names the dataset (``source_dataset``).
+    """
+    import reasoning_gym  # noqa: F401 - seconds of imports, before the first deadline runs
+
+    return PerTurnEnvironment(partial(_judge_reasoning_gym, options=options))
+
+
+def _judge_math(turn: Turn, options: MatchOptions) -> Feedback:
+    from math_verify import parse, verify
+
+    found = extract_answer(turn.response, options.answer_pattern)
+    if found is None:
+        return Feedback({"correct": 0.0})
+    # Its own deadlines use signals; the environment's bounds every call anyway.
+    reference = parse(_as_math(turn.answer), parsing_timeout=None)
+    answer = parse(found, parsing_timeout=None)
+    if not reference:
+        raise ValueError(f"math-verify finds no expression in the reference answer {turn.answer!r}")
+    return Feedback({"correct": float(verify(reference, answer, timeout_seconds=None))})
+
+
+def _as_math(reference: str) -> str:
+    """A reference without LaTeX delimiters is wrapped in them: all of it is the expression."""
+    return reference if "$" in reference or "\\boxed" in reference else f"${reference}$"
+
+
+def _judge_reasoning_gym(turn: Turn, options: MatchOptions) -> Feedback:
+    metadata = turn.data["metadata"]
+    question = turn.prompt if isinstance(turn.prompt, str) else turn.prompt[-1].content
+    entry = {"question": question, "answer": turn.answer, "metadata": metadata}
+    answer = extract_answer(turn.response, options.answer_pattern)
+    return Feedback({"score": float(_scorer(metadata["source_dataset"])(answer, entry))})
+
+
+@cache
+def _scorer(dataset: str) -> Any:
+    from reasoning_gym import get_score_answer_fn
+
+    return get_score_answer_fn(dataset)

@@ -1,0 +1,156 @@
+"""Where an environment's code runs: in a child process that can be replaced, or, if harmless, right here."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import pickle
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from nemo_like.config.schema import EnvConfig
+from nemo_like.environments.frames import LENGTH_BYTES, Raised, Refused, frame
+from nemo_like.environments.interface import Feedback, Turn
+from nemo_like.environments.registry import build_environment, is_harmless
+
+# Imports, and what an environment loads.
+_START_TIMEOUT_S = 120.0
+
+
+class RewardRaised(Exception):
+    """The environment raised, or gave a wrong number of answers."""
+
+
+class WorkerDied(Exception):
+    """The process that was asked is gone."""
+
+
+class Worker(Protocol):
+    """Runs one environment; calls may interleave."""
+
+    @property
+    def is_alive(self) -> bool: ...
+
+    async def step(self, turns: Sequence[Turn], timeout_s: float) -> Sequence[Feedback]:
+        """Raises TimeoutError, RewardRaised or WorkerDied."""
+
+    async def close(self) -> None:
+        """End it with everything that it started, and return once it is gone; calls raise WorkerDied."""
+
+
+async def start_worker(cfg: EnvConfig) -> Worker:
+    """Raises RuntimeError when the environment cannot be built."""
+    if is_harmless(cfg):
+        return _HereWorker(cfg)
+    worker = ProcessWorker()
+    await worker.start(cfg)
+    return worker
+
+
+class _HereWorker:
+    """On the server's own event loop."""
+
+    is_alive = True
+
+    def __init__(self, cfg: EnvConfig) -> None:
+        self._environment = build_environment(cfg)
+
+    async def step(self, turns: Sequence[Turn], timeout_s: float) -> Sequence[Feedback]:
+        try:
+            return await asyncio.wait_for(self._environment.step(turns), timeout_s)
+        except TimeoutError:
+            raise
+        except Exception as error:
+            raise RewardRaised(f"{type(error).__name__}: {error}") from error
+
+    async def close(self) -> None:
+        """Nothing to end."""
+
+
+class ProcessWorker:
+    """The parent's side of ``worker_main``."""
+
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process
+        self._reading: asyncio.Task[None]
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._call_ids = itertools.count()
+        self._is_closed = False
+
+    async def start(self, cfg: EnvConfig) -> None:
+        """Raises RuntimeError when the environment cannot be built."""
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "nemo_like.environments.worker_main"),
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            self._send(cfg)
+            answer = await asyncio.wait_for(self._receive(), _START_TIMEOUT_S)
+        except (OSError, EOFError, TimeoutError) as error:
+            await self.close()
+            raise RuntimeError(
+                f"kind={cfg.kind.name}: its process did not start: {type(error).__name__} {error}"
+            ) from error
+        if isinstance(answer, Refused):
+            await self.close()
+            raise RuntimeError(f"kind={cfg.kind.name}: {answer.message}")
+        self._reading = asyncio.get_running_loop().create_task(self._read())
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._is_closed and not self._reading.done()
+
+    async def step(self, turns: Sequence[Turn], timeout_s: float) -> Sequence[Feedback]:
+        if not self.is_alive:
+            raise WorkerDied
+        call_id = next(self._call_ids)
+        answered = self._calls[call_id] = asyncio.get_running_loop().create_future()
+        try:
+            self._send((call_id, turns))
+            answer = await asyncio.wait_for(answered, timeout_s)
+        finally:
+            self._calls.pop(call_id, None)
+        if isinstance(answer, Raised):
+            raise RewardRaised(answer.message)
+        return answer
+
+    async def close(self) -> None:
+        self._is_closed = True
+        # Its session's processes, which it started, too.
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
+
+    def _send(self, content: Any) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(frame(content))
+
+    async def _receive(self) -> Any:
+        """Raises EOFError when the process has ended."""
+        assert self._process.stdout is not None
+        header = await self._process.stdout.readexactly(LENGTH_BYTES)
+        return pickle.loads(await self._process.stdout.readexactly(int.from_bytes(header, "big")))
+
+    async def _read(self) -> None:
+        """Hand out answers until the process ends."""
+        try:
+            while True:
+                call_id, answer = await self._receive()
+                if (answered := self._calls.get(call_id)) is not None and not answered.done():
+                    answered.set_result(answer)
+        except EOFError:
+            code = await self._process.wait()
+        for answered in self._calls.values():
+            if not answered.done():
+                answered.set_exception(WorkerDied(_how_it_ended(code)))
+
+
+def _how_it_ended(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,163 @@
+"""One sample while it grows, turn by turn: token in, token out.
+
+What the policy generated is kept as the engine returned it and never tokenised again; what the
+environment said is tokenised once and appended. Pure: nothing here waits or calls anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from nemo_like.data.interface import PromptExample
+from nemo_like.environments.interface import Exchange, Failure, FailureKind, Feedback, Turn
+from nemo_like.generation.interface import Response
+
+
+class EndReason(Enum):
+    """Why a conversation has no further turn."""
+
+    done = "done"  # the environment said so
+    token_limit = "token_limit"
+    turn_limit = "turn_limit"
+    failed = "failed"  # no reward
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How far a conversation may go."""
+
+    max_turns: int
+    max_tokens: int  # prompt, responses and observations together
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """token_ids: [L] int32; logprobs: [L] float32, nats, or None where the policy did not generate."""
+
+    token_ids: np.ndarray
+    logprobs: np.ndarray | None
+
+
+@dataclass(slots=True)
+class Conversation:
+    """A sample's tokens, texts and rewards so far. ``position`` and ``generation`` give its row."""
+
+    example: PromptExample
+    prompt_ids: tuple[int, ...]
+    position: int  # of its prompt in the batch
+    generation: int  # within its group
+    limits: Limits
+    seed: int  # of the first response; later ones derive theirs
+    segments: list[Segment] = field(default_factory=list)  # after the prompt
+    history: list[Exchange] = field(default_factory=list)  # turns that were answered
+    latest_response: str = ""
+    latest_is_truncated: bool = False
+    num_turns: int = 0
+    rewards: dict[str, float] = field(default_factory=dict)  # components, summed over turns
+    metric_sums: dict[str, float] = field(default_factory=dict)  # of the environment, summed over turns
+    state: Any = None
+    policy_version: int = -1
+    end: EndReason | None = None
+    failure: Failure | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_ids) + sum(len(segment.token_ids) for segment in self.segments)
+
+    @property
+    def num_response_tokens(self) -> int:
+        """Tokens that the policy generated."""
+        return sum(len(segment.token_ids) for segment in self.segments if segment.logprobs is not None)
+
+    @property
+    def num_tokens_left(self) -> int:
+        return self.limits.max_tokens - self.num_tokens
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether a token limit cut it short."""
+        return self.latest_is_truncated or self.end is EndReason.token_limit
+
+    @property
+    def reward(self) -> float | None:
+        """Sum of the components; None when the environment failed."""
+        return None if self.failure is not None else float(sum(self.rewards.values()))
+
+    @property
+    def last_token_id(self) -> int:
+        return int(self.segments[-1].token_ids[-1])
+
+    def token_ids(self) -> tuple[int, ...]:
+        """All so far: the prompt of the next turn."""
+        generated = (token for segment in self.segments for token in segment.token_ids.tolist())
+        return (*self.prompt_ids, *generated)
+
+    def add_response(self, response: Response, text: str, policy_version: int) -> None:
+        """What the policy said in this turn; ``text`` is its decoded form."""
+        self.segments.append(Segment(response.token_ids, response.logprobs))
+        self.latest_response, self.latest_is_truncated = text, response.is_truncated
+        self.policy_version = policy_version
+        self.num_turns += 1
+
+    def turn(self) -> Turn:
+        """What the environment is asked about the latest response."""
+        return Turn(
+            prompt=self.example.prompt,
+            response=self.latest_response,
+            answer=self.example.answer,
+            is_truncated=self.latest_is_truncated,
+            data=self.example.data,
+            history=tuple(self.history),
+            is_last=self._is_out_of_tokens or self._is_out_of_turns,
+            state=self.state,
+        )
+
+    def add_feedback(self, feedback: Feedback) -> None:
+        """Book the environment's answer; ``end`` is set unless an observation leads to another turn."""
+        _add(self.metric_sums, feedback.metrics)
+        self.failure = feedback.failure
+        if self.failure is None and not feedback.is_done and feedback.observation is None:
+            self.failure = Failure(FailureKind.raised, "the environment is not done but has no observation")
+        if self.failure is not None:
+            self.end = EndReason.failed
+            return
+        _add(self.rewards, feedback.rewards)
+        self.state = feedback.state
+        if feedback.is_done:
+            self.end = EndReason.done
+        elif self._is_out_of_tokens:
+            self.end = EndReason.token_limit
+        elif self._is_out_of_turns:
+            self.end = EndReason.turn_limit
+
+    def add_observation(self, text: str, token_ids: list[int]) -> None:
+        """What the environment said; the conversation ends where it leaves no room for a response."""
+        if len(token_ids) >= self.num_tokens_left:
+            self.end = EndReason.token_limit
+            return
+        self.segments.append(Segment(np.asarray(token_ids, dtype=np.int32), None))
+        self.history.append(Exchange(self.latest_response, text))
+
+    def transcript(self) -> str:
+        """Responses and observations, one after the other, for a person to read."""
+        said = [part for exchange in self.history for part in (exchange.response, exchange.observation)]
+        return "".join([*said, self.latest_response])
+
+    @property
+    def _is_out_of_tokens(self) -> bool:
+        """No room for an observation and a response of one token each, or none left by the response."""
+        return self.latest_is_truncated or self.num_tokens_left < 2
+
+    @property
+    def _is_out_of_turns(self) -> bool:
+        return self.num_turns >= self.limits.max_turns
+
+
+def _add(sums: dict[str, float], values: Mapping[str, float]) -> None:
+    for name, value in values.items():
+        sums[name] = sums.get(name, 0.0) + value

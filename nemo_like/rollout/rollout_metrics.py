@@ -1,0 +1,64 @@
+"""What a rollout says of its samples, under the names of docs/metrics.md without prefix."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from nemo_like.observability.metrics import Metric, maximum, mean, summed
+from nemo_like.rollout.conversation import Conversation, EndReason
+
+
+def rollout_metrics(groups: Sequence[Sequence[Conversation]]) -> dict[str, Metric]:
+    """Lengths, ends and failures over all samples, then rewards and failures of each environment."""
+    samples = [sample for group in groups for sample in group]
+    by_env: dict[str, list[Conversation]] = {}
+    for sample in samples:
+        by_env.setdefault(sample.example.env, []).append(sample)
+    metrics = _overall(samples)
+    for env, of_env in sorted(by_env.items()):
+        metrics |= {f"env/{env}/{name}": metric for name, metric in _of_environment(of_env).items()}
+    return metrics
+
+
+def _overall(samples: Sequence[Conversation]) -> dict[str, Metric]:
+    num_samples = len(samples)
+    num_response = [sample.num_response_tokens for sample in samples]
+    num_truncated = sum(sample.is_truncated for sample in samples)
+    num_out_of_turns = sum(sample.end is EndReason.turn_limit for sample in samples)
+    return {
+        "mean_prompt_length": mean(sum(len(sample.prompt_ids) for sample in samples), num_samples),
+        "mean_gen_tokens_per_sample": mean(sum(num_response), num_samples),
+        "max_gen_tokens_per_sample": maximum(max(num_response)),
+        "total_num_tokens": summed(sum(sample.num_tokens for sample in samples)),
+        "avg_turns_per_sample": mean(sum(sample.num_turns for sample in samples), num_samples),
+        "truncation_rate": mean(num_truncated, num_samples),
+        "turn_limit_rate": mean(num_out_of_turns, num_samples),
+        "natural_termination_rate": mean(num_samples - num_truncated - num_out_of_turns, num_samples),
+        "num_failed_rewards": summed(sum(sample.failure is not None for sample in samples)),
+    }
+
+
+def _of_environment(samples: Sequence[Conversation]) -> dict[str, Metric]:
+    """Mean reward and components of the judged samples, its own metrics per turn, failures by kind."""
+    judged = [sample for sample in samples if sample.failure is None]
+    num_turns = sum(sample.num_turns for sample in samples)
+    failures = Counter(sample.failure.kind.name for sample in samples if sample.failure)
+    rewards = _sums(sample.rewards for sample in judged)
+    own = _sums(sample.metric_sums for sample in samples)
+    return {
+        "reward": mean(sum(rewards.values()), len(judged)),
+        **{f"reward/{name}": mean(total, len(judged)) for name, total in sorted(rewards.items())},
+        **{name: mean(total, num_turns) for name, total in sorted(own.items())},
+        "num_samples": summed(len(samples)),
+        "num_failed_rewards": summed(sum(failures.values())),
+        **{f"num_failed_rewards/{kind}": summed(count) for kind, count in sorted(failures.items())},
+    }
+
+
+def _sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.items():
+            sums[name] = sums.get(name, 0.0) + value
+    return sums

@@ -1,0 +1,214 @@
+"""The turns of one rollout's conversations, from the first request to the last reward.
+
+    requests ──▶ engines ──▶ on_groups (a callback per engine step in which responses finished)
+       ▲                         │ decode
+       │ observation             ▼
+       └──────────────── environment ──▶ rewards; the last one resolves the rollout
+
+Nothing polls, and no conversation waits for another but within one environment call
+(``env.<name>.batch_size``): its next turn is requested as soon as its observation is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from nemo_like.data.interface import Prompt
+from nemo_like.environments.interface import Feedback, Turn
+from nemo_like.generation.interface import GroupRequest, GroupResult, SamplingSettings
+from nemo_like.rollout.conversation import Conversation
+from nemo_like.rollout.seeds import turn_seed
+
+
+class Engine(Protocol):
+    """A generation engine in an actor; ``ActorHandle`` is one."""
+
+    def submit(self, method: str, /, *args: Any) -> Any:
+        """Call a method over there; the result can be awaited."""
+
+
+class Judge(Protocol):
+    """Answers turns; ``EnvironmentPool`` is one."""
+
+    async def step(self, turns: Sequence[Turn]) -> Sequence[Feedback]: ...
+
+
+class Codec(Protocol):
+    """Between token ids and text; ``Tokenizer`` is one."""
+
+    def decode(self, token_ids: Iterable[int]) -> str: ...
+
+    def encode_observation(self, prompt: Prompt, text: str, role: str, last_token_id: int) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """How conversations with one environment are held."""
+
+    judge: Judge
+    sampling: SamplingSettings
+    max_turns: int
+    batch_size: int  # conversations of one environment call
+    observation_role: str  # under which a chat template renders observations
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A request, and the conversations that its responses belong to, in order."""
+
+    group: GroupRequest
+    sampling: SamplingSettings
+    conversations: tuple[Conversation, ...]
+
+
+class TurnLoop:
+    """Holds the conversations of one rollout; ``groups[i]`` are those of prompt i."""
+
+    def __init__(
+        self,
+        rollout_id: str,
+        groups: Sequence[Sequence[Conversation]],
+        tasks: Mapping[str, Task],
+        codec: Codec,
+        policy_version: int,
+    ) -> None:
+        """Every response must be sampled by the weights of ``policy_version``."""
+        self.groups = groups
+        self._rollout_id, self._policy_version = rollout_id, policy_version
+        self._tasks, self._codec = tasks, codec
+        self._engines: Sequence[Engine] = ()
+        self._sink: object = None
+        self._requested: dict[str, _Request] = {}
+        self._num_unfinished = sum(len(group) for group in groups)
+        self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._judging: set[asyncio.Task[None]] = set()
+        # On the monotonic clock: of the first request, and of the last response.
+        self.started_s = self.generated_s = 0.0
+
+    async def run(self, engines: Sequence[Engine], sink: object, timeout_s: float) -> None:
+        """Return once every conversation has ended. Engines deliver to ``sink``, which calls ``on_groups``.
+
+        Raises TimeoutError, naming the unfinished prompts, or what a request or an environment call raised.
+        """
+        self._engines, self._sink = engines, sink
+        self.started_s = time.monotonic()
+        try:
+            await self._submit([request for group in self.groups for request in self._first_requests(group)])
+            await asyncio.wait_for(self._finished, timeout_s)
+        except TimeoutError:
+            unfinished = [i for i, group in enumerate(self.groups) if any(c.end is None for c in group)]
+            raise TimeoutError(
+                f"rollout {self._rollout_id!r}: prompts {unfinished} are unfinished after {timeout_s:g} s"
+            ) from None
+        finally:
+            for task in self._judging:
+                task.cancel()
+
+    def on_groups(self, results: Sequence[GroupResult]) -> None:
+        """Responses of one engine step; those of another rollout, which failed, are ignored."""
+        try:
+            self._accept(results)
+        except Exception as error:
+            # The engine does not wait for an answer: the rollout has to know.
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """End the wait for the rollout with an error; the first one counts."""
+        if not self._finished.done():
+            self._finished.set_exception(error)
+
+    def _accept(self, results: Sequence[GroupResult]) -> None:
+        answered: dict[str, list[Conversation]] = {}
+        for result in results:
+            request = self._requested.pop(result.request_id, None)
+            if request is None:
+                continue
+            if result.policy_version != self._policy_version:
+                raise RuntimeError(
+                    f"group {result.request_id!r} was sampled by policy version {result.policy_version}, "
+                    f"not by {self._policy_version}"
+                )
+            for conversation, response in zip(request.conversations, result.responses, strict=True):
+                text = self._codec.decode(response.token_ids)
+                conversation.add_response(response, text, result.policy_version)
+                answered.setdefault(conversation.example.env, []).append(conversation)
+        if not self._requested:
+            self.generated_s = time.monotonic()
+        for env, conversations in answered.items():
+            size = self._tasks[env].batch_size
+            for start in range(0, len(conversations), size):
+                batch = conversations[start : start + size]
+                task = asyncio.get_running_loop().create_task(self._judge(self._tasks[env], batch))
+                task.add_done_callback(self._on_judged)
+                self._judging.add(task)
+
+    async def _judge(self, task: Task, conversations: Sequence[Conversation]) -> None:
+        """Ask the environment, and request the next turn of those that go on."""
+        feedback = await task.judge.step([conversation.turn() for conversation in conversations])
+        for conversation, answer in zip(conversations, feedback, strict=True):
+            conversation.add_feedback(answer)
+            if conversation.end is None:
+                self._observe(conversation, answer.observation or "", task)
+        going_on = [conversation for conversation in conversations if conversation.end is None]
+        self._num_unfinished -= len(conversations) - len(going_on)
+        await self._submit([self._next_request(conversation) for conversation in going_on])
+
+    def _observe(self, conversation: Conversation, text: str, task: Task) -> None:
+        prompt, last_token_id = conversation.example.prompt, conversation.last_token_id
+        token_ids = self._codec.encode_observation(prompt, text, task.observation_role, last_token_id)
+        conversation.add_observation(text, token_ids)
+
+    def _on_judged(self, task: asyncio.Task[None]) -> None:
+        """The last reward resolves the rollout, an environment call that raised fails it."""
+        self._judging.discard(task)
+        if task.cancelled():
+            return
+        if error := task.exception():
+            self.fail(error)
+        elif not self._num_unfinished and not self._finished.done():
+            self._finished.set_result(None)
+
+    def _first_requests(self, group: Sequence[Conversation]) -> list[_Request]:
+        """Responses of a group come together where one turn is all; else each as soon as it is finished."""
+        if self._tasks[group[0].example.env].max_turns > 1:
+            return [self._request(f"{c.position}/{c.generation}/1", (c,), (c.seed,)) for c in group]
+        return [self._request(str(group[0].position), tuple(group), tuple(c.seed for c in group))]
+
+    def _next_request(self, conversation: Conversation) -> _Request:
+        turn = conversation.num_turns + 1
+        name = f"{conversation.position}/{conversation.generation}/{turn}"
+        return self._request(name, (conversation,), (turn_seed(conversation.seed, turn),))
+
+    def _request(
+        self, name: str, conversations: tuple[Conversation, ...], seeds: tuple[int, ...]
+    ) -> _Request:
+        first = conversations[0]
+        sampling, num_left = self._tasks[first.example.env].sampling, first.num_tokens_left
+        if num_left < 1:
+            raise ValueError(
+                f"prompt {first.position} of rollout {self._rollout_id!r} has {len(first.prompt_ids)} tokens, "
+                f"which leaves no room for a response in {first.limits.max_tokens}; use shorter "
+                "prompts or raise policy.max_total_sequence_length"
+            )
+        if num_left < sampling.max_new_tokens:
+            sampling = replace(sampling, max_new_tokens=num_left)
+        group = GroupRequest(f"{self._rollout_id}/{name}", first.token_ids(), seeds)
+        return _Request(group, sampling, conversations)
+
+    async def _submit(self, requests: Sequence[_Request]) -> None:
+        """Each prompt has its engine, which knows its earlier turns; one call per engine and sampling."""
+        calls: dict[tuple[int, SamplingSettings], list[GroupRequest]] = {}
+        for request in requests:
+            self._requested[request.group.request_id] = request
+            engine = request.conversations[0].position % len(self._engines)
+            calls.setdefault((engine, request.sampling), []).append(request.group)
+        await asyncio.gather(
+            *(
+                self._engines[engine].submit("submit", groups, sampling, self._sink)
+                for (engine, sampling), groups in calls.items()
+            )
+        )

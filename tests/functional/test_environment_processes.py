@@ -1,0 +1,124 @@
+"""Real processes: a bad reward costs one sample."""
+
+from __future__ import annotations
+
+import asyncio
+
+import psutil
+import pytest
+
+from nemo_like.environments.interface import FailureKind, Turn
+from nemo_like.environments.server import EnvironmentServer
+from tests.unit.environments.configs import env_config
+
+TIMEOUT_S = 1.0
+MODULE = "tests.functional.misbehaving"
+
+
+def turn(response):
+    return Turn(prompt="", response=response, answer="", is_truncated=False)
+
+
+def server(target="Misbehaving", timeout_s=TIMEOUT_S, **arguments):
+    options = {"target": f"{MODULE}:{target}", "arguments": arguments}
+    return EnvironmentServer("sums", env_config("custom", timeout_s=timeout_s, options=options))
+
+
+def run(use, **options):
+    """What ``use(server)`` returns; the server's process is ended."""
+
+    async def used():
+        shared = server(**options)
+        try:
+            return await asyncio.wait_for(use(shared), 60 * TIMEOUT_S)
+        finally:
+            await shared.close()
+
+    return asyncio.run(used())
+
+
+def ask(*responses, **options):
+    return run(lambda shared: shared.step([turn(r) for r in responses]), **options)
+
+
+def test_the_environment_is_the_one_that_the_config_names():
+    turns = [Turn(prompt="21+43=", response=r, answer="640", is_truncated=False) for r in ("640", "641")]
+    feedback = asyncio.run(EnvironmentServer("sums", env_config("arithmetic")).step(turns))
+    assert [item.reward for item in feedback] == [1.0, 0.0]
+
+
+def test_every_kind_of_failure_fails_its_own_sample_with_its_reason_and_no_other():
+    feedback = ask("good", "raise", "wait", "block", "kill", "exit", "nan", "inf", "good")
+    assert [item.reward for item in feedback] == [1.0, *[None] * 7, 1.0]
+    failures = [(item.failure.kind, item.failure.reason) for item in feedback if item.failure]
+    assert failures == [
+        (FailureKind.raised, "the reward raised KeyError: 'no such answer'"),
+        (FailureKind.timed_out, "the reward took longer than env.sums.timeout_s=1 s"),
+        (FailureKind.timed_out, "the reward took longer than env.sums.timeout_s=1 s"),
+        (FailureKind.died, "the reward ended its process (signal SIGKILL)"),
+        (FailureKind.died, "the reward ended its process (exit code 3)"),
+        (FailureKind.not_finite, "the reward 'score' is nan"),
+        (FailureKind.not_finite, "the reward 'score' is inf"),
+    ]
+
+
+def test_a_call_with_too_many_hanging_rewards_gives_up_on_the_rest_in_time():
+    failures = [item.failure for item in ask(*["block"] * 200)]
+    assert {failure.kind for failure in failures} == {FailureKind.timed_out}
+    assert failures[-1].reason == "not judged: the rewards before it took too long, or hung"
+
+
+def test_a_call_beside_a_blocking_one_is_answered_all_the_same():
+    async def both(shared):
+        slow = asyncio.create_task(shared.step([turn("block")]))
+        quick = asyncio.create_task(shared.step([turn("good"), turn("good")]))
+        return await slow, await quick
+
+    slow, quick = run(both)
+    assert slow[0].reward is None
+    assert [item.reward for item in quick] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("before", ["block", "kill"])
+def test_the_server_works_on_after_a_process_was_lost(before):
+    async def twice(shared):
+        await shared.step([turn(before)])
+        return await shared.step([turn("good")])
+
+    assert run(twice)[0].reward == 1.0
+
+
+def test_processes_of_bad_rewards_are_gone_once_their_call_is_answered():
+    async def children(shared):
+        await shared.step([turn(r) for r in ("block", "good", "kill", "raise")])
+        alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+        return await asyncio.to_thread(psutil.wait_procs, alive, 5.0)
+
+    _, alive = run(children)
+    assert alive == []
+
+
+def test_what_a_reward_prints_does_not_disturb_its_answers():
+    assert [item.reward for item in ask("print", "good")] == [1.0, 1.0]
+
+
+def test_a_wrong_number_of_answers_is_settled_turn_by_turn():
+    assert [item.reward for item in ask("a", "b", "c", target="Forgetful")] == [1.0, 1.0, 1.0]
+
+
+def test_no_turns_give_no_feedback():
+    assert ask() == []
+
+
+def test_arguments_reach_the_environment():
+    assert ask("good", score=0.25)[0].reward == 0.25
+
+
+def test_an_environment_that_cannot_be_built_is_an_error_at_the_start():
+    with pytest.raises(RuntimeError, match="kind=custom: OSError: no licence file"):
+        run(EnvironmentServer.start, target="Unbuildable")
+
+
+def test_an_import_path_that_leads_nowhere_is_an_error_at_the_start():
+    with pytest.raises(RuntimeError, match=r"kind=custom: ValueError: .* has no 'Missing'"):
+        run(EnvironmentServer.start, target="Missing")

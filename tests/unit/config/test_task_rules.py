@@ -1,0 +1,204 @@
+"""Environments, who names them, their options, and how each task is sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nemo_like.config.environment_options import options_of
+from nemo_like.config.errors import ConfigError
+from nemo_like.config.loader import load_config
+from nemo_like.config.schema import Config, EnvironmentKind
+from nemo_like.config.tasks import training_sampling, used_environments, validation_sampling
+from nemo_like.config.validation import validate
+from tests.unit.config.checkpoints import REPOSITORY
+
+Demo = Callable[..., Config]
+KINDS = [kind.name for kind in EnvironmentKind]
+# Keys that have no default.
+MUST_SET = {
+    "regex": ["pattern=x"],
+    "function": ["function=a:b"],
+    "custom": ["target=a:B"],
+    "http": ["url=http://here"],
+}
+
+
+def problems(cfg: Config) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        validate(cfg)
+    return [str(problem) for problem in caught.value.problems]
+
+
+@pytest.fixture
+def with_env(resolved_demo: Path, tmp_path: Path, checkpoint: Path) -> Callable[..., Config]:
+    """``with_env("regex", "options.pattern=x")``: the demo, judged by an environment named "task"."""
+
+    def load(kind: str, *overrides: str) -> Config:
+        folder = REPOSITORY / "configs" / "env"
+        path = tmp_path / "top.yaml"
+        path.write_text(
+            f"defaults: [{resolved_demo}, {{{folder}@env.task: {kind}}}]\ndata: {{train: {{env: task}}}}\n"
+        )
+        there = [f"policy.model_name={checkpoint}", f"logger.log_dir={tmp_path / 'runs'}"]
+        return load_config(path, [*there, *(f"env.task.{override}" for override in overrides)])
+
+    return load
+
+
+def test_every_kind_has_a_file_and_every_file_a_kind() -> None:
+    files = {path.stem for path in (REPOSITORY / "configs" / "env").glob("*.yaml")} - {"default"}
+    assert files == set(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_valid_with_its_defaults(with_env: Callable[..., Config], kind: str) -> None:
+    cfg = with_env(kind, *(f"options.{key}" for key in MUST_SET.get(kind, [])))
+    validate(cfg)
+    assert "task" in used_environments(cfg)
+    options_of(cfg.env["task"])
+
+
+@pytest.mark.parametrize("kind", MUST_SET)
+def test_an_option_without_a_default_must_be_set(with_env: Callable[..., Config], kind: str) -> None:
+    key = MUST_SET[kind][0].partition("=")[0]
+    with pytest.raises(ConfigError, match=rf"env\.task\.options\.{key} has no value"):
+        with_env(kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "override", "problem"),
+    [
+        ("regex", "options.pattern='('", "env.task.options.pattern=( is no regular expression"),
+        ("f1", "options.answer_pattern=x", "env.task.options.answer_pattern=x has no group 1"),
+        ("f1", "options.anser_pattern=x", "is not a key of the configuration; did you mean answer_pattern?"),
+        ("exact_match", "options.ignore_case=3", "env.task.options.ignore_case=3 must be true or false"),
+        ("code", "options.timeout_s=0", "env.task.options.timeout_s=0 must be above 0"),
+        ("code", "options.network=none", "must be one of required, preferred"),
+        ("http", "options.url=there", "must start with http:// or https://"),
+        ("function", "options.function=reward", "env.task.options.function=reward is no import path"),
+        ("calculator", "options.result_template=x", "must contain {result}"),
+        ("arithmetic", "options.x=1", "env.task.options.x is not a key of the configuration"),
+        ("arithmetic", "num_actors=0", "env.task.num_actors=0 must be at least 1"),
+        ("arithmetic", "max_turns=0", "env.task.max_turns=0 must be at least 1"),
+        ("arithmetic", "timeout_s=inf", "env.task.timeout_s=inf must be above 0 and finite"),
+        (
+            "arithmetic",
+            "max_conversation_tokens=100",
+            "must be from 2 to policy.max_total_sequence_length=32",
+        ),
+        (
+            "arithmetic",
+            "sampling.max_new_tokens=40",
+            "env.task.sampling.max_new_tokens=40 must be below the 32",
+        ),
+    ],
+)
+def test_what_is_wrong_with_an_environment_is_named(
+    with_env: Callable[..., Config], kind: str, override: str, problem: str
+) -> None:
+    settings = [
+        f"options.{key}" for key in MUST_SET.get(kind, []) if not override.startswith(f"options.{key[:4]}")
+    ]
+    assert any(problem in found for found in problems(with_env(kind, *settings, override)))
+
+
+def test_a_data_source_must_name_an_environment_that_is_there(demo: Demo) -> None:
+    (problem,) = problems(demo("data.train.env=arithmetics"))
+    assert problem == (
+        "data.train.env=arithmetics is not an environment of this configuration, which has arithmetic; "
+        "did you mean arithmetic?"
+    )
+    (problem,) = problems(demo("data.validation.env=math"))
+    assert problem.endswith(
+        "add `- env@env.math: KIND` to its defaults; configs/env has a file for each kind"
+    )
+
+
+def test_a_mistyped_key_of_an_environment_proposes_the_nearest(resolved_demo: Path) -> None:
+    with pytest.raises(ConfigError, match=r"did you mean env\.arithmetic\.num_actors\?"):
+        load_config(resolved_demo, ["env.arithmetic.num_actor=2"])
+
+
+def test_an_environment_without_a_kind_is_incomplete(resolved_demo: Path) -> None:
+    with pytest.raises(ConfigError, match=r"env\.other\.kind has no value"):
+        load_config(resolved_demo, ["++env.other.num_actors=2"])
+
+
+# Sampling
+
+
+def test_sampling_is_decided_by_the_most_particular_setting(demo: Demo) -> None:
+    cfg = demo(
+        "generation.max_new_tokens=4",
+        "env.arithmetic.sampling.max_new_tokens=5",
+        "env.arithmetic.sampling.stop_strings=[x]",
+        "generation.validation.temperature=0.5",
+        "generation.validation.top_k=10",
+        "env.arithmetic.validation_sampling.temperature=0",
+    )
+    training, validation = training_sampling(cfg, "arithmetic"), validation_sampling(cfg, "arithmetic")
+    assert training.sampling.max_new_tokens == validation.sampling.max_new_tokens == 5
+    assert training.sampling.stop_strings == validation.sampling.stop_strings == ("x",)
+    assert (training.sampling.temperature, training.sampling.top_k) == (1.0, 0)
+    assert (validation.sampling.temperature, validation.sampling.top_k) == (0.0, 10)
+    assert validation.keys["temperature"] == "env.arithmetic.validation_sampling.temperature"
+    assert validation.keys["top_k"] == "generation.validation.top_k"
+
+
+@pytest.mark.parametrize(
+    ("argument", "neutral"),
+    [
+        ("generation.top_p=0.9", "1.0"),
+        ("generation.top_k=10", "null"),
+        ("generation.min_p=0.1", "0.0"),
+        ("env.arithmetic.sampling.top_p=0.9", "1.0"),
+        ("env.arithmetic.sampling.top_k=10", "0"),
+        ("env.arithmetic.sampling.min_p=0.1", "0.0"),
+    ],
+)
+def test_training_is_refused_where_the_engine_renormalises_and_the_trainer_does_not(
+    demo: Demo, argument: str, neutral: str
+) -> None:
+    (problem,) = problems(demo(argument))
+    assert problem.startswith(f"{argument} must be {neutral} in training: the engine's log-probs would be")
+
+
+def test_training_has_one_temperature(demo: Demo) -> None:
+    (problem,) = problems(demo("env.arithmetic.sampling.temperature=0.7"))
+    assert problem.startswith(
+        "env.arithmetic.sampling.temperature=0.7 must be generation.temperature=1 in training: the trainer"
+    )
+
+
+def test_validation_may_be_sampled_as_one_likes(demo: Demo) -> None:
+    validate(
+        demo(
+            "generation.validation.temperature=0.3",
+            "generation.validation.top_p=0.9",
+            "generation.validation.top_k=10",
+            "env.arithmetic.validation_sampling.min_p=0.1",
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("argument", "rule"),
+    [
+        ("generation.validation.temperature=-0.5", "must be at least 0"),
+        ("generation.validation.top_p=0.0", "must be above 0 and at most 1"),
+        ("generation.validation.top_k=-1", "must be at least 0"),
+        ("generation.validation.min_p=1.5", "must be at least 0 and at most 1"),
+        ("generation.validation.max_new_tokens=0", "must be at least 1"),
+        ("generation.validation.temperature=nan", "must be at least 0"),
+    ],
+)
+def test_a_sampling_setting_outside_its_range_is_refused(demo: Demo, argument: str, rule: str) -> None:
+    assert any(problem.startswith(f"{argument} {rule}") for problem in problems(demo(argument)))
+
+
+def test_an_empty_stop_string_is_refused(demo: Demo) -> None:
+    (problem,) = problems(demo("generation.stop_strings=['']"))
+    assert "must be without an empty string" in problem

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import pytest
+
+from nemo_like.environments.interface import Exchange, FailureKind, Feedback
+from nemo_like.rollout.conversation import Conversation, EndReason
+from tests.unit.rollout.conversations import conversation, response
+
+GO_ON = Feedback({"step": 0.25}, observation="go on", is_done=False, state={"moves": 1})
+
+
+def answered(sample: Conversation, feedback: Feedback, *, is_truncated: bool = False) -> Conversation:
+    sample.add_response(response([7, 8], is_truncated=is_truncated), "said", 3)
+    sample.add_feedback(feedback)
+    return sample
+
+
+def test_a_done_feedback_ends_the_conversation() -> None:
+    sample = answered(conversation(), Feedback({"right": 1.0}))
+    assert sample.end is EndReason.done
+    assert sample.reward == 1.0
+    assert not sample.is_truncated
+
+
+def test_an_observation_leads_to_the_next_turn_whose_prompt_is_everything_so_far() -> None:
+    sample = answered(conversation((4, 5), max_turns=2), GO_ON)
+    assert sample.end is None
+    sample.add_observation("go on", [20, 21])
+    assert sample.token_ids() == (4, 5, 7, 8, 20, 21)
+    sample.add_response(response([9]), "more", 3)
+    turn = sample.turn()
+    assert turn.history == (Exchange("said", "go on"),)
+    assert turn.response == "more"
+    assert turn.state == {"moves": 1}
+    assert turn.is_last
+    assert sample.transcript() == "saidgo onmore"
+
+
+def test_rewards_of_the_turns_add_up_by_name() -> None:
+    sample = answered(conversation(max_turns=3), GO_ON)
+    sample.add_observation("go on", [20])
+    answered(sample, GO_ON)
+    sample.add_observation("go on", [20])
+    answered(sample, Feedback({"step": 0.25, "right": 1.0}))
+    assert sample.rewards == {"step": 0.75, "right": 1.0}
+    assert sample.reward == 1.75
+
+
+def test_the_turn_limit_ends_a_conversation_that_is_not_done() -> None:
+    sample = answered(conversation(max_turns=1), GO_ON)
+    assert sample.end is EndReason.turn_limit
+    assert sample.reward == 0.25
+    assert not sample.is_truncated
+
+
+def test_a_truncated_response_is_the_last_one() -> None:
+    sample = conversation(max_turns=5)
+    sample.add_response(response([7, 8], is_truncated=True), "said", 3)
+    assert sample.turn().is_last
+    sample.add_feedback(GO_ON)
+    assert sample.end is EndReason.token_limit
+    assert sample.is_truncated
+
+
+@pytest.mark.parametrize(("num_observed", "end"), [(5, None), (6, EndReason.token_limit)])
+def test_an_observation_must_leave_room_for_a_response(num_observed: int, end: EndReason | None) -> None:
+    # 2 prompt tokens and 2 of the response leave 6 of 10.
+    sample = answered(conversation((4, 5), max_turns=5, max_tokens=10), GO_ON)
+    sample.add_observation("go on", [20] * num_observed)
+    assert sample.end is end
+    assert sample.num_tokens == (9 if end is None else 4)
+    assert sample.is_truncated == (end is not None)
+
+
+def test_a_failure_in_any_turn_costs_the_whole_reward() -> None:
+    sample = answered(conversation(max_turns=2), GO_ON)
+    sample.add_observation("go on", [20])
+    answered(sample, Feedback.failed(FailureKind.timed_out, "too slow"))
+    assert sample.end is EndReason.failed
+    assert sample.reward is None
+    assert sample.failure is not None
+    assert sample.failure.kind is FailureKind.timed_out
+
+
+def test_an_environment_that_goes_on_without_an_observation_has_failed() -> None:
+    sample = answered(conversation(max_turns=2), Feedback(is_done=False))
+    assert sample.end is EndReason.failed
+    assert sample.failure is not None
+    assert sample.failure.reason == "the environment is not done but has no observation"

@@ -1,0 +1,238 @@
+"""The loop with engines and environments that the tests play themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from nemo_like.environments.interface import Feedback, Turn
+from nemo_like.generation.interface import GroupRequest, GroupResult, SamplingSettings
+from nemo_like.rollout.conversation import Conversation, EndReason
+from nemo_like.rollout.seeds import turn_seed
+from nemo_like.rollout.turn_loop import Task, TurnLoop
+from tests.unit.rollout.conversations import conversation, response
+
+SAMPLING = SamplingSettings(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=8, stop_token_ids=(1,))
+TIMEOUT_S = 20.0
+
+
+class Text:
+    """Token 20 + i is the letter number i."""
+
+    def decode(self, token_ids: Any) -> str:
+        return "".join(chr(ord("a") + int(token) - 20) for token in token_ids)
+
+    def encode_observation(self, prompt: Any, text: str, role: str, last_token_id: int) -> list[int]:
+        return [20 + ord(letter) - ord("a") for letter in text]
+
+
+@dataclass
+class Engine:
+    """Takes requests; the test decides when they are answered."""
+
+    requests: dict[str, tuple[GroupRequest, SamplingSettings]] = field(default_factory=dict)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def submit(
+        self, method: str, groups: Sequence[GroupRequest], sampling: SamplingSettings, sink: object
+    ) -> None:
+        assert method == "submit"
+        self.requests |= {group.request_id: (group, sampling) for group in groups}
+        self.arrived.set()
+
+    async def request(self, request_id: str) -> tuple[GroupRequest, SamplingSettings]:
+        """Wait for it."""
+        while request_id not in self.requests:
+            self.arrived.clear()
+            await self.arrived.wait()
+        return self.requests[request_id]
+
+
+@dataclass
+class Judge:
+    """Answers with what ``feedback`` says of each turn."""
+
+    feedback: Callable[[Turn], Awaitable[Feedback]]
+    calls: list[list[str]] = field(default_factory=list)
+
+    async def step(self, turns: Sequence[Turn]) -> list[Feedback]:
+        self.calls.append([turn.response for turn in turns])
+        return [await self.feedback(turn) for turn in turns]
+
+
+def result(request_id: str, *tokens: list[int], version: int = 5) -> GroupResult:
+    return GroupResult(request_id, tuple(response(ids) for ids in tokens), version)
+
+
+def loop_of(
+    groups: list[list[Conversation]], judge: Judge, *, max_turns: int = 1, batch_size: int = 8
+) -> TurnLoop:
+    task = Task(judge, SAMPLING, max_turns, batch_size, observation_role="user")
+    return TurnLoop("training/6", groups, {"sums": task}, Text(), policy_version=5)
+
+
+async def right(turn: Turn) -> Feedback:
+    return Feedback({"right": 1.0})
+
+
+async def until_done(turn: Turn) -> Feedback:
+    """Goes on until the response is "z"."""
+    return Feedback({"right": 1.0}) if turn.response == "z" else Feedback(observation="k", is_done=False)
+
+
+def play(scenario: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(scenario(), TIMEOUT_S))
+
+
+def test_single_turns_are_requested_by_group_with_each_prompt_at_its_engine() -> None:
+    async def scenario() -> None:
+        groups = [[conversation((4 + i,), position=i, generation=j) for j in range(2)] for i in range(3)]
+        loop, engines = loop_of(groups, Judge(right)), [Engine(), Engine()]
+        running = asyncio.create_task(loop.run(engines, None, TIMEOUT_S))
+        await engines[1].request("training/6/1")
+        assert list(engines[0].requests) == ["training/6/0", "training/6/2"]
+        assert engines[0].requests["training/6/2"] == (GroupRequest("training/6/2", (6,), (20, 21)), SAMPLING)
+        loop.on_groups([result("training/6/0", [20], [21]), result("training/6/1", [22], [23])])
+        assert not running.done()
+        loop.on_groups([result("training/6/2", [24], [25])])
+        await running
+        assert [[c.latest_response for c in group] for group in groups] == [
+            ["a", "b"],
+            ["c", "d"],
+            ["e", "f"],
+        ]
+        assert all(c.reward == 1.0 for group in groups for c in group)
+
+    play(scenario)
+
+
+def test_a_sample_goes_on_while_its_siblings_are_still_generating() -> None:
+    async def scenario() -> None:
+        group = [conversation((4,), generation=j, max_turns=3) for j in range(2)]
+        loop, engine = loop_of([group], Judge(until_done), max_turns=3, batch_size=1), Engine()
+        running = asyncio.create_task(loop.run([engine], None, TIMEOUT_S))
+        await engine.request("training/6/0/0/1")
+        # Of two samples one is answered, and its next turn is requested; the other has said nothing yet.
+        loop.on_groups([result("training/6/0/0/1", [20])])
+        request, _ = await engine.request("training/6/0/0/2")
+        assert request == GroupRequest("training/6/0/0/2", (4, 20, 30), (turn_seed(0, 2),))
+        loop.on_groups([result("training/6/0/0/2", [45])])
+        loop.on_groups([result("training/6/0/1/1", [45])])
+        await running
+        assert [c.num_turns for c in group] == [2, 1]
+        assert [c.end for c in group] == [EndReason.done, EndReason.done]
+
+    play(scenario)
+
+
+def test_a_slow_reward_holds_up_nobody_else() -> None:
+    async def scenario() -> None:
+        slow = asyncio.Event()
+
+        async def feedback(turn: Turn) -> Feedback:
+            if turn.response == "s":
+                await slow.wait()
+            return await until_done(turn)
+
+        group = [conversation((4,), generation=j, max_turns=3) for j in range(2)]
+        loop, engine = loop_of([group], Judge(feedback), max_turns=3, batch_size=1), Engine()
+        running = asyncio.create_task(loop.run([engine], None, TIMEOUT_S))
+        await engine.request("training/6/0/1/1")
+        loop.on_groups([result("training/6/0/0/1", [38]), result("training/6/0/1/1", [20])])
+        await engine.request("training/6/0/1/2")
+        loop.on_groups([result("training/6/0/1/2", [45])])
+        slow.set()
+        await engine.request("training/6/0/0/2")
+        loop.on_groups([result("training/6/0/0/2", [45])])
+        await running
+
+    play(scenario)
+
+
+def test_later_turns_may_say_no_more_than_the_conversation_has_room_for() -> None:
+    async def scenario() -> None:
+        sample = conversation((4,), max_turns=3, max_tokens=6)
+        loop, engine = loop_of([[sample]], Judge(until_done), max_turns=3), Engine()
+        running = asyncio.create_task(loop.run([engine], None, TIMEOUT_S))
+        _, first = await engine.request("training/6/0/0/1")
+        assert first.max_new_tokens == 5
+        loop.on_groups([result("training/6/0/0/1", [20, 20])])
+        _, second = await engine.request("training/6/0/0/2")
+        assert second.max_new_tokens == 2
+        loop.on_groups([result("training/6/0/0/2", [45])])
+        await running
+
+    play(scenario)
+
+
+def test_responses_that_come_together_are_judged_in_calls_of_the_batch_size() -> None:
+    async def scenario() -> None:
+        groups = [[conversation((4,), position=0, generation=j) for j in range(5)]]
+        judge, engine = Judge(right), Engine()
+        loop = loop_of(groups, judge, batch_size=2)
+        running = asyncio.create_task(loop.run([engine], None, TIMEOUT_S))
+        await engine.request("training/6/0")
+        loop.on_groups([result("training/6/0", [20], [21], [22], [23], [24])])
+        await running
+        assert judge.calls == [["a", "b"], ["c", "d"], ["e"]]
+
+    play(scenario)
+
+
+async def _run_with(act: Callable[[TurnLoop], None], judge: Judge, timeout_s: float = TIMEOUT_S) -> None:
+    loop, engine = loop_of([[conversation((4,))], [conversation((5,), position=1)]], judge), Engine()
+    running = asyncio.create_task(loop.run([engine], None, timeout_s))
+    await engine.request("training/6/1")
+    act(loop)
+    await running
+
+
+def test_an_environment_call_that_raises_fails_the_rollout_with_its_error() -> None:
+    async def raising(turn: Turn) -> Feedback:
+        raise KeyError("no such environment")
+
+    with pytest.raises(KeyError, match="no such environment"):
+        asyncio.run(_run_with(lambda loop: loop.on_groups([result("training/6/0", [20])]), Judge(raising)))
+
+
+def test_a_group_of_other_weights_fails_the_rollout() -> None:
+    stale = result("training/6/0", [20], version=4)
+    with pytest.raises(RuntimeError, match="sampled by policy version 4, not by 5"):
+        asyncio.run(_run_with(lambda loop: loop.on_groups([stale]), Judge(right)))
+
+
+def test_the_deadline_names_the_unfinished_prompts() -> None:
+    with pytest.raises(TimeoutError, match=r"prompts \[1\] are unfinished after 0.2 s"):
+        asyncio.run(
+            _run_with(
+                lambda loop: loop.on_groups([result("training/6/0", [20])]), Judge(right), timeout_s=0.2
+            )
+        )
+
+
+def test_results_of_another_rollout_are_ignored() -> None:
+    async def scenario() -> None:
+        loop, engine = loop_of([[conversation((4,))]], Judge(right)), Engine()
+        running = asyncio.create_task(loop.run([engine], None, TIMEOUT_S))
+        await engine.request("training/6/0")
+        loop.on_groups([result("training/5/0", [33], version=4)])
+        loop.on_groups([result("training/6/0", [20])])
+        await running
+
+    play(scenario)
+
+
+def test_a_prompt_that_leaves_no_room_is_refused_with_its_length() -> None:
+    sample = conversation((4,) * 10, max_tokens=10)
+
+    async def scenario() -> None:
+        await loop_of([[sample]], Judge(right)).run([Engine()], None, TIMEOUT_S)
+
+    with pytest.raises(
+        ValueError, match="prompt 0 of rollout 'training/6' has 10 tokens, which leaves no room"
+    ):
+        asyncio.run(scenario())
