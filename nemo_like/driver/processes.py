@@ -97,7 +97,9 @@ class _Starter:
                 max_total_sequence_length=policy.max_total_sequence_length,
                 seed=self._cfg.grpo.seed,
                 timeout_s=self._cfg.cluster.start_timeout_s,
-                tokenizer_name=str(Path(policy.model_name).absolute()) if has_stop_strings(self._cfg) else None,
+                tokenizer_name=str(Path(policy.model_name).absolute())
+                if has_stop_strings(self._cfg)
+                else None,
             )
             for index in range(self._needs[Role.engine].count)
         ]

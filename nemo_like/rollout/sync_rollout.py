@@ -175,7 +175,9 @@ class SyncRolloutActor:
 
     def _flatten(self, prompts: PromptBatch, groups: Sequence[Sequence[Conversation]]) -> FlatBatch:
         flat = flatten(groups, first_group=prompts.first_group)
-        components = [sample.rewards if sample.failure is None else {} for group in groups for sample in group]
+        components = [
+            sample.rewards if sample.failure is None else {} for group in groups for sample in group
+        ]
         flat.tags.update(component_tags(self._cfg.grpo.adv_estimator.reward_weights, components))
         return flat
 

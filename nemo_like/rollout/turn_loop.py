@@ -190,8 +190,8 @@ class TurnLoop:
         sampling, num_left = self._tasks[first.example.env].sampling, first.num_tokens_left
         if num_left < 1:
             raise ValueError(
-                f"prompt {first.position} of rollout {self._rollout_id!r} has {len(first.prompt_ids)} tokens, "
-                f"which leaves no room for a response in {first.limits.max_tokens}; use shorter "
+                f"prompt {first.position} of rollout {self._rollout_id!r} has {len(first.prompt_ids)} "
+                f"tokens, which leaves no room for a response in {first.limits.max_tokens}; use shorter "
                 "prompts or raise policy.max_total_sequence_length"
             )
         if num_left < sampling.max_new_tokens:
