@@ -190,7 +190,7 @@ class _Starter:
         return self._cluster.endpoint(first, timeout_s=cluster.start_timeout_s)
 
     def _start(
-        self, role: Role, index: int, target: str, env: dict[str, str], **kwargs: object
+        self, role: Role, index: int | str, target: str, env: dict[str, str], **kwargs: object
     ) -> ActorHandle:
         needs = self._needs[role]
         name = actor_name(role, needs, index)

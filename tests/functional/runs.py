@@ -62,12 +62,12 @@ def processes_of(mark: str) -> list[str]:
 
 @contextmanager
 def running(
-    log_dir: Path, overrides: Sequence[str] = (), name: str | None = None
+    log_dir: Path, overrides: Sequence[str] = (), name: str | None = None, config: str = CONFIG
 ) -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
     """A run in the background: its process, its mark, its run directory. Killed at the end if need be."""
     mark = name or uuid.uuid4().hex
     # Tests in the background of a shell ignore SIGINT, which the run would inherit.
-    command = ["env", "--default-signal=INT", sys.executable, "run_grpo.py", "--config", CONFIG]
+    command = ["env", "--default-signal=INT", sys.executable, "run_grpo.py", "--config", config]
     command += [f"logger.log_dir={log_dir}", f"logger.run_name={mark}", *overrides]
     process = subprocess.Popen(
         command,
@@ -86,9 +86,11 @@ def running(
             process.communicate(timeout=30)
 
 
-def run_grpo(log_dir: Path, overrides: Sequence[str] = (), name: str | None = None) -> FinishedRun:
+def run_grpo(
+    log_dir: Path, overrides: Sequence[str] = (), name: str | None = None, config: str = CONFIG
+) -> FinishedRun:
     """A whole run; with the name of an earlier one, its continuation."""
-    with running(log_dir, overrides, name) as (process, mark, run_dir):
+    with running(log_dir, overrides, name, config) as (process, mark, run_dir):
         output, _ = process.communicate(timeout=RUN_TIMEOUT_S)
     return FinishedRun(process.returncode, output, run_dir, mark)
 

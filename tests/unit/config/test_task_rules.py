@@ -112,9 +112,7 @@ def test_a_data_source_must_name_an_environment_that_is_there(demo: Demo) -> Non
         "did you mean arithmetic?"
     )
     (problem,) = problems(demo("data.validation.env=math"))
-    assert problem.endswith(
-        "add `- env@env.math: KIND` to its defaults; configs/env has a file for each kind"
-    )
+    assert problem.endswith("add `- env@env.math: KIND` to its defaults; the kinds are in configs/env")
 
 
 def test_a_mistyped_key_of_an_environment_proposes_the_nearest(resolved_demo: Path) -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 
 from tests.unit.environments.asking import judge
+
+reasoning_gym = pytest.mark.skipif(
+    find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed"
+)
 
 SCHEMA = {"type": "object", "required": ["age"], "properties": {"age": {"type": "integer", "minimum": 0}}}
 
@@ -57,6 +63,7 @@ def test_a_math_answer_may_be_asked_for_in_a_certain_place():
     assert judge("math_verify", r"\boxed{3}", "3", answer_pattern="answer: (.*)").reward == 0.0
 
 
+@reasoning_gym
 @pytest.mark.parametrize(
     ("response", "reward"),
     [("7", 1.0), ("it is 7", 1 / 7), ("8", 0.0), ("", 0.0)],
@@ -67,9 +74,9 @@ def test_a_reasoning_gym_problem_is_scored_by_its_own_dataset(response, reward):
     assert judge("reasoning_gym", response, "7", data=data).rewards == {"score": pytest.approx(reward)}
 
 
+@reasoning_gym
 def test_a_reasoning_gym_answer_may_stand_in_a_tag():
     data = {"metadata": {"source_dataset": "basic_arithmetic"}}
     tagged = "4 + 3 <answer>7</answer>"
-    assert (
-        judge("reasoning_gym", tagged, "7", data=data, answer_pattern="<answer>(.*?)</answer>").reward == 1.0
-    )
+    feedback = judge("reasoning_gym", tagged, "7", data=data, answer_pattern="<answer>(.*?)</answer>")
+    assert feedback.reward == 1.0
