@@ -22,7 +22,7 @@ _MAX_LANES = 8
 class EnvironmentServer:
     """Target of an asyncio actor.
 
-    A call takes at most 3 x ``timeout_s``, and what its processes need to start, once it has its turn: with
+    A call takes at most 4 x ``timeout_s``, and what its processes need to start, once it has its turn: with
     more hanging rewards than that allows, it gives up on the rest, so that the rollout ends in time.
     """
 
@@ -74,7 +74,7 @@ class EnvironmentServer:
             return self._worker
 
     async def _each_alone(self, turns: Sequence[Turn]) -> list[Feedback]:
-        """Lanes take turn after turn from one list, for a time of ``timeout_s``."""
+        """Lanes take turn after turn from one list, for a time of 2 x ``timeout_s``."""
         given_up = Feedback.failed(
             FailureKind.timed_out, "not judged: the rewards before it took too long, or hung"
         )
@@ -88,7 +88,7 @@ class EnvironmentServer:
         self, worker: Worker, rest: Iterator[tuple[int, Turn]], feedback: list[Feedback]
     ) -> None:
         now = asyncio.get_running_loop().time
-        last_start_s = now() + self._cfg.timeout_s
+        last_start_s = now() + 2 * self._cfg.timeout_s
         try:
             for index, turn in rest:
                 if now() > last_start_s:

@@ -48,3 +48,17 @@ class Forgetful:
 class Unbuildable:
     def __init__(self):
         raise OSError("no licence file")
+
+
+def reward(turn):
+    """A reward function that does what the problem's mood says."""
+    match turn.data["mood"]:
+        case "hang":
+            time.sleep(HOUR_S)
+        case "raise":
+            raise KeyError("no such answer")
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "nan":
+            return math.nan
+    return float(turn.response == turn.answer)

@@ -13,6 +13,7 @@ reasoning_gym = pytest.mark.skipif(
 )
 
 SCHEMA = {"type": "object", "required": ["age"], "properties": {"age": {"type": "integer", "minimum": 0}}}
+SUM = {"metadata": {"source_dataset": "basic_arithmetic"}}
 
 
 @pytest.mark.parametrize(
@@ -64,19 +65,14 @@ def test_a_math_answer_may_be_asked_for_in_a_certain_place():
 
 
 @reasoning_gym
-@pytest.mark.parametrize(
-    ("response", "reward"),
-    [("7", 1.0), ("it is 7", 1 / 7), ("8", 0.0), ("", 0.0)],
-)
+@pytest.mark.parametrize(("response", "reward"), [("7", 1.0), ("it is 7", 1 / 7), ("8", 0.0), ("", 0.0)])
 def test_a_reasoning_gym_problem_is_scored_by_its_own_dataset(response, reward):
-    # The scorer of basic_arithmetic gives a longer answer that contains the right one its share of characters.
-    data = {"metadata": {"source_dataset": "basic_arithmetic"}}
-    assert judge("reasoning_gym", response, "7", data=data).rewards == {"score": pytest.approx(reward)}
+    # basic_arithmetic scores a longer answer that contains the right one by its share of the characters.
+    assert judge("reasoning_gym", response, "7", data=SUM).rewards == {"score": pytest.approx(reward)}
 
 
 @reasoning_gym
 def test_a_reasoning_gym_answer_may_stand_in_a_tag():
-    data = {"metadata": {"source_dataset": "basic_arithmetic"}}
     tagged = "4 + 3 <answer>7</answer>"
-    feedback = judge("reasoning_gym", tagged, "7", data=data, answer_pattern="<answer>(.*?)</answer>")
+    feedback = judge("reasoning_gym", tagged, "7", data=SUM, answer_pattern="<answer>(.*?)</answer>")
     assert feedback.reward == 1.0
