@@ -84,3 +84,45 @@ def test_a_tokenizer_without_eos_is_refused(checkpoint, tmp_path):
     without_eos.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="names no eos_token"):
         Tokenizer(tmp_path)
+
+
+# Like Qwen's: a turn ends with eos and a line break, and the next one opens.
+TURNS = (
+    "{% for m in messages %}{{ m['role'][0] }}={{ m['content'] }}<eos>\n{% endfor %}"
+    "{% if add_generation_prompt %}a={% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def chat(checkpoint, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("chat")
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    tokenizer.chat_template = TURNS
+    tokenizer.save_pretrained(directory)
+    return Tokenizer(directory)
+
+
+def test_an_observation_after_a_text_prompt_is_its_own_tokens(tokenizer):
+    tokens = vocabulary()
+    assert tokenizer.encode_observation("p", "42\n", "user", 1) == [tokens[c] for c in "42\n"]
+
+
+@pytest.mark.parametrize(
+    ("response", "between"),
+    [
+        ([11, 1], "\nt=42<eos>\na="),  # its eos is there already
+        ([11, 12], "<eos>\nt=42<eos>\na="),  # a stop string ended it: the template's end of turn is missing
+    ],
+)
+def test_an_observation_after_messages_is_framed_by_the_chat_template(chat, response, between):
+    prompt = (Message("user", "12+30"),)
+    added = chat.encode_observation(prompt, "42", "tool", response[-1])
+    assert chat.decode([*added, 0]) == f"{between}<pad>"
+
+
+def test_a_conversation_in_turns_reads_as_the_template_renders_it(chat):
+    prompt = (Message("user", "12+30"),)
+    response = [*chat.encode_prompt("calc 12+30"), 1]
+    tokens = [*chat.encode_prompt(prompt), *response, *chat.encode_observation(prompt, "42", "tool", 1)]
+    said = (*prompt, Message("assistant", "calc 12+30"), Message("tool", "42"))
+    assert tokens == chat.encode_prompt(said)
