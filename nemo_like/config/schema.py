@@ -375,7 +375,7 @@ class EnvConfig:
     kind: EnvironmentKind
     options: dict[str, Any]  # the kind's own, see config.environment_options
     num_actors: int  # processes of this environment's pool
-    max_concurrency: int  # calls that one actor works on at the same time; further ones wait
+    max_concurrency: int  # calls that one actor works on at the same time; above 1 only for what awaits
     batch_size: int  # turns of one call, which wait for each other
     timeout_s: float  # deadline of one call; a reward that takes longer alone fails its sample
     max_turns: int  # responses per conversation; 1 is single-turn

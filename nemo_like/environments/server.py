@@ -52,15 +52,12 @@ class EnvironmentServer:
             worker = await self._shared_worker()
             try:
                 feedback = await worker.step(turns, self._cfg.timeout_s)
-            except RewardRaised as error:
-                if len(turns) == 1:
-                    return [_raised(error)]
-                feedback = await self._each_alone(turns)
-            except WorkerDied:
-                feedback = await self._each_alone(turns)
-            except TimeoutError:
-                # It may be stuck for good; calls beside this one are asked again elsewhere.
-                await worker.close()
+            except (RewardRaised, WorkerDied, TimeoutError) as error:
+                if isinstance(error, TimeoutError):
+                    # It may be stuck for good; calls beside this one are asked again elsewhere.
+                    await worker.close()
+                if len(turns) == 1 and (isinstance(error, RewardRaised) or self._cfg.max_concurrency == 1):
+                    return [self._failed(error)]
                 feedback = await self._each_alone(turns)
         return [_checked(item) for item in feedback]
 
@@ -104,20 +101,19 @@ class EnvironmentServer:
         try:
             (feedback,) = await worker.step([turn], self._cfg.timeout_s)
             return feedback
-        except RewardRaised as error:
-            return _raised(error)
-        except WorkerDied as error:
+        except (RewardRaised, WorkerDied, TimeoutError) as error:
+            if isinstance(error, TimeoutError):
+                await worker.close()
+            return self._failed(error)
+
+    def _failed(self, error: Exception) -> Feedback:
+        """What became of a turn that was the only one asked."""
+        if isinstance(error, RewardRaised):
+            return Feedback.failed(FailureKind.raised, f"the reward raised {error}")
+        if isinstance(error, WorkerDied):
             return Feedback.failed(FailureKind.died, f"the reward ended its process ({error})")
-        except TimeoutError:
-            await worker.close()
-            return Feedback.failed(
-                FailureKind.timed_out,
-                f"the reward took longer than env.{self._name}.timeout_s={self._cfg.timeout_s:g} s",
-            )
-
-
-def _raised(error: RewardRaised) -> Feedback:
-    return Feedback.failed(FailureKind.raised, f"the reward raised {error}")
+        limit = f"env.{self._name}.timeout_s={self._cfg.timeout_s:g} s"
+        return Feedback.failed(FailureKind.timed_out, f"the reward took longer than {limit}")
 
 
 def _checked(feedback: Feedback) -> Feedback:

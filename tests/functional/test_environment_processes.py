@@ -21,7 +21,9 @@ def turn(response):
 
 def server(target="Misbehaving", timeout_s=TIMEOUT_S, **arguments):
     options = {"target": f"{MODULE}:{target}", "arguments": arguments}
-    return EnvironmentServer("sums", env_config("custom", timeout_s=timeout_s, options=options))
+    return EnvironmentServer(
+        "sums", env_config("custom", timeout_s=timeout_s, max_concurrency=4, options=options)
+    )
 
 
 def run(use, **options):

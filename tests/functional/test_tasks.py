@@ -17,6 +17,7 @@ from nemo_like.data.arithmetic import addition_answer, addition_prompt
 from nemo_like.data.tiny_tokenizer import EOS, vocabulary
 from nemo_like.environments.calculator import evaluate
 from nemo_like.environments.sliding_puzzle import num_misplaced, slide
+from nemo_like.observability.jsonl import without_measurements
 from tests.functional.runs import CONFIG, ROOT, FinishedRun, run_grpo
 from tests.functional.taught_models import Said, teach
 
@@ -137,21 +138,37 @@ def show_game(rng: random.Random) -> list[Said]:
     return said
 
 
-def test_a_game_of_many_turns_is_learnt(tmp_path: Path) -> None:
+def play(directory: Path, num_steps: int) -> FinishedRun:
+    """Train on the boards that three moves can solve."""
     near = [board for board in boards() if distance(board) <= 3]
     problems = [{"prompt": board + "\n", "answer": "", "board": board} for board in near * 16]
-    model = teach(tmp_path / "model", show_game, num_steps=60)
+    model = teach(directory / "model", show_game, num_steps=60)
     settings = {
-        "grpo": {"max_num_steps": 8},
+        "grpo": {"max_num_steps": num_steps},
         "policy": {"model_name": str(model), "max_total_sequence_length": 48},
         "env": {"task": {"max_turns": 3, "batch_size": 32}},
     }
-    run = run_task(tmp_path, "sliding_puzzle", settings, problems)
-    rewards, turns = run.metrics("train/reward"), run.metrics("train/avg_turns_per_sample")
+    return run_task(directory, "sliding_puzzle", settings, problems)
+
+
+@pytest.fixture(scope="module")
+def game(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    return play(tmp_path_factory.mktemp("game"), num_steps=8)
+
+
+def test_a_game_of_many_turns_is_learnt(game: FinishedRun) -> None:
+    rewards, turns = game.metrics("train/reward"), game.metrics("train/avg_turns_per_sample")
     assert mean(rewards[-2:]) > mean(rewards[:2]) + 0.15
     # Who solves a board sooner needs fewer turns.
     assert 1.0 < mean(turns[-2:]) < mean(turns[:2]) <= 3.0
-    assert max(run.metrics("train/token_mult_prob_error")) < 1.001
+    assert max(game.metrics("train/token_mult_prob_error")) < 1.001
+
+
+@pytest.mark.slow
+def test_a_seed_fixes_every_turn_of_every_sample(game: FinishedRun, tmp_path: Path) -> None:
+    again = play(tmp_path, num_steps=2)
+    first = [without_measurements(record) for record in game.records() if record["step"] <= 2]
+    assert [without_measurements(record) for record in again.records()] == first
 
 
 # A tool

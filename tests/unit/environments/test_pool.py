@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from nemo_like.environments.interface import Feedback
+from nemo_like.environments.pool import EnvironmentPool
+from tests.unit.environments.asking import turn
+
+
+@dataclass
+class Actor:
+    """Answers a call when the test opens the gate."""
+
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    sizes: list[int] = field(default_factory=list)
+
+    async def submit(self, method: str, turns: Any) -> list[Feedback]:
+        assert method == "step"
+        self.sizes.append(len(turns))
+        await self.gate.wait()
+        return [Feedback({"reward": 1.0})] * len(turns)
+
+
+def test_a_call_goes_to_the_actor_with_the_fewest_turns_to_answer() -> None:
+    async def scenario() -> tuple[list[int], list[int]]:
+        first, second = Actor(), Actor()
+        pool = EnvironmentPool([first, second])
+        calls = []
+        for size in (5, 2, 2, 2):
+            calls.append(asyncio.create_task(pool.step([turn("a")] * size)))
+            await asyncio.sleep(0)
+        second.gate.set()
+        await asyncio.gather(*calls[1:])
+        # The second has answered everything, the first has still five to answer.
+        calls.append(asyncio.create_task(pool.step([turn("a")])))
+        await calls[-1]
+        first.gate.set()
+        assert len(await calls[0]) == 5
+        return first.sizes, second.sizes
+
+    assert asyncio.run(scenario()) == ([5], [2, 2, 2, 1])

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from nemo_like.environments.interface import FailureKind, Feedback
+from nemo_like.observability.metrics import merge
+from nemo_like.rollout.conversation import Conversation
+from nemo_like.rollout.rollout_metrics import rollout_metrics
+from tests.unit.rollout.conversations import conversation, response
+
+
+def _groups() -> list[list[Conversation]]:
+    """Sums: one right and one cut off. A game: two turns that ran out of turns, and one that failed."""
+    right, cut = conversation((4, 5)), conversation((4, 5))
+    right.add_response(response([7, 1]), "7", 3)
+    right.add_feedback(Feedback({"right": 1.0, "style": 0.5}, metrics={"length": 1.0}))
+    cut.add_response(response([7, 7, 7, 7], is_truncated=True), "7777", 3)
+    cut.add_feedback(Feedback({"right": 0.0, "style": 0.0}, metrics={"length": 4.0}))
+    lost, failed = conversation((4,), max_turns=2, env="game"), conversation((4,), max_turns=2, env="game")
+    lost.add_response(response([8]), "u", 3)
+    lost.add_feedback(Feedback(observation="k", is_done=False))
+    lost.add_observation("k", [20])
+    lost.add_response(response([8]), "u", 3)
+    lost.add_feedback(Feedback({"solved": 0.0}, observation="k", is_done=False))
+    failed.add_response(response([9]), "d", 3)
+    failed.add_feedback(Feedback.failed(FailureKind.timed_out, "too slow"))
+    return [[right, cut], [lost, failed]]
+
+
+def test_lengths_ends_and_turns_are_over_all_samples() -> None:
+    values = {name: metric.value for name, metric in rollout_metrics(_groups()).items()}
+    assert values["mean_prompt_length"] == 1.5
+    assert values["mean_gen_tokens_per_sample"] == 2.25  # 2 + 4 + 2 + 1
+    assert values["max_gen_tokens_per_sample"] == 4
+    assert values["total_num_tokens"] == 16  # 6 of prompts, 9 generated, 1 observed
+    assert values["avg_turns_per_sample"] == 1.25
+    assert values["truncation_rate"] == 0.25
+    assert values["turn_limit_rate"] == 0.25
+    assert values["natural_termination_rate"] == 0.5
+    assert values["num_failed_rewards"] == 1
+
+
+def test_rewards_and_failures_are_told_apart_by_environment() -> None:
+    values = {name: metric.value for name, metric in rollout_metrics(_groups()).items()}
+    of_sums = {name: value for name, value in values.items() if name.startswith("env/sums/")}
+    assert of_sums == {
+        "env/sums/reward": 0.75,
+        "env/sums/reward/right": 0.5,
+        "env/sums/reward/style": 0.25,
+        "env/sums/length": 2.5,
+        "env/sums/num_samples": 2,
+        "env/sums/num_failed_rewards": 0,
+    }
+    assert values["env/game/reward"] == 0.0
+    assert values["env/game/num_failed_rewards/timed_out"] == 1
+
+
+def test_two_rollouts_merge_to_the_means_over_both() -> None:
+    first, second = _groups()
+    merged = merge([rollout_metrics([first]), rollout_metrics([second])])
+    together = rollout_metrics([first, second])
+    assert {name: metric.value for name, metric in merged.items()} == {
+        name: metric.value for name, metric in together.items()
+    }
