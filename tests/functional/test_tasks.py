@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from nemo_like.data.arithmetic import addition_answer, addition_prompt
-from nemo_like.data.tiny_tokenizer import EOS, vocabulary
+from nemo_like.data.tiny_tokenizer import EOS, UNKNOWN, vocabulary
 from nemo_like.environments.calculator import evaluate
 from nemo_like.environments.sliding_puzzle import num_misplaced, slide
 from nemo_like.observability.jsonl import without_measurements
@@ -182,14 +182,16 @@ def show_call(rng: random.Random) -> list[Said]:
 
 def expected_mask(tokens: Sequence[str], prompt: str) -> list[int]:
     """What a person would mark: a call up to its "?", then not its result, then all that follows."""
-    text = "".join("e" if token == EOS else token[0] for token in tokens)
+    text = "".join(token[0] for token in tokens)
     mask = [0] * len(prompt)
     while len(mask) < len(tokens):
         said = text[len(mask) :]
         call = re.match(r".*?calc (.*?)\?", said, re.DOTALL)
         mask += [1] * (len(said) if call is None else call.end())
         if call is not None and len(mask) < len(tokens):
-            result = f" {evaluate(call.group(1))}\n"
+            said_by_tool = f" {evaluate(call.group(1))}\n"
+            # What the vocabulary cannot spell is one unknown token each.
+            result = "".join(letter if letter in vocabulary() else UNKNOWN[0] for letter in said_by_tool)
             assert text[len(mask) : len(mask) + len(result)] == result
             mask += [0] * len(result)
     return mask
