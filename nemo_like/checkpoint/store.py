@@ -103,26 +103,10 @@ class CheckpointStore:
         """The newest whole checkpoint; broken ones are passed over with a warning."""
         for path in reversed(self._paths()):
             try:
-                return self.read(path)
+                return read_checkpoint(path)
             except CheckpointError as error:
                 self._warn(f"{error}; taking the one before it")
         return None
-
-    def read(self, path: Path) -> Checkpoint:
-        """Raises CheckpointError when it is not whole."""
-        try:
-            promised = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
-            state = TrainingState.from_json((path / STATE_FILE).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"checkpoint {path} is broken: {error}") from None
-        there = _file_sizes(path)
-        broken = sorted(name for name, size in promised.items() if there.get(name) != size)
-        if broken:
-            raise CheckpointError(
-                f"checkpoint {path} is broken: {broken[0]} has {there.get(broken[0], 'no')} bytes instead of "
-                f"{promised[broken[0]]}" + (f", and {len(broken) - 1} more files" if broken[1:] else "")
-            )
-        return Checkpoint(path, state)
 
     def remove_unfinished(self) -> None:
         """What a run that was killed while saving left behind."""
@@ -151,7 +135,7 @@ class CheckpointStore:
 
     def _if_whole(self, path: Path) -> Checkpoint | None:
         try:
-            return self.read(path)
+            return read_checkpoint(path)
         except CheckpointError:
             return None
 
@@ -184,6 +168,23 @@ class CheckpointStore:
             "The checkpoints before it are whole. Free some space, keep fewer (checkpointing.keep_top_k) or "
             "save elsewhere (checkpointing.checkpoint_dir), then run again: it continues from the last one"
         )
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Raises CheckpointError when it is not whole."""
+    try:
+        promised = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
+        state = TrainingState.from_json((path / STATE_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {path} is broken: {error}") from None
+    there = _file_sizes(path)
+    broken = sorted(name for name, size in promised.items() if there.get(name) != size)
+    if broken:
+        raise CheckpointError(
+            f"checkpoint {path} is broken: {broken[0]} has {there.get(broken[0], 'no')} bytes instead of "
+            f"{promised[broken[0]]}" + (f", and {len(broken) - 1} more files" if broken[1:] else "")
+        )
+    return Checkpoint(path, state)
 
 
 def _file_sizes(directory: Path) -> dict[str, int]:

@@ -1,0 +1,52 @@
+"""From a run's checkpoint, whatever layout wrote it, to a directory that transformers and vLLM load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nemo_like.cluster.runtime import free_port
+from nemo_like.config.schema import Device, LossConfig, PolicyConfig
+from nemo_like.data_plane.in_memory import InMemoryDataPlane
+from nemo_like.policy.layout import parallel_layout
+from nemo_like.policy.worker import PolicyWorker
+
+_TIMEOUT_S = 3600.0
+
+
+def export_checkpoint(cfg: PolicyConfig, loss: LossConfig, checkpoint: Path, output: Path) -> None:
+    """Write ``output`` from ``checkpoint``, a ``step_N/policy`` directory, in this process, on the CPU.
+
+    ``cfg`` and ``loss`` are the run's; ``cfg`` is changed to a layout of one process, which needs host
+    memory for the whole model and its optimizer. Adapters come out merged.
+    Raises FileNotFoundError when ``cfg.model_name``, from which the tokenizer is taken, is not there.
+    """
+    if not Path(cfg.model_name).is_dir():
+        raise FileNotFoundError(f"policy.model_name={cfg.model_name} is not a directory")
+    _become_one_process(cfg)
+    worker = PolicyWorker(
+        cfg=cfg,
+        loss=loss,
+        coordinates=parallel_layout(cfg).coordinates(0),
+        temperature=1.0,
+        data_plane=InMemoryDataPlane(),
+        weight_sender=None,
+        master_addr="127.0.0.1",
+        master_port=free_port(),
+        timeout_s=_TIMEOUT_S,
+    )
+    worker.setup()
+    try:
+        worker.load_checkpoint(str(checkpoint), policy_version=0)
+        worker.export_hf(str(output))
+    finally:
+        worker.shutdown()
+
+
+def _become_one_process(cfg: PolicyConfig) -> None:
+    cfg.device = Device.cpu
+    cfg.data_parallel_size = 1
+    megatron = cfg.megatron_cfg
+    megatron.tensor_model_parallel_size = megatron.pipeline_model_parallel_size = 1
+    megatron.context_parallel_size = megatron.expert_model_parallel_size = 1
+    megatron.sequence_parallel = False
+    cfg.fsdp_cfg.tensor_parallel_size = 1
