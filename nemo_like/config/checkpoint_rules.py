@@ -41,10 +41,11 @@ def checkpoint_problems(cfg: Config) -> Iterator[Problem]:
 
 
 def _how_to_get(cfg: Config, name: str) -> str:
-    if cfg.data.train.kind is DatasetKind.arithmetic and "arithmetic" in Path(name).name:
+    digits = [data.digits for data in cfg.data.train if data.kind is DatasetKind.arithmetic]
+    if digits and "arithmetic" in Path(name).name:
         return (
             f"make it with: .venv/bin/python scripts/prepare_arithmetic.py --output {name} "
-            f"--digits {cfg.data.train.digits} --seed {cfg.grpo.seed} (scripts/demo.sh does)"
+            f"--digits {digits[0]} --seed {cfg.grpo.seed} (scripts/demo.sh does)"
         )
     return f"download one, for example: hf download Qwen/Qwen3-8B --local-dir {name}"
 

@@ -26,8 +26,9 @@ def all_keys(group: type, prefix: str = "") -> Iterator[str]:
     """Full names of every group and leaf below ``group``."""
     for name, annotation in hints(group).items():
         yield prefix + name
-        if is_group(annotation):
-            yield from all_keys(annotation, f"{prefix}{name}.")
+        below = annotation if is_group(annotation) else item_group(annotation)
+        if below is not None:
+            yield from all_keys(below, f"{prefix}{name}.")
 
 
 def is_group(annotation: Any) -> TypeGuard[type]:
@@ -39,6 +40,14 @@ def entry_group(annotation: Any) -> type | None:
     """The group that every entry of a mapping of named groups is; None for other types."""
     if get_origin(annotation) is dict and is_group(entry := get_args(annotation)[1]):
         return entry
+    return None
+
+
+def item_group(annotation: Any) -> type | None:
+    """The group that every item of a list of groups is; None for other types. Such a list of one may be
+    written as the group itself."""
+    if get_origin(annotation) is list and is_group(item := get_args(annotation)[0]):
+        return item
     return None
 
 
@@ -55,6 +64,8 @@ def find(group: type, key: str) -> Any | None:
         annotation = _without_none(annotation)
         if is_group(annotation):
             annotation = hints(annotation).get(name)
+        elif item := item_group(annotation):
+            annotation = hints(item).get(name)
         elif get_origin(annotation) is dict:
             annotation = get_args(annotation)[1]
         elif annotation is not Any:
@@ -123,6 +134,8 @@ def check_value(key: str, value: Any, annotation: Any, where: str, root: type) -
     kind = _without_none(annotation)
     if value == "???" or (is_interpolation(value) and not is_group(kind)):
         return []
+    if (item := item_group(kind)) and isinstance(value, Mapping):
+        return check_tree(value, item, where, root=root, prefix=f"{key}.")
     if value is None and (is_optional(annotation) or annotation is Any):
         return []
     if is_group(kind):

@@ -31,6 +31,7 @@ from yaml import YAMLError
 
 from nemo_like.config import fields
 from nemo_like.config.errors import ConfigError, Problem
+from nemo_like.config.lists import complete_lists, interpolations, make_lists, single_groups
 from nemo_like.config.resolvers import register_resolvers
 from nemo_like.config.schema import Config
 
@@ -53,14 +54,14 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 def to_yaml(cfg: Config) -> str:
     """The configuration as YAML that ``load_config`` reads back to an equal one."""
-    return OmegaConf.to_yaml(OmegaConf.structured(cfg))
+    return OmegaConf.to_yaml(OmegaConf.create(to_dict(cfg)))
 
 
 def to_dict(cfg: Config) -> dict[str, Any]:
     """The configuration as nested dicts of plain values; Enums by name."""
     plain = OmegaConf.to_container(OmegaConf.structured(cfg), resolve=True, enum_to_str=True)
     assert isinstance(plain, dict)
-    return {str(group): keys for group, keys in plain.items()}
+    return single_groups({str(group): keys for group, keys in plain.items()}, Config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,10 @@ class _Draft:
         if override.package is not None or override.is_sweep_override():
             rule = "takes one value here, not a sweep or a package"
             return [Problem(key=key, rule=rule, remedy="", where=where)]
+        if (whole := self._list_above(key)) is not None:
+            remedy = f"give the whole list: {whole}=[{{...}}, {{...}}]"
+            rule = f"cannot be set, because {whole} is a list"
+            return [Problem(key=key, rule=rule, remedy=remedy, where=where)]
         current = reduce(getitem, key.split("."), self.tree) if key in self.sources else _MISSING
         if override.is_delete():
             return _refuse_deletion(override, annotation, current, where)
@@ -173,15 +178,28 @@ class _Draft:
             return [Problem(key=key, rule=f"already has the value {current!r}", remedy=remedy, where=where)]
         return fields.check_value(key, override.value(), annotation, where, Config)
 
+    def _list_above(self, key: str) -> str | None:
+        """The list that the key would reach into."""
+        target: Any = self.tree
+        names = key.split(".")
+        for depth, name in enumerate(names[:-1], start=1):
+            target = target.get(name) if isinstance(target, dict) else None
+            if isinstance(target, list):
+                return ".".join(names[:depth])
+        return None
+
     def finish(self, path: str) -> Config:
         self._raise_problems()
+        complete_lists(self.tree, Config)
         unresolved = OmegaConf.create(self.tree)
-        for key, value in _leaves("", self.tree):
-            if fields.is_interpolation(value):
-                self.problems += self._check_interpolation(unresolved, key, value)
+        for key, value in interpolations("", self.tree):
+            self.problems += self._check_interpolation(unresolved, key, value)
         self._raise_problems()
-        resolved = OmegaConf.to_container(unresolved, resolve=True)
-        for problem in fields.check_tree(resolved, Config, path, root=Config):  # type: ignore[arg-type]
+        container = OmegaConf.to_container(unresolved, resolve=True)
+        assert isinstance(container, dict)
+        resolved = {str(name): value for name, value in container.items()}
+        make_lists(resolved, Config)
+        for problem in fields.check_tree(resolved, Config, path, root=Config):
             source = self.sources.get(problem.key.partition("=")[0], path)
             self.problems.append(replace(problem, where=source))
         self.problems += _missing(resolved, Config, "", path)
@@ -204,7 +222,9 @@ class _Draft:
             *groups, name = key.split(".")
             target = self.tree
             for group in groups:
-                target = target.setdefault(group, {})
+                if not isinstance(target.get(group), dict):
+                    target[group] = {}
+                target = target[group]
             if isinstance(leaf, Mapping):
                 # Empty: there is a mapping here, and what it has already stays.
                 target.setdefault(name, {})

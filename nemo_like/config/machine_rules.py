@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import netrc
 import os
 import shutil
@@ -13,16 +12,11 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 from nemo_like.config.data_plane_rules import data_plane_machine_problems
+from nemo_like.config.data_rules import data_problems
 from nemo_like.config.errors import ConfigError, Problem
 from nemo_like.config.model_info import read_model_info
 from nemo_like.config.plan import Role, ray_cpus, ray_gpus, roles, weight_bytes
-from nemo_like.config.schema import (
-    Config,
-    DatasetConfig,
-    DatasetKind,
-    Device,
-    WandbMode,
-)
+from nemo_like.config.schema import Config, Device, WandbMode
 
 # Logs, metrics, the learning curve and W&B files of one run.
 _RUN_DIRECTORY_BYTES = 100_000_000
@@ -43,8 +37,7 @@ def machine_problems(cfg: Config, machine: Machine = Machine.this) -> Iterator[P
         yield from _present_gpus(cfg)
         yield from data_plane_machine_problems(cfg)
         yield from _log_directory(cfg)
-    yield from _dataset("data.train", cfg.data.train)
-    yield from _dataset("data.validation", cfg.data.validation)
+    yield from data_problems(cfg)
     if cfg.logger.wandb.mode is WandbMode.online and not _has_wandb_key():
         yield Problem(
             key="logger.wandb.mode=online",
@@ -128,38 +121,6 @@ def _export_bytes(cfg: Config) -> int:
         return weight_bytes(cfg, model) * cfg.checkpointing.export_final_hf
     except ConfigError:
         return 0
-
-
-def _dataset(key: str, cfg: DatasetConfig) -> Iterator[Problem]:
-    if cfg.kind is DatasetKind.arithmetic:
-        return
-    if cfg.path is None:
-        yield Problem(key=f"{key}.path=null", rule=f"must be set for {key}.kind={cfg.kind.value}", remedy="")
-    if cfg.kind is DatasetKind.huggingface and cfg.split is None:
-        rule = f"must be set for {key}.kind={cfg.kind.value}"
-        yield Problem(key=f"{key}.split=null", rule=rule, remedy='for example "train"')
-    if cfg.kind is DatasetKind.jsonl and cfg.path is not None:
-        yield from _json_lines(key, cfg, Path(cfg.path))
-
-
-def _json_lines(key: str, cfg: DatasetConfig, path: Path) -> Iterator[Problem]:
-    if not path.is_file():
-        remedy = 'give a file with one object per line, {"prompt": ..., "answer": ...}'
-        yield Problem(key=f"{key}.path={path}", rule="is not a file", remedy=remedy)
-        return
-    with path.open(encoding="utf-8") as file:
-        first_line = next((line for line in file if line.strip()), "")
-    try:
-        record = json.loads(first_line)
-    except ValueError:
-        record = None
-    if not isinstance(record, dict):
-        yield Problem(key=f"{key}.path={path}", rule="must hold one JSON object per line", remedy="")
-        return
-    for name, field in (("prompt_key", cfg.prompt_key), ("answer_key", cfg.answer_key)):
-        if field not in record:
-            rule = f"is not a field of {path}, whose first record has {', '.join(sorted(record))}"
-            yield Problem(key=f"{key}.{name}={field}", rule=rule, remedy="name one of them")
 
 
 def _has_wandb_key() -> bool:

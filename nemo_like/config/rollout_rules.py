@@ -13,12 +13,15 @@ from nemo_like.config.schema import Config
 def rollout_problems(cfg: Config) -> Iterator[Problem]:
     """Everything for which rollouts could not be kept or replayed as configured."""
     rollout = cfg.rollout
+    if rollout.dump_period < 0:
+        yield Problem(key=f"rollout.dump_period={rollout.dump_period}", rule="must be at least 0", remedy="")
     if rollout.replay is None:
         return
     key = f"rollout.replay={rollout.replay}"
     for name, value in (
         ("rollout.generate_only", rollout.generate_only),
         ("rollout.record", rollout.record),
+        ("rollout.dump_period", rollout.dump_period),
     ):
         if value:
             yield Problem(

@@ -93,6 +93,7 @@ class DatasetKind(Enum):
     arithmetic = "arithmetic"
     jsonl = "jsonl"
     huggingface = "huggingface"
+    reasoning_gym = "reasoning_gym"
 
 
 class EnvironmentKind(Enum):
@@ -193,7 +194,11 @@ class GRPOConfig:
     val_period: int  # validate every so many steps; 0: only where the next two say
     val_at_start: bool
     val_at_end: bool
-    max_val_samples: int  # held-out prompts per validation; one response each
+    max_val_samples: int  # held-out prompts per validation and source
+    num_val_generations_per_prompt: int  # responses to each; above 1 for pass@k and majority@k
+    val_solved_reward: float  # a held-out prompt is solved by a response with at least this reward
+    val_stop_metric: str  # the run ends when this metric of a validation ...
+    val_stop_threshold: float | None  # ... is at least this; null: never
 
 
 @dataclass(kw_only=True, slots=True)
@@ -345,6 +350,7 @@ class GenerationConfig:
 
 @dataclass(kw_only=True, slots=True)
 class RolloutConfig:
+    dump_period: int  # conversations with their rewards are written down every so many steps; 0: never
     record: bool  # keep every training rollout in RUN_DIR/recorded
     replay: str | None  # train from this directory of recorded rollouts, without generation engines
     generate_only: bool  # sample and reward, without policy workers
@@ -352,20 +358,34 @@ class RolloutConfig:
 
 @dataclass(kw_only=True, slots=True)
 class DatasetConfig:
+    """One source of problems."""
+
+    name: str | None  # in metrics and messages; null: the last part of its path, or its kind
     kind: DatasetKind
-    path: str | None  # jsonl: a file; huggingface: a name or a directory
+    path: str | None  # jsonl: a file; huggingface: a name, file or directory; reasoning_gym: a dataset's name
     split: str | None  # huggingface only
     prompt_key: str  # jsonl, huggingface: the field with the prompt text
     answer_key: str  # jsonl, huggingface: the field with the reference answer
     digits: int  # arithmetic: digits per operand
+    options: dict[str, Any]  # reasoning_gym: arguments of the dataset
+    weight: float  # training: its share of the prompts is its weight over the sum of all
+    prompt_template: str | None  # a text prompt is put in the place of {prompt}
+    use_chat_template: bool  # a text prompt becomes the user's message of a conversation
+    system_prompt: str | None  # the conversation's first message
     env: str  # the environment that judges it, a key of env
 
 
 @dataclass(kw_only=True, slots=True)
 class DataConfig:
-    train: DatasetConfig
-    validation: DatasetConfig
+    """``train`` and ``validation`` are written as a list or as a single source; what a source leaves out
+    it takes from ``default``."""
+
+    train: list[DatasetConfig]
+    validation: list[DatasetConfig]
+    default: DatasetConfig
     shuffle: bool
+    max_input_seq_length: int | None  # tokens; longer prompts are left out
+    chat_template: str | None  # a Jinja file in place of the tokenizer's own template
 
 
 @dataclass(kw_only=True, slots=True)

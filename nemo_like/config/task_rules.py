@@ -9,7 +9,13 @@ from difflib import get_close_matches
 from nemo_like.config.environment_options import option_problems
 from nemo_like.config.errors import Problem
 from nemo_like.config.schema import Config, EnvConfig
-from nemo_like.config.tasks import SourcedSampling, training_sampling, used_environments, validation_sampling
+from nemo_like.config.tasks import (
+    SourcedSampling,
+    data_sources,
+    training_sampling,
+    used_environments,
+    validation_sampling,
+)
 
 _NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
@@ -33,11 +39,11 @@ def _unique(*groups: Iterator[Problem]) -> Iterator[Problem]:
 
 def _named_environments(cfg: Config) -> Iterator[Problem]:
     known = ", ".join(cfg.env) or "none"
-    for section, data in (("train", cfg.data.train), ("validation", cfg.data.validation)):
+    for key, data in data_sources(cfg):
         if data.env not in cfg.env:
             close = get_close_matches(data.env, cfg.env, n=1)
             yield Problem(
-                key=f"data.{section}.env={data.env}",
+                key=f"{key}.env={data.env}",
                 rule=f"is not an environment of this configuration, which has {known}",
                 remedy=f"did you mean {close[0]}?"
                 if close

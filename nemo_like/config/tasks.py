@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from pathlib import PurePath
 
-from nemo_like.config.schema import Config, EnvConfig, SamplingConfig
+from nemo_like.config.schema import Config, DatasetConfig, EnvConfig, SamplingConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +29,23 @@ class SourcedSampling:
     keys: dict[str, str]
 
 
+def data_sources(cfg: Config) -> Iterator[tuple[str, DatasetConfig]]:
+    """Every source with its full key: ``data.train``, or ``data.train[1]`` in a list of several."""
+    for section, sources in (("train", cfg.data.train), ("validation", cfg.data.validation)):
+        for index, source in enumerate(sources):
+            yield f"data.{section}" + (f"[{index}]" if len(sources) > 1 else ""), source
+
+
+def source_name(source: DatasetConfig) -> str:
+    """What metrics and messages call a source."""
+    if source.name is not None:
+        return source.name
+    return source.kind.name if source.path is None else PurePath(source.path).stem
+
+
 def used_environments(cfg: Config) -> dict[str, EnvConfig]:
     """The environments that data sources name, in the order of ``env``; unknown names are left out."""
-    named = {cfg.data.train.env, cfg.data.validation.env}
+    named = {source.env for _, source in data_sources(cfg)}
     return {name: env for name, env in cfg.env.items() if name in named}
 
 

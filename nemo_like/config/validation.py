@@ -13,6 +13,7 @@ from functools import reduce
 from nemo_like.config.backend_rules import backend_problems
 from nemo_like.config.checkpoint_rules import checkpoint_problems
 from nemo_like.config.data_plane_rules import data_plane_problems
+from nemo_like.config.data_rules import MAX_ARITHMETIC_DIGITS
 from nemo_like.config.durations import parse_duration_s
 from nemo_like.config.errors import ConfigError, Problem
 from nemo_like.config.loss_rules import loss_problems
@@ -30,9 +31,7 @@ from nemo_like.config.schema import (
     WeightTransport,
 )
 from nemo_like.config.task_rules import task_problems
-
-# More digits make more pairs of operands than are worth keeping in memory.
-_MAX_ARITHMETIC_DIGITS = 3
+from nemo_like.config.tasks import data_sources
 
 
 def validate(cfg: Config, machine: Machine = Machine.this) -> None:
@@ -103,6 +102,7 @@ _RANGES = (
     ),
     _Range(key="grpo.val_period", at_least=0),
     _count("grpo.max_val_samples"),
+    _count("grpo.num_val_generations_per_prompt"),
     _Range(key="loss_fn.ratio_clip_min", above=0, below=1),
     _Range(key="loss_fn.ratio_clip_max", above=0),
     _Range(key="loss_fn.ratio_clip_c", above=1, remedy="3 is usual; null switches the dual clip off"),
@@ -150,8 +150,6 @@ _RANGES = (
     _count("generation.vllm_cfg.max_num_seqs"),
     _Range(key="generation.vllm_cfg.kv_cache_gib", above=0),
     _Range(key="generation.vllm_cfg.gpu_memory_utilization", above=0, at_most=1),
-    _Range(key="data.train.digits", at_least=1, at_most=_MAX_ARITHMETIC_DIGITS),
-    _Range(key="data.validation.digits", at_least=1, at_most=_MAX_ARITHMETIC_DIGITS),
     _Range(key="logger.num_sample_answers", at_least=0),
     _Range(key="checkpointing.save_period", at_least=0),
     _count("checkpointing.keep_top_k"),
@@ -246,17 +244,12 @@ def _lengths(cfg: Config) -> Iterator[Problem]:
         )
 
 
-@_rule(
-    "generation.max_new_tokens",
-    "policy.max_total_sequence_length",
-    "data.train.digits",
-    "data.validation.digits",
-)
+@_rule("generation.max_new_tokens", "policy.max_total_sequence_length")
 def _arithmetic_lengths(cfg: Config) -> Iterator[Problem]:
-    sections = (cfg.data.train, cfg.data.validation)
-    digits = max((data.digits for data in sections if data.kind is DatasetKind.arithmetic), default=0)
+    sources = [source for _, source in data_sources(cfg) if source.kind is DatasetKind.arithmetic]
+    digits = max((source.digits for source in sources), default=0)
     new, total = cfg.generation.max_new_tokens, cfg.policy.max_total_sequence_length
-    if not digits:
+    if not 1 <= digits <= MAX_ARITHMETIC_DIGITS:
         return
     if new < digits + 2:
         yield Problem(
@@ -269,6 +262,16 @@ def _arithmetic_lengths(cfg: Config) -> Iterator[Problem]:
             key=f"policy.max_total_sequence_length={total}",
             rule=f"cannot hold a prompt of {2 * digits + 2} tokens and max_new_tokens={new}",
             remedy=f"try {2 * digits + 2 + new} or more",
+        )
+
+
+@_rule()
+def _early_stop(cfg: Config) -> Iterator[Problem]:
+    if cfg.grpo.val_stop_threshold is not None and cfg.grpo.val_period == 0:
+        yield Problem(
+            key=f"grpo.val_stop_threshold={cfg.grpo.val_stop_threshold:g}",
+            rule="stops nothing with grpo.val_period=0, which never validates between steps",
+            remedy="set grpo.val_period, or grpo.val_stop_threshold=null",
         )
 
 

@@ -1,37 +1,61 @@
-"""From a config section to a dataset."""
+"""From the configuration to the problems of training and of validation."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from nemo_like.config.schema import DatasetConfig, DatasetKind
+from nemo_like.config.tasks import source_name
 from nemo_like.data.arithmetic import ArithmeticDataset
-from nemo_like.data.interface import PromptDataset, PromptExample, Split
+from nemo_like.data.interface import Prompt, PromptDataset, SourceReport, Split
+from nemo_like.data.mixture import MixedDataset, Selection, TemplatedDataset, short_enough
+from nemo_like.data.reasoning_gym import ReasoningGymDataset
 from nemo_like.data.records import RecordDataset, load_huggingface, read_jsonl
 
 
 @dataclass(frozen=True, slots=True)
-class TaskDataset:
-    """A dataset whose problems name the environment that judges them."""
+class Sources:
+    """The problems of all sources, one source after the other, and what became of each source."""
 
     problems: PromptDataset
-    env: str
+    reports: tuple[SourceReport, ...]
 
-    def __len__(self) -> int:
-        return len(self.problems)
 
-    def __getitem__(self, index: int) -> PromptExample:
-        return replace(self.problems[index], env=self.env)
+def build_sources(
+    sources: Sequence[DatasetConfig],
+    split: Split,
+    *,
+    prompt_lengths: Callable[[Sequence[Prompt]], Sequence[int]],
+    max_prompt_tokens: int,
+) -> Sources:
+    """The problems of a section whose prompts have at most ``max_prompt_tokens`` tokens.
+
+    Raises ValueError when a source does not fit its data, or has no prompt that is short enough.
+    """
+    parts: list[PromptDataset] = []
+    reports = []
+    for cfg in sources:
+        problems, name = build_dataset(cfg, split), source_name(cfg)
+        kept = short_enough(problems, prompt_lengths, max_prompt_tokens)
+        if not kept:
+            raise ValueError(
+                f"data.{split}: all {len(problems)} prompts of {name} are longer than {max_prompt_tokens} "
+                "tokens; raise policy.max_total_sequence_length (and data.max_input_seq_length, where set)"
+            )
+        parts.append(problems if len(kept) == len(problems) else Selection(problems, kept))
+        reports.append(SourceReport(name=name, num_prompts=len(kept), num_too_long=len(problems) - len(kept)))
+    return Sources(MixedDataset(parts), tuple(reports))
 
 
 def build_dataset(cfg: DatasetConfig, split: Split) -> PromptDataset:
-    """The dataset of one section (``data.train`` or ``data.validation``).
+    """The problems of one source, with their prompts as they are put to the policy.
 
-    ``split`` chooses the held-out part where the dataset makes its own (arithmetic); a file or a
-    hub dataset is used as its section names it. Raises ValueError when a needed key is null or the
-    data do not fit.
+    ``split`` chooses the held-out part where the dataset makes its own (arithmetic, reasoning-gym); a
+    file or a hub dataset is used as its source names it. Raises ValueError when a needed key is null
+    or the data do not fit.
     """
-    return TaskDataset(_problems(cfg, split), cfg.env)
+    return TemplatedDataset(_problems(cfg, split), cfg)
 
 
 def _problems(cfg: DatasetConfig, split: Split) -> PromptDataset:
@@ -39,6 +63,8 @@ def _problems(cfg: DatasetConfig, split: Split) -> PromptDataset:
         return ArithmeticDataset(cfg.digits, split)
     if cfg.path is None:
         raise ValueError(f"data.{split}.path is null; kind={cfg.kind.value} needs a path")
+    if cfg.kind is DatasetKind.reasoning_gym:
+        return ReasoningGymDataset(cfg.path, cfg.options, split)
     if cfg.kind is DatasetKind.jsonl:
         return RecordDataset(read_jsonl(cfg.path), cfg.prompt_key, cfg.answer_key, cfg.path)
     if cfg.split is None:

@@ -31,6 +31,15 @@ class PromptExample:
     env: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceReport:
+    """What became of one source when it was read."""
+
+    name: str
+    num_prompts: int  # that can be sampled
+    num_too_long: int  # left out, since their prompt is longer than data.max_input_seq_length
+
+
 class PromptDataset(Protocol):
     """A finite, ordered set of problems; index i always gives the same one."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from transformers import AutoTokenizer
@@ -17,12 +17,19 @@ _RESPONSE_MARK = "response-of-the-policy"
 class Tokenizer:
     """``eos_token_id`` ends a response; ``pad_token_id`` is the tokenizer's own, or else eos."""
 
-    def __init__(self, checkpoint: str | os.PathLike[str]) -> None:
-        """Raises ValueError when the directory has no tokenizer, or the tokenizer no eos token."""
+    def __init__(
+        self, checkpoint: str | os.PathLike[str], chat_template: str | os.PathLike[str] | None = None
+    ) -> None:
+        """``chat_template`` is a Jinja file in place of the tokenizer's own template.
+
+        Raises ValueError when the directory has no tokenizer, or the tokenizer no eos token.
+        """
         path = Path(checkpoint)
         if not (path / "tokenizer_config.json").is_file():
             raise ValueError(f"policy.model_name={str(path)!r} holds no tokenizer (tokenizer_config.json)")
         self._tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        if chat_template is not None:
+            self._tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8")
         if self._tokenizer.eos_token_id is None:
             raise ValueError(f"the tokenizer in {str(path)!r} names no eos_token; responses could not end")
         self.eos_token_id: int = self._tokenizer.eos_token_id
@@ -47,6 +54,12 @@ class Tokenizer:
             )
         messages = [{"role": message.role, "content": message.content} for message in prompt]
         return self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+
+    def prompt_lengths(self, prompts: Sequence[Prompt]) -> list[int]:
+        """Tokens of each prompt, as ``encode_prompt`` would give them; texts are encoded together."""
+        if all(isinstance(prompt, str) for prompt in prompts):
+            return [len(ids) for ids in self._tokenizer(list(prompts))["input_ids"]]
+        return [len(self.encode_prompt(prompt)) for prompt in prompts]
 
     def encode_observation(self, prompt: Prompt, text: str, role: str, last_token_id: int) -> list[int]:
         """Token ids between the policy's response, which ends with ``last_token_id``, and its next turn.

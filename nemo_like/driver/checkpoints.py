@@ -16,7 +16,7 @@ from typing import Any
 from nemo_like.checkpoint.state import TrainingState
 from nemo_like.checkpoint.store import Checkpoint, CheckpointStore, Retention
 from nemo_like.config.schema import CheckpointingConfig
-from nemo_like.data.sampler import PromptSampler
+from nemo_like.data.sampler import MixtureSampler
 from nemo_like.driver.interfaces import Policy
 from nemo_like.observability.run_directory import RunDirectory
 
@@ -71,7 +71,7 @@ class RunCheckpoints:
         """Of the run that is continued."""
         return None if self.found is None else self.found.state.wandb_run_id
 
-    def resume(self, policy: Policy, sampler: PromptSampler) -> RunPosition:
+    def resume(self, policy: Policy, sampler: MixtureSampler) -> RunPosition:
         """Bring policy and prompt order to where the run stopped; the position, 0 for a new run.
 
         Raises ValueError when data or seed are not those of the checkpoint.
@@ -83,23 +83,26 @@ class RunCheckpoints:
         policy.load_checkpoint(str(self.found.policy_path), state.policy_version)
         return RunPosition(state.step, state.policy_version, state.consumed_samples, state.valid_tokens)
 
-    def is_due(self, step: int, max_num_steps: int) -> bool:
-        """Whether to save after this step, without a reason to stop."""
+    def is_due(self, step: int) -> bool:
+        """Whether to save after this step, though the run goes on."""
         period = self._cfg.save_period
-        return self._cfg.enabled and (step == max_num_steps or (period > 0 and step % period == 0))
+        return period > 0 and step % period == 0
 
     def save(
         self,
         position: RunPosition,
         metrics: Mapping[str, float],
         policy: Policy,
-        sampler: PromptSampler,
+        sampler: MixtureSampler,
         wandb_run_id: str,
     ) -> None:
-        """Save the run as it stands after ``position.step``; ``metrics`` are that step's.
+        """Save the run as it stands after ``position.step``; ``metrics`` are that step's. Nothing where
+        checkpoints are not enabled.
 
         Raises CheckpointError when the disk is full; the checkpoints before this one stay whole.
         """
+        if not self._cfg.enabled:
+            return
         with self._store.writing(position.step) as policy_path:
             policy.save_checkpoint(str(policy_path))
             sampler_state: dict[str, Any] = {**sampler.state_dict()}

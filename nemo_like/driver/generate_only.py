@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from nemo_like.algorithms.estimators import build_estimator
 from nemo_like.config.schema import Config
-from nemo_like.data.sampler import PromptSampler
+from nemo_like.data.sampler import MixtureSampler
 from nemo_like.driver.collection import collect_groups
 from nemo_like.driver.interfaces import Partitions, Rollout, StepObserver
 from nemo_like.driver.reports import StepReport, generation_report
+from nemo_like.driver.schedule import dumps_rollouts_of
 from nemo_like.driver.stages import with_advantages, without_truncated
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.timers import StageTimer
@@ -28,7 +29,7 @@ _AS_LOADED = -1
 class GenerationComponents:
     partitions: Partitions
     rollout: Rollout
-    train_sampler: PromptSampler
+    train_sampler: MixtureSampler
     logger: RunLogger
     observer: StepObserver
 
@@ -64,6 +65,8 @@ class GenerationDriver:
             with timer("advantage"):
                 components = list(grpo.adv_estimator.reward_weights)
                 batch = with_advantages(batch, self.estimate_advantages, components)
+        if dumps_rollouts_of(step, self.cfg.rollout):
+            rollout.dump(step, (batch, *collected.dropped))
         opened = self.components.partitions.take_operations()
         return generation_report(batch, collected, opened, timer.metrics("timing/train/"))
 

@@ -9,6 +9,7 @@ from typing import Protocol
 from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.data_plane.operations import Operation
 from nemo_like.observability.metrics import Metric
+from nemo_like.observability.summary import SampleAnswer
 from nemo_like.policy.results import ScoredBatch, TrainUpdate
 from nemo_like.rollout.prompts import PromptBatch, RolloutResult
 
@@ -31,6 +32,12 @@ class Rollout(Protocol):
 
     def discard(self, batches: Sequence[KVBatchMeta]) -> None:
         """Free the bytes of samples that will not train."""
+
+    def sample_answers(self) -> Sequence[SampleAnswer]:
+        """A few answers of the latest validation, in words."""
+
+    def dump(self, step: int, ledger: Sequence[KVBatchMeta]) -> None:
+        """Write down the conversations of these samples with their tags, for people to read."""
 
 
 class Policy(Protocol):

@@ -12,18 +12,12 @@ from nemo_like.data_plane.operations import Operation, operation_metrics
 from nemo_like.driver.collection import Collected
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.results import ScoredBatch, TrainUpdate
-from nemo_like.rollout.prompts import RolloutResult
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
     """``metrics`` under their final names, see docs/metrics.md."""
 
-    metrics: dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class ValidationReport:
     metrics: dict[str, float]
 
 
@@ -87,25 +81,6 @@ def generation_report(
             "timing/train/reward": rollout.reward_s,
             "timing/train/rollout_put": rollout.put_s,
             **operation_metrics((*rollout.operations, *partition_operations)),
-        }
-    )
-
-
-def validation_report(rollout: RolloutResult, timing: Mapping[str, float]) -> ValidationReport:
-    """Accuracy is the mean reward of samples whose reward did not fail."""
-    batch = rollout.batch
-    valid = [
-        reward
-        for reward, mask in zip(batch.numbers("reward"), batch.numbers("sample_mask"), strict=True)
-        if mask
-    ]
-    return ValidationReport(
-        {
-            "validation/accuracy": _mean(valid),
-            "validation/avg_length": _mean(batch.numbers("num_response_tokens")),
-            "validation/truncation_rate": _mean(batch.numbers("is_truncated")),
-            "validation/num_samples": float(len(batch)),
-            **timing,
         }
     )
 

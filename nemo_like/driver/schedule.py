@@ -1,8 +1,8 @@
-"""When to validate and when to stop."""
+"""When to validate, and when to write down what was sampled."""
 
 from __future__ import annotations
 
-from nemo_like.config.schema import GRPOConfig
+from nemo_like.config.schema import GRPOConfig, RolloutConfig
 
 
 def validates_after(step: int, cfg: GRPOConfig) -> bool:
@@ -12,3 +12,8 @@ def validates_after(step: int, cfg: GRPOConfig) -> bool:
     if step == cfg.max_num_steps and cfg.val_at_end:
         return True
     return cfg.val_period > 0 and step % cfg.val_period == 0
+
+
+def dumps_rollouts_of(step: int, cfg: RolloutConfig) -> bool:
+    """Whether the conversations of training step ``step`` are written down."""
+    return cfg.dump_period > 0 and step % cfg.dump_period == 0

@@ -23,7 +23,7 @@ from nemo_like.cluster.runtime import ray_runtime
 from nemo_like.config.loader import to_yaml
 from nemo_like.config.plan import ray_cpus, ray_gpus
 from nemo_like.config.schema import Config
-from nemo_like.data.sampler import PromptSampler
+from nemo_like.data.sampler import MixtureSampler
 from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.data_plane.handle import ObservedPartitionControl, PartitionControl
 from nemo_like.driver.bundles import bundles
@@ -34,13 +34,14 @@ from nemo_like.driver.observation import StepObservation
 from nemo_like.driver.processes import Actors, start_actors
 from nemo_like.driver.stopping import EXIT_PREEMPTED, StopRequests
 from nemo_like.driver.sync_grpo import Components, SyncGRPODriver
+from nemo_like.driver.validation import reached_goal, validation_sets
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.observability.summary import RunSummary, SampleAnswer
 from nemo_like.policy.group import PolicyWorkerGroup
 from nemo_like.policy.layout import parallel_layout
 from nemo_like.rollout.handle import RolloutHandle
-from nemo_like.rollout.prompts import RolloutMode
+from nemo_like.rollout.prompts import RolloutMode, SourceReports
 from nemo_like.weight_sync.sync import NoEngines, WeightSync
 
 EXIT_FAILED = 1
@@ -104,8 +105,8 @@ def _run_with_restarts(
 
 def _run(cfg: Config, directory: RunDirectory, logger: RunLogger, checkpoints: RunCheckpoints) -> _Result:
     """The steps that are left."""
-    if checkpoints.last_step >= cfg.grpo.max_num_steps:
-        return _Result("had finished already; raise grpo.max_num_steps to train on", 0)
+    if _is_finished(cfg, checkpoints):
+        return _Result("had finished already; raise grpo.max_num_steps or its goal to train on", 0)
     with started(cfg, directory, logger, checkpoints) as parts:
         if reason := parts.driver.run():
             return _Result(f"was stopped: {reason}. The same command continues it", EXIT_PREEMPTED)
@@ -115,6 +116,14 @@ def _run(cfg: Config, directory: RunDirectory, logger: RunLogger, checkpoints: R
         answers = parts.rollout.sample_answers()
         logger.status("stopping")
     return _Result("finished", 0, answers)
+
+
+def _is_finished(cfg: Config, checkpoints: RunCheckpoints) -> bool:
+    """Whether an earlier process made the last step, or reached the goal."""
+    if checkpoints.found is None:
+        return False
+    state = checkpoints.found.state
+    return state.step >= cfg.grpo.max_num_steps or reached_goal(state.metrics, cfg.grpo)
 
 
 def _run_directory(cfg: Config, config_name: str) -> RunDirectory:
@@ -138,12 +147,12 @@ class StartedRun:
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """Processes that are up, where they write, and how many prompts the rollout actor found."""
+    """Processes that are up, where they write, and what data the rollout actor found."""
 
     directory: RunDirectory
     cluster: Cluster
     actors: Actors
-    num_prompts: dict[RolloutMode, int]
+    sources: SourceReports
 
 
 @contextmanager
@@ -163,16 +172,17 @@ def started(
             cluster.reserve(bundles(cfg), timeout_s=cfg.cluster.start_timeout_s)
             actors = start_actors(cfg, cluster, directory)
             logger.status("starting " + _what_starts(actors))
-            num_prompts = _wait_until_ready(cluster, actors, cfg.cluster.start_timeout_s)
+            sources = _wait_until_ready(cluster, actors, cfg.cluster.start_timeout_s)
+            _report_sources(sources, logger)
             _write_process_ids(cluster, actors, directory)
-            yield _connect(cfg, _Started(directory, cluster, actors, num_prompts), logger, checkpoints)
+            yield _connect(cfg, _Started(directory, cluster, actors, sources), logger, checkpoints)
         finally:
             cluster.stop()
 
 
 def _connect(cfg: Config, started: _Started, logger: RunLogger, checkpoints: RunCheckpoints) -> StartedRun:
     """Let the processes meet, bring them to where the run stands, and hand them to a driver."""
-    cluster, actors, num_prompts = started.cluster, started.actors, started.num_prompts
+    cluster, actors, sources = started.cluster, started.actors, started.sources
     # The rollout actor keeps the same deadline and can name the prompts that are missing: it answers first.
     rollout_timeout_s = cfg.cluster.stage_timeout_s + _SHORT_TIMEOUT_S
     rollout = RolloutHandle(cluster, actors.rollout, timeout_s=rollout_timeout_s)
@@ -183,9 +193,14 @@ def _connect(cfg: Config, started: _Started, logger: RunLogger, checkpoints: Run
         columns=(*ROLLOUT_COLUMNS, *POLICY_COLUMNS),
         timeout_s=cfg.data_plane.timeout_s,
     )
-    sampler = PromptSampler(num_prompts[RolloutMode.training], cfg.grpo.seed, cfg.data.shuffle)
     observer = StepObservation(cfg.logger, cluster, actors.all(), started.directory)
     observer.mark_ranges([*actors.engines, *actors.workers])
+    sampler = MixtureSampler(
+        [source.num_prompts for source in sources[RolloutMode.training]],
+        _weights(cfg),
+        seed=cfg.grpo.seed,
+        shuffle=cfg.data.shuffle,
+    )
     if cfg.rollout.generate_only:
         parts = GenerationComponents(
             partitions=partitions, rollout=rollout, train_sampler=sampler, logger=logger, observer=observer
@@ -198,7 +213,7 @@ def _connect(cfg: Config, started: _Started, logger: RunLogger, checkpoints: Run
         policy=policy,
         weight_sync=WeightSync(policy.push_weights) if actors.engines else NoEngines(),
         train_sampler=sampler,
-        num_validation_prompts=num_prompts[RolloutMode.validation],
+        validation_sets=validation_sets(sources[RolloutMode.validation], cfg.grpo.max_val_samples),
         logger=logger,
         observer=observer,
         checkpoints=checkpoints,
@@ -209,14 +224,31 @@ def _connect(cfg: Config, started: _Started, logger: RunLogger, checkpoints: Run
     return StartedRun(SyncGRPODriver(cfg, components), policy, rollout)
 
 
+def _weights(cfg: Config) -> list[float]:
+    """Of the training sources; a replay has one, whatever the recorded run had."""
+    return [1.0] if cfg.rollout.replay is not None else [source.weight for source in cfg.data.train]
+
+
+def _report_sources(sources: SourceReports, logger: RunLogger) -> None:
+    """Say how many problems there are where some were left out or several sources are mixed."""
+    for mode, reports in sources.items():
+        for report in reports:
+            if report.num_too_long or len(reports) > 1:
+                section = "train" if mode is RolloutMode.training else "validation"
+                logger.note(
+                    f"data.{section} {report.name}: {report.num_prompts} problems, "
+                    f"{report.num_too_long} too long"
+                )
+
+
 def _what_starts(actors: Actors) -> str:
     parts = {"vLLM engines": actors.engines, "policy workers": actors.workers}
     return " and ".join(["the data plane", *(name for name, handles in parts.items() if handles)])
 
 
-def _wait_until_ready(cluster: Cluster, actors: Actors, timeout_s: float) -> dict[RolloutMode, int]:
-    """Returns the number of prompts per dataset once every process is up."""
-    num_prompts, *_ = cluster.gather(
+def _wait_until_ready(cluster: Cluster, actors: Actors, timeout_s: float) -> SourceReports:
+    """Returns what the datasets hold once every process is up."""
+    sources, *_ = cluster.gather(
         [
             actors.rollout.submit("attach", actors.rollout),
             actors.host.submit("ready"),
@@ -228,7 +260,7 @@ def _wait_until_ready(cluster: Cluster, actors: Actors, timeout_s: float) -> dic
         timeout_s=timeout_s,
     )
     cluster.watch(actors.host, actors.host.submit("storage_failure"))
-    return num_prompts
+    return sources
 
 
 def _policy(cfg: Config, cluster: Cluster, actors: Actors, logger: RunLogger) -> PolicyWorkerGroup:

@@ -21,21 +21,16 @@ from dataclasses import dataclass, replace
 from nemo_like.algorithms.estimators import build_estimator
 from nemo_like.algorithms.ordering import by_generation
 from nemo_like.config.schema import Config
-from nemo_like.data.sampler import PromptSampler
+from nemo_like.data.sampler import MixtureSampler
 from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.driver.checkpoints import RunCheckpoints
 from nemo_like.driver.collection import Collected, collect_groups
 from nemo_like.driver.interfaces import Partitions, Policy, Rollout, StepObserver, WeightSync
-from nemo_like.driver.reports import (
-    StepReport,
-    StepResults,
-    ValidationReport,
-    train_report,
-    validation_report,
-)
-from nemo_like.driver.schedule import validates_after
+from nemo_like.driver.reports import StepReport, StepResults, train_report
+from nemo_like.driver.schedule import dumps_rollouts_of, validates_after
 from nemo_like.driver.stages import with_advantages, without_mismatch, without_truncated
 from nemo_like.driver.stopping import StopRequests
+from nemo_like.driver.validation import ValidationReport, ValidationSet, reached_goal, validation_report
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.timers import SlowestPass, StageTimer
 from nemo_like.policy.results import ScoredBatch
@@ -50,8 +45,8 @@ class Components:
     rollout: Rollout
     policy: Policy
     weight_sync: WeightSync
-    train_sampler: PromptSampler
-    num_validation_prompts: int
+    train_sampler: MixtureSampler
+    validation_sets: tuple[ValidationSet, ...]
     logger: RunLogger
     observer: StepObserver
     checkpoints: RunCheckpoints
@@ -68,7 +63,7 @@ class SyncGRPODriver:
         self.policy = components.policy
         self.weight_sync = components.weight_sync
         self.train_sampler = components.train_sampler
-        self.num_validation_prompts = components.num_validation_prompts
+        self.validation_sets = components.validation_sets
         self.logger = components.logger
         self.observer = components.observer
         self.estimate_advantages = build_estimator(cfg.grpo)
@@ -79,21 +74,23 @@ class SyncGRPODriver:
         self.policy_version = self.position.policy_version
 
     def run(self) -> str | None:
-        """All steps from where the run stands, with validation and checkpoints where they are due.
+        """All steps from where the run stands, with validation and checkpoints where they are due; fewer
+        when a validation reaches the goal.
 
-        Returns why it stopped before the last step, None when it did not.
+        Returns why it stopped with steps left to do, None when it did not.
         """
-        if self.position.step == 0 and validates_after(0, self.cfg.grpo):
+        grpo, timer = self.cfg.grpo, SlowestPass()
+        if self.position.step == 0 and validates_after(0, grpo):
             self.validate(step=0)
-        last, timer = self.cfg.grpo.max_num_steps, SlowestPass()
         with self.stop_requests.listening():
-            for step in range(self.position.step + 1, last + 1):
+            for step in range(self.position.step + 1, grpo.max_num_steps + 1):
                 with timer:
                     metrics = self.step_and_validate(step)
-                reason = self.stop_requests.reason(next_step_s=timer.slowest_s) if step < last else None
-                if reason or self.checkpoints.is_due(step, last):
+                is_last = step == grpo.max_num_steps or reached_goal(metrics, grpo)
+                reason = None if is_last else self.stop_requests.reason(next_step_s=timer.slowest_s)
+                if is_last or reason or self.checkpoints.is_due(step):
                     self.save(metrics)
-                if reason:
+                if is_last or reason:
                     return reason
         return None
 
@@ -109,7 +106,8 @@ class SyncGRPODriver:
         return metrics
 
     def save(self, metrics: Mapping[str, float]) -> None:
-        """Have the whole run on disk; ``metrics`` of its latest step say how good it is."""
+        """Have the whole run on disk, where checkpoints are enabled; ``metrics`` of its latest step say how
+        good it is."""
         self.logger.flush()
         self.checkpoints.save(
             self.position, metrics, self.policy, self.train_sampler, self.logger.wandb_run_id
@@ -145,6 +143,8 @@ class SyncGRPODriver:
                 update = self.policy.train(batch)
         self.policy_version = update.policy_version
         opened = self.partitions.take_operations()
+        if dumps_rollouts_of(step, self.cfg.rollout):
+            self.rollout.dump(step, (batch, *rollout.dropped))
         return train_report(
             StepResults(batch, rollout, scored, update, sync_metrics, opened),
             timer.metrics("timing/train/"),
@@ -171,23 +171,22 @@ class SyncGRPODriver:
         return scored
 
     def validate(self, step: int) -> ValidationReport:
-        """One response per held-out prompt through the same rollout path, in a partition of its own."""
-        timer = StageTimer()
-        num_prompts = min(self.cfg.grpo.max_val_samples, self.num_validation_prompts)
+        """Answers to all held-out sets through the same rollout path, in a partition of its own."""
+        grpo, timer = self.cfg.grpo, StageTimer()
         prompts = PromptBatch(
             mode=RolloutMode.validation,
             step=step,
             policy_version=self.policy_version,
-            indices=tuple(range(num_prompts)),
-            num_generations=1,
+            indices=tuple(index for each in self.validation_sets for index in each.indices),
+            num_generations=grpo.num_val_generations_per_prompt,
         )
         with timer("validation"):
             self.weight_sync.ensure_version(self.policy_version)
             with self.partitions.partition(f"validation-{step}") as partition:
                 rollout = self.rollout.run(prompts, partition)
         self.partitions.take_operations()  # data_plane/ metrics are those of training steps
-        report = validation_report(rollout, timer.metrics("timing/validation/"))
-        self.logger.log_validation(step, report.metrics)
+        report = validation_report(rollout, self.validation_sets, grpo, timer.metrics("timing/validation/"))
+        self.logger.log_validation(step, report.metrics, self.rollout.sample_answers())
         return report
 
     def next_prompts(self, step: int, *, first_group: int = 0) -> PromptBatch:

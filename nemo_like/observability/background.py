@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
+
+from nemo_like.observability.summary import SampleAnswer
 
 
 class Recorder(Protocol):
@@ -13,6 +15,9 @@ class Recorder(Protocol):
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Metrics of a step; those of one step may come in several calls."""
+
+    def log_answers(self, step: int, answers: Sequence[SampleAnswer]) -> None:
+        """A few answers of a validation, where the back end has a place for texts."""
 
     def close(self) -> None:
         """Write out what is left."""
@@ -28,7 +33,7 @@ class BackgroundLogger:
     def __init__(self, name: str, start: Callable[[], Recorder]) -> None:
         """``name`` is what a person calls the back end."""
         self._name = name
-        self._metrics: queue.SimpleQueue[tuple[int, dict[str, float]] | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[Callable[[Recorder], None] | None] = queue.SimpleQueue()
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, args=(start,), name=name, daemon=True)
         self._has_ended = self._has_waited = False
@@ -36,13 +41,19 @@ class BackgroundLogger:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Hand over a step's metrics."""
-        self._metrics.put((step, dict(metrics)))
+        values = dict(metrics)
+        self._tasks.put(lambda recorder: recorder.log(step, values))
+
+    def log_answers(self, step: int, answers: Sequence[SampleAnswer]) -> None:
+        """Hand over a few answers of a validation."""
+        kept = tuple(answers)
+        self._tasks.put(lambda recorder: recorder.log_answers(step, kept))
 
     def end(self) -> None:
         """Let the back end close as soon as it has everything. Safe to call twice."""
         if not self._has_ended:
             self._has_ended = True
-            self._metrics.put(None)
+            self._tasks.put(None)
 
     def finish(self, *, timeout_s: float) -> str | None:
         """End, and wait at most ``timeout_s`` for what is left to be written.
@@ -65,8 +76,8 @@ class BackgroundLogger:
     def _run(self, start: Callable[[], Recorder]) -> None:
         try:
             recorder = start()
-            while (entry := self._metrics.get()) is not None:
-                recorder.log(*entry)
+            while (task := self._tasks.get()) is not None:
+                task(recorder)
             recorder.close()
         except Exception as error:
             self._error = error

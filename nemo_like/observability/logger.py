@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -16,7 +16,7 @@ from nemo_like.observability.learning_curve import CurvePoints, write_learning_c
 from nemo_like.observability.mlflow_logger import MlflowRecorder
 from nemo_like.observability.progress import RunProgress
 from nemo_like.observability.run_directory import RunDirectory
-from nemo_like.observability.summary import RunSummary, format_summary
+from nemo_like.observability.summary import RunSummary, SampleAnswer, format_summary
 from nemo_like.observability.tensorboard_logger import TensorboardRecorder
 from nemo_like.observability.wandb_logger import WandbRecorder, new_run_id
 
@@ -80,7 +80,11 @@ class RunLogger:
 
     def warn(self, text: str) -> None:
         """A sentence that the user should not miss."""
-        self._console.note(f"warning: {text}")
+        self.note(f"warning: {text}")
+
+    def note(self, text: str) -> None:
+        """A line that stays, such as what was left out of the data."""
+        self._console.note(text)
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Metrics of rollout step ``step``, counted from 1."""
@@ -98,11 +102,15 @@ class RunLogger:
                 f"{_MAX_TOKEN_MULT_PROB_ERROR}: trainer and generation engines disagree on the log-probs"
             )
 
-    def log_validation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics of the validation after step ``step``; 0 is before the first."""
+    def log_validation(
+        self, step: int, metrics: Mapping[str, float], sample_answers: Sequence[SampleAnswer] = ()
+    ) -> None:
+        """Metrics of the validation after step ``step``, 0 being before the first, and a few answers."""
         self._metrics_file.write(step, metrics)
         for backend in self._backends:
             backend.log(step, metrics)
+            if sample_answers:
+                backend.log_answers(step, sample_answers)
         if "validation/accuracy" in metrics:
             self._points.accuracies.append((step, metrics["validation/accuracy"]))
         self._console.validation(step, metrics)

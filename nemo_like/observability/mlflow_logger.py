@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nemo_like.config.schema import MlflowConfig
+from nemo_like.observability.summary import SampleAnswer
 
 # What one request may carry.
 _MAX_METRICS, _MAX_PARAMS = 1000, 100
@@ -39,6 +40,9 @@ class MlflowRecorder:
         ]
         for start in range(0, len(values), _MAX_METRICS):
             self._client.log_batch(self._run_id, metrics=values[start : start + _MAX_METRICS])
+
+    def log_answers(self, step: int, answers: Sequence[SampleAnswer]) -> None:
+        """Answers are texts, which are not kept here."""
 
     def close(self) -> None:
         self._client.set_terminated(self._run_id)

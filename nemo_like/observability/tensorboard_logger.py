@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from nemo_like.observability.summary import SampleAnswer
 
 
 class TensorboardRecorder:
@@ -23,6 +25,9 @@ class TensorboardRecorder:
         self._writer.add_event(
             self._event(wall_time=time.time(), step=step, summary=self._summary(value=values))
         )
+
+    def log_answers(self, step: int, answers: Sequence[SampleAnswer]) -> None:
+        """Answers are texts, which are not kept here."""
 
     def close(self) -> None:
         self._writer.close()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from nemo_like.config.schema import WandbConfig, WandbMode
+from nemo_like.observability.summary import SampleAnswer
 
 
 def new_run_id() -> str:
@@ -53,6 +55,13 @@ class WandbRecorder:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
+
+    def log_answers(self, step: int, answers: Sequence[SampleAnswer]) -> None:
+        """As a table."""
+        columns = [field.name for field in fields(SampleAnswer)]
+        rows = [[getattr(answer, name) for name in columns] for answer in answers]
+        table = self._wandb.Table(columns=columns, data=rows)
+        self._run.log({"validation/answers": table}, step=step)
 
     def close(self) -> None:
         self._run.finish()

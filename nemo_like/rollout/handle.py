@@ -28,6 +28,10 @@ class RolloutHandle:
         """Free the bytes of samples that will not train; returns once they are free."""
         self._wait("discard", tuple(batches))
 
+    def dump(self, step: int, ledger: Sequence[KVBatchMeta]) -> None:
+        """Write ``rollouts/step_N.jsonl``; see ``SyncRolloutActor.dump``."""
+        self._wait("dump", step, tuple(ledger))
+
     def sample_answers(self) -> list[SampleAnswer]:
         """A few answers of the latest validation."""
         return self._wait("sample_answers")

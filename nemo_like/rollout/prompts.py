@@ -6,16 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from nemo_like.data.interface import SourceReport
 from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.data_plane.operations import Operation
 from nemo_like.observability.metrics import Metric
 
 
 class RolloutMode(Enum):
-    """``training`` samples G responses a prompt; ``validation`` one, from the held-out set."""
+    """``training`` samples G responses a prompt; ``validation`` is about held-out prompts."""
 
     training = "training"
     validation = "validation"
+
+
+# Of every source, in the order of the configuration.
+SourceReports = Mapping[RolloutMode, tuple[SourceReport, ...]]
 
 
 @dataclass(frozen=True, slots=True)

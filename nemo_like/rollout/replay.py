@@ -14,11 +14,12 @@ from pathlib import Path
 
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.config.recordings import read_manifest
+from nemo_like.data.interface import SourceReport
 from nemo_like.data_plane.factory import DataPlaneSpec, connect
 from nemo_like.data_plane.interface import DataPlane
 from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.observability.summary import SampleAnswer
-from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutResult
+from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutResult, SourceReports
 from nemo_like.rollout.recorder import read_rollout
 
 
@@ -29,10 +30,11 @@ class ReplayRolloutActor:
         self._directory = Path(directory)
         self._data_plane: DataPlane = connect(data_plane)
 
-    def attach(self, own_handle: ActorHandle) -> dict[RolloutMode, int]:
-        """The number of prompts per dataset, as far as a replay has any: those of a rollout."""
-        manifest = read_manifest(self._directory)
-        return {RolloutMode.training: manifest.num_prompts_per_step, RolloutMode.validation: 0}
+    def attach(self, own_handle: ActorHandle) -> SourceReports:
+        """One source with as many prompts as a rollout has, and nothing to validate on."""
+        num_prompts = read_manifest(self._directory).num_prompts_per_step
+        source = SourceReport(name="replay", num_prompts=num_prompts, num_too_long=0)
+        return {RolloutMode.training: (source,), RolloutMode.validation: ()}
 
     async def run(self, prompts: PromptBatch, partition: str) -> RolloutResult:
         """The recorded rollout of this step; raises ValueError when there is none that fits."""

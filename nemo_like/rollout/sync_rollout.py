@@ -18,9 +18,9 @@ from pathlib import Path
 
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.config.recordings import RecordingManifest
-from nemo_like.config.schema import Config
-from nemo_like.data.datasets import build_dataset
-from nemo_like.data.interface import Prompt, PromptExample
+from nemo_like.config.schema import Config, DatasetConfig
+from nemo_like.data.datasets import Sources, build_sources
+from nemo_like.data.interface import Prompt, PromptExample, Split
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.data_plane.factory import DataPlaneSpec, connect
 from nemo_like.data_plane.interface import DataPlane
@@ -29,10 +29,12 @@ from nemo_like.environments.pool import EnvironmentPool
 from nemo_like.generation.interface import GroupResult
 from nemo_like.observability.summary import SampleAnswer
 from nemo_like.observability.trace import span
+from nemo_like.rollout.answers import answer_ids
 from nemo_like.rollout.components import component_tags
 from nemo_like.rollout.conversation import Conversation, Limits
+from nemo_like.rollout.dump import StepSamples
 from nemo_like.rollout.flatten import FlatBatch, flatten
-from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutResult
+from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutResult, SourceReports
 from nemo_like.rollout.recorder import RolloutRecorder
 from nemo_like.rollout.rollout_metrics import rollout_metrics
 from nemo_like.rollout.sampling import sampling_settings
@@ -56,23 +58,25 @@ class SyncRolloutActor:
     ) -> None:
         """``environments`` has the actors of each environment that the data name."""
         self._cfg = cfg
-        self._recorder = _recorder(cfg, Path(run_directory)) if cfg.rollout.record else None
+        self._run_directory = Path(run_directory)
+        self._recorder = _recorder(cfg, self._run_directory) if cfg.rollout.record else None
+        self._samples = StepSamples()
         self._engines = list(engines)
         self._pools = {name: EnvironmentPool(actors) for name, actors in environments.items()}
-        self._tokenizer = Tokenizer(cfg.policy.model_name)
-        self._datasets = {
-            RolloutMode.training: build_dataset(cfg.data.train, split="train"),
-            RolloutMode.validation: build_dataset(cfg.data.validation, split="validation"),
+        self._tokenizer = Tokenizer(cfg.policy.model_name, cfg.data.chat_template)
+        self._sources = {
+            RolloutMode.training: self._read(cfg.data.train, split="train"),
+            RolloutMode.validation: self._read(cfg.data.validation, split="validation"),
         }
         self._data_plane: DataPlane = connect(data_plane)
         self._loop: TurnLoop | None = None
         self._sink: ActorHandle | None = None
         self._sample_answers: list[SampleAnswer] = []
 
-    def attach(self, own_handle: ActorHandle) -> dict[RolloutMode, int]:
-        """Learn the handle the engines shall call back; returns the number of prompts per dataset."""
+    def attach(self, own_handle: ActorHandle) -> SourceReports:
+        """Learn the handle the engines shall call back; returns what the datasets hold."""
         self._sink = own_handle
-        return {mode: len(dataset) for mode, dataset in self._datasets.items()}
+        return {mode: sources.reports for mode, sources in self._sources.items()}
 
     async def run(self, prompts: PromptBatch, partition: str) -> RolloutResult:
         """Generate, reward, flatten and put; rows ordered by (prompt, generation).
@@ -96,8 +100,11 @@ class SyncRolloutActor:
         metrics = rollout_metrics(loop.groups)
         if prompts.mode is RolloutMode.validation:
             self._keep_sample_answers(loop.groups)
-        elif self._recorder is not None:
-            await asyncio.to_thread(self._recorder.write, prompts, flat, metrics)
+        else:
+            if self._cfg.rollout.dump_period:
+                self._samples.remember(prompts.step, batch, loop.groups)
+            if self._recorder is not None:
+                await asyncio.to_thread(self._recorder.write, prompts, flat, metrics)
         return RolloutResult(
             batch=batch,
             metrics=metrics,
@@ -122,12 +129,26 @@ class SyncRolloutActor:
         for batch in batches:
             await asyncio.to_thread(self._data_plane.clear, batch)
 
+    async def dump(self, step: int, ledger: Sequence[KVBatchMeta]) -> None:
+        """Write ``rollouts/step_N.jsonl``: the samples of the ledger in words, with the ledger's tags."""
+        path = self._run_directory / "rollouts" / f"step_{step}.jsonl"
+        await asyncio.to_thread(self._samples.write, path, step, ledger)
+
     def sample_answers(self) -> list[SampleAnswer]:
         """A few answers of the latest validation, for a person to read."""
         return self._sample_answers
 
+    def _read(self, sources: Sequence[DatasetConfig], split: Split) -> Sources:
+        limit = self._cfg.data.max_input_seq_length
+        if limit is None:
+            policy, generation = self._cfg.policy, self._cfg.generation
+            limit = policy.max_total_sequence_length - generation.max_new_tokens
+        return build_sources(
+            sources, split, prompt_lengths=self._tokenizer.prompt_lengths, max_prompt_tokens=limit
+        )
+
     def _turn_loop(self, prompts: PromptBatch) -> TurnLoop:
-        dataset = self._datasets[prompts.mode]
+        dataset = self._sources[prompts.mode].problems
         groups = [
             self._conversations(prompts, position, dataset[index])
             for position, index in enumerate(prompts.indices)
@@ -178,6 +199,12 @@ class SyncRolloutActor:
         components = [
             sample.rewards if sample.failure is None else {} for group in groups for sample in group
         ]
+        if prompts.mode is RolloutMode.validation:
+            flat.tags["answer_id"] = [
+                number
+                for group in groups
+                for number in answer_ids([sample.latest_response for sample in group])
+            ]
         flat.tags.update(component_tags(self._cfg.grpo.adv_estimator.reward_weights, components))
         return flat
 
@@ -193,6 +220,8 @@ class SyncRolloutActor:
             )
 
     def _keep_sample_answers(self, groups: Sequence[Sequence[Conversation]]) -> None:
+        count = self._cfg.logger.num_sample_answers
+        apart = max(1, len(groups) // max(1, count))  # so that every validation set is among them
         self._sample_answers = [
             SampleAnswer(
                 prompt=_as_text(group[0].example.prompt),
@@ -200,7 +229,7 @@ class SyncRolloutActor:
                 answer=group[0].example.answer,
                 reward=group[0].reward or 0.0,
             )
-            for group in groups[: self._cfg.logger.num_sample_answers]
+            for group in groups[::apart][:count]
         ]
 
 

@@ -53,7 +53,7 @@ class PlainLoop:
         self.cfg = cfg
         self.model = AutoModelForCausalLM.from_pretrained(cfg.policy.model_name, dtype=torch.float32)
         self.tokenizer = Tokenizer(cfg.policy.model_name)
-        self.dataset = build_dataset(cfg.data.train, split="train")
+        self.dataset = build_dataset(cfg.data.train[0], split="train")
         self.sampler = PromptSampler(len(self.dataset), cfg.grpo.seed, cfg.data.shuffle)
         optimizer = cfg.policy.optimizer
         self.optimizer = torch.optim.AdamW(

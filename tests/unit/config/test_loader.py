@@ -259,7 +259,7 @@ def test_a_value_of_the_wrong_type_says_what_is_expected(
 
 
 def test_a_group_cannot_be_an_interpolation() -> None:
-    assert "data.validation is a group of keys" in problems(DEMO, "data.validation=${data.train}")
+    assert "data.default is a group of keys" in problems(DEMO, "data.default=${data.train}")
 
 
 def test_a_wrong_value_in_a_file_names_the_file(write: Write) -> None:

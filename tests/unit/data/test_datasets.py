@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import datasets
 import pytest
@@ -15,16 +16,23 @@ RECORDS = [
 ]
 
 
-def config(kind, path=None, split=None, prompt_key="question", answer_key="solution"):
-    return DatasetConfig(
+def config(kind, path=None, split=None, prompt_key="question", answer_key="solution", **changes):
+    source = DatasetConfig(
+        name=None,
         kind=kind,
         path=None if path is None else str(path),
         split=split,
         prompt_key=prompt_key,
         answer_key=answer_key,
         digits=2,
+        options={},
+        weight=1.0,
+        prompt_template=None,
+        use_chat_template=False,
+        system_prompt=None,
         env="sums",
     )
+    return replace(source, **changes)
 
 
 def write_jsonl(path, records):

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemo_like.data.sampler import PromptSampler
+from nemo_like.data.sampler import MixtureSampler, PromptSampler
 
 
 def test_without_shuffling_prompts_come_in_order_and_start_over():
@@ -73,3 +75,61 @@ def test_an_empty_dataset_is_refused():
 def test_a_request_for_nothing_is_refused():
     with pytest.raises(ValueError, match="count=0"):
         PromptSampler(3, seed=1, shuffle=True).next(0)
+
+
+def test_one_source_alone_is_in_the_order_of_its_own_sampler():
+    mixture, alone = MixtureSampler([10], [2.0], seed=3, shuffle=True), PromptSampler(10, 3, True)
+    assert mixture.next(25) == alone.next(25)
+
+
+def test_sources_come_in_the_proportion_of_their_weights():
+    # Source 0 has the indices 0 to 9, source 1 10 to 14; 3 to 1.
+    order = MixtureSampler([10, 5], [3.0, 1.0], seed=0, shuffle=False).next(12)
+    assert order == (0, 1, 10, 2, 3, 4, 11, 5, 6, 7, 12, 8)
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=4), st.integers(1, 200))
+def test_no_source_is_ever_a_whole_prompt_further_from_its_share_than_there_are_sources(weights, count):
+    sizes = [1000] * len(weights)
+    taken = MixtureSampler(sizes, weights, seed=0, shuffle=False).next(count)
+    for source, weight in enumerate(weights):
+        share = count * weight / sum(weights)
+        assert abs(sum(index // 1000 == source for index in taken) - share) <= len(weights)
+
+
+def test_a_small_source_repeats_while_a_large_one_goes_on():
+    order = MixtureSampler([100, 2], [1.0, 1.0], seed=0, shuffle=False).next(8)
+    assert order == (0, 100, 1, 101, 2, 100, 3, 101)
+
+
+@pytest.mark.parametrize("taken", [0, 1, 7, 40])
+def test_a_mixture_continues_with_the_very_next_prompt(taken):
+    def mixture():
+        return MixtureSampler([7, 5, 11], [3.0, 1.0, 2.0], seed=4, shuffle=True)
+
+    whole, first, second = mixture(), mixture(), mixture()
+    if taken:
+        first.next(taken)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert second.next(30) == whole.next(taken + 30)[taken:]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        MixtureSampler([7], [1.0], 0, True),
+        MixtureSampler([7, 5], [1.0, 2.0], 0, True),
+        MixtureSampler([7, 6], [1.0, 1.0], 0, True),
+        MixtureSampler([7, 5], [1.0, 1.0], 1, True),
+    ],
+)
+def test_the_state_of_another_mixture_is_refused(other):
+    with pytest.raises(ValueError, match="the data"):
+        MixtureSampler([7, 5], [1.0, 1.0], 0, True).load_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize(("sizes", "weights"), [([], []), ([3], [1.0, 1.0]), ([3, 3], [1.0, 0.0])])
+def test_every_source_needs_one_weight_above_zero(sizes, weights):
+    with pytest.raises(ValueError, match="each needs one above 0"):
+        MixtureSampler(sizes, weights, 0, True)

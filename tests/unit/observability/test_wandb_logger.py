@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -7,6 +8,7 @@ import pytest
 
 from nemo_like.config.schema import WandbConfig, WandbMode
 from nemo_like.observability.background import BackgroundLogger
+from nemo_like.observability.summary import SampleAnswer
 from nemo_like.observability.wandb_logger import WandbRecorder, new_run_id
 
 
@@ -19,9 +21,12 @@ def test_offline_leaves_a_run_directory_with_what_was_logged(tmp_path):
     logger = start(WandbMode.offline, tmp_path, new_run_id())
     for step in range(3):
         logger.log(step, {"train/reward": step / 2})
+    logger.log_answers(2, [SampleAnswer("21+43=", "650", "640", 0.0)])
     assert logger.finish(timeout_s=60.0) is None
     (stored,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
     assert b"train/reward" in stored.read_bytes()
+    (table,) = stored.parent.glob("files/media/table/validation/answers*.json")
+    assert json.loads(table.read_text())["data"] == [["21+43=", "650", "640", 0.0]]
 
 
 def test_a_run_that_is_continued_keeps_its_id(tmp_path):

@@ -1,0 +1,74 @@
+"""How well held-out problems are solved, from several answers to each. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import comb
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The judged answers to one problem; both sequences have one entry per answer."""
+
+    rewards: Sequence[float]
+    answer_ids: Sequence[int]  # answers that say the same have the same id
+
+
+def held_out_metrics(problems: Sequence[Answers], num_answers: int, solved_at: float) -> dict[str, float]:
+    """Mean reward as accuracy and, with several answers each, pass@k, mean@k and majority@k.
+
+    An answer solves its problem when its reward is at least ``solved_at``. ``num_answers`` is how many
+    were asked for; a problem with fewer judged ones counts for every k that it has answers for.
+    """
+    rewards = [reward for problem in problems for reward in problem.rewards]
+    metrics = {"accuracy": _mean(rewards)}
+    if num_answers < 2:
+        return metrics
+    for k in _powers_of_two(num_answers):
+        estimates = [
+            pass_at_k(len(problem.rewards), _num_solved(problem, solved_at), k)
+            for problem in problems
+            if len(problem.rewards) >= k
+        ]
+        metrics[f"pass@{k}"] = _mean(estimates)
+    judged = [problem for problem in problems if problem.rewards]
+    metrics[f"mean@{num_answers}"] = _mean(
+        [_num_solved(problem, solved_at) / len(problem.rewards) for problem in judged]
+    )
+    metrics[f"majority@{num_answers}"] = _mean(
+        [float(majority_reward(problem) >= solved_at) for problem in judged]
+    )
+    return metrics
+
+
+def pass_at_k(num_answers: int, num_solved: int, k: int) -> float:
+    """Probability that k of the answers, drawn without replacement, include a right one.
+
+    ``1 - C(n - c, k) / C(n, k)`` (arXiv 2107.03374). Raises ValueError unless 1 <= k <= n.
+    """
+    if not 1 <= k <= num_answers:
+        raise ValueError(f"pass@{k} of {num_answers} answers: k must be from 1 to the number of answers")
+    return 1.0 - comb(num_answers - num_solved, k) / comb(num_answers, k)
+
+
+def majority_reward(problem: Answers) -> float:
+    """Mean reward of the answers that say what most say; of several such groups, the one that came first."""
+    votes: dict[int, list[float]] = {}
+    for answer_id, reward in zip(problem.answer_ids, problem.rewards, strict=True):
+        votes.setdefault(answer_id, []).append(reward)
+    return _mean(max(votes.values(), key=len))
+
+
+def _num_solved(problem: Answers, solved_at: float) -> int:
+    return sum(reward >= solved_at for reward in problem.rewards)
+
+
+def _powers_of_two(limit: int) -> list[int]:
+    """1, 2, 4, ... below the limit, and the limit."""
+    powers = [1 << exponent for exponent in range(limit.bit_length()) if 1 << exponent < limit]
+    return [*powers, limit]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

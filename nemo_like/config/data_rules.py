@@ -1,0 +1,113 @@
+"""Rules on the sources of problems, their files included."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from nemo_like.config.errors import Problem
+from nemo_like.config.schema import Config, DatasetConfig, DatasetKind
+from nemo_like.config.tasks import data_sources, source_name
+
+# More digits make more pairs of operands than are worth keeping in memory.
+MAX_ARITHMETIC_DIGITS = 3
+
+_PLACE = "{prompt}"
+
+
+def data_problems(cfg: Config) -> Iterator[Problem]:
+    """Everything for which the problems could not be read and put to the policy as configured."""
+    for key, source in data_sources(cfg):
+        yield from _numbers(key, source)
+        yield from _prompts(key, source)
+        yield from _path(key, source)
+    for section, sources in (("train", cfg.data.train), ("validation", cfg.data.validation)):
+        yield from _names(section, sources)
+    limit, template = cfg.data.max_input_seq_length, cfg.data.chat_template
+    if limit is not None and limit < 1:
+        yield Problem(key=f"data.max_input_seq_length={limit}", rule="must be at least 1", remedy="")
+    if template is not None and not Path(template).is_file():
+        yield Problem(key=f"data.chat_template={template}", rule="is not a file", remedy="")
+
+
+def _numbers(key: str, source: DatasetConfig) -> Iterator[Problem]:
+    if not 1 <= source.digits <= MAX_ARITHMETIC_DIGITS:
+        yield Problem(
+            key=f"{key}.digits={source.digits}",
+            rule=f"must be at least 1 and at most {MAX_ARITHMETIC_DIGITS}",
+            remedy="",
+        )
+    if not source.weight > 0:
+        yield Problem(
+            key=f"{key}.weight={source.weight:g}",
+            rule="must be above 0",
+            remedy="leave out a source that shall not be used",
+        )
+
+
+def _prompts(key: str, source: DatasetConfig) -> Iterator[Problem]:
+    if source.prompt_template is not None and _PLACE not in source.prompt_template:
+        yield Problem(
+            key=f"{key}.prompt_template={source.prompt_template!r}",
+            rule=f"must say where the prompt goes: {_PLACE}",
+            remedy="",
+        )
+    if source.system_prompt is not None and not source.use_chat_template:
+        yield Problem(
+            key=f"{key}.system_prompt={source.system_prompt!r}",
+            rule="needs a conversation, and use_chat_template=false makes none",
+            remedy=f"set {key}.use_chat_template=true, or write it into prompt_template",
+        )
+
+
+def _names(section: str, sources: Sequence[DatasetConfig]) -> Iterator[Problem]:
+    if not sources:
+        yield Problem(key=f"data.{section}=[]", rule="must have at least one source", remedy="")
+    for name, count in Counter(map(source_name, sources)).items():
+        if count > 1:
+            yield Problem(
+                key=f"data.{section}",
+                rule=f"has {count} sources called {name}, which metrics could not tell apart",
+                remedy="give them a name each",
+            )
+
+
+def _path(key: str, cfg: DatasetConfig) -> Iterator[Problem]:
+    if cfg.kind is DatasetKind.arithmetic:
+        return
+    if cfg.path is None:
+        yield Problem(key=f"{key}.path=null", rule=f"must be set for {key}.kind={cfg.kind.value}", remedy="")
+    if cfg.kind is DatasetKind.huggingface and cfg.split is None:
+        rule = f"must be set for {key}.kind={cfg.kind.value}"
+        yield Problem(key=f"{key}.split=null", rule=rule, remedy='for example "train"')
+    if cfg.kind is DatasetKind.reasoning_gym and find_spec("reasoning_gym") is None:
+        yield Problem(
+            key=f"{key}.kind=reasoning_gym",
+            rule="needs the package reasoning-gym",
+            remedy="pip install reasoning-gym",
+        )
+    if cfg.kind is DatasetKind.jsonl and cfg.path is not None:
+        yield from _json_lines(key, cfg, Path(cfg.path))
+
+
+def _json_lines(key: str, cfg: DatasetConfig, path: Path) -> Iterator[Problem]:
+    if not path.is_file():
+        remedy = 'give a file with one object per line, {"prompt": ..., "answer": ...}'
+        yield Problem(key=f"{key}.path={path}", rule="is not a file", remedy=remedy)
+        return
+    with path.open(encoding="utf-8") as file:
+        first_line = next((line for line in file if line.strip()), "")
+    try:
+        record = json.loads(first_line)
+    except ValueError:
+        record = None
+    if not isinstance(record, dict):
+        yield Problem(key=f"{key}.path={path}", rule="must hold one JSON object per line", remedy="")
+        return
+    for name, field in (("prompt_key", cfg.prompt_key), ("answer_key", cfg.answer_key)):
+        if field not in record:
+            rule = f"is not a field of {path}, whose first record has {', '.join(sorted(record))}"
+            yield Problem(key=f"{key}.{name}={field}", rule=rule, remedy="name one of them")

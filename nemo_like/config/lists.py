@@ -1,0 +1,58 @@
+"""Lists of groups, such as ``data.train``: a single group may stand for a list of one, and what a group
+leaves out it takes from the group ``default`` beside the list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nemo_like.config import fields
+
+_DEFAULT = "default"
+
+
+def complete_lists(tree: dict[str, Any], group: type) -> None:
+    """Fill in what the groups of every list leave out, in place; ``tree`` holds plain, unresolved values."""
+    for name, annotation in fields.hints(group).items():
+        value = tree.get(name)
+        if fields.is_group(annotation) and isinstance(value, dict):
+            complete_lists(value, annotation)
+        elif fields.item_group(annotation) and isinstance(default := tree.get(_DEFAULT), dict):
+            if isinstance(value, Mapping):
+                tree[name] = {**default, **value}
+            elif isinstance(value, list):
+                tree[name] = [{**default, **item} for item in value]
+
+
+def make_lists(tree: dict[str, Any], group: type) -> None:
+    """Put every group that stands for a list of one into a list, in place."""
+    for name, annotation in fields.hints(group).items():
+        value = tree.get(name)
+        if fields.is_group(annotation) and isinstance(value, dict):
+            make_lists(value, annotation)
+        elif fields.item_group(annotation) and isinstance(value, Mapping):
+            tree[name] = [value]
+
+
+def single_groups(tree: Mapping[str, Any], group: type) -> dict[str, Any]:
+    """A copy in which every list of one group is that group, so that arguments can reach its keys."""
+    plain = dict(tree)
+    for name, annotation in fields.hints(group).items():
+        value = plain.get(name)
+        if fields.is_group(annotation) and isinstance(value, Mapping):
+            plain[name] = single_groups(value, annotation)
+        elif fields.item_group(annotation) and isinstance(value, list) and len(value) == 1:
+            (plain[name],) = value
+    return plain
+
+
+def interpolations(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    """(full key, text) of everything that is still to be resolved."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from interpolations(f"{key}.{name}" if key else str(name), inner)
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from interpolations(f"{key}[{index}]", inner)
+    elif fields.is_interpolation(value):
+        yield key, value

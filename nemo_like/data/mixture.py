@@ -1,0 +1,90 @@
+"""Several sources as one dataset, their prompts templated, and what is too long left out."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from nemo_like.config.schema import DatasetConfig
+from nemo_like.data.interface import Message, Prompt, PromptDataset, PromptExample
+
+
+class TemplatedDataset:
+    """A source's problems with their prompt as the configuration wants it, and the name of their judge.
+
+    ``prompt_template`` puts a text prompt where it says {prompt}; ``use_chat_template`` and
+    ``system_prompt`` turn the text into the messages of a conversation. A prompt that is a list of
+    messages already only gets the system message, unless it has one.
+    """
+
+    def __init__(self, problems: PromptDataset, cfg: DatasetConfig) -> None:
+        self._problems, self._cfg = problems, cfg
+
+    def __len__(self) -> int:
+        return len(self._problems)
+
+    def __getitem__(self, index: int) -> PromptExample:
+        example = self._problems[index]
+        return replace(example, prompt=self._prompt(example.prompt), env=self._cfg.env)
+
+    def _prompt(self, prompt: Prompt) -> Prompt:
+        if isinstance(prompt, str):
+            template = self._cfg.prompt_template
+            text = prompt if template is None else template.replace("{prompt}", prompt)
+            if not self._cfg.use_chat_template:
+                return text
+            prompt = (Message("user", text),)
+        if self._cfg.system_prompt is None or prompt[0].role == "system":
+            return prompt
+        return (Message("system", self._cfg.system_prompt), *prompt)
+
+
+class MixedDataset:
+    """Sources one after the other; index i counts through all of them."""
+
+    def __init__(self, sources: Sequence[PromptDataset]) -> None:
+        self._sources = list(sources)
+        self._starts = list(itertools.accumulate((len(source) for source in sources), initial=0))
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __getitem__(self, index: int) -> PromptExample:
+        """Raises IndexError outside 0 .. len - 1."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"no problem {index} in {len(self._sources)} sources of {len(self)} together")
+        source = bisect.bisect_right(self._starts, index) - 1
+        return self._sources[source][index - self._starts[source]]
+
+
+class Selection:
+    """Some problems of a dataset."""
+
+    def __init__(self, problems: PromptDataset, indices: Sequence[int]) -> None:
+        self._problems, self._indices = problems, indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, index: int) -> PromptExample:
+        """Raises IndexError outside 0 .. len - 1."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"no problem {index} in a selection of {len(self)}")
+        return self._problems[self._indices[index]]
+
+
+def short_enough(
+    problems: PromptDataset, prompt_lengths: Callable[[Sequence[Prompt]], Sequence[int]], max_tokens: int
+) -> list[int]:
+    """Indices of the problems whose prompt has at most ``max_tokens`` tokens.
+
+    ``prompt_lengths`` gives the tokens of each prompt; it is asked for a thousand at a time.
+    """
+    kept: list[int] = []
+    for start in range(0, len(problems), 1000):
+        indices = range(start, min(start + 1000, len(problems)))
+        lengths = prompt_lengths([problems[index].prompt for index in indices])
+        kept += [index for index, length in zip(indices, lengths, strict=True) if length <= max_tokens]
+    return kept

@@ -1,0 +1,38 @@
+"""Problems that reasoning-gym generates, by the name of one of its datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nemo_like.data.interface import PromptExample, Split
+
+# A problem is a function of seed + index: far enough apart that no two parts share one.
+_DEFAULT_SEEDS: dict[Split, int] = {"train": 0, "validation": 1_000_000_000}
+
+
+class ReasoningGymDataset:
+    """``data["metadata"]`` of a problem is what the scorer of its dataset needs."""
+
+    def __init__(self, name: str, options: Mapping[str, Any], split: Split) -> None:
+        """``options`` are the dataset's own, such as ``size`` and ``seed``.
+
+        Raises ValueError when there is no such dataset or it does not take the options.
+        """
+        import reasoning_gym
+
+        arguments = {"seed": _DEFAULT_SEEDS[split], **options}
+        try:
+            self._problems = reasoning_gym.create_dataset(name, **arguments)
+        except (AssertionError, TypeError, ValueError) as error:
+            raise ValueError(f"data.{split}.path={name} with options {arguments}: {error}") from error
+
+    def __len__(self) -> int:
+        return len(self._problems)
+
+    def __getitem__(self, index: int) -> PromptExample:
+        """Raises IndexError outside 0 .. len - 1."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"no problem {index} in a reasoning-gym dataset of {len(self)}")
+        entry = self._problems[index]
+        return PromptExample(entry["question"], str(entry["answer"]), {"metadata": entry["metadata"]})

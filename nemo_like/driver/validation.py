@@ -1,0 +1,100 @@
+"""Held-out problems: which of them are asked, and what the answers say. Every source is a set of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from nemo_like.algorithms.held_out import Answers, held_out_metrics
+from nemo_like.config.schema import GRPOConfig
+from nemo_like.data.interface import SourceReport
+from nemo_like.data_plane.meta import KVBatchMeta
+from nemo_like.driver.errors import RunFailed
+from nemo_like.rollout.prompts import RolloutResult
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationReport:
+    """``metrics`` under their final names, see docs/metrics.md."""
+
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationSet:
+    """The problems of one source that are asked, by their index in the validation dataset."""
+
+    name: str
+    indices: tuple[int, ...]
+
+
+def validation_sets(sources: Sequence[SourceReport], max_samples: int) -> tuple[ValidationSet, ...]:
+    """The first ``max_samples`` problems of every source."""
+    sets, start = [], 0
+    for source in sources:
+        stop = start + min(source.num_prompts, max_samples)
+        sets.append(ValidationSet(source.name, tuple(range(start, stop))))
+        start += source.num_prompts
+    return tuple(sets)
+
+
+def validation_report(
+    rollout: RolloutResult, sets: Sequence[ValidationSet], cfg: GRPOConfig, timing: Mapping[str, float]
+) -> ValidationReport:
+    """Metrics over all sets and, where there are several, of each; failed rewards count nowhere.
+
+    The rollout's groups are the sets' problems, one after the other.
+    """
+    batch, size = rollout.batch, cfg.num_val_generations_per_prompt
+    metrics = _metrics(batch, cfg)
+    start = 0
+    for each in sets:
+        stop = start + len(each.indices) * size
+        if len(sets) > 1 and stop > start:
+            own = _metrics(batch.slice(start, stop), cfg)
+            metrics |= {f"{each.name}/{name}": value for name, value in own.items()}
+        start = stop
+    return ValidationReport({**{f"validation/{name}": value for name, value in metrics.items()}, **timing})
+
+
+def reached_goal(metrics: Mapping[str, float], cfg: GRPOConfig) -> bool:
+    """Whether the run may stop after the step with these metrics; never after one without a validation.
+
+    Raises RunFailed when ``grpo.val_stop_metric`` is no metric of the validation.
+    """
+    validated = sorted(name for name in metrics if name.startswith("validation/"))
+    if cfg.val_stop_threshold is None or not validated:
+        return False
+    if cfg.val_stop_metric not in validated:
+        raise RunFailed(
+            f"grpo.val_stop_metric={cfg.val_stop_metric} is no metric of the validation; there are "
+            f"{', '.join(validated)}"
+        )
+    return metrics[cfg.val_stop_metric] >= cfg.val_stop_threshold
+
+
+def _metrics(batch: KVBatchMeta, cfg: GRPOConfig) -> dict[str, float]:
+    solved = held_out_metrics(_answers(batch), cfg.num_val_generations_per_prompt, cfg.val_solved_reward)
+    return {
+        **solved,
+        "avg_length": sum(batch.numbers("num_response_tokens")) / len(batch),
+        "truncation_rate": sum(batch.numbers("is_truncated")) / len(batch),
+        "num_samples": float(len(batch)),
+    }
+
+
+def _answers(batch: KVBatchMeta) -> list[Answers]:
+    """The judged answers to every problem."""
+    problems: dict[object, tuple[list[float], list[int]]] = {}
+    for group_id, reward, answer_id, kept in zip(
+        batch.tag("group_id"),
+        batch.numbers("reward"),
+        batch.numbers("answer_id"),
+        batch.numbers("sample_mask"),
+        strict=True,
+    ):
+        rewards, answer_ids = problems.setdefault(group_id, ([], []))
+        if kept:
+            rewards.append(reward)
+            answer_ids.append(int(answer_id))
+    return [Answers(*problem) for problem in problems.values()]

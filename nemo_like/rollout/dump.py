@@ -1,0 +1,88 @@
+"""What a step sampled, as JSON lines for people: conversations, rewards, and what became of each sample.
+
+    put ──▶ remember(batch, conversations)
+    dump ──▶ the driver's ledger (tags) + what is remembered ──▶ rollouts/step_N.jsonl
+
+Texts stay in the rollout actor; the driver sends scalars alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from nemo_like.data.interface import Prompt
+from nemo_like.data_plane.meta import KVBatchMeta
+from nemo_like.rollout.conversation import Conversation
+
+
+class StepSamples:
+    """The conversations of one step at a time, by sample id."""
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._samples: dict[str, Conversation] = {}
+
+    def remember(self, step: int, batch: KVBatchMeta, groups: Sequence[Sequence[Conversation]]) -> None:
+        """Keep what was just put, in the batch's order; those of earlier steps are dropped."""
+        if step != self._step:
+            self._step, self._samples = step, {}
+        samples = [sample for group in groups for sample in group]
+        self._samples |= dict(zip(batch.sample_ids, samples, strict=True))
+
+    def write(self, path: Path, step: int, ledger: Sequence[KVBatchMeta]) -> None:
+        """One line per sample of the ledger, ordered by (group, generation); they are then forgotten."""
+        lines = [
+            {"step": step, **_line(self._samples[sample_id], tags)}
+            for batch in ledger
+            for sample_id, tags in _rows(batch)
+        ]
+        lines.sort(key=lambda line: (line["group"], line["generation"]))
+        self._samples = {}
+        path.parent.mkdir(exist_ok=True)
+        unfinished = path.with_suffix(".tmp")
+        with unfinished.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        os.replace(unfinished, path)
+
+
+def _rows(batch: KVBatchMeta) -> Iterator[tuple[str, dict[str, Any]]]:
+    for index, sample_id in enumerate(batch.sample_ids):
+        yield sample_id, {name: _json_value(values[index]) for name, values in batch.tags.items()}
+
+
+def _line(sample: Conversation, tags: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "group": tags.pop("group_id"),
+        "generation": sample.generation,
+        "outcome": tags.pop("outcome"),
+        "env": sample.example.env,
+        "prompt": _as_text(sample.example.prompt),
+        "turns": list(_turns(sample)),
+        "answer": sample.example.answer,
+        "rewards": {name: _json_value(value) for name, value in sample.rewards.items()},
+        "failure": None if sample.failure is None else sample.failure.reason,
+        **tags,
+    }
+
+
+def _turns(sample: Conversation) -> Iterator[dict[str, str]]:
+    for exchange in sample.history:
+        yield {"role": "assistant", "content": exchange.response}
+        yield {"role": "environment", "content": exchange.observation}
+    yield {"role": "assistant", "content": sample.latest_response}
+
+
+def _as_text(prompt: Prompt) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(f"[{message.role}] {message.content}" for message in prompt)
+
+
+def _json_value(value: Any) -> Any:
+    """Not-a-number and infinity, which JSON does not have, become null."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

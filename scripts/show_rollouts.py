@@ -1,0 +1,115 @@
+"""Print the conversations of a training step: the best and the worst answer of each group.
+
+    python scripts/show_rollouts.py RUN_DIR --step 12
+    python scripts/show_rollouts.py RUN_DIR --step 12 --group 3      # all answers of one group
+
+Needs rollouts/step_N.jsonl, which a run writes with rollout.dump_period=1 (or more).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+Sample = dict[str, Any]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code: 0, or 2 when there is nothing to show."""
+    options = _parse(arguments)
+    try:
+        groups = read_groups(options.run_dir, options.step)
+    except FileNotFoundError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if options.group is not None:
+        shown = {number: samples for number, samples in groups.items() if number == options.group}
+        if not shown:
+            print(f"no group {options.group}; there are {', '.join(map(str, groups))}", file=sys.stderr)
+            return 2
+    else:
+        shown = dict(list(groups.items())[: options.limit])
+    for number, samples in shown.items():
+        chosen = samples if options.group is not None else best_and_worst(samples)
+        print("\n".join(format_group(number, samples, chosen)))
+    if len(shown) < len(groups) and options.group is None:
+        print(f"... {len(groups) - len(shown)} more groups; --limit shows more of them")
+    return 0
+
+
+def read_groups(run_dir: Path, step: int) -> dict[int, list[Sample]]:
+    """The samples of a step by group number. Raises FileNotFoundError that names the steps there are."""
+    path = run_dir / "rollouts" / f"step_{step}.jsonl"
+    if not path.is_file():
+        steps = sorted(int(found[1]) for found in map(_step_of, path.parent.glob("step_*.jsonl")) if found)
+        there = f"there are steps {', '.join(map(str, steps))}" if steps else "rollout.dump_period was 0"
+        raise FileNotFoundError(f"{path} does not exist; {there}")
+    groups: dict[int, list[Sample]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        sample = json.loads(line)
+        groups.setdefault(sample["group"], []).append(sample)
+    return groups
+
+
+def best_and_worst(samples: Sequence[Sample]) -> list[Sample]:
+    """The samples with the highest and the lowest shaped reward; one when they are all equal."""
+    ranked = sorted(samples, key=lambda sample: sample["shaped_reward"], reverse=True)
+    return (
+        ranked[:1] if ranked[0]["shaped_reward"] == ranked[-1]["shaped_reward"] else [ranked[0], ranked[-1]]
+    )
+
+
+def format_group(number: int, samples: Sequence[Sample], chosen: Sequence[Sample]) -> Iterator[str]:
+    """Lines: the prompt, what the group earned, then the chosen conversations."""
+    rewards = sorted((sample["reward"] for sample in samples), reverse=True)
+    yield f"== group {number} ({samples[0]['env']}): {len(samples)} answers, rewards " + " ".join(
+        f"{reward:g}" for reward in rewards
+    )
+    yield samples[0]["prompt"]
+    yield f"-- expected: {samples[0]['answer']}"
+    for sample in chosen:
+        yield f"-- answer {sample['generation']}: {_verdict(sample)}"
+        for turn in sample["turns"]:
+            yield turn["content"] if turn["role"] == "assistant" else f"[{turn['role']}] {turn['content']}"
+    yield ""
+
+
+def _verdict(sample: Sample) -> str:
+    parts = [f"reward {sample['reward']:g}"]
+    parts += [
+        f"{label} {sample[tag]:g}"
+        for tag, label in (("scaled_reward", "scaled"), ("shaped_reward", "shaped"))
+        if sample[tag] != sample["reward"]
+    ]
+    if "advantage" in sample:
+        parts.append(f"advantage {sample['advantage']:+.3f}")
+    if len(sample["rewards"]) > 1:
+        parts += [f"{name} {value:g}" for name, value in sample["rewards"].items()]
+    if sample["is_truncated"]:
+        parts.append("truncated")
+    reason = f" ({sample['failure']})" if sample["failure"] else ""
+    return ", ".join([*parts, sample["outcome"] + reason])
+
+
+def _step_of(path: Path) -> re.Match[str] | None:
+    return re.fullmatch(r"step_(\d+)\.jsonl", path.name)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run_dir", type=Path, help="the directory of the run")
+    parser.add_argument("--step", type=int, required=True)
+    parser.add_argument("--group", type=int, help="show every answer of this group")
+    parser.add_argument("--limit", type=int, default=8, help="groups to show (default 8)")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from nemo_like.config.data_rules import data_problems
+from nemo_like.config.schema import Config
+from nemo_like.config.tasks import data_sources, source_name
+
+Demo = Callable[..., Config]
+
+
+@pytest.mark.parametrize(
+    ("argument", "problem"),
+    [
+        ("data.train.digits=4", "data.train.digits=4 must be at least 1 and at most 3"),
+        ("data.train.weight=0.0", "data.train.weight=0 must be above 0; leave out a source"),
+        ("data.train.prompt_template=question", "data.train.prompt_template='question' must say where"),
+        ("data.train.system_prompt=brief", "data.train.system_prompt='brief' needs a conversation"),
+        ("data.train=[]", "data.train=[] must have at least one source"),
+        ("data.validation=[{}, {}]", "data.validation has 2 sources called arithmetic"),
+        ("data.validation=[{}, {name: b, digits: 9}]", "data.validation[1].digits=9 must be at least 1"),
+        ("data.max_input_seq_length=0", "data.max_input_seq_length=0 must be at least 1"),
+        ("data.chat_template=/nowhere.jinja", "data.chat_template=/nowhere.jinja is not a file"),
+    ],
+)
+def test_what_cannot_be_read_or_asked_is_refused(demo: Demo, argument: str, problem: str) -> None:
+    (found,) = data_problems(demo(argument))
+    assert str(found).startswith(problem)
+
+
+def test_several_sources_of_every_kind_of_prompt_are_accepted(demo: Demo) -> None:
+    chat = "{name: chat, use_chat_template: true, system_prompt: brief, prompt_template: 'Q: {prompt}'}"
+    assert list(data_problems(demo(f"data.train=[{{name: plain, weight: 0.5}}, {chat}]"))) == []
+
+
+def test_sources_are_called_by_their_name_their_file_or_their_kind(demo: Demo) -> None:
+    sources = "data.train=[{name: mine}, {kind: jsonl, path: data/easy.jsonl}, {}]"
+    named = {key: source_name(source) for key, source in data_sources(demo(sources))}
+    assert named == {
+        "data.train[0]": "mine",
+        "data.train[1]": "easy",
+        "data.train[2]": "arithmetic",
+        "data.validation": "arithmetic",
+    }

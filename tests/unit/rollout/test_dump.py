@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nemo_like.data.interface import Message, PromptExample
+from nemo_like.data_plane.meta import Chunk, KVBatchMeta
+from nemo_like.environments.interface import Exchange, Failure, FailureKind
+from nemo_like.rollout.conversation import Conversation, Limits
+from nemo_like.rollout.dump import StepSamples
+
+
+def conversation(generation: int, response: str, **changes: object) -> Conversation:
+    example = PromptExample("21+43=", "640", env="addition")
+    sample = Conversation(example, (1,), 0, generation, Limits(max_turns=2, max_tokens=9), seed=0)
+    sample.latest_response = response
+    for name, value in changes.items():
+        setattr(sample, name, value)
+    return sample
+
+
+def batch_of(chunk: str, group: int, rewards: list[float]) -> KVBatchMeta:
+    """One group."""
+    count = len(rewards)
+    return KVBatchMeta(
+        partition="train-3",
+        chunks=(Chunk(chunk, (4,) * count),),
+        rows=tuple((0, row) for row in range(count)),
+        columns=frozenset(),
+        tags={"group_id": (group,) * count, "reward": tuple(rewards), "outcome": ("trained",) * count},
+    )
+
+
+def read(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_every_sample_becomes_one_line_with_its_conversation_and_its_tags(tmp_path: Path) -> None:
+    samples = StepSamples()
+    first, second = batch_of("a", 5, [1.0, float("nan")]), batch_of("b", 6, [0.0])
+    failure = Failure(FailureKind.raised, "it raised")
+    samples.remember(
+        3, first, [[conversation(0, "640", rewards={"exact": 1.0}), conversation(1, "", failure=failure)]]
+    )
+    samples.remember(3, second, [[conversation(0, "650", history=[Exchange("600", "try again")])]])
+    path = tmp_path / "rollouts" / "step_3.jsonl"
+    # Dropped groups come last in the ledger, but not in the file.
+    samples.write(path, 3, [second, first.subset([1, 0])])
+    lines = read(path)
+    assert [(line["group"], line["generation"]) for line in lines] == [(5, 0), (5, 1), (6, 0)]
+    assert lines[0] == {
+        "step": 3,
+        "group": 5,
+        "generation": 0,
+        "outcome": "trained",
+        "env": "addition",
+        "prompt": "21+43=",
+        "turns": [{"role": "assistant", "content": "640"}],
+        "answer": "640",
+        "rewards": {"exact": 1.0},
+        "failure": None,
+        "reward": 1.0,
+    }
+    assert (lines[1]["reward"], lines[1]["failure"]) == (None, "it raised")
+    assert lines[2]["turns"] == [
+        {"role": "assistant", "content": "600"},
+        {"role": "environment", "content": "try again"},
+        {"role": "assistant", "content": "650"},
+    ]
+
+
+def test_a_prompt_of_messages_is_written_with_its_roles(tmp_path: Path) -> None:
+    prompt = (Message("system", "Be brief."), Message("user", "2+2?"))
+    samples, batch = StepSamples(), batch_of("a", 0, [1.0])
+    samples.remember(1, batch, [[conversation(0, "4", example=PromptExample(prompt, "4"))]])
+    samples.write(tmp_path / "step_1.jsonl", 1, [batch])
+    assert read(tmp_path / "step_1.jsonl")[0]["prompt"] == "[system] Be brief.\n[user] 2+2?"
+
+
+def test_samples_of_an_earlier_step_are_not_kept(tmp_path: Path) -> None:
+    samples, old, new = StepSamples(), batch_of("a", 0, [1.0]), batch_of("b", 0, [1.0])
+    samples.remember(3, old, [[conversation(0, "")]])
+    samples.remember(4, new, [[conversation(0, "")]])
+    samples.write(tmp_path / "new.jsonl", 4, [new])
+    with pytest.raises(KeyError):
+        samples.write(tmp_path / "old.jsonl", 3, [old])
