@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Ray on one node of a job; run.sbatch starts it on each. Without RAY_ADDRESS this node is the head.
-# Standard output is for run.sbatch: "joined NODE ADDRESS" or "failed NODE WHY"; the rest goes to NODE.log.
+# It runs until standard input ends. Standard output is for run.sbatch: "joined NODE ADDRESS" or
+# "failed NODE WHY"; the rest goes to NODE.log.
 set -uo pipefail
 
 readonly NODE=$SLURMD_NODENAME LOG=$JOB_DIR/nodes/$SLURMD_NODENAME.log
@@ -82,17 +83,16 @@ fi
 echo "ray start ${options[*]}" >>"$LOG"
 # As in a private Ray: workers are what the node is for, and CUDA_VISIBLE_DEVICES is not emptied.
 export RAY_worker_niceness=0 RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=0 PYTHONUNBUFFERED=1
-ray start "${options[@]}" > >(follow) 2>&1 &
+exec 3<&0
+ray start "${options[@]}" </dev/null > >(follow) 2>&1 &
 ray_pid=$!
-stopping=
-trap 'stopping=1; kill -TERM "$ray_pid" 2>/dev/null' TERM INT
-# A wait ends when a trapped signal comes, and Ray needs a moment then.
-while :; do
-    wait "$ray_pid"
-    code=$?
-    kill -0 "$ray_pid" 2>/dev/null || break
-done
+# run.sbatch holds our standard input open for as long as the nodes are needed.
+(cat <&3 >/dev/null; kill -TERM "$ray_pid" 2>/dev/null) &
+stopper_pid=$!
+wait "$ray_pid"
+code=$?
 gather_logs
-[[ -n $stopping ]] && exit 0
-echo "failed $NODE ray start exited with code $code"
-exit 1
+if kill "$stopper_pid" 2>/dev/null; then
+    echo "failed $NODE ray start exited with code $code"
+    exit 1
+fi
