@@ -50,13 +50,14 @@ def test_the_environment_is_the_one_that_the_config_names():
 
 
 def test_every_kind_of_failure_fails_its_own_sample_with_its_reason_and_no_other():
-    feedback = ask("good", "raise", "wait", "block", "kill", "exit", "nan", "inf", "good")
+    # Long enough for the processes that have to be started again within it.
+    feedback = ask("good", "raise", "wait", "block", "kill", "exit", "nan", "inf", "good", timeout_s=4.0)
     assert [item.reward for item in feedback] == [1.0, *[None] * 7, 1.0]
     failures = [(item.failure.kind, item.failure.reason) for item in feedback if item.failure]
     assert failures == [
         (FailureKind.raised, "the reward raised KeyError: 'no such answer'"),
-        (FailureKind.timed_out, "the reward took longer than env.sums.timeout_s=1 s"),
-        (FailureKind.timed_out, "the reward took longer than env.sums.timeout_s=1 s"),
+        (FailureKind.timed_out, "the reward took longer than env.sums.timeout_s=4 s"),
+        (FailureKind.timed_out, "the reward took longer than env.sums.timeout_s=4 s"),
         (FailureKind.died, "the reward ended its process (signal SIGKILL)"),
         (FailureKind.died, "the reward ended its process (exit code 3)"),
         (FailureKind.not_finite, "the reward 'score' is nan"),
