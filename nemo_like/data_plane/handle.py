@@ -40,21 +40,17 @@ class PartitionControl:
             self._closing.append(self._host.submit("close_partition", name))
 
     def take_operations(self) -> Sequence[Operation]:
-        """What was opened and closed since the last time; nothing where nobody observes it."""
+        """What was opened since the last time; nothing where nobody observes it."""
         return ()
 
-    def _open(self, name: str) -> list[Any]:
-        """Returns the seconds that each closing since the last opening took."""
+    def _open(self, name: str) -> None:
         calls = [*self._closing, self._host.submit("open_partition", name, self._columns)]
         self._closing.clear()
-        *close_seconds, _ = self._cluster.gather(
-            calls, stage=f"opening partition {name!r}", timeout_s=self._timeout_s + _GRACE_S
-        )
-        return close_seconds
+        self._cluster.gather(calls, stage=f"opening partition {name!r}", timeout_s=self._timeout_s + _GRACE_S)
 
 
 class ObservedPartitionControl(PartitionControl):
-    """Notes each opening, and each closing with the opening that waited for it."""
+    """Notes each opening, with what it waited for the closing of the partition before."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -63,9 +59,6 @@ class ObservedPartitionControl(PartitionControl):
     def take_operations(self) -> Sequence[Operation]:
         return self._log.take()
 
-    def _open(self, name: str) -> list[Any]:
+    def _open(self, name: str) -> None:
         with self._log.operation("open"):
-            close_seconds = super()._open(name)
-        for seconds in close_seconds:
-            self._log.add(Operation("close", {}, seconds))
-        return close_seconds
+            super()._open(name)

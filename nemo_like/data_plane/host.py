@@ -7,7 +7,6 @@ partitions come from the driver as actor calls.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -77,16 +76,13 @@ class DataPlaneHost:
         except TimeoutError:
             raise self._registry.too_many(name, self._timeout_s) from None
 
-    async def close_partition(self, name: str) -> float:
-        """Drop a partition and everything in it; safe when it is already gone. Returns the seconds it
-        took."""
-        started_s = time.perf_counter()
+    async def close_partition(self, name: str) -> None:
+        """Drop a partition and everything in it; safe when it is already gone."""
         storage_id = self._registry.close(name)
         await self._notify()
         if storage_id is not None and self._session is not None:
             await self._finish(self._session.drop_partition(storage_id), f"closing partition {name!r}")
             self._registry.capacity.release_partition(storage_id)
-        return time.perf_counter() - started_s
 
     async def describe(self, name: str) -> PartitionInfo:
         return self._registry.describe(name)

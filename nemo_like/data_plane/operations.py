@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Operation(NamedTuple):
-    """One call: ``name`` is put, write, fetch, clear, open or close."""
+    """One call: ``name`` is put, write, fetch, clear or open."""
 
     name: str
     column_bytes: Mapping[str, int]  # moved between this process and storage; 0: found in its own memory

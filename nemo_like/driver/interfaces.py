@@ -21,7 +21,7 @@ class Partitions(Protocol):
         """Open with every column declared; cleared on exit, also when the block raised."""
 
     def take_operations(self) -> Sequence[Operation]:
-        """What was opened and closed since the last time; nothing where nobody observes it."""
+        """What was opened since the last time; nothing where nobody observes it."""
 
 
 class Rollout(Protocol):
