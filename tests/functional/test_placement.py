@@ -113,7 +113,7 @@ def test_a_run_over_two_nodes_trains_and_names_the_node_that_dies(
 ) -> None:
     overrides = [
         *(f"cluster.address={nodes.ray.address}", "generation.num_engines=1", "grpo.max_num_steps=1000"),
-        *("grpo.val_at_start=false", "policy.scheduler.decay_style=constant"),
+        *("grpo.val_at_start=false", "policy.scheduler.decay_style=constant", "cluster.max_restarts=0"),
     ]
     with running(tmp_path, overrides, name=nodes.mark) as (process, _, run_dir):
         wait_for_step(process, run_dir, step=2)
