@@ -86,7 +86,10 @@ class SyncGRPODriver:
             for step in range(self.position.step + 1, grpo.max_num_steps + 1):
                 with timer:
                     metrics = self.step_and_validate(step)
-                is_last = step == grpo.max_num_steps or reached_goal(metrics, grpo)
+                has_goal = reached_goal(metrics, grpo)
+                if has_goal:
+                    self.logger.note(f"stopped after step {step}: grpo.val_stop_threshold is reached")
+                is_last = has_goal or step == grpo.max_num_steps
                 reason = None if is_last else self.stop_requests.reason(next_step_s=timer.slowest_s)
                 if is_last or reason or self.checkpoints.is_due(step):
                     self.save(metrics)
