@@ -34,8 +34,8 @@ def _end(process: subprocess.Popen[str], within_s: float) -> str:
     "victim",
     [
         "policy_worker-1",
-        "rollout",
-        "engine",
+        pytest.param("rollout", marks=pytest.mark.slow),
+        pytest.param("engine", marks=pytest.mark.slow),
         pytest.param("data_plane", marks=pytest.mark.slow),
         pytest.param("environment", marks=pytest.mark.slow),
     ],

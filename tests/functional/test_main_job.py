@@ -159,12 +159,14 @@ def test_a_run_asked_to_stop_saves_and_continues_even_under_another_layout(
 @pytest.mark.parametrize(
     "layout",
     [
-        pytest.param(["policy.data_parallel_size=1"], id="single-worker"),
+        pytest.param(["policy.data_parallel_size=1"], id="single-worker", marks=pytest.mark.slow),
         pytest.param(
             ["policy.data_parallel_size=1", "policy.megatron_cfg.tensor_model_parallel_size=2"], id="TP2"
         ),
         pytest.param(
-            ["policy.data_parallel_size=1", "policy.megatron_cfg.pipeline_model_parallel_size=2"], id="PP2"
+            ["policy.data_parallel_size=1", "policy.megatron_cfg.pipeline_model_parallel_size=2"],
+            id="PP2",
+            marks=pytest.mark.slow,
         ),
         pytest.param(["policy.backend=fsdp"], id="FSDP2-DP2"),
     ],

@@ -108,6 +108,7 @@ def test_what_cannot_be_placed_is_refused_with_what_the_nodes_have(nodes: Nodes,
     cluster.reserve([three[:2]], timeout_s=60)  # what was refused holds nothing
 
 
+@pytest.mark.slow
 def test_a_run_over_two_nodes_trains_and_names_the_node_that_dies(
     nodes: Nodes, arithmetic_model: str, tmp_path: Path
 ) -> None:

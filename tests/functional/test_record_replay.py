@@ -112,6 +112,7 @@ def test_a_replay_without_engines_trains_exactly_as_the_recorded_run_did(
         }
 
 
+@pytest.mark.slow
 def test_generation_alone_samples_what_the_first_step_of_training_does(
     recorded: FinishedRun, tmp_path: Path
 ) -> None:
@@ -122,6 +123,7 @@ def test_generation_alone_samples_what_the_first_step_of_training_does(
         assert record[key] == recorded.metrics(key)[0]
 
 
+@pytest.mark.slow
 def test_too_few_groups_within_the_allowed_rollouts_end_the_run_with_the_reason(
     arithmetic_model: str, tmp_path: Path
 ) -> None:

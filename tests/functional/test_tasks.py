@@ -73,6 +73,7 @@ def mean(values: Sequence[float]) -> float:
 # A task of reasoning-gym
 
 
+@pytest.mark.slow
 def test_a_reasoning_gym_task_is_learnt(tmp_path: Path) -> None:
     gym = pytest.importorskip("reasoning_gym")
     entries = gym.create_dataset(
@@ -95,8 +96,15 @@ def test_a_reasoning_gym_task_is_learnt(tmp_path: Path) -> None:
         problem = rng.choice(problems)
         return [(problem["prompt"], False), (problem["answer"] + EOS, True)]
 
-    model = teach(tmp_path / "model", show, num_steps=70)
-    settings = {"grpo": {"max_num_steps": 8}, "policy": {"model_name": str(model)}}
+    model = teach(tmp_path / "model", show, num_steps=110)
+    settings = {
+        "grpo": {"max_num_steps": 12, "num_prompts_per_step": 64},
+        "policy": {
+            "model_name": str(model),
+            "train_global_batch_size": 128,
+            "optimizer": {"lr": 2.0e-3},
+        },
+    }
     run = run_task(tmp_path, "reasoning_gym", settings, problems)
     scores = run.metrics("train/env/task/reward/score")
     assert scores == pytest.approx(run.metrics("train/reward"))
