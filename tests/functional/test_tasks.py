@@ -96,19 +96,15 @@ def test_a_reasoning_gym_task_is_learnt(tmp_path: Path) -> None:
         problem = rng.choice(problems)
         return [(problem["prompt"], False), (problem["answer"] + EOS, True)]
 
-    model = teach(tmp_path / "model", show, num_steps=110)
+    model = teach(tmp_path / "model", show, num_steps=130)
     settings = {
-        "grpo": {"max_num_steps": 12, "num_prompts_per_step": 64},
-        "policy": {
-            "model_name": str(model),
-            "train_global_batch_size": 128,
-            "optimizer": {"lr": 2.0e-3},
-        },
+        "grpo": {"max_num_steps": 14, "num_prompts_per_step": 128},
+        "policy": {"model_name": str(model), "train_global_batch_size": 128},
     }
     run = run_task(tmp_path, "reasoning_gym", settings, problems)
     scores = run.metrics("train/env/task/reward/score")
     assert scores == pytest.approx(run.metrics("train/reward"))
-    assert mean(scores[-2:]) > mean(scores[:2]) + 0.1
+    assert mean(scores[-4:]) > mean(scores[:2]) + 0.1
 
 
 # A game of many turns
