@@ -7,8 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import load_file
 
 from nemo_like.observability.jsonl import without_measurements
 from tests.functional.data_plane_fixtures import needs_mooncake
@@ -117,6 +119,26 @@ def test_what_the_data_plane_moved_is_shown_as_a_table(demo: FinishedRun) -> Non
     rows = [tuple(row[:3]) for row in cells if row]
     assert ("put", "", str(NUM_STEPS)) in rows
     assert ("", "prev_logprobs", str(2 * NUM_STEPS)) in rows  # two workers
+
+
+def test_a_checkpoint_becomes_the_model_that_the_run_exported(demo: FinishedRun, tmp_path: Path) -> None:
+    checkpoint = demo.run_dir / "checkpoints" / f"step_{NUM_STEPS}"
+    command = [
+        sys.executable,
+        "scripts/convert_checkpoint.py",
+        str(checkpoint),
+        "--output",
+        str(tmp_path / "hf"),
+    ]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=120)
+    exported = load_file(demo.run_dir / "final_hf" / "model.safetensors")
+    converted = load_file(tmp_path / "hf" / "model.safetensors")
+    assert converted.keys() == exported.keys()
+    for name, tensor in exported.items():
+        np.testing.assert_array_equal(converted[name], tensor)
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert again.returncode == 2
+    assert "exists already" in again.stderr
 
 
 def test_a_run_killed_and_started_again_ends_as_one_never_interrupted(
