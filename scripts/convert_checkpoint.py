@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -38,6 +39,7 @@ def main() -> int:
             raise CheckpointError(f"--output {options.output} exists already; name a new directory")
         # Only now: loading torch takes seconds, and the checks above must be quick.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+        warnings.simplefilter("ignore")  # of libraries about libraries
         from nemo_like.policy.conversion import export_checkpoint
 
         export_checkpoint(cfg.policy, cfg.loss_fn, checkpoint.policy_path, options.output)
