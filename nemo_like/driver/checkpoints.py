@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_like.checkpoint.state import TrainingState
-from nemo_like.checkpoint.store import Checkpoint, CheckpointStore, Retention
+from nemo_like.checkpoint.store import Checkpoint, CheckpointError, CheckpointStore, Retention
 from nemo_like.config.schema import CheckpointingConfig
 from nemo_like.data.sampler import MixtureSampler
 from nemo_like.driver.interfaces import Policy
@@ -74,12 +74,15 @@ class RunCheckpoints:
     def resume(self, policy: Policy, sampler: MixtureSampler) -> RunPosition:
         """Bring policy and prompt order to where the run stopped; the position, 0 for a new run.
 
-        Raises ValueError when data or seed are not those of the checkpoint.
+        Raises CheckpointError when data or seed are not those of the checkpoint.
         """
         if self.found is None:
             return RunPosition()
         state = self.found.state
-        sampler.load_state_dict(state.sampler)  # type: ignore[arg-type]
+        try:
+            sampler.load_state_dict(state.sampler)  # type: ignore[arg-type]
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(f"checkpoint {self.found.path} cannot be continued: {error}") from None
         policy.load_checkpoint(str(self.found.policy_path), state.policy_version)
         return RunPosition(state.step, state.policy_version, state.consumed_samples, state.valid_tokens)
 

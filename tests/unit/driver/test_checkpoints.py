@@ -1,6 +1,14 @@
 from __future__ import annotations
 
-from nemo_like.driver.checkpoints import RunPosition
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from nemo_like.checkpoint.store import CheckpointError
+from nemo_like.data.sampler import MixtureSampler
+from nemo_like.driver.checkpoints import RunCheckpoints, RunPosition
+from nemo_like.observability.run_directory import RunDirectory
 
 
 def test_a_step_counts_every_rollout_it_needed() -> None:
@@ -8,3 +16,79 @@ def test_a_step_counts_every_rollout_it_needed() -> None:
     before = RunPosition(step=4, policy_version=4, consumed_samples=100, valid_tokens=900)
     after = before.after(5, 5, metrics, num_samples=16)
     assert after == RunPosition(step=5, policy_version=5, consumed_samples=148, valid_tokens=970)
+
+
+class Policy:
+    """Remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.loaded: list[tuple[str, int]] = []
+
+    def save_checkpoint(self, path: str) -> None:
+        (Path(path) / "weights").write_text("w")
+
+    def load_checkpoint(self, path: str, policy_version: int) -> None:
+        self.loaded.append((path, policy_version))
+
+
+def config(**changes: object) -> SimpleNamespace:
+    values = {
+        "enabled": True,
+        "resume_if_exists": True,
+        "checkpoint_dir": None,
+        "save_period": 5,
+        "keep_top_k": None,
+        "metric_name": None,
+        "higher_is_better": True,
+    }
+    return SimpleNamespace(**{**values, **changes})
+
+
+def sampler(seed: int = 1) -> MixtureSampler:
+    return MixtureSampler([20], [1.0], seed=seed, shuffle=True)
+
+
+def saved_run(tmp_path: Path) -> tuple[RunDirectory, MixtureSampler]:
+    """A run that stopped after step 5, and its prompt order."""
+    directory, order = RunDirectory.create(str(tmp_path), "run"), sampler()
+    order.next(7)
+    position = RunPosition(step=5, policy_version=5, consumed_samples=40, valid_tokens=300)
+    RunCheckpoints(config(), directory).save(position, {"train/reward": 0.5}, Policy(), order, "wandb-1")
+    return directory, order
+
+
+def test_a_run_continues_where_it_was_saved(tmp_path: Path) -> None:
+    directory, order = saved_run(tmp_path)
+    found, policy, again = RunCheckpoints(config(), directory), Policy(), sampler()
+    assert found.last_step == 5
+    assert found.wandb_run_id == "wandb-1"
+    assert found.resume(policy, again) == RunPosition(5, 5, 40, 300)
+    assert policy.loaded == [(str(directory.checkpoints_path / "step_5" / "policy"), 5)]
+    assert again.next(5) == order.next(5)
+
+
+def test_another_seed_is_refused(tmp_path: Path) -> None:
+    directory, _ = saved_run(tmp_path)
+    with pytest.raises(CheckpointError, match=r"step_5 cannot be continued: .*seed=1, this run 2"):
+        RunCheckpoints(config(), directory).resume(Policy(), sampler(seed=2))
+
+
+@pytest.mark.parametrize("switch", ["enabled", "resume_if_exists"])
+def test_a_run_that_does_not_resume_starts_anew(tmp_path: Path, switch: str) -> None:
+    directory, _ = saved_run(tmp_path)
+    checkpoints = RunCheckpoints(config(**{switch: False}), directory)
+    assert checkpoints.last_step == -1
+    assert checkpoints.resume(Policy(), sampler()) == RunPosition()
+
+
+def test_nothing_is_saved_where_checkpoints_are_not_enabled(tmp_path: Path) -> None:
+    directory = RunDirectory.create(str(tmp_path), "run")
+    checkpoints = RunCheckpoints(config(enabled=False), directory)
+    checkpoints.save(RunPosition(step=1), {}, Policy(), sampler(), "wandb-1")
+    assert not directory.checkpoints_path.exists()
+
+
+@pytest.mark.parametrize(("period", "due"), [(5, [5, 10]), (0, [])])
+def test_saving_falls_on_the_period(tmp_path: Path, period: int, due: list[int]) -> None:
+    checkpoints = RunCheckpoints(config(save_period=period), RunDirectory.create(str(tmp_path), "run"))
+    assert [step for step in range(1, 12) if checkpoints.is_due(step)] == due
