@@ -32,7 +32,8 @@ from tests.functional.test_policy_parity import (
     NUM_SAMPLES,
     TEMPERATURE,
     RankReport,
-    run_step,
+    Step,
+    run_steps,
 )
 
 # Nats, and shares of the norms: rounding of float32 kernels, and of bfloat16 with its 8 bits.
@@ -100,9 +101,8 @@ def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     case, path = request.param, tmp_path_factory.mktemp("phases")
     cfg = case.config(make_checkpoint(path / "model"))
     loss, batch = loss_config(kl_penalty=0.1), random_batch(NUM_SAMPLES)
-    (report,) = run_world(
-        run_step, parallel_layout(cfg), cfg, loss, batch, str(path / "export"), device=case.device
-    )
+    step = Step(cfg, loss, batch, str(path / "export"))
+    ((report,),) = run_world(run_steps, parallel_layout(cfg), [step], device=case.device)
     return _beside_dense(case, cfg, loss, batch, report, path / "export")
 
 
