@@ -41,6 +41,13 @@ class ReferenceWeights:
                 _swap(parameter, held)
 
 
+def reference_in_place(reference: ReferenceWeights | None) -> contextlib.AbstractContextManager[None]:
+    """Where the model has the reference's weights. Raises RuntimeError when none is kept."""
+    if reference is None:
+        raise RuntimeError("loss_fn.reference_policy_kl_penalty=0 keeps no reference policy; set it above 0")
+    return reference.in_place()
+
+
 def _copies_on_host(parameters: Sequence[Tensor]) -> list[Tensor]:
     return [parameter.detach().to("cpu", copy=True) for parameter in parameters]
 

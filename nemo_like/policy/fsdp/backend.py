@@ -18,10 +18,11 @@ from torch.distributed.tensor import DTensor
 from nemo_like.algorithms.logprobs import LogprobSettings
 from nemo_like.cluster.buckets import TensorSpec
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.schema import Device, LossConfig, PolicyConfig, Precision
+from nemo_like.config.schema import LossConfig, PolicyConfig
 from nemo_like.data_plane.meta import GlobalBatch, Schedule
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.batch import PolicyBatch
+from nemo_like.policy.compute import DTYPES, compute_device
 from nemo_like.policy.export import complete_checkpoint, write_weights
 from nemo_like.policy.fsdp.checkpoint import load_checkpoint, save_checkpoint
 from nemo_like.policy.fsdp.lora import Adapters, add_adapters, checkpoint_name, initial_values
@@ -39,10 +40,8 @@ from nemo_like.policy.fsdp.tensor_parallel import TensorParallelModel, paralleli
 from nemo_like.policy.fsdp.weights import fill, full_tensor, hf_tensors, load_source, logit_scale
 from nemo_like.policy.learning_rate import learning_rate
 from nemo_like.policy.objective import update_objective
-from nemo_like.policy.reference import ReferenceWeights
+from nemo_like.policy.reference import ReferenceWeights, reference_in_place
 from nemo_like.policy.train_metrics import TrainMetrics
-
-_DTYPES = {Precision.float32: torch.float32, Precision.bfloat16: torch.bfloat16}
 
 
 class FSDPPolicy:
@@ -56,10 +55,9 @@ class FSDPPolicy:
         self, cfg: PolicyConfig, loss: LossConfig, coordinates: Coordinates, temperature: float
     ) -> None:
         self.cfg, self.loss, self.coordinates = cfg, loss, coordinates
-        is_cpu = cfg.device is Device.cpu
-        self.device = torch.device("cpu") if is_cpu else torch.device("cuda", torch.cuda.current_device())
+        self.device = compute_device(cfg.device)
         self.num_updates = 0
-        self._dtype = _DTYPES[cfg.precision]
+        self._dtype = DTYPES[cfg.precision]
         self._source = Path(cfg.model_name)
         layout = coordinates.layout
         self._mesh = init_device_mesh(
@@ -114,11 +112,7 @@ class FSDPPolicy:
         if self._adapters:
             with self._adapters.disabled():
                 return self.logprobs(batch, schedule)
-        if self._reference is None:
-            raise RuntimeError(
-                "loss_fn.reference_policy_kl_penalty=0 keeps no reference policy; set it above 0"
-            )
-        with self._reference.in_place():
+        with reference_in_place(self._reference):
             return self.logprobs(batch, schedule)
 
     # Training

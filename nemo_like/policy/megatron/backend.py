@@ -16,10 +16,11 @@ from nemo_like.algorithms.logprobs import LogprobSettings, TokenScores
 from nemo_like.cluster.buckets import TensorSpec
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.policy_layout import length_multiple
-from nemo_like.config.schema import Device, LossConfig, PolicyConfig
+from nemo_like.config.schema import LossConfig, PolicyConfig
 from nemo_like.data_plane.meta import GlobalBatch, Schedule
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
+from nemo_like.policy.compute import DTYPES, compute_device
 from nemo_like.policy.export import complete_checkpoint, write_weights
 from nemo_like.policy.interfaces import is_weight_sender
 from nemo_like.policy.layout import shards_optimizer
@@ -38,11 +39,11 @@ from nemo_like.policy.megatron.convert import (
 )
 from nemo_like.policy.megatron.cpu_shim import cuda_means_cpu
 from nemo_like.policy.megatron.description import ModelDescription, describe_model
-from nemo_like.policy.megatron.model import DTYPES, ScoringGPTModel, transformer_config
+from nemo_like.policy.megatron.model import ScoringGPTModel, transformer_config
 from nemo_like.policy.megatron.optimizer import build_optimizer
 from nemo_like.policy.megatron.pipeline import Pipeline
 from nemo_like.policy.objective import update_objective
-from nemo_like.policy.reference import ReferenceWeights
+from nemo_like.policy.reference import ReferenceWeights, reference_in_place
 from nemo_like.policy.train_metrics import TrainMetrics
 
 
@@ -56,8 +57,7 @@ class MegatronPolicy:
         self, cfg: PolicyConfig, loss: LossConfig, coordinates: Coordinates, temperature: float
     ) -> None:
         self.cfg, self.loss, self.coordinates = cfg, loss, coordinates
-        is_cpu = cfg.device is Device.cpu
-        self.device = torch.device("cpu") if is_cpu else torch.device("cuda", torch.cuda.current_device())
+        self.device = compute_device(cfg.device)
         self.num_updates = 0
         self._dtype = DTYPES[cfg.precision]
         self._source = Path(cfg.model_name)
@@ -111,11 +111,7 @@ class MegatronPolicy:
 
         Raises RuntimeError when the loss has no KL term, since then no reference is kept.
         """
-        if self._reference is None:
-            raise RuntimeError(
-                "loss_fn.reference_policy_kl_penalty=0 keeps no reference policy; set it above 0"
-            )
-        with self._reference.in_place():
+        with reference_in_place(self._reference):
             return self.logprobs(batch, schedule)
 
     # Training
