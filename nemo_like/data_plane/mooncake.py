@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import ray
+from tenacity import AsyncRetrying, retry_if_result, wait_exponential
 
 from nemo_like.cluster.runtime import free_port
 from nemo_like.config.schema import MooncakeConfig
@@ -118,15 +119,20 @@ def master_program() -> Path:
 
 
 async def _listens(process: subprocess.Popen[bytes], port: int) -> bool:
-    """True once this very process listens there, False when it ended; it says neither by itself."""
-    pause_s = 0.005
-    while process.poll() is None:
+    """True once this very process listens there, False when it ended. The start's deadline ends the wait."""
+
+    async def listens() -> bool | None:
+        if process.poll() is not None:
+            return False
         connections = psutil.Process(process.pid).net_connections(kind="tcp")
-        if any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in connections):
-            return True
-        await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, 0.2)
-    return False
+        return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in connections) or None
+
+    # The master tells nobody when it is ready.
+    attempts = AsyncRetrying(
+        retry=retry_if_result(lambda answer: answer is None),
+        wait=wait_exponential(multiplier=0.005, max=0.2),
+    )
+    return bool(await attempts(listens))
 
 
 class MooncakeStorageUnit:

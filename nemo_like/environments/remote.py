@@ -13,9 +13,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import httpx
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception_type,
+    retry_if_result,
+    stop_after_attempt,
+    wait_exponential,
+)
 
 from nemo_like.config.environment_options import HttpOptions
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
@@ -48,18 +56,18 @@ class HttpEnvironment:
 
     async def _post(self, client: httpx.AsyncClient, content: Mapping[str, Any]) -> httpx.Response:
         """The first answer that is not worth another attempt, or the last; raises httpx.TransportError."""
-        pause_s = self._options.retry_pause_s
-        for _ in range(self._options.max_attempts - 1):
-            try:
-                response = await client.post(self._options.url, json=content)
-                if not _is_temporary(response):
-                    return response
-            except httpx.TransportError:
-                pass
-            # A server that is starting or overloaded says nothing when it is ready again.
-            await asyncio.sleep(pause_s)
-            pause_s *= 2
-        return await client.post(self._options.url, json=content)
+        attempts = AsyncRetrying(
+            retry=retry_if_exception_type(httpx.TransportError) | retry_if_result(_is_temporary),
+            stop=stop_after_attempt(self._options.max_attempts),
+            wait=wait_exponential(multiplier=self._options.retry_pause_s),
+            retry_error_callback=_last_outcome,
+        )
+        return await attempts(client.post, self._options.url, json=content)
+
+
+def _last_outcome(state: RetryCallState) -> httpx.Response:
+    assert state.outcome is not None
+    return cast(httpx.Response, state.outcome.result())
 
 
 def _is_temporary(response: httpx.Response) -> bool:

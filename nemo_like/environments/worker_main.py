@@ -38,7 +38,13 @@ def main() -> None:
         _write(answers, Refused(f"{type(error).__name__}: {error}"))
         return
     _write(answers, Ready())
-    asyncio.run(_serve(environment, answers))
+    try:
+        asyncio.run(_serve(environment, answers))
+    except SystemExit as ended:
+        # At once: an orderly end would close stdin, which the thread that reads it holds, and abort.
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(ended.code if isinstance(ended.code, int) else 1)
 
 
 async def _serve(environment: Environment, answers: BinaryIO) -> None:
