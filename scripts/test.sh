@@ -23,7 +23,7 @@ check lint-imports
 case "${1:-}" in
     --lint) ;;
     "" | --all)
-        check pytest -q tests/unit
+        check pytest -q --numprocesses=auto tests/unit
         chosen=(-m "not slow")
         [[ "${1:-}" == --all ]] && chosen=()
         # Tests that need a GPU are shown as skipped where there is none.

@@ -7,7 +7,13 @@ from collections.abc import Iterator
 import pytest
 import ray
 
-from tests.functional.runs import ROOT
+from tests.functional.runs import DEMO_STEPS, ROOT, FinishedRun, run_grpo
+
+# What is watched changes no result.
+OBSERVED = [
+    *("logger.trace_steps=[2]", "logger.profile.steps=[2]"),
+    *("logger.profile.processes=[policy_worker-1]", "logger.tensorboard.enabled=true"),
+]
 
 
 @pytest.fixture(scope="session")
@@ -17,6 +23,14 @@ def arithmetic_model() -> str:
     command = [sys.executable, "scripts/prepare_arithmetic.py", "--output", path, "--seed", "1"]
     subprocess.run(command, cwd=ROOT, check=True, timeout=300, stdout=subprocess.DEVNULL)
     return path
+
+
+@pytest.fixture(scope="session")
+def demo(arithmetic_model: str, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    """The demo's configuration as it is, over its first steps, with step 2 traced and profiled."""
+    run = run_grpo(tmp_path_factory.mktemp("demo"), [f"grpo.max_num_steps={DEMO_STEPS}", *OBSERVED])
+    assert run.returncode == 0, run.output
+    return run
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "configs/grpo_arithmetic_cpu.yaml"
 RUN_TIMEOUT_S = 300
+DEMO_STEPS = 20
 MARK = "NEMO_LIKE_TEST_RUN"
 
 

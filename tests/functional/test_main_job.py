@@ -12,9 +12,10 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file
 
+from nemo_like.config.data_plane_rules import missing_mooncake_libraries
 from nemo_like.observability.jsonl import without_measurements
-from tests.functional.data_plane_fixtures import needs_mooncake
 from tests.functional.runs import (
+    DEMO_STEPS,
     ROOT,
     FinishedRun,
     kill_all,
@@ -26,17 +27,9 @@ from tests.functional.runs import (
 
 pytestmark = pytest.mark.timeout(600)
 
-NUM_STEPS = 20
+NUM_STEPS = DEMO_STEPS
 FEW_STEPS = 4
 FEW = [f"grpo.max_num_steps={FEW_STEPS}", "grpo.val_at_start=false", "grpo.val_at_end=false"]
-
-
-@pytest.fixture(scope="module")
-def demo(arithmetic_model: str, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
-    """The demo's configuration as it is, over its first steps."""
-    run = run_grpo(tmp_path_factory.mktemp("demo"), [f"grpo.max_num_steps={NUM_STEPS}"])
-    assert run.returncode == 0, run.output
-    return run
 
 
 def test_the_policy_learns(demo: FinishedRun) -> None:
@@ -85,17 +78,6 @@ def test_no_process_is_left(demo: FinishedRun) -> None:
     assert demo.processes_left() == []
 
 
-@needs_mooncake
-def test_a_seed_fixes_every_metric_but_the_timings_whatever_stores_the_batches(
-    demo: FinishedRun, tmp_path: Path
-) -> None:
-    """The demo's storage is simple."""
-    again = run_grpo(tmp_path, [*FEW, "grpo.val_at_start=true", "data_plane.backend=mooncake_cpu"])
-    assert again.returncode == 0, again.output
-    first = [without_measurements(record) for record in demo.records() if record["step"] <= FEW_STEPS]
-    assert [without_measurements(record) for record in again.records()] == first
-
-
 def test_every_step_says_what_its_data_plane_moved(demo: FinishedRun) -> None:
     for record in demo.records():
         if "train/loss" not in record:
@@ -141,10 +123,13 @@ def test_a_checkpoint_becomes_the_model_that_the_run_exported(demo: FinishedRun,
     assert "exists already" in again.stderr
 
 
-def test_a_run_killed_and_started_again_ends_as_one_never_interrupted(
+def test_a_seed_fixes_every_metric_also_with_other_storage_and_over_a_kill_and_a_resume(
     demo: FinishedRun, tmp_path: Path
 ) -> None:
+    """The demo's storage is simple, and nothing interrupts it."""
     command = [*FEW, "grpo.val_at_start=true", "grpo.max_num_steps=6", "checkpointing.save_period=2"]
+    if not missing_mooncake_libraries():
+        command += ["data_plane.backend=mooncake_cpu"]
     with running(tmp_path, command) as (process, mark, run_dir):
         wait_for_step(process, run_dir, step=3)
         kill_all(mark)
@@ -190,7 +175,7 @@ def test_a_run_asked_to_stop_saves_and_continues_even_under_another_layout(
             id="PP2",
             marks=pytest.mark.slow,
         ),
-        pytest.param(["policy.backend=fsdp"], id="FSDP2-DP2"),
+        pytest.param(["policy.backend=fsdp"], id="FSDP2-DP2", marks=pytest.mark.slow),
     ],
 )
 def test_neither_layout_nor_backend_changes_a_result(

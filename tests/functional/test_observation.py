@@ -9,32 +9,15 @@ from typing import Any
 
 import pytest
 
-from tests.functional.runs import FinishedRun, run_grpo
+from tests.functional.runs import FinishedRun
 
 pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def run(arithmetic_model: str, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
-    """Two steps, the second one observed."""
-    small = [
-        *("grpo.max_num_steps=2", "grpo.num_prompts_per_step=16", "grpo.val_at_start=false"),
-        *("grpo.val_at_end=false", "policy.train_global_batch_size=128", "generation.num_engines=1"),
-        *("policy.scheduler.decay_style=constant", "checkpointing.export_final_hf=false"),
-    ]
-    observed = [
-        *("logger.trace_steps=[2]", "logger.profile.steps=[2]"),
-        *("logger.profile.processes=[policy_worker-1]", "logger.tensorboard.enabled=true"),
-    ]
-    done = run_grpo(tmp_path_factory.mktemp("observed"), [*small, *observed])
-    assert done.returncode == 0, done.output
-    return done
-
-
-@pytest.fixture(scope="module")
-def spans(run: FinishedRun) -> dict[str, list[dict[str, Any]]]:
+def spans(demo: FinishedRun) -> dict[str, list[dict[str, Any]]]:
     """Drawn events of the traced step by process."""
-    events = json.loads((run.run_dir / "trace_step_2.json").read_text())["traceEvents"]
+    events = json.loads((demo.run_dir / "trace_step_2.json").read_text())["traceEvents"]
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     by_process = defaultdict(list)
     for event in events:
@@ -54,7 +37,8 @@ def test_the_trace_has_every_process_and_what_it_did(spans: dict[str, list[dict[
         "total_step_time", "weight_sync", "generation", "logprobs", "policy_training",
     }  # fmt: skip
     assert does["rollout"] >= {"run", "generation", "flatten", "put"}
-    assert does["engine"] >= {"generate", "fetch_weights", "load_weights"}
+    for engine in ("engine-0", "engine-1"):
+        assert does[engine] >= {"generate", "fetch_weights", "load_weights"}
     assert does["environment"] >= {"step"}
     assert does["policy_worker-0"] >= {"fetch", "compute", "write", "send", "train", "push_weights"}
     assert does["policy_worker-1"] >= {"fetch", "compute", "write", "train"}
@@ -63,40 +47,39 @@ def test_the_trace_has_every_process_and_what_it_did(spans: dict[str, list[dict[
 
 def test_the_processes_share_a_time_line(spans: dict[str, list[dict[str, Any]]]) -> None:
     ((generation_start, generation_end),) = named(spans["driver"], "generation")
-    for start, end in named(spans["engine"], "generate"):
-        assert generation_start <= start <= end <= generation_end
+    for engine in ("engine-0", "engine-1"):
+        for start, end in named(spans[engine], "generate"):
+            assert generation_start <= start <= end <= generation_end
     ((training_start, training_end),) = named(spans["driver"], "policy_training")
     for worker in ("policy_worker-0", "policy_worker-1"):
         ((start, end),) = named(spans[worker], "train")
         assert training_start <= start <= end <= training_end
 
 
-def test_only_the_steps_and_processes_that_were_asked_for_are_written(run: FinishedRun) -> None:
-    assert [path.name for path in run.run_dir.glob("trace_step_*")] == ["trace_step_2.json"]
-    profiles = [str(path.relative_to(run.run_dir)) for path in run.run_dir.glob("profiles/*/*")]
+def test_only_the_steps_and_processes_that_were_asked_for_are_written(demo: FinishedRun) -> None:
+    assert [path.name for path in demo.run_dir.glob("trace_step_*")] == ["trace_step_2.json"]
+    profiles = [str(path.relative_to(demo.run_dir)) for path in demo.run_dir.glob("profiles/*/*")]
     assert profiles == ["profiles/step_2/policy_worker-1.json.gz"]
 
 
-def test_the_profile_has_the_operators_of_the_backward_pass(run: FinishedRun) -> None:
-    with gzip.open(run.run_dir / "profiles/step_2/policy_worker-1.json.gz", "rt") as file:
+def test_the_profile_has_the_operators_of_the_backward_pass(demo: FinishedRun) -> None:
+    with gzip.open(demo.run_dir / "profiles/step_2/policy_worker-1.json.gz", "rt") as file:
         names = {str(event.get("name")) for event in json.load(file)["traceEvents"]}
     assert "compute" in names
     assert "aten::mm" in names
     assert any("Backward" in name for name in names)
 
 
-def test_tensorboard_has_both_steps(run: FinishedRun) -> None:
+def test_tensorboard_has_every_step(demo: FinishedRun) -> None:
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-    (path,) = (run.run_dir / "tensorboard").iterdir()
+    (path,) = (demo.run_dir / "tensorboard").iterdir()
     rewards = {
         event.step: value.tensor.float_val[0]
         for event in EventFileLoader(str(path)).Load()
         for value in event.summary.value
         if value.tag == "train/reward"
     }
-    assert rewards == pytest.approx({r["step"]: r["train/reward"] for r in run.records()})
-
-
-def test_no_process_is_left(run: FinishedRun) -> None:
-    assert run.processes_left() == []
+    assert rewards == pytest.approx(
+        {r["step"]: r["train/reward"] for r in demo.records() if "train/reward" in r}
+    )

@@ -29,6 +29,7 @@ SMALL = [
     "++env.arithmetic.options.function='tests.functional.uniform_rewards:mostly_uniform'",
     "++env.arithmetic.options.arguments={}",
     "policy.train_global_batch_size=32",
+    "policy.backend=fsdp",
     "policy.data_parallel_size=1",
     "policy.scheduler.decay_style=constant",
     "generation.num_engines=1",
