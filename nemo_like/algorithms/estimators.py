@@ -2,7 +2,8 @@
 
 Standard library only: the driver calls these on tags. An estimator is any function from
 ``AdvantageInputs`` to one float per sample; the configuration names one of ``AdvantageEstimatorName``,
-or a user's own as "package.module:function".
+or a user's own as "package.module:function". With a KL in the reward a token's advantage is its
+sample's less a multiple of what the workers know: the KL of the token and of those after it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,15 @@ _MIN_VARIANCE = 1e-8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KLToGo:
+    """K_t, the KL to the reference of response token t and of all after it, summed over each sample's t."""
+
+    coefficient: float  # beta: token t returns reward - beta K_t
+    sums: Sequence[float]  # of K_t, nats; one per sample
+    square_sums: Sequence[float]  # of K_t squared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageInputs:
     """N samples in any order; every sequence has one entry per sample."""
 
@@ -27,12 +37,22 @@ class AdvantageInputs:
     sample_mask: Sequence[float]  # 0: counts in nobody's statistics, and its advantage is 0
     num_response_tokens: Sequence[float]  # weights of an average over tokens
     components: Mapping[str, Sequence[float]] = field(default_factory=dict)  # raw, by name
+    kl: KLToGo | None = None  # with a KL in the reward
 
 
-AdvantageEstimator = Callable[[AdvantageInputs], Sequence[float]]
+@dataclass(frozen=True, slots=True)
+class Advantages:
+    """Token t of a sample has ``per_sample - kl_scale * K_t``."""
+
+    per_sample: Sequence[float]
+    kl_scale: float = 0.0
 
 
-def build_estimator(cfg: GRPOConfig) -> AdvantageEstimator:
+# A user's own gives the floats alone.
+AdvantageEstimator = Callable[[AdvantageInputs], Sequence[float] | Advantages]
+
+
+def build_estimator(cfg: GRPOConfig) -> Callable[[AdvantageInputs], Advantages]:
     """The estimator that ``grpo.adv_estimator.name`` names, its result checked.
 
     Raises ValueError when the name is neither known nor an import path that exists; the estimator
@@ -44,26 +64,32 @@ def build_estimator(cfg: GRPOConfig) -> AdvantageEstimator:
     else:
         estimate = load_by_path(name)
 
-    def checked(inputs: AdvantageInputs) -> list[float]:
-        advantages = [float(value) for value in estimate(inputs)]
+    def checked(inputs: AdvantageInputs) -> Advantages:
+        estimated = estimate(inputs)
+        if not isinstance(estimated, Advantages):
+            estimated = Advantages(estimated)
+        advantages = [float(value) for value in estimated.per_sample]
         if len(advantages) != len(inputs.rewards) or not all(map(math.isfinite, advantages)):
             raise ValueError(
                 f"grpo.adv_estimator.name={name} gave {len(advantages)} advantages for "
                 f"{len(inputs.rewards)} samples, {sum(map(math.isfinite, advantages))} of them finite; "
                 "it must give one finite float per sample"
             )
-        return advantages
+        return Advantages(advantages, estimated.kl_scale)
 
     return checked
 
 
-def reinforce_plus_plus(inputs: AdvantageInputs) -> list[float]:
-    """The reward itself, whitened over all response tokens of the batch (arXiv 2501.03262)."""
+def reinforce_plus_plus(inputs: AdvantageInputs) -> Advantages:
+    """The return itself, whitened over all response tokens of the batch (arXiv 2501.03262).
+
+    A token's return is the reward, less beta times its KL to go where there is one.
+    """
     return _whitened_over_tokens(inputs.rewards, inputs)
 
 
-def reinforce_plus_plus_baseline(inputs: AdvantageInputs) -> list[float]:
-    """Reward minus the group's mean, whitened over all response tokens of the batch (arXiv 2501.03262)."""
+def reinforce_plus_plus_baseline(inputs: AdvantageInputs) -> Advantages:
+    """The same of the reward minus the group's mean (arXiv 2501.03262)."""
     centred = group_relative_advantages(
         inputs.rewards,
         inputs.group_ids,
@@ -137,29 +163,34 @@ _FACTORIES: dict[AdvantageEstimatorName, Callable[[GRPOConfig], AdvantageEstimat
 }
 
 
-def _whitened_over_tokens(values: Sequence[float], inputs: AdvantageInputs) -> list[float]:
-    """``(value - mean) / sqrt(max(variance, 1e-8))``, each sample weighted by its response tokens.
+def _whitened_over_tokens(values: Sequence[float], inputs: AdvantageInputs) -> Advantages:
+    """``(x - mean) / sqrt(max(variance, 1e-8))`` of every token's ``x = value - beta K_t``, with the mean and
+    the biased variance over all response tokens.
 
-    The variance is the biased one. Masked samples count nothing and get 0, and so does everybody when
-    all values are equal.
+    Masked samples count nothing and get 0, and without a KL so does everybody when all values are equal.
 
     Raises ValueError when an unmasked value is not finite.
     """
-    weights = [
-        tokens if kept else 0.0
-        for tokens, kept in zip(inputs.num_response_tokens, inputs.sample_mask, strict=True)
-    ]
     valid = [i for i, kept in enumerate(inputs.sample_mask) if kept]
     for i in valid:
         if not math.isfinite(values[i]):
             raise ValueError(f"reward of sample {i} is {values[i]}; mask the sample (sample_mask 0) instead")
-    num_tokens = math.fsum(weights)
-    if not num_tokens or len({values[i] for i in valid}) == 1:
-        return [0.0] * len(values)
-    mean = math.fsum(weights[i] * values[i] for i in valid) / num_tokens
-    variance = math.fsum(weights[i] * (values[i] - mean) ** 2 for i in valid) / num_tokens
-    scale = 1.0 / math.sqrt(max(variance, _MIN_VARIANCE))
+    tokens, kl = inputs.num_response_tokens, inputs.kl
+    num_tokens = math.fsum(tokens[i] for i in valid)
+    if not num_tokens or (kl is None and len({values[i] for i in valid}) == 1):
+        return Advantages([0.0] * len(values))
+    beta = kl.coefficient if kl else 0.0
+    kl_sums, kl_squares = (kl.sums, kl.square_sums) if kl else ([0.0] * len(values),) * 2
+    mean = math.fsum(tokens[i] * values[i] - beta * kl_sums[i] for i in valid) / num_tokens
+    # Of (c - beta K)^2 with c = value - mean, summed over a sample's tokens.
+    squares = (
+        tokens[i] * (values[i] - mean) ** 2
+        - 2 * beta * (values[i] - mean) * kl_sums[i]
+        + beta**2 * kl_squares[i]
+        for i in valid
+    )
+    scale = 1.0 / math.sqrt(max(math.fsum(squares) / num_tokens, _MIN_VARIANCE))
     whitened = [0.0] * len(values)
     for i in valid:
         whitened[i] = (values[i] - mean) * scale
-    return whitened
+    return Advantages(whitened, beta * scale)

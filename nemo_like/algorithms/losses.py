@@ -141,6 +141,23 @@ def kl_to_reference(logprobs: Tensor, reference_logprobs: Tensor, kind: KLType) 
     return estimate.clamp(-_KL_OUTPUT_LIMIT, _KL_OUTPUT_LIMIT) * (logprobs - logprobs.detach()).exp()
 
 
+def kl_to_go(kl: Tensor, lengths: Tensor) -> Tensor:
+    """K_t: the sum of ``kl`` from token t to the end of its sample, [sum of lengths] float32.
+
+    ``kl`` [sum of lengths] float32 is packed, samples one after the other, 0 on tokens that count
+    nothing; ``lengths`` [N] int64. A sample with a value that is not finite is NaN throughout, and
+    spoils no other.
+    """
+    owner = torch.repeat_interleave(torch.arange(len(lengths), device=kl.device), lengths)
+    is_spoiled = (
+        torch.zeros(len(lengths), device=kl.device).index_add_(0, owner, (~kl.isfinite()).float()) > 0
+    )
+    up_to = kl.double().masked_fill(is_spoiled[owner], 0.0).cumsum(0)
+    total = torch.cat((up_to.new_zeros(1), up_to))[lengths.cumsum(0)]
+    before = torch.cat((up_to.new_zeros(1), up_to[:-1]))
+    return (total[owner] - before).masked_fill(is_spoiled[owner], torch.nan).float()
+
+
 def policy_ratio(tokens: LossTokens, cfg: LossConfig) -> Tensor:
     """exp(logp - prev) per token, [M]; with GSPO (arXiv 2507.18071) the geometric mean over its sample."""
     log_ratio = tokens.logprobs - tokens.prev_logprobs
@@ -175,7 +192,8 @@ def policy_loss(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
     kl = torch.zeros_like(tokens.prev_logprobs)
     if tokens.reference_logprobs is not None:
         kl = kl_to_reference(tokens.logprobs, tokens.reference_logprobs, cfg.reference_policy_kl_type)
-        per_token = per_token + cfg.reference_policy_kl_penalty * kl
+        if not cfg.use_kl_in_reward:
+            per_token = per_token + cfg.reference_policy_kl_penalty * kl
     means["kl_penalty"] = TokenMean(kl.detach(), tokens.mask)
     if tokens.entropy is not None and cfg.entropy_coef is not None:
         per_token = per_token - cfg.entropy_coef * tokens.entropy

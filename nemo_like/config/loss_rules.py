@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nemo_like.config.errors import Problem
-from nemo_like.config.schema import Config, ImportanceSamplingType, LossConfig
+from nemo_like.config.schema import AdvantageEstimatorName, Config, ImportanceSamplingType, LossConfig
 
 
 def loss_problems(cfg: Config) -> Iterator[Problem]:
@@ -15,6 +15,8 @@ def loss_problems(cfg: Config) -> Iterator[Problem]:
     yield from _correction(cfg.loss_fn)
     if cfg.loss_fn.force_on_policy_ratio:
         yield from _on_policy(cfg)
+    if cfg.loss_fn.use_kl_in_reward:
+        yield from _kl_in_reward(cfg)
 
 
 def _surrogates(loss: LossConfig) -> Iterator[Problem]:
@@ -122,4 +124,30 @@ def _on_policy(cfg: Config) -> Iterator[Problem]:
             key=f"grpo.seq_logprob_error_threshold={cfg.grpo.seq_logprob_error_threshold:g}",
             rule="masks samples by prev_logprobs, which force_on_policy_ratio=true does not compute",
             remedy="set it to null; loss_fn.truncated_importance_sampling_type=seq_mask masks instead",
+        )
+
+
+def _kl_in_reward(cfg: Config) -> Iterator[Problem]:
+    key, estimator = "loss_fn.use_kl_in_reward=true", cfg.grpo.adv_estimator.name
+    whitening = (
+        AdvantageEstimatorName.reinforce_plus_plus.name,
+        AdvantageEstimatorName.reinforce_plus_plus_baseline.name,
+    )
+    if estimator not in whitening:
+        yield Problem(
+            key=key,
+            rule=f"needs an estimator that whitens over tokens, not grpo.adv_estimator.name={estimator}",
+            remedy=f"choose {' or '.join(whitening)}, or leave the KL in the loss",
+        )
+    if cfg.loss_fn.reference_policy_kl_penalty == 0:
+        yield Problem(
+            key=key,
+            rule="has no effect with reference_policy_kl_penalty=0",
+            remedy="0.001 to 0.01 is usual for loss_fn.reference_policy_kl_penalty",
+        )
+    if cfg.loss_fn.force_on_policy_ratio:
+        yield Problem(
+            key=key,
+            rule="needs prev_logprobs, which force_on_policy_ratio=true does not compute",
+            remedy="set loss_fn.force_on_policy_ratio=false",
         )

@@ -219,6 +219,7 @@ class LossConfig:
     truncated_importance_sampling_ratio_min: float | None  # lower bound
     reference_policy_kl_penalty: float  # beta; 0 needs no reference model
     reference_policy_kl_type: KLType
+    use_kl_in_reward: bool  # REINFORCE++: the KL is taken from the token's return instead of the loss
 
 
 @dataclass(kw_only=True, slots=True)

@@ -62,7 +62,7 @@ PREV_LOGPROBS = Column(
     "float32",
     Layout.per_token,
     "policy",
-    ("train",),
+    ("logprobs", "train"),
     "nats, the same under the training engine's weights before the step; 0 where response_mask is 0",
 )
 REFERENCE_LOGPROBS = Column(

@@ -1,6 +1,6 @@
 """The reward pipeline on a batch's tags; the arithmetic itself is in ``algorithms``.
 
-    reward ──scale──▶ scaled_reward ──shape──▶ shaped_reward ──estimate──▶ advantage
+    reward ──scale──▶ scaled_reward ──shape──▶ shaped_reward ──estimate──▶ advantage, kl_scale
     sample_mask, outcome ──overlong filter──▶ ──log-prob mismatch──▶ sample_mask, outcome
 
 Together these tags are the ledger of a step: what each sample earned, what became of it, and why.
@@ -8,13 +8,14 @@ Together these tags are the ledger of a step: what each sample earned, what beca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from nemo_like.algorithms.estimators import AdvantageEstimator, AdvantageInputs
+from nemo_like.algorithms.estimators import AdvantageInputs, Advantages, KLToGo
 from nemo_like.algorithms.masking import mask_logprob_mismatch, mask_truncated
 from nemo_like.algorithms.rewards import Outcome, ResponseEnds, scaled_rewards, shaped_rewards
-from nemo_like.config.schema import GRPOConfig
+from nemo_like.config.schema import GRPOConfig, LossConfig
 from nemo_like.data_plane.meta import KVBatchMeta
+from nemo_like.policy.interfaces import KL_SCALE, KL_SQUARE_SUM, KL_SUM
 from nemo_like.rollout.components import COMPONENT_PREFIX
 
 
@@ -34,19 +35,34 @@ def with_shaped_rewards(batch: KVBatchMeta, cfg: GRPOConfig) -> KVBatchMeta:
 
 
 def with_advantages(
-    batch: KVBatchMeta, estimate: AdvantageEstimator, component_names: Sequence[str]
+    batch: KVBatchMeta,
+    estimate: Callable[[AdvantageInputs], Advantages],
+    component_names: Sequence[str],
+    kl: KLToGo | None = None,
 ) -> KVBatchMeta:
-    """Adds tag advantage."""
-    return batch.with_tags(
-        advantage=estimate(
-            AdvantageInputs(
-                rewards=batch.numbers("shaped_reward"),
-                group_ids=batch.tag("group_id"),
-                sample_mask=batch.numbers("sample_mask"),
-                num_response_tokens=batch.numbers("num_response_tokens"),
-                components={name: batch.numbers(COMPONENT_PREFIX + name) for name in component_names},
-            )
+    """Adds tag advantage, and kl_scale with a KL in the reward."""
+    advantages = estimate(
+        AdvantageInputs(
+            rewards=batch.numbers("shaped_reward"),
+            group_ids=batch.tag("group_id"),
+            sample_mask=batch.numbers("sample_mask"),
+            num_response_tokens=batch.numbers("num_response_tokens"),
+            components={name: batch.numbers(COMPONENT_PREFIX + name) for name in component_names},
+            kl=kl,
         )
+    )
+    batch = batch.with_tags(advantage=advantages.per_sample)
+    return batch.with_tags(**{KL_SCALE: [advantages.kl_scale] * len(batch)}) if kl else batch
+
+
+def kl_in_reward(batch: KVBatchMeta, loss: LossConfig) -> KLToGo | None:
+    """What scoring found of the KL to the reference, where the reward has it."""
+    if not loss.use_kl_in_reward:
+        return None
+    return KLToGo(
+        coefficient=loss.reference_policy_kl_penalty,
+        sums=batch.numbers(KL_SUM),
+        square_sums=batch.numbers(KL_SQUARE_SUM),
     )
 
 

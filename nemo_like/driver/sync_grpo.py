@@ -4,8 +4,9 @@ driver                    rollout actor              policy workers            d
   prepare_step ──────────────────────────────────────────────────────────────▶ open partition
   collect_groups ───────▶ generate, reward, flatten ── one put ──────────────▶ 3 columns
   ◀───── KVBatchMeta ─────┘  (again, while groups are missing)
-  scale, shape, filter, advantages: on tags
+  scale, shape, filter: on tags
   compute_prev_logprobs ────────────────────────────▶ fetch, forward, write ─▶ + prev_logprobs
+  advantages: on tags
   train ────────────────────────────────────────────▶ fetch, train
   ◀───── metrics ──────────────────────────────────────┘
   (next step) ensure_version: trainer ─▶ engines, by callback
@@ -28,7 +29,7 @@ from nemo_like.driver.collection import Collected, collect_groups
 from nemo_like.driver.interfaces import Partitions, Policy, Rollout, StepObserver, WeightSync
 from nemo_like.driver.reports import StepReport, StepResults, train_report
 from nemo_like.driver.schedule import dumps_rollouts_of, validates_after
-from nemo_like.driver.stages import with_advantages, without_mismatch, without_truncated
+from nemo_like.driver.stages import kl_in_reward, with_advantages, without_mismatch, without_truncated
 from nemo_like.driver.stopping import StopRequests
 from nemo_like.driver.validation import ValidationReport, ValidationSet, reached_goal, validation_report
 from nemo_like.observability.logger import RunLogger
@@ -134,13 +135,13 @@ class SyncGRPODriver:
             if grpo.mix_groups_in_updates:
                 batch = batch.subset(by_generation(len(prompts), prompts.num_generations))
 
-            with timer("advantage"):
-                components = list(grpo.adv_estimator.reward_weights)
-                batch = with_advantages(batch, self.estimate_advantages, components)
-
             with timer("logprobs"):
                 scored = self.score(batch)
-            batch = without_mismatch(scored.batch, grpo.seq_logprob_error_threshold)
+            with timer("advantage"):
+                components = list(grpo.adv_estimator.reward_weights)
+                kl = kl_in_reward(scored.batch, self.cfg.loss_fn)
+                batch = with_advantages(scored.batch, self.estimate_advantages, components, kl)
+            batch = without_mismatch(batch, grpo.seq_logprob_error_threshold)
 
             with timer("policy_training"):
                 update = self.policy.train(batch)

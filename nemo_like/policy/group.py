@@ -62,7 +62,7 @@ class PolicyWorkerGroup:
         return self._score(batch, "compute_prev_logprobs", PREV_LOGPROBS)
 
     def compute_reference_logprobs(self, batch: KVBatchMeta) -> ScoredBatch:
-        """Adds column reference_logprobs."""
+        """Adds column reference_logprobs; with a KL in the reward also its tags."""
         return self._score(batch, "compute_reference_logprobs", REFERENCE_LOGPROBS)
 
     def train(self, batch: KVBatchMeta) -> TrainUpdate:

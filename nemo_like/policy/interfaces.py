@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 # Tags that training needs on every sample.
 ADVANTAGE = "advantage"
 SAMPLE_MASK = "sample_mask"  # 0: the sample does not train
+# With a KL in the reward: its multiple that each token's advantage loses.
+KL_SCALE = "kl_scale"
+# What scoring adds then: sums of the KL to go and of its square over each sample's response tokens.
+KL_SUM, KL_SQUARE_SUM = "kl_to_go_sum", "kl_to_go_square_sum"
 
 
 class TrainingBackend(Protocol):

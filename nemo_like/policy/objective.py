@@ -9,6 +9,7 @@ backend, per micro-batch       here                                      algorit
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -27,7 +28,8 @@ from nemo_like.data_plane.columns import (
 )
 from nemo_like.data_plane.meta import GlobalBatch
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
-from nemo_like.policy.interfaces import ADVANTAGE, SAMPLE_MASK
+from nemo_like.policy.interfaces import ADVANTAGE, KL_SCALE, SAMPLE_MASK
+from nemo_like.policy.reward_kl import reward_kl
 from nemo_like.policy.train_metrics import TrainMetrics
 
 # A micro-batch's part of the loss, a scalar to differentiate. Parts of all micro-batches and ranks are
@@ -52,9 +54,17 @@ def update_objective(
 ) -> LossFunction:
     """The loss of one optimizer update, to be called once per micro-batch; records into ``metrics``."""
     counts = GlobalCounts(num_tokens=update.num_tokens, num_samples=update.num_samples)
+    kl_to_go: Tensor | None = None
+    if cfg.use_kl_in_reward:
+        reference = batch.columns[REFERENCE_LOGPROBS.name]
+        kl_to_go = reward_kl(batch, reference, cfg.reference_policy_kl_type)
 
     def loss(scores: TokenScores, inputs: ModelInputs) -> Tensor:
         tokens = _loss_tokens(scores, inputs, batch, counts, cfg)
+        if kl_to_go is not None:
+            scale = batch.sample_values[KL_SCALE][inputs.rows][inputs.sample_index]
+            lost = torch.where(tokens.mask > 0, scale * kl_to_go[inputs.packed_index], 0.0)
+            tokens = replace(tokens, advantages=tokens.advantages - lost)
         terms = policy_loss(tokens, cfg)
         metrics.add_micro_batch(terms, tokens.mask)
         if cfg.force_on_policy_ratio and tokens.generation_logprobs is not None:

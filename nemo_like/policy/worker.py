@@ -37,6 +37,7 @@ from nemo_like.observability.trace import span
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.interfaces import (
     ADVANTAGE,
+    KL_SCALE,
     SAMPLE_MASK,
     TrainingBackend,
     WeightSender,
@@ -48,6 +49,7 @@ from nemo_like.policy.mismatch import logprob_mismatch
 from nemo_like.policy.objective import train_reads
 from nemo_like.policy.replica import Replica
 from nemo_like.policy.results import WorkerScores, WorkerUpdate
+from nemo_like.policy.reward_kl import reward_kl_tags
 
 PREV_LOGPROBS_READS = (INPUT_IDS, RESPONSE_MASK, GENERATION_LOGPROBS)
 REFERENCE_LOGPROBS_READS = (INPUT_IDS, RESPONSE_MASK)
@@ -114,15 +116,18 @@ class PolicyWorker:
         return WorkerScores({"mult_prob_error": mismatch.mult_prob_error}, mismatch.metrics, compute.seconds)
 
     def compute_reference_logprobs(self, meta: KVBatchMeta) -> WorkerScores | None:
-        """Write column reference_logprobs, under the weights that the run started from."""
-        batch = self._fetch(meta, REFERENCE_LOGPROBS_READS)
+        """Write column reference_logprobs, under the weights that the run started from; with a KL in the
+        reward the answer has its tags."""
+        in_reward = self.loss.use_kl_in_reward
+        batch = self._fetch(meta, (*REFERENCE_LOGPROBS_READS, *([PREV_LOGPROBS] if in_reward else [])))
         with span("compute"), _Stopwatch() as compute:
             logprobs = self._backend.reference_logprobs(batch, _schedule(meta))
         if not self.coordinates.is_leader:
             return None
         with span("write"):
             self._data_plane.write(meta, {REFERENCE_LOGPROBS.name: logprobs.numpy()})
-        return WorkerScores({}, {}, compute.seconds)
+        tags = reward_kl_tags(batch, logprobs, self.loss.reference_policy_kl_type) if in_reward else {}
+        return WorkerScores(tags, {}, compute.seconds)
 
     def train(self, meta: KVBatchMeta) -> WorkerUpdate | None:
         """The schedule's optimizer updates; needs tags advantage and sample_mask. One version further."""
@@ -213,7 +218,7 @@ class PolicyWorker:
             if self.cfg.replica_fetch is ReplicaFetch.leader:
                 fetched = self._replica.share(columns, sum(meta.lengths), fetched)
         assert fetched is not None
-        tags = {name: meta.tags[name] for name in (ADVANTAGE, SAMPLE_MASK) if name in meta.tags}
+        tags = {name: meta.tags[name] for name in (ADVANTAGE, SAMPLE_MASK, KL_SCALE) if name in meta.tags}
         values = {name: [float(value) for value in tag] for name, tag in tags.items()}
         return PolicyBatch(fetched, meta.lengths, values, self._backend.device)
 

@@ -176,6 +176,7 @@ def loss_config(*, kl_penalty: float = 0.0, **changes: Any) -> LossConfig:
         sequence_length_normalizer=None,
         reference_policy_kl_penalty=kl_penalty,
         reference_policy_kl_type=KLType.k3,
+        use_kl_in_reward=False,
         entropy_coef=None,
         use_importance_sampling_correction=False,
         truncated_importance_sampling_type=None,

@@ -36,6 +36,7 @@ from tests.functional.policy_fixtures import (
 
 NUM_SAMPLES, CHUNK_SIZE = 8, 4
 TEMPERATURE = 0.8
+KL_SCALE = 0.7
 PLAIN = loss_config(ratio_clip_c=None, entropy_coef=0.0)
 CORRECTED = {
     "use_importance_sampling_correction": True,
@@ -65,6 +66,7 @@ LOSSES = {
         truncated_importance_sampling_type=ImportanceSamplingType.icepop,
         **CORRECTED,
     ),
+    "KL in the reward": replace(PLAIN, use_kl_in_reward=True, reference_policy_kl_penalty=0.2),
     "Dr.GRPO": replace(PLAIN, token_level_loss=False, sequence_length_normalizer=21),
 }
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -86,7 +88,7 @@ def train_with_every_loss(
         {column.name: batch["columns"][column.name] for column in ROLLOUT_COLUMNS},
         lengths=batch["lengths"],
         chunk_sizes=[CHUNK_SIZE] * (NUM_SAMPLES // CHUNK_SIZE),
-        tags=batch["tags"],
+        tags={**batch["tags"], "kl_scale": [KL_SCALE] * NUM_SAMPLES},
     )
     meta = plane.write(meta, {column.name: batch["columns"][column.name] for column in POLICY_COLUMNS})
     worker = PolicyWorker(
@@ -146,6 +148,10 @@ class DenseLoss:
 
     def token(self, token: Token, sample: list[Token], advantage: float) -> Tensor:
         cfg = self.loss
+        if cfg.use_kl_in_reward:
+            position = next(place for place, other in enumerate(sample) if other is token)
+            gaps = [other.reference - other.prev for other in sample[position:]]
+            advantage -= KL_SCALE * sum(math.exp(gap) - 1 - gap for gap in gaps)
         ratio = self.ratio(token)
         if cfg.sequence_level_importance_ratios:
             ratio = math.prod((self.ratio(other) for other in sample), start=torch.ones(())) ** (
@@ -159,7 +165,7 @@ class DenseLoss:
         else:
             value = torch.max(-advantage * ratio, -advantage * clipped)
         value = value * self.weight(token, sample)
-        if cfg.reference_policy_kl_penalty:
+        if cfg.reference_policy_kl_penalty and not cfg.use_kl_in_reward:
             gap = token.reference - token.logprob
             score = (token.logprob - token.logprob.item()).exp()
             value = value + cfg.reference_policy_kl_penalty * (gap.exp() - 1 - gap) * score

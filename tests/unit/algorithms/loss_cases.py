@@ -22,6 +22,7 @@ CONFIG = LossConfig(
     sequence_length_normalizer=None,
     reference_policy_kl_penalty=0.0,
     reference_policy_kl_type=KLType.k3,
+    use_kl_in_reward=False,
     entropy_coef=None,
     use_importance_sampling_correction=False,
     truncated_importance_sampling_type=None,

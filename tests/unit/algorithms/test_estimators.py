@@ -2,20 +2,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemo_like.algorithms.estimators import (
-    AdvantageInputs,
-    build_estimator,
-    gdpo,
-    reinforce_plus_plus,
-    reinforce_plus_plus_baseline,
-    rloo,
-)
+from nemo_like.algorithms import estimators
+from nemo_like.algorithms.estimators import AdvantageInputs, KLToGo, build_estimator, gdpo, rloo
 from nemo_like.config.loader import load_config
 from nemo_like.config.schema import AdvantageEstimatorName, GRPOConfig
 
@@ -31,6 +26,14 @@ def inputs(rewards, group_ids=None, mask=None, tokens=None, **components):
         num_response_tokens=tokens or [1] * count,
         components=components,
     )
+
+
+def reinforce_plus_plus(batch):
+    return estimators.reinforce_plus_plus(batch).per_sample
+
+
+def reinforce_plus_plus_baseline(batch):
+    return estimators.reinforce_plus_plus_baseline(batch).per_sample
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +70,28 @@ def test_a_longer_response_weighs_more_in_the_whitening():
     # Centred -1 and 1 with 3 and 1 tokens: mean -1/2, variance (3 * 1/4 + 9/4) / 4 = 3/4.
     result = reinforce_plus_plus_baseline(inputs([0.0, 2.0], tokens=[3, 1]))
     assert result == pytest.approx([-0.5 / math.sqrt(0.75), 1.5 / math.sqrt(0.75)])
+
+
+def test_a_kl_in_the_reward_is_part_of_what_is_whitened():
+    # beta 1/2. The first sample has two tokens of KL to go 2 and 1, so returns 3 - 1 and 3 - 1/2; the second
+    # one token of KL to go 3, return 1 - 3/2. Mean of 2, 2.5, -0.5: 4/3; of their squares: 10.5 / 3.
+    kl = KLToGo(coefficient=0.5, sums=[3.0, 3.0], square_sums=[5.0, 9.0])
+    result = estimators.reinforce_plus_plus(replace(inputs([3.0, 1.0], tokens=[2, 1]), kl=kl))
+    std = math.sqrt(3.5 - 16 / 9)
+    of_tokens = [
+        result.per_sample[sample] - result.kl_scale * to_go for sample, to_go in [(0, 2), (0, 1), (1, 3)]
+    ]
+    assert of_tokens == pytest.approx([(x - 4 / 3) / std for x in (2.0, 2.5, -0.5)])
+
+
+def test_a_kl_tells_equal_rewards_apart_and_a_masked_one_counts_nothing():
+    kl = KLToGo(coefficient=1.0, sums=[2.0, 0.0, math.nan], square_sums=[4.0, 0.0, math.nan])
+    batch = replace(inputs([1.0, 1.0, 1.0], ["a", "a", "b"], mask=[1, 1, 0]), kl=kl)
+    for estimate in (estimators.reinforce_plus_plus, estimators.reinforce_plus_plus_baseline):
+        # Returns -1 and 1 around their mean.
+        result = estimate(batch)
+        assert result.per_sample == pytest.approx([1.0, 1.0, 0.0])
+        assert result.kl_scale == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("estimate", [rloo, reinforce_plus_plus, reinforce_plus_plus_baseline])
@@ -150,23 +175,23 @@ def not_a_number(batch: AdvantageInputs) -> list[float]:
 @pytest.mark.parametrize("name", AdvantageEstimatorName.__members__)
 def test_every_name_of_the_configuration_has_an_estimator(grpo_config, name):
     cfg = grpo_config(f"grpo.adv_estimator.name={name}", "++grpo.adv_estimator.reward_weights.correct=1.0")
-    result = build_estimator(cfg)(inputs([1.0, 0.0, 0.0], correct=[1.0, 0.0, 0.0]))
+    result = build_estimator(cfg)(inputs([1.0, 0.0, 0.0], correct=[1.0, 0.0, 0.0])).per_sample
     assert result[0] > 0 > result[1] == result[2]
 
 
 def test_options_of_grpo_reach_its_estimator(grpo_config):
     rewards = inputs([1.0, 0.0, 0.0, 0.0])
     plain = build_estimator(grpo_config("grpo.normalize_rewards=false"))
-    assert plain(rewards) == [0.75, -0.25, -0.25, -0.25]
+    assert plain(rewards).per_sample == [0.75, -0.25, -0.25, -0.25]
     others = build_estimator(
         grpo_config("grpo.normalize_rewards=false", "grpo.use_leave_one_out_baseline=true")
     )
-    assert others(rewards) == pytest.approx([1.0, -1 / 3, -1 / 3, -1 / 3])
+    assert others(rewards).per_sample == pytest.approx([1.0, -1 / 3, -1 / 3, -1 / 3])
 
 
 def test_an_estimator_of_ones_own_is_found_by_import_path(grpo_config):
     estimate = build_estimator(grpo_config(f"grpo.adv_estimator.name='{__name__}:first_is_one'"))
-    assert estimate(inputs([0.0, 0.0])) == [1.0, 0.0]
+    assert estimate(inputs([0.0, 0.0])).per_sample == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,11 @@ from nemo_like.config.validation import validate
 Demo = Callable[..., Config]
 
 ONE_UPDATE = "policy.train_global_batch_size=1024"
+KL_IN_REWARD = (
+    "loss_fn.use_kl_in_reward=true",
+    "loss_fn.reference_policy_kl_penalty=0.01",
+    "grpo.adv_estimator.name=reinforce_plus_plus",
+)
 BOUNDS = (
     "loss_fn.use_importance_sampling_correction=true",
     "loss_fn.truncated_importance_sampling_ratio=2.0",
@@ -35,6 +40,7 @@ def problems(cfg: Config) -> list[str]:
         ("loss_fn.token_level_loss=false", "loss_fn.sequence_length_normalizer=4"),
         ("loss_fn.force_on_policy_ratio=true", ONE_UPDATE),
         ("loss_fn.use_importance_sampling_correction=true",),
+        KL_IN_REWARD,
         (*BOUNDS[:2], "loss_fn.truncated_importance_sampling_type=tis"),
         (*BOUNDS, "loss_fn.truncated_importance_sampling_type=icepop"),
         (*BOUNDS, "loss_fn.truncated_importance_sampling_type=seq_mask"),
@@ -86,6 +92,18 @@ def test_every_loss_can_be_asked_for(demo: Demo, arguments: tuple[str, ...]) -> 
         (
             BOUNDS[:2],
             "truncated_importance_sampling_ratio=2 has no effect",
+        ),
+        (
+            ("loss_fn.use_kl_in_reward=true", "loss_fn.reference_policy_kl_penalty=0.01"),
+            "needs an estimator that whitens over tokens, not grpo.adv_estimator.name=grpo",
+        ),
+        (
+            (*KL_IN_REWARD, "loss_fn.reference_policy_kl_penalty=0"),
+            "has no effect with reference_policy_kl_penalty=0",
+        ),
+        (
+            (*KL_IN_REWARD, "loss_fn.force_on_policy_ratio=true", ONE_UPDATE),
+            "needs prev_logprobs",
         ),
         (
             (*BOUNDS[1:], "loss_fn.truncated_importance_sampling_type=tis"),

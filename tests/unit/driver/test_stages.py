@@ -5,11 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from nemo_like.algorithms.estimators import AdvantageInputs
+from nemo_like.algorithms.estimators import AdvantageInputs, Advantages
 from nemo_like.config.loader import load_config
 from nemo_like.config.schema import GRPOConfig
 from nemo_like.data_plane.meta import Chunk, KVBatchMeta
-from nemo_like.driver.stages import with_advantages, with_shaped_rewards, without_mismatch, without_truncated
+from nemo_like.driver.stages import (
+    kl_in_reward,
+    with_advantages,
+    with_shaped_rewards,
+    without_mismatch,
+    without_truncated,
+)
+from tests.unit.algorithms.loss_cases import CONFIG
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -70,9 +77,9 @@ def test_truncated_everywhere_masks_everything(cfg: GRPOConfig) -> None:
 def test_an_estimator_sees_shaped_rewards_groups_mask_lengths_and_components(cfg: GRPOConfig) -> None:
     seen: list[AdvantageInputs] = []
 
-    def estimate(inputs: AdvantageInputs) -> list[float]:
+    def estimate(inputs: AdvantageInputs) -> Advantages:
         seen.append(inputs)
-        return [0.0] * 4
+        return Advantages([0.0] * 4)
 
     batch = with_shaped_rewards(rollout(**{"reward/correct": (1.0, 0.0, 0.0, 1.0)}), cfg)
     with_advantages(batch.with_tags(shaped_reward=[5.0, 6.0, 7.0, 8.0]), estimate, ["correct"])
@@ -85,3 +92,17 @@ def test_an_estimator_sees_shaped_rewards_groups_mask_lengths_and_components(cfg
             components={"correct": (1.0, 0.0, 0.0, 1.0)},
         )
     ]
+
+
+def test_a_kl_in_the_reward_goes_from_what_scoring_found_to_a_scale_for_training(cfg: GRPOConfig) -> None:
+    loss = replace(CONFIG, reference_policy_kl_penalty=0.5)
+    batch = with_shaped_rewards(
+        rollout(kl_to_go_sum=(3.0, 1.0, 0.0, 2.0), kl_to_go_square_sum=(5.0, 1.0, 0.0, 4.0)), cfg
+    )
+    assert kl_in_reward(batch, loss) is None
+    kl = kl_in_reward(batch, replace(loss, use_kl_in_reward=True))
+    assert kl is not None
+    assert (kl.coefficient, kl.sums, kl.square_sums) == (0.5, (3.0, 1.0, 0.0, 2.0), (5.0, 1.0, 0.0, 4.0))
+    scaled = with_advantages(batch, lambda inputs: Advantages([1.0] * 4, kl_scale=0.25), [], kl)
+    assert scaled.tag("advantage") == (1.0,) * 4
+    assert scaled.tag("kl_scale") == (0.25,) * 4

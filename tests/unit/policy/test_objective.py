@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from nemo_like.algorithms.logprobs import TokenScores
-from nemo_like.config.schema import LossConfig
+from nemo_like.config.schema import KLType, LossConfig
 from nemo_like.data_plane.meta import GlobalBatch, MicroBatch, Schedule
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.objective import train_reads, update_objective
+from nemo_like.policy.reward_kl import reward_kl_tags
 from nemo_like.policy.train_metrics import TrainMetrics
 from tests.unit.algorithms.loss_cases import CONFIG
 
@@ -26,7 +27,8 @@ def batch_of(**columns: list[float]) -> PolicyBatch:
     arrays: dict[str, Any] = {name: np.array(values, np.float32) for name, values in columns.items()}
     arrays["input_ids"] = np.array([5, 6, 7, 8, 9], np.int32)
     arrays["response_mask"] = np.array([0, 1, 1, 0, 1], np.uint8)
-    return PolicyBatch(arrays, [3, 2], {"advantage": [2.0, 1.0], "sample_mask": [1.0, 0.0]}, CPU)
+    tags = {"advantage": [2.0, 1.0], "sample_mask": [1.0, 0.0], "kl_scale": [0.5, 0.5]}
+    return PolicyBatch(arrays, [3, 2], tags, CPU)
 
 
 def run(cfg: LossConfig, batch: PolicyBatch) -> tuple[float, list[float], dict[str, float]]:
@@ -79,6 +81,27 @@ def test_the_correction_compares_previous_with_generation_logprobs() -> None:
     assert loss == pytest.approx(-2 * (1 + 2) / 2)
     assert grad == pytest.approx([-1.0, -2.0, 0.0])
     assert metrics["is_oob_ratio"] == 0
+
+
+KL_IN_REWARD = replace(
+    CONFIG, use_kl_in_reward=True, reference_policy_kl_penalty=0.1, reference_policy_kl_type=KLType.k1
+)
+
+
+def test_with_a_kl_in_the_reward_a_token_loses_the_kl_of_itself_and_of_what_follows() -> None:
+    # KL of the first sample's tokens: 0.5 and 2, so 2.5 and 2 to go; advantages 2 - 2.5 / 2 and 2 - 2 / 2.
+    batch = batch_of(prev_logprobs=[0, -1, -1, 0, np.nan], reference_logprobs=[0, -1.5, -3, 0, -1])
+    loss, grad, metrics = run(KL_IN_REWARD, batch)
+    assert loss == pytest.approx(-(0.75 + 1.0) / 2)
+    assert grad == pytest.approx([-0.375, -0.5, 0.0])
+    assert metrics["kl_penalty"] == pytest.approx((0.5 + 2.0) / 2)
+
+
+def test_scoring_sums_the_kl_to_go_and_its_square_over_each_sample() -> None:
+    batch = batch_of(prev_logprobs=[0, -1, -1, 0, -2])
+    tags = reward_kl_tags(batch, torch.tensor([0, -1.5, -3, 0, -1]), KLType.k1)
+    assert tags["kl_to_go_sum"] == pytest.approx([2.5 + 2.0, -1.0])
+    assert tags["kl_to_go_square_sum"] == pytest.approx([2.5**2 + 2.0**2, 1.0])
 
 
 @pytest.mark.parametrize(

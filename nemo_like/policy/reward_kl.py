@@ -1,0 +1,37 @@
+"""The KL to the reference as a part of the reward, token by token (REINFORCE++, arXiv 2501.03262).
+
+    scoring     K_t per token ──▶ its sum and sum of squares per sample, as tags
+    driver      rewards and these sums ──▶ advantage per sample, kl_scale
+    training    advantage - kl_scale * K_t per token
+
+So the driver whitens over tokens that it never sees.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from nemo_like.algorithms.losses import kl_to_go, kl_to_reference
+from nemo_like.config.schema import KLType
+from nemo_like.data_plane.columns import PREV_LOGPROBS, RESPONSE_MASK
+from nemo_like.policy.batch import PolicyBatch
+from nemo_like.policy.interfaces import KL_SQUARE_SUM, KL_SUM
+
+
+def reward_kl(batch: PolicyBatch, reference_logprobs: Tensor, kind: KLType) -> Tensor:
+    """K_t: KL(prev || reference) of response token t and of those after it, packed [sum of lengths] float32,
+    nats; 0 where nothing follows. On the batch's device; without gradient."""
+    prev = batch.columns[PREV_LOGPROBS.name]
+    mask = batch.columns[RESPONSE_MASK.name].to(prev.device)
+    kl = kl_to_reference(prev, reference_logprobs.to(prev.device), kind)
+    return kl_to_go(kl.masked_fill(mask == 0, 0.0), batch.lengths.to(prev.device))
+
+
+def reward_kl_tags(batch: PolicyBatch, reference_logprobs: Tensor, kind: KLType) -> dict[str, list[float]]:
+    """Tags kl_to_go_sum and kl_to_go_square_sum, over each sample's response tokens."""
+    mask = batch.columns[RESPONSE_MASK.name]
+    to_go = reward_kl(batch, reference_logprobs, kind).cpu().double().masked_fill(mask == 0, 0.0)
+    return {
+        KL_SUM: batch.sum_per_sample(to_go).tolist(),
+        KL_SQUARE_SUM: batch.sum_per_sample(to_go.square()).tolist(),
+    }
