@@ -21,6 +21,7 @@ from typing import Any
 import ray
 
 from nemo_like.cluster.runtime import interface_of
+from nemo_like.cluster.stacks import dump_stacks_on_signal
 from nemo_like.observability.process import ProcessObserver
 from nemo_like.observability.trace import span
 
@@ -123,6 +124,7 @@ class _Shell:
 
     def __init__(self, target: str, kwargs: Mapping[str, Any], log_path: str | None) -> None:
         _redirect_output(log_path)
+        dump_stacks_on_signal()
         _use_interface_of_node()
         self._observer = ProcessObserver()
         self._failure: Exception | None = None

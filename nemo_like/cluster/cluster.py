@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Call, start_actor
-from nemo_like.cluster.errors import ActorDied, ActorFailed, ClusterError, StageTimeout
+from nemo_like.cluster.errors import ActorDied, ActorFailed, ClusterError, Overdue, StageTimeout
 from nemo_like.cluster.placement import Bundle, Reservation, reserve
+from nemo_like.cluster.watchdog import Watchdog, end_processes
 
 # How long after one actor's failure to look for the death of another that may have caused it.
 _CAUSE_GRACE_S = 2.0
@@ -26,7 +28,10 @@ class Cluster:
     running and whichever actor the driver happens to wait for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, report_directory: Path | None = None) -> None:
+        """``report_directory`` gets the stacks of all actors when a deadline is missed; null: no reports."""
+        self._watchdog = Watchdog(report_directory) if report_directory else None
+        self._has_hung = False
         self._handles: list[ActorHandle] = []
         self._watches: dict[ray.ObjectRef, ActorHandle] = {}
         self._reservation: Reservation | None = None
@@ -62,12 +67,17 @@ class Cluster:
         """Results of the calls, in order.
 
         Raises ActorDied when any actor of the run dies meanwhile, ActorFailed when a call raises,
-        StageTimeout when the deadline passes.
+        StageTimeout when the deadline passes, or one of an actor's own inside a call.
         """
         try:
             return self._gather(calls, stage=stage, timeout_s=timeout_s)
         except ClusterError as error:
             error.lost_nodes = self._lost_nodes()
+            if isinstance(error, StageTimeout):
+                self._has_hung = True
+                if self._watchdog:
+                    report = self._watchdog.report(stage, self._log_paths(), error.waiting_for)
+                    error.stacks = str(report)
             raise
 
     def _gather(self, calls: Sequence[Call], *, stage: str, timeout_s: float) -> list[Any]:
@@ -79,7 +89,8 @@ class Cluster:
                 [*pending, *self._watches], num_returns=1, timeout=max(0.0, deadline - time.monotonic())
             )
             if not ready:
-                raise StageTimeout(stage, timeout_s, sorted({call.actor for call in pending.values()}))
+                waiting_for = sorted({call.actor for call in pending.values()})
+                raise StageTimeout.of_stage(stage, timeout_s, waiting_for)
             for ref in ready:
                 if ref in self._watches:
                     raise self._death(ref, stage)
@@ -90,8 +101,11 @@ class Cluster:
     def stop(self) -> None:
         """Kill every actor of the run; safe to call twice."""
         self._watches.clear()
+        hung = self._log_paths() if self._has_hung else {}
         while self._handles:
             self._handles.pop().kill()
+        if hung:
+            end_processes(hung)
         if self._reservation:
             self._reservation.release()
             self._reservation = None
@@ -104,6 +118,8 @@ class Cluster:
             if ready:
                 raise self._death(ready[0], stage) from error
             cause = error.cause if isinstance(error, RayTaskError) else error
+            if isinstance(cause, Overdue | TimeoutError):
+                raise StageTimeout.of_call(f"{call.actor}.{call.method}", stage, cause) from error
             raise ActorFailed(
                 call.actor, call.method, stage, cause or error, self._log_path(call.actor)
             ) from error
@@ -130,4 +146,8 @@ class Cluster:
         return [node.address for node in dict.fromkeys(watches.values()) if node not in alive]
 
     def _log_path(self, actor: str) -> str | None:
-        return next((handle.log_path for handle in self._handles if handle.name == actor), None)
+        return self._log_paths().get(actor)
+
+    def _log_paths(self) -> dict[str, str]:
+        """Of the actors that have a log of their own."""
+        return {handle.name: handle.log_path for handle in self._handles if handle.log_path}

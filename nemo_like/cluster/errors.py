@@ -38,13 +38,40 @@ class ActorFailed(ClusterError):
         self.actor, self.method, self.stage, self.cause = actor, method, stage, cause
 
 
-class StageTimeout(ClusterError):
-    """A stage's deadline passed; names the actors that have not answered."""
+class Overdue(RuntimeError):
+    """Raised inside an actor whose own deadline passed; ``actors`` names those that it waited for.
 
-    def __init__(self, stage: str, timeout_s: float, waiting_for: list[str]) -> None:
-        super().__init__(
-            f"stage {stage!r} did not finish within {timeout_s:g} s; "
-            f"still waiting for {', '.join(waiting_for)}. "
-            "Raise cluster.stage_timeout_s if the work is that long"
-        )
-        self.stage, self.waiting_for = stage, waiting_for
+    The stage that it belongs to has then missed its deadline too.
+    """
+
+    def __init__(self, message: str, actors: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.actors = tuple(actors)
+
+    def __reduce__(self) -> tuple[type[Overdue], tuple[str, tuple[str, ...]]]:
+        return type(self), (str(self), self.actors)
+
+
+class StageTimeout(ClusterError):
+    """A stage's deadline passed; names the actors that have not answered.
+
+    ``awaited`` says what they would have brought, ``stacks`` what they are doing.
+    """
+
+    def __init__(self, stage: str, what: str, waiting_for: Sequence[str]) -> None:
+        super().__init__(f"stage {stage!r} {what}")
+        self.stage, self.waiting_for = stage, list(waiting_for)
+        self.awaited = self.stacks = ""
+
+    @classmethod
+    def of_stage(cls, stage: str, timeout_s: float, waiting_for: Sequence[str]) -> StageTimeout:
+        names = ", ".join(waiting_for)
+        return cls(stage, f"did not finish within {timeout_s:g} s; still waiting for {names}", waiting_for)
+
+    @classmethod
+    def of_call(cls, call: str, stage: str, cause: Exception) -> StageTimeout:
+        """A deadline inside the actor that carries the call out."""
+        return cls(stage, f"missed a deadline in {call}: {cause}", getattr(cause, "actors", ()))
+
+    def __str__(self) -> str:
+        return "\n".join(part for part in (super().__str__(), self.awaited, self.stacks) if part)

@@ -67,6 +67,13 @@ class ImportanceSamplingType(Enum):
     seq_mask = "seq_mask"  # samples are zeroed whose geometric mean is outside
 
 
+class TimeoutAction(Enum):
+    """What a run does when a stage has missed its deadline."""
+
+    restart = "restart"  # all processes again, from the latest checkpoint, cluster.max_restarts times at most
+    stop = "stop"
+
+
 class StorageBackend(Enum):
     """What holds the bytes behind the data plane."""
 
@@ -461,13 +468,27 @@ class CheckpointingConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class StageTimeoutsConfig:
+    """Deadlines of single stages, seconds; null: cluster.stage_timeout_s."""
+
+    weight_sync: float | None
+    generation: float | None  # with the rewards
+    logprobs: float | None
+    policy_training: float | None
+    checkpoint: float | None  # saving, loading, exporting
+    validation: float | None
+
+
+@dataclass(kw_only=True, slots=True)
 class ClusterConfig:
     address: str | None  # null: a private Ray on this machine; "auto" or HOST:PORT joins one
     num_cpus: int | None  # logical CPUs of the private Ray; null: what the actors ask for
     num_gpus: int  # GPUs of the private Ray
     placement: Placement  # a tensor-parallel group never leaves its node; the groups spread over nodes
     start_timeout_s: float  # deadline for all actors to be ready
-    stage_timeout_s: float  # deadline for one stage of a step
+    stage_timeout_s: float  # deadline for one stage of a step that has none of its own
+    stage_timeouts_s: StageTimeoutsConfig
+    on_stage_timeout: TimeoutAction
     max_restarts: int  # of all processes from the latest checkpoint, after one died or missed a deadline
 
 

@@ -14,6 +14,7 @@ from nemo_like.config.backend_rules import backend_problems
 from nemo_like.config.checkpoint_rules import checkpoint_problems
 from nemo_like.config.data_plane_rules import data_plane_problems
 from nemo_like.config.data_rules import MAX_ARITHMETIC_DIGITS
+from nemo_like.config.deadlines import Stage
 from nemo_like.config.durations import parse_duration_s
 from nemo_like.config.errors import ConfigError, Problem
 from nemo_like.config.loss_rules import loss_problems
@@ -158,6 +159,7 @@ _RANGES = (
     _Range(key="cluster.max_restarts", at_least=0),
     _Range(key="cluster.start_timeout_s", above=0),
     _Range(key="cluster.stage_timeout_s", above=0),
+    *(_Range(key=f"cluster.stage_timeouts_s.{stage.name}", above=0) for stage in Stage),
     _count("data_plane.num_storage_units"),
     _Range(key="data_plane.capacity_gib", above=0, remedy="null is no limit"),
     _Range(key="data_plane.mooncake_cfg.segment_gib", above=0),

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nemo_like.cluster.errors import Overdue
+
 _MAX_LISTED = 8
 
 
@@ -42,7 +44,7 @@ class DuplicateWrite(DataPlaneError):
     """A (sample, column) has one writer, once."""
 
 
-class MissingData(DataPlaneError):
+class MissingData(DataPlaneError, Overdue):
     """A declared column was not written within the deadline."""
 
 
@@ -58,7 +60,7 @@ class StorageFailed(DataPlaneError):
     """A process behind the data plane is gone or refused."""
 
 
-class DeadlineExceeded(DataPlaneError):
+class DeadlineExceeded(DataPlaneError, Overdue):
     """The storage did not answer in time, though its processes live."""
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Concurrency
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.runtime import free_port
+from nemo_like.config.deadlines import longest_deadline_s
 from nemo_like.config.plan import Role, roles
 from nemo_like.config.schema import Config, Device
 from nemo_like.config.tasks import has_stop_strings, used_environments
@@ -96,7 +97,7 @@ class _Starter:
                 precision=policy.precision,
                 max_total_sequence_length=policy.max_total_sequence_length,
                 seed=self._cfg.grpo.seed,
-                timeout_s=self._cfg.cluster.start_timeout_s,
+                timeout_s=self._patience_s(),
                 tokenizer_name=str(Path(policy.model_name).absolute())
                 if has_stop_strings(self._cfg)
                 else None,
@@ -112,7 +113,7 @@ class _Starter:
                 "device": cfg.policy.device,
                 "transport": cfg.generation.weight_transport,
                 "bucket_mib": cfg.generation.weight_bucket_mib,
-                "timeout_s": cfg.cluster.start_timeout_s,
+                "timeout_s": self._patience_s(),
             },
         )
         master_addr, master_port = self._rendezvous()
@@ -130,7 +131,7 @@ class _Starter:
                 weight_sender=sender if self._needs[Role.engine].count else None,
                 master_addr=master_addr,
                 master_port=master_port,
-                timeout_s=cfg.cluster.stage_timeout_s,
+                timeout_s=self._patience_s(),
             )
             for rank in range(self._needs[Role.policy_worker].count)
         ]
@@ -180,6 +181,11 @@ class _Starter:
             directory=str(Path(directory).absolute()),
             data_plane=data_plane,
         )
+
+    def _patience_s(self) -> float:
+        """How long processes wait for each other: no shorter than the driver, which can say more."""
+        cluster = self._cfg.cluster
+        return max(cluster.start_timeout_s, longest_deadline_s(cluster))
 
     def _rendezvous(self) -> tuple[str, int]:
         """Where the policy workers meet: on the node of the first of them."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from types import FrameType
 
 import yaml
@@ -20,9 +21,10 @@ from nemo_like.checkpoint.store import CheckpointError
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.errors import ActorDied, ClusterError, StageTimeout
 from nemo_like.cluster.runtime import ray_runtime
+from nemo_like.config.deadlines import deadline_s
 from nemo_like.config.loader import to_yaml
 from nemo_like.config.plan import ray_cpus, ray_gpus
-from nemo_like.config.schema import Config
+from nemo_like.config.schema import Config, TimeoutAction
 from nemo_like.data.sampler import MixtureSampler
 from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.data_plane.handle import ObservedPartitionControl, PartitionControl
@@ -91,7 +93,10 @@ def _run_with_restarts(
         except KeyboardInterrupt:
             return _Result("was interrupted", EXIT_INTERRUPTED)
         except (ActorDied, StageTimeout) as error:
-            if not cfg.checkpointing.enabled or num_restarts == cfg.cluster.max_restarts:
+            shall_stop = (
+                isinstance(error, StageTimeout) and cfg.cluster.on_stage_timeout is TimeoutAction.stop
+            )
+            if shall_stop or not cfg.checkpointing.enabled or num_restarts == cfg.cluster.max_restarts:
                 return _Result(f"failed: {error}", EXIT_FAILED)
             num_restarts += 1
             logger.warn(
@@ -160,7 +165,7 @@ def started(
     cfg: Config, directory: RunDirectory, logger: RunLogger, checkpoints: RunCheckpoints
 ) -> Iterator[StartedRun]:
     """Every process of the run, ready; all of them are gone when the block is left."""
-    cluster = Cluster()
+    cluster = Cluster(report_directory=directory.logs_path)
     logger.status("starting Ray")
     num_cpus = ray_cpus(cfg) if cfg.cluster.num_cpus is None else cfg.cluster.num_cpus
     num_gpus = max(ray_gpus(cfg), cfg.cluster.num_gpus)
@@ -183,9 +188,7 @@ def started(
 def _connect(cfg: Config, started: _Started, logger: RunLogger, checkpoints: RunCheckpoints) -> StartedRun:
     """Let the processes meet, bring them to where the run stands, and hand them to a driver."""
     cluster, actors, sources = started.cluster, started.actors, started.sources
-    # The rollout actor keeps the same deadline and can name the prompts that are missing: it answers first.
-    rollout_timeout_s = cfg.cluster.stage_timeout_s + _SHORT_TIMEOUT_S
-    rollout = RolloutHandle(cluster, actors.rollout, timeout_s=rollout_timeout_s)
+    rollout = RolloutHandle(cluster, actors.rollout, deadline_s=partial(deadline_s, cfg.cluster))
     control = ObservedPartitionControl if cfg.data_plane.log_operations else PartitionControl
     partitions = control(
         cluster,
@@ -271,7 +274,7 @@ def _policy(cfg: Config, cluster: Cluster, actors: Actors, logger: RunLogger) ->
         parallel_layout(cfg.policy),
         cfg.policy,
         num_epochs=cfg.grpo.num_epochs_per_rollout,
-        timeout_s=cfg.cluster.stage_timeout_s,
+        deadline_s=partial(deadline_s, cfg.cluster),
     )
     if actors.engines:
         logger.status("connecting policy workers and engines")

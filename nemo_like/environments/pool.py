@@ -15,6 +15,12 @@ class EnvironmentPool:
         self._actors = tuple(actors)
         self._num_unanswered = [0] * len(self._actors)
 
+    @property
+    def unanswered(self) -> list[str]:
+        """Names of the actors that have a call to answer."""
+        pairs = zip(self._actors, self._num_unanswered, strict=True)
+        return [actor.name for actor, num_turns in pairs if num_turns]
+
     async def step(self, turns: Sequence[Turn]) -> list[Feedback]:
         """One feedback per turn, in order; see ``EnvironmentServer.step``."""
         index = self._num_unanswered.index(min(self._num_unanswered))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from nemo_like.cluster.buckets import TensorSpec
+from nemo_like.cluster.errors import Overdue
 
 if TYPE_CHECKING:
     from nemo_like.cluster.process_groups import GroupAddress
@@ -96,6 +97,10 @@ def _unpack_result(
 
 class GenerationError(RuntimeError):
     """The engine failed: its requests are lost and it takes no more."""
+
+
+class EngineOverdue(GenerationError, Overdue):
+    """The engine did not answer in time."""
 
 
 class ResultSink(Protocol):

@@ -31,6 +31,7 @@ from vllm.sampling_params import RequestOutputKind
 from nemo_like.cluster.shared_memory import Transfer
 from nemo_like.config.schema import Device, GenerationConfig, Precision
 from nemo_like.generation.interface import (
+    EngineOverdue,
     EngineStats,
     GenerationError,
     GroupRequest,
@@ -163,9 +164,8 @@ class VllmEngine:
         try:
             return done.result(self._timeout_s)
         except TimeoutError:
-            raise GenerationError(
-                f"engine {self._name!r} did not answer within {self._timeout_s:g} s"
-            ) from None
+            message = f"engine {self._name!r} did not answer within {self._timeout_s:g} s"
+            raise EngineOverdue(message, [self._name]) from None
 
     def _serve(self) -> None:
         while not self._stopping:

@@ -16,17 +16,31 @@ from typing import Any
 from nemo_like.cluster.actors import ActorHandle, Call
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
+from nemo_like.cluster.errors import StageTimeout
+from nemo_like.config.deadlines import Stage
 from nemo_like.config.schema import PolicyConfig
 from nemo_like.data_plane.columns import PREV_LOGPROBS, REFERENCE_LOGPROBS, Column
+from nemo_like.data_plane.errors import listed
 from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.observability.metrics import Metric, merge
 from nemo_like.policy.layout import gathers_weights, logprob_strategy, train_strategy
 from nemo_like.policy.results import ScoredBatch, TrainUpdate, WorkerScores, WorkerUpdate
 
+_STAGES = {
+    "compute_prev_logprobs": Stage.logprobs,
+    "compute_reference_logprobs": Stage.logprobs,
+    "train": Stage.policy_training,
+    "connect_weights": Stage.weight_sync,
+    "push_weights": Stage.weight_sync,
+    "export_hf": Stage.checkpoint,
+    "save_checkpoint": Stage.checkpoint,
+    "load_checkpoint": Stage.checkpoint,
+}
+
 
 class PolicyWorkerGroup:
-    """``handles[rank]`` is the worker at ``layout.coordinates(rank)``; every stage has ``timeout_s``.
+    """``handles[rank]`` is the worker at ``layout.coordinates(rank)``.
 
     ``num_epochs`` is how often ``train`` passes over its batch.
     """
@@ -39,19 +53,14 @@ class PolicyWorkerGroup:
         cfg: PolicyConfig,
         *,
         num_epochs: int,
-        timeout_s: float,
+        deadline_s: Callable[[Stage], float],
     ) -> None:
         if len(handles) != layout.world_size:
             raise ValueError(f"{len(handles)} policy workers for a layout of {layout.world_size}")
-        self._cluster, self._cfg, self._timeout_s = cluster, cfg, timeout_s
+        self._cluster, self._cfg, self._deadline_s = cluster, cfg, deadline_s
         self._num_epochs = num_epochs
         self._workers = [(handle, layout.coordinates(rank)) for rank, handle in enumerate(handles)]
         self._num_replicas = layout.dp
-
-    def setup(self, timeout_s: float) -> None:
-        """Load the model on every worker; returns when all are ready."""
-        calls = [handle.submit("setup") for handle, _ in self._workers]
-        self._cluster.gather(calls, stage="policy.setup", timeout_s=timeout_s)
 
     def connect_weights(self, receivers: Sequence[Any]) -> None:
         """Let the workers that send weights meet the engines."""
@@ -105,10 +114,6 @@ class PolicyWorkerGroup:
         """Continue from a checkpoint, which another parallel layout may have written."""
         self._everywhere("load_checkpoint", lambda place: True, path, policy_version)
 
-    def shutdown(self) -> None:
-        """Let the workers leave each other and the engines in order."""
-        self._everywhere("shutdown", lambda place: True)
-
     def _score(self, batch: KVBatchMeta, method: str, column: Column) -> ScoredBatch:
         shards = shard_for_logprobs(
             batch,
@@ -127,7 +132,12 @@ class PolicyWorkerGroup:
     def _on_replicas(self, method: str, shards: Sequence[KVBatchMeta]) -> list[Any]:
         """Every worker of a replica gets its replica's shard; the leaders' answers, by data-parallel rank."""
         calls = [handle.submit(method, shards[place.dp]) for handle, place in self._workers]
-        answers = self._wait(method, calls)
+        try:
+            answers = self._wait(method, calls)
+        except StageTimeout as error:
+            late = {place.dp for handle, place in self._workers if handle.name in error.waiting_for}
+            error.awaited = "\n".join(_awaited(shards[dp]) for dp in sorted(late))
+            raise
         leaders = [
             (place.dp, answer)
             for (_, place), answer in zip(self._workers, answers, strict=True)
@@ -139,8 +149,17 @@ class PolicyWorkerGroup:
         calls = [handle.submit(method, *args) for handle, place in self._workers if where(place)]
         return self._wait(method, calls)
 
-    def _wait(self, stage: str, calls: Sequence[Call]) -> list[Any]:
-        return self._cluster.gather(calls, stage=f"policy.{stage}", timeout_s=self._timeout_s)
+    def _wait(self, method: str, calls: Sequence[Call]) -> list[Any]:
+        timeout_s = self._deadline_s(_STAGES[method])
+        return self._cluster.gather(calls, stage=f"policy.{method}", timeout_s=timeout_s)
+
+
+def _awaited(shard: KVBatchMeta) -> str:
+    """What a replica that has not answered works on."""
+    return (
+        f"not done are the {len(shard)} samples {listed(shard.sample_ids)} of partition {shard.partition!r}, "
+        f"which has the columns {', '.join(sorted(shard.columns))}"
+    )
 
 
 def with_epochs(shard: KVBatchMeta, num_epochs: int) -> KVBatchMeta:

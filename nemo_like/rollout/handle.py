@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.cluster import Cluster
+from nemo_like.config.deadlines import Stage
 from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.observability.summary import SampleAnswer
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutResult
+
+# The rollout actor keeps the same deadlines and can name the samples that are missing: it answers first.
+_GRACE_S = 30.0
 
 
 class RolloutHandle:
     """Calls the rollout actor and waits, watching every process of the run meanwhile."""
 
-    def __init__(self, cluster: Cluster, actor: ActorHandle, *, timeout_s: float) -> None:
-        self._cluster, self._actor, self._timeout_s = cluster, actor, timeout_s
+    def __init__(self, cluster: Cluster, actor: ActorHandle, *, deadline_s: Callable[[Stage], float]) -> None:
+        self._cluster, self._actor, self._deadline_s = cluster, actor, deadline_s
 
     def run(self, prompts: PromptBatch, partition: str) -> RolloutResult:
         """See ``SyncRolloutActor.run``; raises ClusterError when a process dies or the deadline passes."""
-        stage = "generation" if prompts.mode is RolloutMode.training else "validation"
+        stage = Stage.generation if prompts.mode is RolloutMode.training else Stage.validation
         call = self._actor.submit("run", prompts, partition)
-        return self._cluster.gather([call], stage=stage, timeout_s=self._timeout_s)[0]
+        timeout_s = self._deadline_s(stage) + _GRACE_S
+        return self._cluster.gather([call], stage=stage.name, timeout_s=timeout_s)[0]
 
     def discard(self, batches: Sequence[KVBatchMeta]) -> None:
         """Free the bytes of samples that will not train; returns once they are free."""
@@ -38,4 +43,5 @@ class RolloutHandle:
 
     def _wait(self, method: str, *args: Any) -> Any:
         call = self._actor.submit(method, *args)
-        return self._cluster.gather([call], stage=f"rollout.{method}", timeout_s=self._timeout_s)[0]
+        timeout_s = self._deadline_s(Stage.generation)
+        return self._cluster.gather([call], stage=f"rollout.{method}", timeout_s=timeout_s)[0]

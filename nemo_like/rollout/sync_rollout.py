@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nemo_like.cluster.actors import ActorHandle
+from nemo_like.config.deadlines import Stage, deadline_s
 from nemo_like.config.recordings import RecordingManifest
 from nemo_like.config.schema import Config, DatasetConfig
 from nemo_like.data.datasets import Sources, build_sources
@@ -81,15 +82,16 @@ class SyncRolloutActor:
     async def run(self, prompts: PromptBatch, partition: str) -> RolloutResult:
         """Generate, reward, flatten and put; rows ordered by (prompt, generation).
 
-        Raises RuntimeError when a rollout is already running or an engine reports an error, and
-        TimeoutError, naming the missing prompts, when cluster.stage_timeout_s passes.
+        Raises RuntimeError when a rollout is already running or an engine reports an error, and Overdue,
+        naming the missing samples, when the deadline of the stage passes.
         """
         if self._loop is not None:
             raise RuntimeError(f"a rollout is still running, so that of step {prompts.step} cannot start")
         self._loop = loop = self._turn_loop(prompts)
+        stage = Stage.generation if prompts.mode is RolloutMode.training else Stage.validation
         try:
             with span("generation"):
-                await loop.run(self._engines, self._sink, self._cfg.cluster.stage_timeout_s)
+                await loop.run(self._engines, self._sink, deadline_s(self._cfg.cluster, stage))
         finally:
             self._loop = None
         ended_s = time.monotonic()

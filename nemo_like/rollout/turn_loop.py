@@ -17,7 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from nemo_like.cluster.errors import Overdue
 from nemo_like.data.interface import Prompt
+from nemo_like.data_plane.errors import listed
 from nemo_like.environments.interface import Feedback, Turn
 from nemo_like.generation.interface import GroupRequest, GroupResult, SamplingSettings
 from nemo_like.rollout.conversation import Conversation
@@ -27,12 +29,19 @@ from nemo_like.rollout.seeds import turn_seed
 class Engine(Protocol):
     """A generation engine in an actor; ``ActorHandle`` is one."""
 
+    @property
+    def name(self) -> str: ...
+
     def submit(self, method: str, /, *args: Any) -> Any:
         """Call a method over there; the result can be awaited."""
 
 
 class Judge(Protocol):
     """Answers turns; ``EnvironmentPool`` is one."""
+
+    @property
+    def unanswered(self) -> Sequence[str]:
+        """Names of the actors that have a call to answer."""
 
     async def step(self, turns: Sequence[Turn]) -> Sequence[Feedback]: ...
 
@@ -92,18 +101,17 @@ class TurnLoop:
     async def run(self, engines: Sequence[Engine], sink: object, timeout_s: float) -> None:
         """Return once every conversation has ended. Engines deliver to ``sink``, which calls ``on_groups``.
 
-        Raises TimeoutError, naming the unfinished prompts, or what a request or an environment call raised.
+        Raises Overdue, naming the unfinished samples and who owes them, or what a request or an environment
+        call raised.
         """
         self._engines, self._sink = engines, sink
         self.started_s = time.monotonic()
         try:
-            await self._submit([request for group in self.groups for request in self._first_requests(group)])
-            await asyncio.wait_for(self._finished, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._submit([first for group in self.groups for first in self._first_requests(group)])
+                await self._finished
         except TimeoutError:
-            unfinished = [i for i, group in enumerate(self.groups) if any(c.end is None for c in group)]
-            raise TimeoutError(
-                f"rollout {self._rollout_id!r}: prompts {unfinished} are unfinished after {timeout_s:g} s"
-            ) from None
+            raise self._overdue(timeout_s) from None
         finally:
             for task in self._judging:
                 task.cancel()
@@ -120,6 +128,27 @@ class TurnLoop:
         """End the wait for the rollout with an error; the first one counts."""
         if not self._finished.done():
             self._finished.set_exception(error)
+
+    def _overdue(self, timeout_s: float) -> Overdue:
+        """Who owes what."""
+        responses: dict[str, list[str]] = {}
+        for request in self._requested.values():
+            for sample in request.conversations:
+                responses.setdefault(self._engine_of(sample).name, []).append(_sample_id(sample))
+        requested = {sample for samples in responses.values() for sample in samples}
+        unfinished = [_sample_id(c) for group in self.groups for c in group if c.end is None]
+        judges = sorted({actor for task in self._tasks.values() for actor in task.judge.unanswered})
+        owed = [f"{engine} owes the responses {listed(of)}" for engine, of in sorted(responses.items())]
+        if rewards := [sample for sample in unfinished if sample not in requested]:
+            owed.append(f"{', '.join(judges)} owe the rewards {listed(rewards)}")
+        return Overdue(
+            f"rollout {self._rollout_id!r} did not end within {timeout_s:g} s; by prompt/sample: "
+            + "; ".join(owed),
+            (*sorted(responses), *judges),
+        )
+
+    def _engine_of(self, conversation: Conversation) -> Engine:
+        return self._engines[conversation.position % len(self._engines)]
 
     def _accept(self, results: Sequence[GroupResult]) -> None:
         answered: dict[str, list[Conversation]] = {}
@@ -212,3 +241,7 @@ class TurnLoop:
                 for (engine, sampling), groups in calls.items()
             )
         )
+
+
+def _sample_id(conversation: Conversation) -> str:
+    return f"{conversation.position}/{conversation.generation}"

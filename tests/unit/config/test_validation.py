@@ -81,6 +81,7 @@ def test_the_demo_is_valid(demo: Demo) -> None:
         ("cluster.num_gpus=-1", "must be at least 0"),
         ("cluster.start_timeout_s=0.0", "must be above 0"),
         ("cluster.stage_timeout_s=-1.0", "must be above 0"),
+        ("cluster.stage_timeouts_s.checkpoint=0.0", "must be above 0"),
         ("data_plane.timeout_s=0.0", "must be above 0"),
         ("data_plane.max_open_partitions=0", "must be at least 1"),
     ],

@@ -13,6 +13,7 @@ from tests.unit.environments.asking import turn
 class Actor:
     """Answers a call when the test opens the gate."""
 
+    name: str
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     sizes: list[int] = field(default_factory=list)
 
@@ -25,7 +26,7 @@ class Actor:
 
 def test_a_call_goes_to_the_actor_with_the_fewest_turns_to_answer() -> None:
     async def scenario() -> tuple[list[int], list[int]]:
-        first, second = Actor(), Actor()
+        first, second = Actor("first"), Actor("second")
         pool = EnvironmentPool([first, second])
         calls = []
         for size in (5, 2, 2, 2):
@@ -34,6 +35,7 @@ def test_a_call_goes_to_the_actor_with_the_fewest_turns_to_answer() -> None:
         second.gate.set()
         await asyncio.gather(*calls[1:])
         # The second has answered everything, the first has still five to answer.
+        assert pool.unanswered == ["first"]
         calls.append(asyncio.create_task(pool.step([turn("a")])))
         await calls[-1]
         first.gate.set()

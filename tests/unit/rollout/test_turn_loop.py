@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
+from nemo_like.cluster.errors import Overdue
 from nemo_like.environments.interface import Feedback, Turn
 from nemo_like.generation.interface import GroupRequest, GroupResult, SamplingSettings
 from nemo_like.rollout.conversation import Conversation, EndReason
@@ -34,6 +36,7 @@ class Text:
 class Engine:
     """Takes requests; the test decides when they are answered."""
 
+    name: str = "engine-0"
     requests: dict[str, tuple[GroupRequest, SamplingSettings]] = field(default_factory=dict)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -58,6 +61,7 @@ class Judge:
 
     feedback: Callable[[Turn], Awaitable[Feedback]]
     calls: list[list[str]] = field(default_factory=list)
+    unanswered: Sequence[str] = ("sums-0",)
 
     async def step(self, turns: Sequence[Turn]) -> list[Feedback]:
         self.calls.append([turn.response for turn in turns])
@@ -205,13 +209,24 @@ def test_a_group_of_other_weights_fails_the_rollout() -> None:
         asyncio.run(_run_with(lambda loop: loop.on_groups([stale]), Judge(right)))
 
 
-def test_the_deadline_names_the_unfinished_prompts() -> None:
-    with pytest.raises(TimeoutError, match=r"prompts \[1\] are unfinished after 0.2 s"):
-        asyncio.run(
-            _run_with(
-                lambda loop: loop.on_groups([result("training/6/0", [20])]), Judge(right), timeout_s=0.2
-            )
-        )
+def test_the_deadline_names_the_unfinished_samples_and_who_owes_them() -> None:
+    async def never(turn: Turn) -> Feedback:
+        await asyncio.Event().wait()
+        return Feedback({})
+
+    first = result("training/6/0", [20])
+    with pytest.raises(Overdue) as caught:
+        asyncio.run(_run_with(lambda loop: loop.on_groups([first]), Judge(never), timeout_s=0.2))
+    assert str(caught.value) == (
+        "rollout 'training/6' did not end within 0.2 s; by prompt/sample: engine-0 owes the responses 1/0; "
+        "sums-0 owe the rewards 0/0"
+    )
+    assert caught.value.actors == ("engine-0", "sums-0")
+
+
+def test_the_deadline_survives_the_way_between_processes() -> None:
+    error = pickle.loads(pickle.dumps(Overdue("too late", ["engine-0"])))
+    assert (str(error), error.actors) == ("too late", ("engine-0",))
 
 
 def test_results_of_another_rollout_are_ignored() -> None:

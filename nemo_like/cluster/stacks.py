@@ -1,0 +1,218 @@
+"""What the processes of this machine are doing, looked at from outside. Nothing here needs them to answer.
+
+An actor's processes are those whose standard error is its log: its own, and those that it started. Their
+stacks are read by py-spy, which needs the right to look into another process; where it has none, a process
+that registered ``dump_stacks_on_signal`` writes them itself.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_SIGNAL = signal.SIGUSR2
+_PY_SPY_TIMEOUT_S = 10.0
+# How long a process has for writing its stacks after the signal: no Python of it runs for that.
+_SIGNAL_GRACE_S = 1.0
+_NUM_SHOWN_FRAMES = 4
+_PACKAGE = f"{os.sep}nemo_like{os.sep}"
+_SHELL = os.path.join("nemo_like", "cluster", "actors.py")  # calls the methods of an actor
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A place in the code."""
+
+    function: str
+    path: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.function} ({'/'.join(Path(self.path).parts[-2:])}:{self.line})"
+
+    @property
+    def is_shell(self) -> bool:
+        return self.path.endswith(_SHELL)
+
+    @property
+    def is_call(self) -> bool:
+        """Whether it carries out a call of an actor's method."""
+        return self.is_shell and self.function.rpartition(".")[2] in ("call", "_call")
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """``frames`` are innermost first."""
+
+    name: str
+    frames: tuple[Frame, ...]
+
+    @property
+    def is_in_call(self) -> bool:
+        return any(frame.is_call for frame in self.frames)
+
+    @property
+    def runs_our_code(self) -> bool:
+        return any(_PACKAGE in frame.path and not frame.is_shell for frame in self.frames)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessDump:
+    """One process of an actor; without ``threads``, ``problem`` says why."""
+
+    actor: str
+    pid: int
+    state: str  # "sleeping", "running", "stopped", "disk-sleep", ...
+    command: str
+    threads: tuple[Thread, ...]
+    problem: str = ""
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.state in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+
+    @property
+    def is_in_call(self) -> bool:
+        """Whether a method of the actor runs, on whatever thread."""
+        return any(thread.is_in_call for thread in self.threads)
+
+    def summary(self) -> str:
+        """In a line: what it is doing."""
+        who = f"{self.actor} (process {self.pid}, {self.state})"
+        shown = _most_telling(self.threads)
+        if shown is None:
+            return f"{who}: {self.problem}"
+        frames = [str(frame) for frame in shown.frames if not frame.is_shell]
+        return f"{who}: {' < '.join(frames[:_NUM_SHOWN_FRAMES])}"
+
+    def text(self) -> str:
+        """Every thread, innermost frame first."""
+        lines = [f"{self.actor}: process {self.pid}, {self.state}: {self.command}"]
+        if self.problem:
+            lines.append(f"  {self.problem}")
+        for thread in self.threads:
+            lines += [f"  thread {thread.name}", *(f"    {frame}" for frame in thread.frames)]
+        return "\n".join(lines)
+
+
+def dump_stacks_on_signal() -> None:
+    """From now on SIGUSR2 makes this process write all its threads' stacks to standard error."""
+    faulthandler.register(_SIGNAL, all_threads=True)
+
+
+def dump_processes(log_paths: Mapping[str, str]) -> list[ProcessDump]:
+    """Of every process on this machine that belongs to one of the actors: name to path of its log."""
+    return [_dump(actor, process) for actor, process in _processes(log_paths)]
+
+
+def kill_processes(log_paths: Mapping[str, str]) -> None:
+    """End every process on this machine that belongs to one of the actors, stopped ones too."""
+    for _, process in _processes(log_paths):
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+
+
+def _processes(log_paths: Mapping[str, str]) -> Iterator[tuple[str, psutil.Process]]:
+    actors = {os.path.realpath(path): actor for actor, path in log_paths.items()}
+    for process in psutil.process_iter():
+        try:
+            path = os.readlink(f"/proc/{process.pid}/fd/2")
+        except OSError:  # gone, or another user's
+            continue
+        if path in actors:
+            yield actors[path], process
+
+
+def _dump(actor: str, process: psutil.Process) -> ProcessDump:
+    try:
+        state, command = process.status(), " ".join(process.cmdline()).strip()[:200]
+    except psutil.NoSuchProcess:
+        return ProcessDump(actor, process.pid, "gone", "", (), "it ended while it was looked at")
+    threads, problem = _ask_py_spy(process.pid)
+    if not threads:
+        threads, why_not = _ask_itself(process.pid)
+        problem = "" if threads else f"{problem}; {why_not}"
+    return ProcessDump(actor, process.pid, state, command, threads, problem)
+
+
+def _ask_py_spy(pid: int) -> tuple[tuple[Thread, ...], str]:
+    """The threads, or why there are none."""
+    program = shutil.which("py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if program is None:
+        return (), "py-spy is not installed"
+    # Without stopping the process: one that is stopped already cannot be stopped again.
+    command = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PY_SPY_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return (), f"py-spy did not end within {_PY_SPY_TIMEOUT_S:g} s"
+    if done.returncode:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        return (), f"py-spy: {lines[0] if lines else f'exit code {done.returncode}'}"
+    threads = tuple(_py_spy_threads(json.loads(done.stdout)))
+    return threads, "" if threads else "py-spy found no Python thread"
+
+
+def _py_spy_threads(dump: Iterable[Mapping]) -> Iterator[Thread]:
+    for thread in dump:
+        frames = (Frame(frame["name"], frame["filename"], frame["line"]) for frame in thread["frames"])
+        yield Thread(thread["thread_name"] or str(thread["thread_id"]), tuple(frames))
+
+
+def _ask_itself(pid: int) -> tuple[tuple[Thread, ...], str]:
+    """The threads that the process itself writes, or why it does not."""
+    if not _catches_signal(pid):
+        return (), "it does not write its stacks itself, since it never registered for that"
+    log = Path(os.readlink(f"/proc/{pid}/fd/2"))
+    size = log.stat().st_size
+    os.kill(pid, _SIGNAL)
+    # Nothing tells when it has written.
+    threading.Event().wait(_SIGNAL_GRACE_S)
+    with log.open(encoding="utf-8", errors="replace") as file:
+        file.seek(size)
+        written = tuple(faulthandler_threads(file.read()))
+    return written, f"it did not write its stacks itself within {_SIGNAL_GRACE_S:g} s of the signal"
+
+
+def _catches_signal(pid: int) -> bool:
+    """Whether the process has a handler for the signal, which would end it otherwise."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (_SIGNAL - 1) & 1)
+
+
+def faulthandler_threads(text: str) -> Iterator[Thread]:
+    """The threads in what faulthandler wrote."""
+    name, frames = "", list[Frame]()
+    for line in text.splitlines():
+        if head := re.match(r"(?:Current thread|Thread) (0x[0-9a-f]+)", line):
+            if frames:
+                yield Thread(name, tuple(frames))
+            name, frames = head[1], []
+        elif frame := re.match(r'  File "(.*)", line (\d+) in (.*)', line):
+            frames.append(Frame(frame[3], frame[1], int(frame[2])))
+    if frames:
+        yield Thread(name, tuple(frames))
+
+
+def _most_telling(threads: Iterable[Thread]) -> Thread | None:
+    """The thread that carries out a call; else one that runs code of this package; else the main one."""
+    candidates = [thread for thread in threads if thread.frames]
+    in_call = [thread for thread in candidates if thread.is_in_call]
+    ours = [thread for thread in candidates if thread.runs_our_code]
+    main = [thread for thread in candidates if thread.name == "MainThread"]
+    return next(iter([*in_call, *ours, *main, *candidates]), None)

@@ -1,0 +1,82 @@
+"""When a stage has missed its deadline: what every actor of the run is doing, on whatever node it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from nemo_like.cluster.stacks import ProcessDump, dump_processes, kill_processes
+
+# Starting a process on a busy node takes seconds.
+_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class StackReport:
+    """``lines`` say in short what is in the file ``path``."""
+
+    lines: tuple[str, ...]
+    path: Path
+
+    def __str__(self) -> str:
+        return "\n".join([*self.lines, f"all stacks are in {self.path}"])
+
+
+class Watchdog:
+    """``directory`` gets a file per report."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def report(self, stage: str, log_paths: Mapping[str, str], waiting_for: Sequence[str]) -> StackReport:
+        """Look at the processes of all actors (name to path of its log). The lines are of those that the
+        stage waits for, and of others that are stopped or in a call."""
+        found, problems = _on_every_node(dump_processes, log_paths)
+        dumps: list[ProcessDump] = [dump for on_node in found for dump in on_node]
+        missing = sorted(log_paths.keys() - {dump.actor for dump in dumps})
+        problems += [f"{actor}: no process of it was found" for actor in missing]
+        dumps.sort(key=lambda dump: (dump.actor not in waiting_for, dump.actor, dump.pid))
+        path = self._write(stage, "\n\n".join([*problems, *(dump.text() for dump in dumps)]))
+        telling = [dump for dump in dumps if dump.actor in waiting_for or dump.is_stopped or dump.is_in_call]
+        return StackReport((*(dump.summary() for dump in telling), *problems), path)
+
+    def _write(self, stage: str, text: str) -> Path:
+        name = re.sub(r"[^\w.-]+", "-", stage).strip("-")
+        self._directory.mkdir(parents=True, exist_ok=True)
+        number = 1 + len(list(self._directory.glob(f"stacks-{name}-*.txt")))
+        path = self._directory / f"stacks-{name}-{number}.txt"
+        path.write_text(text + "\n", encoding="utf-8")
+        return path
+
+
+def end_processes(log_paths: Mapping[str, str]) -> None:
+    """On every node; a stopped process does not follow Ray's request to end."""
+    _on_every_node(kill_processes, log_paths)
+
+
+def _on_every_node(function: Any, log_paths: Mapping[str, str]) -> tuple[list[Any], list[str]]:
+    """What the function returns on each node that answers, and a sentence for each that does not."""
+    own = ray.get_runtime_context().get_node_id()
+    others = {
+        ray.remote(num_cpus=0, max_retries=0)(function)
+        .options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
+        .remote(dict(log_paths)): node["NodeManagerAddress"]
+        for node in ray.nodes()
+        if node["Alive"] and node["NodeID"] != own
+    }
+    found, problems = [function(log_paths)], []
+    if others:
+        ray.wait(list(others), num_returns=len(others), timeout=_TIMEOUT_S)
+    for call, address in others.items():
+        try:
+            found.append(ray.get(call, timeout=0))
+        except RayError as error:
+            problems.append(f"node {address} did not say what its processes do: {type(error).__name__}")
+    return found, problems
