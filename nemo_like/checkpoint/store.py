@@ -63,18 +63,25 @@ class CheckpointStore:
 
     @contextmanager
     def writing(self, step: int) -> Iterator[Path]:
-        """A directory for the policy's part of the checkpoint of ``step``; ``finish`` it inside the block.
+        """A directory for the policy's part of the checkpoint of ``step``; ``finish`` it inside the block, or
+        later, then ``guarded``.
 
         When the block raises, what was written of this checkpoint is removed and the others are untouched.
         Raises CheckpointError, with the space that is free and needed, when the disk is full.
         """
-        unfinished = self._root / f"{_UNFINISHED_PREFIX}step_{step}"
-        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.rmtree(self._unfinished(step), ignore_errors=True)
         self._check_space(step)
-        try:
-            policy = unfinished / POLICY_DIRECTORY
+        with self.guarded(step):
+            policy = self._unfinished(step) / POLICY_DIRECTORY
             policy.mkdir(parents=True)
             yield policy
+
+    @contextmanager
+    def guarded(self, step: int) -> Iterator[None]:
+        """Around what is done with an unfinished checkpoint after ``writing``; raises likewise."""
+        unfinished = self._unfinished(step)
+        try:
+            yield
         except BaseException as error:
             is_full = self._free_bytes() < _FULL_BYTES  # read before the space comes back
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -84,13 +91,13 @@ class CheckpointStore:
 
     def finish(self, state: TrainingState) -> Checkpoint:
         """Make the checkpoint being written whole and visible, then drop those no longer kept."""
-        unfinished = self._root / f"{_UNFINISHED_PREFIX}step_{state.step}"
+        unfinished = self._unfinished(state.step)
         (unfinished / STATE_FILE).write_text(state.to_json(), encoding="utf-8")
         sizes = _file_sizes(unfinished)
         (unfinished / MANIFEST_FILE).write_text(json.dumps(sizes, indent=1, sort_keys=True), encoding="utf-8")
         for name in (*sizes, MANIFEST_FILE):
             _flush_to_disk(unfinished / name)
-        path = self._root / f"step_{state.step}"
+        path = self.path(state.step)
         if path.exists():  # written by a run that was resumed from an earlier step
             shutil.rmtree(path)
         unfinished.rename(path)
@@ -98,6 +105,10 @@ class CheckpointStore:
         checkpoint = Checkpoint(path, state)
         self._prune(checkpoint)
         return checkpoint
+
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of ``step`` is, once it is whole."""
+        return self._root / f"step_{step}"
 
     def latest(self) -> Checkpoint | None:
         """The newest whole checkpoint; broken ones are passed over with a warning."""
@@ -112,6 +123,9 @@ class CheckpointStore:
         """What a run that was killed while saving left behind."""
         for path in self._root.glob(f"{_UNFINISHED_PREFIX}step_*"):
             shutil.rmtree(path, ignore_errors=True)
+
+    def _unfinished(self, step: int) -> Path:
+        return self._root / f"{_UNFINISHED_PREFIX}step_{step}"
 
     def _paths(self) -> list[Path]:
         """By step."""

@@ -67,6 +67,13 @@ class ImportanceSamplingType(Enum):
     seq_mask = "seq_mask"  # samples are zeroed whose geometric mean is outside
 
 
+class CheckpointWriting(Enum):
+    """When a checkpoint reaches the disk."""
+
+    background = "background"  # while the next step runs, from a copy in host memory
+    blocking = "blocking"  # before the next step
+
+
 class TimeoutAction(Enum):
     """What a run does when a stage has missed its deadline."""
 
@@ -460,6 +467,7 @@ class CheckpointingConfig:
     resume_if_exists: bool  # a run of the same logger.run_name continues from its latest checkpoint
     checkpoint_dir: str | None  # null: RUN_DIR/checkpoints
     save_period: int  # save every so many steps; 0: only at the end and when asked to stop
+    writing: CheckpointWriting
     keep_top_k: int | None  # the best by metric_name, besides the latest; null keeps all
     metric_name: str | None  # name in metrics.jsonl; null: the latest are the best
     higher_is_better: bool

@@ -1,6 +1,6 @@
 """Checkpoints of a run as its driver sees them: when to save, what is saved, and where to continue.
 
-save      policy workers ─▶ tmp_step_N/policy     (all ranks, their own format)
+save      policy workers ─▶ tmp_step_N/policy     (all ranks, their own format; while the run goes on)
           driver         ─▶ tmp_step_N/training_state.json, then renamed to step_N
 resume    policy workers ◀─ step_N/policy
           driver         ◀─ step, policy version, prompt order, counters
@@ -8,16 +8,18 @@ resume    policy workers ◀─ step_N/policy
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nemo_like.checkpoint.state import TrainingState
 from nemo_like.checkpoint.store import Checkpoint, CheckpointError, CheckpointStore, Retention
-from nemo_like.config.schema import CheckpointingConfig
+from nemo_like.cluster.errors import ActorFailed
+from nemo_like.config.schema import CheckpointingConfig, CheckpointWriting
 from nemo_like.data.sampler import MixtureSampler
-from nemo_like.driver.interfaces import Policy
+from nemo_like.driver.interfaces import SavedPolicy
 from nemo_like.observability.run_directory import RunDirectory
 
 
@@ -43,6 +45,14 @@ class RunPosition:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A checkpoint that the policy workers are writing."""
+
+    state: TrainingState
+    policy: SavedPolicy
+
+
 class RunCheckpoints:
     """The checkpoints of one run directory. ``found`` is the one to continue from, None for a new run;
     ``warnings`` say which broken ones were passed over."""
@@ -55,6 +65,7 @@ class RunCheckpoints:
             directory.checkpoints_path if cfg.checkpoint_dir is None else Path(cfg.checkpoint_dir).absolute()
         )
         retention = Retention(cfg.keep_top_k, cfg.metric_name, cfg.higher_is_better)
+        self._pending: _Pending | None = None
         self._store = CheckpointStore(root, retention, self.warnings.append)
         self.found: Checkpoint | None = None
         if cfg.enabled and cfg.resume_if_exists:
@@ -71,7 +82,7 @@ class RunCheckpoints:
         """Of the run that is continued."""
         return None if self.found is None else self.found.state.wandb_run_id
 
-    def resume(self, policy: Policy, sampler: MixtureSampler) -> RunPosition:
+    def resume(self, policy: SavedPolicy, sampler: MixtureSampler) -> RunPosition:
         """Bring policy and prompt order to where the run stopped; the position, 0 for a new run.
 
         Raises CheckpointError when data or seed are not those of the checkpoint.
@@ -95,29 +106,63 @@ class RunCheckpoints:
         self,
         position: RunPosition,
         metrics: Mapping[str, float],
-        policy: Policy,
+        policy: SavedPolicy,
         sampler: MixtureSampler,
         wandb_run_id: str,
     ) -> None:
         """Save the run as it stands after ``position.step``; ``metrics`` are that step's. Nothing where
         checkpoints are not enabled.
 
-        Raises CheckpointError when the disk is full; the checkpoints before this one stay whole.
+        In the background, the checkpoint counts once ``settle`` or ``finish`` has seen it whole.
+        Raises CheckpointError when it, or the one before it, cannot be written; those that are whole stay.
         """
         if not self._cfg.enabled:
             return
-        with self._store.writing(position.step) as policy_path:
-            policy.save_checkpoint(str(policy_path))
-            sampler_state: dict[str, Any] = {**sampler.state_dict()}
-            self._store.finish(
-                TrainingState(
-                    step=position.step,
-                    policy_version=position.policy_version,
-                    epoch=sampler.epoch,
-                    consumed_samples=position.consumed_samples,
-                    valid_tokens=position.valid_tokens,
-                    sampler=sampler_state,
-                    metrics=dict(metrics),
-                    wandb_run_id=wandb_run_id,
-                )
-            )
+        self.finish()
+        sampler_state: dict[str, Any] = {**sampler.state_dict()}
+        state = TrainingState(
+            step=position.step,
+            policy_version=position.policy_version,
+            epoch=sampler.epoch,
+            consumed_samples=position.consumed_samples,
+            valid_tokens=position.valid_tokens,
+            sampler=sampler_state,
+            metrics=dict(metrics),
+            wandb_run_id=wandb_run_id,
+        )
+        with self._store.writing(position.step) as policy_path, _write_errors(policy_path):
+            policy.save_checkpoint(str(policy_path), self._cfg.writing)
+        self._pending = _Pending(state, policy)
+        if self._cfg.writing is CheckpointWriting.blocking:
+            self.finish()
+
+    def settle(self) -> None:
+        """Complete the checkpoint under way if the workers have written it; raises as ``save``."""
+        self._complete(lambda policy: policy.has_written_checkpoint())
+
+    def finish(self) -> None:
+        """Wait until the checkpoint under way, if there is one, is whole; raises as ``save``."""
+
+        def wait(policy: SavedPolicy) -> bool:
+            policy.wait_for_checkpoint()
+            return True
+
+        self._complete(wait)
+
+    def _complete(self, is_written: Callable[[SavedPolicy], bool]) -> None:
+        if self._pending is None:
+            return
+        state = self._pending.state
+        with self._store.guarded(state.step), _write_errors(self._store.path(state.step)):
+            if is_written(self._pending.policy):
+                self._store.finish(state)
+                self._pending = None
+
+
+@contextmanager
+def _write_errors(path: Path) -> Iterator[None]:
+    """What a worker failed with, as an error of the checkpoint."""
+    try:
+        yield
+    except ActorFailed as error:
+        raise CheckpointError(f"the checkpoint {path} could not be written: {error}") from error

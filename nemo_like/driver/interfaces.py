@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from nemo_like.config.schema import CheckpointWriting
 from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.data_plane.operations import Operation
 from nemo_like.observability.metrics import Metric
@@ -40,7 +41,24 @@ class Rollout(Protocol):
         """Write down the conversations of these samples with their tags, for people to read."""
 
 
-class Policy(Protocol):
+class SavedPolicy(Protocol):
+    """The policy worker group as checkpoints see it."""
+
+    def save_checkpoint(self, path: str, writing: CheckpointWriting) -> None:
+        """Write what training continues from into the empty directory ``path``; in the background, this
+        returns when it is copied."""
+
+    def has_written_checkpoint(self) -> bool:
+        """Whether the latest checkpoint is on disk; raises ActorFailed when it could not be written."""
+
+    def wait_for_checkpoint(self) -> None:
+        """Until the latest checkpoint is on disk; raises ActorFailed when it could not be written."""
+
+    def load_checkpoint(self, path: str, policy_version: int) -> None:
+        """Continue from a checkpoint, which another parallel layout may have written."""
+
+
+class Policy(SavedPolicy, Protocol):
     """The policy worker group, driven by metadata."""
 
     def compute_prev_logprobs(self, batch: KVBatchMeta) -> ScoredBatch:
@@ -51,12 +69,6 @@ class Policy(Protocol):
 
     def train(self, batch: KVBatchMeta) -> TrainUpdate:
         """Every epoch's optimizer updates over the batch; needs tags advantage and sample_mask."""
-
-    def save_checkpoint(self, path: str) -> None:
-        """Write what training continues from into the empty directory ``path``."""
-
-    def load_checkpoint(self, path: str, policy_version: int) -> None:
-        """Continue from a checkpoint, which another parallel layout may have written."""
 
 
 class WeightSync(Protocol):

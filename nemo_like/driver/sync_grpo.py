@@ -87,6 +87,7 @@ class SyncGRPODriver:
             for step in range(self.position.step + 1, grpo.max_num_steps + 1):
                 with timer:
                     metrics = self.step_and_validate(step)
+                    self.checkpoints.settle()
                 has_goal = reached_goal(metrics, grpo)
                 if has_goal:
                     self.logger.note(f"stopped after step {step}: grpo.val_stop_threshold is reached")
@@ -95,6 +96,7 @@ class SyncGRPODriver:
                 if is_last or reason or self.checkpoints.is_due(step):
                     self.save(metrics)
                 if is_last or reason:
+                    self.checkpoints.finish()
                     return reason
         return None
 

@@ -18,7 +18,7 @@ from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
 from nemo_like.cluster.errors import StageTimeout
 from nemo_like.config.deadlines import Stage
-from nemo_like.config.schema import PolicyConfig
+from nemo_like.config.schema import CheckpointWriting, PolicyConfig
 from nemo_like.data_plane.columns import PREV_LOGPROBS, REFERENCE_LOGPROBS, Column
 from nemo_like.data_plane.errors import listed
 from nemo_like.data_plane.meta import KVBatchMeta
@@ -35,6 +35,8 @@ _STAGES = {
     "push_weights": Stage.weight_sync,
     "export_hf": Stage.checkpoint,
     "save_checkpoint": Stage.checkpoint,
+    "has_written_checkpoint": Stage.checkpoint,
+    "wait_for_checkpoint": Stage.checkpoint,
     "load_checkpoint": Stage.checkpoint,
 }
 
@@ -106,9 +108,18 @@ class PolicyWorkerGroup:
         """Write a Hugging Face checkpoint directory."""
         self._everywhere("export_hf", partial(gathers_weights, self._cfg), path)
 
-    def save_checkpoint(self, path: str) -> None:
-        """Write what training continues from into the empty directory ``path``."""
-        self._everywhere("save_checkpoint", lambda place: True, path)
+    def save_checkpoint(self, path: str, writing: CheckpointWriting) -> None:
+        """Write what training continues from into the empty directory ``path``; in the background, this
+        returns when it is copied."""
+        self._everywhere("save_checkpoint", lambda place: True, path, writing)
+
+    def has_written_checkpoint(self) -> bool:
+        """Whether the latest checkpoint is on disk; raises ActorFailed when it could not be written."""
+        return all(self._everywhere("has_written_checkpoint", lambda place: True))
+
+    def wait_for_checkpoint(self) -> None:
+        """Until the latest checkpoint is on disk; raises ActorFailed when it could not be written."""
+        self._everywhere("wait_for_checkpoint", lambda place: True)
 
     def load_checkpoint(self, path: str, policy_version: int) -> None:
         """Continue from a checkpoint, which another parallel layout may have written."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nemo_like.policy.batch import PolicyBatch
+    from nemo_like.policy.checkpoint_writer import CheckpointWriter
 
 # Tags that training needs on every sample.
 ADVANTAGE = "advantage"
@@ -51,8 +52,8 @@ class TrainingBackend(Protocol):
     def export_hf(self, path: Path) -> None:
         """Write a checkpoint directory that transformers loads; every rank that gathers weights calls it."""
 
-    def save_checkpoint(self, path: Path) -> None:
-        """Write weights, optimizer and update count into the empty directory; every rank calls it."""
+    def save_checkpoint(self, path: Path, writer: CheckpointWriter) -> None:
+        """Have weights, optimizer and update count written into the empty directory; every rank calls it."""
 
     def load_checkpoint(self, path: Path) -> None:
         """Continue from what ``save_checkpoint`` wrote, under any layout; every rank calls it."""

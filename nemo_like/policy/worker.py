@@ -19,7 +19,14 @@ import torch.distributed as dist
 
 from nemo_like.cluster.actors import load_target
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.schema import Device, LossConfig, PolicyBackend, PolicyConfig, ReplicaFetch
+from nemo_like.config.schema import (
+    CheckpointWriting,
+    Device,
+    LossConfig,
+    PolicyBackend,
+    PolicyConfig,
+    ReplicaFetch,
+)
 from nemo_like.data_plane.columns import (
     GENERATION_LOGPROBS,
     INPUT_IDS,
@@ -35,6 +42,7 @@ from nemo_like.data_plane.operations import Operation
 from nemo_like.observability.metrics import Metric
 from nemo_like.observability.trace import span
 from nemo_like.policy.batch import PolicyBatch
+from nemo_like.policy.checkpoint_writer import CheckpointWriter
 from nemo_like.policy.interfaces import (
     ADVANTAGE,
     KL_SCALE,
@@ -92,6 +100,10 @@ class PolicyWorker:
                 timeout=datetime.timedelta(seconds=self._timeout_s),
             )
         self._replica = Replica(coordinates, self._timeout_s)
+        self._checkpoint_group = dist.new_group(
+            backend="gloo", timeout=datetime.timedelta(seconds=self._timeout_s)
+        )
+        self._checkpoint: CheckpointWriter | None = None
         self._backend = self._build_backend()
         if self._fetches:
             source = self._data_plane_source
@@ -174,10 +186,21 @@ class PolicyWorker:
         if gathers_weights(self.cfg, self.coordinates):
             self._backend.export_hf(Path(path))
 
-    def save_checkpoint(self, path: str) -> None:
-        """Write what training continues from into the empty directory ``path``; all ranks call it."""
-        self._backend.save_checkpoint(Path(path))
+    def save_checkpoint(self, path: str, writing: CheckpointWriting) -> None:
+        """Write what training continues from into the empty directory ``path``; all ranks call it, and none
+        while it is still writing the checkpoint before. In the background it goes on after the return."""
+        self._checkpoint = CheckpointWriter(self._checkpoint_group, writing)
+        self._backend.save_checkpoint(Path(path), self._checkpoint)
         torch.save(torch.get_rng_state(), _random_state_path(path, self.coordinates))
+
+    def has_written_checkpoint(self) -> bool:
+        """Whether this rank's part of the latest checkpoint is on disk; raises what went wrong."""
+        return self._checkpoint is None or self._checkpoint.is_done()
+
+    def wait_for_checkpoint(self) -> None:
+        """Until this rank's part of the latest checkpoint is on disk; raises what went wrong."""
+        if self._checkpoint is not None:
+            self._checkpoint.wait(self._timeout_s)
 
     def load_checkpoint(self, path: str, policy_version: int) -> None:
         """Continue from a checkpoint, which another layout may have written; all ranks call it."""

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.schema import PolicyBackend, PolicyConfig
+from nemo_like.config.schema import CheckpointWriting, PolicyBackend, PolicyConfig
 from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
@@ -25,6 +25,7 @@ from tests.functional.policy_fixtures import (
 )
 
 BATCH = random_batch(16)
+WRITING = CheckpointWriting.background
 REPLICATED = {"use_distributed_optimizer": False}
 FSDP = {"backend": PolicyBackend.fsdp}
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -62,10 +63,12 @@ def train_rounds(
     worker.setup()
     if resume_from is None:
         train(worker, "first")
-        worker.save_checkpoint(str(path / "checkpoint"))
+        worker.save_checkpoint(str(path / "checkpoint"), WRITING)
     else:
         worker.load_checkpoint(str(resume_from / "checkpoint"), policy_version=1)
+    # It is still being written while these updates change what it is of.
     norms = train(worker, "second")
+    worker.wait_for_checkpoint()
     assert worker.policy_version == 2
     worker.export_hf(str(path / "export"))
     return norms

@@ -22,9 +22,10 @@ from nemo_like.config.schema import LossConfig, PolicyConfig
 from nemo_like.data_plane.meta import GlobalBatch, Schedule
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.batch import PolicyBatch
+from nemo_like.policy.checkpoint_writer import CheckpointWriter
 from nemo_like.policy.compute import DTYPES, compute_device
 from nemo_like.policy.export import complete_checkpoint, write_weights
-from nemo_like.policy.fsdp.checkpoint import load_checkpoint, save_checkpoint
+from nemo_like.policy.fsdp.checkpoint import checkpoint_state, load_checkpoint
 from nemo_like.policy.fsdp.lora import Adapters, add_adapters, checkpoint_name, initial_values
 from nemo_like.policy.fsdp.model import (
     DATA_AXIS,
@@ -167,9 +168,9 @@ class FSDPPolicy:
                 pass
         dist.barrier()
 
-    def save_checkpoint(self, path: Path) -> None:
-        """Write weights, optimizer and update count into the empty directory; every rank calls it."""
-        save_checkpoint(path, self._parameters, self._optimizer, self.num_updates)
+    def save_checkpoint(self, path: Path, writer: CheckpointWriter) -> None:
+        """Have weights, optimizer and update count written into the empty directory; every rank calls it."""
+        writer.write(checkpoint_state(self._parameters, self._optimizer, self.num_updates, writer), path)
 
     def load_checkpoint(self, path: Path) -> None:
         """Continue from what any layout's ``save_checkpoint`` wrote; every rank calls it."""

@@ -14,16 +14,17 @@ import torch
 import torch.distributed.checkpoint as torch_checkpoint
 from torch.distributed.tensor import DTensor
 
+from nemo_like.policy.checkpoint_writer import CheckpointWriter
 from nemo_like.policy.fsdp.optimizer import ShardedAdamW
 
 _NUM_UPDATES = "num_updates"
 
 
-def save_checkpoint(
-    path: Path, parameters: Mapping[str, DTensor], optimizer: ShardedAdamW, num_updates: int
-) -> None:
-    """Write this rank's parts into an empty directory; every rank calls it."""
-    torch_checkpoint.save({**_tensors(parameters, optimizer), _NUM_UPDATES: num_updates}, checkpoint_id=path)
+def checkpoint_state(
+    parameters: Mapping[str, DTensor], optimizer: ShardedAdamW, num_updates: int, writer: CheckpointWriter
+) -> dict[str, Any]:
+    """What ``writer`` shall write of this rank's parts."""
+    return writer.staged({**_tensors(parameters, optimizer), _NUM_UPDATES: num_updates})
 
 
 def load_checkpoint(path: Path, parameters: Mapping[str, DTensor], optimizer: ShardedAdamW) -> int:

@@ -20,6 +20,7 @@ from nemo_like.config.schema import LossConfig, PolicyConfig
 from nemo_like.data_plane.meta import GlobalBatch, Schedule
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
+from nemo_like.policy.checkpoint_writer import CheckpointWriter
 from nemo_like.policy.compute import DTYPES, compute_device
 from nemo_like.policy.export import complete_checkpoint, write_weights
 from nemo_like.policy.interfaces import is_weight_sender
@@ -195,10 +196,11 @@ class MegatronPolicy:
             complete_checkpoint(path, self._source, written, self._dtype)
         dist.barrier(group=group)
 
-    def save_checkpoint(self, path: Path) -> None:
+    def save_checkpoint(self, path: Path, writer: CheckpointWriter) -> None:
         """Write weights, optimizer and update count into the empty directory; every rank calls it."""
         with self._megatron():
-            save_checkpoint(path, self._model, self._optimizer, {"num_updates": self.num_updates})
+            counters = {"num_updates": self.num_updates}
+            save_checkpoint(path, self._model, self._optimizer, counters, writer)
 
     def load_checkpoint(self, path: Path) -> None:
         """Continue from what any layout's ``save_checkpoint`` wrote; every rank calls it."""

@@ -7,16 +7,18 @@ same form ("fully reshardable") while saving.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as torch_checkpoint
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.mapping import ShardedStateDict
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedStateDict, ShardedTensor
 from megatron.core.dist_checkpointing.strategies import torch as torch_strategies
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+from nemo_like.policy.checkpoint_writer import CheckpointWriter
 
 _FORMAT = ("torch_dist", 1)
 _IS_SHARDED = "optimizer_is_sharded"
@@ -27,26 +29,40 @@ class _InProcessSave(torch_strategies.TorchDistSaveShardedStrategy):
     """Writes from the calling process. Megatron-core's own way starts two further processes per rank, which
     outlive a rank that is killed."""
 
+    def __init__(self, writer: CheckpointWriter) -> None:
+        super().__init__(*_FORMAT)
+        self._writer = writer
+
     def save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Path) -> None:
         state, _, _ = torch_strategies._replace_state_dict_keys_with_sharded_keys(
             sharded_state_dict, self.keep_only_main_replica
         )
-        torch_checkpoint.save(
+        for part in (part for parts in state.values() for part in parts):
+            if isinstance(part, ShardedTensor):
+                part.data = self._writer.copied(part.data)
+            elif isinstance(part, ShardedObject):
+                part.data = deepcopy(part.data)
+        self._writer.write(
             torch_strategies.mcore_to_pyt_state_dict(state, False),
-            storage_writer=torch_checkpoint.FileSystemWriter(checkpoint_dir),
-            planner=torch_strategies.MCoreSavePlanner(
+            checkpoint_dir,
+            torch_strategies.MCoreSavePlanner(
                 dedup_replicated_tensors=not self.keep_only_main_replica, flatten_state_dict=False
             ),
         )
 
 
 def save_checkpoint(
-    path: Path, model: torch.nn.Module, optimizer: MegatronOptimizer, counters: dict[str, int]
+    path: Path,
+    model: torch.nn.Module,
+    optimizer: MegatronOptimizer,
+    counters: dict[str, int],
+    writer: CheckpointWriter,
 ) -> None:
-    """Write this rank's part into an empty directory; every rank calls it, with equal ``counters``."""
+    """Let ``writer`` write this rank's part into an empty directory; every rank calls it, with equal
+    ``counters``."""
     state = {**_sharded_state(model, optimizer, is_loading=False), **counters}
     state[_IS_SHARDED] = _is_sharded(optimizer)
-    dist_checkpointing.save(state, str(path), _InProcessSave(*_FORMAT), content_metadata=_METADATA)
+    dist_checkpointing.save(state, str(path), _InProcessSave(writer), content_metadata=_METADATA)
 
 
 def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: MegatronOptimizer) -> dict[str, int]:

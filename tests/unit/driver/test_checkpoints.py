@@ -6,6 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from nemo_like.checkpoint.store import CheckpointError
+from nemo_like.cluster.errors import ActorFailed
+from nemo_like.config.schema import CheckpointWriting
 from nemo_like.data.sampler import MixtureSampler
 from nemo_like.driver.checkpoints import RunCheckpoints, RunPosition
 from nemo_like.observability.run_directory import RunDirectory
@@ -19,13 +21,31 @@ def test_a_step_counts_every_rollout_it_needed() -> None:
 
 
 class Policy:
-    """Remembers what it was asked."""
+    """Remembers what it was asked. In the background it writes when the test says so."""
 
     def __init__(self) -> None:
         self.loaded: list[tuple[str, int]] = []
+        self.path = Path()
+        self.is_written = False
+        self.error: Exception | None = None
 
-    def save_checkpoint(self, path: str) -> None:
-        (Path(path) / "weights").write_text("w")
+    def save_checkpoint(self, path: str, writing: CheckpointWriting) -> None:
+        self.path, self.is_written = Path(path), False
+        if writing is CheckpointWriting.blocking:
+            self.write()
+
+    def write(self) -> None:
+        (self.path / "weights").write_text("w")
+        self.is_written = True
+
+    def has_written_checkpoint(self) -> bool:
+        if self.error:
+            raise self.error
+        return self.is_written
+
+    def wait_for_checkpoint(self) -> None:
+        if not self.has_written_checkpoint():
+            self.write()
 
     def load_checkpoint(self, path: str, policy_version: int) -> None:
         self.loaded.append((path, policy_version))
@@ -37,6 +57,7 @@ def config(**changes: object) -> SimpleNamespace:
         "resume_if_exists": True,
         "checkpoint_dir": None,
         "save_period": 5,
+        "writing": CheckpointWriting.blocking,
         "keep_top_k": None,
         "metric_name": None,
         "higher_is_better": True,
@@ -92,3 +113,60 @@ def test_nothing_is_saved_where_checkpoints_are_not_enabled(tmp_path: Path) -> N
 def test_saving_falls_on_the_period(tmp_path: Path, period: int, due: list[int]) -> None:
     checkpoints = RunCheckpoints(config(save_period=period), RunDirectory.create(str(tmp_path), "run"))
     assert [step for step in range(1, 12) if checkpoints.is_due(step)] == due
+
+
+BACKGROUND = config(writing=CheckpointWriting.background)
+
+
+def saving_run(tmp_path: Path) -> tuple[RunDirectory, RunCheckpoints, Policy]:
+    """A run with a checkpoint of step 5, while its policy workers write that of step 10."""
+    directory, order = saved_run(tmp_path)
+    checkpoints, policy = RunCheckpoints(BACKGROUND, directory), Policy()
+    checkpoints.save(RunPosition(step=10), {}, policy, order, "wandb-1")
+    return directory, checkpoints, policy
+
+
+def names(directory: RunDirectory) -> set[str]:
+    return {path.name for path in directory.checkpoints_path.iterdir()}
+
+
+def test_a_checkpoint_in_the_background_counts_once_all_of_it_is_written(tmp_path: Path) -> None:
+    directory, checkpoints, policy = saving_run(tmp_path)
+    checkpoints.settle()
+    assert names(directory) == {"step_5", "tmp_step_10"}
+    policy.write()
+    checkpoints.settle()
+    assert names(directory) == {"step_5", "step_10"}
+    checkpoints.settle()
+    assert RunCheckpoints(BACKGROUND, directory).last_step == 10
+
+
+def test_a_run_that_ends_waits_for_its_last_checkpoint(tmp_path: Path) -> None:
+    directory, checkpoints, _ = saving_run(tmp_path)
+    checkpoints.finish()
+    assert names(directory) == {"step_5", "step_10"}
+
+
+def test_the_next_checkpoint_waits_for_the_one_before_it(tmp_path: Path) -> None:
+    directory, checkpoints, policy = saving_run(tmp_path)
+    checkpoints.save(RunPosition(step=15), {}, policy, sampler(), "wandb-1")
+    assert names(directory) == {"step_5", "step_10", "tmp_step_15"}
+
+
+def test_a_run_that_ends_while_one_is_written_continues_from_the_one_before(tmp_path: Path) -> None:
+    directory, _, _ = saving_run(tmp_path)
+    assert RunCheckpoints(BACKGROUND, directory).last_step == 5
+    assert names(directory) == {"step_5"}
+
+
+def test_what_goes_wrong_in_the_background_is_an_error_of_the_next_step_that_names_the_path(
+    tmp_path: Path,
+) -> None:
+    directory, checkpoints, policy = saving_run(tmp_path)
+    cause = OSError("input/output error")
+    policy.error = ActorFailed("policy_worker-1", "has_written_checkpoint", "checkpoint", cause, None)
+    with pytest.raises(
+        CheckpointError, match=r"checkpoints/step_10 could not be written: policy_worker-1.*input/output"
+    ):
+        checkpoints.settle()
+    assert names(directory) == {"step_5"}
