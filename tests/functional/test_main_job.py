@@ -139,6 +139,10 @@ def test_a_seed_fixes_every_metric_also_with_other_storage_and_over_a_kill_and_a
     assert "continuing after step 2" in resumed.output or "continuing after step 4" in resumed.output
     first = [without_measurements(record) for record in demo.records() if record["step"] <= 6]
     assert [without_measurements(record) for record in resumed.records()] == first
+    # Both parts of it are one run of W&B.
+    recorded = [path.name for path in (resumed.run_dir / "wandb").glob("offline-run-*/run-*.wandb")]
+    assert len(recorded) == 2
+    assert len(set(recorded)) == 1
 
 
 @pytest.mark.slow

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.functional.runs import CONFIG, read_metrics, wait_until_gone
+from nemo_like.observability.jsonl import without_measurements
+from tests.functional.runs import CONFIG, read_metrics, run_grpo, wait_until_gone
 from tests.functional.slurm_fixtures import Slurm, missing, private_slurm
 
 pytestmark = [
@@ -131,6 +132,34 @@ def test_a_message_to_save_requeues_the_job_and_the_second_attempt_ends_it(
     state, output = ends(slurm, job, tmp_path)
     assert state == "COMPLETED", output
     assert "it has saved and has more to do: queued again" in output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_job_told_to_save_continues_when_it_is_queued_again_and_ends_as_one_never_interrupted(
+    slurm: Slurm, environment: dict[str, str], arithmetic_model: str, tmp_path: Path
+) -> None:
+    overrides = [
+        *("grpo.max_num_steps=8", "grpo.num_prompts_per_step=32", "generation.num_engines=1"),
+        *("grpo.val_at_start=false", "grpo.val_at_end=false", "policy.scheduler.decay_style=constant"),
+    ]
+    run_dir, output = tmp_path / "job" / "run", tmp_path / "slurm.out"
+    job = sbatch(slurm, tmp_path, ["--nodes=2", SCRIPT, "--config", CONFIG, *overrides], environment)
+
+    def has_made_two_steps() -> bool:
+        return (run_dir / "metrics.jsonl").is_file() and len(read_metrics(run_dir)) >= 2
+
+    wait_for(slurm, job, has_made_two_steps, tmp_path, timeout_s=150)
+    assert slurm.run("scancel", "--signal=USR1", job).returncode == 0
+    wait_for(slurm, job, lambda: "continuing after step" in output.read_text(), tmp_path, timeout_s=200)
+    state, text = ends(slurm, job, tmp_path)
+    assert state == "COMPLETED", text
+    assert "received SIGUSR1. The same command continues it" in text
+    assert "run_grpo.py exited with code 75" in text
+    undisturbed = run_grpo(tmp_path / "alone", overrides)
+    assert undisturbed.returncode == 0, undisturbed.output
+    records = [without_measurements(record) for record in read_metrics(run_dir)]
+    assert records == [without_measurements(record) for record in undisturbed.records()]
 
 
 @pytest.mark.slow
