@@ -45,6 +45,13 @@ class ReplicaFetch(Enum):
     every_rank = "every_rank"  # a fetch by each of the replica's workers
 
 
+class MicroBatchOrder(Enum):
+    """Which samples share a micro-batch of fixed size."""
+
+    by_length = "by_length"  # those of like length, longest first: little padding
+    as_sampled = "as_sampled"  # neighbours in the batch, as other frameworks do
+
+
 class LRDecayStyle(Enum):
     constant = "constant"
     linear = "linear"
@@ -314,6 +321,7 @@ class PolicyConfig:
     train_global_batch_size: int  # samples per optimizer update; divides N
     train_micro_batch_size: int  # samples per forward-backward on one rank; unused with a token budget
     logprob_batch_size: int  # samples per forward of the log-prob phases on one rank; likewise
+    micro_batch_order: MicroBatchOrder  # likewise
     sequence_packing: SequencePackingConfig
     dynamic_batching: DynamicBatchingConfig
     max_total_sequence_length: int  # prompt + response, tokens

@@ -4,7 +4,8 @@ A strategy gets the lengths of every rank's samples and returns, for every rank,
 micro-batches, each a list of indices into that rank's samples. Every sample is in exactly one, and
 none is empty: unequal numbers would leave a rank alone in a collective.
 
-    fixed_size        so many samples each
+    fixed_size        so many samples of like length each
+    in_order          so many samples each, as they come
     dynamic_batches   as many samples as the token budget holds once they are padded to the longest
     sequence_packing  as many samples as the token budget holds end to end, without padding
 """
@@ -44,12 +45,21 @@ class Strategy:
 
 def fixed_size(size: int, length_multiple: int = 1) -> Strategy:
     """At most ``size`` samples each, longest first, so that padding is small on all ranks alike."""
+    return _of_size(size, length_multiple, _longest_first)
+
+
+def in_order(size: int, length_multiple: int = 1) -> Strategy:
+    """At most ``size`` consecutive samples each, padded to whatever the longest of them is."""
+    return _of_size(size, length_multiple, lambda lengths: list(range(len(lengths))))
+
+
+def _of_size(size: int, length_multiple: int, order: Callable[[Sequence[int]], list[int]]) -> Strategy:
     if size < 1:
         raise ValueError(f"micro_batch_size={size} must be at least 1")
 
     def cut(lengths: Lengths) -> MicroBatches:
         count = max(-(-len(rank) // size) for rank in lengths)
-        return [_cut_evenly(_longest_first(rank), count) for rank in lengths]
+        return [_cut_evenly(order(rank), count) for rank in lengths]
 
     return Strategy(cut, length_multiple=length_multiple)
 

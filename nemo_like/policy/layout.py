@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
 from nemo_like.config.policy_layout import dynamic_length_multiple, length_multiple
-from nemo_like.config.schema import PolicyBackend, PolicyConfig
-from nemo_like.data_plane.batching import Strategy, dynamic_batches, fixed_size, sequence_packing
+from nemo_like.config.schema import MicroBatchOrder, PolicyBackend, PolicyConfig
+from nemo_like.data_plane.batching import Strategy, dynamic_batches, fixed_size, in_order, sequence_packing
 
 
 def parallel_layout(cfg: PolicyConfig) -> ParallelLayout:
@@ -41,7 +41,7 @@ def train_strategy(cfg: PolicyConfig) -> Strategy:
         return sequence_packing(cfg.sequence_packing.train_mb_tokens, length_multiple(cfg))
     if cfg.dynamic_batching.enabled:
         return dynamic_batches(cfg.dynamic_batching.train_mb_tokens, dynamic_length_multiple(cfg))
-    return fixed_size(cfg.train_micro_batch_size, length_multiple(cfg))
+    return _fixed_strategy(cfg, cfg.train_micro_batch_size)
 
 
 def logprob_strategy(cfg: PolicyConfig) -> Strategy:
@@ -50,4 +50,9 @@ def logprob_strategy(cfg: PolicyConfig) -> Strategy:
         return sequence_packing(cfg.sequence_packing.logprob_mb_tokens, length_multiple(cfg))
     if cfg.dynamic_batching.enabled:
         return dynamic_batches(cfg.dynamic_batching.logprob_mb_tokens, dynamic_length_multiple(cfg))
-    return fixed_size(cfg.logprob_batch_size, length_multiple(cfg))
+    return _fixed_strategy(cfg, cfg.logprob_batch_size)
+
+
+def _fixed_strategy(cfg: PolicyConfig, size: int) -> Strategy:
+    kind = fixed_size if cfg.micro_batch_order is MicroBatchOrder.by_length else in_order
+    return kind(size, length_multiple(cfg))

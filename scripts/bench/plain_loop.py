@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass
 
 import torch
 import torch.nn.functional as F
+from plain_model import PlainModel
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import DynamicCache
 
 from nemo_like.algorithms.advantages import group_relative_advantages
 from nemo_like.config.schema import Config
@@ -51,18 +52,11 @@ class PlainLoop:
         torch.set_num_threads(num_threads)
         torch.manual_seed(cfg.grpo.seed)
         self.cfg = cfg
-        self.model = AutoModelForCausalLM.from_pretrained(cfg.policy.model_name, dtype=torch.float32)
+        self.plain = PlainModel(cfg.policy, cfg.loss_fn)
+        self.model = self.plain.model
         self.tokenizer = Tokenizer(cfg.policy.model_name)
         self.dataset = build_dataset(cfg.data.train[0], split="train")
         self.sampler = PromptSampler(len(self.dataset), cfg.grpo.seed, cfg.data.shuffle)
-        optimizer = cfg.policy.optimizer
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(),
-            lr=optimizer.lr,
-            betas=(optimizer.adam_beta1, optimizer.adam_beta2),
-            eps=optimizer.adam_eps,
-            weight_decay=optimizer.weight_decay,
-        )
         self.num_updates = 0
 
     def step(self) -> PlainStep:
@@ -136,10 +130,9 @@ class PlainLoop:
         return rewards
 
     def _train(self, rollout: Rollout, advantages: Tensor) -> None:
-        policy, loss_fn = self.cfg.policy, self.cfg.loss_fn
         positions = (rollout.attention.cumsum(1) - 1).clamp(min=0)
         width = rollout.mask.shape[1]
-        for rows in torch.arange(len(advantages)).split(policy.train_global_batch_size):
+        for rows in torch.arange(len(advantages)).split(self.cfg.policy.train_global_batch_size):
             self._set_lr()
             logits = self.model(
                 input_ids=rollout.tokens[rows],
@@ -148,19 +141,15 @@ class PlainLoop:
             ).logits[:, -width - 1 : -1]
             log_softmax = F.log_softmax(logits / self.cfg.generation.temperature, dim=-1)
             logprobs = log_softmax.gather(2, rollout.tokens[rows, -width:, None])[..., 0]
-            ratio = (logprobs - rollout.logprobs[rows]).exp()
-            clipped = ratio.clamp(1 - loss_fn.ratio_clip_min, 1 + loss_fn.ratio_clip_max)
-            advantage, mask = advantages[rows, None], rollout.mask[rows]
-            loss = (-torch.minimum(ratio * advantage, clipped * advantage) * mask).sum() / mask.sum()
-            self.optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), policy.max_grad_norm)
-            self.optimizer.step()
+            losses = self.plain.clipped_loss(logprobs, rollout.logprobs[rows], advantages[rows, None])
+            mask = rollout.mask[rows]
+            ((losses * mask).sum() / mask.sum()).backward()
+            self.plain.update()
 
     def _set_lr(self) -> None:
         scheduler, peak = self.cfg.policy.scheduler, self.cfg.policy.optimizer.lr
         self.num_updates += 1
         warmup = min(1.0, self.num_updates / max(1, scheduler.warmup_updates))
         decay = 1.0 - self.num_updates / scheduler.decay_updates
-        for group in self.optimizer.param_groups:
+        for group in self.plain.optimizer.param_groups:
             group["lr"] = peak * min(warmup, max(decay, 0.0))

@@ -4,15 +4,15 @@
     python scripts/bench/policy.py [--model DIR] [--rounds 7] [--samples 64] [key=value ...]
 
 One batch with lengths like those of rollouts (log-normal, cut at the limit), scored and trained on in
-turn by the plain loop and by one Megatron-core worker with several kinds of micro-batches:
+turn by plain loops and by one Megatron-core worker under several configurations of its micro-batches:
 
-    in_order  so many samples as they come, padded to their longest
-    padded    so many samples of like length, padded to their longest: the default
-    dynamic   samples of like length, as many as a token budget holds once padded
-    packed    as many samples as the budget holds end to end
+    padded    micro_batch_order=as_sampled: neighbours in the batch, padded to their longest
+    sorted    micro_batch_order=by_length, the default: samples of like length, padded to their longest
+    dynamic   dynamic_batching: samples of like length, as many as a token budget holds once padded
+    packed    sequence_packing: as many samples as the budget holds end to end
 
-The budget is what in_order and padded may need: micro-batch size x longest sample. The plain loop has the
-micro-batches of padded. Prints JSON: medians over the rounds, and ratios.
+The budget is what padded may need: micro-batch size x the longest that a sample may be. Each plain loop
+has the micro-batches of its namesake. Prints JSON: medians over the rounds, and ratios.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -31,17 +30,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 import torch
 import torch.distributed as dist
+from plain_model import PlainModel
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from nemo_like.config.loader import load_config
-from nemo_like.config.schema import LossConfig, PolicyConfig
-from nemo_like.data_plane.batching import Strategy, dynamic_batches, fixed_size, sequence_packing
+from nemo_like.config.schema import Config, LossConfig, PolicyConfig
 from nemo_like.data_plane.columns import INPUT_IDS, PREV_LOGPROBS, RESPONSE_MASK
-from nemo_like.data_plane.meta import Chunk, KVBatchMeta, Schedule
+from nemo_like.data_plane.meta import Chunk, KVBatchMeta, MicroBatch, Schedule
 from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
 from nemo_like.policy.interfaces import ADVANTAGE, SAMPLE_MASK
-from nemo_like.policy.layout import parallel_layout
+from nemo_like.policy.layout import logprob_strategy, parallel_layout, train_strategy
 from nemo_like.policy.megatron.backend import MegatronPolicy
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -49,8 +48,14 @@ PROMPT_TOKENS = 16
 # Of the response lengths: most are short, a few reach the limit.
 MEDIAN_TOKENS, SIGMA = 90, 1.0
 TEMPERATURE = 1.0
-# The plain loop's place among what is measured.
-PLAIN = "plain_loop"
+# Of the micro-batches, each with what it sets under policy.
+KINDS = {
+    "padded": ["micro_batch_order=as_sampled"],
+    "sorted": ["micro_batch_order=by_length"],
+    "dynamic": ["dynamic_batching.enabled=true"],
+    "packed": ["sequence_packing.enabled=true"],
+}
+PHASES = ("logprobs", "train")
 
 
 def main() -> int:
@@ -68,13 +73,32 @@ def main() -> int:
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as directory:
         model = options.model or random_model(Path(directory), options.max_tokens)
-        arguments = [f"policy.model_name={model}", "policy.data_parallel_size=1", *options.overrides]
-        cfg = load_config(REPOSITORY / "configs" / "grpo_arithmetic_cpu.yaml", arguments)
+        cfgs = {kind: configuration(model, options, keys) for kind, keys in KINDS.items()}
         dist.init_process_group("gloo", init_method=f"file://{directory}/rendezvous", rank=0, world_size=1)
-        contest = Contest(cfg.policy, cfg.loss_fn, random_samples(model, options), options.micro_batch)
+        contest = Contest(cfgs, random_samples(model, options))
         print(json.dumps(contest.run(options.rounds), indent=2))
         dist.destroy_process_group()
     return 0
+
+
+def configuration(model: Path, options: argparse.Namespace, keys: list[str]) -> Config:
+    """The demo's, for this model, sizes and micro-batches."""
+    budget = options.micro_batch * options.max_tokens
+    policy = {
+        "model_name": model,
+        "data_parallel_size": 1,
+        "max_total_sequence_length": options.max_tokens,
+        "train_micro_batch_size": options.micro_batch,
+        "logprob_batch_size": options.micro_batch,
+        **{
+            f"{kind}.{name}": budget
+            for kind in ("dynamic_batching", "sequence_packing")
+            for name in ("train_mb_tokens", "logprob_mb_tokens")
+        },
+    }
+    fixed = [f"{key}={value}" for key, value in policy.items()]
+    overrides = [f"policy.{setting}" for setting in (*fixed, *keys)]
+    return load_config(REPOSITORY / "configs" / "grpo_arithmetic_cpu.yaml", [*overrides, *options.overrides])
 
 
 def random_model(directory: Path, max_tokens: int) -> Path:
@@ -120,70 +144,61 @@ def random_samples(model: Path, options: argparse.Namespace) -> tuple[KVBatchMet
 class Contest:
     """Everyone scores and trains on the same batch, one update over all of it per turn."""
 
-    def __init__(
-        self,
-        cfg: PolicyConfig,
-        loss: LossConfig,
-        samples: tuple[KVBatchMeta, dict[str, np.ndarray]],
-        micro_batch_size: int,
-    ) -> None:
+    def __init__(self, cfgs: dict[str, Config], samples: tuple[KVBatchMeta, dict[str, np.ndarray]]) -> None:
         self._meta, columns = samples
-        self._policy = MegatronPolicy(cfg, loss, parallel_layout(cfg).coordinates(0), TEMPERATURE)
-        self._plain = PlainLoop(cfg, loss)
-        longest = max(self._meta.lengths)
-        budget = micro_batch_size * longest
-        self._strategies: dict[str, Strategy] = {
-            "in_order": Strategy(
-                lambda lengths: [_in_order(len(rank), micro_batch_size) for rank in lengths]
-            ),
-            "padded": fixed_size(micro_batch_size),
-            "dynamic": dynamic_batches(budget),
-            "packed": sequence_packing(budget),
+        cfg = cfgs["padded"]
+        coordinates = parallel_layout(cfg.policy).coordinates(0)
+        ours = MegatronPolicy(cfg.policy, cfg.loss_fn, coordinates, TEMPERATURE)
+        plain = PlainLoop(cfg.policy, cfg.loss_fn)
+        self._schedules = {kind: self._both_schedules(cfg.policy) for kind, cfg in cfgs.items()}
+        self._contestants: dict[str, tuple[MegatronPolicy | PlainLoop, str]] = {
+            "plain_loop": (plain, "padded"),
+            "plain_loop_sorted": (plain, "sorted"),
+            **{kind: (ours, kind) for kind in cfgs},
         }
-        batch = self._batch(columns)
-        prev = self._policy.logprobs(batch, self._schedule("padded", shard_for_logprobs))
+        prev = ours.logprobs(self._batch(columns), self._schedules["padded"]["logprobs"])
         self._train_batch = self._batch({**columns, PREV_LOGPROBS.name: prev.numpy()})
 
     def run(self, num_rounds: int) -> dict[str, object]:
         """Medians of tokens per second, prompt tokens included, and how they compare."""
         seconds: dict[str, dict[str, list[float]]] = {
-            phase: {name: [] for name in (PLAIN, *self._strategies)} for phase in ("logprobs", "train")
+            phase: {name: [] for name in self._contestants} for phase in PHASES
         }
         for _ in range(num_rounds + 1):
-            for name in (PLAIN, *self._strategies):
-                seconds["logprobs"][name].append(_seconds(self._scoring(name)))
-                seconds["train"][name].append(_seconds(self._training(name)))
+            for name in self._contestants:
+                for phase in PHASES:
+                    seconds[phase][name].append(self._seconds(name, phase))
         num_tokens = sum(self._meta.lengths)
+        micro_batches = {kind: self._micro_batches(kind) for kind in self._schedules}
         return {
             "samples": len(self._meta),
             "tokens": num_tokens,
             "longest": max(self._meta.lengths),
-            "micro_batches": {
-                name: self._schedule(name, shard_for_training).num_microbatches[0]
-                for name in self._strategies
+            "micro_batches": {kind: len(specs) for kind, specs in micro_batches.items()},
+            "computed_tokens": {
+                kind: sum(spec.padded_length * (1 if kind == "packed" else len(spec.rows)) for spec in specs)
+                for kind, specs in micro_batches.items()
             },
             **{phase: _comparison(times, num_tokens) for phase, times in seconds.items()},
         }
 
-    def _scoring(self, name: str) -> Callable[[], object]:
-        if name == PLAIN:
-            schedule = self._schedule("padded", shard_for_logprobs)
-            return lambda: self._plain.logprobs(self._train_batch, schedule)
-        schedule = self._schedule(name, shard_for_logprobs)
-        return lambda: self._policy.logprobs(self._train_batch, schedule)
+    def _seconds(self, name: str, phase: str) -> float:
+        who, kind = self._contestants[name]
+        schedule = self._schedules[kind][phase]
+        start = time.perf_counter()
+        (who.train if phase == "train" else who.logprobs)(self._train_batch, schedule)
+        return time.perf_counter() - start
 
-    def _training(self, name: str) -> Callable[[], object]:
-        if name == PLAIN:
-            schedule = self._schedule("padded", shard_for_training)
-            return lambda: self._plain.train(self._train_batch, schedule)
-        schedule = self._schedule(name, shard_for_training)
-        return lambda: self._policy.train(self._train_batch, schedule)
+    def _both_schedules(self, cfg: PolicyConfig) -> dict[str, Schedule]:
+        sizes = {"num_shards": 1, "global_batch_size": len(self._meta)}
+        shards = {
+            "logprobs": shard_for_logprobs(self._meta, strategy=logprob_strategy(cfg), **sizes),
+            "train": shard_for_training(self._meta, strategy=train_strategy(cfg), **sizes),
+        }
+        return {phase: meta.schedule for phase, (meta,) in shards.items() if meta.schedule is not None}
 
-    def _schedule(self, name: str, shard: Callable[..., tuple[KVBatchMeta, ...]]) -> Schedule:
-        strategy = self._strategies[name]
-        (meta,) = shard(self._meta, num_shards=1, global_batch_size=len(self._meta), strategy=strategy)
-        assert meta.schedule is not None
-        return meta.schedule
+    def _micro_batches(self, kind: str) -> tuple[MicroBatch, ...]:
+        return self._schedules[kind]["train"].global_batches[0].micro_batches
 
     def _batch(self, columns: dict[str, np.ndarray]) -> PolicyBatch:
         values = {name: list(self._meta.numbers(name)) for name in (ADVANTAGE, SAMPLE_MASK)}
@@ -191,18 +206,10 @@ class Contest:
 
 
 class PlainLoop:
-    """A Hugging Face model, torch's AdamW, and the clipped loss, written down directly."""
+    """Scores and trains with one micro-batch after the other, written down directly."""
 
     def __init__(self, cfg: PolicyConfig, loss: LossConfig) -> None:
-        self._cfg, self._loss = cfg, loss
-        self._model = AutoModelForCausalLM.from_pretrained(cfg.model_name, dtype=torch.float32)
-        adam = cfg.optimizer
-        self._optimizer = torch.optim.AdamW(
-            self._model.parameters(),
-            lr=adam.lr,
-            betas=(adam.adam_beta1, adam.adam_beta2),
-            weight_decay=adam.weight_decay,
-        )
+        self._plain = PlainModel(cfg, loss)
 
     @torch.no_grad()
     def logprobs(self, batch: PolicyBatch, schedule: Schedule) -> None:
@@ -217,40 +224,33 @@ class PlainLoop:
             inputs = batch.micro_batch(spec, schedule)
             prev = batch.columns[PREV_LOGPROBS.name][inputs.packed_index]
             advantages = batch.sample_values[ADVANTAGE][inputs.rows][inputs.sample_index]
-            ratio = (self._score(inputs) - prev).exp()
-            clipped = ratio.clamp(1 - self._loss.ratio_clip_min, 1 + self._loss.ratio_clip_max)
-            (-torch.minimum(ratio * advantages, clipped * advantages).sum() / update.num_tokens).backward()
-        torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._cfg.max_grad_norm)
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+            losses = self._plain.clipped_loss(self._score(inputs), prev, advantages)
+            (losses.sum() / update.num_tokens).backward()
+        self._plain.update()
 
     def _score(self, inputs: ModelInputs) -> torch.Tensor:
         """Log-probs of the scored tokens, from the logits of all."""
-        logits = self._model(input_ids=inputs.input_ids, use_cache=False).logits / TEMPERATURE
+        logits = self._plain.model(input_ids=inputs.input_ids, use_cache=False).logits / TEMPERATURE
         logprobs = logits.log_softmax(-1)
         scored = logprobs[:, :-1].gather(2, inputs.input_ids[:, 1:, None])[..., 0]
         return scored.t().flatten()[inputs.output_index]
 
 
-def _in_order(num_samples: int, size: int) -> list[list[int]]:
-    return [list(range(first, min(first + size, num_samples))) for first in range(0, num_samples, size)]
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
 def _comparison(times: dict[str, list[float]], num_tokens: int) -> dict[str, object]:
     """The first round is warm-up."""
     median = {name: statistics.median(values[1:]) for name, values in times.items()}
+
+    def ratio(of: str, to: str) -> float:
+        return round(median[of] / median[to], 3)
+
     return {
         "tokens_per_s": {name: round(num_tokens / value) for name, value in median.items()},
-        "padded_time_over_plain": round(median["padded"] / median[PLAIN], 3),
-        "dynamic_speed_over_padded": round(median["padded"] / median["dynamic"], 3),
-        "packed_speed_over_padded": round(median["padded"] / median["packed"], 3),
-        "packed_speed_over_in_order": round(median["in_order"] / median["packed"], 3),
+        "time_over_plain": {
+            "padded": ratio("padded", "plain_loop"),
+            "sorted": ratio("sorted", "plain_loop_sorted"),
+        },
+        "speed_over_padded": {kind: ratio("padded", kind) for kind in KINDS},
+        "speed_over_sorted": {kind: ratio("sorted", kind) for kind in KINDS},
     }
 
 

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
-from nemo_like.cluster.coordinates import ParallelLayout
+from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
 from nemo_like.config.schema import (
     Device,
     DynamicBatchingConfig,
@@ -30,6 +30,7 @@ from nemo_like.config.schema import (
     LossConfig,
     LRDecayStyle,
     MegatronConfig,
+    MicroBatchOrder,
     OptimizerConfig,
     PolicyBackend,
     PolicyConfig,
@@ -39,7 +40,10 @@ from nemo_like.config.schema import (
     SchedulerConfig,
     SequencePackingConfig,
 )
-from nemo_like.data_plane.meta import GlobalBatch, MicroBatch, Schedule
+from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
+from nemo_like.data_plane.interface import DataPlane
+from nemo_like.data_plane.meta import GlobalBatch, KVBatchMeta, MicroBatch, Schedule
+from nemo_like.policy.worker import PolicyWorker
 
 VOCAB_SIZE = 96
 _SIZES = {
@@ -126,6 +130,7 @@ def policy_config(
         train_global_batch_size=8,
         train_micro_batch_size=micro_batch_size,
         logprob_batch_size=micro_batch_size,
+        micro_batch_order=MicroBatchOrder.by_length,
         sequence_packing=SequencePackingConfig(
             enabled=micro_batching is MicroBatching.packed, train_mb_tokens=48, logprob_mb_tokens=64
         ),
@@ -228,6 +233,38 @@ def make_schedule(
             for micro_batches, everyone in zip(rows_of_updates, all_rows, strict=True)
         )
     )
+
+
+def put_samples(plane: DataPlane, partition: str, batch: dict[str, Any], chunk_size: int = 4) -> KVBatchMeta:
+    """A partition with the batch's columns and tags."""
+    plane.open_partition(partition, [*ROLLOUT_COLUMNS, *POLICY_COLUMNS])
+    lengths = batch["lengths"]
+    columns = {column.name: batch["columns"][column.name] for column in ROLLOUT_COLUMNS}
+    chunk_sizes = [chunk_size] * (len(lengths) // chunk_size)
+    return plane.put(partition, columns, lengths=lengths, chunk_sizes=chunk_sizes, tags=batch["tags"])
+
+
+def ready_worker(
+    cfg: PolicyConfig,
+    loss: LossConfig,
+    coordinates: Coordinates,
+    plane: DataPlane,
+    temperature: float = 1.0,
+) -> PolicyWorker:
+    """On a rank of a world, where torch.distributed is initialised already."""
+    worker = PolicyWorker(
+        cfg=cfg,
+        loss=loss,
+        coordinates=coordinates,
+        temperature=temperature,
+        data_plane=plane,
+        weight_sender=None,
+        master_addr="127.0.0.1",
+        master_port=0,
+        timeout_s=60.0,
+    )
+    worker.setup()
+    return worker
 
 
 # Worlds of processes

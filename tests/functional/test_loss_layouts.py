@@ -18,23 +18,24 @@ from transformers import AutoModelForCausalLM
 
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.schema import ImportanceSamplingType, LossConfig, PolicyBackend, PolicyConfig
-from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
+from nemo_like.data_plane.columns import POLICY_COLUMNS
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.data_plane.sharding import shard_for_training
 from nemo_like.observability.metrics import Metric, merge
 from nemo_like.policy.group import with_epochs
 from nemo_like.policy.layout import parallel_layout, train_strategy
-from nemo_like.policy.worker import PolicyWorker
 from tests.functional.policy_fixtures import (
     MicroBatching,
     loss_config,
     make_checkpoint,
     policy_config,
+    put_samples,
     random_batch,
+    ready_worker,
     run_world,
 )
 
-NUM_SAMPLES, CHUNK_SIZE = 8, 4
+NUM_SAMPLES = 8
 TEMPERATURE = 0.8
 KL_SCALE = 0.7
 PLAIN = loss_config(ratio_clip_c=None, entropy_coef=0.0)
@@ -82,27 +83,10 @@ def train_with_every_loss(
 ) -> dict[str, dict[str, Metric]]:
     """One rank: a training phase per loss, by the worker's own method; the leaders' metrics by loss."""
     plane = InMemoryDataPlane()
-    plane.open_partition("step", [*ROLLOUT_COLUMNS, *POLICY_COLUMNS])
-    meta = plane.put(
-        "step",
-        {column.name: batch["columns"][column.name] for column in ROLLOUT_COLUMNS},
-        lengths=batch["lengths"],
-        chunk_sizes=[CHUNK_SIZE] * (NUM_SAMPLES // CHUNK_SIZE),
-        tags={**batch["tags"], "kl_scale": [KL_SCALE] * NUM_SAMPLES},
-    )
+    tags = {**batch["tags"], "kl_scale": [KL_SCALE] * NUM_SAMPLES}
+    meta = put_samples(plane, "step", {**batch, "tags": tags})
     meta = plane.write(meta, {column.name: batch["columns"][column.name] for column in POLICY_COLUMNS})
-    worker = PolicyWorker(
-        cfg=cfg,
-        loss=LOSSES["GSPO with KL"],
-        coordinates=coordinates,
-        temperature=TEMPERATURE,
-        data_plane=plane,
-        weight_sender=None,
-        master_addr="127.0.0.1",
-        master_port=0,  # torch.distributed is initialised already
-        timeout_s=60.0,
-    )
-    worker.setup()
+    worker = ready_worker(cfg, LOSSES["GSPO with KL"], coordinates, plane, TEMPERATURE)
     shards = shard_for_training(
         meta, num_shards=cfg.data_parallel_size, global_batch_size=NUM_SAMPLES, strategy=train_strategy(cfg)
     )

@@ -22,14 +22,12 @@ from transformers import AutoModelForCausalLM
 
 from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
 from nemo_like.config.schema import LossConfig, PolicyConfig, ReferencePlacement, ReplicaFetch
-from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.observability.metrics import Metric, merge
 from nemo_like.policy.layout import logprob_strategy, parallel_layout, train_strategy
 from nemo_like.policy.results import WorkerScores, WorkerUpdate
-from nemo_like.policy.worker import PolicyWorker
 from tests.functional.dense_reference import DenseReference, DenseUpdate
 from tests.functional.policy_fixtures import (
     MicroBatching,
@@ -37,10 +35,12 @@ from tests.functional.policy_fixtures import (
     loss_config,
     make_checkpoint,
     policy_config,
+    put_samples,
     random_batch,
+    ready_worker,
 )
 
-NUM_SAMPLES, GLOBAL_BATCH_SIZE, CHUNK_SIZE = 24, 8, 4
+NUM_SAMPLES, GLOBAL_BATCH_SIZE = 24, 8
 TEMPERATURE = 0.8
 # Two updates of warm-up to 2e-3, then linear from update 2 towards 1e-4 at update 6.
 LEARNING_RATES = (1e-3, 2e-3, 2e-3 - 1.9e-3 / 4)
@@ -174,23 +174,8 @@ def run_step(coordinates: Coordinates, step: Step) -> RankReport:
     """One rank: the phases of a step, by the worker's own methods, and the export of its weights."""
     cfg, loss, batch = step.cfg, step.loss, step.batch
     plane = CountingDataPlane()
-    plane.open_partition("step", [*ROLLOUT_COLUMNS, *POLICY_COLUMNS])
-    chunk_sizes = [CHUNK_SIZE] * (NUM_SAMPLES // CHUNK_SIZE)
-    meta = plane.put(
-        "step", batch["columns"], lengths=batch["lengths"], chunk_sizes=chunk_sizes, tags=batch["tags"]
-    )
-    worker = PolicyWorker(
-        cfg=cfg,
-        loss=loss,
-        coordinates=coordinates,
-        temperature=TEMPERATURE,
-        data_plane=plane,
-        weight_sender=None,
-        master_addr="127.0.0.1",
-        master_port=0,  # torch.distributed is initialised already
-        timeout_s=60.0,
-    )
-    worker.setup()
+    meta = put_samples(plane, "step", batch)
+    worker = ready_worker(cfg, loss, coordinates, plane, TEMPERATURE)
     sizes = {"num_shards": coordinates.layout.dp, "global_batch_size": GLOBAL_BATCH_SIZE}
     scoring = shard_for_logprobs(meta, strategy=logprob_strategy(cfg), **sizes)[coordinates.dp]
     scores = worker.compute_prev_logprobs(scoring)

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.schema import CheckpointWriting, PolicyBackend, PolicyConfig
-from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
+from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.policy.layout import logprob_strategy, parallel_layout, train_strategy
 from nemo_like.policy.worker import PolicyWorker
@@ -20,7 +20,9 @@ from tests.functional.policy_fixtures import (
     loss_config,
     make_checkpoint,
     policy_config,
+    put_samples,
     random_batch,
+    ready_worker,
     run_world,
 )
 
@@ -49,38 +51,23 @@ def train_rounds(
 
     Returns this rank's gradient norms of the last round; exports the weights.
     """
-    worker = PolicyWorker(
-        cfg=cfg,
-        loss=loss_config(),
-        coordinates=coordinates,
-        temperature=1.0,
-        data_plane=InMemoryDataPlane(),
-        weight_sender=None,
-        master_addr="127.0.0.1",
-        master_port=0,  # torch.distributed is initialised already
-        timeout_s=60.0,
-    )
-    worker.setup()
+    plane = InMemoryDataPlane()
+    worker = ready_worker(cfg, loss_config(), coordinates, plane)
     if resume_from is None:
-        train(worker, "first")
+        train(worker, put_samples(plane, "first", BATCH))
         worker.save_checkpoint(str(path / "checkpoint"), WRITING)
     else:
         worker.load_checkpoint(str(resume_from / "checkpoint"), policy_version=1)
     # It is still being written while these updates change what it is of.
-    norms = train(worker, "second")
+    norms = train(worker, put_samples(plane, "second", BATCH))
     worker.wait_for_checkpoint()
     assert worker.policy_version == 2
     worker.export_hf(str(path / "export"))
     return norms
 
 
-def train(worker: PolicyWorker, partition: str) -> list[float]:
-    plane, coordinates = InMemoryDataPlane(), worker.coordinates
-    plane.open_partition(partition, [*ROLLOUT_COLUMNS, *POLICY_COLUMNS])
-    worker._data_plane = plane
-    meta = plane.put(
-        partition, BATCH["columns"], lengths=BATCH["lengths"], chunk_sizes=[4] * 4, tags=BATCH["tags"]
-    )
+def train(worker: PolicyWorker, meta: KVBatchMeta) -> list[float]:
+    coordinates = worker.coordinates
     sizes = {"num_shards": coordinates.layout.dp, "global_batch_size": 8}
     worker.compute_prev_logprobs(
         shard_for_logprobs(meta, strategy=logprob_strategy(worker.cfg), **sizes)[coordinates.dp]

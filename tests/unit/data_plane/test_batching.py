@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemo_like.data_plane.batching import Strategy, dynamic_batches, fixed_size, pack, sequence_packing
+from nemo_like.data_plane.batching import (
+    Strategy,
+    dynamic_batches,
+    fixed_size,
+    in_order,
+    pack,
+    sequence_packing,
+)
 from nemo_like.data_plane.meta import Chunk, KVBatchMeta, MicroBatchLayout
 from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
 
@@ -24,11 +31,17 @@ def lengths_of_ranks(draw: st.DrawFn) -> list[list[int]]:
 
 
 @settings(max_examples=200, deadline=None)
-@given(lengths_of_ranks(), st.sampled_from([1, 4, 8]), st.integers(0, 2))
+@given(lengths_of_ranks(), st.sampled_from([1, 4, 8]), st.integers(0, 3))
 def test_every_sample_is_in_one_micro_batch_and_ranks_have_equally_many(
     lengths: list[list[int]], multiple: int, kind: int
 ) -> None:
-    strategy = (fixed_size(3), dynamic_batches(BUDGET, multiple), sequence_packing(BUDGET, multiple))[kind]
+    strategies = (
+        fixed_size(3),
+        in_order(3),
+        dynamic_batches(BUDGET, multiple),
+        sequence_packing(BUDGET, multiple),
+    )
+    strategy = strategies[kind]
     cut = strategy.cut(lengths)
     assert len({len(of_rank) for of_rank in cut}) == 1
     for of_rank, mine in zip(cut, lengths, strict=True):
@@ -112,6 +125,12 @@ def test_a_half_empty_bin_gets_the_smallest_of_the_small_with_the_largest_beside
 def test_dynamic_batches_by_hand() -> None:
     """Longest over both ranks: 8, 4, 4, 2. A budget of 8 holds one of 8, two of 4, or the one of 2."""
     assert dynamic_batches(8).cut([[4, 8, 2, 1], [3, 2, 4, 4]]) == [[[1], [0, 2], [3]], [[2], [3, 0], [1]]]
+
+
+def test_micro_batches_of_fixed_size_by_hand() -> None:
+    lengths = [[3, 9, 4, 8, 1]]
+    assert fixed_size(2).cut(lengths) == [[[1], [3, 2], [0, 4]]]
+    assert in_order(2).cut(lengths) == [[[0], [1, 2], [3, 4]]]
 
 
 def test_a_rank_with_fewer_bins_splits_its_fullest() -> None:
