@@ -24,10 +24,11 @@ case "${1:-}" in
     --lint) ;;
     "" | --all)
         check pytest -q --numprocesses=auto tests/unit
-        chosen=(-m "not slow")
-        [[ "${1:-}" == --all ]] && chosen=()
+        chosen="not slow"
+        [[ "${1:-}" == --all ]] && chosen="slow or not slow"
         # Tests that need a GPU are shown as skipped where there is none.
-        check pytest -q "${chosen[@]}" tests/functional tests/gpu
+        check pytest -q --numprocesses=auto --dist=loadfile -m "($chosen) and not whole_run" tests/functional tests/gpu
+        check pytest -q -m "($chosen) and whole_run" tests/functional
         ;;
     *)
         echo "test: unknown argument $1; usage: scripts/test.sh [--lint | --all]" >&2

@@ -15,6 +15,7 @@ from tests.functional.runs import ROOT
 NUM_SAMPLES = NUM_PROMPTS * NUM_GENERATIONS
 
 
+@pytest.mark.whole_run
 @pytest.mark.timeout(300)
 def test_what_crosses_the_driver_does_not_depend_on_the_sequence_length(
     arithmetic_model: str, tmp_path: Path

@@ -13,7 +13,7 @@ import pytest
 from nemo_like.observability.jsonl import without_measurements
 from tests.functional.runs import read_metrics, run_grpo, running, wait_for_step, wait_until_gone
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.whole_run]
 
 LONG = [
     "grpo.max_num_steps=1000",

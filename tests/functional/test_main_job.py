@@ -25,7 +25,7 @@ from tests.functional.runs import (
     wait_until_gone,
 )
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.whole_run]
 
 NUM_STEPS = DEMO_STEPS
 FEW_STEPS = 4

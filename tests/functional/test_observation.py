@@ -11,7 +11,7 @@ import pytest
 
 from tests.functional.runs import FinishedRun
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.whole_run]
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 
 from tests.functional.runs import FinishedRun, run_grpo
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow, pytest.mark.whole_run]
 
 NUM_STEPS = 3
 

@@ -19,7 +19,7 @@ from nemo_like.cluster.placement import Bundle
 from nemo_like.cluster.runtime import interface_of
 from tests.functional.runs import MARK, read_metrics, running, wait_for_step, wait_until_gone
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.whole_run]
 
 CPUS_PER_NODE = 4
 PROBE = "tests.functional.test_placement:Probe"

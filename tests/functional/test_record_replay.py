@@ -15,7 +15,7 @@ from nemo_like.observability.jsonl import without_measurements
 from tests.functional.runs import ROOT, FinishedRun, run_grpo
 from tests.functional.uniform_rewards import mostly_uniform
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.whole_run]
 
 NUM_STEPS, NUM_PROMPTS, NUM_GENERATIONS = 2, 16, 4
 NO_VALIDATION = ["grpo.val_at_start=false", "grpo.val_at_end=false", "grpo.val_period=0"]

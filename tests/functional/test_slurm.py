@@ -16,6 +16,7 @@ from tests.functional.slurm_fixtures import Slurm, missing, private_slurm
 
 pytestmark = [
     pytest.mark.timeout(300),
+    pytest.mark.whole_run,
     pytest.mark.skipif(bool(missing()), reason=f"Slurm is not installed: there is no {missing()}"),
 ]
 

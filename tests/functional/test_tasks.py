@@ -21,7 +21,7 @@ from nemo_like.observability.jsonl import without_measurements
 from tests.functional.runs import CONFIG, ROOT, FinishedRun, run_grpo
 from tests.functional.taught_models import Said, teach
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.whole_run]
 
 SMALL = {
     "grpo": {

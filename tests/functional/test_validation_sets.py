@@ -8,7 +8,7 @@ import pytest
 
 from tests.functional.runs import FinishedRun, run_grpo
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.whole_run]
 
 NUM_PROBLEMS, NUM_ANSWERS, NUM_STEPS = 24, 4, 20
 

@@ -120,6 +120,7 @@ RUN = [
 
 
 @pytest.mark.slow
+@pytest.mark.whole_run
 @pytest.mark.timeout(400)
 def test_a_run_whose_environment_hangs_says_what_it_owes_and_starts_again(
     arithmetic_model: str, tmp_path: Path
@@ -141,6 +142,7 @@ def test_a_run_whose_environment_hangs_says_what_it_owes_and_starts_again(
 
 
 @pytest.mark.slow
+@pytest.mark.whole_run
 @pytest.mark.timeout(400)
 def test_a_run_whose_worker_hangs_stops_where_it_is_told_to(arithmetic_model: str, tmp_path: Path) -> None:
     stop = ["cluster.stage_timeout_s=15", "cluster.on_stage_timeout=stop"]
