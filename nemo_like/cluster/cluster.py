@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,8 @@ _NODE_GRACE_S = 5.0
 class Cluster:
     """Starts actors and waits for their calls, failing at once when any of them dies.
 
-    Every wait watches every actor, so a death is reported within moments whichever stage is
-    running and whichever actor the driver happens to wait for.
+    A wait watches every actor unless it is told which matter to it, so a death is reported within moments
+    whichever stage is running and whichever actor the driver happens to wait for.
     """
 
     def __init__(self, report_directory: Path | None = None) -> None:
@@ -35,6 +36,7 @@ class Cluster:
         self._handles: list[ActorHandle] = []
         self._watches: dict[ray.ObjectRef, ActorHandle] = {}
         self._reservation: Reservation | None = None
+        self._num_starts: Counter[str] = Counter()
 
     def reserve(self, choices: Sequence[Sequence[Bundle]], *, timeout_s: float) -> None:
         """Hold the bundles of one choice until ``stop``, the first that the nodes can hold; the actors that
@@ -51,8 +53,12 @@ class Cluster:
         return self._reservation.endpoint(actor, timeout_s)
 
     def start(self, spec: ActorSpec, **options: Any) -> ActorHandle:
-        """Start one process; returns at once."""
+        """Start one process; returns at once. It may have the name of one that was discarded."""
         place = self._reservation.options(spec.name) if self._reservation else {}
+        if self._num_starts[spec.name]:
+            # Ray gives a dead actor's name free some moments later.
+            place["name"] = f"{spec.name}-{self._num_starts[spec.name]}"
+        self._num_starts[spec.name] += 1
         handle = start_actor(spec, **{**place, **options})
         self._handles.append(handle)
         self.watch(handle, handle.watch())
@@ -63,14 +69,37 @@ class Cluster:
         that it returns as the reason."""
         self._watches[call.ref] = handle
 
-    def gather(self, calls: Sequence[Call], *, stage: str, timeout_s: float) -> list[Any]:
+    def dead(self) -> list[str]:
+        """Names of the actors that are gone or of no more use."""
+        ended, _ = ray.wait(list(self._watches), num_returns=len(self._watches), timeout=0)
+        return list(dict.fromkeys(self._watches[ref].name for ref in ended))
+
+    def discard(self, handle: ActorHandle) -> None:
+        """End this actor, if it lives; its death is no longer anybody's concern."""
+        self._watches = {ref: one for ref, one in self._watches.items() if one.name != handle.name}
+        self._handles = [one for one in self._handles if one.name != handle.name]
+        handle.kill()
+
+    def gather(
+        self,
+        calls: Sequence[Call],
+        *,
+        stage: str,
+        timeout_s: float,
+        watching: Sequence[ActorHandle] | None = None,
+    ) -> list[Any]:
         """Results of the calls, in order.
 
-        Raises ActorDied when any actor of the run dies meanwhile, ActorFailed when a call raises,
-        StageTimeout when the deadline passes, or one of an actor's own inside a call.
+        Raises ActorDied when any actor of the run dies meanwhile, or, with ``watching``, any of these;
+        ActorFailed when a call raises; StageTimeout when the deadline passes, or one of an actor's own inside
+        a call.
         """
+        watches = list(self._watches)
+        if watching is not None:
+            names = {handle.name for handle in watching}
+            watches = [ref for ref, handle in self._watches.items() if handle.name in names]
         try:
-            return self._gather(calls, stage=stage, timeout_s=timeout_s)
+            return self._gather(calls, watches, stage=stage, timeout_s=timeout_s)
         except ClusterError as error:
             error.lost_nodes = self._lost_nodes()
             if isinstance(error, StageTimeout):
@@ -80,13 +109,15 @@ class Cluster:
                     error.stacks = str(report)
             raise
 
-    def _gather(self, calls: Sequence[Call], *, stage: str, timeout_s: float) -> list[Any]:
+    def _gather(
+        self, calls: Sequence[Call], watches: Sequence[ray.ObjectRef], *, stage: str, timeout_s: float
+    ) -> list[Any]:
         deadline = time.monotonic() + timeout_s
         pending = {call.ref: call for call in calls}
         results: dict[ray.ObjectRef, Any] = {}
         while pending:
             ready, _ = ray.wait(
-                [*pending, *self._watches], num_returns=1, timeout=max(0.0, deadline - time.monotonic())
+                [*pending, *watches], num_returns=1, timeout=max(0.0, deadline - time.monotonic())
             )
             if not ready:
                 waiting_for = sorted({call.actor for call in pending.values()})
@@ -128,7 +159,7 @@ class Cluster:
         """Why a watch ended: the process is gone, its target could not be built, or it says so itself."""
         handle = self._watches[watch]
         try:
-            return ClusterError(f"during stage {stage!r}: {ray.get(watch, timeout=0)}")
+            return ActorDied(handle.name, stage, handle.log_path, ray.get(watch, timeout=0))
         except RayTaskError as error:
             return ActorFailed(handle.name, "__init__", stage, error.cause or error, handle.log_path)
         except RayActorError:

@@ -16,11 +16,13 @@ class ClusterError(RuntimeError):
 
 
 class ActorDied(ClusterError):
-    """A process of the run is gone."""
+    """A process of the run is gone, or, with a reason, of no more use."""
 
-    def __init__(self, actor: str, stage: str, log_path: str | None) -> None:
+    def __init__(self, actor: str, stage: str, log_path: str | None, reason: str | None = None) -> None:
+        what = "died" if reason is None else "failed"
         super().__init__(
-            f"actor {actor!r} died during stage {stage!r}; its log is {log_path or 'not recorded'}"
+            f"actor {actor!r} {what} during stage {stage!r}{f': {reason}' if reason else ''}; "
+            f"its log is {log_path or 'not recorded'}"
         )
         self.actor, self.stage = actor, stage
 

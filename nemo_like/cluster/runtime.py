@@ -28,6 +28,8 @@ def ray_runtime(address: str | None, *, num_cpus: int, num_gpus: int) -> Iterato
     os.environ.setdefault("RAY_worker_niceness", "0")
     # Of past calls Ray would keep a hundred thousand, in some hundreds of MiB, for a list that nobody sees.
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
+    # When one call fails, nobody asks for the results of those beside it.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
         ray.init(address="local", num_cpus=num_cpus, num_gpus=num_gpus, **quiet)

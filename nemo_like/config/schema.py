@@ -505,6 +505,7 @@ class ClusterConfig:
     stage_timeout_s: float  # deadline for one stage of a step that has none of its own
     stage_timeouts_s: StageTimeoutsConfig
     on_stage_timeout: TimeoutAction
+    max_recoveries: int  # a process that died is replaced and the step done again; a policy worker never is
     max_restarts: int  # of all processes from the latest checkpoint, after one died or missed a deadline
 
 

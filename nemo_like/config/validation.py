@@ -156,6 +156,7 @@ _RANGES = (
     _count("checkpointing.keep_top_k"),
     _count("cluster.num_cpus"),
     _Range(key="cluster.num_gpus", at_least=0),
+    _Range(key="cluster.max_recoveries", at_least=0),
     _Range(key="cluster.max_restarts", at_least=0),
     _Range(key="cluster.start_timeout_s", above=0),
     _Range(key="cluster.stage_timeout_s", above=0),

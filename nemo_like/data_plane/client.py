@@ -156,6 +156,9 @@ class PackedDataPlane:
     def take_operations(self) -> Sequence[Operation]:
         return ()
 
+    def close(self) -> None:
+        """Nothing to disconnect, unless a backend has something."""
+
     def _new_chunks(
         self, partition: str, lengths: Sequence[int], chunk_sizes: Sequence[int]
     ) -> tuple[Chunk, ...]:

@@ -39,6 +39,11 @@ class PartitionControl:
         finally:
             self._closing.append(self._host.submit("close_partition", name))
 
+    def move_to(self, host: ActorHandle) -> None:
+        """Use another host from now on; what the one before held is gone."""
+        self._host = host
+        self._closing.clear()
+
     def take_operations(self) -> Sequence[Operation]:
         """What was opened since the last time; nothing where nobody observes it."""
         return ()
@@ -46,7 +51,13 @@ class PartitionControl:
     def _open(self, name: str) -> None:
         calls = [*self._closing, self._host.submit("open_partition", name, self._columns)]
         self._closing.clear()
-        self._cluster.gather(calls, stage=f"opening partition {name!r}", timeout_s=self._timeout_s + _GRACE_S)
+        # Other deaths are the concern of what comes next: an opening that was left would stay open.
+        self._cluster.gather(
+            calls,
+            stage=f"opening partition {name!r}",
+            timeout_s=self._timeout_s + _GRACE_S,
+            watching=[self._host],
+        )
 
 
 class ObservedPartitionControl(PartitionControl):

@@ -49,6 +49,9 @@ class DataPlane(Protocol):
     def take_operations(self) -> Sequence[Operation]:
         """What this client did since the last time it was asked; nothing where nobody observes it."""
 
+    def close(self) -> None:
+        """Disconnect this process; the storage lives on."""
+
 
 class DataPlaneControl(Protocol):
     """Life of partitions; served by the process that owns the storage."""

@@ -77,5 +77,8 @@ class ObservedDataPlane:
     def take_operations(self) -> tuple[Operation, ...]:
         return self._log.take()
 
+    def close(self) -> None:
+        self._plane.close()
+
     def _noted(self, name: str, columns: Mapping[str, Any] | Sequence[str]) -> AbstractContextManager[None]:
         return self._log.operation(name, columns)

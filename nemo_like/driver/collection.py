@@ -11,7 +11,7 @@ kept for the next step, they would have been sampled by older weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nemo_like.algorithms.rewards import Outcome, informative_groups
 from nemo_like.config.schema import GRPOConfig
@@ -59,6 +59,7 @@ def collect_groups(
     results: list[RolloutResult] = []
     kept: list[KVBatchMeta] = []
     dropped: list[KVBatchMeta] = []
+    discards: list[Operation] = []
     while True:
         results.append(rollout.run(prompts, partition))
         batch = with_shaped_rewards(results[-1].batch, cfg)
@@ -68,10 +69,11 @@ def collect_groups(
         kept.append(_of_groups(batch, used))
         unused = _dropped(batch, good, used)
         if unused:
-            rollout.discard(unused)
+            discards += rollout.discard(unused)
             dropped += unused
         if num_kept == wanted:
-            return _collected(results, kept, dropped)
+            collected = _collected(results, kept, dropped)
+            return replace(collected, operations=[*collected.operations, *discards])
         if len(results) == cfg.dynamic_sampling_max_gen_batches:
             raise RunFailed(_shortage(cfg, wanted, num_kept, len(results)))
         prompts = more_prompts(prompts)

@@ -7,6 +7,7 @@ The engines serve the checkpoint as it was loaded.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nemo_like.algorithms.estimators import build_estimator
@@ -18,6 +19,7 @@ from nemo_like.driver.reports import StepReport, generation_report
 from nemo_like.driver.schedule import dumps_rollouts_of
 from nemo_like.driver.stages import with_advantages, without_truncated
 from nemo_like.observability.logger import RunLogger
+from nemo_like.observability.summary import SampleAnswer
 from nemo_like.observability.timers import StageTimer
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode
 
@@ -40,6 +42,7 @@ class GenerationDriver:
     def __init__(self, cfg: Config, components: GenerationComponents) -> None:
         self.cfg = cfg
         self.components = components
+        self.sample_answers: Sequence[SampleAnswer] = ()  # there is no validation
         self.estimate_advantages = build_estimator(cfg.grpo)
 
     def run(self) -> None:

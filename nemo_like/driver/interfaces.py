@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from nemo_like.config.schema import CheckpointWriting
 from nemo_like.data_plane.meta import KVBatchMeta
@@ -13,6 +13,8 @@ from nemo_like.observability.metrics import Metric
 from nemo_like.observability.summary import SampleAnswer
 from nemo_like.policy.results import ScoredBatch, TrainUpdate
 from nemo_like.rollout.prompts import PromptBatch, RolloutResult
+
+T = TypeVar("T")
 
 
 class Partitions(Protocol):
@@ -31,8 +33,8 @@ class Rollout(Protocol):
     def run(self, prompts: PromptBatch, partition: str) -> RolloutResult:
         """Generate, reward, flatten and put; rows ordered by (prompt, generation)."""
 
-    def discard(self, batches: Sequence[KVBatchMeta]) -> None:
-        """Free the bytes of samples that will not train."""
+    def discard(self, batches: Sequence[KVBatchMeta]) -> Sequence[Operation]:
+        """Free the bytes of samples that will not train; what that took in the data plane."""
 
     def sample_answers(self) -> Sequence[SampleAnswer]:
         """A few answers of the latest validation, in words."""
@@ -76,6 +78,17 @@ class WeightSync(Protocol):
 
     def ensure_version(self, version: int) -> Mapping[str, Metric]:
         """Returns once every engine serves exactly this policy version."""
+
+
+class Recovery(Protocol):
+    """Replaces processes that died while work was under way."""
+
+    def completed(self, name: str, policy_version: int, work: Callable[[], T]) -> T:
+        """What the work returns; where a process died that can be replaced, it is done again from its
+        prompts, as if nothing had happened.
+
+        Raises ActorDied when the process cannot be replaced, or the policy is no longer at this version.
+        """
 
 
 class StepObserver(Protocol):

@@ -22,11 +22,14 @@ class StepObservation:
     """``StepObserver`` over the processes of a run."""
 
     def __init__(
-        self, cfg: LoggerConfig, cluster: Cluster, actors: Sequence[ActorHandle], directory: RunDirectory
+        self,
+        cfg: LoggerConfig,
+        cluster: Cluster,
+        actors: Callable[[], Sequence[ActorHandle]],
+        directory: RunDirectory,
     ) -> None:
-        """``actors`` in the order in which a trace shows them, below the driver."""
-        self._cfg, self._cluster, self._actors, self._directory = cfg, cluster, list(actors), directory
-        self._profiled = [actor for actor in actors if _matches(actor.name, cfg.profile.processes)]
+        """``actors()`` are those of the moment, in the order of a trace, below the driver."""
+        self._cfg, self._cluster, self._actors, self._directory = cfg, cluster, actors, directory
 
     def mark_ranges(self, actors: Sequence[ActorHandle]) -> None:
         """From now on these processes, which load torch for CUDA, name what they do for Nsight Systems."""
@@ -38,21 +41,25 @@ class StepObservation:
         """Around a step. Nothing is written of a step that raises."""
         is_traced, is_profiled = step in self._cfg.trace_steps, step in self._cfg.profile.steps
         if is_profiled:
-            self._everywhere(self._profiled, lambda actor: ("start_profile",))
+            self._everywhere(self._profiled(), lambda actor: ("start_profile",))
         if is_traced:
-            self._everywhere(self._actors, lambda actor: ("start_trace",))
+            self._everywhere(self._actors(), lambda actor: ("start_trace",))
             start_trace()
         yield
         if is_traced:
             self._write_trace(step)
         if is_profiled:
-            paths = {actor: str(self._directory.profile_path(step, actor.name)) for actor in self._profiled}
-            self._everywhere(self._profiled, lambda actor: ("stop_profile", paths[actor]))
+            paths = {actor: str(self._directory.profile_path(step, actor.name)) for actor in self._profiled()}
+            self._everywhere(list(paths), lambda actor: ("stop_profile", paths[actor]))
+
+    def _profiled(self) -> list[ActorHandle]:
+        return [actor for actor in self._actors() if _matches(actor.name, self._cfg.profile.processes)]
 
     def _write_trace(self, step: int) -> None:
         processes = {"driver": take_trace()}
-        spans = self._everywhere(self._actors, lambda actor: ("take_trace",))
-        processes |= {actor.name: taken for actor, taken in zip(self._actors, spans, strict=True)}
+        actors = self._actors()
+        spans = self._everywhere(actors, lambda actor: ("take_trace",))
+        processes |= {actor.name: taken for actor, taken in zip(actors, spans, strict=True)}
         path = self._directory.trace_path(step)
         path.write_text(json.dumps(chrome_trace(processes)), encoding="utf-8")
 

@@ -1,16 +1,19 @@
 """Every process of a run, and what it is started with.
 
 All start at once, since most of a start is imports. What a replay or a generation-only run does without
-is not started at all: ``config.plan.roles`` says how many there are of each.
+is not started at all: ``config.plan.roles`` says how many there are of each. One that died is started again
+in the same way.
 """
 
 from __future__ import annotations
 
+import json
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nemo_like.cluster.actors import ActorHandle, ActorSpec, Concurrency
+from nemo_like.cluster.actors import ActorHandle, ActorSpec, Call, Concurrency
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.runtime import free_port
 from nemo_like.config.deadlines import longest_deadline_s
@@ -24,10 +27,13 @@ from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.policy.interfaces import WeightSenderSpec
 from nemo_like.policy.layout import parallel_layout
 
+# Exchanges with processes that are up already and have nothing to compute.
+SHORT_TIMEOUT_S = 30.0
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(slots=True, kw_only=True)
 class Actors:
-    """Handles of the started processes."""
+    """Handles of the processes of a run as they are now."""
 
     host: ActorHandle
     engines: list[ActorHandle]
@@ -40,37 +46,59 @@ class Actors:
         environments = (actor for pool in self.environments.values() for actor in pool)
         return [self.rollout, *self.engines, *environments, self.host, *self.workers]
 
-
-def start_actors(cfg: Config, cluster: Cluster, directory: RunDirectory) -> Actors:
-    """Start every process; returns at once."""
-    starter = _Starter(cfg, cluster, directory)
-    host = starter.host()
-    data_plane = DataPlaneSpec(
-        host=host,
-        timeout_s=cfg.data_plane.timeout_s,
-        start_timeout_s=cfg.cluster.start_timeout_s,
-        is_observed=cfg.data_plane.log_operations,
-    )
-    engines, environments = starter.engines(), starter.environments()
-    if cfg.rollout.replay is not None:
-        rollout = starter.replay(cfg.rollout.replay, data_plane)
-    else:
-        rollout = starter.rollout(engines, environments, data_plane)
-    return Actors(
-        host=host,
-        engines=engines,
-        workers=starter.workers(data_plane),
-        environments=environments,
-        rollout=rollout,
-    )
+    def readiness(self, started: Sequence[ActorHandle]) -> list[Call]:
+        """For each of these, a call that returns once it is ready; the rollout actor's with what the datasets
+        hold."""
+        methods = {self.host.name: "ready"}
+        methods |= {worker.name: "setup" for worker in self.workers}
+        methods |= {engine.name: "stats" for engine in self.engines}
+        methods |= {actor.name: "start" for pool in self.environments.values() for actor in pool}
+        return [
+            handle.submit("attach", handle)
+            if handle.name == self.rollout.name
+            else handle.submit(methods[handle.name])
+            for handle in started
+        ]
 
 
-class _Starter:
-    """One method per kind of process."""
+def write_process_ids(cluster: Cluster, actors: Actors, directory: RunDirectory) -> None:
+    """RUN_DIR/processes.json, for py-spy, top or kill."""
+    handles = actors.all()
+    calls = [handle.process_id() for handle in handles]
+    pids = cluster.gather(calls, stage="start", timeout_s=SHORT_TIMEOUT_S)
+    by_name = {handle.name: pid for handle, pid in zip(handles, pids, strict=True)}
+    (directory.path / "processes.json").write_text(json.dumps(by_name, indent=2) + "\n", encoding="utf-8")
+
+
+class Starter:
+    """One method per kind of process; each returns at once."""
 
     def __init__(self, cfg: Config, cluster: Cluster, directory: RunDirectory) -> None:
         self._cfg, self._cluster, self._directory = cfg, cluster, directory
         self._needs = roles(cfg)
+
+    def all(self) -> Actors:
+        """Every process of the run."""
+        host = self.host()
+        data_plane = self.data_plane(host)
+        engines = [self.engine(index) for index in range(self._needs[Role.engine].count)]
+        environments = self.environments()
+        return Actors(
+            host=host,
+            engines=engines,
+            workers=self.workers(data_plane),
+            environments=environments,
+            rollout=self.rollout(engines, environments, data_plane),
+        )
+
+    def data_plane(self, host: ActorHandle) -> DataPlaneSpec:
+        """How the other processes reach the host's data plane."""
+        return DataPlaneSpec(
+            host=host,
+            timeout_s=self._cfg.data_plane.timeout_s,
+            start_timeout_s=self._cfg.cluster.start_timeout_s,
+            is_observed=self._cfg.data_plane.log_operations,
+        )
 
     def host(self) -> ActorHandle:
         return self._cluster.start(
@@ -82,28 +110,25 @@ class _Starter:
             )
         )
 
-    def engines(self) -> list[ActorHandle]:
+    def engine(self, index: int) -> ActorHandle:
+        """With the weights of ``policy.model_name``, until a trainer sends others."""
         policy = self._cfg.policy
-        return [
-            self._start(
-                Role.engine,
-                index,
-                "nemo_like.generation.vllm_engine:VllmEngine",
-                engine_environment(policy.device),
-                name=f"engine-{index}",
-                model_name=str(Path(policy.model_name).absolute()),
-                generation=self._cfg.generation,
-                device=policy.device,
-                precision=policy.precision,
-                max_total_sequence_length=policy.max_total_sequence_length,
-                seed=self._cfg.grpo.seed,
-                timeout_s=self._patience_s(),
-                tokenizer_name=str(Path(policy.model_name).absolute())
-                if has_stop_strings(self._cfg)
-                else None,
-            )
-            for index in range(self._needs[Role.engine].count)
-        ]
+        model_name = str(Path(policy.model_name).absolute())
+        return self._start(
+            Role.engine,
+            index,
+            "nemo_like.generation.vllm_engine:VllmEngine",
+            engine_environment(policy.device),
+            name=f"engine-{index}",
+            model_name=model_name,
+            generation=self._cfg.generation,
+            device=policy.device,
+            precision=policy.precision,
+            max_total_sequence_length=policy.max_total_sequence_length,
+            seed=self._cfg.grpo.seed,
+            timeout_s=self._patience_s(),
+            tokenizer_name=model_name if has_stop_strings(self._cfg) else None,
+        )
 
     def workers(self, data_plane: DataPlaneSpec) -> list[ActorHandle]:
         cfg, layout = self._cfg, parallel_layout(self._cfg.policy)
@@ -140,19 +165,19 @@ class _Starter:
         """One pool for each environment that the data name."""
         used = used_environments(self._cfg) if self._needs[Role.environment].count else {}
         return {
-            name: [
-                self._start(
-                    Role.environment,
-                    f"{name}-{index}",
-                    "nemo_like.environments.server:EnvironmentServer",
-                    {},
-                    name=name,
-                    cfg=env,
-                )
-                for index in range(env.num_actors)
-            ]
+            name: [self.environment(name, index) for index in range(env.num_actors)]
             for name, env in used.items()
         }
+
+    def environment(self, name: str, index: int) -> ActorHandle:
+        return self._start(
+            Role.environment,
+            f"{name}-{index}",
+            "nemo_like.environments.server:EnvironmentServer",
+            {},
+            name=name,
+            cfg=self._cfg.env[name],
+        )
 
     def rollout(
         self,
@@ -160,6 +185,9 @@ class _Starter:
         environments: dict[str, list[ActorHandle]],
         data_plane: DataPlaneSpec,
     ) -> ActorHandle:
+        """Who replays what another run recorded needs neither engines nor environments."""
+        if self._cfg.rollout.replay is not None:
+            return self._replay(self._cfg.rollout.replay, data_plane)
         return self._start(
             Role.rollout,
             0,
@@ -172,7 +200,7 @@ class _Starter:
             run_directory=str(self._directory.path),
         )
 
-    def replay(self, directory: str, data_plane: DataPlaneSpec) -> ActorHandle:
+    def _replay(self, directory: str, data_plane: DataPlaneSpec) -> ActorHandle:
         return self._start(
             Role.rollout,
             0,

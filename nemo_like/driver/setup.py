@@ -6,7 +6,6 @@ own imports none of what they need.
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,7 +32,8 @@ from nemo_like.driver.checkpoints import RunCheckpoints
 from nemo_like.driver.errors import RunFailed
 from nemo_like.driver.generate_only import GenerationComponents, GenerationDriver
 from nemo_like.driver.observation import StepObservation
-from nemo_like.driver.processes import Actors, start_actors
+from nemo_like.driver.processes import Actors, Starter, write_process_ids
+from nemo_like.driver.recovery import ActorRecovery, Recoverable
 from nemo_like.driver.stopping import EXIT_PREEMPTED, StopRequests
 from nemo_like.driver.sync_grpo import Components, SyncGRPODriver
 from nemo_like.driver.validation import reached_goal, validation_sets
@@ -48,9 +48,6 @@ from nemo_like.weight_sync.sync import NoEngines, WeightSync
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
-
-# Exchanges with processes that are up already and have nothing to compute.
-_SHORT_TIMEOUT_S = 30.0
 
 
 def run(cfg: Config, config_name: str) -> int:
@@ -118,9 +115,8 @@ def _run(cfg: Config, directory: RunDirectory, logger: RunLogger, checkpoints: R
         if parts.policy is not None and cfg.checkpointing.export_final_hf:
             logger.status("exporting the policy")
             parts.policy.export_hf(str(directory.path / "final_hf"))
-        answers = parts.rollout.sample_answers()
         logger.status("stopping")
-    return _Result("finished", 0, answers)
+    return _Result("finished", 0, parts.driver.sample_answers)
 
 
 def _is_finished(cfg: Config, checkpoints: RunCheckpoints) -> bool:
@@ -147,7 +143,6 @@ class StartedRun:
 
     driver: SyncGRPODriver | GenerationDriver
     policy: PolicyWorkerGroup | None  # none where nothing is trained
-    rollout: RolloutHandle
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +151,7 @@ class _Started:
 
     directory: RunDirectory
     cluster: Cluster
+    starter: Starter
     actors: Actors
     sources: SourceReports
 
@@ -175,12 +171,14 @@ def started(
     ):
         try:
             cluster.reserve(bundles(cfg), timeout_s=cfg.cluster.start_timeout_s)
-            actors = start_actors(cfg, cluster, directory)
+            starter = Starter(cfg, cluster, directory)
+            actors = starter.all()
             logger.status("starting " + _what_starts(actors))
             sources = _wait_until_ready(cluster, actors, cfg.cluster.start_timeout_s)
             _report_sources(sources, logger)
-            _write_process_ids(cluster, actors, directory)
-            yield _connect(cfg, _Started(directory, cluster, actors, sources), logger, checkpoints)
+            write_process_ids(cluster, actors, directory)
+            processes = _Started(directory, cluster, starter, actors, sources)
+            yield _connect(cfg, processes, logger, checkpoints)
         finally:
             cluster.stop()
 
@@ -196,7 +194,7 @@ def _connect(cfg: Config, started: _Started, logger: RunLogger, checkpoints: Run
         columns=(*ROLLOUT_COLUMNS, *POLICY_COLUMNS),
         timeout_s=cfg.data_plane.timeout_s,
     )
-    observer = StepObservation(cfg.logger, cluster, actors.all(), started.directory)
+    observer = StepObservation(cfg.logger, cluster, actors.all, started.directory)
     observer.mark_ranges([*actors.engines, *actors.workers])
     sampler = MixtureSampler(
         [source.num_prompts for source in sources[RolloutMode.training]],
@@ -208,23 +206,38 @@ def _connect(cfg: Config, started: _Started, logger: RunLogger, checkpoints: Run
         parts = GenerationComponents(
             partitions=partitions, rollout=rollout, train_sampler=sampler, logger=logger, observer=observer
         )
-        return StartedRun(GenerationDriver(cfg, parts), None, rollout)
+        return StartedRun(GenerationDriver(cfg, parts), None)
     policy = _policy(cfg, cluster, actors, logger)
+    weight_sync = WeightSync(policy.push_weights) if actors.engines else NoEngines()
+    recoverable = Recoverable(
+        cluster=cluster,
+        starter=started.starter,
+        actors=actors,
+        rollout=rollout,
+        partitions=partitions,
+        policy=policy,
+        weight_sync=weight_sync,
+        train_sampler=sampler,
+        observation=observer,
+        logger=logger,
+        directory=started.directory,
+    )
     components = Components(
         partitions=partitions,
         rollout=rollout,
         policy=policy,
-        weight_sync=WeightSync(policy.push_weights) if actors.engines else NoEngines(),
+        weight_sync=weight_sync,
         train_sampler=sampler,
         validation_sets=validation_sets(sources[RolloutMode.validation], cfg.grpo.max_val_samples),
         logger=logger,
         observer=observer,
         checkpoints=checkpoints,
         stop_requests=StopRequests(cfg.checkpointing),
+        recovery=ActorRecovery(cfg.cluster, recoverable),
     )
     if checkpoints.found is not None:
         logger.status(f"continuing after step {checkpoints.found.state.step}")
-    return StartedRun(SyncGRPODriver(cfg, components), policy, rollout)
+    return StartedRun(SyncGRPODriver(cfg, components), policy)
 
 
 def _weights(cfg: Config) -> list[float]:
@@ -251,17 +264,8 @@ def _what_starts(actors: Actors) -> str:
 
 def _wait_until_ready(cluster: Cluster, actors: Actors, timeout_s: float) -> SourceReports:
     """Returns what the datasets hold once every process is up."""
-    sources, *_ = cluster.gather(
-        [
-            actors.rollout.submit("attach", actors.rollout),
-            actors.host.submit("ready"),
-            *(worker.submit("setup") for worker in actors.workers),
-            *(engine.submit("stats") for engine in actors.engines),
-            *(actor.submit("start") for pool in actors.environments.values() for actor in pool),
-        ],
-        stage="start",
-        timeout_s=timeout_s,
-    )
+    rollout_first = actors.readiness(actors.all())
+    sources, *_ = cluster.gather(rollout_first, stage="start", timeout_s=timeout_s)
     cluster.watch(actors.host, actors.host.submit("storage_failure"))
     return sources
 
@@ -280,16 +284,6 @@ def _policy(cfg: Config, cluster: Cluster, actors: Actors, logger: RunLogger) ->
         logger.status("connecting policy workers and engines")
         policy.connect_weights(actors.engines)
     return policy
-
-
-def _write_process_ids(cluster: Cluster, actors: Actors, directory: RunDirectory) -> None:
-    """RUN_DIR/processes.json, for py-spy, top or kill."""
-    handles = actors.all()
-    pids = cluster.gather(
-        [handle.process_id() for handle in handles], stage="start", timeout_s=_SHORT_TIMEOUT_S
-    )
-    by_name = {handle.name: pid for handle, pid in zip(handles, pids, strict=True)}
-    (directory.path / "processes.json").write_text(json.dumps(by_name, indent=2) + "\n", encoding="utf-8")
 
 
 @contextmanager

@@ -15,7 +15,7 @@ driver                    rollout actor              policy workers            d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -26,13 +26,14 @@ from nemo_like.data.sampler import MixtureSampler
 from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.driver.checkpoints import RunCheckpoints
 from nemo_like.driver.collection import Collected, collect_groups
-from nemo_like.driver.interfaces import Partitions, Policy, Rollout, StepObserver, WeightSync
+from nemo_like.driver.interfaces import Partitions, Policy, Recovery, Rollout, StepObserver, WeightSync
 from nemo_like.driver.reports import StepReport, StepResults, train_report
 from nemo_like.driver.schedule import dumps_rollouts_of, validates_after
 from nemo_like.driver.stages import kl_in_reward, with_advantages, without_mismatch, without_truncated
 from nemo_like.driver.stopping import StopRequests
 from nemo_like.driver.validation import ValidationReport, ValidationSet, reached_goal, validation_report
 from nemo_like.observability.logger import RunLogger
+from nemo_like.observability.summary import SampleAnswer
 from nemo_like.observability.timers import SlowestPass, StageTimer
 from nemo_like.policy.results import ScoredBatch
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode
@@ -52,6 +53,7 @@ class Components:
     observer: StepObserver
     checkpoints: RunCheckpoints
     stop_requests: StopRequests
+    recovery: Recovery
 
 
 class SyncGRPODriver:
@@ -70,9 +72,11 @@ class SyncGRPODriver:
         self.estimate_advantages = build_estimator(cfg.grpo)
         self.checkpoints = components.checkpoints
         self.stop_requests = components.stop_requests
+        self.recovery = components.recovery
         self.num_samples = cfg.grpo.num_prompts_per_step * cfg.grpo.num_generations_per_prompt
         self.position = self.checkpoints.resume(self.policy, self.train_sampler)
         self.policy_version = self.position.policy_version
+        self.sample_answers: Sequence[SampleAnswer] = ()  # of the latest validation
 
     def run(self) -> str | None:
         """All steps from where the run stands, with validation and checkpoints where they are due; fewer
@@ -102,14 +106,19 @@ class SyncGRPODriver:
 
     def step_and_validate(self, step: int) -> dict[str, float]:
         """The metrics of this step, logged."""
-        prompts = self.next_prompts(step)
-        with self.observer.observing(step):
-            metrics = self.step(step, prompts).metrics
+        metrics = self.recovery.completed(
+            f"step {step}", self.policy_version, lambda: self.observed_step(step)
+        ).metrics
         self.logger.log_step(step, metrics)
         if validates_after(step, self.cfg.grpo):
             metrics = {**metrics, **self.validate(step).metrics}
         self.position = self.position.after(step, self.policy_version, metrics, self.num_samples)
         return metrics
+
+    def observed_step(self, step: int) -> StepReport:
+        """The step with its prompts."""
+        with self.observer.observing(step):
+            return self.step(step, self.next_prompts(step))
 
     def save(self, metrics: Mapping[str, float]) -> None:
         """Have the whole run on disk, where checkpoints are enabled; ``metrics`` of its latest step say how
@@ -144,13 +153,13 @@ class SyncGRPODriver:
                 kl = kl_in_reward(scored.batch, self.cfg.loss_fn)
                 batch = with_advantages(scored.batch, self.estimate_advantages, components, kl)
             batch = without_mismatch(batch, grpo.seq_logprob_error_threshold)
+            if dumps_rollouts_of(step, self.cfg.rollout):
+                self.rollout.dump(step, (batch, *rollout.dropped))
 
             with timer("policy_training"):
                 update = self.policy.train(batch)
         self.policy_version = update.policy_version
         opened = self.partitions.take_operations()
-        if dumps_rollouts_of(step, self.cfg.rollout):
-            self.rollout.dump(step, (batch, *rollout.dropped))
         return train_report(
             StepResults(batch, rollout, scored, update, sync_metrics, opened),
             timer.metrics("timing/train/"),
@@ -177,6 +186,14 @@ class SyncGRPODriver:
         return scored
 
     def validate(self, step: int) -> ValidationReport:
+        """How well the held-out sets are answered, logged."""
+        report = self.recovery.completed(
+            f"the validation after step {step}", self.policy_version, lambda: self.held_out(step)
+        )
+        self.logger.log_validation(step, report.metrics, self.sample_answers)
+        return report
+
+    def held_out(self, step: int) -> ValidationReport:
         """Answers to all held-out sets through the same rollout path, in a partition of its own."""
         grpo, timer = self.cfg.grpo, StageTimer()
         prompts = PromptBatch(
@@ -191,9 +208,8 @@ class SyncGRPODriver:
             with self.partitions.partition(f"validation-{step}") as partition:
                 rollout = self.rollout.run(prompts, partition)
         self.partitions.take_operations()  # data_plane/ metrics are those of training steps
-        report = validation_report(rollout, self.validation_sets, grpo, timer.metrics("timing/validation/"))
-        self.logger.log_validation(step, report.metrics, self.rollout.sample_answers())
-        return report
+        self.sample_answers = self.rollout.sample_answers()
+        return validation_report(rollout, self.validation_sets, grpo, timer.metrics("timing/validation/"))
 
     def next_prompts(self, step: int, *, first_group: int = 0) -> PromptBatch:
         """The next P training prompts, by index; their groups are numbered from ``first_group``."""

@@ -150,6 +150,9 @@ class GenerationEngine(Protocol):
     def abort(self, request_ids: Sequence[str]) -> None:
         """Drop requests; their groups are never delivered. Unknown and finished ids are ignored."""
 
+    def abort_all(self) -> None:
+        """Drop every unfinished request, whoever made it. Raises GenerationError in a failed engine."""
+
     def stats(self) -> EngineStats: ...
 
     def shutdown(self) -> None:
@@ -168,8 +171,8 @@ class WeightReceiver(Protocol):
         """Begin to join; returns at once, the group is complete when the trainer's side is."""
 
     def pause(self, version: int) -> None:
-        """Stop sampling until ``version`` is loaded. Raises ValueError unless it is newer than the engine's
-        own, RuntimeError while requests are unfinished."""
+        """Stop sampling until ``version`` is loaded, which may be the engine's own: a trainer that connects
+        anew sends to all. Raises ValueError for an older one, RuntimeError while requests are unfinished."""
 
     def fetch_weights(self, transfer: Transfer, groups: Sequence[str]) -> None:
         """Wait for what these groups offer in advance; touches no weight."""

@@ -123,6 +123,9 @@ class VllmEngine:
     def abort(self, request_ids: Sequence[str]) -> None:
         self._call(lambda: self._abort(request_ids))
 
+    def abort_all(self) -> None:
+        self._call(lambda: self._abort(list(self._unfinished)))
+
     def stats(self) -> EngineStats:
         return self._call(
             lambda: EngineStats(self._policy_version, self._generation_s, self._num_generated_tokens)
@@ -269,10 +272,10 @@ class VllmEngine:
         self._engine.collective_rpc(method, kwargs=kwargs)
 
     def _pause(self, version: int) -> None:
-        if version <= self._policy_version:
+        if version < self._policy_version:
             raise ValueError(
                 f"engine {self._name!r} is at policy_version={self._policy_version}; "
-                f"version={version} is not newer"
+                f"version={version} is older"
             )
         # What is submitted while paused has not been sampled from yet.
         if self._unfinished and self._paused_for is None:

@@ -21,6 +21,7 @@ from nemo_like.config.deadlines import Stage
 from nemo_like.config.schema import CheckpointWriting, PolicyConfig
 from nemo_like.data_plane.columns import PREV_LOGPROBS, REFERENCE_LOGPROBS, Column
 from nemo_like.data_plane.errors import listed
+from nemo_like.data_plane.factory import DataPlaneSpec
 from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.observability.metrics import Metric, merge
@@ -38,6 +39,9 @@ _STAGES = {
     "has_written_checkpoint": Stage.checkpoint,
     "wait_for_checkpoint": Stage.checkpoint,
     "load_checkpoint": Stage.checkpoint,
+    # Of a step that is given up: what was under way goes before.
+    "settle": Stage.policy_training,
+    "reconnect_data_plane": Stage.policy_training,
 }
 
 
@@ -66,7 +70,7 @@ class PolicyWorkerGroup:
 
     def connect_weights(self, receivers: Sequence[Any]) -> None:
         """Let the workers that send weights meet the engines."""
-        self._everywhere("connect_weights", lambda place: True, receivers)
+        self._with_engines("connect_weights", self._calls("connect_weights", lambda place: True, receivers))
 
     def compute_prev_logprobs(self, batch: KVBatchMeta) -> ScoredBatch:
         """Adds column prev_logprobs and tag mult_prob_error."""
@@ -101,8 +105,8 @@ class PolicyWorkerGroup:
 
     def push_weights(self, version: int) -> dict[str, Metric]:
         """Send the weights as this version; returns once all engines have it."""
-        answers = self._everywhere("push_weights", partial(gathers_weights, self._cfg), version)
-        return merge(answers)
+        calls = self._calls("push_weights", partial(gathers_weights, self._cfg), version)
+        return merge(self._with_engines("push_weights", calls))
 
     def export_hf(self, path: str) -> None:
         """Write a Hugging Face checkpoint directory."""
@@ -124,6 +128,16 @@ class PolicyWorkerGroup:
     def load_checkpoint(self, path: str, policy_version: int) -> None:
         """Continue from a checkpoint, which another parallel layout may have written."""
         self._everywhere("load_checkpoint", lambda place: True, path, policy_version)
+
+    def settle(self) -> int | None:
+        """Wait until the workers have ended what they were asked, and forget what a step that was given up
+        left in them. The policy version that all of them hold whole; None when there is none."""
+        versions = set(self._everywhere("settle", lambda place: True))
+        return versions.pop() if len(versions) == 1 else None
+
+    def reconnect_data_plane(self, spec: DataPlaneSpec) -> None:
+        """Let the workers read and write there from now on."""
+        self._everywhere("reconnect_data_plane", lambda place: True, spec)
 
     def _score(self, batch: KVBatchMeta, method: str, column: Column) -> ScoredBatch:
         shards = shard_for_logprobs(
@@ -157,12 +171,25 @@ class PolicyWorkerGroup:
         return [answer for _, answer in sorted(leaders, key=lambda leader: leader[0])]
 
     def _everywhere(self, method: str, where: Callable[[Coordinates], bool], *args: Any) -> list[Any]:
-        calls = [handle.submit(method, *args) for handle, place in self._workers if where(place)]
-        return self._wait(method, calls)
+        return self._wait(method, self._calls(method, where, *args))
 
-    def _wait(self, method: str, calls: Sequence[Call]) -> list[Any]:
+    def _calls(self, method: str, where: Callable[[Coordinates], bool], *args: Any) -> list[Call]:
+        return [handle.submit(method, *args) for handle, place in self._workers if where(place)]
+
+    def _with_engines(self, method: str, calls: Sequence[Call]) -> list[Any]:
+        """Any death ends it."""
         timeout_s = self._deadline_s(_STAGES[method])
         return self._cluster.gather(calls, stage=f"policy.{method}", timeout_s=timeout_s)
+
+    def _wait(self, method: str, calls: Sequence[Call]) -> list[Any]:
+        """Only the workers' own deaths end it: what they do needs nobody else but the data plane, whose
+        failure their calls report."""
+        return self._cluster.gather(
+            calls,
+            stage=f"policy.{method}",
+            timeout_s=self._deadline_s(_STAGES[method]),
+            watching=[handle for handle, _ in self._workers],
+        )
 
 
 def _awaited(shard: KVBatchMeta) -> str:

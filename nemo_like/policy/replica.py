@@ -1,4 +1,4 @@
-"""One replica's workers share what its leader fetched, as tensors."""
+"""One replica's workers share what its leader fetched, as tensors; all replicas, whether it came."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 
 from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.cluster.errors import Overdue
 from nemo_like.data_plane.columns import Column
+from nemo_like.data_plane.errors import DataPlaneError, DeadlineExceeded
 
 
 class Replica:
@@ -23,6 +25,7 @@ class Replica:
     def __init__(self, coordinates: Coordinates, timeout_s: float) -> None:
         self._coordinates = coordinates
         layout = coordinates.layout
+        self._world = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         everyone = [layout.coordinates(rank) for rank in range(layout.world_size)]
         for dp in range(layout.dp):
             members = [place for place in everyone if place.dp == dp]
@@ -34,6 +37,18 @@ class Replica:
                 self._group = group
                 self._size = len(members)
                 self._leader = next(place.rank for place in members if place.is_leader)
+
+    def agree(self, failure: DataPlaneError | None) -> None:
+        """Every worker of the world calls it. Raises the failure, and on the workers that have none
+        DataPlaneError, or DeadlineExceeded for one that came too late, when there is one anywhere."""
+        severity = torch.tensor(0 if failure is None else 2 if isinstance(failure, Overdue) else 1)
+        if self._coordinates.layout.world_size > 1:
+            dist.all_reduce(severity, dist.ReduceOp.MAX, group=self._world)
+        if failure is not None:
+            raise failure
+        if severity.item():
+            kind = DeadlineExceeded if severity.item() == 2 else DataPlaneError
+            raise kind("another policy worker could not fetch its samples")
 
     def share(
         self, columns: Sequence[Column], num_tokens: int, fetched: Mapping[str, np.ndarray] | None

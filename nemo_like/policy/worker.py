@@ -35,6 +35,7 @@ from nemo_like.data_plane.columns import (
     RESPONSE_MASK,
     Column,
 )
+from nemo_like.data_plane.errors import DataPlaneError
 from nemo_like.data_plane.factory import DataPlaneSpec, connect
 from nemo_like.data_plane.interface import DataPlane
 from nemo_like.data_plane.meta import KVBatchMeta, Schedule
@@ -82,6 +83,7 @@ class PolicyWorker:
         """``temperature`` is the sampling temperature; ``timeout_s`` bounds every collective."""
         self.cfg, self.loss, self.coordinates = cfg, loss, coordinates
         self.policy_version = 0
+        self._is_updating = False
         self._temperature = temperature
         self._data_plane_source = data_plane
         self._weight_sender_source = weight_sender
@@ -144,9 +146,11 @@ class PolicyWorker:
     def train(self, meta: KVBatchMeta) -> WorkerUpdate | None:
         """The schedule's optimizer updates; needs tags advantage and sample_mask. One version further."""
         batch = self._fetch(meta, train_reads(self.loss))
+        self._is_updating = True
         with span("compute"), _Stopwatch() as compute:
             metrics = self._backend.train(batch, _schedule(meta))
         self.policy_version += 1
+        self._is_updating = False
         operations: Sequence[Operation] = ()
         if self._fetches:
             self._data_plane.forget(meta.partition)
@@ -154,6 +158,19 @@ class PolicyWorker:
         if not self.coordinates.is_leader:
             return None
         return WorkerUpdate(metrics, self.policy_version, compute.seconds, operations)
+
+    def settle(self) -> int | None:
+        """Once the calls before have ended: the policy version of these weights, None when an update broke
+        off. What a step that was given up left is forgotten."""
+        if self._fetches:
+            self._data_plane.take_operations()
+        return None if self._is_updating else self.policy_version
+
+    def reconnect_data_plane(self, spec: DataPlaneSpec) -> None:
+        """Read and write there from now on."""
+        if self._fetches:
+            self._data_plane.close()
+            self._data_plane = connect(spec)
 
     def connect_weights(self, receivers: Sequence[Any]) -> None:
         """Meet the generation engines' weight receivers."""
@@ -179,7 +196,11 @@ class PolicyWorker:
         if self._weight_sender is None:
             raise RuntimeError("this worker was made without a weight sender, so it cannot push weights")
         with span("send"):
-            return dict(self._weight_sender.send(version, weights))
+            try:
+                return dict(self._weight_sender.send(version, weights))
+            finally:
+                for _ in weights:  # of a transfer that broke off: the other ranks gather to the end
+                    pass
 
     def export_hf(self, path: str) -> None:
         """Write a Hugging Face checkpoint directory; all ranks that gather weights call it."""
@@ -233,11 +254,20 @@ class PolicyWorker:
         return self.coordinates.is_leader or self.cfg.replica_fetch is ReplicaFetch.every_rank
 
     def _fetch(self, meta: KVBatchMeta, columns: Sequence[Column]) -> PolicyBatch:
-        """Every worker of the replica gets the same: from the data plane, or from the leader."""
+        """Every worker of the replica gets the same: from the data plane, or from the leader.
+
+        Raises DataPlaneError on every worker of the world when any could not fetch: nobody has computed then,
+        and nobody waits for another in a collective.
+        """
         fetched: dict[str, Any] | None = None
+        failure: DataPlaneError | None = None
         with span("fetch"):
             if self._fetches:
-                fetched = self._data_plane.fetch(meta, [column.name for column in columns])
+                try:
+                    fetched = self._data_plane.fetch(meta, [column.name for column in columns])
+                except DataPlaneError as error:
+                    failure = error
+            self._replica.agree(failure)
             if self.cfg.replica_fetch is ReplicaFetch.leader:
                 fetched = self._replica.share(columns, sum(meta.lengths), fetched)
         assert fetched is not None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.config.deadlines import Stage
+from nemo_like.data_plane.factory import DataPlaneSpec
 from nemo_like.data_plane.meta import KVBatchMeta
+from nemo_like.data_plane.operations import Operation
 from nemo_like.observability.summary import SampleAnswer
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutResult
 
@@ -29,9 +31,9 @@ class RolloutHandle:
         timeout_s = self._deadline_s(stage) + _GRACE_S
         return self._cluster.gather([call], stage=stage.name, timeout_s=timeout_s)[0]
 
-    def discard(self, batches: Sequence[KVBatchMeta]) -> None:
-        """Free the bytes of samples that will not train; returns once they are free."""
-        self._wait("discard", tuple(batches))
+    def discard(self, batches: Sequence[KVBatchMeta]) -> Sequence[Operation]:
+        """Free the bytes of samples that will not train; returns once they are free, with what that took."""
+        return self._wait("discard", tuple(batches))
 
     def dump(self, step: int, ledger: Sequence[KVBatchMeta]) -> None:
         """Write ``rollouts/step_N.jsonl``; see ``SyncRolloutActor.dump``."""
@@ -41,7 +43,33 @@ class RolloutHandle:
         """A few answers of the latest validation."""
         return self._wait("sample_answers")
 
+    def move_to(self, actor: ActorHandle) -> None:
+        """Call another actor from now on."""
+        self._actor = actor
+
+    def abandon(self) -> None:
+        """Give up a rollout that is under way; returns once it has ended."""
+        self._wait_for_actor("abandon")
+
+    def reconnect(
+        self,
+        engines: Sequence[ActorHandle],
+        environments: Mapping[str, Sequence[ActorHandle]],
+        data_plane: DataPlaneSpec,
+    ) -> None:
+        """Let the actor go on with these processes, of which some are new."""
+        self._wait_for_actor("reconnect", list(engines), dict(environments), data_plane)
+
     def _wait(self, method: str, *args: Any) -> Any:
         call = self._actor.submit(method, *args)
         timeout_s = self._deadline_s(Stage.generation)
         return self._cluster.gather([call], stage=f"rollout.{method}", timeout_s=timeout_s)[0]
+
+    def _wait_for_actor(self, method: str, *args: Any) -> None:
+        """Whatever becomes of the other processes."""
+        self._cluster.gather(
+            [self._actor.submit(method, *args)],
+            stage=f"rollout.{method}",
+            timeout_s=self._deadline_s(Stage.generation),
+            watching=[self._actor],
+        )

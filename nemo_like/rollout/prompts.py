@@ -50,4 +50,4 @@ class RolloutResult:
     generation_s: float  # from the first request to the last finished group
     reward_s: float  # what the rewards took beyond that
     put_s: float  # flatten and the one-hop put
-    operations: Sequence[Operation]  # in the data plane, since the rollout before
+    operations: Sequence[Operation]  # in the data plane

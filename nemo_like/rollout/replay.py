@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.config.recordings import read_manifest
 from nemo_like.data.interface import SourceReport
 from nemo_like.data_plane.factory import DataPlaneSpec, connect
-from nemo_like.data_plane.interface import DataPlane
 from nemo_like.data_plane.meta import KVBatchMeta
+from nemo_like.data_plane.operations import Operation
 from nemo_like.observability.summary import SampleAnswer
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutResult, SourceReports
 from nemo_like.rollout.recorder import read_rollout
@@ -28,7 +28,7 @@ class ReplayRolloutActor:
 
     def __init__(self, *, directory: str, data_plane: DataPlaneSpec) -> None:
         self._directory = Path(directory)
-        self._data_plane: DataPlane = connect(data_plane)
+        self._data_plane = connect(data_plane)
 
     def attach(self, own_handle: ActorHandle) -> SourceReports:
         """One source with as many prompts as a rollout has, and nothing to validate on."""
@@ -43,10 +43,24 @@ class ReplayRolloutActor:
         started_s = time.monotonic()
         return await asyncio.to_thread(self._replay, prompts, partition, started_s)
 
-    async def discard(self, batches: Sequence[KVBatchMeta]) -> None:
-        """Free the bytes of samples that will not train."""
+    def abandon(self) -> None:
+        """Nothing is under way for long."""
+
+    def reconnect(
+        self,
+        engines: Sequence[ActorHandle],
+        environments: Mapping[str, Sequence[ActorHandle]],
+        data_plane: DataPlaneSpec,
+    ) -> None:
+        """Put into this data plane from now on."""
+        self._data_plane.close()
+        self._data_plane = connect(data_plane)
+
+    async def discard(self, batches: Sequence[KVBatchMeta]) -> Sequence[Operation]:
+        """Free the bytes of samples that will not train; what that took in the data plane."""
         for batch in batches:
             await asyncio.to_thread(self._data_plane.clear, batch)
+        return self._data_plane.take_operations()
 
     def sample_answers(self) -> list[SampleAnswer]:
         """None: nothing was answered."""

@@ -24,8 +24,8 @@ from nemo_like.data.datasets import Sources, build_sources
 from nemo_like.data.interface import Prompt, PromptExample, Split
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.data_plane.factory import DataPlaneSpec, connect
-from nemo_like.data_plane.interface import DataPlane
 from nemo_like.data_plane.meta import KVBatchMeta
+from nemo_like.data_plane.operations import Operation
 from nemo_like.environments.pool import EnvironmentPool
 from nemo_like.generation.interface import GroupResult
 from nemo_like.observability.summary import SampleAnswer
@@ -69,7 +69,9 @@ class SyncRolloutActor:
             RolloutMode.training: self._read(cfg.data.train, split="train"),
             RolloutMode.validation: self._read(cfg.data.validation, split="validation"),
         }
-        self._data_plane: DataPlane = connect(data_plane)
+        self._data_plane_spec, self._data_plane = data_plane, connect(data_plane)
+        self._running = asyncio.Lock()
+        self._num_rollouts = 0
         self._loop: TurnLoop | None = None
         self._sink: ActorHandle | None = None
         self._sample_answers: list[SampleAnswer] = []
@@ -85,8 +87,32 @@ class SyncRolloutActor:
         Raises RuntimeError when a rollout is already running or an engine reports an error, and Overdue,
         naming the missing samples, when the deadline of the stage passes.
         """
-        if self._loop is not None:
+        if self._running.locked():
             raise RuntimeError(f"a rollout is still running, so that of step {prompts.step} cannot start")
+        async with self._running:
+            return await self._run(prompts, partition)
+
+    async def abandon(self) -> None:
+        """Give up a rollout that is under way; returns once it has ended."""
+        if self._loop is not None:
+            self._loop.fail(RuntimeError("the rollout was given up"))
+        async with self._running:
+            self._data_plane.take_operations()
+
+    def reconnect(
+        self,
+        engines: Sequence[ActorHandle],
+        environments: Mapping[str, Sequence[ActorHandle]],
+        data_plane: DataPlaneSpec,
+    ) -> None:
+        """Go on with these processes, of which some are new."""
+        self._engines = list(engines)
+        self._pools = {name: EnvironmentPool(actors) for name, actors in environments.items()}
+        if data_plane != self._data_plane_spec:
+            self._data_plane.close()
+            self._data_plane_spec, self._data_plane = data_plane, connect(data_plane)
+
+    async def _run(self, prompts: PromptBatch, partition: str) -> RolloutResult:
         self._loop = loop = self._turn_loop(prompts)
         stage = Stage.generation if prompts.mode is RolloutMode.training else Stage.validation
         try:
@@ -126,10 +152,11 @@ class SyncRolloutActor:
         if self._loop is not None:
             self._loop.fail(RuntimeError(f"generation engine {engine!r} failed: {message}"))
 
-    async def discard(self, batches: Sequence[KVBatchMeta]) -> None:
-        """Free the bytes of samples that will not train."""
+    async def discard(self, batches: Sequence[KVBatchMeta]) -> Sequence[Operation]:
+        """Free the bytes of samples that will not train; what that took in the data plane."""
         for batch in batches:
             await asyncio.to_thread(self._data_plane.clear, batch)
+        return self._data_plane.take_operations()
 
     async def dump(self, step: int, ledger: Sequence[KVBatchMeta]) -> None:
         """Write ``rollouts/step_N.jsonl``: the samples of the ledger in words, with the ledger's tags."""
@@ -156,8 +183,10 @@ class SyncRolloutActor:
             for position, index in enumerate(prompts.indices)
         ]
         envs = {group[0].example.env for group in groups}
+        self._num_rollouts += 1
         return TurnLoop(
-            rollout_id=f"{prompts.mode.name}/{prompts.step}/{prompts.first_group}",
+            # Numbered, so that what an engine still delivers of one that was given up is not mistaken.
+            rollout_id=f"{self._num_rollouts}/{prompts.mode.name}/{prompts.step}/{prompts.first_group}",
             groups=groups,
             tasks={env: self._task(prompts.mode, env) for env in envs},
             codec=self._tokenizer,

@@ -111,6 +111,8 @@ class EngineWeightSender:
         try:
             sent_bytes = self._channel.deliver()
         except RuntimeError:
+            # The engines that still wait for the rest fail at once.
+            self._channel.close()
             _raise_cause(loads)
             raise
         _wait_for_commits(version, loads, deadline)

@@ -16,6 +16,15 @@ class WeightSync:
         self._push_weights = push_weights
         self._version: int | None = None
 
+    @property
+    def version(self) -> int | None:
+        """What every engine serves; None when that is not known."""
+        return self._version
+
+    def forget(self) -> None:
+        """Transfer again at the next call: there are engines that have nothing yet."""
+        self._version = None
+
     def ensure_version(self, version: int) -> Mapping[str, Metric]:
         """Returns once every engine serves exactly this policy version; at once when they do already.
 
@@ -35,6 +44,11 @@ class WeightSync:
 
 class NoEngines:
     """In place of ``WeightSync`` where nothing generates: every version is fine."""
+
+    version: int | None = None
+
+    def forget(self) -> None:
+        """Nothing to forget."""
 
     def ensure_version(self, version: int) -> Mapping[str, Metric]:
         """Returns at once."""

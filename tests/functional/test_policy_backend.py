@@ -16,11 +16,13 @@ from transformers import AutoModelForCausalLM
 
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.schema import LRDecayStyle, PolicyConfig, Precision
+from nemo_like.data_plane.errors import DataPlaneError, MissingData, StorageFailed
 from nemo_like.data_plane.meta import Chunk, KVBatchMeta, Schedule
 from nemo_like.data_plane.sharding import shard_for_training
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.layout import parallel_layout, train_strategy
 from nemo_like.policy.megatron.backend import MegatronPolicy
+from nemo_like.policy.replica import Replica
 from tests.functional.policy_fixtures import (
     MicroBatching,
     WorldPool,
@@ -121,6 +123,26 @@ def host_copies(coordinates: Coordinates, cfg: PolicyConfig, kl_penalty: float) 
         said = str(error)
     parallel_state.destroy_model_parallel()
     return policy._reference is not None, said
+
+
+def fetch_with_failures_on_rank_1(coordinates: Coordinates) -> list[str]:
+    """What each rank raises; the world goes on after each."""
+    replica = Replica(coordinates, timeout_s=30.0)
+    raised = []
+    for failure in (StorageFailed("gone"), MissingData("not written"), None):
+        try:
+            replica.agree(failure if coordinates.rank == 1 else None)
+            raised.append("nothing")
+        except DataPlaneError as error:
+            raised.append(type(error).__name__)
+    return raised
+
+
+def test_when_one_worker_cannot_fetch_none_computes(pool: WorldPool) -> None:
+    layout = parallel_layout(policy_config(Path(), dp=2))
+    others, own = pool.run(fetch_with_failures_on_rank_1, layout)
+    assert own == ["StorageFailed", "MissingData", "nothing"]
+    assert others == ["DataPlaneError", "DeadlineExceeded", "nothing"]
 
 
 def test_without_a_kl_term_there_is_no_second_model(pool: WorldPool, model: Path) -> None:

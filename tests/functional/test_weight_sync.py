@@ -198,15 +198,16 @@ def test_tensor_parallel_workers_get_their_shards(untied: Setup) -> None:
         assert untied.logprob_error(untied.generate(f"tp-v{version}")) < 1e-4
 
 
-def test_a_version_that_is_not_newer_is_refused_and_changes_nothing(untied: Setup) -> None:
+def test_an_older_version_is_refused_and_changes_nothing_and_the_same_may_come_again(untied: Setup) -> None:
     before = untied.generate("stale-before")
     version = before[0].policy_version
-    for stale in (version, version - 1):
-        with pytest.raises(ActorFailed, match=f"version={stale} is not newer"):
-            untied.push(stale)
-    [after] = untied.generate("stale-after")
-    assert after.policy_version == version
-    assert untied.logprob_error([after]) < 1e-4
+    with pytest.raises(ActorFailed, match=f"version={version - 1} is older"):
+        untied.push(version - 1)
+    for name in ("stale-after", "same-again"):
+        [result] = untied.generate(name)
+        assert result.policy_version == version
+        assert untied.logprob_error([result]) < 1e-4
+        untied.push(version)
 
 
 def test_weights_do_not_change_under_a_group_that_is_being_generated(untied: Setup) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from nemo_like.data_plane.columns import ROLLOUT_COLUMNS
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.data_plane.meta import KVBatchMeta
+from nemo_like.data_plane.operations import Operation
 from nemo_like.observability.metrics import summed
 from nemo_like.rollout.prompts import PromptBatch, RolloutResult
 
@@ -56,7 +57,8 @@ class ScriptedRollout:
         metrics = {"total_num_tokens": summed(NUM_TOKENS * count)}
         return RolloutResult(batch, metrics, generation_s=2.0, reward_s=0.5, put_s=0.25, operations=())
 
-    def discard(self, batches: Sequence[KVBatchMeta]) -> None:
+    def discard(self, batches: Sequence[KVBatchMeta]) -> Sequence[Operation]:
         for batch in batches:
             self.plane.clear(batch)
         self.bytes_after_discard.append(self.plane.storage.num_bytes)
+        return [Operation("clear", {}, 0.0)]

@@ -70,10 +70,11 @@ def test_uniform_groups_are_replaced_until_exactly_as_many_groups_are_there(coll
 
 
 def test_the_bytes_of_dropped_groups_are_free_before_the_next_rollout(collect) -> None:
-    _, rollout = collect([RIGHT, MIXED, WRONG], [WRONG, MIXED, RIGHT], [MIXED, WRONG, MIXED])
+    collected, rollout = collect([RIGHT, MIXED, WRONG], [WRONG, MIXED, RIGHT], [MIXED, WRONG, MIXED])
     kept_samples = [2, 4, 6]
     assert rollout.bytes_after_discard == [count * BYTES_PER_SAMPLE for count in kept_samples]
     assert rollout.plane.storage.num_bytes == 6 * BYTES_PER_SAMPLE
+    assert [operation.name for operation in collected.operations] == ["clear"] * 3
 
 
 def test_the_groups_that_are_kept_can_still_be_read(collect) -> None:

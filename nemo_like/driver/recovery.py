@@ -1,0 +1,163 @@
+"""Recovery without a restart: a process that died is replaced, and the work under way is done again.
+
+work ── ActorDied ─▶ the policy settles: is it still whole, and at the version it had?
+                     the rollout under way is given up, the engines drop their requests
+                     what is dead is started again and meets the others; engines get the weights
+work again ◀──────── the prompt order goes back to where the work began
+
+Every response has a seed of its own, so the work done again gives what it would have given at first.
+A policy worker holds what no other process has: its death is not recovered here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from nemo_like.cluster.actors import ActorHandle
+from nemo_like.cluster.cluster import Cluster
+from nemo_like.cluster.errors import ActorDied, ActorFailed
+from nemo_like.config.schema import ClusterConfig
+from nemo_like.data.sampler import MixtureSampler
+from nemo_like.data_plane.handle import PartitionControl
+from nemo_like.driver.observation import StepObservation
+from nemo_like.driver.processes import Actors, Starter, write_process_ids
+from nemo_like.observability.logger import RunLogger
+from nemo_like.observability.run_directory import RunDirectory
+from nemo_like.policy.group import PolicyWorkerGroup
+from nemo_like.rollout.handle import RolloutHandle
+from nemo_like.weight_sync.sync import NoEngines, WeightSync
+
+T = TypeVar("T")
+
+_STAGE = "recovery"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recoverable:
+    """The parts of a run that learn of new processes, or go back to where the work began."""
+
+    cluster: Cluster
+    starter: Starter
+    actors: Actors
+    rollout: RolloutHandle
+    partitions: PartitionControl
+    policy: PolicyWorkerGroup
+    weight_sync: WeightSync | NoEngines
+    train_sampler: MixtureSampler
+    observation: StepObservation
+    logger: RunLogger
+    directory: RunDirectory
+
+
+class ActorRecovery:
+    """``interfaces.Recovery`` for engines, environments, the rollout actor and the data plane."""
+
+    def __init__(self, cfg: ClusterConfig, parts: Recoverable) -> None:
+        self._cfg, self._parts = cfg, parts
+        self._num_recoveries = 0
+
+    def completed(self, name: str, policy_version: int, work: Callable[[], T]) -> T:
+        """See ``interfaces.Recovery``; ``cluster.max_recoveries`` times at most."""
+        sampler, weight_sync = self._parts.train_sampler, self._parts.weight_sync
+        prompt_order, served_version = sampler.state_dict(), weight_sync.version
+        is_again = False
+        while True:
+            try:
+                if is_again and served_version == policy_version:
+                    # The engines had these weights when the work began: it counts no transfer of its own.
+                    weight_sync.ensure_version(policy_version)
+                return work()
+            except ActorDied as death:
+                self._recover(death, name, policy_version)
+            sampler.load_state_dict(prompt_order)
+            weight_sync.forget()
+            is_again = True
+
+    def _recover(self, death: ActorDied, name: str, policy_version: int) -> None:
+        """Have every process alive and idle. Raises ActorDied when that cannot be, or no longer helps."""
+        while True:
+            self._check(death, policy_version)
+            self._num_recoveries += 1
+            self._parts.logger.warn(
+                f"{death}\nreplacing what died and doing {name} again (recovery {self._num_recoveries} of "
+                f"{self._cfg.max_recoveries})"
+            )
+            try:
+                self._replace_dead()
+                return
+            except ActorDied as another:
+                death = another
+
+    def _check(self, death: ActorDied, policy_version: int) -> None:
+        """Raises the death unless replacing the actor makes the run what it was."""
+        is_policy = death.actor in {worker.name for worker in self._parts.actors.workers}
+        if is_policy or death.lost_nodes or self._num_recoveries == self._cfg.max_recoveries:
+            raise death
+        if self._parts.policy.settle() != policy_version:
+            self._parts.logger.warn("the policy had begun to change, so the step cannot be done again")
+            raise death
+
+    def _replace_dead(self) -> None:
+        parts, actors = self._parts, self._parts.actors
+        dead = set(parts.cluster.dead())
+        for worker in actors.workers:
+            if worker.name in dead:
+                raise ActorDied(worker.name, _STAGE, worker.log_path)
+        if actors.rollout.name not in dead:
+            parts.rollout.abandon()
+        dead |= {engine.name for engine in actors.engines if not self._drops_requests(engine)}
+        parts.partitions.take_operations()
+        started = self._start_again(dead)
+        parts.cluster.gather(actors.readiness(started), stage=_STAGE, timeout_s=self._cfg.start_timeout_s)
+        self._connect({handle.name for handle in started})
+        write_process_ids(parts.cluster, actors, parts.directory)
+
+    def _drops_requests(self, engine: ActorHandle) -> bool:
+        """Whether the engine lives, and has not failed: then it has nothing left to generate."""
+        try:
+            call = engine.submit("abort_all")
+            self._parts.cluster.gather(
+                [call], stage=_STAGE, timeout_s=self._cfg.stage_timeout_s, watching=[engine]
+            )
+            return True
+        except (ActorDied, ActorFailed):
+            return False
+
+    def _start_again(self, dead: set[str]) -> list[ActorHandle]:
+        """New processes in place of these; the handles, of processes that are not ready yet."""
+        starter, actors = self._parts.starter, self._parts.actors
+        for handle in actors.all():
+            if handle.name in dead:
+                self._parts.cluster.discard(handle)
+        if actors.host.name in dead:
+            actors.host = starter.host()
+        for index, engine in enumerate(actors.engines):
+            if engine.name in dead:
+                actors.engines[index] = starter.engine(index)
+        for name, pool in actors.environments.items():
+            for index, environment in enumerate(pool):
+                if environment.name in dead:
+                    pool[index] = starter.environment(name, index)
+        if actors.rollout.name in dead:
+            data_plane = starter.data_plane(actors.host)
+            actors.rollout = starter.rollout(actors.engines, actors.environments, data_plane)
+        return [handle for handle in actors.all() if handle.name in dead]
+
+    def _connect(self, new: set[str]) -> None:
+        """Let the others meet the processes that are new."""
+        parts, actors = self._parts, self._parts.actors
+        data_plane = parts.starter.data_plane(actors.host)
+        if actors.host.name in new:
+            parts.cluster.watch(actors.host, actors.host.submit("storage_failure"))
+            parts.partitions.move_to(actors.host)
+            parts.policy.reconnect_data_plane(data_plane)
+        if actors.rollout.name in new:
+            parts.rollout.move_to(actors.rollout)
+        else:
+            parts.rollout.reconnect(actors.engines, actors.environments, data_plane)
+        new_engines = [engine for engine in actors.engines if engine.name in new]
+        if new_engines:
+            parts.policy.connect_weights(actors.engines)
+            parts.observation.mark_ranges(new_engines)

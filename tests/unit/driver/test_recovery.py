@@ -1,0 +1,203 @@
+"""Replacing processes and doing work again, with processes that exist by name only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nemo_like.cluster.errors import ActorDied, ActorFailed
+from nemo_like.data.sampler import MixtureSampler
+from nemo_like.driver.processes import Actors
+from nemo_like.driver.recovery import ActorRecovery, Recoverable
+from nemo_like.observability.metrics import Metric
+from nemo_like.weight_sync.sync import WeightSync
+
+VERSION = 4
+
+
+class Process:
+    """Stands where a handle does."""
+
+    log_path = None
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def submit(self, method: str, *args: object) -> tuple[str, str]:
+        return self.name, method
+
+    def process_id(self) -> tuple[str, str]:
+        return self.name, "process_id"
+
+
+class Run:
+    """Plays every part that a recovery deals with, and remembers what it was asked."""
+
+    def __init__(self, directory: Path) -> None:
+        self.dead_names: set[str] = set()
+        self.failed_engines: set[str] = set()
+        self.settled_version: int | None = VERSION
+        self.asked: list[tuple[str, str]] = []
+        self.started: list[str] = []
+        self.warnings: list[str] = []
+        self.actors = Actors(
+            host=Process("data_plane"),  # type: ignore[arg-type]
+            engines=[Process("engine-0"), Process("engine-1")],  # type: ignore[list-item]
+            workers=[Process("policy_worker")],  # type: ignore[list-item]
+            environments={"sums": [Process("environment")]},  # type: ignore[list-item]
+            rollout=Process("rollout"),  # type: ignore[arg-type]
+        )
+        self.sampler = MixtureSampler([100], [1.0], seed=1, shuffle=False)
+        self.weight_sync = WeightSync(self._push)
+        self.recovery = ActorRecovery(
+            SimpleNamespace(max_recoveries=2, start_timeout_s=1.0, stage_timeout_s=1.0),  # type: ignore[arg-type]
+            Recoverable(  # type: ignore[arg-type]
+                cluster=self,
+                starter=self,
+                actors=self.actors,
+                rollout=SimpleNamespace(**self._noting("abandon", "reconnect", "move_to")),
+                partitions=SimpleNamespace(**self._noting("take_operations", "move_to")),
+                policy=SimpleNamespace(
+                    settle=lambda: self.settled_version,
+                    **self._noting("connect_weights", "reconnect_data_plane"),
+                ),
+                weight_sync=self.weight_sync,
+                train_sampler=self.sampler,
+                observation=SimpleNamespace(**self._noting("mark_ranges")),
+                logger=SimpleNamespace(warn=self.warnings.append),
+                directory=SimpleNamespace(path=directory),
+            ),
+        )
+
+    def dead(self) -> list[str]:
+        return list(self.dead_names)
+
+    def discard(self, handle: Process) -> None:
+        self.dead_names.discard(handle.name)
+
+    def watch(self, handle: Process, call: object) -> None:
+        self.asked.append((handle.name, "watch"))
+
+    def gather(self, calls: Sequence[tuple[str, str]], **options: object) -> list[int]:
+        for name, method in calls:
+            if method == "abort_all" and name in self.dead_names:
+                raise ActorDied(name, "recovery", None)
+            if method == "abort_all" and name in self.failed_engines:
+                raise ActorFailed(name, method, "recovery", RuntimeError("half loaded"), None)
+            self.asked.append((name, method))
+        return [1] * len(calls)
+
+    def engine(self, index: int) -> Process:
+        return self._start(f"engine-{index}")
+
+    def environment(self, name: str, index: int) -> Process:
+        return self._start("environment")
+
+    def host(self) -> Process:
+        return self._start("data_plane")
+
+    def rollout(self, *parts: object) -> Process:
+        return self._start("rollout")
+
+    def data_plane(self, host: Process) -> str:
+        return "data plane"
+
+    def work(self, *deaths: str, lost_nodes: Sequence[str] = ()) -> Callable[[], tuple[int, ...]]:
+        """Takes two prompts, then one of these processes dies; nothing happens once all of them have."""
+        left = list(deaths)
+
+        def take() -> tuple[int, ...]:
+            prompts = self.sampler.next(2)
+            if left:
+                self.dead_names.add(left[0])
+                death = ActorDied(left.pop(0), "generation", None)
+                death.lost_nodes = lost_nodes
+                raise death
+            return prompts
+
+        return take
+
+    def _start(self, name: str) -> Process:
+        self.started.append(name)
+        return Process(name)
+
+    def _push(self, version: int) -> dict[str, Metric]:
+        self.asked.append(("weights", str(version)))
+        return {}
+
+    def _noting(self, *methods: str) -> dict[str, Any]:
+        return {method: lambda *args, method=method: self.asked.append(("", method)) for method in methods}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+@pytest.mark.parametrize("victim", ["engine-1", "environment", "rollout", "data_plane"])
+def test_the_one_that_died_is_replaced_and_the_same_prompts_are_asked_again(run: Run, victim: str) -> None:
+    before = run.actors.all()
+    assert run.recovery.completed("step 5", VERSION, run.work(victim)) == (0, 1)
+    assert run.started == [victim]
+    changed = [old.name for old, new in zip(before, run.actors.all(), strict=True) if old is not new]
+    assert changed == [victim]
+    assert ("", "abandon") in run.asked or victim == "rollout"
+    assert ("", "connect_weights") in run.asked or victim != "engine-1"
+    assert (("", "reconnect_data_plane") in run.asked) == (victim == "data_plane")
+    assert "actor" in run.warnings[0]
+    assert "doing step 5 again (recovery 1 of 2)" in run.warnings[0]
+
+
+def test_weights_the_engines_had_when_the_work_began_are_there_when_it_begins_again(run: Run) -> None:
+    run.weight_sync.ensure_version(VERSION)
+    run.recovery.completed("step 5", VERSION, run.work("rollout"))
+    assert run.weight_sync.version == VERSION
+    assert run.asked.count(("weights", str(VERSION))) == 2
+
+
+def test_weights_that_the_work_itself_transfers_are_left_to_it(run: Run) -> None:
+    run.weight_sync.ensure_version(VERSION - 1)
+    run.recovery.completed("step 5", VERSION, run.work("engine-0"))
+    assert run.weight_sync.version is None
+    assert ("weights", str(VERSION)) not in run.asked
+
+
+def test_an_engine_that_broke_off_loading_is_replaced_with_the_one_that_died(run: Run) -> None:
+    run.failed_engines = {"engine-0"}
+    run.recovery.completed("step 5", VERSION, run.work("engine-1"))
+    assert run.started == ["engine-0", "engine-1"]
+
+
+def test_there_is_an_end_to_it(run: Run) -> None:
+    with pytest.raises(ActorDied, match="'engine-0' died"):
+        run.recovery.completed("step 5", VERSION, run.work("rollout", "environment", "engine-0"))
+    assert run.started == ["rollout", "environment"]
+
+
+@pytest.mark.parametrize(
+    ("victim", "settled_version", "lost_nodes"),
+    [
+        pytest.param("policy_worker", VERSION, [], id="a policy worker"),
+        pytest.param("engine-0", VERSION + 1, [], id="trained meanwhile"),
+        pytest.param("data_plane", None, [], id="an update broke off"),
+        pytest.param("engine-0", VERSION, ["192.0.2.1"], id="a node"),
+    ],
+)
+def test_a_death_that_cost_more_than_a_process_is_not_recovered(
+    run: Run, victim: str, settled_version: int | None, lost_nodes: list[str]
+) -> None:
+    run.settled_version = settled_version
+    with pytest.raises(ActorDied, match=victim):
+        run.recovery.completed("step 5", VERSION, run.work(victim, lost_nodes=lost_nodes))
+    assert run.started == []
+
+
+def test_a_policy_worker_that_died_too_is_not_recovered(run: Run) -> None:
+    run.dead_names = {"policy_worker"}
+    with pytest.raises(ActorDied, match="'policy_worker' died during stage 'recovery'"):
+        run.recovery.completed("step 5", VERSION, run.work("engine-0"))
+    assert run.started == []
