@@ -63,12 +63,16 @@ def processes_of(mark: str) -> list[str]:
 
 @contextmanager
 def running(
-    log_dir: Path, overrides: Sequence[str] = (), name: str | None = None, config: str = CONFIG
+    log_dir: Path,
+    overrides: Sequence[str] = (),
+    name: str | None = None,
+    config: str = CONFIG,
+    program: Sequence[str] = ("run_grpo.py",),
 ) -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
     """A run in the background: its process, its mark, its run directory. Killed at the end if need be."""
     mark = name or uuid.uuid4().hex
     # Tests in the background of a shell ignore SIGINT, which the run would inherit.
-    command = ["env", "--default-signal=INT", sys.executable, "run_grpo.py", "--config", config]
+    command = ["env", "--default-signal=INT", sys.executable, *program, "--config", config]
     command += [f"logger.log_dir={log_dir}", f"logger.run_name={mark}", *overrides]
     process = subprocess.Popen(
         command,

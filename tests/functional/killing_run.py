@@ -1,0 +1,72 @@
+"""``run_grpo.py`` with a plan of what to kill, and when: ``VICTIM STAGE@STEP,STAGE@STEP,... ARGUMENTS``.
+
+The driver's process kills the victim the moment it begins to wait for the stage, so that every kill hits the
+stage that it is meant for. A victim is an actor's name in processes.json, "driver", or one of TransferQueue's
+processes by its title.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import run_grpo
+from nemo_like.cluster.cluster import Cluster
+
+STAGES = {
+    "weight_sync": "policy.push_weights",
+    "generation": "generation",
+    "logprobs": "policy.compute_prev_logprobs",
+    "train": "policy.train",
+    "checkpoint": "policy.save_checkpoint",
+}
+
+
+class Killer:
+    """Stands in front of ``Cluster.gather``."""
+
+    def __init__(self, victim: str, plan: str, run_dir: Path) -> None:
+        self._victim, self._run_dir = victim, run_dir
+        self._plan = [
+            (STAGES[stage], int(step)) for stage, step in (kill.split("@") for kill in plan.split(","))
+        ]
+        self._step = 0
+        self._gather = Cluster.gather
+
+    def gather(self, cluster: Cluster, calls: Any, *, stage: str, **options: Any) -> list[Any]:
+        if stage.startswith("opening partition 'train-"):
+            self._step = int(stage.split("-")[1].rstrip("'"))
+        if (stage, self._step) in self._plan:
+            self._plan.remove((stage, self._step))
+            os.kill(self._pid(), signal.SIGKILL)
+        return self._gather(cluster, calls, stage=stage, **options)
+
+    def _pid(self) -> int:
+        if self._victim == "driver":
+            return os.getpid()
+        actors = json.loads((self._run_dir / "processes.json").read_text())
+        if self._victim in actors:
+            return actors[self._victim]
+        descendants = psutil.Process().children(recursive=True)
+        return next(one.pid for one in descendants if self._victim in " ".join(one.cmdline()))
+
+
+def main(victim: str, plan: str, *arguments: str) -> int:
+    values = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    killer = Killer(victim, plan, Path(values["logger.log_dir"]) / values["logger.run_name"])
+
+    def gather(cluster: Cluster, calls: Any, **options: Any) -> list[Any]:
+        return killer.gather(cluster, calls, **options)
+
+    Cluster.gather = gather  # type: ignore[method-assign]
+    return run_grpo.main(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

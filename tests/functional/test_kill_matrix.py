@@ -1,0 +1,93 @@
+"""Every kind of process, killed in every stage: a run ends with the metrics of one that nothing disturbed."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemo_like.observability.jsonl import without_measurements
+from tests.functional.killing_run import STAGES
+from tests.functional.runs import read_metrics, run_grpo, running, wait_until_gone
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+# The first step that starts from weights which the engines have already is the one after a validation.
+SMALL = [
+    *(
+        "grpo.num_prompts_per_step=16",
+        "policy.train_global_batch_size=64",
+        "policy.train_micro_batch_size=32",
+    ),
+    *("grpo.max_num_steps=7", "grpo.val_at_start=false", "grpo.val_period=3", "grpo.max_val_samples=16"),
+    *("checkpointing.save_period=1", "checkpointing.export_final_hf=false", "logger.wandb.mode=disabled"),
+    "cluster.max_restarts=5",
+]
+# One kill per step, each in another stage.
+PLAN = [f"{stage}@{step}" for step, stage in enumerate(STAGES, start=2)]
+WITHIN_S = 600.0
+
+
+def without_timings(run_dir: Path) -> list[dict[str, Any]]:
+    return [without_measurements(record) for record in read_metrics(run_dir)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(arithmetic_model: str, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    run = run_grpo(tmp_path_factory.mktemp("undisturbed"), SMALL)
+    assert run.returncode == 0, run.output
+    return without_timings(run.run_dir)
+
+
+@contextmanager
+def killing(
+    log_dir: Path, victim: str, plan: list[str], name: str | None = None
+) -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
+    program = ["-m", "tests.functional.killing_run", victim, ",".join(plan)]
+    with running(log_dir, SMALL, name, program=program) as run:
+        yield run
+
+
+@pytest.mark.parametrize(
+    "victim",
+    ["engine-1", "rollout", "environment", "ray::SimpleStorageUnit", "ray::TransferQueueController"],
+)
+def test_what_can_be_replaced_is_and_nothing_else_starts_again(
+    victim: str, undisturbed: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    with killing(tmp_path, victim, PLAN) as (process, mark, run_dir):
+        output, _ = process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 0, output
+    assert f"(recovery {len(PLAN)} of 10)" in output, output
+    assert "starting all processes again" not in output, output
+    assert without_timings(run_dir) == undisturbed, output
+    assert wait_until_gone(mark) == []
+
+
+def test_a_policy_workers_death_starts_all_again_from_the_latest_checkpoint(
+    undisturbed: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    with killing(tmp_path, "policy_worker-1", PLAN) as (process, mark, run_dir):
+        output, _ = process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 0, output
+    for stage in STAGES.values():
+        assert f"actor 'policy_worker-1' died during stage '{stage}'" in output, output
+    assert "(restart 5 of 5)" in output, output
+    assert without_timings(run_dir) == undisturbed, output
+    assert wait_until_gone(mark) == []
+
+
+def test_the_same_command_continues_a_run_whose_driver_died(
+    undisturbed: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    name = "killed-driver"
+    for number in range(len(PLAN) + 1):
+        with killing(tmp_path, "driver", PLAN[number:], name) as (process, mark, run_dir):
+            output, _ = process.communicate(timeout=WITHIN_S)
+        assert process.returncode == (-9 if number < len(PLAN) else 0), output
+        assert wait_until_gone(mark) == []
+    assert without_timings(run_dir) == undisturbed
