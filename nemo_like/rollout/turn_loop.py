@@ -138,12 +138,12 @@ class TurnLoop:
         requested = {sample for samples in responses.values() for sample in samples}
         unfinished = [_sample_id(c) for group in self.groups for c in group if c.end is None]
         judges = sorted({actor for task in self._tasks.values() for actor in task.judge.unanswered})
-        owed = [f"{engine} owes the responses {listed(of)}" for engine, of in sorted(responses.items())]
+        owed = [f"responses {listed(of)} of {engine}" for engine, of in sorted(responses.items())]
         if rewards := [sample for sample in unfinished if sample not in requested]:
-            owed.append(f"{', '.join(judges)} owe the rewards {listed(rewards)}")
+            owed.append(f"rewards {listed(rewards)} of {', '.join(judges)}")
         return Overdue(
-            f"rollout {self._rollout_id!r} did not end within {timeout_s:g} s; by prompt/sample: "
-            + "; ".join(owed),
+            f"rollout {self._rollout_id!r} did not end within {timeout_s:g} s; missing are, by "
+            f"prompt/sample, {'; '.join(owed)}",
             (*sorted(responses), *judges),
         )
 

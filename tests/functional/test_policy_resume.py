@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +133,30 @@ def test_an_optimizer_of_the_other_kind_is_refused(model: Path, tmp_path: Path) 
     run(tmp_path / "whole", "DP2 with sharded optimizer", model)
     with pytest.raises(AssertionError, match=r"was saved with .*use_distributed_optimizer=true"):
         run(tmp_path / "resumed", "TP2 with replicated optimizer", model, resume_from=tmp_path / "whole")
+
+
+def save_on_a_full_disk(coordinates: Coordinates, cfg: PolicyConfig, path: Path) -> tuple[bool, str]:
+    """Whether training went on meanwhile, and what came of the checkpoint."""
+    plane = InMemoryDataPlane()
+    worker = ready_worker(cfg, loss_config(), coordinates, plane)
+    # A file may hold the small parts of a checkpoint, which are written at once, and no more.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16 * 1024, resource.RLIM_INFINITY))
+    worker.save_checkpoint(str(path), WRITING)
+    train(worker, put_samples(plane, "second", BATCH))
+    try:
+        worker.wait_for_checkpoint()
+    except RuntimeError as error:
+        return worker.policy_version == 1, str(error)
+    return False, "it was written"
+
+
+@pytest.mark.parametrize(
+    "layout", ["DP2 with sharded optimizer", pytest.param("FSDP, DP2", marks=pytest.mark.slow)]
+)
+def test_every_worker_knows_when_writing_in_the_background_failed(
+    layout: str, model: Path, tmp_path: Path
+) -> None:
+    cfg = policy_config(model, **LAYOUTS[layout])
+    for trained_on, problem in run_world(save_on_a_full_disk, parallel_layout(cfg), cfg, tmp_path):
+        assert trained_on
+        assert "File too large" in problem

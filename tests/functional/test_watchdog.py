@@ -132,7 +132,7 @@ def test_a_run_whose_environment_hangs_says_what_it_owes_and_starts_again(
         output, _ = process.communicate(timeout=200)
         assert process.returncode == 0, output
         assert "stage 'generation' missed a deadline in rollout.run: rollout 'training/" in output
-        assert "environment owe the rewards 0/0, 0/1, " in output
+        assert "missing are, by prompt/sample, rewards 0/0, 0/1, " in output
         assert f"environment (process {pid}, stopped): " in output
         assert "starting all processes again (restart 1 of 2)" in output
         (report,) = (run_dir / "logs").glob("stacks-generation-*.txt")

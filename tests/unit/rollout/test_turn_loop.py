@@ -218,8 +218,8 @@ def test_the_deadline_names_the_unfinished_samples_and_who_owes_them() -> None:
     with pytest.raises(Overdue) as caught:
         asyncio.run(_run_with(lambda loop: loop.on_groups([first]), Judge(never), timeout_s=0.2))
     assert str(caught.value) == (
-        "rollout 'training/6' did not end within 0.2 s; by prompt/sample: engine-0 owes the responses 1/0; "
-        "sums-0 owe the rewards 0/0"
+        "rollout 'training/6' did not end within 0.2 s; missing are, by prompt/sample, "
+        "responses 1/0 of engine-0; rewards 0/0 of sums-0"
     )
     assert caught.value.actors == ("engine-0", "sums-0")
 
