@@ -38,8 +38,11 @@ class Watchdog:
     def report(self, stage: str, log_paths: Mapping[str, str], waiting_for: Sequence[str]) -> StackReport:
         """Look at the processes of all actors (name to path of its log). The lines are of those that the
         stage waits for, and of others that are stopped or in a call."""
-        found, problems = _on_every_node(dump_processes, log_paths)
-        dumps: list[ProcessDump] = [dump for on_node in found for dump in on_node]
+        found, problems = on_every_node(dump_processes, log_paths)
+        # Nodes on one machine see each other's processes.
+        dumps: list[ProcessDump] = list(
+            {(dump.actor, dump.pid): dump for on_node in found for dump in on_node}.values()
+        )
         missing = sorted(log_paths.keys() - {dump.actor for dump in dumps})
         problems += [f"{actor}: no process of it was found" for actor in missing]
         dumps.sort(key=lambda dump: (dump.actor not in waiting_for, dump.actor, dump.pid))
@@ -58,10 +61,10 @@ class Watchdog:
 
 def end_processes(log_paths: Mapping[str, str]) -> None:
     """On every node; a stopped process does not follow Ray's request to end."""
-    _on_every_node(kill_processes, log_paths)
+    on_every_node(kill_processes, log_paths)
 
 
-def _on_every_node(function: Any, log_paths: Mapping[str, str]) -> tuple[list[Any], list[str]]:
+def on_every_node(function: Any, log_paths: Mapping[str, str]) -> tuple[list[Any], list[str]]:
     """What the function returns on each node that answers, and a sentence for each that does not."""
     own = ray.get_runtime_context().get_node_id()
     others = {
@@ -78,5 +81,5 @@ def _on_every_node(function: Any, log_paths: Mapping[str, str]) -> tuple[list[An
         try:
             found.append(ray.get(call, timeout=0))
         except RayError as error:
-            problems.append(f"node {address} did not say what its processes do: {type(error).__name__}")
+            problems.append(f"node {address} was not looked at: {type(error).__name__}")
     return found, problems

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.errors import ActorDied, ClusterError
 from nemo_like.cluster.placement import Bundle
 from nemo_like.cluster.runtime import interface_of
+from nemo_like.cluster.watchdog import on_every_node
 from tests.functional.runs import MARK, read_metrics, running, wait_for_step, wait_until_gone
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.whole_run]
@@ -38,6 +39,11 @@ class Probe:
         import threading
 
         threading.Event().wait(120)
+
+
+def node_of(log_paths: Mapping[str, str]) -> str:
+    """Where it runs."""
+    return str(ray.get_runtime_context().get_node_id())
 
 
 @dataclass
@@ -86,6 +92,10 @@ def test_bundles_are_whole_and_spread_and_a_lost_node_is_named(nodes: Nodes, clu
     assert interfaces == [interface_of(address)] * 2
     other_address, other_port = cluster.endpoint("worker-2", timeout_s=60)
     assert (other_address, 0 < other_port < 65536) == (address, True)
+
+    # What hangs is looked for on both.
+    found, problems = on_every_node(node_of, {})
+    assert (sorted(found), problems) == (sorted([first, third]), [])
 
     on_second = "worker-0" if first == nodes.second.node_id else "worker-2"  # type: ignore[attr-defined]
     elsewhere = workers["worker-2" if on_second == "worker-0" else "worker-0"]

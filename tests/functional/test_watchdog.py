@@ -35,6 +35,9 @@ class Sleeper:
     def give_up(self) -> None:
         raise Overdue("column 'prev_logprobs' of sample g3/1 is missing", actors=["other"])
 
+    def ask(self, whom: ActorHandle) -> None:
+        whom.submit("give_up").result(30)
+
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:
@@ -105,12 +108,14 @@ def test_where_looking_in_is_not_allowed_the_process_writes_its_stacks_itself(
 
 def test_a_deadline_inside_an_actor_ends_the_stage_as_one_with_what_it_awaited(cluster, start) -> None:
     asking, _ = start("asking")
-    start("other")
-    with pytest.raises(StageTimeout) as caught:
-        cluster.gather([asking.submit("give_up")], stage="policy.train", timeout_s=30)
-    text = str(caught.value)
-    assert "missed a deadline in asking.give_up: column 'prev_logprobs' of sample g3/1 is missing" in text
-    assert "other (process" in text
+    other, _ = start("other")
+    for call in (asking.submit("give_up"), asking.submit("ask", other)):
+        with pytest.raises(StageTimeout) as caught:
+            cluster.gather([call], stage="policy.train", timeout_s=30)
+        text = str(caught.value)
+        assert f"missed a deadline in asking.{call.method}: " in text
+        assert "column 'prev_logprobs' of sample g3/1 is missing" in text
+        assert "other (process" in text
 
 
 RUN = [
