@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as torch_checkpoint
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
@@ -63,8 +64,8 @@ class CheckpointWriter:
             # A daemon: a worker that is told to end does not write on.
             threading.Thread(target=self._run, args=(save,), name="checkpoint", daemon=True).start()
         else:
-            save()
-            self._written.set_result(None)
+            self._run(save)
+            self._written.result()
 
     def is_done(self) -> bool:
         """Whether everything is on disk; raises what went wrong."""
@@ -77,8 +78,14 @@ class CheckpointWriter:
     def _run(self, save: Callable[[], None]) -> None:
         try:
             save()
-        # What the other ranks failed with comes as a BaseException.
-        except BaseException as error:
-            self._written.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
+        except CheckpointException as error:
+            by_rank = (f"rank {rank}: {_in_short(cause[0])}" for rank, cause in error.failures.items())
+            self._written.set_exception(RuntimeError("; ".join(by_rank)))
+        except Exception as error:
+            self._written.set_exception(RuntimeError(_in_short(error)))
         else:
             self._written.set_result(None)
+
+
+def _in_short(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
