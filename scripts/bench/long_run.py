@@ -4,10 +4,10 @@
     python scripts/bench/long_run.py [--config FILE] [--steps 300] [--every 25] [key=value ...]
 
 A minimal job: few samples a step, so that many steps take minutes; a checkpoint and a validation at every
-second look, with all that they leave behind. Prints JSON: for each process its memory (USS: what it would
-give back if it ended; MiB) and number of file descriptors at each look, the objects in Ray's store (MiB),
-and files; and the growth of each over the steps of the run, from the slope of the last two thirds
-of the looks.
+second look, with all that they leave behind. Prints JSON: for each process the memory that it has allocated
+(MiB, swapped out or not; pages of files do not count, which the kernel drops as it likes) and its number of
+file descriptors at each look, the objects in Ray's store (MiB), and files; and the growth of each over the
+steps of the run, from the slope of the last two thirds of the looks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Look:
     """What there is after a step."""
 
     step: int
-    uss_mib: dict[str, float]  # by process
+    allocated_mib: dict[str, float]  # by process
     num_fds: dict[str, int]
     object_store_mib: float
     num_references: int  # Ray objects that the driver knows
@@ -110,20 +110,19 @@ def run(cfg: Config, directory: RunDirectory, every: int) -> list[Look]:
 
 def look(step: int, directory: RunDirectory) -> Look:
     actors = {pid: name for name, pid in json.loads((directory.path / "processes.json").read_text()).items()}
-    uss_mib: dict[str, float] = {}
+    allocated_mib: dict[str, float] = {}
     num_fds: dict[str, int] = {}
     for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
         try:
             name = actors.get(process.pid) or _name(process)
-            memory = process.memory_full_info()
-            uss_mib[name] = round(memory.uss / MIB, 1)
+            allocated_mib[name] = round(_allocated_bytes(process) / MIB, 1)
             num_fds[name] = process.num_fds()
         except psutil.NoSuchProcess:
             continue
     resources = "object_store_memory"
     return Look(
         step=step,
-        uss_mib=uss_mib,
+        allocated_mib=allocated_mib,
         num_fds=num_fds,
         object_store_mib=round(
             (ray.cluster_resources()[resources] - ray.available_resources()[resources]) / MIB, 2
@@ -132,6 +131,15 @@ def look(step: int, directory: RunDirectory) -> Look:
         num_shared_files=len(os.listdir("/dev/shm")),
         num_run_files=sum(len(files) for _, _, files in os.walk(directory.path)),
     )
+
+
+def _allocated_bytes(process: psutil.Process) -> int:
+    try:
+        lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()[1:]
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise psutil.NoSuchProcess(process.pid) from error
+    kib = {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines)}
+    return (kib["Anonymous"] + kib["Swap"]) * 1024
 
 
 def _name(process: psutil.Process) -> str:
@@ -145,9 +153,9 @@ def _name(process: psutil.Process) -> str:
 def summary(looks: list[Look], num_steps: int) -> dict[str, Any]:
     """The looks, and what grew: per process seen at each of the last ones."""
     late = looks[len(looks) // 3 :]
-    names = set(late[0].uss_mib).intersection(*(each.uss_mib for each in late))
+    names = set(late[0].allocated_mib).intersection(*(each.allocated_mib for each in late))
     growth = {
-        "uss_mib": {name: growth_of(late, num_steps, "uss_mib", name) for name in sorted(names)},
+        "allocated_mib": {name: growth_of(late, num_steps, "allocated_mib", name) for name in sorted(names)},
         "num_fds": {name: growth_of(late, num_steps, "num_fds", name) for name in sorted(names)},
         **{
             name: growth_of(late, num_steps, name)

@@ -24,8 +24,8 @@ def test_no_process_grows_and_nothing_piles_up(arithmetic_model: str) -> None:
     result = json.loads(done.stdout)
     growth, looks = result["growth"], result["looks"]
     assert [look["step"] for look in looks] == list(range(25, NUM_STEPS + 1, 25))
-    assert {"driver", "rollout", "engine", "data_plane", "policy_worker-0"} <= growth["uss_mib"].keys()
-    assert {name: mib for name, mib in growth["uss_mib"].items() if mib > MAX_GROWTH_MIB} == {}
+    assert {"driver", "rollout", "engine", "data_plane", "policy_worker-0"} <= growth["allocated_mib"].keys()
+    assert {name: mib for name, mib in growth["allocated_mib"].items() if mib > MAX_GROWTH_MIB} == {}
     assert {name: count for name, count in growth["num_fds"].items() if count > 1} == {}
     assert growth["object_store_mib"] <= 1
     assert growth["num_references"] <= 1

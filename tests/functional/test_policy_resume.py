@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 import resource
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as torch_checkpoint
 from safetensors.torch import load_file
 
 from nemo_like.cluster.coordinates import Coordinates
@@ -46,6 +50,23 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
+@contextmanager
+def nothing_is_written() -> Iterator[None]:
+    """In the block; what is written in the background is written after it, whatever the block changed."""
+    left, save = threading.Event(), torch_checkpoint.save
+
+    def late(*args: Any, **kwargs: Any) -> Any:
+        assert left.wait(60)
+        return save(*args, **kwargs)
+
+    torch_checkpoint.save = late
+    try:
+        yield
+    finally:
+        torch_checkpoint.save = save
+        left.set()
+
+
 def train_rounds(
     coordinates: Coordinates, cfg: PolicyConfig, path: Path, resume_from: Path | None
 ) -> list[float]:
@@ -55,13 +76,13 @@ def train_rounds(
     """
     plane = InMemoryDataPlane()
     worker = ready_worker(cfg, loss_config(), coordinates, plane)
-    if resume_from is None:
-        train(worker, put_samples(plane, "first", BATCH))
-        worker.save_checkpoint(str(path / "checkpoint"), WRITING)
-    else:
-        worker.load_checkpoint(str(resume_from / "checkpoint"), policy_version=1)
-    # It is still being written while these updates change what it is of.
-    norms = train(worker, put_samples(plane, "second", BATCH))
+    with nothing_is_written():
+        if resume_from is None:
+            train(worker, put_samples(plane, "first", BATCH))
+            worker.save_checkpoint(str(path / "checkpoint"), WRITING)
+        else:
+            worker.load_checkpoint(str(resume_from / "checkpoint"), policy_version=1)
+        norms = train(worker, put_samples(plane, "second", BATCH))
     worker.wait_for_checkpoint()
     assert worker.policy_version == 2
     worker.export_hf(str(path / "export"))
