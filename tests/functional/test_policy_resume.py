@@ -182,4 +182,4 @@ def test_every_worker_knows_when_writing_in_the_background_failed(
     cfg = policy_config(model, **LAYOUTS[layout])
     for trained_on, problem in run_world(save_on_a_full_disk, parallel_layout(cfg), cfg, tmp_path):
         assert trained_on
-        assert re.match(r"rank 0: \w+: .*; rank 1: \w+: ", problem)
+        assert re.match(r"rank \d: \w+: ", problem)
