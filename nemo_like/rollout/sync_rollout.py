@@ -71,7 +71,7 @@ class SyncRolloutActor:
         }
         self._data_plane_spec, self._data_plane = data_plane, connect(data_plane)
         self._running = asyncio.Lock()
-        self._num_rollouts = 0
+        self._num_abandoned = 0
         self._loop: TurnLoop | None = None
         self._sink: ActorHandle | None = None
         self._sample_answers: list[SampleAnswer] = []
@@ -94,6 +94,7 @@ class SyncRolloutActor:
 
     async def abandon(self) -> None:
         """Give up a rollout that is under way; returns once it has ended."""
+        self._num_abandoned += 1
         if self._loop is not None:
             self._loop.fail(RuntimeError("the rollout was given up"))
         async with self._running:
@@ -183,10 +184,11 @@ class SyncRolloutActor:
             for position, index in enumerate(prompts.indices)
         ]
         envs = {group[0].example.env for group in groups}
-        self._num_rollouts += 1
+        # What an engine still delivers of a rollout that was given up is not mistaken for the next one's.
+        again = [f"again-{self._num_abandoned}"] if self._num_abandoned else []
+        place = [prompts.mode.name, str(prompts.step), str(prompts.first_group)]
         return TurnLoop(
-            # Numbered, so that what an engine still delivers of one that was given up is not mistaken.
-            rollout_id=f"{self._num_rollouts}/{prompts.mode.name}/{prompts.step}/{prompts.first_group}",
+            rollout_id="/".join([*place, *again]),
             groups=groups,
             tasks={env: self._task(prompts.mode, env) for env in envs},
             codec=self._tokenizer,
