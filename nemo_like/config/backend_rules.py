@@ -59,6 +59,12 @@ def _fsdp(policy: PolicyConfig) -> Iterator[Problem]:
             rule="moves nothing with policy.device=cpu",
             remedy="set it to false",
         )
+    if fsdp.cpu_offload and policy.offload_parameters_between_phases:
+        yield Problem(
+            key="policy.offload_parameters_between_phases=true",
+            rule="moves nothing with policy.fsdp_cfg.cpu_offload=true: the weights are on the host already",
+            remedy="set it to false",
+        )
     if fsdp.lora.enabled and not fsdp.lora.target_modules:
         yield Problem(
             key="policy.fsdp_cfg.lora.target_modules=[]",

@@ -35,6 +35,12 @@ def _offload(policy: PolicyConfig) -> Iterator[Problem]:
             "where the optimizer has weights of its own",
             remedy="set it to false",
         )
+    if policy.offload_parameters_between_phases and policy.device is not Device.cuda:
+        yield Problem(
+            key="policy.offload_parameters_between_phases=true",
+            rule="needs policy.device=cuda, where there is a host to move to",
+            remedy="set it to false",
+        )
 
 
 def _sequence_parallel(policy: PolicyConfig) -> Iterator[Problem]:

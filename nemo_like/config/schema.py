@@ -105,8 +105,9 @@ class MooncakeProtocol(Enum):
 class WeightTransport(Enum):
     """How weights get from the policy workers to the engines."""
 
-    auto = "auto"  # shared memory on CPU where all engines are on the trainer's node, else collective
+    auto = "auto"  # memory that sender and engines map: on CPU if all are on one node, on GPUs if colocated
     shared_memory = "shared_memory"  # CPU, one node: mapped by sender and engines, nothing is sent
+    cuda_ipc = "cuda_ipc"  # GPU, one node: the same with memory of the sender's GPU
     collective = "collective"  # a broadcast over gloo or NCCL, one group per pipeline stage
 
 
@@ -155,7 +156,7 @@ class Placement(Enum):
     """Whether generation and training have resources of their own."""
 
     separate = "separate"
-    colocated = "colocated"  # engines run on the nodes and processors of the policy workers
+    colocated = "colocated"  # engines run on the nodes and processors, or the GPUs, of the policy workers
 
 
 class ConsoleMode(Enum):
@@ -327,6 +328,7 @@ class PolicyConfig:
     max_total_sequence_length: int  # prompt + response, tokens
     max_grad_norm: float
     offload_optimizer_for_logprob: bool  # its state and the gradients are on the device in training alone
+    offload_parameters_between_phases: bool  # the weights are on the device while a phase needs them
     reference_placement: ReferencePlacement  # unused with loss_fn.reference_policy_kl_penalty=0
     replica_fetch: ReplicaFetch
     megatron_cfg: MegatronConfig  # of backend megatron

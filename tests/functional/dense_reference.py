@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,14 +45,14 @@ class DenseReference:
 
     def logprobs(self, batch: dict[str, Any]) -> list[Tensor]:
         """Per sample [T] with 0 where response_mask is 0; differentiable."""
-        return [logprobs for logprobs, _ in self._scores(batch)]
+        return [logprobs for logprobs, _ in self._scores(batch, range(len(batch["lengths"])))]
 
-    def _scores(self, batch: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
-        """Per sample log-probs and entropy of the distributions that they are of, [T] both."""
+    def _scores(self, batch: dict[str, Any], rows: Iterable[int]) -> list[tuple[Tensor, Tensor]]:
+        """Of each row log-probs and entropy of the distributions that they are of, [T] both."""
         results = []
-        for ids, mask in zip(
-            *(_per_sample(batch, name) for name in ("input_ids", "response_mask")), strict=True
-        ):
+        all_ids, masks = (_per_sample(batch, name) for name in ("input_ids", "response_mask"))
+        for row in rows:
+            ids, mask = all_ids[row], masks[row]
             logits = self.model(ids[None].long()).logits[0, :-1].float() / self.temperature
             logprobs = torch.log_softmax(logits, -1)
             scored = logprobs.gather(1, ids[1:, None].long())[:, 0]
@@ -72,14 +73,12 @@ class DenseReference:
         """One optimizer update on these samples."""
         masks = _per_sample(batch, "response_mask")
         advantages, trains = batch["tags"]["advantage"], batch["tags"]["sample_mask"]
-        scores = self._scores(batch)
-        num_tokens = sum(float(masks[row].sum()) for row in rows if trains[row])
-        num_samples = sum(1 for row in rows if trains[row])
+        trained = [row for row in rows if trains[row]]
+        scores = self._scores(batch, trained)
+        num_tokens = sum(float(masks[row].sum()) for row in trained)
+        num_samples = len(trained)
         total, details = torch.zeros(()), []
-        for row in rows:
-            if not trains[row]:
-                continue
-            logprobs, entropy = scores[row]
+        for row, (logprobs, entropy) in zip(trained, scores, strict=True):
             log_ratio = logprobs - prev[row]
             if self.loss.sequence_level_importance_ratios:
                 log_ratio = (log_ratio.sum() / masks[row].sum()).expand(len(log_ratio))

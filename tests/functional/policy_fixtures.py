@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import datetime
-import multiprocessing
-import pickle
-import socket
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
-from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
+from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.schema import (
     Device,
     DynamicBatchingConfig,
@@ -143,6 +135,7 @@ def policy_config(
         max_total_sequence_length=64,
         max_grad_norm=0.5,
         offload_optimizer_for_logprob=False,
+        offload_parameters_between_phases=False,
         reference_placement=reference_placement,
         replica_fetch=replica_fetch,
         megatron_cfg=MegatronConfig(
@@ -265,133 +258,3 @@ def ready_worker(
     )
     worker.setup()
     return worker
-
-
-# Worlds of processes
-
-_COLLECTIVE_TIMEOUT = datetime.timedelta(seconds=60)
-
-
-class WorldPool:
-    """Processes that form one world after the other, since starting them costs more than a tiny world.
-
-    No process outlives the ``with`` block.
-    """
-
-    def __init__(self) -> None:
-        self._context = multiprocessing.get_context("forkserver")
-        backends = [f"nemo_like.policy.{backend.value}.backend" for backend in PolicyBackend]
-        self._context.set_forkserver_preload([*backends, "tests.functional.policy_fixtures"])
-        self._processes: list[BaseProcess] = []
-        self._connections: list[Connection] = []
-
-    def __enter__(self) -> WorldPool:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def run(
-        self,
-        function: Callable[..., Any],
-        layout: ParallelLayout,
-        *args: Any,
-        device: Device = Device.cpu,
-        timeout_s: float = 100.0,
-    ) -> list[Any]:
-        """``function(coordinates, *args)`` on every rank with torch.distributed ready; results by rank.
-
-        Raises AssertionError with the first rank's traceback that failed, or the ranks that were not done
-        in time; the next world then has new processes.
-        """
-        while len(self._processes) < layout.world_size:
-            self._start()
-        port = free_port()
-        connections = self._connections[: layout.world_size]
-        for rank, connection in enumerate(connections):
-            connection.send((function, layout.coordinates(rank), device, port, args))
-        try:
-            return _collect(connections, timeout_s)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """End all processes."""
-        for connection in self._connections:
-            connection.close()
-        for process in self._processes:
-            process.join(timeout=5)
-            if process.is_alive():
-                process.kill()
-                process.join()
-        self._processes, self._connections = [], []
-
-    def _start(self) -> None:
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_rank_main, args=(theirs,), daemon=True)
-        process.start()
-        theirs.close()
-        self._processes.append(process)
-        self._connections.append(ours)
-
-
-def run_world(
-    function: Callable[..., Any],
-    layout: ParallelLayout,
-    *args: Any,
-    device: Device = Device.cpu,
-    timeout_s: float = 100.0,
-) -> list[Any]:
-    """One world in processes of its own, as ``WorldPool.run``."""
-    with WorldPool() as pool:
-        return pool.run(function, layout, *args, device=device, timeout_s=timeout_s)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-def _collect(connections: list[Connection], timeout_s: float) -> list[Any]:
-    deadline = datetime.datetime.now() + datetime.timedelta(seconds=timeout_s)
-    results: dict[int, Any] = {}
-    while len(results) < len(connections):
-        pending = [connection for rank, connection in enumerate(connections) if rank not in results]
-        ready = wait(pending, timeout=max(0.0, (deadline - datetime.datetime.now()).total_seconds()))
-        assert ready, f"ranks {sorted(set(range(len(connections))) - set(results))} not done in {timeout_s} s"
-        for connection in ready:
-            rank = connections.index(connection)
-            try:
-                failure, results[rank] = pickle.loads(connection.recv_bytes())
-            except EOFError:
-                raise AssertionError(f"rank {rank} died") from None
-            assert failure is None, f"rank {rank} failed:\n{failure}"
-    return [results[rank] for rank in range(len(connections))]
-
-
-def _rank_main(connection: Connection) -> None:
-    """Takes part in one world after the other, until the connection closes or a world fails."""
-    torch.set_num_threads(1)
-    while True:
-        try:
-            function, coordinates, device, port, args = connection.recv()
-        except EOFError:
-            return
-        try:
-            dist.init_process_group(
-                "gloo" if device is Device.cpu else "nccl",
-                init_method=f"tcp://127.0.0.1:{port}",
-                rank=coordinates.rank,
-                world_size=coordinates.layout.world_size,
-                timeout=_COLLECTIVE_TIMEOUT,
-            )
-            result = function(coordinates, *args)
-            dist.barrier()
-            dist.destroy_process_group()
-            # As bytes: tensors would travel as shared memory, which goes with the process that made it.
-            connection.send_bytes(pickle.dumps((None, result)))
-        except BaseException:
-            connection.send_bytes(pickle.dumps((traceback.format_exc(), None)))
-            raise

@@ -22,8 +22,8 @@ from tests.functional.policy_fixtures import (
     make_schedule,
     policy_config,
     random_batch,
-    run_world,
 )
+from tests.functional.worlds import run_world
 
 NUM_SAMPLES, NUM_PHASES = 8, 4
 TEMPERATURE = 0.8

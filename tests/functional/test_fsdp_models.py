@@ -29,7 +29,8 @@ from nemo_like.config.schema import LossConfig, PolicyBackend, PolicyConfig
 from nemo_like.data_plane.batching import sequence_packing
 from nemo_like.data_plane.meta import GlobalBatch, MicroBatch, Schedule
 from tests.functional.dense_reference import DenseReference
-from tests.functional.policy_fixtures import VOCAB_SIZE, loss_config, policy_config, random_batch, run_world
+from tests.functional.policy_fixtures import VOCAB_SIZE, loss_config, policy_config, random_batch
+from tests.functional.worlds import run_world
 
 NUM_SAMPLES, TOKENS_PER_MICRO_BATCH = 6, 64
 TEMPERATURE = 0.8

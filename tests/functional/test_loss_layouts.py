@@ -32,8 +32,8 @@ from tests.functional.policy_fixtures import (
     put_samples,
     random_batch,
     ready_worker,
-    run_world,
 )
+from tests.functional.worlds import run_world
 
 NUM_SAMPLES = 8
 TEMPERATURE = 0.8

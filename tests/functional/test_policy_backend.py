@@ -1,4 +1,4 @@
-"""What one Megatron-core worker holds and does, whatever the numbers: memory, precision, reference."""
+"""What one worker's backend holds and does, whatever the numbers: memory, precision, reference."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any
 
 import pytest
 import torch
-from megatron.core import parallel_state
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.schema import LRDecayStyle, PolicyConfig, Precision
+from nemo_like.config.schema import LRDecayStyle, PolicyBackend, PolicyConfig, Precision
 from nemo_like.data_plane.errors import DataPlaneError, MissingData, StorageFailed
 from nemo_like.data_plane.meta import Chunk, KVBatchMeta, Schedule
 from nemo_like.data_plane.sharding import shard_for_training
 from nemo_like.policy.batch import PolicyBatch
+from nemo_like.policy.fsdp.backend import FSDPPolicy
 from nemo_like.policy.layout import parallel_layout, train_strategy
 from nemo_like.policy.megatron.backend import MegatronPolicy
 from nemo_like.policy.replica import Replica
 from tests.functional.policy_fixtures import (
     MicroBatching,
-    WorldPool,
     loss_config,
     make_checkpoint,
     policy_config,
     random_batch,
 )
+from tests.functional.worlds import WorldPool
 
 NUM_SAMPLES = 16
 VOCAB_SIZE = 4096
@@ -88,22 +88,24 @@ def largest_tensor_of_a_step(
     coordinates: Coordinates, cfg: PolicyConfig, max_chunk_bytes: int
 ) -> tuple[int, int]:
     """Elements of the largest tensor while a policy scores and trains, and of all logits."""
-    policy = MegatronPolicy(cfg, loss_config(entropy_coef=0.01), coordinates, 1.0)
-    settings = policy._model.logprob_settings
-    policy._model.logprob_settings = replace(settings, max_chunk_bytes=max_chunk_bytes)
+    backend = {PolicyBackend.megatron: MegatronPolicy, PolicyBackend.fsdp: FSDPPolicy}[cfg.backend]
+    policy = backend(cfg, loss_config(entropy_coef=0.01), coordinates, 1.0)
+    model = policy._model
+    model.logprob_settings = replace(model.logprob_settings, max_chunk_bytes=max_chunk_bytes)
     batch = random_batch(4 * NUM_SAMPLES)
     schedule = schedule_of(cfg, batch)
     with LargestTensor() as largest:
         prev = policy.logprobs(policy_batch(batch), schedule)
         policy.train(policy_batch(batch, prev_logprobs=prev), schedule)
-    parallel_state.destroy_model_parallel()
     return largest.num_elements, sum(batch["tags"]["num_response_tokens"]) * VOCAB_SIZE
 
 
-def test_logits_of_all_tokens_never_exist_at_once(pool: WorldPool, tmp_path: Path) -> None:
-    cfg = policy_config(
-        make_checkpoint(tmp_path / "model", vocab_size=VOCAB_SIZE), micro_batching=MicroBatching.packed
-    )
+@pytest.mark.parametrize("backend", PolicyBackend)
+def test_logits_of_all_tokens_never_exist_at_once(
+    backend: PolicyBackend, pool: WorldPool, tmp_path: Path
+) -> None:
+    model = make_checkpoint(tmp_path / "model", vocab_size=VOCAB_SIZE)
+    cfg = policy_config(model, micro_batching=MicroBatching.packed, backend=backend)
     # One micro-batch with every sample, so that only the chunks keep the logits small.
     cfg.sequence_packing.train_mb_tokens = cfg.sequence_packing.logprob_mb_tokens = 2048
     chunk = 16 * VOCAB_SIZE
@@ -121,7 +123,6 @@ def host_copies(coordinates: Coordinates, cfg: PolicyConfig, kl_penalty: float) 
         said = ""
     except RuntimeError as error:
         said = str(error)
-    parallel_state.destroy_model_parallel()
     return policy._reference is not None, said
 
 
@@ -162,7 +163,6 @@ def train_for(coordinates: Coordinates, cfg: PolicyConfig, num_updates: int, exp
     for _ in range(num_updates):
         policy.train(policy_batch(batch, prev_logprobs=prev), schedule)
     policy.export_hf(Path(export))
-    parallel_state.destroy_model_parallel()
     return prev
 
 
@@ -204,7 +204,6 @@ def gradient_bytes_between_phases(
         policy.train(policy_batch(batch, prev_logprobs=prev), schedule)
     seen.append(num_bytes())
     policy.export_hf(Path(export))
-    parallel_state.destroy_model_parallel()
     return seen
 
 

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 from transformers import AutoModelForCausalLM
 
 from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
@@ -31,7 +30,6 @@ from nemo_like.policy.results import WorkerScores, WorkerUpdate
 from tests.functional.dense_reference import DenseReference, DenseUpdate
 from tests.functional.policy_fixtures import (
     MicroBatching,
-    WorldPool,
     loss_config,
     make_checkpoint,
     policy_config,
@@ -39,6 +37,7 @@ from tests.functional.policy_fixtures import (
     random_batch,
     ready_worker,
 )
+from tests.functional.worlds import WorldPool
 
 NUM_SAMPLES, GLOBAL_BATCH_SIZE = 24, 8
 TEMPERATURE = 0.8
@@ -166,7 +165,6 @@ def run_steps(coordinates: Coordinates, steps: list[Step]) -> list[RankReport]:
     reports = []
     for step in steps:
         reports.append(run_step(coordinates, step))
-        parallel_state.destroy_model_parallel()
     return reports
 
 

@@ -29,8 +29,8 @@ from tests.functional.policy_fixtures import (
     put_samples,
     random_batch,
     ready_worker,
-    run_world,
 )
+from tests.functional.worlds import run_world
 
 BATCH = random_batch(16)
 WRITING = CheckpointWriting.background

@@ -24,7 +24,6 @@ from tests.functional.policy_fixtures import (
     make_checkpoint,
     policy_config,
     random_batch,
-    run_world,
 )
 from tests.functional.test_policy_parity import (
     GLOBAL_BATCH_SIZE,
@@ -35,6 +34,7 @@ from tests.functional.test_policy_parity import (
     Step,
     run_steps,
 )
+from tests.functional.worlds import run_world
 
 # Nats, and shares of the norms: rounding of float32 kernels, and of bfloat16 with its 8 bits.
 TOLERANCES = {Precision.float32: 1e-3, Precision.bfloat16: 0.15}

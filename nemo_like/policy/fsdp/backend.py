@@ -41,6 +41,7 @@ from nemo_like.policy.fsdp.tensor_parallel import TensorParallelModel, paralleli
 from nemo_like.policy.fsdp.weights import fill, full_tensor, hf_tensors, load_source, logit_scale
 from nemo_like.policy.learning_rate import learning_rate
 from nemo_like.policy.objective import update_objective
+from nemo_like.policy.parking import parked_weights
 from nemo_like.policy.reference import ReferenceWeights, reference_in_place
 from nemo_like.policy.train_metrics import TrainMetrics
 
@@ -85,6 +86,7 @@ class FSDPPolicy:
             partial_gradients=spread.partial_gradients,
             tensor_group=self._mesh.get_group(TENSOR_AXIS),
         )
+        self._weights_in_use = parked_weights(self._local_parts(), cfg)
         # Adapter dropout: alike on the tensor-parallel ranks, whose inputs are alike.
         torch.manual_seed(coordinates.dp)
 
@@ -94,14 +96,15 @@ class FSDPPolicy:
     def logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
         """Packed [sum of lengths] float32 on the CPU, nats; 0 where response_mask is 0. On every rank."""
         packed = torch.zeros(batch.num_tokens, dtype=torch.float32, device=self.device)
-        self._model.eval()
-        for update in schedule.global_batches:
-            for spec in update.micro_batches:
-                inputs = batch.micro_batch(spec, schedule)
-                packed[inputs.packed_index] = self._model.scores(inputs).logprobs
-        self._model.train()
-        # The last unit stays gathered for a backward that does not come here.
-        self._model.reshard()
+        with self._weights_in_use():
+            self._model.eval()
+            for update in schedule.global_batches:
+                for spec in update.micro_batches:
+                    inputs = batch.micro_batch(spec, schedule)
+                    packed[inputs.packed_index] = self._model.scores(inputs).logprobs
+            self._model.train()
+            # The last unit stays gathered for a backward that does not come here.
+            self._model.reshard()
         return packed.cpu()
 
     def reference_logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
@@ -113,7 +116,7 @@ class FSDPPolicy:
         if self._adapters:
             with self._adapters.disabled():
                 return self.logprobs(batch, schedule)
-        with reference_in_place(self._reference):
+        with self._weights_in_use(), reference_in_place(self._reference):
             return self.logprobs(batch, schedule)
 
     # Training
@@ -121,8 +124,9 @@ class FSDPPolicy:
     def train(self, batch: PolicyBatch, schedule: Schedule) -> dict[str, Metric]:
         """One optimizer update per global batch of the schedule; this replica's part of the metrics."""
         metrics = TrainMetrics(self.device, num_replicas=self.coordinates.layout.dp)
-        for update in schedule.global_batches:
-            self._update(batch, schedule, update, metrics)
+        with self._weights_in_use():
+            for update in schedule.global_batches:
+                self._update(batch, schedule, update, metrics)
         return metrics.result()
 
     def _update(
@@ -154,8 +158,9 @@ class FSDPPolicy:
     def stage_weights(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, full tensor), adapters merged, one parameter gathered at a time; collective
         over all ranks."""
-        for name, plain_name in self._sent_parameters():
-            yield from hf_tensors(self._causal_lm, plain_name, self._merged(name))
+        with self._weights_in_use():
+            for name, plain_name in self._sent_parameters():
+                yield from hf_tensors(self._causal_lm, plain_name, self._merged(name))
 
     def export_hf(self, path: Path) -> None:
         """Write a checkpoint directory that transformers loads; every rank calls it."""
@@ -170,11 +175,14 @@ class FSDPPolicy:
 
     def save_checkpoint(self, path: Path, writer: CheckpointWriter) -> None:
         """Have weights, optimizer and update count written into the empty directory; every rank calls it."""
-        writer.write(checkpoint_state(self._parameters, self._optimizer, self.num_updates, writer), path)
+        with self._weights_in_use():
+            state = checkpoint_state(self._parameters, self._optimizer, self.num_updates, writer)
+            writer.write(state, path)
 
     def load_checkpoint(self, path: Path) -> None:
         """Continue from what any layout's ``save_checkpoint`` wrote; every rank calls it."""
-        self.num_updates = load_checkpoint(path, self._parameters, self._optimizer)
+        with self._weights_in_use():
+            self.num_updates = load_checkpoint(path, self._parameters, self._optimizer)
 
     def _sent_parameters(self) -> Iterator[tuple[str, str]]:
         """(name here, name in a model without adapters), without the adapters' own."""

@@ -51,14 +51,16 @@ class ScoringCausalLM(nn.Module):
     ) -> None:
         super().__init__()
         self.causal_lm = causal_lm
-        self._settings, self._vocabulary_group = settings, vocabulary_group
+        self.logprob_settings, self._vocabulary_group = settings, vocabulary_group
         self._has_plain_attention = has_plain_attention(causal_lm)
         if self._has_plain_attention:
             use_causal_attention(causal_lm)
 
     def scale_logits(self, factor: float) -> None:
         """The model's logits are ``factor`` times what its output layer gives; 1 if never called."""
-        self._settings = replace(self._settings, temperature=self._settings.temperature / factor)
+        self.logprob_settings = replace(
+            self.logprob_settings, temperature=self.logprob_settings.temperature / factor
+        )
 
     def scores(self, inputs: ModelInputs) -> TokenScores:
         """Of the micro-batch's M scored tokens; the entropy in training only, which reports it."""
@@ -84,7 +86,9 @@ class ScoringCausalLM(nn.Module):
         shard = VocabularyShard(
             first=0 if group is None else group.rank() * len(weight), num_valid=len(weight), group=group
         )
-        settings = self._settings if self.training else replace(self._settings, with_entropy=False)
+        settings = (
+            self.logprob_settings if self.training else replace(self.logprob_settings, with_entropy=False)
+        )
         scores = linear_scores(scored, weight, inputs.token_ids, shard, settings)
         return scores.logprobs, scores.entropy
 

@@ -44,6 +44,7 @@ from nemo_like.policy.megatron.model import ScoringGPTModel, transformer_config
 from nemo_like.policy.megatron.optimizer import build_optimizer
 from nemo_like.policy.megatron.pipeline import Pipeline
 from nemo_like.policy.objective import update_objective
+from nemo_like.policy.parking import parked_weights
 from nemo_like.policy.reference import ReferenceWeights, reference_in_place
 from nemo_like.policy.train_metrics import TrainMetrics
 
@@ -88,6 +89,7 @@ class MegatronPolicy:
             if cfg.offload_optimizer_for_logprob:
                 self._offload_optimizer()
             self._pipeline = Pipeline(self._ddp, config, length_multiple(cfg))
+        self._weights_in_use = parked_weights(self._model.parameters(), cfg)
 
     # Log-probs
 
@@ -100,7 +102,7 @@ class MegatronPolicy:
         def keep(scores: TokenScores, inputs: ModelInputs) -> None:
             packed[inputs.packed_index] = scores.logprobs
 
-        with self._megatron():
+        with self._megatron(), self._weights_in_use():
             self._model.eval()
             self._pipeline.forward(batch, schedule, specs, keep)
             self._model.train()
@@ -112,7 +114,7 @@ class MegatronPolicy:
 
         Raises RuntimeError when the loss has no KL term, since then no reference is kept.
         """
-        with reference_in_place(self._reference):
+        with self._weights_in_use(), reference_in_place(self._reference):
             return self.logprobs(batch, schedule)
 
     # Training
@@ -120,7 +122,7 @@ class MegatronPolicy:
     def train(self, batch: PolicyBatch, schedule: Schedule) -> dict[str, Metric]:
         """One optimizer update per global batch of the schedule; this replica's part of the metrics."""
         metrics = TrainMetrics(self.device, num_replicas=self.coordinates.layout.dp)
-        with self._megatron():
+        with self._megatron(), self._weights_in_use():
             with self._optimizer_on_device():
                 for update in schedule.global_batches:
                     self._update(batch, schedule, update, metrics)
@@ -179,7 +181,8 @@ class MegatronPolicy:
     def stage_weights(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, full tensor) of this pipeline stage; collective over the ranks that
         have a part of it, complete on the sender."""
-        return hf_tensors(self._sent_parameters(), self._geometry, self._part, self._gather)
+        with self._weights_in_use():
+            yield from hf_tensors(self._sent_parameters(), self._geometry, self._part, self._gather)
 
     def export_hf(self, path: Path) -> None:
         """Write a checkpoint directory that transformers loads; every rank that gathers weights calls it."""
@@ -198,13 +201,13 @@ class MegatronPolicy:
 
     def save_checkpoint(self, path: Path, writer: CheckpointWriter) -> None:
         """Write weights, optimizer and update count into the empty directory; every rank calls it."""
-        with self._megatron():
+        with self._megatron(), self._weights_in_use():
             counters = {"num_updates": self.num_updates}
             save_checkpoint(path, self._model, self._optimizer, counters, writer)
 
     def load_checkpoint(self, path: Path) -> None:
         """Continue from what any layout's ``save_checkpoint`` wrote; every rank calls it."""
-        with self._megatron():
+        with self._megatron(), self._weights_in_use():
             self.num_updates = load_checkpoint(path, self._model, self._optimizer)["num_updates"]
 
     def _sent_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -266,16 +269,18 @@ def _model_part(coordinates: Coordinates, description: ModelDescription) -> Mode
 
 
 def _initialise_parallel_state(coordinates: Coordinates) -> None:
-    """Megatron-core's process groups, checked against the coordinates that the driver dispatches by."""
+    """Megatron-core's process groups, one set for all policies of a process, checked against the coordinates
+    that the driver dispatches by."""
     layout = coordinates.layout
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=layout.tp,
-        pipeline_model_parallel_size=layout.pp,
-        context_parallel_size=layout.cp,
-        expert_model_parallel_size=layout.ep,
-        expert_tensor_parallel_size=1,
-        create_gloo_process_groups=False,
-    )
+    if not parallel_state.model_parallel_is_initialized():
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=layout.tp,
+            pipeline_model_parallel_size=layout.pp,
+            context_parallel_size=layout.cp,
+            expert_model_parallel_size=layout.ep,
+            expert_tensor_parallel_size=1,
+            create_gloo_process_groups=False,
+        )
     tensor_parallel.model_parallel_cuda_manual_seed(0)
     place = (
         parallel_state.get_tensor_model_parallel_rank(),

@@ -68,3 +68,11 @@ def test_the_optimizer_can_leave_the_device_only_where_it_has_weights_of_its_own
         text for text in problems(demo(offload, "policy.device=cuda")) if text.startswith("policy.offload")
     ]
     assert "policy.precision=bfloat16" in problem
+
+
+def test_parameters_can_only_leave_a_gpu(demo: Demo) -> None:
+    (problem,) = problems(demo("policy.offload_parameters_between_phases=true"))
+    assert problem == (
+        "policy.offload_parameters_between_phases=true needs policy.device=cuda, where there is a host to "
+        "move to; set it to false"
+    )

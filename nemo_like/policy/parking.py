@@ -1,0 +1,70 @@
+"""Tensors that wait on the host while nobody computes with them, so that engines can have a shared device."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from nemo_like.config.schema import PolicyConfig
+
+
+class HostParking:
+    """Has these tensors on their device within ``in_use``, and outside of it on the host alone.
+
+    What is moved is their memory: tensors, and views of them that others keep, stay the same objects. Outside
+    of ``in_use`` they have no memory and must not be read.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        """From now on they are on the host."""
+        storages = [tensor.untyped_storage() for tensor in tensors]
+        self._storages = list({storage.data_ptr(): storage for storage in storages}.values())
+        self._on_host = [
+            torch.empty(len(storage), dtype=torch.uint8, pin_memory=storage.is_cuda)
+            for storage in self._storages
+        ]
+        self._num_users = 0
+        self._leave()
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """What is written to the tensors lasts. May be entered again inside."""
+        if not self._num_users:
+            self._return()
+        self._num_users += 1
+        try:
+            yield
+        finally:
+            self._num_users -= 1
+            if not self._num_users:
+                self._leave()
+
+    @torch.no_grad()
+    def _leave(self) -> None:
+        for storage, held in zip(self._storages, self._on_host, strict=True):
+            held.copy_(_bytes_of(storage))
+            storage.resize_(0)
+        if any(storage.is_cuda for storage in self._storages):
+            torch.cuda.empty_cache()  # to where other processes can have it
+
+    @torch.no_grad()
+    def _return(self) -> None:
+        for storage, held in zip(self._storages, self._on_host, strict=True):
+            storage.resize_(len(held))
+            _bytes_of(storage).copy_(held)
+
+
+def parked_weights(
+    tensors: Iterable[Tensor], cfg: PolicyConfig
+) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """What to enter wherever a backend computes with these; nothing is moved unless configured."""
+    if not cfg.offload_parameters_between_phases:
+        return contextlib.nullcontext
+    return HostParking(tensors).in_use
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

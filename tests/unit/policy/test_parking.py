@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nemo_like.policy.parking import HostParking
+
+
+def test_tensors_have_memory_only_while_they_are_in_use() -> None:
+    layer = torch.nn.Linear(3, 4)
+    weight, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
+    parking = HostParking(layer.parameters())
+    assert [parameter.untyped_storage().size() for parameter in layer.parameters()] == [0, 0]
+    with parking.in_use():
+        assert torch.equal(layer.weight, weight)
+        assert torch.equal(layer.bias, bias)
+    assert [parameter.untyped_storage().size() for parameter in layer.parameters()] == [0, 0]
+
+
+def test_a_parked_layer_cannot_compute() -> None:
+    layer = torch.nn.Linear(3, 4)
+    parking = HostParking(layer.parameters())
+    with pytest.raises(RuntimeError, match="storage of size 0"):
+        layer(torch.ones(1, 3))
+    with parking.in_use():
+        layer(torch.ones(1, 3))
+
+
+def test_what_is_written_while_in_use_lasts_and_shows_in_views_made_before() -> None:
+    tensor = torch.zeros(4)
+    view = tensor[1:3]
+    parking = HostParking([tensor, view])
+    for _ in range(2):
+        with parking.in_use():
+            view += 1
+    with parking.in_use():
+        assert tensor.tolist() == [0, 2, 2, 0]
+
+
+def test_the_innermost_user_does_not_park_what_others_use() -> None:
+    tensor = torch.ones(2)
+    parking = HostParking([tensor])
+    with parking.in_use():
+        with parking.in_use():
+            pass
+        assert tensor.tolist() == [1, 1]
+
+
+def test_a_phase_that_fails_leaves_its_tensors_parked() -> None:
+    tensor = torch.ones(2)
+    parking = HostParking([tensor])
+    with pytest.raises(ValueError, match="broke off"), parking.in_use():
+        raise ValueError("broke off")
+    assert tensor.untyped_storage().size() == 0
+    with parking.in_use():
+        assert tensor.tolist() == [1, 1]
