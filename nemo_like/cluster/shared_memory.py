@@ -6,6 +6,7 @@
       write everything, then announce it ─────▶ read it where it lies: nothing is copied
 
 The memory has no name and no file: it is gone with the last process that maps it, however that ends.
+Memory of a CUDA device is mapped version by version instead, with a ticket in each announcement.
 """
 
 from __future__ import annotations
@@ -19,16 +20,29 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from itertools import repeat
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from nemo_like.cluster.buckets import Bucket, TensorSpec, plan_buckets
+from nemo_like.cluster.cuda_memory import CudaMemory, map_ticket
 from nemo_like.cluster.packing import check_exhausted, pack, view
 
-# (number of the transfer, version, whether the sender could write all of it)
+# (number of the transfer, version, whether the sender could write all of it); a ticket may follow.
 _ANNOUNCEMENT = struct.Struct("<qq?")
+_MAX_MESSAGE_BYTES = 1 << 16
+_HOST = torch.device("cpu")
+
+
+class MemoryKind(Enum):
+    """Where the tensors lie."""
+
+    host = "host"
+    cuda = "cuda"  # on the sender's device
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +61,66 @@ class MemoryAddress:
     name: str
     path: str  # of the socket, in a directory that only this user may enter
     timeout_s: float  # deadline for connecting, and for each announcement
+    kind: MemoryKind = MemoryKind.host
+
+
+class Memory(Protocol):
+    """The sender's side of memory that others map."""
+
+    def begin(self) -> Tensor:
+        """[bytes] uint8, to write a version to."""
+
+    def ticket(self) -> bytes:
+        """What one receiver needs to map this version, beside what it got when it joined."""
+
+    def let_go(self) -> None:
+        """Nothing more is written to this version."""
+
+
+class HostMemory:
+    """Mapped once, written again and again. Raises OSError when the memory cannot be had."""
+
+    def __init__(self, name: str, bucket: Bucket) -> None:
+        self.descriptor = os.memfd_create(f"nemo_like-{name}", os.MFD_CLOEXEC)
+        os.ftruncate(self.descriptor, _mapped_bytes(bucket))
+        self._mapped = _map(self.descriptor, bucket)
+
+    def begin(self) -> Tensor:
+        return self._mapped
+
+    def ticket(self) -> bytes:
+        return b""
+
+    def let_go(self) -> None:
+        """It stays for the next version."""
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
 
 
 class MemorySender:
-    """Offers the same tensors again and again.
+    """Offers the same tensors again and again, in memory of the host or of a CUDA ``device``.
 
     Raises OSError when the memory cannot be had.
     """
 
     def __init__(
-        self, name: str, tensors: Sequence[TensorSpec], num_receivers: int, timeout_s: float
+        self,
+        name: str,
+        tensors: Sequence[TensorSpec],
+        num_receivers: int,
+        timeout_s: float,
+        device: torch.device = _HOST,
     ) -> None:
-        self.address = MemoryAddress(name, str(_private_directory() / "socket"), timeout_s)
+        kind = MemoryKind.host if device.type == "cpu" else MemoryKind.cuda
+        self.address = MemoryAddress(name, str(_private_directory() / "socket"), timeout_s, kind)
         self._num_receivers = num_receivers
         self._bucket = _whole(tensors)
-        self._descriptor = os.memfd_create(f"nemo_like-{name}", os.MFD_CLOEXEC)
-        os.ftruncate(self._descriptor, _mapped_bytes(self._bucket))
-        self._memory = _map(self._descriptor, self._bucket)
+        self._host = HostMemory(name, self._bucket) if kind is MemoryKind.host else None
+        self._memory: Memory = self._host or CudaMemory(_mapped_bytes(self._bucket), device)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(self.address.path)
         self._listener.listen(num_receivers)
@@ -77,7 +134,8 @@ class MemorySender:
                 self._listener.settimeout(max(1e-3, deadline - time.monotonic()))
                 receiver, _ = self._listener.accept()
                 self._receivers.append(receiver)
-                socket.send_fds(receiver, [b"memory"], [self._descriptor])
+                if self._host is not None:
+                    socket.send_fds(receiver, [b"memory"], [self._host.descriptor])
         except TimeoutError:
             missing = self._num_receivers - len(self._receivers)
             raise TimeoutError(
@@ -93,16 +151,22 @@ class MemorySender:
         No receiver may still be reading the transfer before. Raises ValueError when a name, dtype or
         shape differs from its spec; the receivers then hear that this transfer does not come.
         """
-        is_whole = False
+        tickets = None
         try:
             stream = iter(values)
-            pack(self._bucket, stream, self._memory)
+            pack(self._bucket, stream, self._memory.begin())
             check_exhausted(stream)
-            is_whole = True
+            tickets = [self._memory.ticket() for _ in self._receivers]
         finally:
-            for receiver in self._receivers:
-                receiver.send(_ANNOUNCEMENT.pack(transfer.number, transfer.version, is_whole))
+            announcement = _ANNOUNCEMENT.pack(transfer.number, transfer.version, tickets is not None)
+            for receiver, ticket in zip(self._receivers, tickets or repeat(b""), strict=False):
+                receiver.send(announcement + ticket)
+            self._memory.let_go()
         return self._bucket.num_bytes
+
+    def let_go(self) -> None:
+        """Every receiver has read the latest transfer."""
+        self._memory.let_go()
 
     def close(self) -> None:
         """Drop the connections: a receiver that waits fails at once. Safe to call twice."""
@@ -110,9 +174,8 @@ class MemorySender:
         for receiver in self._receivers:
             receiver.close()
         self._receivers.clear()
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        if self._host is not None:
+            self._host.close()
 
     def _stop_listening(self) -> None:
         self._listener.close()
@@ -120,20 +183,25 @@ class MemorySender:
 
 
 class MemoryReceiver:
-    """The other side. Raises OSError (TimeoutError is one) when the sender cannot be reached."""
+    """The other side, which reads memory of a CUDA device on ``device``. Raises OSError (TimeoutError is one)
+    when the sender cannot be reached."""
 
-    def __init__(self, address: MemoryAddress, tensors: Sequence[TensorSpec]) -> None:
-        self._address = address
+    def __init__(
+        self, address: MemoryAddress, tensors: Sequence[TensorSpec], device: torch.device = _HOST
+    ) -> None:
+        self._address, self._device = address, device
         self._bucket = _whole(tensors)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(address.timeout_s)
         self._socket.connect(address.path)
-        _, [descriptor], _, _ = socket.recv_fds(self._socket, 16, maxfds=1)
-        self._memory = _map(descriptor, self._bucket)
-        os.close(descriptor)
+        self._memory: Tensor | None = None
+        if address.kind is MemoryKind.host:
+            _, [descriptor], _, _ = socket.recv_fds(self._socket, 16, maxfds=1)
+            self._memory = _map(descriptor, self._bucket)
+            os.close(descriptor)
 
     def fetch(self, transfer: Transfer) -> None:
-        """Wait until this transfer is announced.
+        """Wait until this transfer is announced, and have it mapped.
 
         Raises RuntimeError when the sender has another version, could not write it, or is gone, and
         TimeoutError when it says nothing.
@@ -141,7 +209,9 @@ class MemoryReceiver:
         name, version = self._address.name, transfer.version
         number = -1
         while number < transfer.number:  # passes over what earlier transfers left
-            number, announced, is_whole = self._announcement(version)
+            number, announced, is_whole, ticket = self._announcement(version)
+            if ticket:  # also of those: a sender's memory is free once all tickets for it were taken
+                self._memory = map_ticket(ticket, self._device)
         if (number, announced) != (transfer.number, version):
             raise RuntimeError(
                 f"{name!r} sent version {announced} in transfer {number}, but version {version} in transfer "
@@ -151,25 +221,33 @@ class MemoryReceiver:
             raise RuntimeError(f"{name!r} could not send version {version}")
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Views of the memory, valid until the next transfer is offered."""
+        """Views of the memory, valid until ``let_go`` or until the next transfer is offered."""
+        if self._memory is None:
+            raise RuntimeError(f"{self._address.name!r} sent nothing yet, or what it sent was let go of")
         for slot in self._bucket.slots:
             yield slot.spec.name, view(self._memory, slot)
 
+    def let_go(self) -> None:
+        """Nothing more is read of this transfer: a device's memory is the sender's to free."""
+        if self._address.kind is MemoryKind.cuda:
+            self._memory = None
+
     def close(self) -> None:
         """Safe to call twice."""
+        self.let_go()
         self._socket.close()
 
-    def _announcement(self, version: int) -> tuple[int, int, bool]:
-        """(number, version, whole) of the next; ``version`` is the one that is waited for."""
+    def _announcement(self, version: int) -> tuple[int, int, bool, bytes]:
+        """(number, version, whole, ticket) of the next; ``version`` is the one that is waited for."""
         name, timeout_s = self._address.name, self._address.timeout_s
         try:
-            message = self._socket.recv(_ANNOUNCEMENT.size)
+            message = self._socket.recv(_MAX_MESSAGE_BYTES)
         except TimeoutError:
             raise TimeoutError(f"{name!r} announced no version {version} within {timeout_s:g} s") from None
         if not message:
             raise RuntimeError(f"{name!r} went away while version {version} was waited for")
-        number, announced, is_whole = _ANNOUNCEMENT.unpack(message)
-        return number, announced, is_whole
+        number, announced, is_whole = _ANNOUNCEMENT.unpack_from(message)
+        return number, announced, is_whole, message[_ANNOUNCEMENT.size :]
 
 
 def _private_directory() -> Path:

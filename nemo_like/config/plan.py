@@ -13,9 +13,14 @@ from enum import Enum
 from typing import Protocol
 
 from nemo_like.config.model_info import ModelInfo
+from nemo_like.config.placement_rules import shares_gpus
 from nemo_like.config.policy_layout import dynamic_length_multiple, length_multiple, policy_world_size
 from nemo_like.config.schema import Config, Device, LossConfig, PolicyBackend, PolicyConfig, Precision
 from nemo_like.config.tasks import used_environments
+
+# Shares of a GPU that a policy worker and an engine hold together: two workers, or two engines, on one GPU
+# are thereby impossible.
+_WORKER_SHARE, _ENGINE_SHARE = 0.75, 0.25
 
 
 class Role(Enum):
@@ -45,6 +50,7 @@ def roles(cfg: Config) -> dict[Role, RoleNeeds]:
     environments, a run that only generates no policy workers."""
     on_gpu, generates = cfg.policy.device is Device.cuda, cfg.rollout.replay is None
     engine_tp = cfg.generation.vllm_cfg.tensor_parallel_size
+    worker_share, engine_share = (_WORKER_SHARE, _ENGINE_SHARE) if shares_gpus(cfg) else (1.0, 1.0)
     return {
         Role.driver: RoleNeeds(count=1, num_cpus=0),
         Role.data_plane_host: RoleNeeds(count=1, num_cpus=0),
@@ -59,12 +65,12 @@ def roles(cfg: Config) -> dict[Role, RoleNeeds]:
         Role.engine: RoleNeeds(
             count=cfg.generation.num_engines if generates else 0,
             num_cpus=engine_tp,
-            num_gpus=engine_tp if on_gpu else 0,
+            num_gpus=engine_tp * engine_share if on_gpu else 0,
         ),
         Role.policy_worker: RoleNeeds(
             count=0 if cfg.rollout.generate_only else policy_world_size(cfg.policy),
             num_cpus=1,
-            num_gpus=1 if on_gpu else 0,
+            num_gpus=worker_share if on_gpu else 0,
         ),
     }
 

@@ -19,6 +19,7 @@ from nemo_like.config.durations import parse_duration_s
 from nemo_like.config.errors import ConfigError, Problem
 from nemo_like.config.loss_rules import loss_problems
 from nemo_like.config.machine_rules import Machine, machine_problems
+from nemo_like.config.placement_rules import placement_problems
 from nemo_like.config.plan import updates_per_step
 from nemo_like.config.policy_rules import policy_problems
 from nemo_like.config.reward_rules import reward_problems
@@ -28,8 +29,6 @@ from nemo_like.config.schema import (
     DatasetKind,
     Device,
     LRDecayStyle,
-    Placement,
-    WeightTransport,
 )
 from nemo_like.config.task_rules import task_problems
 from nemo_like.config.tasks import data_sources
@@ -49,6 +48,7 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
     problems += rollout_problems(cfg)
     problems += loss_problems(cfg)
     problems += backend_problems(cfg)
+    problems += placement_problems(cfg)
     if not any(key.startswith("data_plane.") for key in broken):
         problems += data_plane_problems(cfg)
     problems += checkpoint_problems(cfg)
@@ -308,27 +308,6 @@ def _nvtx_ranges(cfg: Config) -> Iterator[Problem]:
             key="logger.nvtx_ranges=true",
             rule="needs policy.device=cuda",
             remedy="on CPU use logger.trace_steps or logger.profile",
-        )
-
-
-@_rule()
-def _placement(cfg: Config) -> Iterator[Problem]:
-    if cfg.cluster.placement is Placement.colocated and cfg.policy.device is Device.cuda:
-        yield Problem(
-            key="cluster.placement=colocated",
-            rule="needs policy.device=cpu, since NCCL carries no weights between two processes on one GPU",
-            remedy="use cluster.placement=separate",
-        )
-
-
-@_rule()
-def _weight_transport(cfg: Config) -> Iterator[Problem]:
-    transport = cfg.generation.weight_transport
-    if transport is WeightTransport.shared_memory and cfg.policy.device is Device.cuda:
-        yield Problem(
-            key="generation.weight_transport=shared_memory",
-            rule="maps host memory, and with policy.device=cuda the weights are on GPUs",
-            remedy="set it to auto",
         )
 
 

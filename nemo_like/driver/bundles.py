@@ -28,8 +28,8 @@ def bundles(cfg: Config) -> list[list[Bundle]]:
 
 
 def _placed(cfg: Config, group_size: int) -> list[Bundle]:
-    """A bundle per group of workers and one per engine. Colocated engines are dealt to the groups and share
-    their bundles' GPUs."""
+    """A bundle per group of workers and one per engine. Colocated engines are dealt to the groups and have
+    a share of each of their GPUs."""
     needs = roles(cfg)
     workers, engines = needs[Role.policy_worker], needs[Role.engine]
     groups = [
@@ -52,5 +52,5 @@ def _shared(group: Bundle, guests: list[Bundle]) -> Bundle:
     return Bundle(
         group.actors + tuple(name for guest in guests for name in guest.actors),
         num_cpus=group.num_cpus + sum(guest.num_cpus for guest in guests),
-        num_gpus=group.num_gpus,
+        num_gpus=math.ceil(group.num_gpus),
     )

@@ -79,6 +79,9 @@ class WeightSync(Protocol):
     def ensure_version(self, version: int) -> Mapping[str, Metric]:
         """Returns once every engine serves exactly this policy version."""
 
+    def generation_is_over(self) -> None:
+        """Until the next version is ensured nothing is generated: engines may give up what others need."""
+
 
 class Recovery(Protocol):
     """Replaces processes that died while work was under way."""

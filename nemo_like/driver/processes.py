@@ -17,12 +17,14 @@ from nemo_like.cluster.actors import ActorHandle, ActorSpec, Call, Concurrency
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.runtime import free_port
 from nemo_like.config.deadlines import longest_deadline_s
+from nemo_like.config.placement_rules import shares_gpus, weight_transport
 from nemo_like.config.plan import Role, roles
 from nemo_like.config.schema import Config, Device
 from nemo_like.config.tasks import has_stop_strings, used_environments
 from nemo_like.data_plane.factory import DataPlaneSpec, host_actor
 from nemo_like.driver.bundles import actor_name
 from nemo_like.generation.environment import engine_environment
+from nemo_like.generation.sleep import Sleeps
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.policy.interfaces import WeightSenderSpec
 from nemo_like.policy.layout import parallel_layout
@@ -126,6 +128,7 @@ class Starter:
             precision=policy.precision,
             max_total_sequence_length=policy.max_total_sequence_length,
             seed=self._cfg.grpo.seed,
+            sleeps=Sleeps.while_training if shares_gpus(self._cfg) else Sleeps.never,
             timeout_s=self._patience_s(),
             tokenizer_name=model_name if has_stop_strings(self._cfg) else None,
         )
@@ -136,7 +139,7 @@ class Starter:
             "nemo_like.weight_sync.sender:EngineWeightSender",
             {
                 "device": cfg.policy.device,
-                "transport": cfg.generation.weight_transport,
+                "transport": weight_transport(cfg),
                 "bucket_mib": cfg.generation.weight_bucket_mib,
                 "timeout_s": self._patience_s(),
             },

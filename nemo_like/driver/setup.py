@@ -22,6 +22,7 @@ from nemo_like.cluster.errors import ActorDied, ClusterError, StageTimeout
 from nemo_like.cluster.runtime import ray_runtime
 from nemo_like.config.deadlines import deadline_s
 from nemo_like.config.loader import to_yaml
+from nemo_like.config.placement_rules import shares_gpus
 from nemo_like.config.plan import ray_cpus, ray_gpus
 from nemo_like.config.schema import Config, TimeoutAction
 from nemo_like.data.sampler import MixtureSampler
@@ -208,7 +209,7 @@ def _connect(cfg: Config, started: _Started, logger: RunLogger, checkpoints: Run
         )
         return StartedRun(GenerationDriver(cfg, parts), None)
     policy = _policy(cfg, cluster, actors, logger)
-    weight_sync = WeightSync(policy.push_weights) if actors.engines else NoEngines()
+    weight_sync = _weight_sync(cfg, cluster, actors, policy)
     recoverable = Recoverable(
         cluster=cluster,
         starter=started.starter,
@@ -284,6 +285,19 @@ def _policy(cfg: Config, cluster: Cluster, actors: Actors, logger: RunLogger) ->
         logger.status("connecting policy workers and engines")
         policy.connect_weights(actors.engines)
     return policy
+
+
+def _weight_sync(
+    cfg: Config, cluster: Cluster, actors: Actors, policy: PolicyWorkerGroup
+) -> WeightSync | NoEngines:
+    if not actors.engines:
+        return NoEngines()
+
+    def put_to_sleep() -> None:
+        calls = [engine.submit("sleep") for engine in actors.engines]
+        cluster.gather(calls, stage="sleep", timeout_s=cfg.cluster.stage_timeout_s, watching=actors.engines)
+
+    return WeightSync(policy.push_weights, put_to_sleep if shares_gpus(cfg) else None)
 
 
 @contextmanager

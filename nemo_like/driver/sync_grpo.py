@@ -140,6 +140,7 @@ class SyncGRPODriver:
                 sync_metrics = self.weight_sync.ensure_version(self.policy_version)
             with timer("generation"):
                 rollout = self.collect(prompts, partition)
+                self.weight_sync.generation_is_over()
             batch = rollout.batch
             if grpo.overlong_filtering:
                 batch = without_truncated(batch)
@@ -207,6 +208,7 @@ class SyncGRPODriver:
             self.weight_sync.ensure_version(self.policy_version)
             with self.partitions.partition(f"validation-{step}") as partition:
                 rollout = self.rollout.run(prompts, partition)
+            self.weight_sync.generation_is_over()
         self.partitions.take_operations()  # data_plane/ metrics are those of training steps
         self.sample_answers = self.rollout.sample_answers()
         return validation_report(rollout, self.validation_sets, grpo, timer.metrics("timing/validation/"))

@@ -155,6 +155,10 @@ class GenerationEngine(Protocol):
 
     def stats(self) -> EngineStats: ...
 
+    def sleep(self) -> None:
+        """Give the device's memory to others until the next request or weight update. Raises RuntimeError for
+        an engine that was not started to sleep, or still generates."""
+
     def shutdown(self) -> None:
         """End the engine; unfinished requests are dropped."""
 

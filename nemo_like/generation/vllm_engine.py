@@ -23,13 +23,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 import ray
-from vllm import EngineArgs, LLMEngine, RequestOutput, SamplingParams
+from vllm import LLMEngine, RequestOutput, SamplingParams
 from vllm.inputs import tokens_input
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 
 from nemo_like.cluster.shared_memory import Transfer
 from nemo_like.config.schema import Device, GenerationConfig, Precision
+from nemo_like.generation.engine_args import engine_args
 from nemo_like.generation.interface import (
     EngineOverdue,
     EngineStats,
@@ -42,14 +43,11 @@ from nemo_like.generation.interface import (
     WeightEndpoint,
     WeightGroup,
 )
-from nemo_like.generation.weight_receiver import BACKEND, WeightReceiverExtension
+from nemo_like.generation.sleep import EngineMemory, Sleeps, has_sleep_mode
 from nemo_like.observability.trace import span
 
 _T = TypeVar("_T")
 
-# vLLM's attention on CPU reads the KV cache in blocks of a multiple of this many tokens.
-_CPU_BLOCK_TOKENS = 32
-_MIN_BATCHED_TOKENS = 8192
 # Net allocations between collections of the youngest generation.
 _GC_THRESHOLD = 50_000
 
@@ -82,18 +80,20 @@ class VllmEngine:
         seed: int,
         timeout_s: float,
         tokenizer_name: str | None = None,
+        sleeps: Sleeps = Sleeps.never,
     ) -> None:
         """``timeout_s`` is the deadline for starting, and for every call. Without ``tokenizer_name`` the
-        engine knows token ids alone, and refuses stop strings.
+        engine knows token ids alone, and refuses stop strings. An engine that ``sleeps`` needs a GPU.
 
-        Raises GenerationError when the engine does not start.
+        Raises GenerationError when the engine does not start, ValueError when it cannot sleep and should.
         """
-        self._name = name
+        self._name, self._sleeps = name, sleeps
         self._timeout_s = timeout_s
         self._num_workers = generation.vllm_cfg.tensor_parallel_size
-        self._engine_args = _engine_args(
+        self._engine_args = engine_args(
             model_name, generation, device, precision, max_total_sequence_length, seed
         )
+        self._engine_args.enable_sleep_mode = has_sleep_mode(name, sleeps, device)
         if tokenizer_name is not None:
             self._engine_args.tokenizer = tokenizer_name
             self._engine_args.skip_tokenizer_init = False
@@ -130,6 +130,9 @@ class VllmEngine:
         return self._call(
             lambda: EngineStats(self._policy_version, self._generation_s, self._num_generated_tokens)
         )
+
+    def sleep(self) -> None:
+        self._call(self._fall_asleep)
 
     def shutdown(self) -> None:
         """End the step thread and the engine; safe to call twice."""
@@ -236,6 +239,7 @@ class VllmEngine:
             self._stopping = True
             raise GenerationError(f"engine {self._name!r} did not start: {error}") from error
         self._started = True
+        self._memory = EngineMemory(self._engine)
         # What start-up left behind is never garbage; and a batch allocates so many small objects that
         # collections at the default pace take a twentieth of its time.
         gc.collect()
@@ -251,6 +255,7 @@ class VllmEngine:
         self, requests: Sequence[GroupRequest], params: Sequence[SamplingParams], sink: ResultSink
     ) -> None:
         added: list[str] = []
+        self._memory.wake()
         try:
             for request, request_params in zip(requests, params, strict=True):
                 if request.request_id in self._unfinished:
@@ -283,6 +288,7 @@ class VllmEngine:
                 f"engine {self._name!r} still generates {len(self._unfinished)} groups; one group must not "
                 "mix policy versions; wait for them or abort them before a weight update"
             )
+        self._memory.wake_weights()
         self._paused_for = version
 
     def _fetch_weights(self, transfer: Transfer, groups: Sequence[str]) -> None:
@@ -311,56 +317,20 @@ class VllmEngine:
         self._paused_for = None
         return self._policy_version
 
+    def _fall_asleep(self) -> None:
+        if self._sleeps is Sleeps.never:
+            raise RuntimeError(f"engine {self._name!r} was not started to sleep: it has a device of its own")
+        if self._unfinished:
+            raise RuntimeError(
+                f"engine {self._name!r} still generates {len(self._unfinished)} groups, so it cannot sleep"
+            )
+        self._memory.sleep()
+
     def _check_paused(self, version: int) -> None:
         if self._paused_for != version:
             raise RuntimeError(
                 f"engine {self._name!r} is paused for version {self._paused_for}, not for {version}"
             )
-
-
-def _engine_args(
-    model_name: str,
-    generation: GenerationConfig,
-    device: Device,
-    precision: Precision,
-    max_total_sequence_length: int,
-    seed: int,
-) -> EngineArgs:
-    cfg = generation.vllm_cfg
-    by_device: dict[str, Any]
-    if device is Device.cpu:
-        if cfg.kv_cache_gib is None:
-            raise ValueError(
-                "generation.vllm_cfg.kv_cache_gib=null: on CPU the KV cache needs a size; "
-                "try 0.125 for a tiny model"
-            )
-        by_device = {
-            "kv_cache_memory_bytes": int(cfg.kv_cache_gib * 2**30),
-            "block_size": _CPU_BLOCK_TOKENS,
-            # Prompts shorter than a block share nothing.
-            "enable_prefix_caching": max_total_sequence_length > _CPU_BLOCK_TOKENS,
-        }
-    else:
-        by_device = {"gpu_memory_utilization": cfg.gpu_memory_utilization, "enable_prefix_caching": True}
-    return EngineArgs(
-        model=model_name,
-        skip_tokenizer_init=True,
-        generation_config="vllm",  # the checkpoint's own sampling defaults must not mix in
-        dtype=precision.name,
-        seed=seed,
-        max_model_len=max_total_sequence_length,
-        max_num_seqs=cfg.max_num_seqs,
-        max_num_batched_tokens=max(_MIN_BATCHED_TOKENS, max_total_sequence_length),
-        enable_chunked_prefill=False,  # a partly prefilled request that has a seed ends the engine
-        enforce_eager=cfg.enforce_eager,
-        tensor_parallel_size=cfg.tensor_parallel_size,
-        distributed_executor_backend="mp" if cfg.tensor_parallel_size > 1 else None,
-        logprobs_mode="processed_logprobs",  # after temperature, top-p and top-k: as sampled
-        disable_log_stats=True,
-        worker_extension_cls=f"{WeightReceiverExtension.__module__}.{WeightReceiverExtension.__qualname__}",
-        weight_transfer_config={"backend": BACKEND},
-        **by_device,
-    )
 
 
 def _sampling_params(request: GroupRequest, sampling: SamplingSettings) -> SamplingParams:

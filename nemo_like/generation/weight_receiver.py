@@ -63,6 +63,9 @@ class _Channel(Protocol):
     def receive(self) -> Iterator[NamedTensors]:
         """The tensors, in parts."""
 
+    def let_go(self) -> None:
+        """What was received is loaded."""
+
     def close(self) -> None: ...
 
 
@@ -71,7 +74,7 @@ class _Memory:
 
     def __init__(self, memory: MemoryReceiver) -> None:
         self._memory = memory
-        self.fetch, self.close = memory.fetch, memory.close
+        self.fetch, self.let_go, self.close = memory.fetch, memory.let_go, memory.close
 
     def receive(self) -> Iterator[NamedTensors]:
         yield list(self._memory.tensors())
@@ -86,6 +89,9 @@ class _Broadcast:
 
     def fetch(self, transfer: Transfer) -> None:
         """Nothing comes in advance."""
+
+    def let_go(self) -> None:
+        """Buckets went with their loading."""
 
     def receive(self) -> Iterator[NamedTensors]:
         return self._process_group.receive(self._group.tensors, self._group.bucket_bytes)
@@ -137,6 +143,8 @@ class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
     def finish_weight_update(self) -> None:
         """Raises RuntimeError, naming them, when parameters of the model were not among the tensors."""
         finalize_layerwise_reload(self.model, self.model_config)
+        for name in self._channels:
+            self._channel(name).let_go()
         if torch.device(self.device).type == "cpu":
             self._repack_tied_output_layer()
             self._repack_experts()
@@ -158,7 +166,7 @@ class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
             rank = group.first_rank + self.parallel_config.rank
             device = torch.device(self.device)
             return _Broadcast(group, NamedProcessGroup(address, rank=rank, device=device))
-        return _Memory(MemoryReceiver(address, group.tensors))
+        return _Memory(MemoryReceiver(address, group.tensors, torch.device(self.device)))
 
     def _channel(self, name: str) -> _Channel:
         """The group's, once it is joined: its constructor has a deadline of its own."""

@@ -1,7 +1,7 @@
 """How one pipeline stage's weights get to the workers of every engine.
 
 channel            where                          what it costs
-MemoryChannel      engines on the sender's node   one copy in memory that everybody maps
+MemoryChannel      engines on the sender's node   one copy, on the host or on a GPU, that everybody maps
 CollectiveChannel  anywhere                       a broadcast, bucket by bucket, over gloo or NCCL
 """
 
@@ -36,6 +36,9 @@ class WeightChannel(Protocol):
     def deliver(self) -> int:
         """Returns when the offered weights are sent; their bytes."""
 
+    def let_go(self) -> None:
+        """Every engine has loaded what was delivered; a stage not told so keeps it until its next offer."""
+
     def close(self) -> None:
         """Drop the connections: who waits for this side fails at once. Safe to call twice."""
 
@@ -43,8 +46,10 @@ class WeightChannel(Protocol):
 class MemoryChannel:
     """The weights lie ready before any engine is asked to load, so a failure here touches no engine."""
 
-    def __init__(self, name: str, tensors: Sequence[TensorSpec], num_workers: int, timeout_s: float) -> None:
-        self._memory = MemorySender(name, tensors, num_workers, timeout_s)
+    def __init__(
+        self, name: str, tensors: Sequence[TensorSpec], num_workers: int, timeout_s: float, device: Device
+    ) -> None:
+        self._memory = MemorySender(name, tensors, num_workers, timeout_s, _torch_device(device))
         self._num_bytes = 0
 
     @property
@@ -59,6 +64,9 @@ class MemoryChannel:
 
     def deliver(self) -> int:
         return self._num_bytes
+
+    def let_go(self) -> None:
+        self._memory.let_go()
 
     def close(self) -> None:
         self._memory.close()
@@ -77,7 +85,7 @@ class CollectiveChannel:
     ) -> None:
         self.address = address
         self._rendezvous, self._tensors, self._bucket_bytes = rendezvous, tensors, bucket_bytes
-        self._device = torch.device(f"cuda:{torch.cuda.current_device()}" if device is Device.cuda else "cpu")
+        self._device = _torch_device(device)
         self._group: NamedProcessGroup | None = None
         self._offered: Weights = iter(())
 
@@ -94,7 +102,14 @@ class CollectiveChannel:
             raise RuntimeError(f"group {self.address.name!r} is not open, so nothing can be sent")
         return self._group.send(self._tensors, self._offered, self._bucket_bytes)
 
+    def let_go(self) -> None:
+        """Nothing is kept."""
+
     def close(self) -> None:
         if self._group is not None:
             self._group.close()
             self._group = None
+
+
+def _torch_device(device: Device) -> torch.device:
+    return torch.device("cpu") if device is Device.cpu else torch.device("cuda", torch.cuda.current_device())

@@ -116,6 +116,7 @@ class EngineWeightSender:
             _raise_cause(loads)
             raise
         _wait_for_commits(version, loads, deadline)
+        self._channel.let_go()
         return {
             "weight_sync_bytes": summed(sent_bytes),
             "weight_sync_load_s": maximum(time.monotonic() - started_s),
@@ -159,15 +160,16 @@ class EngineWeightSender:
             for engine, endpoint in zip(self._engines, endpoints, strict=True)
             if endpoint.node_id != own_node
         ]
-        if elsewhere and self._transport is WeightTransport.shared_memory:
+        maps_memory = self._transport in (WeightTransport.shared_memory, WeightTransport.cuda_ipc)
+        if elsewhere and maps_memory:
             raise ValueError(
-                f"generation.weight_transport=shared_memory, but {elsewhere} are on other nodes than the "
-                "trainer; use auto or collective"
+                f"weights travel by {self._transport.value}, but {elsewhere} are on other nodes than the "
+                "trainer; set generation.weight_transport=collective, on GPUs with cluster.placement=separate"
             )
         num_workers = sum(endpoint.num_workers for endpoint in endpoints)
-        uses_memory = self._device is Device.cpu and not elsewhere
-        if uses_memory and self._transport is not WeightTransport.collective:
-            return MemoryChannel(self._group_name, tensors, num_workers, self._timeout_s)
+        by_default = self._transport is WeightTransport.auto and self._device is Device.cpu
+        if maps_memory or (by_default and not elsewhere):
+            return MemoryChannel(self._group_name, tensors, num_workers, self._timeout_s, self._device)
         host = str(ray.util.get_node_ip_address()) if elsewhere else _LOOPBACK
         rendezvous = Rendezvous(host, self._timeout_s)
         address = GroupAddress(

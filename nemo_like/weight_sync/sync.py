@@ -11,9 +11,15 @@ from nemo_like.observability.metrics import Metric, maximum
 class WeightSync:
     """Keeps the engines at the trainer's weights; the transfer itself is the trainer's work."""
 
-    def __init__(self, push_weights: Callable[[int], Mapping[str, Metric]]) -> None:
-        """``push_weights(version)`` is the trainer's whole transfer; it returns once all engines have it."""
-        self._push_weights = push_weights
+    def __init__(
+        self,
+        push_weights: Callable[[int], Mapping[str, Metric]],
+        put_to_sleep: Callable[[], object] | None = None,
+    ) -> None:
+        """``push_weights(version)`` is the trainer's whole transfer; it returns once all engines have it.
+        ``put_to_sleep`` makes engines that share GPUs with the trainer give them up; they wake when asked.
+        """
+        self._push_weights, self._put_to_sleep = push_weights, put_to_sleep
         self._version: int | None = None
 
     @property
@@ -41,6 +47,11 @@ class WeightSync:
         self._version = version
         return {**sent, "weight_sync_s": maximum(time.monotonic() - started_s)}
 
+    def generation_is_over(self) -> None:
+        """Engines that share GPUs with the trainer sleep from here; their version stays theirs."""
+        if self._put_to_sleep is not None:
+            self._put_to_sleep()
+
 
 class NoEngines:
     """In place of ``WeightSync`` where nothing generates: every version is fine."""
@@ -53,3 +64,6 @@ class NoEngines:
     def ensure_version(self, version: int) -> Mapping[str, Metric]:
         """Returns at once."""
         return {}
+
+    def generation_is_over(self) -> None:
+        """There is nobody to put to sleep."""

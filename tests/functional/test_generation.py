@@ -201,6 +201,11 @@ def test_stats_count_delivered_tokens_and_busy_seconds(generation: Generation) -
     assert after.policy_version == -1
 
 
+def test_an_engine_with_a_processor_of_its_own_does_not_sleep(generation: Generation) -> None:
+    with pytest.raises(ActorFailed, match="was not started to sleep"):
+        generation.call(generation.engine.submit("sleep"))
+
+
 def test_one_request_that_cannot_be_served_refuses_the_whole_call(generation: Generation) -> None:
     too_long = request("too-long", prompt=[5] * (MAX_LENGTH + 1))
     with pytest.raises(ActorFailed, match="submit failed"):

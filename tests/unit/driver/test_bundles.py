@@ -7,6 +7,7 @@ import pytest
 
 from nemo_like.cluster.placement import Bundle
 from nemo_like.config.loader import load_config
+from nemo_like.config.plan import Role, ray_gpus, roles
 from nemo_like.config.schema import Config
 from nemo_like.driver.bundles import bundles
 from tests.unit.config.checkpoints import DEMO
@@ -46,6 +47,17 @@ def test_colocated_engines_are_dealt_to_the_groups_and_bring_their_cpus(demo: De
         Bundle(("policy_worker-0", "policy_worker-1", "engine-0", "engine-2"), num_cpus=4, num_gpus=0),
         Bundle(("policy_worker-2", "policy_worker-3", "engine-1"), num_cpus=3, num_gpus=0),
     ]
+
+
+def test_engines_that_share_gpus_have_a_part_of_each_workers(demo: Demo) -> None:
+    cfg = demo(*TP2_DP2, "generation.num_engines=3", "cluster.placement=colocated", "policy.device=cuda")
+    (placed,) = bundles(cfg)
+    assert [bundle.num_gpus for bundle in placed] == [2, 2]
+    needs = roles(cfg)
+    worker, engine = needs[Role.policy_worker].num_gpus, needs[Role.engine].num_gpus
+    assert worker + engine == 1
+    assert 2 * worker > 1
+    assert ray_gpus(cfg) == 4
 
 
 def test_a_single_worker_or_engine_has_no_number(demo: Demo) -> None:

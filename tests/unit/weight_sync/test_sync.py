@@ -57,3 +57,14 @@ def test_a_failed_transfer_leaves_the_version_unknown() -> None:
     trainer.fails = False
     sync.ensure_version(4)
     assert trainer.pushed == [3, 4, 4]
+
+
+def test_engines_that_share_gpus_sleep_when_generation_is_over_and_keep_their_version() -> None:
+    trainer, slept = Trainer(), []
+    sync = WeightSync(trainer.push_weights, lambda: slept.append(True))
+    sync.ensure_version(3)
+    assert slept == []
+    sync.generation_is_over()
+    assert slept == [True]
+    assert sync.ensure_version(3) == {}
+    assert trainer.pushed == [3]

@@ -1,0 +1,66 @@
+"""Rules on engines that share processors with the policy, and on how weights reach them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nemo_like.config.errors import Problem
+from nemo_like.config.policy_layout import policy_world_size
+from nemo_like.config.schema import Config, Device, Placement, WeightTransport
+
+
+def shares_gpus(cfg: Config) -> bool:
+    """Whether engines have the policy workers' GPUs, and sleep while the policy computes."""
+    has_both = cfg.rollout.replay is None and not cfg.rollout.generate_only
+    on_gpu = cfg.policy.device is Device.cuda
+    return has_both and on_gpu and cfg.cluster.placement is Placement.colocated
+
+
+def weight_transport(cfg: Config) -> WeightTransport:
+    """The configured one; between processes on one GPU there is a single way."""
+    transport = cfg.generation.weight_transport
+    return WeightTransport.cuda_ipc if transport is WeightTransport.auto and shares_gpus(cfg) else transport
+
+
+def placement_problems(cfg: Config) -> Iterator[Problem]:
+    """Everything about placement and transport that cannot work."""
+    if shares_gpus(cfg):
+        yield from _shared_gpus(cfg)
+    transport, device = cfg.generation.weight_transport, cfg.policy.device
+    if transport is WeightTransport.shared_memory and device is Device.cuda:
+        yield Problem(
+            key="generation.weight_transport=shared_memory",
+            rule="maps host memory, and with policy.device=cuda the weights are on GPUs",
+            remedy="set it to auto",
+        )
+    if transport is WeightTransport.cuda_ipc and device is Device.cpu:
+        yield Problem(
+            key="generation.weight_transport=cuda_ipc",
+            rule="maps a GPU's memory, and with policy.device=cpu the weights are on the host",
+            remedy="set it to auto",
+        )
+
+
+def _shared_gpus(cfg: Config) -> Iterator[Problem]:
+    """An engine has a part of one policy worker's GPU."""
+    colocated = "with cluster.placement=colocated and policy.device=cuda"
+    engine_tp, num_engines = cfg.generation.vllm_cfg.tensor_parallel_size, cfg.generation.num_engines
+    num_workers = policy_world_size(cfg.policy)
+    if engine_tp > 1:
+        yield Problem(
+            key=f"generation.vllm_cfg.tensor_parallel_size={engine_tp}",
+            rule=f"must be 1 {colocated}: an engine shares the GPU of one policy worker",
+            remedy="use more engines of one GPU each, or cluster.placement=separate",
+        )
+    if num_engines > num_workers:
+        yield Problem(
+            key=f"generation.num_engines={num_engines}",
+            rule=f"must be at most the {num_workers} policy workers {colocated}: each shares one's GPU",
+            remedy=f"try {num_workers}",
+        )
+    if cfg.generation.weight_transport is WeightTransport.collective:
+        yield Problem(
+            key="generation.weight_transport=collective",
+            rule=f"is impossible {colocated}: NCCL carries nothing between two processes on one GPU",
+            remedy="set it to auto",
+        )

@@ -1,0 +1,59 @@
+"""vLLM's arguments from ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm import EngineArgs
+
+from nemo_like.config.schema import Device, GenerationConfig, Precision
+from nemo_like.generation.weight_receiver import BACKEND, WeightReceiverExtension
+
+# vLLM's attention on CPU reads the KV cache in blocks of a multiple of this many tokens.
+_CPU_BLOCK_TOKENS = 32
+_MIN_BATCHED_TOKENS = 8192
+
+
+def engine_args(
+    model_name: str,
+    generation: GenerationConfig,
+    device: Device,
+    precision: Precision,
+    max_total_sequence_length: int,
+    seed: int,
+) -> EngineArgs:
+    cfg = generation.vllm_cfg
+    by_device: dict[str, Any]
+    if device is Device.cpu:
+        if cfg.kv_cache_gib is None:
+            raise ValueError(
+                "generation.vllm_cfg.kv_cache_gib=null: on CPU the KV cache needs a size; "
+                "try 0.125 for a tiny model"
+            )
+        by_device = {
+            "kv_cache_memory_bytes": int(cfg.kv_cache_gib * 2**30),
+            "block_size": _CPU_BLOCK_TOKENS,
+            # Prompts shorter than a block share nothing.
+            "enable_prefix_caching": max_total_sequence_length > _CPU_BLOCK_TOKENS,
+        }
+    else:
+        by_device = {"gpu_memory_utilization": cfg.gpu_memory_utilization, "enable_prefix_caching": True}
+    return EngineArgs(
+        model=model_name,
+        skip_tokenizer_init=True,
+        generation_config="vllm",  # the checkpoint's own sampling defaults must not mix in
+        dtype=precision.name,
+        seed=seed,
+        max_model_len=max_total_sequence_length,
+        max_num_seqs=cfg.max_num_seqs,
+        max_num_batched_tokens=max(_MIN_BATCHED_TOKENS, max_total_sequence_length),
+        enable_chunked_prefill=False,  # a partly prefilled request that has a seed ends the engine
+        enforce_eager=cfg.enforce_eager,
+        tensor_parallel_size=cfg.tensor_parallel_size,
+        distributed_executor_backend="mp" if cfg.tensor_parallel_size > 1 else None,
+        logprobs_mode="processed_logprobs",  # after temperature, top-p and top-k: as sampled
+        disable_log_stats=True,
+        worker_extension_cls=f"{WeightReceiverExtension.__module__}.{WeightReceiverExtension.__qualname__}",
+        weight_transfer_config={"backend": BACKEND},
+        **by_device,
+    )

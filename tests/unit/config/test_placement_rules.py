@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from nemo_like.config.errors import ConfigError
+from nemo_like.config.placement_rules import shares_gpus, weight_transport
+from nemo_like.config.schema import Config, WeightTransport
+from nemo_like.config.validation import validate
+
+Demo = Callable[..., Config]
+
+ON_GPU = ("policy.device=cuda", "generation.vllm_cfg.kv_cache_gib=null")
+COLOCATED = (*ON_GPU, "cluster.placement=colocated")
+
+
+def problems(cfg: Config) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        validate(cfg)
+    return [str(problem) for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "reason"),
+    [
+        (
+            [*COLOCATED, "generation.weight_transport=collective"],
+            "generation.weight_transport=collective",
+            "NCCL carries nothing between two processes on one GPU",
+        ),
+        (
+            [*COLOCATED, "generation.vllm_cfg.tensor_parallel_size=2"],
+            "generation.vllm_cfg.tensor_parallel_size=2",
+            "must be 1",
+        ),
+        (
+            [*COLOCATED, "policy.data_parallel_size=2", "generation.num_engines=3"],
+            "generation.num_engines=3",
+            "must be at most the 2 policy workers",
+        ),
+        (
+            [*ON_GPU, "generation.weight_transport=shared_memory"],
+            "generation.weight_transport=shared_memory",
+            "maps host memory",
+        ),
+        (
+            ["generation.weight_transport=cuda_ipc"],
+            "generation.weight_transport=cuda_ipc",
+            "maps a GPU's memory",
+        ),
+    ],
+)
+def test_what_cannot_share_a_gpu_or_a_memory_is_refused(
+    demo: Demo, overrides: list[str], key: str, reason: str
+) -> None:
+    (problem,) = [text for text in problems(demo(*overrides)) if text.startswith(key)]
+    assert reason in problem
+
+
+def test_only_engines_beside_policy_workers_on_gpus_share_them(demo: Demo) -> None:
+    assert shares_gpus(demo(*COLOCATED))
+    assert not shares_gpus(demo(*ON_GPU))
+    assert not shares_gpus(demo("cluster.placement=colocated"))
+    assert not shares_gpus(demo(*COLOCATED, "rollout.generate_only=true"))
+
+
+def test_weights_go_to_a_shared_gpu_by_its_memory_unless_said_otherwise(demo: Demo) -> None:
+    assert weight_transport(demo(*COLOCATED)) is WeightTransport.cuda_ipc
+    assert weight_transport(demo(*ON_GPU)) is WeightTransport.auto
+    assert weight_transport(demo(*ON_GPU, "generation.weight_transport=cuda_ipc")) is WeightTransport.cuda_ipc
