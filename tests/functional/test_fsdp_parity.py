@@ -54,7 +54,10 @@ SAVING = {"activation_checkpointing": True, "cpu_offload": True}
 
 CASES = [
     FsdpCase("one process"),
+    FsdpCase("one process, one sample per micro-batch", {}, {"micro_batch_size": 1}),
     FsdpCase("one process, packed", {}, PACKED),
+    FsdpCase("one process, dynamic", {}, DYNAMIC),
+    FsdpCase("DP2", {"dp": 2}),
     FsdpCase(
         "DP2, one sample per micro-batch, sequence-level loss without KL",
         {"dp": 2},
@@ -73,25 +76,16 @@ CASES = [
     ),
     FsdpCase("TP2, dynamic, Llama", {"tp": 2}, DYNAMIC, {"model_type": "llama", **UNTIED}),
     FsdpCase("TP2, packed, Qwen2", {"tp": 2}, PACKED, {"model_type": "qwen2"}),
-]
-SLOW_CASES = [
-    FsdpCase("one process, one sample per micro-batch", {}, {"micro_batch_size": 1}),
-    FsdpCase("one process, dynamic", {}, DYNAMIC),
-    FsdpCase("DP2", {"dp": 2}),
     FsdpCase("TP2 x DP2", {"tp": 2, "dp": 2}),
 ]
 
 
 @pytest.fixture(scope="module")
 def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
-    with Matrix([*CASES, *SLOW_CASES], tmp_path_factory.mktemp("fsdp")) as matrix:
+    with Matrix(CASES, tmp_path_factory.mktemp("fsdp")) as matrix:
         yield matrix
 
 
-@pytest.fixture(
-    scope="module",
-    params=[*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW_CASES)],
-    ids=lambda case: case.name,
-)
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
 def outcome(request: pytest.FixtureRequest, matrix: Matrix) -> Outcome:
     return matrix.outcome(request.param)
