@@ -105,8 +105,7 @@ class Cluster:
             if isinstance(error, StageTimeout):
                 self._has_hung = True
                 if self._watchdog:
-                    report = self._watchdog.report(stage, self._log_paths(), error.waiting_for)
-                    error.stacks = str(report)
+                    error.stacks = self._watchdog.report(stage, self._log_paths(), error.waiting_for)
             raise
 
     def _gather(

@@ -67,8 +67,12 @@ class StageTimeout(ClusterError):
 
     @classmethod
     def of_stage(cls, stage: str, timeout_s: float, waiting_for: Sequence[str]) -> StageTimeout:
-        names = ", ".join(waiting_for)
-        return cls(stage, f"did not finish within {timeout_s:g} s; still waiting for {names}", waiting_for)
+        return cls(
+            stage,
+            f"did not finish within {timeout_s:g} s; still waiting for {', '.join(waiting_for)}. If the work "
+            "is that long, raise cluster.stage_timeout_s or the stage's own in cluster.stage_timeouts_s",
+            waiting_for,
+        )
 
     @classmethod
     def of_call(cls, call: str, stage: str, cause: Exception) -> StageTimeout:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +17,15 @@ from nemo_like.cluster.stacks import ProcessDump, dump_processes, kill_processes
 _TIMEOUT_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class StackReport:
-    """``lines`` say in short what is in the file ``path``."""
-
-    lines: tuple[str, ...]
-    path: Path
-
-    def __str__(self) -> str:
-        return "\n".join([*self.lines, f"all stacks are in {self.path}"])
-
-
 class Watchdog:
     """``directory`` gets a file per report."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def report(self, stage: str, log_paths: Mapping[str, str], waiting_for: Sequence[str]) -> StackReport:
-        """Look at the processes of all actors (name to path of its log). The lines are of those that the
-        stage waits for, and of others that are stopped or in a call."""
+    def report(self, stage: str, log_paths: Mapping[str, str], waiting_for: Sequence[str]) -> str:
+        """Look at the processes of all actors (name to path of its log). A line for each of those that the
+        stage waits for, and of others that are stopped or in a call; last, where the stacks of all are."""
         found, problems = on_every_node(dump_processes, log_paths)
         # Nodes on one machine see each other's processes.
         dumps: list[ProcessDump] = list(
@@ -46,17 +34,20 @@ class Watchdog:
         missing = sorted(log_paths.keys() - {dump.actor for dump in dumps})
         problems += [f"{actor}: no process of it was found" for actor in missing]
         dumps.sort(key=lambda dump: (dump.actor not in waiting_for, dump.actor, dump.pid))
-        path = self._write(stage, "\n\n".join([*problems, *(dump.text() for dump in dumps)]))
+        where = self._write(stage, "\n\n".join([*problems, *(dump.text() for dump in dumps)]))
         telling = [dump for dump in dumps if dump.actor in waiting_for or dump.is_stopped or dump.is_in_call]
-        return StackReport((*(dump.summary() for dump in telling), *problems), path)
+        return "\n".join([*(dump.summary() for dump in telling), *problems, where])
 
-    def _write(self, stage: str, text: str) -> Path:
+    def _write(self, stage: str, text: str) -> str:
         name = re.sub(r"[^\w.-]+", "-", stage).strip("-")
-        self._directory.mkdir(parents=True, exist_ok=True)
         number = 1 + len(list(self._directory.glob(f"stacks-{name}-*.txt")))
         path = self._directory / f"stacks-{name}-{number}.txt"
-        path.write_text(text + "\n", encoding="utf-8")
-        return path
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            path.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            return f"the stacks of all could not be written: {error}"
+        return f"all stacks are in {path}"
 
 
 def end_processes(log_paths: Mapping[str, str]) -> None:
