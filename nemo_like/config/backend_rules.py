@@ -17,7 +17,6 @@ _NEUTRAL = {
         "megatron_cfg.context_parallel_size": 1,
         "megatron_cfg.expert_model_parallel_size": 1,
         "megatron_cfg.activation_checkpointing": False,
-        "offload_optimizer_for_logprob": False,
         "megatron_cfg.sequence_parallel": False,
         "megatron_cfg.use_distributed_optimizer": False,
     },
@@ -59,12 +58,13 @@ def _fsdp(policy: PolicyConfig) -> Iterator[Problem]:
             rule="moves nothing with policy.device=cpu",
             remedy="set it to false",
         )
-    if fsdp.cpu_offload and policy.offload_parameters_between_phases:
-        yield Problem(
-            key="policy.offload_parameters_between_phases=true",
-            rule="moves nothing with policy.fsdp_cfg.cpu_offload=true: the weights are on the host already",
-            remedy="set it to false",
-        )
+    for name in ("offload_parameters_between_phases", "offload_optimizer_for_logprob"):
+        if fsdp.cpu_offload and getattr(policy, name):
+            yield Problem(
+                key=f"policy.{name}=true",
+                rule="moves nothing with policy.fsdp_cfg.cpu_offload=true: all of it is on the host already",
+                remedy="set it to false",
+            )
     if fsdp.lora.enabled and not fsdp.lora.target_modules:
         yield Problem(
             key="policy.fsdp_cfg.lora.target_modules=[]",

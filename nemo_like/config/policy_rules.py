@@ -26,21 +26,21 @@ def policy_problems(cfg: Config) -> Iterator[Problem]:
 
 
 def _offload(policy: PolicyConfig) -> Iterator[Problem]:
-    if policy.offload_optimizer_for_logprob and (
-        policy.device is not Device.cuda or policy.precision is not Precision.bfloat16
-    ):
+    is_megatron = policy.backend is PolicyBackend.megatron
+    if policy.offload_optimizer_for_logprob and is_megatron and policy.precision is not Precision.bfloat16:
         yield Problem(
             key="policy.offload_optimizer_for_logprob=true",
-            rule="needs policy.device=cuda, where there is a host to move to, and policy.precision=bfloat16, "
-            "where the optimizer has weights of its own",
+            rule="needs policy.precision=bfloat16 with policy.backend=megatron: in float32 the optimizer "
+            "has no weights of its own",
             remedy="set it to false",
         )
-    if policy.offload_parameters_between_phases and policy.device is not Device.cuda:
-        yield Problem(
-            key="policy.offload_parameters_between_phases=true",
-            rule="needs policy.device=cuda, where there is a host to move to",
-            remedy="set it to false",
-        )
+    for name in ("offload_optimizer_for_logprob", "offload_parameters_between_phases"):
+        if getattr(policy, name) and policy.device is not Device.cuda:
+            yield Problem(
+                key=f"policy.{name}=true",
+                rule="needs policy.device=cuda, where there is a host to move to",
+                remedy="set it to false",
+            )
 
 
 def _sequence_parallel(policy: PolicyConfig) -> Iterator[Problem]:

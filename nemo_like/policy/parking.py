@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
-
-from nemo_like.config.schema import PolicyConfig
 
 
 class HostParking:
@@ -57,13 +55,9 @@ class HostParking:
             _bytes_of(storage).copy_(held)
 
 
-def parked_weights(
-    tensors: Iterable[Tensor], cfg: PolicyConfig
-) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """What to enter wherever a backend computes with these; nothing is moved unless configured."""
-    if not cfg.offload_parameters_between_phases:
-        return contextlib.nullcontext
-    return HostParking(tensors).in_use
+def always_there() -> contextlib.AbstractContextManager[None]:
+    """In place of ``HostParking.in_use`` where nothing leaves the device."""
+    return contextlib.nullcontext()
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:

@@ -1,4 +1,4 @@
-"""Weights that leave the device between phases are the same weights, on both backends.
+"""Weights and optimizer state that leave the device between phases are the same again, on both backends.
 
 On the CPU the same memory is given up and taken again, so that the tests are tested without a GPU.
 """
@@ -14,9 +14,10 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.schema import CheckpointWriting, Device, PolicyBackend, PolicyConfig
+from nemo_like.config.schema import CheckpointWriting, Device, PolicyBackend, PolicyConfig, Precision
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
+from nemo_like.policy.fsdp.backend import FSDPPolicy
 from nemo_like.policy.layout import logprob_strategy, parallel_layout, train_strategy
 from nemo_like.policy.worker import PolicyWorker
 from tests.functional.policy_fixtures import (
@@ -42,7 +43,7 @@ def two_steps(coordinates: Coordinates, cfg: PolicyConfig, path: Path) -> Report
     """Every phase of two steps with a checkpoint loaded in between; exports the weights."""
     plane = InMemoryDataPlane()
     worker = ready_worker(cfg, loss_config(kl_penalty=0.1), coordinates, plane)
-    held = [weight_bytes(worker)]
+    held = [held_bytes(worker)]
     for step in range(2):
         meta = put_samples(plane, f"step-{step}", BATCH)
         scoring, training = (
@@ -53,46 +54,62 @@ def two_steps(coordinates: Coordinates, cfg: PolicyConfig, path: Path) -> Report
             )
         )
         worker.compute_prev_logprobs(scoring)
-        held.append(weight_bytes(worker))
+        held.append(held_bytes(worker))
         worker.compute_reference_logprobs(scoring)
         logprobs = torch.from_numpy(plane.fetch(scoring, ["prev_logprobs"])["prev_logprobs"].copy())
         worker.train(training)
-        held.append(weight_bytes(worker))
+        held.append(held_bytes(worker))
         checkpoint = path / f"checkpoint-{step}"
         checkpoint.mkdir(parents=True)
         worker.save_checkpoint(str(checkpoint), CheckpointWriting.background)
         worker.wait_for_checkpoint()
         worker.load_checkpoint(str(checkpoint), policy_version=step + 1)
-        held.append(weight_bytes(worker))
+        held.append(held_bytes(worker))
     worker.export_hf(str(path / "export"))
-    return Report(logprobs, [*held, weight_bytes(worker)])
+    return Report(logprobs, [*held, held_bytes(worker)])
 
 
-def weight_bytes(worker: PolicyWorker) -> int:
-    """Of the model's own memory."""
-    parameters = [
+def held_bytes(worker: PolicyWorker) -> int:
+    """Of the model's own memory, and FSDP's optimizer's."""
+    backend = worker._backend
+    tensors = [
         parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        for parameter in worker._backend._model.parameters()
+        for parameter in backend._model.parameters()
     ]
-    return sum(parameter.untyped_storage().size() for parameter in parameters)
+    if isinstance(backend, FSDPPolicy):
+        tensors += backend._moments()
+    return sum(tensor.untyped_storage().size() for tensor in tensors)
 
 
 @pytest.mark.parametrize("device", [Device.cpu, pytest.param(Device.cuda, marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("backend", PolicyBackend)
-def test_weights_that_leave_the_device_between_phases_train_as_those_that_stay(
-    backend: PolicyBackend, device: Device, tmp_path: Path
+@pytest.mark.parametrize(
+    ("backend", "precision"),
+    [
+        (PolicyBackend.megatron, Precision.float32),
+        (PolicyBackend.megatron, Precision.bfloat16),
+        (PolicyBackend.fsdp, Precision.float32),
+    ],
+)
+def test_what_leaves_the_device_between_phases_trains_as_what_stays(
+    backend: PolicyBackend, precision: Precision, device: Device, tmp_path: Path
 ) -> None:
     model = make_checkpoint(tmp_path / "model")
     logprobs, exported = [], []
     for leaves in (False, True):
-        cfg = policy_config(model, backend=backend, device=device)
+        cfg = policy_config(model, backend=backend, device=device, precision=precision)
         cfg.offload_parameters_between_phases = leaves
+        # In float32 Megatron-core's optimizer works on the model's own weights.
+        shares_weights = backend is PolicyBackend.megatron and precision is Precision.float32
+        cfg.offload_optimizer_for_logprob = leaves and not shares_weights
         path = tmp_path / f"leaves-{leaves}"
         (report,) = run_world(two_steps, parallel_layout(cfg), cfg, path, device=device)
         assert [size == 0 for size in report.bytes_between_phases] == [leaves] * 8
         logprobs.append(report.logprobs)
         exported.append(AutoModelForCausalLM.from_pretrained(path / "export").state_dict())
-    tolerance = 0.0 if device is Device.cpu else 1e-5  # a GPU's kernels add up in any order
+    # A GPU's kernels add up in any order.
+    tolerance = (
+        0.0 if device is Device.cpu else {Precision.float32: 1e-5, Precision.bfloat16: 0.05}[precision]
+    )
     torch.testing.assert_close(logprobs[1], logprobs[0], rtol=0, atol=tolerance)
     for name, weight in exported[0].items():
         torch.testing.assert_close(exported[1][name], weight, rtol=0, atol=tolerance)

@@ -41,7 +41,7 @@ from nemo_like.policy.fsdp.tensor_parallel import TensorParallelModel, paralleli
 from nemo_like.policy.fsdp.weights import fill, full_tensor, hf_tensors, load_source, logit_scale
 from nemo_like.policy.learning_rate import learning_rate
 from nemo_like.policy.objective import update_objective
-from nemo_like.policy.parking import parked_weights
+from nemo_like.policy.parking import HostParking, always_there
 from nemo_like.policy.reference import ReferenceWeights, reference_in_place
 from nemo_like.policy.train_metrics import TrainMetrics
 
@@ -86,7 +86,10 @@ class FSDPPolicy:
             partial_gradients=spread.partial_gradients,
             tensor_group=self._mesh.get_group(TENSOR_AXIS),
         )
-        self._weights_in_use = parked_weights(self._local_parts(), cfg)
+        leaves = cfg.offload_parameters_between_phases
+        self._weights_in_use = HostParking(self._local_parts()).in_use if leaves else always_there
+        leaves = cfg.offload_optimizer_for_logprob
+        self._moments_in_use = HostParking(self._moments()).in_use if leaves else always_there
         # Adapter dropout: alike on the tensor-parallel ranks, whose inputs are alike.
         torch.manual_seed(coordinates.dp)
 
@@ -124,7 +127,7 @@ class FSDPPolicy:
     def train(self, batch: PolicyBatch, schedule: Schedule) -> dict[str, Metric]:
         """One optimizer update per global batch of the schedule; this replica's part of the metrics."""
         metrics = TrainMetrics(self.device, num_replicas=self.coordinates.layout.dp)
-        with self._weights_in_use():
+        with self._weights_in_use(), self._moments_in_use():
             for update in schedule.global_batches:
                 self._update(batch, schedule, update, metrics)
         return metrics.result()
@@ -175,13 +178,13 @@ class FSDPPolicy:
 
     def save_checkpoint(self, path: Path, writer: CheckpointWriter) -> None:
         """Have weights, optimizer and update count written into the empty directory; every rank calls it."""
-        with self._weights_in_use():
+        with self._weights_in_use(), self._moments_in_use():
             state = checkpoint_state(self._parameters, self._optimizer, self.num_updates, writer)
             writer.write(state, path)
 
     def load_checkpoint(self, path: Path) -> None:
         """Continue from what any layout's ``save_checkpoint`` wrote; every rank calls it."""
-        with self._weights_in_use():
+        with self._weights_in_use(), self._moments_in_use():
             self.num_updates = load_checkpoint(path, self._parameters, self._optimizer)
 
     def _sent_parameters(self) -> Iterator[tuple[str, str]]:
@@ -225,3 +228,7 @@ class FSDPPolicy:
 
     def _local_parts(self) -> list[Tensor]:
         return [part.to_local() for part in self._parameters.values()]
+
+    def _moments(self) -> list[Tensor]:
+        """The optimizer's state, of which gradients are no part: each update drops its own."""
+        return [moment.to_local() for moment in self._optimizer.moments().values()]

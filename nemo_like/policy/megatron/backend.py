@@ -44,7 +44,7 @@ from nemo_like.policy.megatron.model import ScoringGPTModel, transformer_config
 from nemo_like.policy.megatron.optimizer import build_optimizer
 from nemo_like.policy.megatron.pipeline import Pipeline
 from nemo_like.policy.objective import update_objective
-from nemo_like.policy.parking import parked_weights
+from nemo_like.policy.parking import HostParking, always_there
 from nemo_like.policy.reference import ReferenceWeights, reference_in_place
 from nemo_like.policy.train_metrics import TrainMetrics
 
@@ -89,7 +89,8 @@ class MegatronPolicy:
             if cfg.offload_optimizer_for_logprob:
                 self._offload_optimizer()
             self._pipeline = Pipeline(self._ddp, config, length_multiple(cfg))
-        self._weights_in_use = parked_weights(self._model.parameters(), cfg)
+        leaves = cfg.offload_parameters_between_phases
+        self._weights_in_use = HostParking(self._model.parameters()).in_use if leaves else always_there
 
     # Log-probs
 

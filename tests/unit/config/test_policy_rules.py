@@ -60,19 +60,18 @@ def test_lengths_must_divide_into_what_sequence_and_context_parallelism_make_of_
     )
 
 
-def test_the_optimizer_can_leave_the_device_only_where_it_has_weights_of_its_own(demo: Demo) -> None:
+def test_megatrons_optimizer_can_leave_the_device_only_where_it_has_weights_of_its_own(demo: Demo) -> None:
     offload = "policy.offload_optimizer_for_logprob=true"
-    (problem,) = problems(demo(offload))
-    assert problem.startswith(f"{offload} needs policy.device=cuda")
-    (problem,) = [
-        text for text in problems(demo(offload, "policy.device=cuda")) if text.startswith("policy.offload")
-    ]
-    assert "policy.precision=bfloat16" in problem
+    on_gpu = (offload, "policy.device=cuda")
+    (problem,) = [text for text in problems(demo(*on_gpu)) if text.startswith(offload)]
+    assert "needs policy.precision=bfloat16 with policy.backend=megatron" in problem
+    fsdp = demo(*on_gpu, "policy.backend=fsdp", "policy.megatron_cfg.use_distributed_optimizer=false")
+    assert not [text for text in problems(fsdp) if text.startswith(offload)]
 
 
-def test_parameters_can_only_leave_a_gpu(demo: Demo) -> None:
-    (problem,) = problems(demo("policy.offload_parameters_between_phases=true"))
+@pytest.mark.parametrize("name", ["offload_optimizer_for_logprob", "offload_parameters_between_phases"])
+def test_only_a_gpu_has_a_host_to_move_to(demo: Demo, name: str) -> None:
+    (problem,) = problems(demo(f"policy.{name}=true", "policy.precision=bfloat16"))
     assert problem == (
-        "policy.offload_parameters_between_phases=true needs policy.device=cuda, where there is a host to "
-        "move to; set it to false"
+        f"policy.{name}=true needs policy.device=cuda, where there is a host to move to; set it to false"
     )
