@@ -335,8 +335,10 @@ class PackedDataPlane:
                 self.forget(partition)
         info = self._catalog.describe(partition, self._timeout_s)
         with self._lock:
-            self._infos[partition] = info
-            # Whoever forgot to forget: partitions that are closed by now need no copies.
+            # Not everyone forgets, and of partitions that are closed by now nothing is needed.
+            self._infos = {
+                name: one for name, one in self._infos.items() if one.storage_id in info.open_ids
+            } | {partition: info}
             self._caches = {key: cache for key, cache in self._caches.items() if key in info.open_ids}
         return action(info)
 

@@ -60,3 +60,13 @@ def test_the_storage_counts_the_bytes_of_its_values() -> None:
     assert plane.storage.num_bytes == 5 * 4 + 5
     plane.clear(meta)
     assert plane.storage.num_bytes == 0
+
+
+def test_a_client_that_only_puts_keeps_nothing_of_partitions_that_are_closed() -> None:
+    plane = InMemoryDataPlane()
+    for step in range(20):
+        name = f"train-{step}"
+        plane.open_partition(name, ROLLOUT_COLUMNS)
+        plane.put(name, {"input_ids": np.zeros(3, np.int32)}, lengths=(3,), chunk_sizes=(1,), tags={})
+        plane.close_partition(name)
+    assert list(plane._infos) == ["train-19"]
