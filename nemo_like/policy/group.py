@@ -44,6 +44,12 @@ _STAGES = {
     "reconnect_data_plane": Stage.policy_training,
 }
 
+# Of the samples that they are given.
+_WRITES = {
+    "compute_prev_logprobs": PREV_LOGPROBS.name,
+    "compute_reference_logprobs": REFERENCE_LOGPROBS.name,
+}
+
 
 class PolicyWorkerGroup:
     """``handles[rank]`` is the worker at ``layout.coordinates(rank)``.
@@ -161,7 +167,7 @@ class PolicyWorkerGroup:
             answers = self._wait(method, calls)
         except StageTimeout as error:
             late = {place.dp for handle, place in self._workers if handle.name in error.waiting_for}
-            error.awaited = "\n".join(_awaited(shards[dp]) for dp in sorted(late))
+            error.awaited = "\n".join(awaited_of(method, shards[dp]) for dp in sorted(late))
             raise
         leaders = [
             (place.dp, answer)
@@ -192,12 +198,11 @@ class PolicyWorkerGroup:
         )
 
 
-def _awaited(shard: KVBatchMeta) -> str:
-    """What a replica that has not answered works on."""
-    return (
-        f"not done are the {len(shard)} samples {listed(shard.sample_ids)} of partition {shard.partition!r}, "
-        f"which has the columns {', '.join(sorted(shard.columns))}"
-    )
+def awaited_of(method: str, shard: KVBatchMeta) -> str:
+    """What a replica that has not answered would have brought."""
+    what = f"column {_WRITES[method]!r}" if method in _WRITES else method
+    samples = f"{len(shard)} samples {listed(shard.sample_ids)}"
+    return f"partition {shard.partition!r}: {what} of its {samples} is awaited"
 
 
 def with_epochs(shard: KVBatchMeta, num_epochs: int) -> KVBatchMeta:

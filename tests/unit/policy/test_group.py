@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from nemo_like.data_plane.meta import Chunk, KVBatchMeta
 from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
-from nemo_like.policy.group import gathered_tags, with_epochs
+from nemo_like.policy.group import awaited_of, gathered_tags, with_epochs
 from nemo_like.policy.results import WorkerScores
 
 
@@ -53,3 +53,11 @@ def test_epochs_repeat_every_update_in_order_on_the_same_rows() -> None:
         assert twice.global_batches == (*once.global_batches, *once.global_batches)
         assert twice.num_microbatches == (2, 2, 2, 2)
         assert with_epochs(shard, 1).schedule == once
+
+
+def test_what_a_late_replica_owes_has_partition_samples_and_column() -> None:
+    shard = batch_of([4] * 4).slice(1, 3)
+    assert awaited_of("compute_prev_logprobs", shard) == (
+        "partition 'train-1': column 'prev_logprobs' of its 2 samples a/1, b/0 is awaited"
+    )
+    assert awaited_of("train", shard) == "partition 'train-1': train of its 2 samples a/1, b/0 is awaited"
