@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from nemo_like.algorithms.estimators import build_estimator
 from nemo_like.config.schema import Config
 from nemo_like.data.sampler import MixtureSampler
 from nemo_like.driver.collection import collect_groups
-from nemo_like.driver.interfaces import Partitions, Rollout, StepObserver
+from nemo_like.driver.interfaces import Partitions, Recovery, Rollout, StepObserver
 from nemo_like.driver.reports import StepReport, generation_report
 from nemo_like.driver.schedule import dumps_rollouts_of
 from nemo_like.driver.stages import with_advantages, without_truncated
@@ -34,6 +35,7 @@ class GenerationComponents:
     train_sampler: MixtureSampler
     logger: RunLogger
     observer: StepObserver
+    recovery: Recovery
 
 
 class GenerationDriver:
@@ -48,9 +50,14 @@ class GenerationDriver:
     def run(self) -> None:
         """grpo.max_num_steps steps."""
         for step in range(1, self.cfg.grpo.max_num_steps + 1):
-            with self.components.observer.observing(step):
-                report = self.step(step)
+            work = partial(self.observed_step, step)
+            report = self.components.recovery.completed(f"step {step}", _AS_LOADED, work)
             self.components.logger.log_step(step, report.metrics)
+
+    def observed_step(self, step: int) -> StepReport:
+        """The step, looked on by the observer."""
+        with self.components.observer.observing(step):
+            return self.step(step)
 
     def step(self, step: int) -> StepReport:
         """The first half of a GRPO iteration: everything up to the advantages."""

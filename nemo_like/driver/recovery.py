@@ -43,7 +43,7 @@ class Recoverable:
     actors: Actors
     rollout: RolloutHandle
     partitions: PartitionControl
-    policy: PolicyWorkerGroup
+    policy: PolicyWorkerGroup | None  # none where nothing is trained
     weight_sync: WeightSync | NoEngines
     train_sampler: MixtureSampler
     observation: StepObservation
@@ -95,7 +95,7 @@ class ActorRecovery:
         is_policy = death.actor in {worker.name for worker in self._parts.actors.workers}
         if is_policy or death.lost_nodes or self._num_recoveries == self._cfg.max_recoveries:
             raise death
-        if self._parts.policy.settle() != policy_version:
+        if self._parts.policy and self._parts.policy.settle() != policy_version:
             self._parts.logger.warn("the policy had begun to change, so the step cannot be done again")
             raise death
 
@@ -152,12 +152,14 @@ class ActorRecovery:
         if actors.host.name in new:
             parts.cluster.watch(actors.host, actors.host.submit("storage_failure"))
             parts.partitions.move_to(actors.host)
-            parts.policy.reconnect_data_plane(data_plane)
+            if parts.policy:
+                parts.policy.reconnect_data_plane(data_plane)
         if actors.rollout.name in new:
             parts.rollout.move_to(actors.rollout)
         else:
             parts.rollout.reconnect(actors.engines, actors.environments, data_plane)
         new_engines = [engine for engine in actors.engines if engine.name in new]
         if new_engines:
-            parts.policy.connect_weights(actors.engines)
             parts.observation.mark_ranges(new_engines)
+            if parts.policy:
+                parts.policy.connect_weights(actors.engines)

@@ -203,12 +203,7 @@ def _connect(cfg: Config, started: _Started, logger: RunLogger, checkpoints: Run
         seed=cfg.grpo.seed,
         shuffle=cfg.data.shuffle,
     )
-    if cfg.rollout.generate_only:
-        parts = GenerationComponents(
-            partitions=partitions, rollout=rollout, train_sampler=sampler, logger=logger, observer=observer
-        )
-        return StartedRun(GenerationDriver(cfg, parts), None)
-    policy = _policy(cfg, cluster, actors, logger)
+    policy = None if cfg.rollout.generate_only else _policy(cfg, cluster, actors, logger)
     weight_sync = _weight_sync(cfg, cluster, actors, policy)
     recoverable = Recoverable(
         cluster=cluster,
@@ -223,6 +218,17 @@ def _connect(cfg: Config, started: _Started, logger: RunLogger, checkpoints: Run
         logger=logger,
         directory=started.directory,
     )
+    recovery = ActorRecovery(cfg.cluster, recoverable)
+    if policy is None:
+        parts = GenerationComponents(
+            partitions=partitions,
+            rollout=rollout,
+            train_sampler=sampler,
+            logger=logger,
+            observer=observer,
+            recovery=recovery,
+        )
+        return StartedRun(GenerationDriver(cfg, parts), None)
     components = Components(
         partitions=partitions,
         rollout=rollout,
@@ -234,7 +240,7 @@ def _connect(cfg: Config, started: _Started, logger: RunLogger, checkpoints: Run
         observer=observer,
         checkpoints=checkpoints,
         stop_requests=StopRequests(cfg.checkpointing),
-        recovery=ActorRecovery(cfg.cluster, recoverable),
+        recovery=recovery,
     )
     if checkpoints.found is not None:
         logger.status(f"continuing after step {checkpoints.found.state.step}")
@@ -288,9 +294,9 @@ def _policy(cfg: Config, cluster: Cluster, actors: Actors, logger: RunLogger) ->
 
 
 def _weight_sync(
-    cfg: Config, cluster: Cluster, actors: Actors, policy: PolicyWorkerGroup
+    cfg: Config, cluster: Cluster, actors: Actors, policy: PolicyWorkerGroup | None
 ) -> WeightSync | NoEngines:
-    if not actors.engines:
+    if policy is None or not actors.engines:
         return NoEngines()
 
     def put_to_sleep() -> None:
