@@ -85,8 +85,11 @@ class SyncGRPODriver:
         Returns why it stopped with steps left to do, None when it did not.
         """
         grpo, timer = self.cfg.grpo, SlowestPass()
-        if self.position.step == 0 and validates_after(0, grpo):
-            self.validate(step=0)
+        if validates_after(self.position.step, grpo):
+            if self.position.step == 0:
+                self.validate(step=0)
+            else:  # before the run was cut off; the next step then found these weights in the engines
+                self.weight_sync.ensure_version(self.policy_version)
         with self.stop_requests.listening():
             for step in range(self.position.step + 1, grpo.max_num_steps + 1):
                 with timer:
