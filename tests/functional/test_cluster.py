@@ -113,6 +113,22 @@ def test_the_death_of_any_actor_ends_the_wait_for_another(cluster: Cluster) -> N
         cluster.gather([call], stage="policy_training", timeout_s=30)
 
 
+def test_a_wait_outlives_actors_it_does_not_need_and_a_successor_takes_their_name(cluster: Cluster) -> None:
+    needed, victim = (cluster.start(ActorSpec(name, WORKER)) for name in ("needed", "victim"))
+    (pid,) = cluster.gather([victim.submit("pid")], stage="start", timeout_s=60)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ActorDied, match="'victim'"):
+        cluster.gather([victim.submit("pid")], stage="generation", timeout_s=30)
+    assert cluster.dead() == ["victim"]
+    call = needed.submit("shout", "training")
+    assert cluster.gather([call], stage="training", timeout_s=30, watching=[needed]) == ["TRAINING"]
+
+    cluster.discard(victim)
+    successor = cluster.start(ActorSpec("victim", WORKER))
+    assert cluster.gather([successor.submit("shout", "again")], stage="start", timeout_s=60) == ["AGAIN"]
+    assert cluster.dead() == []
+
+
 def test_a_deadline_names_who_has_not_answered(cluster: Cluster) -> None:
     workers = [cluster.start(ActorSpec(f"worker-{i}", WORKER)) for i in range(2)]
     calls = [workers[0].submit("pid"), workers[1].submit("hang")]
