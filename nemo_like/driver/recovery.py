@@ -57,6 +57,7 @@ class ActorRecovery:
     def __init__(self, cfg: ClusterConfig, parts: Recoverable) -> None:
         self._cfg, self._parts = cfg, parts
         self._num_recoveries = 0
+        self._strangers: set[str] = set()  # started again, and not connected with the others yet
 
     def completed(self, name: str, policy_version: int, work: Callable[[], T]) -> T:
         """See ``interfaces.Recovery``; ``cluster.max_recoveries`` times at most."""
@@ -105,14 +106,17 @@ class ActorRecovery:
         for worker in actors.workers:
             if worker.name in dead:
                 raise ActorDied(worker.name, _STAGE, worker.log_path)
-        if actors.rollout.name not in dead:
+        if actors.rollout.name not in dead | self._strangers:
             parts.rollout.abandon()
         dead |= {engine.name for engine in actors.engines if not self._drops_requests(engine)}
         parts.partitions.take_operations()
-        started = self._start_again(dead)
+        self._start_again(dead)
+        self._strangers |= dead
+        started = [handle for handle in actors.all() if handle.name in self._strangers]
         parts.cluster.gather(actors.readiness(started), stage=_STAGE, timeout_s=self._cfg.start_timeout_s)
-        self._connect({handle.name for handle in started})
+        self._connect(self._strangers)
         write_process_ids(parts.cluster, actors, parts.directory)
+        self._strangers = set()
 
     def _drops_requests(self, engine: ActorHandle) -> bool:
         """Whether the engine lives, and has not failed: then it has nothing left to generate."""
@@ -125,8 +129,8 @@ class ActorRecovery:
         except (ActorDied, ActorFailed):
             return False
 
-    def _start_again(self, dead: set[str]) -> list[ActorHandle]:
-        """New processes in place of these; the handles, of processes that are not ready yet."""
+    def _start_again(self, dead: set[str]) -> None:
+        """New processes in place of these; returns at once."""
         starter, actors = self._parts.starter, self._parts.actors
         for handle in actors.all():
             if handle.name in dead:
@@ -143,7 +147,6 @@ class ActorRecovery:
         if actors.rollout.name in dead:
             data_plane = starter.data_plane(actors.host)
             actors.rollout = starter.rollout(actors.engines, actors.environments, data_plane)
-        return [handle for handle in actors.all() if handle.name in dead]
 
     def _connect(self, new: set[str]) -> None:
         """Let the others meet the processes that are new."""
@@ -156,8 +159,7 @@ class ActorRecovery:
                 parts.policy.reconnect_data_plane(data_plane)
         if actors.rollout.name in new:
             parts.rollout.move_to(actors.rollout)
-        else:
-            parts.rollout.reconnect(actors.engines, actors.environments, data_plane)
+        parts.rollout.reconnect(actors.engines, actors.environments, data_plane)
         new_engines = [engine for engine in actors.engines if engine.name in new]
         if new_engines:
             parts.observation.mark_ranges(new_engines)

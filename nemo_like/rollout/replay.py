@@ -28,7 +28,7 @@ class ReplayRolloutActor:
 
     def __init__(self, *, directory: str, data_plane: DataPlaneSpec) -> None:
         self._directory = Path(directory)
-        self._data_plane = connect(data_plane)
+        self._data_plane_spec, self._data_plane = data_plane, connect(data_plane)
 
     def attach(self, own_handle: ActorHandle) -> SourceReports:
         """One source with as many prompts as a rollout has, and nothing to validate on."""
@@ -53,8 +53,9 @@ class ReplayRolloutActor:
         data_plane: DataPlaneSpec,
     ) -> None:
         """Put into this data plane from now on."""
-        self._data_plane.close()
-        self._data_plane = connect(data_plane)
+        if data_plane != self._data_plane_spec:
+            self._data_plane.close()
+            self._data_plane_spec, self._data_plane = data_plane, connect(data_plane)
 
     async def discard(self, batches: Sequence[KVBatchMeta]) -> Sequence[Operation]:
         """Free the bytes of samples that will not train; what that took in the data plane."""

@@ -41,6 +41,7 @@ class Run:
         self.dead_names: set[str] = set()
         self.failed_engines: set[str] = set()
         self.settled_version: int | None = VERSION
+        self.dies_during: dict[tuple[str, str], str] = {}  # a call, and who dies while it is waited for
         self.asked: list[tuple[str, str]] = []
         self.started: list[str] = []
         self.warnings: list[str] = []
@@ -84,6 +85,9 @@ class Run:
 
     def gather(self, calls: Sequence[tuple[str, str]], **options: object) -> list[int]:
         for name, method in calls:
+            if victim := self.dies_during.pop((name, method), None):
+                self.dead_names.add(victim)
+                raise ActorDied(victim, "recovery", None)
             if method == "abort_all" and name in self.dead_names:
                 raise ActorDied(name, "recovery", None)
             if method == "abort_all" and name in self.failed_engines:
@@ -170,6 +174,24 @@ def test_an_engine_that_broke_off_loading_is_replaced_with_the_one_that_died(run
     run.failed_engines = {"engine-0"}
     run.recovery.completed("step 5", VERSION, run.work("engine-1"))
     assert run.started == ["engine-0", "engine-1"]
+
+
+@pytest.mark.parametrize("second", ["rollout", "environment", "engine-1"])
+def test_a_death_amid_a_recovery_leaves_nobody_unconnected(run: Run, second: str) -> None:
+    run.dies_during = {("engine-1", "stats"): second}
+    assert run.recovery.completed("step 5", VERSION, run.work("engine-1")) == (0, 1)
+    assert run.started == ["engine-1", second]
+    assert run.asked.count(("", "connect_weights")) == 1
+    assert run.dead_names == set()
+
+
+def test_a_new_rollout_actor_has_nothing_to_abandon(run: Run) -> None:
+    run.dies_during = {("rollout", "attach"): "data_plane"}
+    run.recovery.completed("step 5", VERSION, run.work("rollout"))
+    assert run.started == ["rollout", "data_plane"]
+    assert ("", "abandon") not in run.asked
+    assert ("", "reconnect") in run.asked  # it may have been started with one that is gone
+    assert ("", "reconnect_data_plane") in run.asked
 
 
 def test_there_is_an_end_to_it(run: Run) -> None:
