@@ -92,3 +92,14 @@ def test_the_same_command_continues_a_run_whose_driver_died(
         # Ray's agents look every few seconds whether their parent lives.
         assert wait_until_gone(mark, timeout_s=60) == []
     assert without_timings(run_dir) == undisturbed
+
+
+def test_a_run_that_only_generates_goes_on_where_it_was(arithmetic_model: str, tmp_path: Path) -> None:
+    overrides = [*SMALL, "rollout.generate_only=true", "grpo.max_num_steps=3", "generation.num_engines=1"]
+    program = ["-m", "tests.functional.killing_run", "engine", "generation@2"]
+    with running(tmp_path, overrides, program=program) as (process, mark, run_dir):
+        output, _ = process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 0, output
+    assert "doing step 2 again (recovery 1 of 10)" in output, output
+    assert [record["step"] for record in read_metrics(run_dir)] == [1, 2, 3]
+    assert wait_until_gone(mark) == []
