@@ -22,7 +22,8 @@ def modules_with(pattern: str) -> set[str]:
 
 
 def test_nothing_in_the_package_sleeps() -> None:
-    assert modules_with(r"\bsleep\(") == set()
+    # An engine's own sleep gives up its memory, and nobody waits.
+    assert modules_with(r"\b(time|asyncio)\.sleep\(|from (time|asyncio) import [^\n]*\bsleep\b") == set()
 
 
 def test_nothing_is_tried_again_but_what_tells_nobody_when_it_is_ready() -> None:
