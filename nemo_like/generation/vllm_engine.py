@@ -12,6 +12,8 @@ step never sees half of them.
 from __future__ import annotations
 
 import gc
+import multiprocessing
+import os
 import queue
 import threading
 import time
@@ -105,6 +107,7 @@ class VllmEngine:
         self._paused_for: int | None = None
         self._generation_s = 0.0
         self._num_generated_tokens = 0
+        self._num_processes = 0  # of workers beside this one
         self._started = self._stopping = False
         self._thread = threading.Thread(target=self._serve, name=f"{name}-step", daemon=True)
         self._thread.start()
@@ -225,6 +228,8 @@ class VllmEngine:
 
     def _fail(self, trace: str) -> None:
         """Tell everyone who waits; every later call raises."""
+        if len(multiprocessing.active_children()) < self._num_processes:
+            _end_process()
         self._failure = f"engine {self._name!r} failed:\n{trace}"
         sinks = {id(entry.sink): entry.sink for entry in self._unfinished.values()}
         self._unfinished.clear()
@@ -240,6 +245,9 @@ class VllmEngine:
             raise GenerationError(f"engine {self._name!r} did not start: {error}") from error
         self._started = True
         self._memory = EngineMemory(self._engine)
+        self._num_processes = len(multiprocessing.active_children())
+        if self._num_processes:
+            self._engine.model_executor.register_failure_callback(_end_process)
         # What start-up left behind is never garbage; and a batch allocates so many small objects that
         # collections at the default pace take a twentieth of its time.
         gc.collect()
@@ -331,6 +339,12 @@ class VllmEngine:
             raise RuntimeError(
                 f"engine {self._name!r} is paused for version {self._paused_for}, not for {version}"
             )
+
+
+def _end_process() -> None:
+    """An engine that has lost one of its workers is of no use: it goes too, and can be replaced. vLLM has
+    written to the log which of them died."""
+    os._exit(1)
 
 
 def _sampling_params(request: GroupRequest, sampling: SamplingSettings) -> SamplingParams:

@@ -14,7 +14,7 @@ from nemo_like.observability.jsonl import without_measurements
 from tests.functional.killing_run import STAGES
 from tests.functional.runs import read_metrics, run_grpo, running, wait_until_gone
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.whole_run, pytest.mark.timeout(900)]
 
 # The first step that starts from weights which the engines have already is the one after a validation.
 SMALL = [

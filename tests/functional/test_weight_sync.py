@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import ray
 
 from nemo_like.cluster.actors import ActorHandle, Call
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.cluster.errors import ActorFailed
+from nemo_like.cluster.errors import ActorDied, ActorFailed
 from nemo_like.config.schema import WeightTransport
 from nemo_like.generation.interface import EngineStats, GroupRequest, GroupResult, SamplingSettings
 from nemo_like.observability.metrics import Metric, merge
@@ -244,3 +245,13 @@ def test_a_model_that_is_sent_incompletely_ends_the_engine(untied: Setup) -> Non
         untied.push(stats.policy_version + 1)
     with pytest.raises(ActorFailed, match="engine 'untied-engine-0' failed"):
         untied.submit("after-failure")
+
+
+def test_an_engine_goes_with_any_of_its_worker_processes(untied: Setup) -> None:
+    """After the last: the engine has failed, which is not enough to be gone."""
+    [engine] = untied.engines
+    [pid] = untied.all([engine.process_id()])
+    workers = [child for child in psutil.Process(pid).children() if "Worker" in child.cmdline()[0]]
+    workers[0].kill()
+    with pytest.raises(ActorDied, match="actor 'untied-engine-0' died"):
+        untied.all([engine.watch()])
