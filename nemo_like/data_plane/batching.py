@@ -225,7 +225,8 @@ def _check_budget(lengths: Lengths, max_tokens: int, length_multiple: int) -> No
 
 
 def _longest_first(lengths: Sequence[int]) -> list[int]:
-    return sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    # Sorting is stable, also in reverse: equals stay in order.
+    return sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
 
 
 def _cut_evenly(indices: list[int], count: int) -> list[list[int]]:

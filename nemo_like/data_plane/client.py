@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
@@ -21,6 +20,7 @@ import numpy as np
 
 from nemo_like.data_plane import codec, layout
 from nemo_like.data_plane.cache import PartitionCache, Span, spans
+from nemo_like.data_plane.deadline import Deadline
 from nemo_like.data_plane.errors import (
     CapacityExceeded,
     DataPlaneError,
@@ -30,6 +30,7 @@ from nemo_like.data_plane.errors import (
 from nemo_like.data_plane.interface import ColumnData
 from nemo_like.data_plane.meta import Chunk, KVBatchMeta, TagValue
 from nemo_like.data_plane.operations import Operation
+from nemo_like.data_plane.scratch import Scratch
 from nemo_like.data_plane.segments import (
     Commit,
     PartitionInfo,
@@ -48,6 +49,9 @@ class Catalog(Protocol):
     """The registry as this process reaches it. ``timeout_s`` bounds every call."""
 
     def describe(self, name: str, timeout_s: float) -> PartitionInfo: ...
+
+    def find(self, name: str, wants: Sequence[Want], timeout_s: float) -> tuple[PartitionInfo, list[Segment]]:
+        """``describe`` and ``locate`` in one."""
 
     def reserve(self, info: PartitionInfo, sizes: Mapping[str, int], timeout_s: float) -> None:
         """Room for keys (key -> bytes) that are about to be saved; raises CapacityExceeded."""
@@ -96,7 +100,9 @@ class PackedDataPlane:
         self._store = store
         self._writer = writer
         self._timeout_s = timeout_s
-        self._keys = (f"{client_id}.{number}" for number in itertools.count())
+        # No generator: several threads take from it.
+        self._keys = map(f"{client_id}.{{}}".format, itertools.count())
+        self._scratch = Scratch()
         self._lock = threading.Lock()
         self._infos: dict[str, PartitionInfo] = {}
         self._caches: dict[str, PartitionCache] = {}  # by storage id
@@ -121,12 +127,13 @@ class PackedDataPlane:
             tags={name: tuple(values) for name, values in tags.items()},
         )
         new_chunks = {chunk.key: len(chunk.lengths) for chunk in chunks}
-        self._retry_if_reopened(partition, lambda info: self._save(info, meta, columns, new_chunks))
+        self._retry_if_reopened(partition, lambda info: self._put(info, meta, columns, new_chunks))
         return meta
 
     def write(self, meta: KVBatchMeta, columns: Mapping[str, ColumnData]) -> KVBatchMeta:
         def save_and_keep(info: PartitionInfo) -> None:
-            saved = self._save(info, meta, columns, {})
+            saved = layout.cut_write(info, meta, self._wired(info, meta, columns), self._keys)
+            self._save(info, saved, {})
             chunks = {chunk.key: chunk for chunk in meta.chunks}
             with self._lock:
                 for segment, values in saved:
@@ -141,7 +148,16 @@ class PackedDataPlane:
     def fetch(self, meta: KVBatchMeta, columns: Sequence[str]) -> dict[str, ColumnData]:
         if not columns:
             raise ValueError(f"fetch from partition {meta.partition!r} names no columns")
-        return self._retry_if_reopened(meta.partition, lambda info: self._fetch(info, meta, columns))
+        known = self._known(meta.partition)
+        if known is not None:
+            try:
+                return self._fetch(known, meta, columns, None)
+            except UnknownPartition:
+                self.forget(meta.partition)
+        wants = layout.wants(dict.fromkeys(columns, PartitionCache().missing("", spans(meta))))
+        info, segments = self._catalog.find(meta.partition, wants, self._timeout_s)
+        self._remember(info)
+        return self._fetch(info, meta, columns, segments)
 
     def clear(self, meta: KVBatchMeta) -> None:
         if len(meta):
@@ -172,35 +188,47 @@ class PackedDataPlane:
             raise ValueError(f"put to partition {partition!r}: needs samples, with lengths of 0 or more")
         bounds = itertools.accumulate(chunk_sizes, initial=0)
         return tuple(
-            Chunk(next(self._keys), tuple(int(length) for length in lengths[start:stop]))
+            Chunk(next(self._keys), tuple(map(int, lengths[start:stop])))
             for start, stop in itertools.pairwise(bounds)
         )
 
-    def _save(
+    def _put(
         self,
         info: PartitionInfo,
         meta: KVBatchMeta,
         columns: Mapping[str, ColumnData],
         new_chunks: dict[str, int],
-    ) -> list[tuple[Segment, dict[str, np.ndarray]]]:
-        """Check, store and commit; what was stored."""
+    ) -> None:
+        wired = self._wired(info, meta, columns)
+        with self._scratch.joining() as join:
+            self._save(info, layout.cut_put(info, meta, wired, self._keys, join), new_chunks)
+
+    @staticmethod
+    def _wired(info: PartitionInfo, meta: KVBatchMeta, columns: Mapping[str, ColumnData]) -> dict[str, Any]:
+        """The columns, checked."""
         if not columns:
             raise ValueError(f"a write to partition {meta.partition!r} names no columns")
-        deadline = _Deadline(self._timeout_s)
-        wired = {
-            name: codec.to_wire(
-                layout.declared(info, name), values, lengths=meta.lengths, partition=info.name
-            )
+        lengths = meta.lengths
+        return {
+            name: codec.to_wire(layout.declared(info, name), values, lengths=lengths, partition=info.name)
             for name, values in columns.items()
         }
-        saved = layout.cut(info, meta, wired, self._keys)
+
+    def _save(
+        self,
+        info: PartitionInfo,
+        saved: Sequence[tuple[Segment, Mapping[str, np.ndarray]]],
+        new_chunks: dict[str, int],
+    ) -> None:
+        """Store and commit."""
+        deadline = Deadline(self._timeout_s)
         keys = [segment.key for segment, _ in saved]
         if info.has_capacity_limit:
             sizes = [sum(array.nbytes for array in values.values()) for _, values in saved]
             self._catalog.reserve(info, dict(zip(keys, sizes, strict=True)), deadline.remaining())
         stored: tuple[Segment, ...] = ()
         try:
-            by_column = {name: [values[name] for _, values in saved] for name in wired}
+            by_column = {name: [values[name] for _, values in saved] for name in saved[0][1]}
             addresses = self._store.save(info, keys, by_column, deadline.remaining())
             stored = tuple(
                 segment._replace(address=address)
@@ -214,43 +242,50 @@ class PackedDataPlane:
                 if info.has_capacity_limit:
                     self._catalog.release(info, keys, deadline.remaining())
             raise
-        return saved
 
-    def _fetch(self, info: PartitionInfo, meta: KVBatchMeta, columns: Sequence[str]) -> dict[str, ColumnData]:
+    def _fetch(
+        self,
+        info: PartitionInfo,
+        meta: KVBatchMeta,
+        columns: Sequence[str],
+        found: Sequence[Segment] | None,
+    ) -> dict[str, ColumnData]:
+        """``found``: the segments of all of it, where they are known already."""
         declared = {name: layout.declared(info, name) for name in columns}
         wanted = spans(meta)
         with self._lock:
             cache = self._cache(info)
             missing = {name: cache.missing(name, wanted) for name in declared}
         wants = layout.wants(missing)
-        if wants:
-            self._load(info, meta, wants, cache)
+        loaded = self._load(info, meta, wants, found) if wants else []
+        chunks = {chunk.key: chunk for chunk in meta.chunks}
         with self._lock:
+            for segment, arrays in loaded:
+                for name, array in arrays.items():
+                    cache.add(info.columns[name], segment.parts, array, chunks)
             return {name: cache.gather(column, wanted) for name, column in declared.items()}
 
     def _load(
-        self, info: PartitionInfo, meta: KVBatchMeta, wants: Sequence[Want], cache: PartitionCache
-    ) -> None:
-        deadline = _Deadline(self._timeout_s)
-        segments = self._catalog.locate(info, wants, deadline.remaining())
+        self,
+        info: PartitionInfo,
+        meta: KVBatchMeta,
+        wants: Sequence[Want],
+        found: Sequence[Segment] | None,
+    ) -> list[tuple[Segment, dict[str, np.ndarray]]]:
+        deadline = Deadline(self._timeout_s)
+        segments = found or self._catalog.locate(info, wants, deadline.remaining())
         while True:
             try:
-                loaded = self._load_segments(info, meta, segments, deadline)
-                break
+                return self._load_segments(info, meta, segments, deadline)
             except StorageFailed:
                 # Another process may have cleared samples, and moved those that share their segments.
-                found = self._catalog.locate(info, wants, deadline.remaining())
-                if found == segments:
+                moved = self._catalog.locate(info, wants, deadline.remaining())
+                if moved == segments:
                     raise
-                segments = found
-        chunks = {chunk.key: chunk for chunk in meta.chunks}
-        with self._lock:
-            for segment, values in loaded:
-                for name, array in values.items():
-                    cache.add(info.columns[name], segment.parts, array, chunks)
+                segments = moved
 
     def _load_segments(
-        self, info: PartitionInfo, meta: KVBatchMeta, segments: Sequence[Segment], deadline: _Deadline
+        self, info: PartitionInfo, meta: KVBatchMeta, segments: Sequence[Segment], deadline: Deadline
     ) -> list[tuple[Segment, dict[str, np.ndarray]]]:
         chunks = {chunk.key: chunk for chunk in meta.chunks}
         loaded = []
@@ -265,7 +300,7 @@ class PackedDataPlane:
         return loaded
 
     def _clear(self, info: PartitionInfo, dropped: Sequence[Span]) -> None:
-        deadline = _Deadline(self._timeout_s)
+        deadline = Deadline(self._timeout_s)
         with self._lock:
             self._cache(info).drop(dropped)
         rows = PartitionCache().missing("", dropped)
@@ -274,7 +309,7 @@ class PackedDataPlane:
             thinned = self._compact(info, thinned, deadline)
 
     def _compact(
-        self, info: PartitionInfo, thinned: Sequence[Thinned], deadline: _Deadline
+        self, info: PartitionInfo, thinned: Sequence[Thinned], deadline: Deadline
     ) -> Sequence[Thinned]:
         """Small chunks share segments: what is left of those is stored anew, so that the rest is freed.
         Returns the segments that others thinned meanwhile."""
@@ -295,7 +330,7 @@ class PackedDataPlane:
             raise
 
     def _rewrite(
-        self, info: PartitionInfo, columns: tuple[str, ...], group: Sequence[Thinned], deadline: _Deadline
+        self, info: PartitionInfo, columns: tuple[str, ...], group: Sequence[Thinned], deadline: Deadline
     ) -> list[Replacement]:
         """Store the live parts of segments under new keys."""
         segments = [one.segment for one in group]
@@ -326,26 +361,24 @@ class PackedDataPlane:
 
     def _retry_if_reopened(self, partition: str, action: Callable[[PartitionInfo], _T]) -> _T:
         """Run with the partition's description; once more when it was closed and opened again since."""
-        with self._lock:
-            known = self._infos.get(partition)
+        known = self._known(partition)
         if known is not None:
             try:
                 return action(known)
             except UnknownPartition:
                 self.forget(partition)
         info = self._catalog.describe(partition, self._timeout_s)
+        self._remember(info)
+        return action(info)
+
+    def _known(self, partition: str) -> PartitionInfo | None:
+        with self._lock:
+            return self._infos.get(partition)
+
+    def _remember(self, info: PartitionInfo) -> None:
         with self._lock:
             # Not everyone forgets, and of partitions that are closed by now nothing is needed.
             self._infos = {
                 name: one for name, one in self._infos.items() if one.storage_id in info.open_ids
-            } | {partition: info}
+            } | {info.name: info}
             self._caches = {key: cache for key, cache in self._caches.items() if key in info.open_ids}
-        return action(info)
-
-
-class _Deadline:
-    def __init__(self, timeout_s: float) -> None:
-        self._end = time.monotonic() + timeout_s
-
-    def remaining(self) -> float:
-        return max(0.001, self._end - time.monotonic())

@@ -63,7 +63,7 @@ def connect(spec: DataPlaneSpec) -> DataPlane:
     """The data plane of this process. Raises StorageFailed when the storage can't be reached."""
     os.environ.update(TRANSFER_QUEUE_ENVIRONMENT)
     from nemo_like.data_plane.observed import ObservedDataPlane
-    from nemo_like.data_plane.transfer_queue import TransferQueueDataPlane
+    from nemo_like.data_plane.remote import TransferQueueDataPlane
 
     if not spec.is_observed:
         return TransferQueueDataPlane(spec, None)

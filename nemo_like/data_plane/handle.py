@@ -19,11 +19,18 @@ class PartitionControl:
     """``DataPlaneControl`` over the process that owns the storage."""
 
     def __init__(
-        self, cluster: Cluster, host: ActorHandle, *, columns: Sequence[Column], timeout_s: float
+        self,
+        cluster: Cluster,
+        host: ActorHandle,
+        *,
+        columns: Sequence[Column],
+        num_readers: int | None,
+        timeout_s: float,
     ) -> None:
-        """``columns`` are declared for every partition, before anyone writes."""
+        """``columns`` are declared for every partition, before anyone writes; ``num_readers`` as in
+        ``DataPlaneControl``."""
         self._cluster, self._host = cluster, host
-        self._columns, self._timeout_s = tuple(columns), timeout_s
+        self._columns, self._num_readers, self._timeout_s = tuple(columns), num_readers, timeout_s
         self._closing: list[Call] = []
 
     @contextmanager
@@ -49,7 +56,7 @@ class PartitionControl:
         return ()
 
     def _open(self, name: str) -> None:
-        calls = [*self._closing, self._host.submit("open_partition", name, self._columns)]
+        calls = [*self._closing, self._host.submit("open_partition", name, self._columns, self._num_readers)]
         self._closing.clear()
         # Other deaths are the concern of what comes next: an opening that was left would stay open.
         self._cluster.gather(

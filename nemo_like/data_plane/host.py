@@ -7,6 +7,7 @@ partitions come from the driver as actor calls.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -42,7 +43,7 @@ class DataPlaneHost:
         self._storage = Storage(cfg)
         limit_bytes = None if cfg.capacity_gib is None else int(cfg.capacity_gib * 2**30)
         self._registry = Registry(run_id, Capacity(limit_bytes), cfg.max_open_partitions)
-        self._changed = asyncio.Condition()
+        self._changed = _Changes()
         self._failed: asyncio.Future[str] = asyncio.Future()
         self._starting: asyncio.Task[Connection] | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -64,52 +65,70 @@ class DataPlaneHost:
         """Never returns while the storage is well; then says which of its processes died."""
         return await asyncio.shield(self._failed)
 
-    async def open_partition(self, name: str, columns: Sequence[Column]) -> None:
+    async def open_partition(
+        self, name: str, columns: Sequence[Column], num_readers: int | None = None
+    ) -> None:
         """Register a partition and its columns before anyone writes. Waits while too many are open, and
         raises TooManyPartitions at the deadline."""
-        if self._registry.open(name, columns):
+        if self._registry.open(name, columns, num_readers):
             return
         try:
-            async with asyncio.timeout(self._timeout_s), self._changed:
-                while not self._registry.open(name, columns):
-                    await self._changed.wait()
+            async with asyncio.timeout(self._timeout_s):
+                while not self._registry.open(name, columns, num_readers):
+                    await self._changed.next()
         except TimeoutError:
             raise self._registry.too_many(name, self._timeout_s) from None
 
     async def close_partition(self, name: str) -> None:
         """Drop a partition and everything in it; safe when it is already gone."""
         storage_id = self._registry.close(name)
-        await self._notify()
+        self._changed.notify()
         if storage_id is not None and self._session is not None:
             await self._finish(self._session.drop_partition(storage_id), f"closing partition {name!r}")
             self._registry.capacity.release_partition(storage_id)
 
-    async def describe(self, name: str) -> PartitionInfo:
+    def describe(self, name: str) -> PartitionInfo:
         return self._registry.describe(name)
 
-    async def reserve(self, name: str, storage_id: str, sizes: Mapping[str, int]) -> None:
+    def reserve(self, name: str, storage_id: str, sizes: Mapping[str, int]) -> None:
         """Room for keys that are about to be stored. Raises CapacityExceeded."""
         self._registry.reserve(name, storage_id, sizes)
 
-    async def release(self, storage_id: str, keys: Sequence[str]) -> None:
+    def release(self, storage_id: str, keys: Sequence[str]) -> None:
         """Give reserved room back."""
         self._registry.capacity.release(storage_id, keys)
 
-    async def commit(self, name: str, storage_id: str, commit: Commit) -> None:
+    def commit(self, name: str, storage_id: str, commit: Commit) -> None:
         self._registry.commit(name, storage_id, commit)
-        await self._notify()
+        self._changed.notify()
 
-    async def locate(
+    def find(
+        self, name: str, wants: Sequence[Want], timeout_s: float
+    ) -> tuple[PartitionInfo, list[Segment]] | Coroutine[Any, Any, tuple[PartitionInfo, list[Segment]]]:
+        """``describe`` and ``locate`` in one, for who comes to a partition for the first time."""
+        info = self._registry.describe(name)
+        found = self._registry.locate(name, info.storage_id, wants)
+        return (info, found) if found is not None else self._find_written(info, wants, timeout_s)
+
+    def locate(
         self, name: str, storage_id: str, wants: Sequence[Want], timeout_s: float
-    ) -> list[Segment]:
+    ) -> list[Segment] | Coroutine[Any, Any, list[Segment]]:
         """Waits until everything wanted is written. Raises MissingData when the time is over."""
         found = self._registry.locate(name, storage_id, wants)
-        if found is not None:
-            return found
+        return found if found is not None else self._written(name, storage_id, wants, timeout_s)
+
+    async def _find_written(
+        self, info: PartitionInfo, wants: Sequence[Want], timeout_s: float
+    ) -> tuple[PartitionInfo, list[Segment]]:
+        return info, await self._written(info.name, info.storage_id, wants, timeout_s)
+
+    async def _written(
+        self, name: str, storage_id: str, wants: Sequence[Want], timeout_s: float
+    ) -> list[Segment]:
         try:
-            async with asyncio.timeout(timeout_s), self._changed:
+            async with asyncio.timeout(timeout_s):
                 while (found := self._registry.locate(name, storage_id, wants)) is None:
-                    await self._changed.wait()
+                    await self._changed.next()
                 return found
         except TimeoutError:
             raise self._registry.missing(name, storage_id, wants, timeout_s) from None
@@ -156,13 +175,14 @@ class DataPlaneHost:
             "reserve": self.reserve,
             "release": self.release,
             "commit": self.commit,
+            "find": self.find,
             "locate": self.locate,
             "clear": self.clear,
             "replace": self.replace,
         }
         self._server = RpcServer(ray.util.get_node_ip_address(), calls)
         connection = Connection("host", self._server.address, addresses)
-        self._session = await asyncio.to_thread(Session, connection)
+        self._session = await asyncio.to_thread(Session, connection, concurrent.futures.Future())
         return connection
 
     async def _watch_storage(self) -> None:
@@ -181,6 +201,16 @@ class DataPlaneHost:
             raise DeadlineExceeded(f"the storage did not answer within {self._timeout_s:g} s while {doing}")
         done.result()
 
-    async def _notify(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+
+class _Changes:
+    """Wakes whoever waits for the next change of the registry; used on one event loop."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def notify(self) -> None:
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def next(self) -> None:
+        await self._event.wait()

@@ -43,10 +43,12 @@ class InMemoryStorage:
         with self._changed:
             return sum(array.nbytes for columns in self._values.values() for array in columns.values())
 
-    def open_partition(self, name: str, columns: Sequence[Column], timeout_s: float) -> None:
+    def open_partition(
+        self, name: str, columns: Sequence[Column], timeout_s: float, num_readers: int | None = None
+    ) -> None:
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            while not self._registry.open(name, columns):
+            while not self._registry.open(name, columns, num_readers):
                 if not self._changed.wait(deadline - time.monotonic()):
                     raise self._registry.too_many(name, timeout_s)
 
@@ -61,6 +63,10 @@ class InMemoryStorage:
     def describe(self, name: str, timeout_s: float) -> PartitionInfo:
         with self._changed:
             return self._registry.describe(name)
+
+    def find(self, name: str, wants: Sequence[Want], timeout_s: float) -> tuple[PartitionInfo, list[Segment]]:
+        info = self.describe(name, timeout_s)
+        return info, self.locate(info, wants, timeout_s)
 
     def reserve(self, info: PartitionInfo, sizes: Mapping[str, int], timeout_s: float) -> None:
         with self._changed:
@@ -136,10 +142,10 @@ class InMemoryDataPlane(PackedDataPlane):
         writer = f"client {client_id} of process {os.getpid()}"
         super().__init__(self.storage, self.storage, client_id=client_id, writer=writer, timeout_s=timeout_s)
 
-    def open_partition(self, name: str, columns: Sequence[Column]) -> None:
+    def open_partition(self, name: str, columns: Sequence[Column], num_readers: int | None = None) -> None:
         """Register a partition and its columns before anyone writes. Waits while as many partitions as
         there may be are open; raises TooManyPartitions at the deadline."""
-        self.storage.open_partition(name, columns, self._timeout_s)
+        self.storage.open_partition(name, columns, self._timeout_s, num_readers)
 
     def close_partition(self, name: str) -> None:
         """Drop a partition and everything in it; safe when it is already gone."""

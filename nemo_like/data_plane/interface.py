@@ -56,9 +56,12 @@ class DataPlane(Protocol):
 class DataPlaneControl(Protocol):
     """Life of partitions; served by the process that owns the storage."""
 
-    def open_partition(self, name: str, columns: Sequence[Column]) -> None:
+    def open_partition(self, name: str, columns: Sequence[Column], num_readers: int | None = None) -> None:
         """Register a partition and its columns before anyone writes. Waits while as many partitions as
-        there may be are open; raises TooManyPartitions at the deadline."""
+        there may be are open; raises TooManyPartitions at the deadline.
+
+        Where all samples of a put will be divided by ``sharding`` among ``num_readers`` ranks, each rank's
+        samples are stored together. None: nobody knows, as when some of them will be dropped."""
 
     def close_partition(self, name: str) -> None:
         """Drop a partition and everything in it; safe when it is already gone."""

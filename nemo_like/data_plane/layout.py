@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,10 +12,14 @@ from nemo_like.data_plane import codec
 from nemo_like.data_plane.columns import Column, Layout
 from nemo_like.data_plane.errors import CorruptData, UnknownColumn
 from nemo_like.data_plane.meta import Chunk, KVBatchMeta
+from nemo_like.data_plane.scratch import Join
 from nemo_like.data_plane.segments import Part, PartitionInfo, Rows, Segment, Thinned, Want, split
+from nemo_like.data_plane.sharding import deal_chunks
 
-# Below this many bytes, small chunks share one storage key.
+# Below this many bytes, small chunks share one storage key where nobody knows who will read them.
 SEGMENT_BYTES = 128 << 10
+# What is read together is one key as long as several storage units get their share.
+_MAX_SEGMENT_BYTES = 16 << 20
 
 
 def declared(info: PartitionInfo, name: str) -> Column:
@@ -26,31 +30,83 @@ def declared(info: PartitionInfo, name: str) -> Column:
     return info.columns[name]
 
 
-def cut(
+def cut_put(
+    info: PartitionInfo, meta: KVBatchMeta, wired: Mapping[str, Any], keys: Iterator[str], join: Join
+) -> list[tuple[Segment, dict[str, np.ndarray]]]:
+    """Segments of new samples and their values: the chunks that one rank will read lie together, where the
+    partition's readers are known. ``wired`` are checked columns, each segment takes the next key, and
+    ``join`` puts pieces one after the other."""
+    parts = _parts(meta)
+    homes = None
+    if info.num_readers is not None:
+        tokens, num_rows = [part.num_tokens for part in parts], [part.num_rows for part in parts]
+        homes = deal_chunks(tokens, num_rows, info.num_readers)
+    if homes is None:
+        groups = split(range(len(parts)), _sizes(info, parts, wired), SEGMENT_BYTES)
+    else:
+        sizes = _sizes(info, parts, wired)
+        groups = [
+            group
+            for home in homes
+            for group in split(home, [sizes[index] for index in home], _MAX_SEGMENT_BYTES)
+        ]
+    return _segments(_Cut(info, parts, wired, join), groups, keys)
+
+
+def cut_write(
     info: PartitionInfo, meta: KVBatchMeta, wired: Mapping[str, Any], keys: Iterator[str]
 ) -> list[tuple[Segment, dict[str, np.ndarray]]]:
-    """Segments and their values. Consecutive samples of one chunk become parts, parts become segments of
-    a worthwhile size; ``wired`` are checked columns, each segment takes the next of the ``keys``."""
+    """As ``cut_put``, of samples that exist: who writes them together mostly reads them together."""
     parts = _parts(meta)
-    token_bytes, row_bytes = _bytes_per_unit(info, wired)
-    sizes = [part.num_tokens * token_bytes + part.num_rows * row_bytes for part in parts]
+    groups = split(range(len(parts)), _sizes(info, parts, wired), _MAX_SEGMENT_BYTES)
+    return _segments(_Cut(info, parts, wired, np.concatenate), groups, keys)
+
+
+class _Cut(NamedTuple):
+    info: PartitionInfo
+    parts: Sequence[Part]
+    wired: Mapping[str, Any]
+    join: Join
+
+
+def _segments(
+    cut: _Cut, groups: Iterable[Sequence[int]], keys: Iterator[str]
+) -> list[tuple[Segment, dict[str, np.ndarray]]]:
+    """``groups`` are positions of parts, ascending in each."""
+    tokens = list(itertools.accumulate((part.num_tokens for part in cut.parts), initial=0))
+    rows = list(itertools.accumulate((part.num_rows for part in cut.parts), initial=0))
     saved = []
-    row = token = 0
-    for group in split(parts, sizes, SEGMENT_BYTES):
-        next_row = row + sum(part.num_rows for part in group)
-        next_token = token + sum(part.num_tokens for part in group)
+    for group in groups:
+        runs = _runs(group)
         values = {}
-        for name, data in wired.items():
-            column = info.columns[name]
-            if column.layout is Layout.per_token:
-                values[name] = data[token:next_token]
-            elif column.layout is Layout.per_sample:
-                values[name] = data[row:next_row]
+        for name, data in cut.wired.items():
+            column = cut.info.columns[name]
+            bounds = tokens if column.layout is Layout.per_token else rows
+            pieces = [data[bounds[start] : bounds[stop]] for start, stop in runs]
+            if not codec.is_dense(column):
+                values[name] = codec.pack_rows(column, [value for piece in pieces for value in piece])
             else:
-                values[name] = codec.pack_rows(column, data[row:next_row])
-        saved.append((Segment(next(keys), tuple(wired), tuple(group)), values))
-        row, token = next_row, next_token
+                values[name] = pieces[0] if len(pieces) == 1 else cut.join(pieces)
+        parts = tuple(cut.parts[index] for index in group)
+        saved.append((Segment(next(keys), tuple(cut.wired), parts), values))
     return saved
+
+
+def _runs(ascending: Sequence[int]) -> list[tuple[int, int]]:
+    """Consecutive numbers as [start, stop)."""
+    runs: list[tuple[int, int]] = []
+    for number in ascending:
+        if runs and runs[-1][1] == number:
+            runs[-1] = (runs[-1][0], number + 1)
+        else:
+            runs.append((number, number + 1))
+    return runs
+
+
+def _sizes(info: PartitionInfo, parts: Sequence[Part], wired: Iterable[str]) -> list[int]:
+    """Bytes of each part."""
+    token_bytes, row_bytes = _bytes_per_unit(info, wired)
+    return [part.num_tokens * token_bytes + part.num_rows * row_bytes for part in parts]
 
 
 def _parts(meta: KVBatchMeta) -> list[Part]:
@@ -122,13 +178,14 @@ def check_segment(info: PartitionInfo, segment: Segment, chunks: Mapping[str, Ch
     for part in segment.parts:
         chunk = chunks.get(part.chunk)
         if chunk is not None:
-            rows = range(len(chunk.lengths)) if part.rows is None else part.rows
-            promised = sum(chunk.lengths[row] for row in rows if row < len(chunk.lengths))
-            if len(rows) != part.num_rows or promised != part.num_tokens:
+            lengths: Sequence[int] = chunk.lengths
+            if part.rows is not None:
+                lengths = [lengths[row] for row in part.rows if row < len(lengths)]
+            if len(lengths) != part.num_rows or sum(lengths) != part.num_tokens:
                 raise CorruptData(
                     f"partition {info.name!r}, segment {segment.key!r}: chunk {part.chunk} was written with "
-                    f"{part.num_rows} rows of {part.num_tokens} tokens, but the batch says {len(rows)} rows "
-                    f"of {promised} tokens"
+                    f"{part.num_rows} rows of {part.num_tokens} tokens, but the batch says "
+                    f"{len(lengths)} rows of {sum(lengths)} tokens"
                 )
 
 

@@ -5,9 +5,12 @@ Standard library only, since the driver imports no tensor library.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
+from itertools import chain, islice
+from operator import itemgetter
 from typing import Any, cast
 
 TagValue = float | int | bool | str
@@ -24,10 +27,6 @@ class Chunk:
     key: str
     lengths: tuple[int, ...]  # tokens per row, prompt and response together
 
-    def __reduce__(self) -> tuple[type[Chunk], tuple[Any, ...]]:
-        # There are many, and a dataclass with slots pickles slowly by itself.
-        return Chunk, (self.key, self.lengths)
-
 
 class MicroBatchLayout(Enum):
     """How a micro-batch's samples lie in memory."""
@@ -42,10 +41,6 @@ class MicroBatch:
 
     rows: tuple[int, ...]  # positions within the shard's meta
     padded_length: int  # tokens, of each row or of all end to end; the same on every rank
-
-    def __reduce__(self) -> tuple[type[MicroBatch], tuple[Any, ...]]:
-        # There are many, and a dataclass with slots pickles slowly by itself.
-        return MicroBatch, (self.rows, self.padded_length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +63,24 @@ class Schedule:
     def repeated(self, times: int) -> Schedule:
         """Every update ``times`` times over: one pass after the other, each in the same order."""
         return replace(self, global_batches=self.global_batches * times)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # There are many micro-batches: one object each would cost more than what is in them.
+        micro_batches = [one for batch in self.global_batches for one in batch.micro_batches]
+        counts = tuple(
+            [(one.num_samples, one.num_tokens, len(one.micro_batches)) for one in self.global_batches]
+        )
+        padded_lengths = array("i", [one.padded_length for one in micro_batches]).tobytes()
+        sizes = array("i", [len(one.rows) for one in micro_batches]).tobytes()
+        rows = array("i", chain.from_iterable([one.rows for one in micro_batches])).tobytes()
+        return _restored_schedule, (
+            counts,
+            padded_lengths,
+            sizes,
+            rows,
+            self.layout,
+            self.length_multiple,
+        )
 
     @property
     def num_microbatches(self) -> tuple[int, ...]:
@@ -110,9 +123,7 @@ class KVBatchMeta:
         for chunk_index, row in self.rows:
             if not 0 <= chunk_index < num_chunks or not 0 <= row < sizes[chunk_index]:
                 raise ValueError(f"partition {self.partition!r}: no row {row} in chunk {chunk_index}")
-        for name, values in self.tags.items():
-            if len(values) != len(self.rows):
-                raise ValueError(f"tag {name!r} has {len(values)} values for {len(self.rows)} samples")
+        self._check_tags(self.tags)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -120,7 +131,8 @@ class KVBatchMeta:
     @property
     def lengths(self) -> tuple[int, ...]:
         """Tokens per sample, prompt and response together."""
-        return tuple(self.chunks[chunk].lengths[row] for chunk, row in self.rows)
+        lengths = [chunk.lengths for chunk in self.chunks]
+        return tuple([lengths[chunk][row] for chunk, row in self.rows])
 
     @property
     def sample_ids(self) -> tuple[str, ...]:
@@ -142,29 +154,39 @@ class KVBatchMeta:
 
     def with_tags(self, **tags: Sequence[TagValue]) -> KVBatchMeta:
         """A copy with these tags added or replaced; each has one value per sample."""
-        return replace(self, tags={**self.tags, **{name: tuple(values) for name, values in tags.items()}})
+        added = {name: tuple(values) for name, values in tags.items()}
+        self._check_tags(added)
+        return self._with(tags={**self.tags, **added})
+
+    def only_tags(self, *names: str) -> KVBatchMeta:
+        """A copy with no other tags than these. Raises KeyError where one is missing."""
+        return self._with(tags={name: self.tag(name) for name in names})
 
     def with_columns(self, *names: str) -> KVBatchMeta:
         """A copy that knows these columns were written for every one of its samples."""
-        return replace(self, columns=self.columns | set(names))
+        return self._with(columns=self.columns | set(names))
 
     def with_schedule(self, schedule: Schedule | None) -> KVBatchMeta:
-        return replace(self, schedule=schedule)
+        return self._with(schedule=schedule)
 
     def subset(self, positions: Sequence[int]) -> KVBatchMeta:
         """The samples at these positions, in this order; the schedule, being positional, is dropped.
 
         Chunks of which no row is left are dropped too.
         """
-        rows = [self.rows[position] for position in positions]
-        kept = list(dict.fromkeys(chunk for chunk, _ in rows))
-        renumbered = {old: new for new, old in enumerate(kept)}
-        return KVBatchMeta(
-            partition=self.partition,
-            chunks=tuple(self.chunks[chunk] for chunk in kept),
-            rows=tuple((renumbered[chunk], row) for chunk, row in rows),
-            columns=self.columns,
-            tags={name: tuple(values[p] for p in positions) for name, values in self.tags.items()},
+        if len(set(positions)) != len(positions):
+            raise ValueError(f"partition {self.partition!r}: a sample occurs twice in the batch")
+        pick = _picker(positions)
+        rows = pick(self.rows)
+        kept = list(dict.fromkeys([chunk for chunk, _ in rows]))
+        if kept != list(range(len(self.chunks))):
+            renumbered = {old: new for new, old in enumerate(kept)}
+            rows = tuple([(renumbered[chunk], row) for chunk, row in rows])
+        return self._with(
+            chunks=tuple([self.chunks[chunk] for chunk in kept]),
+            rows=rows,
+            tags={name: pick(values) for name, values in self.tags.items()},
+            schedule=None,
         )
 
     def slice(self, start: int, stop: int) -> KVBatchMeta:
@@ -212,3 +234,107 @@ class KVBatchMeta:
             columns=first.columns,
             tags={name: tuple(value for meta in metas for value in meta.tags[name]) for name in first.tags},
         )
+
+    def _check_tags(self, tags: Mapping[str, Sequence[TagValue]]) -> None:
+        for name, values in tags.items():
+            if len(values) != len(self.rows):
+                raise ValueError(f"tag {name!r} has {len(values)} values for {len(self.rows)} samples")
+
+    def _with(self, **changes: Any) -> KVBatchMeta:
+        """A copy with other parts, which are known to be consistent: nothing is checked again."""
+        parts = {name: getattr(self, name) for name in _META_PARTS}
+        return _unchecked(KVBatchMeta, {**parts, **changes})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Few objects: rows, lengths and micro-batches of their own would cost more than all values.
+        rows = array("i", chain.from_iterable(self.rows)).tobytes()
+        keys = tuple([chunk.key for chunk in self.chunks])
+        sizes = tuple([len(chunk.lengths) for chunk in self.chunks])
+        lengths = array("i", chain.from_iterable([chunk.lengths for chunk in self.chunks])).tobytes()
+        tags = {name: _packed(values) for name, values in self.tags.items()}
+        return _restored, (self.partition, keys, sizes, lengths, rows, self.columns, tags, self.schedule)
+
+
+_META_PARTS = tuple(one.name for one in fields(KVBatchMeta))
+
+
+def _unchecked(kind: type[KVBatchMeta], parts: Mapping[str, Any]) -> KVBatchMeta:
+    meta = object.__new__(kind)
+    for name, value in parts.items():
+        object.__setattr__(meta, name, value)
+    return meta
+
+
+def _restored(
+    partition: str,
+    keys: tuple[str, ...],
+    sizes: tuple[int, ...],
+    lengths: bytes,
+    rows: bytes,
+    columns: frozenset[str],
+    tags: Mapping[str, Any],
+    schedule: Schedule | None,
+) -> KVBatchMeta:
+    """The meta that ``__reduce__`` took apart."""
+    of_chunks, numbers = iter(_integers(lengths)), iter(_integers(rows))
+    chunks = tuple(
+        [Chunk(key, tuple(islice(of_chunks, size))) for key, size in zip(keys, sizes, strict=True)]
+    )
+    parts = {
+        "partition": partition,
+        "chunks": chunks,
+        "rows": tuple(zip(numbers, numbers, strict=True)),
+        "columns": columns,
+        "tags": {name: _unpacked(values) for name, values in tags.items()},
+        "schedule": schedule,
+    }
+    return _unchecked(KVBatchMeta, parts)
+
+
+def _restored_schedule(
+    counts: tuple[tuple[int, int, int], ...],
+    padded_lengths: bytes,
+    sizes: bytes,
+    rows: bytes,
+    layout: MicroBatchLayout,
+    length_multiple: int,
+) -> Schedule:
+    numbers = iter(_integers(rows))
+    micro_batches = iter(
+        [
+            MicroBatch(tuple(islice(numbers, size)), padded_length)
+            for size, padded_length in zip(_integers(sizes), _integers(padded_lengths), strict=True)
+        ]
+    )
+    batches = [
+        GlobalBatch(num_samples, num_tokens, tuple(islice(micro_batches, count)))
+        for num_samples, num_tokens, count in counts
+    ]
+    return Schedule(tuple(batches), layout, length_multiple)
+
+
+def _integers(data: bytes) -> array[int]:
+    numbers = array("i")
+    numbers.frombytes(data)
+    return numbers
+
+
+def _packed(values: tuple[TagValue, ...]) -> tuple[TagValue, ...] | bytes:
+    """A tag of floats as bytes, others as they are."""
+    is_float = set(map(type, values)) == {float}
+    return array("d", cast("tuple[float, ...]", values)).tobytes() if is_float else values
+
+
+def _unpacked(values: tuple[TagValue, ...] | bytes) -> tuple[TagValue, ...]:
+    if isinstance(values, tuple):
+        return values
+    numbers = array("d")
+    numbers.frombytes(values)
+    return tuple(numbers)
+
+
+def _picker(positions: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """The values at these positions."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    return lambda values: tuple([values[position] for position in positions])

@@ -59,6 +59,7 @@ class _Partition:
     name: str
     storage_id: str
     columns: dict[str, Column]
+    num_readers: int | None
     opened_s: float
     chunks: dict[str, _ChunkState] = field(default_factory=dict)
     segments: dict[str, _StoredSegment] = field(default_factory=dict)
@@ -85,7 +86,7 @@ class Registry:
     def open_partitions(self) -> tuple[str, ...]:
         return tuple(self._open)
 
-    def open(self, name: str, columns: Sequence[Column]) -> bool:
+    def open(self, name: str, columns: Sequence[Column], num_readers: int | None = None) -> bool:
         """Register a partition; False, and nothing changed, while too many are open.
 
         Raises PartitionExists, or ValueError when a column is declared twice.
@@ -99,7 +100,7 @@ class Registry:
             return False
         self._num_opened += 1
         storage_id = f"{self._run_id}/{name}/{self._num_opened}"
-        self._open[name] = _Partition(name, storage_id, by_name, self._clock())
+        self._open[name] = _Partition(name, storage_id, by_name, num_readers, self._clock())
         return True
 
     def too_many(self, name: str, waited_s: float) -> TooManyPartitions:
@@ -126,7 +127,12 @@ class Registry:
         partition = self._open[name]
         open_ids = frozenset(one.storage_id for one in self._open.values())
         return PartitionInfo(
-            name, partition.storage_id, partition.columns, open_ids, self.capacity.is_limited
+            name,
+            partition.storage_id,
+            partition.columns,
+            open_ids,
+            self.capacity.is_limited,
+            partition.num_readers,
         )
 
     def reserve(self, name: str, storage_id: str, sizes: Mapping[str, int]) -> None:
@@ -259,7 +265,7 @@ class Registry:
         return partition
 
     def _check_columns(self, partition: _Partition, columns: Iterable[str]) -> None:
-        unknown = [column for column in columns if column not in partition.columns]
+        unknown = [repr(column) for column in columns if column not in partition.columns]
         if unknown:
             raise UnknownColumn(
                 f"partition {partition.name!r} has no column {listed(unknown)}; declared are: "
@@ -271,6 +277,8 @@ class Registry:
         state = partition.chunks.get(chunk)
         if state is None:
             raise UnknownSamples(f"partition {partition.name!r} has no chunk {chunk!r}")
+        if rows is None and not state.dropped:
+            return state
         wanted = range(state.num_rows) if rows is None else rows
         gone = [row for row in wanted if row in state.dropped or not 0 <= row < state.num_rows]
         if gone:

@@ -8,7 +8,7 @@ known to the registry.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from nemo_like.data_plane.columns import Column
@@ -41,6 +41,9 @@ class PartitionInfo(NamedTuple):
     columns: dict[str, Column]
     open_ids: frozenset[str]  # storage ids of every open partition
     has_capacity_limit: bool  # then a write reserves its bytes first
+    num_readers: (
+        int | None
+    )  # processes that divide the samples among them as ``sharding`` does; None: unknown
 
 
 class Want(NamedTuple):
@@ -80,17 +83,17 @@ class Replaced(NamedTuple):
     thinned: tuple[Thinned, ...]  # by samples cleared meanwhile
 
 
-def split(parts: Sequence[Part], sizes: Sequence[int], segment_bytes: int) -> list[list[Part]]:
-    """Consecutive parts grouped until a group reaches ``segment_bytes``; ``sizes`` are the parts' bytes.
+def split(items: Iterable[int], sizes: Iterable[int], segment_bytes: int) -> list[list[int]]:
+    """Consecutive items grouped until a group reaches ``segment_bytes``; ``sizes`` are their bytes.
 
     Every key costs storage and controller about as much as 50 KB of values, so small chunks share one.
     """
-    groups: list[list[Part]] = []
+    groups: list[list[int]] = []
     filled = segment_bytes
-    for part, size in zip(parts, sizes, strict=True):
+    for item, size in zip(items, sizes, strict=True):
         if filled >= segment_bytes:
             groups.append([])
             filled = 0
-        groups[-1].append(part)
+        groups[-1].append(item)
         filled += size
     return groups

@@ -8,6 +8,7 @@ samples whatever the number of ranks: DP=1 and DP=2 train on the same global bat
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from nemo_like.data_plane.batching import Strategy, fixed_size, round_up
 from nemo_like.data_plane.meta import GlobalBatch, KVBatchMeta, MicroBatch, Schedule
@@ -59,6 +60,36 @@ def shard_for_logprobs(
     return _assemble(meta, placement, together, strategy)
 
 
+class LogprobShards:
+    """``shard_for_logprobs`` for stages that score the same samples one after the other: made once."""
+
+    def __init__(self) -> None:
+        self._sharded: KVBatchMeta | None = None
+        self._shards: tuple[KVBatchMeta, ...] = ()
+
+    def of(
+        self, meta: KVBatchMeta, *, num_shards: int, global_batch_size: int, strategy: Strategy
+    ) -> tuple[KVBatchMeta, ...]:
+        """The options have to be the same in every call."""
+        if self._sharded is None or not _has_same_samples(self._sharded, meta):
+            self._shards = shard_for_logprobs(
+                meta, num_shards=num_shards, global_batch_size=global_batch_size, strategy=strategy
+            )
+            self._sharded = meta
+        return tuple(shard.with_columns(*meta.columns) for shard in self._shards)
+
+
+def _has_same_samples(first: KVBatchMeta, second: KVBatchMeta) -> bool:
+    """Whether one is the other with further columns: copies share what they do not change."""
+    return (
+        first.partition == second.partition
+        and first.rows is second.rows
+        and first.chunks is second.chunks
+        and first.tags.keys() == second.tags.keys()
+        and all(first.tags[name] is second.tags[name] for name in first.tags)
+    )
+
+
 def _strategy(strategy: Strategy | None, micro_batch_size: int | None, length_multiple: int) -> Strategy:
     if (strategy is None) == (micro_batch_size is None):
         raise ValueError(
@@ -102,12 +133,16 @@ def _place_update(
     """Whole chunks where balanced enough: those of the batch (an update has a few rows of every chunk), or
     those of this update (it has every row of a few chunks). Single rows otherwise."""
     # No placement can do better than equal shares.
-    enough = _CHUNK_SLACK * sum(lengths[position] for position in positions) / num_shards
-    by_home = homes and [[row for row in home if row in positions] for home in homes]
-    for ranks in (by_home, _whole_chunks(meta, lengths, positions, num_shards)):
-        if ranks and len({len(rows) for rows in ranks}) == 1 and _fullest(ranks, lengths) <= enough:
-            return ranks
-    return _deal([[position] for position in positions], lengths, num_shards)
+    enough = _CHUNK_SLACK * sum([lengths[position] for position in positions]) / num_shards
+    is_whole = len(positions) == len(meta)
+    by_home = homes if is_whole else homes and [[row for row in home if row in positions] for home in homes]
+    if by_home and _is_even(by_home, lengths, enough):
+        return by_home
+    by_chunk = None if is_whole else _whole_chunks(meta, lengths, positions, num_shards)
+    if by_chunk and _is_even(by_chunk, lengths, enough):
+        return by_chunk
+    single = _deal([lengths[position] for position in positions], num_shards)
+    return [[positions[index] for index in rank] for rank in single]
 
 
 def _whole_chunks(
@@ -115,34 +150,48 @@ def _whole_chunks(
 ) -> list[list[int]] | None:
     """The positions dealt chunk by chunk; None where that gives the ranks unequal numbers of rows."""
     chunks: dict[int, list[int]] = {}
+    chunk_of = meta.rows
     for position in positions:
-        chunks.setdefault(meta.rows[position][0], []).append(position)
-    of_equal_size = len({len(rows) for rows in chunks.values()}) == 1
-    if not of_equal_size or len(chunks) % num_shards:
+        chunk = chunk_of[position][0]
+        if chunk in chunks:
+            chunks[chunk].append(position)
+        else:
+            chunks[chunk] = [position]
+    groups = list(chunks.values())
+    weights = [sum([lengths[position] for position in group]) for group in groups]
+    homes = deal_chunks(weights, [len(group) for group in groups], num_shards)
+    return homes and [sorted(chain.from_iterable([groups[index] for index in home])) for home in homes]
+
+
+def deal_chunks(tokens: Sequence[int], num_rows: Sequence[int], num_shards: int) -> list[list[int]] | None:
+    """Whole chunks to the ranks, ascending; None where that gives the ranks unequal numbers of rows."""
+    if len(set(num_rows)) != 1 or len(num_rows) % num_shards:
         return None
-    return _deal(list(chunks.values()), lengths, num_shards)
+    return _deal(tokens, num_shards)
 
 
-def _deal(groups: list[list[int]], lengths: Sequence[int], num_shards: int) -> list[list[int]]:
-    """Groups of equally many rows to the ranks, in rounds of one group each, heaviest round first.
+def _deal(weight: Sequence[int], num_shards: int) -> list[list[int]]:
+    """Items to the ranks, equally many each, in rounds of one item each, heaviest round first.
 
-    In a round the heaviest group goes to the rank with the fewest tokens, and so on. Two ranks' loads
-    then never differ by more than the heaviest group differs from the lightest.
+    In a round the heaviest item goes to the rank with the fewest tokens, and so on. Two ranks' loads
+    then never differ by more than the heaviest item differs from the lightest.
     """
-    weight = [sum(lengths[position] for position in group) for group in groups]
-    order = sorted(range(len(groups)), key=lambda index: (-weight[index], index))
+    order = sorted(range(len(weight)), key=lambda index: (-weight[index], index))
     ranks: list[list[int]] = [[] for _ in range(num_shards)]
     load = [0] * num_shards
     for start in range(0, len(order), num_shards):
         emptiest = sorted(range(num_shards), key=lambda rank: (load[rank], rank))
         for rank, index in zip(emptiest, order[start : start + num_shards], strict=True):
-            ranks[rank] += groups[index]
+            ranks[rank].append(index)
             load[rank] += weight[index]
-    return [sorted(rows) for rows in ranks]
+    return [sorted(items) for items in ranks]
 
 
-def _fullest(ranks: list[list[int]], lengths: Sequence[int]) -> int:
-    return max(sum(lengths[position] for position in rows) for rows in ranks)
+def _is_even(ranks: list[list[int]], lengths: Sequence[int], max_tokens: float) -> bool:
+    """Equally many rows each, and no rank with more than ``max_tokens``."""
+    if len({len(rows) for rows in ranks}) != 1:
+        return False
+    return max(sum([lengths[position] for position in rows]) for rows in ranks) <= max_tokens
 
 
 def _assemble(
@@ -157,30 +206,28 @@ def _assemble(
     """
     num_shards = len(placement[0])
     shards = [
-        sorted((row for update in placement for row in update[rank]), key=meta.rows.__getitem__)
+        sorted(chain.from_iterable([update[rank] for update in placement]), key=meta.rows.__getitem__)
         for rank in range(num_shards)
     ]
-    where = [{row: index for index, row in enumerate(rows)} for rows in shards]
+    where = [dict(zip(rows, range(len(rows)), strict=True)) for rows in shards]
     lengths, valid, tokens = meta.lengths, meta.tag("sample_mask"), meta.tag("num_response_tokens")
     batches: list[list[GlobalBatch]] = [[] for _ in range(num_shards)]
     for ranks in scheduled:
         of_ranks = [[lengths[row] for row in rows] for rows in ranks]
         cut = strategy.cut(of_ranks)
         common = [
-            strategy.common_length(
-                [[of_ranks[rank][i] for i in cut[rank][number]] for rank in range(num_shards)]
-            )
-            for number in range(len(cut[0]))
+            strategy.common_length([[of_rank[i] for i in indices] for of_rank, indices in together])
+            for together in (zip(of_ranks, of_number, strict=True) for of_number in zip(*cut, strict=True))
         ]
         rows_of_all = [row for rows in ranks for row in rows if valid[row]]
+        num_tokens = sum([int(tokens[row]) for row in rows_of_all])
         for rank, rows in enumerate(ranks):
+            place = where[rank]
             micro_batches = tuple(
-                MicroBatch(tuple(where[rank][rows[index]] for index in indices), common[number])
-                for number, indices in enumerate(cut[rank])
+                MicroBatch(tuple([place[rows[index]] for index in indices]), padded_length)
+                for indices, padded_length in zip(cut[rank], common, strict=True)
             )
-            batches[rank].append(
-                GlobalBatch(len(rows_of_all), sum(int(tokens[row]) for row in rows_of_all), micro_batches)
-            )
+            batches[rank].append(GlobalBatch(len(rows_of_all), num_tokens, micro_batches))
     return tuple(
         meta.subset(rows).with_schedule(
             Schedule(tuple(batches[rank]), strategy.layout, strategy.length_multiple)

@@ -13,45 +13,34 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
-import socket
 import threading
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
-from tensordict import NonTensorStack, TensorDict
+from ray.exceptions import RayActorError, RayTaskError
 from transfer_queue.client import AsyncTransferQueueClient
 from transfer_queue.controller import TransferQueueController
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.storage.simple_storage import SimpleStorageUnit
+from transfer_queue.utils.zmq_utils import (
+    STORAGE_MANAGER_IDENTITY_PREFIX,
+    ZMQMessage,
+    ZMQRequestType,
+    ZMQServerInfo,
+)
 
-from nemo_like.cluster.actors import Call
 from nemo_like.config.schema import DataPlaneConfig, StorageBackend
-from nemo_like.data_plane.client import PackedDataPlane, Stored
-from nemo_like.data_plane.errors import (
-    CapacityExceeded,
-    CorruptData,
-    DataPlaneError,
-    DeadlineExceeded,
-    StorageFailed,
-)
-from nemo_like.data_plane.factory import TRANSFER_QUEUE_ENVIRONMENT, DataPlaneSpec
+from nemo_like.data_plane.client import Stored
+from nemo_like.data_plane.deadline import Deadline
+from nemo_like.data_plane.errors import CapacityExceeded, CorruptData, StorageFailed
+from nemo_like.data_plane.exchange import Alarm, Exchange, GaveUp, Request
+from nemo_like.data_plane.factory import TRANSFER_QUEUE_ENVIRONMENT
 from nemo_like.data_plane.mooncake import Master, MooncakeStorageUnit, client_settings, environment
-from nemo_like.data_plane.observed import ObservedStore
-from nemo_like.data_plane.operations import OperationLog
-from nemo_like.data_plane.rpc import RpcClient
-from nemo_like.data_plane.segments import (
-    Commit,
-    PartitionInfo,
-    Replacement,
-    Rows,
-    Segment,
-    Thinned,
-    Want,
-)
+from nemo_like.data_plane.rpc import decode_answer, encode_call
+from nemo_like.data_plane.segments import Segment
 
 _SIMPLE, _MOONCAKE = "SimpleStorage", "MooncakeStore"  # as TransferQueue calls them
 
@@ -63,7 +52,14 @@ _FULL_MESSAGE = (
     "at a time"
 )
 
-# How much later than the host's own deadline a client gives up, so that the host's better message wins.
+# What TransferQueue notes of a column whose values are arrays of many lengths.
+_SCHEMA = {"dtype": None, "shape": None, "is_nested": False, "is_non_tensor": True}
+
+# The memory of one step is used again in the next, not given back in between: fresh pages cost more than
+# to fill them.
+_STORAGE_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+
+# For transfers under way when a process disconnects.
 _GRACE_S = 5.0
 
 
@@ -166,7 +162,7 @@ class Storage:
         options = {
             "num_cpus": 1,
             "scheduling_strategy": "SPREAD",
-            "runtime_env": {"env_vars": TRANSFER_QUEUE_ENVIRONMENT},
+            "runtime_env": {"env_vars": {**TRANSFER_QUEUE_ENVIRONMENT, **_STORAGE_MEMORY}},
         }
         self._actors[name] = actor_class.options(**options).remote(**kwargs)
         return self._actors[name]
@@ -179,15 +175,16 @@ class Storage:
 
 
 class Session:
-    """One process's connections to registry and storage, and the event loop they live on."""
+    """One process's connections to registry and storage."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, failure: concurrent.futures.Future[str]) -> None:
+        """Waits end when ``failure`` is done."""
+        # What is rare, or blocks, happens on this loop and its threads.
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="data-plane", daemon=True)
         self._thread.start()
         self.client_id = connection.client_id
         storage = connection.storage
-        self._blocks = storage.backend == _MOONCAKE
         if storage.backend == _MOONCAKE:
             os.environ.update(environment(ray.util.get_node_ip_address()))
         self._client = AsyncTransferQueueClient(
@@ -197,46 +194,54 @@ class Session:
             self._client.initialize_storage_manager(storage.backend, dict(storage.backend_config))
         except (ImportError, RuntimeError, TimeoutError) as error:
             raise StorageFailed(f"{storage.backend} can't be reached from this process: {error}") from error
-        self._registry: RpcClient = self.start(_connected(connection.registry)).result()
+        alarm = Alarm()
+        failure.add_done_callback(lambda _: alarm.ring())
+        self._exchange = Exchange(STORAGE_MANAGER_IDENTITY_PREFIX + connection.client_id, alarm)
+        self._registry = connection.registry
+        self._controller = _Peer(self._exchange, storage.controller, "request_handle_socket")
+        self._transfer: _Transfer = (
+            _MooncakeTransfer(self._client.storage_manager.storage_client, self._loop, failure)
+            if storage.backend == _MOONCAKE
+            else _UnitTransfer(self._exchange, list(storage.backend_config["zmq_info"].values()))
+        )
+        self._announced = threading.local()  # what a thread told the controller, which did not confirm yet
 
     def start(self, work: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
         """Run a coroutine on the session's loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def ask(self, method: str, *args: Any) -> Coroutine[Any, Any, Any]:
-        """One request to the host."""
-        return self._registry.call(method, *args)
+    def ask(self, method: str, *args: Any, timeout_s: float) -> Any:
+        """One request to the host. Returns once the controller too knows of what this thread saved."""
+        self._exchange.send(Request(self._registry, encode_call(method, args)))
+        answer, *confirmed = self._exchange.receive([self._registry, *self._unconfirmed()], timeout_s)
+        _check_confirmed(confirmed)
+        return decode_answer(answer)
 
-    async def save(self, storage_id: str, keys: Sequence[str], values: Stored) -> list[Any]:
+    def save(self, storage_id: str, keys: Sequence[str], values: Stored, timeout_s: float) -> list[Any]:
         """Store segments, all or none; an address for each. Raises CapacityExceeded."""
-        meta = await self._client.async_kv_retrieve_meta(
-            keys=list(keys), partition_id=storage_id, create=True
-        )
-        if meta.size != len(keys):
-            raise CorruptData(f"TransferQueue registered {meta.size} of {len(keys)} keys")
-        fields = {name: NonTensorStack(*arrays) for name, arrays in values.items()}
+        deadline = Deadline(timeout_s)
+        _check_confirmed(self._exchange.receive(self._unconfirmed(), timeout_s))
+        body = {"keys": list(keys), "partition_id": storage_id, "create": True}
+        kind, answer = ZMQRequestType.KV_RETRIEVE_META, ZMQRequestType.KV_RETRIEVE_META_RESPONSE
+        indexes = self._controller.ask(kind, answer, body, deadline.remaining())["metadata"].global_indexes
+        if len(indexes) != len(keys):
+            raise CorruptData(f"TransferQueue registered {len(indexes)} of {len(keys)} keys")
         try:
-            # Straight to the storage manager: the client's own put also rewrites torch's thread count.
-            await self._client.storage_manager.put_data(TensorDict(fields, batch_size=len(keys)), meta)
-        except Exception as error:
-            addresses: list[Any] = [(index, {}) for index in meta.global_indexes]
-            await self._client.async_clear_samples(_batch(storage_id, addresses, fields))
-            if _MOONCAKE_IS_FULL in str(error):
-                raise CapacityExceeded(_FULL_MESSAGE) from error
+            stored = self._transfer.save(indexes, values, deadline.remaining())
+        except GaveUp:
             raise
-        return list(zip(meta.global_indexes, meta._custom_backend_meta, strict=True))
-
-    async def load(self, storage_id: str, addresses: Sequence[Any], columns: Sequence[str]) -> Stored:
-        """Values at the addresses that ``save`` gave. Raises CorruptData when something is left out."""
-        reading = self._client.storage_manager.get_data(_batch(storage_id, addresses, columns))
-        # Mooncake's manager blocks the event loop on which it reads.
-        data = await (asyncio.to_thread(asyncio.run, reading) if self._blocks else reading)
-        if set(data.keys()) != set(columns) or data.batch_size[0] != len(addresses):
-            raise CorruptData(
-                f"TransferQueue returned columns {sorted(data.keys())} of {data.batch_size[0]} segments, "
-                f"asked for {sorted(columns)} of {len(addresses)}"
+        except Exception:
+            clearing = self._client.async_clear_samples(
+                _batch(storage_id, [(i, {}) for i in indexes], values)
             )
-        return {name: data.get(name).tolist() for name in columns}
+            concurrent.futures.wait([self.start(clearing)], deadline.remaining())
+            raise
+        self._announce(storage_id, indexes, values, stored)
+        return list(zip(indexes, stored, strict=True))
+
+    def load(self, addresses: Sequence[Any], columns: Sequence[str], timeout_s: float) -> Stored:
+        """Values at the addresses that ``save`` gave."""
+        return self._transfer.load(addresses, columns, timeout_s)
 
     async def drop(self, storage_id: str, segments: Sequence[Segment]) -> None:
         # Not by key: TransferQueue then drops no more than the columns that all of them have.
@@ -249,129 +254,168 @@ class Session:
         await self._client.async_clear_partition(storage_id)
 
     def close(self) -> None:
-        ending = [self.start(self._registry.close()), self.start(self._loop.shutdown_default_executor())]
-        _, unfinished = concurrent.futures.wait(ending, timeout=_GRACE_S)
+        ending = self.start(self._loop.shutdown_default_executor())
+        _, unfinished = concurrent.futures.wait([ending], timeout=_GRACE_S)
         if unfinished:
             return  # A transfer hangs, and closing what it uses would crash: it ends with the process.
+        self._exchange.close()
         self._client.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_GRACE_S)
 
+    def _announce(
+        self, storage_id: str, indexes: Sequence[int], values: Stored, stored: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Tell TransferQueue's controller what is there. Nobody reads by what it knows, so its answer is
+        awaited together with that of the host, in the commit that follows."""
+        body = {
+            "partition_id": storage_id,
+            "global_indexes": list(indexes),
+            "field_schema": dict.fromkeys(values, _SCHEMA),
+            "custom_backend_meta": dict(zip(indexes, stored, strict=True)),
+        }
+        self._controller.send(ZMQRequestType.NOTIFY_DATA_UPDATE, body)
+        self._announced.addresses = [self._controller.address]
 
-class TransferQueueDataPlane(PackedDataPlane):
-    """The data plane of one process."""
-
-    def __init__(self, spec: DataPlaneSpec, log: OperationLog | None) -> None:
-        """Connects, which waits for the storage to be up; raises StorageFailed when it can't be reached.
-        What moves is counted in ``log``."""
-        self._session = Session(_connect(spec))
-        remote = _Remote(self._session, spec.host.submit("storage_failure"))
-        super().__init__(
-            remote,
-            remote if log is None else ObservedStore(remote, log),
-            client_id=self._session.client_id,
-            writer=f"process {os.getpid()} on {socket.gethostname()}",
-            timeout_s=spec.timeout_s,
-        )
-
-    def close(self) -> None:
-        """Disconnect this process; the storage lives on."""
-        self._session.close()
+    def _unconfirmed(self) -> list[str]:
+        """Where this thread has an answer to wait for."""
+        addresses: list[str] = self._announced.__dict__.pop("addresses", [])
+        return addresses
 
 
-class _Remote:
-    """Catalog and store; a wait ends with the answer, the deadline, or the death of what it waits for."""
+class _Transfer(Protocol):
+    """Moves values between this process and the storage. Raises GaveUp."""
 
-    def __init__(self, session: Session, failure: Call) -> None:
-        self._session = session
-        self._failure: concurrent.futures.Future[str] = failure.ref.future()
+    def save(self, indexes: Sequence[int], values: Stored, timeout_s: float) -> Sequence[Mapping[str, Any]]:
+        """What ``load`` needs to know besides the index, for each, by column."""
 
-    def describe(self, name: str, timeout_s: float) -> PartitionInfo:
-        return self._finish(self._session.ask("describe", name), "describe", name, timeout_s)
+    def load(self, addresses: Sequence[Any], columns: Sequence[str], timeout_s: float) -> Stored: ...
 
-    def reserve(self, info: PartitionInfo, sizes: Mapping[str, int], timeout_s: float) -> None:
-        work = self._session.ask("reserve", info.name, info.storage_id, sizes)
-        self._finish(work, "reserve", info.name, timeout_s)
 
-    def release(self, info: PartitionInfo, keys: Sequence[str], timeout_s: float) -> None:
-        self._finish(self._session.ask("release", info.storage_id, keys), "release", info.name, timeout_s)
+class _UnitTransfer:
+    """Straight to the storage units, as TransferQueue's own manager sends it, but one array per column and
+    key and no tensor library in between."""
 
-    def commit(self, info: PartitionInfo, commit: Commit, timeout_s: float) -> None:
-        work = self._session.ask("commit", info.name, info.storage_id, commit)
-        self._finish(work, "commit", info.name, timeout_s)
+    def __init__(self, exchange: Exchange, units: Sequence[ZMQServerInfo]) -> None:
+        self._exchange = exchange
+        self._units = [_Peer(exchange, unit, "put_get_socket") for unit in units]
 
-    def locate(self, info: PartitionInfo, wants: Sequence[Want], timeout_s: float) -> list[Segment]:
-        work = self._session.ask("locate", info.name, info.storage_id, wants, timeout_s)
-        return self._finish(work, "locate", info.name, timeout_s + _GRACE_S)
+    def save(self, indexes: Sequence[int], values: Stored, timeout_s: float) -> Sequence[Mapping[str, Any]]:
+        routed = self._routed(indexes)
+        for unit, positions in routed:
+            body = {
+                "global_indexes": [indexes[position] for position in positions],
+                "data": {
+                    name: [arrays[position] for position in positions] for name, arrays in values.items()
+                },
+                "data_parser": None,
+            }
+            unit.send(ZMQRequestType.PUT_DATA, body)
+        answers = self._exchange.receive([unit.address for unit, _ in routed], timeout_s)
+        for frames in answers:
+            _body(frames, ZMQRequestType.PUT_DATA_RESPONSE)
+        return [{} for _ in indexes]
 
-    def clear(self, info: PartitionInfo, rows: Rows, timeout_s: float) -> Sequence[Thinned]:
-        work = self._session.ask("clear", info.name, info.storage_id, rows)
-        return self._finish(work, "clear", info.name, timeout_s + _GRACE_S)
+    def load(self, addresses: Sequence[Any], columns: Sequence[str], timeout_s: float) -> Stored:
+        indexes = [index for index, _ in addresses]
+        routed = self._routed(indexes)
+        for unit, positions in routed:
+            body = {"global_indexes": [indexes[position] for position in positions], "fields": list(columns)}
+            unit.send(ZMQRequestType.GET_DATA, body)
+        answers = self._exchange.receive([unit.address for unit, _ in routed], timeout_s)
+        loaded: dict[str, list[Any]] = {name: [None] * len(indexes) for name in columns}
+        for (_, positions), frames in zip(routed, answers, strict=True):
+            data = _body(frames, ZMQRequestType.GET_DATA_RESPONSE)["data"]
+            for name in columns:
+                for position, array in zip(positions, data[name], strict=True):
+                    loaded[name][position] = array
+        return loaded
 
-    def replace(
-        self, info: PartitionInfo, replacements: Sequence[Replacement], timeout_s: float
-    ) -> Sequence[Thinned]:
-        work = self._session.ask("replace", info.name, info.storage_id, replacements)
-        return self._finish(work, "clear", info.name, timeout_s + _GRACE_S)
+    def _routed(self, indexes: Sequence[int]) -> list[tuple[_Peer, list[int]]]:
+        """Positions by unit, by TransferQueue's rule: the index modulo the number of units."""
+        positions: list[list[int]] = [[] for _ in self._units]
+        for position, index in enumerate(indexes):
+            positions[index % len(self._units)].append(position)
+        return [(unit, here) for unit, here in zip(self._units, positions, strict=True) if here]
 
-    def save(
-        self, info: PartitionInfo, keys: Sequence[str], values: Stored, timeout_s: float
-    ) -> Sequence[Any]:
-        return self._finish(self._session.save(info.storage_id, keys, values), "put", info.name, timeout_s)
 
-    def load(
-        self, info: PartitionInfo, segments: Sequence[Segment], columns: Sequence[str], timeout_s: float
-    ) -> Stored:
-        addresses = [segment.address for segment in segments]
-        return self._finish(
-            self._session.load(info.storage_id, addresses, columns), "get", info.name, timeout_s
-        )
+class _MooncakeTransfer:
+    """Through TransferQueue's client of Mooncake, whose calls block, on threads of the session's loop."""
 
-    def discard(self, info: PartitionInfo, segments: Sequence[Segment], timeout_s: float) -> None:
-        self._finish(self._session.drop(info.storage_id, segments), "discard", info.name, timeout_s)
+    def __init__(
+        self, store: Any, loop: asyncio.AbstractEventLoop, failure: concurrent.futures.Future[str]
+    ) -> None:
+        self._store, self._loop, self._failure = store, loop, failure
 
-    def _finish(self, work: Coroutine[Any, Any, Any], doing: str, partition: str, timeout_s: float) -> Any:
-        future = self._session.start(work)
-        concurrent.futures.wait(
-            [future, self._failure], timeout=timeout_s, return_when=concurrent.futures.FIRST_COMPLETED
-        )
-        if not future.done():
-            future.cancel()
-            if self._failure.done():
-                raise StorageFailed(f"partition {partition!r}: {self._cause()}, noticed in {doing}")
-            raise DeadlineExceeded(
-                f"partition {partition!r}: a {doing} did not finish in the {timeout_s:.1f} s that "
-                "data_plane.timeout_s left for it, though the storage's processes live"
-            )
+    def save(self, indexes: Sequence[int], values: Stored, timeout_s: float) -> Sequence[Mapping[str, Any]]:
+        keys = _mooncake_keys(indexes, values)
+        arrays = [array for of_column in values.values() for array in of_column]
         try:
-            return future.result()
-        except DataPlaneError:
+            sizes = self._run(timeout_s, self._store.put, keys, arrays)
+        except RuntimeError as error:
+            if _MOONCAKE_IS_FULL in str(error):
+                raise CapacityExceeded(_FULL_MESSAGE) from error
             raise
-        except Exception as error:
-            cause = self._cause() if self._failure.done() else f"{type(error).__name__}: {error}"
-            raise StorageFailed(f"partition {partition!r}: {doing} failed: {cause}") from error
+        of_key = dict(zip(keys, sizes, strict=True))
+        return [{name: of_key[f"{index}@{name}"] for name in values} for index in indexes]
 
-    def _cause(self) -> str:
-        error = self._failure.exception()
-        if error is None:
-            return self._failure.result()
-        return f"the data plane's host died ({type(error).__name__})"
+    def load(self, addresses: Sequence[Any], columns: Sequence[str], timeout_s: float) -> Stored:
+        keys = _mooncake_keys([index for index, _ in addresses], columns)
+        nothing = [None] * len(keys)
+        sizes = [sizes[name] for name in columns for _, sizes in addresses]
+        arrays = self._run(timeout_s, self._store.get, keys, nothing, nothing, sizes)
+        num_segments = len(addresses)
+        return {
+            name: arrays[place * num_segments : (place + 1) * num_segments]
+            for place, name in enumerate(columns)
+        }
+
+    def _run(self, timeout_s: float, call: Callable[..., Any], *args: Any) -> Any:
+        running = asyncio.run_coroutine_threadsafe(asyncio.to_thread(call, *args), self._loop)
+        concurrent.futures.wait(
+            [running, self._failure], timeout=timeout_s, return_when=concurrent.futures.FIRST_COMPLETED
+        )
+        if not running.done():
+            running.cancel()
+            raise GaveUp
+        return running.result()
 
 
-def _connect(spec: DataPlaneSpec) -> Connection:
-    try:
-        return spec.host.submit("connect").result(spec.start_timeout_s + _GRACE_S)
-    except GetTimeoutError as error:
-        raise StorageFailed(
-            f"the data plane's host did not answer within {spec.start_timeout_s:g} s; its log is "
-            f"{spec.host.log_path or 'not recorded'}"
-        ) from error
-    except RayTaskError as error:
-        if isinstance(error.cause, DataPlaneError):
-            raise error.cause from None
-        raise
-    except RayActorError as error:
-        raise StorageFailed(f"the data plane's host is gone ({type(error).__name__})") from error
+class _Peer:
+    """A process of TransferQueue at the other end of an exchange."""
+
+    def __init__(self, exchange: Exchange, info: ZMQServerInfo, socket: str) -> None:
+        self._exchange, self._id = exchange, info.id
+        self.address = info.to_addr(socket)
+
+    def send(self, kind: ZMQRequestType, body: Mapping[str, Any]) -> None:
+        message = ZMQMessage.create(kind, sender_id="data plane", receiver_id=self._id, body=dict(body))
+        self._exchange.send(Request(self.address, message.serialize()))
+
+    def ask(
+        self, kind: ZMQRequestType, answer: ZMQRequestType, body: Mapping[str, Any], timeout_s: float
+    ) -> dict[str, Any]:
+        self.send(kind, body)
+        (frames,) = self._exchange.receive([self.address], timeout_s)
+        return _body(frames, answer)
+
+
+def _body(frames: Sequence[Any], expected: ZMQRequestType) -> dict[str, Any]:
+    """Of an answer. Raises RuntimeError with its message when it is another than expected."""
+    answer = ZMQMessage.deserialize(list(frames))
+    if answer.request_type != expected:
+        raise RuntimeError(str(answer.body.get("message", answer.request_type)))
+    return answer.body
+
+
+def _check_confirmed(answers: Iterable[Sequence[Any]]) -> None:
+    for frames in answers:
+        _body(frames, ZMQRequestType.NOTIFY_DATA_UPDATE_ACK)
+
+
+def _mooncake_keys(indexes: Sequence[int], columns: Iterable[str]) -> list[str]:
+    """As TransferQueue names them, which frees them by these names; column by column."""
+    return [f"{index}@{name}" for name in columns for index in indexes]
 
 
 def _batch(storage_id: str, addresses: Sequence[Any], columns: Iterable[str]) -> BatchMeta:
@@ -383,10 +427,6 @@ def _batch(storage_id: str, addresses: Sequence[Any], columns: Iterable[str]) ->
         production_status=np.ones(len(addresses), np.int8),
         _custom_backend_meta=[backend_meta for _, backend_meta in addresses],
     )
-
-
-async def _connected(address: str) -> RpcClient:
-    return RpcClient(address)
 
 
 def _wait_forever(_actor: object) -> None:

@@ -193,6 +193,8 @@ def _connect(cfg: Config, started: _Started, logger: RunLogger, checkpoints: Run
         cluster,
         actors.host,
         columns=(*ROLLOUT_COLUMNS, *POLICY_COLUMNS),
+        # Dynamic sampling drops groups, after which nobody knows who gets the others.
+        num_readers=None if cfg.grpo.use_dynamic_sampling else cfg.policy.data_parallel_size,
         timeout_s=cfg.data_plane.timeout_s,
     )
     observer = StepObservation(cfg.logger, cluster, actors.all, started.directory)

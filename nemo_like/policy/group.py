@@ -23,8 +23,9 @@ from nemo_like.data_plane.columns import PREV_LOGPROBS, REFERENCE_LOGPROBS, Colu
 from nemo_like.data_plane.errors import listed
 from nemo_like.data_plane.factory import DataPlaneSpec
 from nemo_like.data_plane.meta import KVBatchMeta
-from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
+from nemo_like.data_plane.sharding import LogprobShards, shard_for_training
 from nemo_like.observability.metrics import Metric, merge
+from nemo_like.policy.interfaces import WORKER_TAGS
 from nemo_like.policy.layout import gathers_weights, logprob_strategy, train_strategy
 from nemo_like.policy.results import ScoredBatch, TrainUpdate, WorkerScores, WorkerUpdate
 
@@ -73,6 +74,7 @@ class PolicyWorkerGroup:
         self._num_epochs = num_epochs
         self._workers = [(handle, layout.coordinates(rank)) for rank, handle in enumerate(handles)]
         self._num_replicas = layout.dp
+        self._logprob_shards = LogprobShards()
 
     def connect_weights(self, receivers: Sequence[Any]) -> None:
         """Let the workers that send weights meet the engines."""
@@ -92,7 +94,7 @@ class PolicyWorkerGroup:
         Raises RuntimeError when the replicas come back with different policy versions.
         """
         shards = shard_for_training(
-            batch,
+            _with_needed_tags(batch),
             num_shards=self._num_replicas,
             global_batch_size=self._cfg.train_global_batch_size,
             strategy=train_strategy(self._cfg),
@@ -146,8 +148,8 @@ class PolicyWorkerGroup:
         self._everywhere("reconnect_data_plane", lambda place: True, spec)
 
     def _score(self, batch: KVBatchMeta, method: str, column: Column) -> ScoredBatch:
-        shards = shard_for_logprobs(
-            batch,
+        shards = self._logprob_shards.of(
+            _with_needed_tags(batch),
             num_shards=self._num_replicas,
             global_batch_size=self._cfg.train_global_batch_size,
             strategy=logprob_strategy(self._cfg),
@@ -203,6 +205,11 @@ def awaited_of(method: str, shard: KVBatchMeta) -> str:
     what = f"column {_WRITES[method]!r}" if method in _WRITES else method
     samples = f"{len(shard)} samples {listed(shard.sample_ids)}"
     return f"partition {shard.partition!r}: {what} of its {samples} is awaited"
+
+
+def _with_needed_tags(batch: KVBatchMeta) -> KVBatchMeta:
+    """Without those by which nothing is scheduled, and which no worker reads."""
+    return batch.only_tags(*(name for name in ("num_response_tokens", *WORKER_TAGS) if name in batch.tags))
 
 
 def with_epochs(shard: KVBatchMeta, num_epochs: int) -> KVBatchMeta:

@@ -45,9 +45,7 @@ from nemo_like.observability.trace import span
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.checkpoint_writer import CheckpointWriter
 from nemo_like.policy.interfaces import (
-    ADVANTAGE,
-    KL_SCALE,
-    SAMPLE_MASK,
+    WORKER_TAGS,
     TrainingBackend,
     WeightSender,
     WeightSenderSpec,
@@ -271,7 +269,7 @@ class PolicyWorker:
             if self.cfg.replica_fetch is ReplicaFetch.leader:
                 fetched = self._replica.share(columns, sum(meta.lengths), fetched)
         assert fetched is not None
-        tags = {name: meta.tags[name] for name in (ADVANTAGE, SAMPLE_MASK, KL_SCALE) if name in meta.tags}
+        tags = {name: meta.tags[name] for name in WORKER_TAGS if name in meta.tags}
         values = {name: [float(value) for value in tag] for name, tag in tags.items()}
         return PolicyBatch(fetched, meta.lengths, values, self._backend.device)
 

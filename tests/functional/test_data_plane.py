@@ -93,7 +93,7 @@ class TestSilentFailuresAreLoud:
         (segment,) = located(planes, partition, meta)
         storage_id = described(planes, partition)[1]
         for wrong in (np.zeros(15, np.float64), np.zeros(14, np.int32)):
-            session.start(session.save(storage_id, [segment.key], {"input_ids": [wrong]})).result(10)
+            session.save(storage_id, [segment.key], {"input_ids": [wrong]}, 10.0)
             # Mooncake already refuses to read an object that is larger than it was.
             with pytest.raises((CorruptData, StorageFailed), match=f"partition '{partition}'"):
                 planes.other_client().fetch(meta, ["input_ids"])
@@ -125,7 +125,7 @@ class TestSilentFailuresAreLoud:
 
 def described(planes: TransferQueuePlanes, partition: str) -> tuple[str, str]:
     session = planes.client()._session
-    info = session.start(session.ask("describe", partition)).result(10)
+    info = session.ask("describe", partition, timeout_s=10.0)
     return info.name, info.storage_id
 
 
@@ -133,7 +133,7 @@ def located(planes: TransferQueuePlanes, partition: str, meta: KVBatchMeta) -> l
     """The segments that hold the batch's input_ids."""
     session = planes.client()._session
     wants = [Want(("input_ids",), tuple((chunk.key, None) for chunk in meta.chunks))]
-    return session.start(session.ask("locate", *described(planes, partition), wants, 1.0)).result(10)
+    return session.ask("locate", *described(planes, partition), wants, 1.0, timeout_s=10.0)
 
 
 class TestSeveralKeysAndUnits:
@@ -158,7 +158,9 @@ class TestSeveralKeysAndUnits:
 def test_the_drivers_partitions_are_dropped_on_exit_also_when_the_block_raised(
     planes: TransferQueuePlanes,
 ) -> None:
-    control = PartitionControl(Cluster(), planes.host, columns=ROLLOUT_COLUMNS, timeout_s=30.0)
+    control = PartitionControl(
+        Cluster(), planes.host, columns=ROLLOUT_COLUMNS, num_readers=None, timeout_s=30.0
+    )
     before = planes.num_stored_keys()
     with control.partition("train-7") as partition:
         meta = put(planes.client(), partition)

@@ -6,8 +6,8 @@
                          └─ fetch ─▶ worker 0..DP-1, training
 
 In the usual flow every stage fetches all that it needs, and the driver reads and writes columns. As
-this framework's driver works, workers keep what they fetched or wrote, and an advantage is a scalar per
-sample in the metadata.
+this framework's driver works, workers keep what they fetched or wrote, an advantage is a scalar per
+sample in the metadata, and the driver goes on while a partition is closed.
 """
 
 from __future__ import annotations
@@ -70,14 +70,13 @@ def step(cast: Cast, plane: str, flow: Flow, num_workers: int, action: str = "st
     partition = f"{plane}-{flow.value}-{next(_partitions)}"
     started = time.perf_counter()
     if plane == "ours":
-        _gather([cast.host.submit("open_partition", partition, OUR_COLUMNS)])
+        _gather([cast.host.submit("open_partition", partition, OUR_COLUMNS, num_workers)])
     ((whole, first_put_s),) = _gather([cast.producer.submit("put", plane, partition)])
     client = cast.driver.client(plane)
     if flow is Flow.as_used:
         whole = client.mix(whole)
 
-    def run(stage: Stage) -> list[StageResult]:
-        shards = client.shard(whole, num_workers)
+    def run(stage: Stage, shards: Sequence[Rows]) -> list[StageResult]:
         calls = [
             worker.submit(action, plane, rows, stage) for worker, rows in zip(workers, shards, strict=True)
         ]
@@ -86,17 +85,20 @@ def step(cast: Cast, plane: str, flow: Flow, num_workers: int, action: str = "st
     def merged(results: Sequence[StageResult]) -> Rows:
         return client.merge(whole, [result.written for result in results])
 
-    first = run(_as(flow, _LOGPROBS))
+    first = run(_as(flow, _LOGPROBS), client.shard(whole, num_workers))
     whole = merged(first)
-    whole = merged(run(_as(flow, _REFERENCE)))
+    whole = merged(run(_as(flow, _REFERENCE), client.shard(whole, num_workers)))
     if flow is Flow.usual:
         whole = client.merge(whole, [getattr(cast.driver, action)(plane, whole, _DRIVER).written])
     whole = client.tag(whole, [0.5] * len(whole.rows))
-    run(_TRAIN if flow is Flow.usual else Stage(TRAIN_READS))
+    train = _TRAIN if flow is Flow.usual else Stage(TRAIN_READS)
+    run(train, client.shard_for_training(whole, num_workers))
     client.clear(whole)
-    if plane == "ours":
-        _gather([cast.host.submit("close_partition", partition)])
+    closing = [cast.host.submit("close_partition", partition)] if plane == "ours" else []
+    if flow is Flow.usual:
+        _gather(closing)
     step_s = time.perf_counter() - started
+    _gather(closing)
     return StepTimes(first_put_s, max(result.fetch_s for result in first), step_s)
 
 

@@ -8,7 +8,7 @@ want them.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -21,10 +21,11 @@ from data_plane_bench.batch import (
     Batch,
 )
 from nemo_like.algorithms.ordering import by_generation
+from nemo_like.data_plane.batching import fixed_size
 from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS, Column, Layout
 from nemo_like.data_plane.factory import DataPlaneSpec, connect
 from nemo_like.data_plane.meta import KVBatchMeta
-from nemo_like.data_plane.sharding import shard_for_logprobs
+from nemo_like.data_plane.sharding import LogprobShards, shard_for_training
 
 # The flow of trainers whose driver computes advantages per token writes this column too.
 ADVANTAGES = Column("advantages", "float32", Layout.per_token, "driver", ("train",), "one float per token")
@@ -32,6 +33,9 @@ OUR_COLUMNS = (*ROLLOUT_COLUMNS, *POLICY_COLUMNS, ADVANTAGES)
 
 # dtypes of the tensors that trainers index and mask with, for the planes that carry torch tensors.
 _TENSOR_DTYPES = {"input_ids": "int64", "response_mask": "int64", "lengths": "int64"}
+
+# How our micro-batches are cut.
+_STRATEGY = fixed_size(GROUP_SIZE // 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,9 @@ class Plane(Protocol):
         """The order in which this framework's driver trains: every update has samples of many groups."""
 
     def shard(self, whole: Rows, num_shards: int) -> list[Rows]:
-        """On metadata alone."""
+        """For the stages that write; on metadata alone."""
+
+    def shard_for_training(self, whole: Rows, num_shards: int) -> list[Rows]: ...
 
     def fetch(self, rows: Rows, columns: Sequence[str]) -> dict[str, np.ndarray]: ...
 
@@ -79,6 +85,7 @@ class Ours:
 
     def __init__(self, spec: DataPlaneSpec) -> None:
         self._plane = connect(spec)
+        self._logprob_shards = LogprobShards()
 
     def prepare(self, batch: Batch) -> None:
         self._columns = {name: batch.columns[name] for name in PUT_TOKEN_COLUMNS}
@@ -105,13 +112,20 @@ class Ours:
         return Rows(whole.handle.subset(order), tuple(order))
 
     def shard(self, whole: Rows, num_shards: int) -> list[Rows]:
-        shards = shard_for_logprobs(
-            whole.handle,
+        return self._sharded(whole, self._logprob_shards.of, num_shards)
+
+    def shard_for_training(self, whole: Rows, num_shards: int) -> list[Rows]:
+        return self._sharded(whole, shard_for_training, num_shards, "advantage")
+
+    def _sharded(self, whole: Rows, shard: Callable[..., Any], num_shards: int, *tags: str) -> list[Rows]:
+        """With the tags that the stage needs, as the policy worker group sends them, and the check's."""
+        shards = shard(
+            whole.handle.only_tags("sample_mask", "num_response_tokens", *tags, "row"),
             num_shards=num_shards,
             global_batch_size=len(whole.handle),
-            micro_batch_size=GROUP_SIZE // 4,
+            strategy=_STRATEGY,
         )
-        return [Rows(meta, tuple(int(row) for row in meta.tag("row"))) for meta in shards]
+        return [Rows(meta, meta.tag("row")) for meta in shards]
 
     def fetch(self, rows: Rows, columns: Sequence[str]) -> dict[str, np.ndarray]:
         meta: KVBatchMeta = rows.handle
@@ -204,6 +218,9 @@ class PlainTransferQueue:
             for rank in range(num_shards)
         ]
 
+    def shard_for_training(self, whole: Rows, num_shards: int) -> list[Rows]:
+        return self.shard(whole, num_shards)
+
     def fetch(self, rows: Rows, columns: Sequence[str]) -> dict[str, np.ndarray]:
         partition, keys = rows.handle
         data = self._tq.kv_batch_get(keys, partition, select_fields=list(columns))
@@ -274,6 +291,9 @@ class RayObjectStore:
 
     def shard(self, whole: Rows, num_shards: int) -> list[Rows]:
         return [Rows(whole.handle, whole.rows[rank::num_shards]) for rank in range(num_shards)]
+
+    def shard_for_training(self, whole: Rows, num_shards: int) -> list[Rows]:
+        return self.shard(whole, num_shards)
 
     def fetch(self, rows: Rows, columns: Sequence[str]) -> dict[str, np.ndarray]:
         import ray

@@ -454,16 +454,16 @@ class DataPlaneContract:
     ) -> None:
         client, reader = planes.client(), planes.other_client()
         meta = put(client, opened(planes))
-        locate = reader._catalog.locate
+        find = reader._catalog.find
         dropped = [meta.subset([0, 1])]
 
         def clear_after(*args: Any) -> Any:
-            found = locate(*args)
+            found = find(*args)
             if dropped:
                 client.clear(dropped.pop())
             return found
 
-        monkeypatch.setattr(reader._catalog, "locate", clear_after)
+        monkeypatch.setattr(reader._catalog, "find", clear_after)
         got = reader.fetch(meta.subset([2, 3, 4]), ["input_ids"])["input_ids"]
         np.testing.assert_array_equal(got, rows_of(ids(), LENGTHS, [2, 3, 4]))
         assert not dropped

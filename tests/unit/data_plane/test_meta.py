@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from nemo_like.data_plane.meta import Chunk, KVBatchMeta, Schedule
+from nemo_like.data_plane.meta import Chunk, GlobalBatch, KVBatchMeta, MicroBatch, MicroBatchLayout, Schedule
 
 
 def batch(partition: str = "p", prefix: str = "1") -> KVBatchMeta:
@@ -94,6 +94,28 @@ def test_changes_make_copies() -> None:
         original.partition = "q"  # type: ignore[misc]
     with pytest.raises(KeyError, match=r"no tag 'advantage' .* there are \['reward'\]"):
         original.tag("advantage")
+
+
+def test_a_batch_arrives_as_it_was_sent() -> None:
+    micro_batches = (MicroBatch((2, 0), 3), MicroBatch((1,), 2))
+    update = GlobalBatch(3, 5, micro_batches)
+    schedule = Schedule((update, GlobalBatch(0, 0, ())), MicroBatchLayout.packed, length_multiple=4)
+    sent = batch().subset([4, 1, 0]).with_schedule(schedule)
+    sent = sent.with_tags(kind=["a", "b", ""], number=[1, 2, 2**40], mixed=[1, 0.5, True])
+    for meta in (sent, batch(), batch().subset([])):
+        arrived = pickle.loads(pickle.dumps(meta, protocol=5))
+        assert arrived == meta
+        assert [type(value) for values in arrived.tags.values() for value in values] == [
+            type(value) for values in meta.tags.values() for value in values
+        ]
+
+
+def test_only_the_named_tags_are_kept() -> None:
+    meta = batch().with_tags(advantage=[0.5] * 5)
+    assert set(meta.only_tags("advantage").tags) == {"advantage"}
+    assert meta.only_tags().columns == meta.columns
+    with pytest.raises(KeyError, match="no tag 'typo'"):
+        meta.only_tags("typo")
 
 
 def test_a_batch_is_small_on_the_wire_whatever_its_lengths() -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nemo_like.data_plane.batching import fixed_size
+from nemo_like.data_plane.columns import ROLLOUT_COLUMNS
+from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.data_plane.meta import Chunk, KVBatchMeta
-from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
+from nemo_like.data_plane.sharding import LogprobShards, shard_for_logprobs, shard_for_training
 
 
 def batch(lengths: list[int], group: int, sample_mask: list[int] | None = None) -> KVBatchMeta:
@@ -171,3 +176,48 @@ def test_sizes_that_do_not_divide_are_refused(
             global_batch_size=batch_size,
             micro_batch_size=micro_batch_size,
         )
+
+
+@settings(max_examples=50, deadline=None)
+@given(cases())
+def test_stages_that_score_the_same_samples_get_the_same_shards(
+    case: tuple[KVBatchMeta, int, int, int],
+) -> None:
+    meta, num_shards, batch_size, micro_batch_size = case
+    options = {"num_shards": num_shards, "global_batch_size": batch_size}
+    strategy = fixed_size(micro_batch_size)
+    shards = LogprobShards()
+    first = shards.of(meta, **options, strategy=strategy)
+    assert first == shard_for_logprobs(meta, **options, strategy=strategy)
+    scored = meta.with_columns("prev_logprobs")
+    assert shards.of(scored, **options, strategy=strategy) == shard_for_logprobs(
+        scored, **options, strategy=strategy
+    )
+    masked = scored.with_tags(sample_mask=[0] * len(meta))
+    assert shards.of(masked, **options, strategy=strategy) == shard_for_logprobs(
+        masked, **options, strategy=strategy
+    )
+
+
+@pytest.mark.parametrize("num_readers", [1, 2, 4])
+def test_what_a_rank_will_read_is_stored_together(num_readers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plane, lengths = InMemoryDataPlane(), [1 + (7 * row) % 13 for row in range(64)]
+    plane.open_partition("p", ROLLOUT_COLUMNS, num_readers)
+    # A token's id says to which sample it belongs.
+    ids = np.repeat(np.arange(64, dtype=np.int32), lengths)
+    columns = {"input_ids": ids, "response_mask": np.ones(len(ids), np.uint8)}
+    tags = {"sample_mask": [1] * 64, "num_response_tokens": lengths, "row": list(range(64))}
+    meta = plane.put("p", columns, lengths=lengths, chunk_sizes=[4] * 16, tags=tags)
+    reader = InMemoryDataPlane(plane.storage)
+    loaded: list[int] = []
+    load = reader._store.load
+
+    def spy(info: Any, segments: Any, names: Any, timeout_s: float) -> Any:
+        loaded.append(len(segments))
+        return load(info, segments, names, timeout_s)
+
+    monkeypatch.setattr(reader._store, "load", spy)
+    for shard in shard_for_training(meta, num_shards=num_readers, global_batch_size=64, micro_batch_size=4):
+        got = reader.fetch(shard, ["input_ids", "response_mask"])
+        assert got["input_ids"].tolist() == [row for row in shard.tag("row") for _ in range(lengths[row])]
+    assert loaded == [1] * num_readers
