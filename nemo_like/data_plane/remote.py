@@ -32,6 +32,8 @@ _T = TypeVar("_T")
 
 # How much later than the host's own deadline a client gives up, so that the host's better message wins.
 _GRACE_S = 5.0
+# How long after a request that failed to look for the death that may have caused it.
+_CAUSE_GRACE_S = 2.0
 
 
 class TransferQueueDataPlane(PackedDataPlane):
@@ -149,6 +151,7 @@ class _Remote:
                 "data_plane.timeout_s left for it, though the storage's processes live"
             ) from None
         except Exception as error:
+            concurrent.futures.wait([self._failure], timeout=_CAUSE_GRACE_S)
             cause = self._cause() if self._failure.done() else f"{type(error).__name__}: {error}"
             raise StorageFailed(f"partition {partition!r}: {doing} failed: {cause}") from error
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -143,6 +145,24 @@ def test_a_seed_fixes_every_metric_also_with_other_storage_and_over_a_kill_and_a
     recorded = [path.name for path in (resumed.run_dir / "wandb").glob("offline-run-*/run-*.wandb")]
     assert len(recorded) == 2
     assert len(set(recorded)) == 1
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_three_random_moments_ends_as_one_never_interrupted(
+    demo: FinishedRun, tmp_path: Path
+) -> None:
+    command = [*FEW, "grpo.val_at_start=true", "grpo.max_num_steps=12", "checkpointing.save_period=1"]
+    moments, mark = random.Random(7), None
+    for step in sorted(moments.sample(range(1, 11), 3)):
+        with running(tmp_path, command, mark) as (process, mark, run_dir):
+            wait_for_step(process, run_dir, step)
+            time.sleep(moments.uniform(0, 1.0))
+            kill_all(mark)
+            process.communicate(timeout=30)
+    resumed = run_grpo(tmp_path, command, name=mark)
+    assert resumed.returncode == 0, resumed.output
+    first = [without_measurements(record) for record in demo.records() if record["step"] <= 12]
+    assert [without_measurements(record) for record in resumed.records()] == first
 
 
 @pytest.mark.slow
