@@ -20,7 +20,7 @@ from nemo_like.cluster.runtime import interface_of
 from nemo_like.cluster.watchdog import on_every_node
 from tests.functional.runs import MARK, read_metrics, running, wait_for_step, wait_until_gone
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.whole_run]
+pytestmark = pytest.mark.timeout(240)
 
 CPUS_PER_NODE = 4
 PROBE = "tests.functional.test_placement:Probe"
@@ -119,6 +119,7 @@ def test_what_cannot_be_placed_is_refused_with_what_the_nodes_have(nodes: Nodes,
 
 
 @pytest.mark.slow
+@pytest.mark.whole_run
 def test_a_run_over_two_nodes_trains_and_names_the_node_that_dies(
     nodes: Nodes, arithmetic_model: str, tmp_path: Path
 ) -> None:

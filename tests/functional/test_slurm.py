@@ -16,7 +16,6 @@ from tests.functional.slurm_fixtures import Slurm, missing, private_slurm
 
 pytestmark = [
     pytest.mark.timeout(300),
-    pytest.mark.whole_run,
     pytest.mark.skipif(bool(missing()), reason=f"Slurm is not installed: there is no {missing()}"),
 ]
 
@@ -83,6 +82,7 @@ def test_a_node_that_does_not_join_in_time_is_named(
 
 
 @pytest.mark.slow
+@pytest.mark.whole_run
 def test_two_nodes_join_the_job_trains_and_all_logs_are_in_its_directory(
     slurm: Slurm, environment: dict[str, str], arithmetic_model: str, tmp_path: Path
 ) -> None:
@@ -120,6 +120,7 @@ if attempt == "0":
 
 
 @pytest.mark.slow
+@pytest.mark.whole_run
 def test_a_message_to_save_requeues_the_job_and_the_second_attempt_ends_it(
     slurm: Slurm, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -136,6 +137,7 @@ def test_a_message_to_save_requeues_the_job_and_the_second_attempt_ends_it(
 
 
 @pytest.mark.slow
+@pytest.mark.whole_run
 @pytest.mark.timeout(600)
 def test_a_job_told_to_save_continues_when_it_is_queued_again_and_ends_as_one_never_interrupted(
     slurm: Slurm, environment: dict[str, str], arithmetic_model: str, tmp_path: Path
@@ -164,6 +166,7 @@ def test_a_job_told_to_save_continues_when_it_is_queued_again_and_ends_as_one_ne
 
 
 @pytest.mark.slow
+@pytest.mark.whole_run
 def test_a_shell_can_be_attached_to_a_job_that_only_runs_ray(
     slurm: Slurm, environment: dict[str, str], tmp_path: Path
 ) -> None:
