@@ -27,7 +27,7 @@ case "${1:-}" in
         chosen="not slow"
         [[ "${1:-}" == --all ]] && chosen="slow or not slow"
         # Tests that need a GPU are shown as skipped where there is none.
-        check pytest -q --numprocesses=auto --dist=loadfile -m "($chosen) and not whole_run" tests/functional tests/gpu
+        check pytest -q --numprocesses=auto --maxprocesses=4 --dist=loadfile -m "($chosen) and not whole_run" tests/functional tests/gpu
         check pytest -q -m "($chosen) and whole_run" tests/functional
         ;;
     *)
