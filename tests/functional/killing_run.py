@@ -1,8 +1,8 @@
 """``run_grpo.py`` with a plan of what to kill, and when: ``VICTIM STAGE@STEP,STAGE@STEP,... ARGUMENTS``.
 
 The driver's process kills the victim the moment it begins to wait for the stage, so that every kill hits the
-stage that it is meant for. A victim is an actor's name in processes.json, "driver", or one of TransferQueue's
-processes by its title.
+stage that it is meant for; with an empty plan nothing is killed. A victim is an actor's name in
+processes.json, "driver", or one of TransferQueue's processes by its title.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ class Killer:
 
     def __init__(self, victim: str, plan: str, run_dir: Path) -> None:
         self._victim, self._run_dir = victim, run_dir
-        self._plan = [
-            (STAGES[stage], int(step)) for stage, step in (kill.split("@") for kill in plan.split(","))
-        ]
+        kills = [kill.split("@") for kill in plan.split(",") if kill]
+        self._plan = [(STAGES[stage], int(step)) for stage, step in kills]
         self._step = 0
         self._gather = Cluster.gather
 
