@@ -17,7 +17,6 @@ from nemo_like.config.schema import (
     Device,
     DynamicBatchingConfig,
     FsdpConfig,
-    KLType,
     LoraConfig,
     LossConfig,
     LRDecayStyle,
@@ -36,6 +35,7 @@ from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.data_plane.interface import DataPlane
 from nemo_like.data_plane.meta import GlobalBatch, KVBatchMeta, MicroBatch, Schedule
 from nemo_like.policy.worker import PolicyWorker
+from tests.unit.algorithms.loss_cases import CONFIG
 
 VOCAB_SIZE = 96
 _SIZES = {
@@ -162,25 +162,7 @@ def policy_config(
 
 def loss_config(*, kl_penalty: float = 0.0, **changes: Any) -> LossConfig:
     """The clipped loss with clip-higher and dual clip, with changes by field name."""
-    clipped = LossConfig(
-        ratio_clip_min=0.2,
-        ratio_clip_max=0.28,
-        ratio_clip_c=3.0,
-        disable_ppo_ratio=False,
-        use_cispo=False,
-        sequence_level_importance_ratios=False,
-        force_on_policy_ratio=False,
-        token_level_loss=True,
-        sequence_length_normalizer=None,
-        reference_policy_kl_penalty=kl_penalty,
-        reference_policy_kl_type=KLType.k3,
-        use_kl_in_reward=False,
-        entropy_coef=None,
-        use_importance_sampling_correction=False,
-        truncated_importance_sampling_type=None,
-        truncated_importance_sampling_ratio=None,
-        truncated_importance_sampling_ratio_min=None,
-    )
+    clipped = replace(CONFIG, ratio_clip_c=3.0, reference_policy_kl_penalty=kl_penalty)
     return replace(clipped, **changes)
 
 
