@@ -60,36 +60,6 @@ def shard_for_logprobs(
     return _assemble(meta, placement, together, strategy)
 
 
-class LogprobShards:
-    """``shard_for_logprobs`` for stages that score the same samples one after the other: made once."""
-
-    def __init__(self) -> None:
-        self._sharded: KVBatchMeta | None = None
-        self._shards: tuple[KVBatchMeta, ...] = ()
-
-    def of(
-        self, meta: KVBatchMeta, *, num_shards: int, global_batch_size: int, strategy: Strategy
-    ) -> tuple[KVBatchMeta, ...]:
-        """The options have to be the same in every call."""
-        if self._sharded is None or not _has_same_samples(self._sharded, meta):
-            self._shards = shard_for_logprobs(
-                meta, num_shards=num_shards, global_batch_size=global_batch_size, strategy=strategy
-            )
-            self._sharded = meta
-        return tuple(shard.with_columns(*meta.columns) for shard in self._shards)
-
-
-def _has_same_samples(first: KVBatchMeta, second: KVBatchMeta) -> bool:
-    """Whether one is the other with further columns: copies share what they do not change."""
-    return (
-        first.partition == second.partition
-        and first.rows is second.rows
-        and first.chunks is second.chunks
-        and first.tags.keys() == second.tags.keys()
-        and all(first.tags[name] is second.tags[name] for name in first.tags)
-    )
-
-
 def _strategy(strategy: Strategy | None, micro_batch_size: int | None, length_multiple: int) -> Strategy:
     if (strategy is None) == (micro_batch_size is None):
         raise ValueError(

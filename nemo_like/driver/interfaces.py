@@ -63,11 +63,8 @@ class SavedPolicy(Protocol):
 class Policy(SavedPolicy, Protocol):
     """The policy worker group, driven by metadata."""
 
-    def compute_prev_logprobs(self, batch: KVBatchMeta) -> ScoredBatch:
-        """Adds column prev_logprobs and tag mult_prob_error."""
-
-    def compute_reference_logprobs(self, batch: KVBatchMeta) -> ScoredBatch:
-        """Adds column reference_logprobs."""
+    def compute_logprobs(self, batch: KVBatchMeta, columns: Sequence[str]) -> ScoredBatch:
+        """Adds these of the columns prev_logprobs and reference_logprobs, and their tags."""
 
     def train(self, batch: KVBatchMeta) -> TrainUpdate:
         """Every epoch's optimizer updates over the batch; needs tags advantage and sample_mask."""

@@ -5,7 +5,8 @@ driver                    rollout actor              policy workers            d
   collect_groups ───────▶ generate, reward, flatten ── one put ──────────────▶ 3 columns
   ◀───── KVBatchMeta ─────┘  (again, while groups are missing)
   scale, shape, filter: on tags
-  compute_prev_logprobs ────────────────────────────▶ fetch, forward, write ─▶ + prev_logprobs
+  compute_logprobs ─────────────────────────────────▶ fetch, forward, write ─▶ + prev_logprobs
+                                                                                (+ reference_logprobs)
   advantages: on tags
   train ────────────────────────────────────────────▶ fetch, train
   ◀───── metrics ──────────────────────────────────────┘
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from nemo_like.algorithms.estimators import build_estimator
 from nemo_like.algorithms.ordering import by_generation
@@ -29,7 +30,13 @@ from nemo_like.driver.collection import Collected, collect_groups
 from nemo_like.driver.interfaces import Partitions, Policy, Recovery, Rollout, StepObserver, WeightSync
 from nemo_like.driver.reports import StepReport, StepResults, train_report
 from nemo_like.driver.schedule import dumps_rollouts_of, validates_after
-from nemo_like.driver.stages import kl_in_reward, with_advantages, without_mismatch, without_truncated
+from nemo_like.driver.stages import (
+    kl_in_reward,
+    scored_columns,
+    with_advantages,
+    without_mismatch,
+    without_truncated,
+)
 from nemo_like.driver.stopping import StopRequests
 from nemo_like.driver.validation import ValidationReport, ValidationSet, reached_goal, validation_report
 from nemo_like.observability.logger import RunLogger
@@ -181,13 +188,8 @@ class SyncGRPODriver:
 
     def score(self, batch: KVBatchMeta) -> ScoredBatch:
         """The log-probs that the loss compares with, under the weights before the first update."""
-        loss, scored = self.cfg.loss_fn, ScoredBatch(batch, metrics={}, compute_s=0.0)
-        if not loss.force_on_policy_ratio:
-            scored = self.policy.compute_prev_logprobs(batch)
-        if loss.reference_policy_kl_penalty > 0:
-            reference = self.policy.compute_reference_logprobs(scored.batch)
-            scored = replace(scored, batch=reference.batch, compute_s=scored.compute_s + reference.compute_s)
-        return scored
+        columns = scored_columns(self.cfg.loss_fn)
+        return self.policy.compute_logprobs(batch, columns) if columns else ScoredBatch(batch)
 
     def validate(self, step: int) -> ValidationReport:
         """How well the held-out sets are answered, logged."""

@@ -171,6 +171,10 @@ class PolicyBatch:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    def add_columns(self, columns: Mapping[str, Tensor]) -> None:
+        """Further columns, packed [sum of lengths]."""
+        self.columns.update({name: values.to(self.device) for name, values in columns.items()})
+
     def sum_per_sample(self, values: Tensor) -> Tensor:
         """[N] sums of a packed [sum of lengths] tensor on the host."""
         owner = torch.repeat_interleave(torch.arange(len(self)), self.lengths)

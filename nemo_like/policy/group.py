@@ -19,19 +19,17 @@ from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
 from nemo_like.cluster.errors import StageTimeout
 from nemo_like.config.deadlines import Stage
 from nemo_like.config.schema import CheckpointWriting, PolicyConfig
-from nemo_like.data_plane.columns import PREV_LOGPROBS, REFERENCE_LOGPROBS, Column
 from nemo_like.data_plane.errors import listed
 from nemo_like.data_plane.factory import DataPlaneSpec
 from nemo_like.data_plane.meta import KVBatchMeta
-from nemo_like.data_plane.sharding import LogprobShards, shard_for_training
+from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.observability.metrics import Metric, merge
 from nemo_like.policy.interfaces import WORKER_TAGS
 from nemo_like.policy.layout import gathers_weights, logprob_strategy, train_strategy
 from nemo_like.policy.results import ScoredBatch, TrainUpdate, WorkerScores, WorkerUpdate
 
 _STAGES = {
-    "compute_prev_logprobs": Stage.logprobs,
-    "compute_reference_logprobs": Stage.logprobs,
+    "compute_logprobs": Stage.logprobs,
     "train": Stage.policy_training,
     "connect_weights": Stage.weight_sync,
     "push_weights": Stage.weight_sync,
@@ -43,12 +41,6 @@ _STAGES = {
     # Of a step that is given up: what was under way goes before.
     "settle": Stage.policy_training,
     "reconnect_data_plane": Stage.policy_training,
-}
-
-# Of the samples that they are given.
-_WRITES = {
-    "compute_prev_logprobs": PREV_LOGPROBS.name,
-    "compute_reference_logprobs": REFERENCE_LOGPROBS.name,
 }
 
 
@@ -74,19 +66,26 @@ class PolicyWorkerGroup:
         self._num_epochs = num_epochs
         self._workers = [(handle, layout.coordinates(rank)) for rank, handle in enumerate(handles)]
         self._num_replicas = layout.dp
-        self._logprob_shards = LogprobShards()
 
     def connect_weights(self, receivers: Sequence[Any]) -> None:
         """Let the workers that send weights meet the engines."""
         self._with_engines("connect_weights", self._calls("connect_weights", lambda place: True, receivers))
 
-    def compute_prev_logprobs(self, batch: KVBatchMeta) -> ScoredBatch:
-        """Adds column prev_logprobs and tag mult_prob_error."""
-        return self._score(batch, "compute_prev_logprobs", PREV_LOGPROBS)
-
-    def compute_reference_logprobs(self, batch: KVBatchMeta) -> ScoredBatch:
-        """Adds column reference_logprobs; with a KL in the reward also its tags."""
-        return self._score(batch, "compute_reference_logprobs", REFERENCE_LOGPROBS)
+    def compute_logprobs(self, batch: KVBatchMeta, columns: Sequence[str]) -> ScoredBatch:
+        """Adds these of the columns prev_logprobs, with tag mult_prob_error, and reference_logprobs, with its
+        tags where the reward has a KL."""
+        shards = shard_for_logprobs(
+            _with_needed_tags(batch),
+            num_shards=self._num_replicas,
+            global_batch_size=self._cfg.train_global_batch_size,
+            strategy=logprob_strategy(self._cfg),
+        )
+        answers: list[WorkerScores] = self._on_replicas("compute_logprobs", shards, columns)
+        return ScoredBatch(
+            batch=batch.with_columns(*columns).with_tags(**gathered_tags(batch, shards, answers)),
+            metrics=merge(answer.metrics for answer in answers),
+            compute_s=max(answer.compute_s for answer in answers),
+        )
 
     def train(self, batch: KVBatchMeta) -> TrainUpdate:
         """Optimizer updates over the batch, in every epoch; needs tags advantage and sample_mask.
@@ -147,29 +146,18 @@ class PolicyWorkerGroup:
         """Let the workers read and write there from now on."""
         self._everywhere("reconnect_data_plane", lambda place: True, spec)
 
-    def _score(self, batch: KVBatchMeta, method: str, column: Column) -> ScoredBatch:
-        shards = self._logprob_shards.of(
-            _with_needed_tags(batch),
-            num_shards=self._num_replicas,
-            global_batch_size=self._cfg.train_global_batch_size,
-            strategy=logprob_strategy(self._cfg),
-        )
-        answers: list[WorkerScores] = self._on_replicas(method, shards)
-        scored = batch.with_columns(column.name).with_tags(**gathered_tags(batch, shards, answers))
-        return ScoredBatch(
-            batch=scored,
-            metrics=merge(answer.metrics for answer in answers),
-            compute_s=max(answer.compute_s for answer in answers),
-        )
-
-    def _on_replicas(self, method: str, shards: Sequence[KVBatchMeta]) -> list[Any]:
-        """Every worker of a replica gets its replica's shard; the leaders' answers, by data-parallel rank."""
-        calls = [handle.submit(method, shards[place.dp]) for handle, place in self._workers]
+    def _on_replicas(
+        self, method: str, shards: Sequence[KVBatchMeta], columns: Sequence[str] = ()
+    ) -> list[Any]:
+        """Every worker of a replica gets its replica's shard, and the names of the columns that it owes where
+        there are any; the leaders' answers, by data-parallel rank."""
+        owed = [columns] if columns else []
+        calls = [handle.submit(method, shards[place.dp], *owed) for handle, place in self._workers]
         try:
             answers = self._wait(method, calls)
         except StageTimeout as error:
             late = {place.dp for handle, place in self._workers if handle.name in error.waiting_for}
-            error.awaited = "\n".join(awaited_of(method, shards[dp]) for dp in sorted(late))
+            error.awaited = "\n".join(awaited_of(method, shards[dp], columns) for dp in sorted(late))
             raise
         leaders = [
             (place.dp, answer)
@@ -200,9 +188,9 @@ class PolicyWorkerGroup:
         )
 
 
-def awaited_of(method: str, shard: KVBatchMeta) -> str:
+def awaited_of(method: str, shard: KVBatchMeta, columns: Sequence[str]) -> str:
     """What a replica that has not answered would have brought."""
-    what = f"column {_WRITES[method]!r}" if method in _WRITES else method
+    what = ", ".join(f"column {name!r}" for name in columns) or method
     samples = f"{len(shard)} samples {listed(shard.sample_ids)}"
     return f"partition {shard.partition!r}: {what} of its {samples} is awaited"
 

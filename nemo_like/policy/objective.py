@@ -56,8 +56,7 @@ def update_objective(
     counts = GlobalCounts(num_tokens=update.num_tokens, num_samples=update.num_samples)
     kl_to_go: Tensor | None = None
     if cfg.use_kl_in_reward:
-        reference = batch.columns[REFERENCE_LOGPROBS.name]
-        kl_to_go = reward_kl(batch, reference, cfg.reference_policy_kl_type)
+        kl_to_go = reward_kl(batch, cfg.reference_policy_kl_type)
 
     def loss(scores: TokenScores, inputs: ModelInputs) -> Tensor:
         tokens = _loss_tokens(scores, inputs, batch, counts, cfg)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.data_plane.operations import Operation
@@ -12,11 +12,11 @@ from nemo_like.observability.metrics import Metric
 
 @dataclass(frozen=True, slots=True)
 class ScoredBatch:
-    """A log-prob phase: the batch with its new column and tags."""
+    """A log-prob phase: the batch with its new columns and tags; without a phase the batch alone."""
 
     batch: KVBatchMeta
-    metrics: Mapping[str, Metric]
-    compute_s: float  # inside the model, the slowest worker's
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    compute_s: float = 0.0  # inside the model, the slowest worker's
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,24 +13,24 @@ from torch import Tensor
 
 from nemo_like.algorithms.losses import kl_to_go, kl_to_reference
 from nemo_like.config.schema import KLType
-from nemo_like.data_plane.columns import PREV_LOGPROBS, RESPONSE_MASK
+from nemo_like.data_plane.columns import PREV_LOGPROBS, REFERENCE_LOGPROBS, RESPONSE_MASK
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.interfaces import KL_SQUARE_SUM, KL_SUM
 
 
-def reward_kl(batch: PolicyBatch, reference_logprobs: Tensor, kind: KLType) -> Tensor:
+def reward_kl(batch: PolicyBatch, kind: KLType) -> Tensor:
     """K_t: KL(prev || reference) of response token t and of those after it, packed [sum of lengths] float32,
     nats; 0 where nothing follows. On the batch's device; without gradient."""
-    prev = batch.columns[PREV_LOGPROBS.name]
+    prev, reference = batch.columns[PREV_LOGPROBS.name], batch.columns[REFERENCE_LOGPROBS.name]
     mask = batch.columns[RESPONSE_MASK.name].to(prev.device)
-    kl = kl_to_reference(prev, reference_logprobs.to(prev.device), kind)
+    kl = kl_to_reference(prev, reference, kind)
     return kl_to_go(kl.masked_fill(mask == 0, 0.0), batch.lengths.to(prev.device))
 
 
-def reward_kl_tags(batch: PolicyBatch, reference_logprobs: Tensor, kind: KLType) -> dict[str, list[float]]:
+def reward_kl_tags(batch: PolicyBatch, kind: KLType) -> dict[str, list[float]]:
     """Tags kl_to_go_sum and kl_to_go_square_sum, over each sample's response tokens."""
     mask = batch.columns[RESPONSE_MASK.name]
-    to_go = reward_kl(batch, reference_logprobs, kind).cpu().double().masked_fill(mask == 0, 0.0)
+    to_go = reward_kl(batch, kind).cpu().double().masked_fill(mask == 0, 0.0)
     return {
         KL_SUM: batch.sum_per_sample(to_go).tolist(),
         KL_SQUARE_SUM: batch.sum_per_sample(to_go.square()).tolist(),

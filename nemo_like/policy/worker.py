@@ -58,8 +58,15 @@ from nemo_like.policy.replica import Replica
 from nemo_like.policy.results import WorkerScores, WorkerUpdate
 from nemo_like.policy.reward_kl import reward_kl_tags
 
-PREV_LOGPROBS_READS = (INPUT_IDS, RESPONSE_MASK, GENERATION_LOGPROBS)
-REFERENCE_LOGPROBS_READS = (INPUT_IDS, RESPONSE_MASK)
+
+def logprob_reads(columns: Sequence[str], loss: LossConfig) -> tuple[Column, ...]:
+    """The columns that a log-prob phase fetches in order to write these."""
+    reads = [INPUT_IDS, RESPONSE_MASK]
+    if PREV_LOGPROBS.name in columns:
+        reads.append(GENERATION_LOGPROBS)
+    elif loss.use_kl_in_reward:
+        reads.append(PREV_LOGPROBS)
+    return tuple(reads)
 
 
 class PolicyWorker:
@@ -115,31 +122,33 @@ class PolicyWorker:
                 sender = load_target(sender.target)(coordinates=coordinates, **sender.kwargs)
             self._weight_sender = sender
 
-    def compute_prev_logprobs(self, meta: KVBatchMeta) -> WorkerScores | None:
-        """Write column prev_logprobs; the answer has tag mult_prob_error and the mismatch metrics."""
-        batch = self._fetch(meta, PREV_LOGPROBS_READS)
-        with span("compute"), _Stopwatch() as compute:
-            logprobs = self._backend.logprobs(batch, _schedule(meta))
-        if not self.coordinates.is_leader:
-            return None
-        with span("write"):
-            self._data_plane.write(meta, {PREV_LOGPROBS.name: logprobs.numpy()})
-        mismatch = logprob_mismatch(batch, logprobs)
-        return WorkerScores({"mult_prob_error": mismatch.mult_prob_error}, mismatch.metrics, compute.seconds)
+    def compute_logprobs(self, meta: KVBatchMeta, columns: Sequence[str]) -> WorkerScores | None:
+        """Write these columns, all at once: prev_logprobs, under the weights as they are, and
+        reference_logprobs, under those that the run started from.
 
-    def compute_reference_logprobs(self, meta: KVBatchMeta) -> WorkerScores | None:
-        """Write column reference_logprobs, under the weights that the run started from; with a KL in the
-        reward the answer has its tags."""
-        in_reward = self.loss.use_kl_in_reward
-        batch = self._fetch(meta, (*REFERENCE_LOGPROBS_READS, *([PREV_LOGPROBS] if in_reward else [])))
+        With prev_logprobs the answer has tag mult_prob_error and the mismatch metrics, with
+        reference_logprobs the tags of the KL where the reward has one.
+        """
+        score = {
+            PREV_LOGPROBS.name: self._backend.logprobs,
+            REFERENCE_LOGPROBS.name: self._backend.reference_logprobs,
+        }
+        batch = self._fetch(meta, logprob_reads(columns, self.loss))
         with span("compute"), _Stopwatch() as compute:
-            logprobs = self._backend.reference_logprobs(batch, _schedule(meta))
+            logprobs = {name: score[name](batch, _schedule(meta)) for name in columns}
         if not self.coordinates.is_leader:
             return None
         with span("write"):
-            self._data_plane.write(meta, {REFERENCE_LOGPROBS.name: logprobs.numpy()})
-        tags = reward_kl_tags(batch, logprobs, self.loss.reference_policy_kl_type) if in_reward else {}
-        return WorkerScores(tags, {}, compute.seconds)
+            self._data_plane.write(meta, {name: values.numpy() for name, values in logprobs.items()})
+        batch.add_columns(logprobs)
+        tags: dict[str, list[float]] = {}
+        metrics: dict[str, Metric] = {}
+        if PREV_LOGPROBS.name in logprobs:
+            mismatch = logprob_mismatch(batch, logprobs[PREV_LOGPROBS.name])
+            tags["mult_prob_error"], metrics = mismatch.mult_prob_error, mismatch.metrics
+        if REFERENCE_LOGPROBS.name in logprobs and self.loss.use_kl_in_reward:
+            tags |= reward_kl_tags(batch, self.loss.reference_policy_kl_type)
+        return WorkerScores(tags, metrics, compute.seconds)
 
     def train(self, meta: KVBatchMeta) -> WorkerUpdate | None:
         """The schedule's optimizer updates; needs tags advantage and sample_mask. One version further."""

@@ -22,7 +22,7 @@ from nemo_like.cluster.cluster import Cluster
 STAGES = {
     "weight_sync": "policy.push_weights",
     "generation": "generation",
-    "logprobs": "policy.compute_prev_logprobs",
+    "logprobs": "policy.compute_logprobs",
     "train": "policy.train",
     "checkpoint": "policy.save_checkpoint",
 }

@@ -24,6 +24,7 @@ from nemo_like.config.schema import LossConfig, PolicyConfig, ReferencePlacement
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
+from nemo_like.driver.stages import scored_columns
 from nemo_like.observability.metrics import Metric, merge
 from nemo_like.policy.layout import logprob_strategy, parallel_layout, train_strategy
 from nemo_like.policy.results import WorkerScores, WorkerUpdate
@@ -176,9 +177,7 @@ def run_step(coordinates: Coordinates, step: Step) -> RankReport:
     worker = ready_worker(cfg, loss, coordinates, plane, TEMPERATURE)
     sizes = {"num_shards": coordinates.layout.dp, "global_batch_size": GLOBAL_BATCH_SIZE}
     scoring = shard_for_logprobs(meta, strategy=logprob_strategy(cfg), **sizes)[coordinates.dp]
-    scores = worker.compute_prev_logprobs(scoring)
-    if loss.reference_policy_kl_penalty > 0:
-        worker.compute_reference_logprobs(scoring)
+    scores = worker.compute_logprobs(scoring, scored_columns(loss))
     num_fetches = plane.num_fetches
     logprobs = None
     if coordinates.is_leader:
@@ -379,11 +378,10 @@ def test_each_column_and_sample_is_written_once_and_by_leaders_only(outcome: Out
     assert set(counts.values()) == {1}
     assert len(counts) == len(columns) * NUM_SAMPLES
     assert {column for column, _ in counts} == set(columns)
-    fetches = 1 + bool(outcome.case.loss.get("kl_penalty"))
     everyone_fetches = outcome.case.options.get("replica_fetch") is ReplicaFetch.every_rank
     for rank in outcome.ranks:
         leads = rank.coordinates.is_leader
-        assert rank.num_fetches == (fetches if leads or everyone_fetches else 0)
+        assert rank.num_fetches == (1 if leads or everyone_fetches else 0)
         if not leads:
             assert (rank.written, rank.scores, rank.update) == ([], None, None)
 

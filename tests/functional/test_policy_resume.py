@@ -92,8 +92,9 @@ def train_rounds(
 def train(worker: PolicyWorker, meta: KVBatchMeta) -> list[float]:
     coordinates = worker.coordinates
     sizes = {"num_shards": coordinates.layout.dp, "global_batch_size": 8}
-    worker.compute_prev_logprobs(
-        shard_for_logprobs(meta, strategy=logprob_strategy(worker.cfg), **sizes)[coordinates.dp]
+    worker.compute_logprobs(
+        shard_for_logprobs(meta, strategy=logprob_strategy(worker.cfg), **sizes)[coordinates.dp],
+        ["prev_logprobs"],
     )
     update = worker.train(
         shard_for_training(meta, strategy=train_strategy(worker.cfg), **sizes)[coordinates.dp]

@@ -53,9 +53,8 @@ def two_steps(coordinates: Coordinates, cfg: PolicyConfig, path: Path) -> Report
                 (shard_for_training, train_strategy),
             )
         )
-        worker.compute_prev_logprobs(scoring)
+        worker.compute_logprobs(scoring, ["prev_logprobs", "reference_logprobs"])
         held.append(held_bytes(worker))
-        worker.compute_reference_logprobs(scoring)
         logprobs = torch.from_numpy(plane.fetch(scoring, ["prev_logprobs"])["prev_logprobs"].copy())
         worker.train(training)
         held.append(held_bytes(worker))

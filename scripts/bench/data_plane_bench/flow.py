@@ -6,8 +6,9 @@
                          └─ fetch ─▶ worker 0..DP-1, training
 
 In the usual flow every stage fetches all that it needs, and the driver reads and writes columns. As
-this framework's driver works, workers keep what they fetched or wrote, an advantage is a scalar per
-sample in the metadata, and the driver goes on while a partition is closed.
+this framework's driver works, one stage writes both columns of log-probs, workers keep what they fetched
+or wrote, an advantage is a scalar per sample in the metadata, and the driver goes on while a partition
+is closed.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class Cast:
 _partitions = itertools.count()
 _LOGPROBS = Stage(LOGPROB_READS, ("prev_logprobs",))
 _REFERENCE = Stage(REFERENCE_READS, ("reference_logprobs",))
+_BOTH = Stage(LOGPROB_READS, ("prev_logprobs", "reference_logprobs"), forgets=False)
 _DRIVER = Stage(DRIVER_READS, ("advantages",))
 _TRAIN = Stage((*TRAIN_READS, "advantages"))
 
@@ -85,10 +87,10 @@ def step(cast: Cast, plane: str, flow: Flow, num_workers: int, action: str = "st
     def merged(results: Sequence[StageResult]) -> Rows:
         return client.merge(whole, [result.written for result in results])
 
-    first = run(_as(flow, _LOGPROBS), client.shard(whole, num_workers))
+    first = run(_LOGPROBS if flow is Flow.usual else _BOTH, client.shard(whole, num_workers))
     whole = merged(first)
-    whole = merged(run(_as(flow, _REFERENCE), client.shard(whole, num_workers)))
     if flow is Flow.usual:
+        whole = merged(run(_REFERENCE, client.shard(whole, num_workers)))
         whole = client.merge(whole, [getattr(cast.driver, action)(plane, whole, _DRIVER).written])
     whole = client.tag(whole, [0.5] * len(whole.rows))
     train = _TRAIN if flow is Flow.usual else Stage(TRAIN_READS)
@@ -100,10 +102,6 @@ def step(cast: Cast, plane: str, flow: Flow, num_workers: int, action: str = "st
     step_s = time.perf_counter() - started
     _gather(closing)
     return StepTimes(first_put_s, max(result.fetch_s for result in first), step_s)
-
-
-def _as(flow: Flow, stage: Stage) -> Stage:
-    return stage if flow is Flow.usual else Stage(stage.reads, stage.writes, forgets=False)
 
 
 def _gather(calls: Sequence[Any]) -> list[Any]:

@@ -26,7 +26,7 @@ CONTENDERS = {
 _PUT_BYTES = 9
 _MOVED_BYTES = {
     "ours": (_PUT_BYTES, 9, 4, 5, 4, 9, 4, 17),
-    "ours_as_used": (_PUT_BYTES, 9, 4, 4),
+    "ours_as_used": (_PUT_BYTES, 9, 8),
 }
 _EMPTY = Shape(GROUP_SIZE, 4)
 

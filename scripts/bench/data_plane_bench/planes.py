@@ -25,7 +25,7 @@ from nemo_like.data_plane.batching import fixed_size
 from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS, Column, Layout
 from nemo_like.data_plane.factory import DataPlaneSpec, connect
 from nemo_like.data_plane.meta import KVBatchMeta
-from nemo_like.data_plane.sharding import LogprobShards, shard_for_training
+from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
 
 # The flow of trainers whose driver computes advantages per token writes this column too.
 ADVANTAGES = Column("advantages", "float32", Layout.per_token, "driver", ("train",), "one float per token")
@@ -85,7 +85,6 @@ class Ours:
 
     def __init__(self, spec: DataPlaneSpec) -> None:
         self._plane = connect(spec)
-        self._logprob_shards = LogprobShards()
 
     def prepare(self, batch: Batch) -> None:
         self._columns = {name: batch.columns[name] for name in PUT_TOKEN_COLUMNS}
@@ -112,7 +111,7 @@ class Ours:
         return Rows(whole.handle.subset(order), tuple(order))
 
     def shard(self, whole: Rows, num_shards: int) -> list[Rows]:
-        return self._sharded(whole, self._logprob_shards.of, num_shards)
+        return self._sharded(whole, shard_for_logprobs, num_shards)
 
     def shard_for_training(self, whole: Rows, num_shards: int) -> list[Rows]:
         return self._sharded(whole, shard_for_training, num_shards, "advantage")

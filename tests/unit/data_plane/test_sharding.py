@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemo_like.data_plane.batching import fixed_size
 from nemo_like.data_plane.columns import ROLLOUT_COLUMNS
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.data_plane.meta import Chunk, KVBatchMeta
-from nemo_like.data_plane.sharding import LogprobShards, shard_for_logprobs, shard_for_training
+from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
 
 
 def batch(lengths: list[int], group: int, sample_mask: list[int] | None = None) -> KVBatchMeta:
@@ -176,27 +175,6 @@ def test_sizes_that_do_not_divide_are_refused(
             global_batch_size=batch_size,
             micro_batch_size=micro_batch_size,
         )
-
-
-@settings(max_examples=50, deadline=None)
-@given(cases())
-def test_stages_that_score_the_same_samples_get_the_same_shards(
-    case: tuple[KVBatchMeta, int, int, int],
-) -> None:
-    meta, num_shards, batch_size, micro_batch_size = case
-    options = {"num_shards": num_shards, "global_batch_size": batch_size}
-    strategy = fixed_size(micro_batch_size)
-    shards = LogprobShards()
-    first = shards.of(meta, **options, strategy=strategy)
-    assert first == shard_for_logprobs(meta, **options, strategy=strategy)
-    scored = meta.with_columns("prev_logprobs")
-    assert shards.of(scored, **options, strategy=strategy) == shard_for_logprobs(
-        scored, **options, strategy=strategy
-    )
-    masked = scored.with_tags(sample_mask=[0] * len(meta))
-    assert shards.of(masked, **options, strategy=strategy) == shard_for_logprobs(
-        masked, **options, strategy=strategy
-    )
 
 
 @pytest.mark.parametrize("num_readers", [1, 2, 4])

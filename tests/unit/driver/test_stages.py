@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from nemo_like.config.schema import GRPOConfig
 from nemo_like.data_plane.meta import Chunk, KVBatchMeta
 from nemo_like.driver.stages import (
     kl_in_reward,
+    scored_columns,
     with_advantages,
     with_shaped_rewards,
     without_mismatch,
@@ -67,6 +69,21 @@ def test_each_filter_names_what_it_masked_and_leaves_earlier_reasons(cfg: GRPOCo
     batch = without_mismatch(batch.with_tags(mult_prob_error=[1.0, 1.9, 9.0, 9.0]), 1.5)
     assert batch.tag("sample_mask") == (1, 0, 0, 0)
     assert batch.tag("outcome") == ("trained", "logprob_mismatch", "reward_failed", "overlong")
+
+
+@pytest.mark.parametrize(
+    ("changes", "columns"),
+    [
+        ({}, ("prev_logprobs",)),
+        ({"reference_policy_kl_penalty": 0.1}, ("prev_logprobs", "reference_logprobs")),
+        ({"force_on_policy_ratio": True}, ()),
+        ({"force_on_policy_ratio": True, "reference_policy_kl_penalty": 0.1}, ("reference_logprobs",)),
+    ],
+)
+def test_what_is_scored_is_what_the_loss_compares_with(
+    changes: dict[str, Any], columns: tuple[str, ...]
+) -> None:
+    assert scored_columns(replace(CONFIG, **changes)) == columns
 
 
 def test_truncated_everywhere_masks_everything(cfg: GRPOConfig) -> None:

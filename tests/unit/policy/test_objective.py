@@ -98,8 +98,8 @@ def test_with_a_kl_in_the_reward_a_token_loses_the_kl_of_itself_and_of_what_foll
 
 
 def test_scoring_sums_the_kl_to_go_and_its_square_over_each_sample() -> None:
-    batch = batch_of(prev_logprobs=[0, -1, -1, 0, -2])
-    tags = reward_kl_tags(batch, torch.tensor([0, -1.5, -3, 0, -1]), KLType.k1)
+    batch = batch_of(prev_logprobs=[0, -1, -1, 0, -2], reference_logprobs=[0, -1.5, -3, 0, -1])
+    tags = reward_kl_tags(batch, KLType.k1)
     assert tags["kl_to_go_sum"] == pytest.approx([2.5 + 2.0, -1.0])
     assert tags["kl_to_go_square_sum"] == pytest.approx([2.5**2 + 2.0**2, 1.0])
 
