@@ -8,7 +8,6 @@ reinforcement learning.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 import sys
 import threading
@@ -20,6 +19,7 @@ from typing import Any
 
 import ray
 
+from nemo_like.cluster.imports import load_target
 from nemo_like.cluster.runtime import interface_of
 from nemo_like.cluster.stacks import dump_stacks_on_signal
 from nemo_like.observability.process import ProcessObserver
@@ -89,12 +89,6 @@ class ActorHandle:
 
     def kill(self) -> None:
         ray.kill(self._remote)
-
-
-def load_target(path: str) -> type:
-    """The class behind "package.module:Class"."""
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def _redirect_output(log_path: str | None) -> None:

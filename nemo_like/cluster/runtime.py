@@ -5,14 +5,21 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
+import shutil
 import socket
+import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import ray
 
 from nemo_like.cluster.errors import ClusterError
+from nemo_like.cluster.lean_ray import few_services
+
+_MAX_SOCKET_PATH = 107  # bytes; Linux
 
 
 @contextmanager
@@ -32,14 +39,39 @@ def ray_runtime(address: str | None, *, num_cpus: int, num_gpus: int) -> Iterato
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
-        ray.init(address="local", num_cpus=num_cpus, num_gpus=num_gpus, **quiet)
+        # Workers that wait for tasks; here are actors only, most of them with an environment of their own.
+        os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+        with few_services():
+            ray.init(address="local", num_cpus=num_cpus, num_gpus=num_gpus, **quiet)
     else:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    temporary = _temporary_directory()
     try:
         _check_resources(num_cpus, num_gpus)
         yield
     finally:
         ray.shutdown()
+        if address is None:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def use_temporary_directory_of_session() -> None:
+    """From now on the temporary files of this process and its children lie with those of Ray's session.
+
+    What a killed process leaves there goes when a private Ray ends. Does nothing where there is no Ray, or
+    where the path is too long for sockets.
+    """
+    if not ray.is_initialized():
+        return
+    directory = _temporary_directory()
+    if len(str(directory)) + len(f"/{uuid.uuid4()}") < _MAX_SOCKET_PATH:
+        directory.mkdir(exist_ok=True)
+        os.environ["TMPDIR"] = tempfile.tempdir = str(directory)
+
+
+def _temporary_directory() -> Path:
+    """On each node, below the directory in which Ray keeps its own sockets and logs."""
+    return Path(ray._private.worker._global_node.get_session_dir_path()) / "tmp"
 
 
 def _check_resources(num_cpus: float, num_gpus: float) -> None:

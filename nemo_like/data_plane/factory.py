@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Concurrency
+from nemo_like.cluster.imports import lasting_imports
 from nemo_like.config.schema import DataPlaneConfig
 from nemo_like.data_plane.operations import OperationLog
 
@@ -62,8 +63,9 @@ def num_storage_cpus(cfg: DataPlaneConfig) -> int:
 def connect(spec: DataPlaneSpec) -> DataPlane:
     """The data plane of this process. Raises StorageFailed when the storage can't be reached."""
     os.environ.update(TRANSFER_QUEUE_ENVIRONMENT)
-    from nemo_like.data_plane.observed import ObservedDataPlane
-    from nemo_like.data_plane.remote import TransferQueueDataPlane
+    with lasting_imports():
+        from nemo_like.data_plane.observed import ObservedDataPlane
+        from nemo_like.data_plane.remote import TransferQueueDataPlane
 
     if not spec.is_observed:
         return TransferQueueDataPlane(spec, None)

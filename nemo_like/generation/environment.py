@@ -15,6 +15,8 @@ def engine_environment(device: Device) -> dict[str, str]:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         # Kept between runs: filling an empty one costs every start about ten seconds.
         "VLLM_CACHE_ROOT": str(_cache_root()),
+        # Likewise; by default it lies among the temporary files, which go with the run.
+        "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(_cache_root() / "inductor")),
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
         "VLLM_NO_USAGE_STATS": "1",
         # Checkpoints are directories; nothing is ever looked up on a network.

@@ -30,6 +30,7 @@ from vllm.inputs import tokens_input
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 
+from nemo_like.cluster.runtime import use_temporary_directory_of_session
 from nemo_like.cluster.shared_memory import Transfer
 from nemo_like.config.schema import Device, GenerationConfig, Precision
 from nemo_like.generation.engine_args import engine_args
@@ -89,6 +90,7 @@ class VllmEngine:
 
         Raises GenerationError when the engine does not start, ValueError when it cannot sleep and should.
         """
+        use_temporary_directory_of_session()  # vLLM leaves sockets and files behind
         self._name, self._sleeps = name, sleeps
         self._timeout_s = timeout_s
         self._num_workers = generation.vllm_cfg.tensor_parallel_size

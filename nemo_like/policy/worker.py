@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nemo_like.cluster.actors import load_target
 from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.cluster.imports import lasting_imports, load_target
 from nemo_like.config.schema import (
     CheckpointWriting,
     Device,
@@ -249,10 +249,13 @@ class PolicyWorker:
     def _build_backend(self) -> TrainingBackend:
         # Each takes seconds to import, so only the one that is used is loaded.
         if self.cfg.backend is PolicyBackend.fsdp:
-            from nemo_like.policy.fsdp.backend import FSDPPolicy
+            with lasting_imports():
+                from nemo_like.policy.fsdp.backend import FSDPPolicy
 
             return FSDPPolicy(self.cfg, self.loss, self.coordinates, self._temperature)
-        from nemo_like.policy.megatron.backend import MegatronPolicy
+        # Megatron-core loads W&B, which takes half a second, for logs of its own.
+        with lasting_imports(without=["wandb"]):
+            from nemo_like.policy.megatron.backend import MegatronPolicy
 
         return MegatronPolicy(self.cfg, self.loss, self.coordinates, self._temperature)
 

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-import ray
 
+from nemo_like.cluster.runtime import ray_runtime
 from tests.functional.runs import DEMO_STEPS, ROOT, FinishedRun, run_grpo
 
 # What is watched changes no result.
@@ -36,6 +36,5 @@ def demo(arithmetic_model: str, tmp_path_factory: pytest.TempPathFactory) -> Fin
 @pytest.fixture(scope="module")
 def private_ray() -> Iterator[None]:
     """Ray in this process, with as many logical CPUs as a few data planes ask for."""
-    ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    with ray_runtime(None, num_cpus=16, num_gpus=0):
+        yield

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -32,6 +34,7 @@ class FinishedRun:
     output: str
     run_dir: Path
     mark: str
+    temporary_files: list[str]  # that were left
 
     def metrics(self, key: str) -> list[float]:
         """Values of one metric, step by step."""
@@ -74,10 +77,13 @@ def running(
     # Tests in the background of a shell ignore SIGINT, which the run would inherit.
     command = ["env", "--default-signal=INT", sys.executable, *program, "--config", config]
     command += [f"logger.log_dir={log_dir}", f"logger.run_name={mark}", *overrides]
+    temporary = temporary_directory(mark)
+    temporary.mkdir(exist_ok=True)
     process = subprocess.Popen(
         command,
         cwd=ROOT,
-        env={**os.environ, MARK: mark},
+        # Ray would make its directory there too, which it leaves behind.
+        env={**os.environ, MARK: mark, "TMPDIR": str(temporary), "RAY_TMPDIR": tempfile.gettempdir()},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -89,6 +95,19 @@ def running(
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate(timeout=30)
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def temporary_directory(mark: str) -> Path:
+    """Where this run, its Ray aside, puts its temporary files; a short path, since sockets are among them."""
+    return Path(tempfile.gettempdir()) / f"run-{mark[:8]}"
+
+
+def temporary_files(mark: str) -> list[str]:
+    """Names of what the run has there, but for the cache of PyTorch's compiler, which one run keeps for
+    the next."""
+    names = (path.name for path in temporary_directory(mark).iterdir())
+    return sorted(name for name in names if not name.startswith("torchinductor_"))
 
 
 def run_grpo(
@@ -97,7 +116,7 @@ def run_grpo(
     """A whole run; with the name of an earlier one, its continuation."""
     with running(log_dir, overrides, name, config) as (process, mark, run_dir):
         output, _ = process.communicate(timeout=RUN_TIMEOUT_S)
-    return FinishedRun(process.returncode, output, run_dir, mark)
+        return FinishedRun(process.returncode, output, run_dir, mark, temporary_files(mark))
 
 
 def wait_for_step(process: subprocess.Popen[str], run_dir: Path, step: int, timeout_s: float = 120) -> None:

@@ -8,8 +8,8 @@ import signal
 import threading
 from collections.abc import Iterator
 
+import psutil
 import pytest
-import ray
 
 from nemo_like.cluster.actors import ActorSpec, Concurrency
 from nemo_like.cluster.cluster import Cluster
@@ -56,18 +56,18 @@ class AsyncWorker:
         self._released.set()
 
 
-@pytest.fixture(scope="module")
-def private_ray() -> Iterator[None]:
-    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
 @pytest.fixture
 def cluster(private_ray: None) -> Iterator[Cluster]:
     cluster = Cluster()
     yield cluster
     cluster.stop()
+
+
+def test_a_private_ray_has_no_process_that_serves_nobody(private_ray: None) -> None:
+    commands = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+    assert any("raylet" in command for command in commands)
+    for needless in ("dashboard.py", "monitor.py", "ray::IDLE"):
+        assert not any(needless in command for command in commands)
 
 
 def test_calls_return_in_order_and_output_goes_to_the_log(cluster: Cluster, tmp_path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import ray
 
 from nemo_like.cluster.actors import ActorSpec, Concurrency
 from nemo_like.cluster.cluster import Cluster
@@ -12,12 +11,10 @@ from tests.unit.environments.configs import env_config
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+def cluster(private_ray):
     running = Cluster()
     yield running
     running.stop()
-    ray.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.functional.runs import read_metrics, running, wait_for_step, wait_until_gone
+from tests.functional.runs import read_metrics, running, temporary_files, wait_for_step, wait_until_gone
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.whole_run]
 
@@ -48,8 +48,9 @@ def test_a_killed_policy_worker_is_named_and_ends_a_run_that_may_not_restart(
 def test_a_killed_process_is_replaced_and_an_interrupt_ends_the_run_cleanly(
     signum: signal.Signals, arithmetic_model: str, tmp_path: Path
 ) -> None:
-    """All kinds of processes, killed in all stages: test_kill_matrix."""
-    with running(tmp_path, LONG) as (process, mark, run_dir):
+    """All kinds of processes, killed in all stages: test_kill_matrix. Without checkpoints, since a SIGTERM
+    would wait for one."""
+    with running(tmp_path, [*LONG, "checkpointing.enabled=false"]) as (process, mark, run_dir):
         wait_for_step(process, run_dir, step=2)
         pids = json.loads((run_dir / "processes.json").read_text())
         os.kill(pids["data_plane"], signal.SIGKILL)
@@ -65,6 +66,7 @@ def test_a_killed_process_is_replaced_and_an_interrupt_ends_the_run_cleanly(
         assert "Traceback" not in output
         assert output.rstrip().splitlines()[-1] == f"run_dir: {run_dir}"
         assert wait_until_gone(mark) == []
+        assert temporary_files(mark) == []
 
 
 def test_an_interrupt_while_the_processes_start_ends_them_too(arithmetic_model: str, tmp_path: Path) -> None:
@@ -76,3 +78,4 @@ def test_an_interrupt_while_the_processes_start_ends_them_too(arithmetic_model: 
         _end(process, within_s=30)
         assert process.returncode == 130
         assert wait_until_gone(mark) == []
+        assert temporary_files(mark) == []

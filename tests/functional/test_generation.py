@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-import ray
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -77,8 +76,7 @@ def model(checkpoint: Path) -> torch.nn.Module:
 
 
 @pytest.fixture(scope="module")
-def generation(checkpoint: Path) -> Iterator[Generation]:
-    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+def generation(private_ray: None, checkpoint: Path) -> Iterator[Generation]:
     cluster = Cluster()
     try:
         yield Generation(
@@ -86,7 +84,6 @@ def generation(checkpoint: Path) -> Iterator[Generation]:
         )
     finally:
         cluster.stop()
-        ray.shutdown()
 
 
 def request(

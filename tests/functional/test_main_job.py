@@ -76,8 +76,9 @@ def test_the_terminal_shows_the_run_and_nothing_of_the_libraries(demo: FinishedR
         assert noise not in demo.output
 
 
-def test_no_process_is_left(demo: FinishedRun) -> None:
+def test_no_process_and_no_temporary_file_is_left(demo: FinishedRun) -> None:
     assert demo.processes_left() == []
+    assert demo.temporary_files == []
 
 
 def test_every_step_says_what_its_data_plane_moved(demo: FinishedRun) -> None:

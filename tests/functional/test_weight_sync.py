@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-import ray
 
 from nemo_like.cluster.actors import ActorHandle, Call
 from nemo_like.cluster.cluster import Cluster
@@ -105,13 +104,6 @@ def start(
     setup = Setup(cluster, engines, stages, cluster.start(collector_spec(f"{prefix}-collector")))
     setup.all([stage.submit("connect", engines) for stage in stages])
     return setup
-
-
-@pytest.fixture(scope="module")
-def private_ray() -> Iterator[None]:
-    ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture(scope="module")
