@@ -8,6 +8,11 @@ from nemo_like.config.errors import Problem
 from nemo_like.config.schema import AdvantageEstimatorName, Config, ImportanceSamplingType, LossConfig
 
 
+def scores_prev_logprobs(loss: LossConfig) -> bool:
+    """Whether the trainer computes log-probs of the samples before it trains on them."""
+    return not (loss.force_on_policy_ratio or loss.use_generation_logprobs_as_prev)
+
+
 def loss_problems(cfg: Config) -> Iterator[Problem]:
     """Every combination that would train something else than its keys say."""
     yield from _surrogates(cfg.loss_fn)
@@ -15,6 +20,10 @@ def loss_problems(cfg: Config) -> Iterator[Problem]:
     yield from _correction(cfg.loss_fn)
     if cfg.loss_fn.force_on_policy_ratio:
         yield from _on_policy(cfg)
+    if cfg.loss_fn.use_generation_logprobs_as_prev:
+        yield from _generation_as_prev(cfg.loss_fn)
+    if not scores_prev_logprobs(cfg.loss_fn):
+        yield from _unscored(cfg)
     if cfg.loss_fn.use_kl_in_reward:
         yield from _kl_in_reward(cfg)
 
@@ -119,12 +128,46 @@ def _on_policy(cfg: Config) -> Iterator[Problem]:
             ),
             remedy="set grpo.num_epochs_per_rollout=1",
         )
+
+
+def _generation_as_prev(loss: LossConfig) -> Iterator[Problem]:
+    key = "loss_fn.use_generation_logprobs_as_prev=true"
+    if loss.force_on_policy_ratio:
+        yield Problem(
+            key=key,
+            rule="excludes loss_fn.force_on_policy_ratio=true, whose ratio is 1 whatever was sampled with",
+            remedy="set one of them to false",
+        )
+    if loss.use_importance_sampling_correction:
+        yield Problem(
+            key=key,
+            rule=(
+                "leaves use_importance_sampling_correction nothing to correct: "
+                "the ratio is to the engine's log-probs already"
+            ),
+            remedy="set loss_fn.use_importance_sampling_correction=false",
+        )
+
+
+def _unscored(cfg: Config) -> Iterator[Problem]:
+    """What needs the log-probs that are not computed."""
+    chosen = _choice_against_scoring(cfg.loss_fn)
     if cfg.grpo.seq_logprob_error_threshold is not None:
         yield Problem(
             key=f"grpo.seq_logprob_error_threshold={cfg.grpo.seq_logprob_error_threshold:g}",
-            rule="masks samples by prev_logprobs, which force_on_policy_ratio=true does not compute",
-            remedy="set it to null; loss_fn.truncated_importance_sampling_type=seq_mask masks instead",
+            rule=f"masks samples by prev_logprobs, which {chosen}=true does not compute",
+            remedy=f"set it to null, or loss_fn.{chosen}=false",
         )
+    if cfg.loss_fn.use_kl_in_reward:
+        yield Problem(
+            key="loss_fn.use_kl_in_reward=true",
+            rule=f"needs prev_logprobs, which {chosen}=true does not compute",
+            remedy=f"set loss_fn.{chosen}=false",
+        )
+
+
+def _choice_against_scoring(loss: LossConfig) -> str:
+    return "force_on_policy_ratio" if loss.force_on_policy_ratio else "use_generation_logprobs_as_prev"
 
 
 def _kl_in_reward(cfg: Config) -> Iterator[Problem]:
@@ -144,10 +187,4 @@ def _kl_in_reward(cfg: Config) -> Iterator[Problem]:
             key=key,
             rule="has no effect with reference_policy_kl_penalty=0",
             remedy="0.001 to 0.01 is usual for loss_fn.reference_policy_kl_penalty",
-        )
-    if cfg.loss_fn.force_on_policy_ratio:
-        yield Problem(
-            key=key,
-            rule="needs prev_logprobs, which force_on_policy_ratio=true does not compute",
-            remedy="set loss_fn.force_on_policy_ratio=false",
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from nemo_like.config.loss_rules import scores_prev_logprobs
 from nemo_like.config.model_info import ModelInfo
 from nemo_like.config.placement_rules import shares_gpus
 from nemo_like.config.policy_layout import dynamic_length_multiple, length_multiple, policy_world_size
@@ -106,6 +107,9 @@ class ColumnLike(Protocol):
     def dtype(self) -> str: ...
 
 
+_SCORES = {"prev_logprobs", "reference_logprobs"}  # columns that the trainer computes before it trains
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The numbers that ``--dry-run`` prints."""
@@ -122,7 +126,8 @@ class Plan:
     train_micro_batch: str  # its size
     logprob_micro_batch: str
     micro_batches_per_update: int  # on each data-parallel rank; with a token budget, at most
-    logprob_batches_per_step: int  # on each data-parallel rank, per log-prob phase; likewise
+    logprob_phases: int  # of prev_logprobs and reference_logprobs, those that are computed
+    logprob_batches_per_phase: int  # on each data-parallel rank; likewise
     max_tokens_per_step: int
     bytes_per_token: int  # over all columns
     num_parameters: int
@@ -157,7 +162,8 @@ def make_plan(cfg: Config, model: ModelInfo, columns: Iterable[ColumnLike]) -> P
         train_micro_batch=train.size,
         logprob_micro_batch=logprob.size,
         micro_batches_per_update=math.ceil(update_rows_per_rank / train.num_samples),
-        logprob_batches_per_step=math.ceil(rows_per_rank / logprob.num_samples),
+        logprob_phases=len(_SCORES - unused),
+        logprob_batches_per_phase=math.ceil(rows_per_rank / logprob.num_samples),
         max_tokens_per_step=num_samples * policy.max_total_sequence_length,
         bytes_per_token=sum(_dtype_bytes(column.dtype) for column in stored),
         num_parameters=model.num_parameters,
@@ -225,8 +231,7 @@ def format_plan(plan: Plan) -> str:
         f"training     {plan.updates_per_step} updates per step, "
         f"at most {plan.micro_batches_per_update} micro-batches ({plan.train_micro_batch}) "
         "per update on each data-parallel rank",
-        f"log-probs    at most {plan.logprob_batches_per_step} forwards ({plan.logprob_micro_batch}) "
-        "per step on each data-parallel rank",
+        f"log-probs    {_phases(plan)}",
         f"data plane   at most {_size(plan.data_plane_bytes_per_step)} per step "
         f"({plan.max_tokens_per_step:,} tokens x {plan.bytes_per_token} bytes)",
         f"weight sync  {_size(plan.weight_bytes)} per step to each of {plan.num_engines} engines",
@@ -234,12 +239,21 @@ def format_plan(plan: Plan) -> str:
     return "\n".join(lines)
 
 
+def _phases(plan: Plan) -> str:
+    if not plan.logprob_phases:
+        return "none are computed before training"
+    return (
+        f"{'twice ' * (plan.logprob_phases - 1)}at most {plan.logprob_batches_per_phase} forwards "
+        f"({plan.logprob_micro_batch}) per step on each data-parallel rank"
+    )
+
+
 def _unused_columns(loss: LossConfig) -> set[str]:
     """Columns that this loss has no use for, so that nobody writes them."""
     unused = set()
     if loss.reference_policy_kl_penalty == 0:
         unused.add("reference_logprobs")
-    if loss.force_on_policy_ratio:
+    if not scores_prev_logprobs(loss):
         unused.add("prev_logprobs")
     return unused
 

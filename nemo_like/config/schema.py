@@ -232,6 +232,9 @@ class LossConfig:
     use_cispo: bool  # CISPO: the clipped ratio, without gradient, weighs log p
     sequence_level_importance_ratios: bool  # GSPO: one ratio per sample; needs token_level_loss=false
     force_on_policy_ratio: bool  # the ratio is 1 and prev_logprobs are not computed; one update per rollout
+    use_generation_logprobs_as_prev: (
+        bool  # the ratio is to the engine's log-probs; prev_logprobs are not computed
+    )
     token_level_loss: bool  # mean over tokens; else over each sample's tokens, then over samples
     sequence_length_normalizer: int | None  # Dr.GRPO: divides a sample's token sum instead of its length
     entropy_coef: float | None  # entropy bonus; 0 only reports the entropy, null does not compute it

@@ -17,6 +17,7 @@ from torch import Tensor
 from nemo_like.algorithms.divergence import divergences
 from nemo_like.algorithms.logprobs import TokenScores
 from nemo_like.algorithms.losses import GlobalCounts, LossTokens, TokenMean, policy_loss, token_weights
+from nemo_like.config.loss_rules import scores_prev_logprobs
 from nemo_like.config.schema import LossConfig
 from nemo_like.data_plane.columns import (
     GENERATION_LOGPROBS,
@@ -40,11 +41,11 @@ LossFunction = Callable[[TokenScores, ModelInputs], Tensor]
 def train_reads(cfg: LossConfig) -> tuple[Column, ...]:
     """The columns that training fetches."""
     reads = [INPUT_IDS, RESPONSE_MASK]
-    if not cfg.force_on_policy_ratio:
+    if scores_prev_logprobs(cfg):
         reads.append(PREV_LOGPROBS)
     if cfg.reference_policy_kl_penalty > 0:
         reads.append(REFERENCE_LOGPROBS)
-    if cfg.use_importance_sampling_correction or cfg.force_on_policy_ratio:
+    if cfg.use_importance_sampling_correction or not scores_prev_logprobs(cfg):
         reads.append(GENERATION_LOGPROBS)
     return tuple(reads)
 
@@ -57,6 +58,9 @@ def update_objective(
     kl_to_go: Tensor | None = None
     if cfg.use_kl_in_reward:
         kl_to_go = reward_kl(batch, cfg.reference_policy_kl_type)
+    # Where no earlier phase scored the tokens, trainer and engine are compared while the weights are still
+    # those that sampled.
+    compares_here = not scores_prev_logprobs(cfg) and metrics.num_updates == 0
 
     def loss(scores: TokenScores, inputs: ModelInputs) -> Tensor:
         tokens = _loss_tokens(scores, inputs, batch, counts, cfg)
@@ -66,9 +70,8 @@ def update_objective(
             tokens = replace(tokens, advantages=tokens.advantages - lost)
         terms = policy_loss(tokens, cfg)
         metrics.add_micro_batch(terms, tokens.mask)
-        if cfg.force_on_policy_ratio and tokens.generation_logprobs is not None:
-            # No earlier phase scored these tokens, so they are compared with the engine's here.
-            gaps = divergences(tokens.prev_logprobs, tokens.generation_logprobs)
+        if compares_here and tokens.generation_logprobs is not None:
+            gaps = divergences(tokens.logprobs.detach(), tokens.generation_logprobs)
             metrics.add_means({name: TokenMean(gap, tokens.mask) for name, gap in gaps.items()})
         return terms.loss
 
@@ -95,7 +98,8 @@ def _loss_tokens(
         # A sample may be masked because a log-prob of it is no number, which times 0 would still be none.
         return torch.where(mask > 0, batch.columns[column.name][inputs.packed_index], current)
 
-    prev = compared(PREV_LOGPROBS)
+    generation = compared(GENERATION_LOGPROBS)
+    prev = generation if cfg.use_generation_logprobs_as_prev else compared(PREV_LOGPROBS)
     return LossTokens(
         logprobs=scores.logprobs,
         prev_logprobs=current if prev is None else prev,
@@ -105,6 +109,6 @@ def _loss_tokens(
         sample_index=sample_index,
         response_lengths=response_lengths,
         reference_logprobs=compared(REFERENCE_LOGPROBS),
-        generation_logprobs=compared(GENERATION_LOGPROBS),
+        generation_logprobs=generation,
         entropy=scores.entropy,
     )

@@ -38,6 +38,11 @@ class TrainMetrics:
     def tensors(self) -> tuple[Tensor, ...]:
         return self._loss, self._sums, self._extremes
 
+    @property
+    def num_updates(self) -> int:
+        """How many are done."""
+        return len(self._grad_norms)
+
     @torch.no_grad()
     def add_micro_batch(self, terms: LossTerms, mask: Tensor) -> None:
         """``mask`` [M] float32 is 1 on tokens of samples that train."""
@@ -70,7 +75,7 @@ class TrainMetrics:
     def result(self) -> dict[str, Metric]:
         """The metrics by name, without a prefix."""
         share = 1 / self._num_replicas
-        updates = len(self._grad_norms) * share
+        updates = self.num_updates * share
         metrics = {
             "loss": mean(self._loss.item(), updates),
             "grad_norm": mean(sum(self._grad_norms) * share, updates),

@@ -67,6 +67,7 @@ LOSSES = {
         truncated_importance_sampling_type=ImportanceSamplingType.icepop,
         **CORRECTED,
     ),
+    "ratio to what was sampled with": replace(PLAIN, use_generation_logprobs_as_prev=True),
     "KL in the reward": replace(PLAIN, use_kl_in_reward=True, reference_policy_kl_penalty=0.2),
     "Dr.GRPO": replace(PLAIN, token_level_loss=False, sequence_length_normalizer=21),
 }
@@ -156,6 +157,8 @@ class DenseLoss:
         return value - (cfg.entropy_coef or 0.0) * token.entropy
 
     def prev(self, token: Token) -> float:
+        if self.loss.use_generation_logprobs_as_prev:
+            return token.generation
         return token.logprob.item() if self.loss.force_on_policy_ratio else token.prev
 
     def ratio(self, token: Token) -> Tensor:

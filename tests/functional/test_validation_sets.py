@@ -16,7 +16,7 @@ NUM_PROBLEMS, NUM_ANSWERS, NUM_STEPS = 24, 4, 20
 @pytest.fixture(scope="module")
 def run(arithmetic_model: str, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """Two training sources 3 to 1, one of which has prompts that are too long; two validation sets; stops as
-    soon as any problem of the easy one is solved by any of four answers."""
+    soon as any problem of the easy one is solved by any of four answers. Nothing is scored before training."""
     directory = tmp_path_factory.mktemp("sets")
     problems = directory / "problems.jsonl"
     with problems.open("w") as file:
@@ -43,6 +43,7 @@ def run(arithmetic_model: str, tmp_path_factory: pytest.TempPathFactory) -> Fini
             "policy.scheduler.decay_style=constant",
             "generation.num_engines=1",
             "rollout.dump_period=1",
+            "loss_fn.use_generation_logprobs_as_prev=true",
             "checkpointing.export_final_hf=false",
         ],
     )
@@ -53,6 +54,13 @@ def test_the_run_stops_when_a_validation_reaches_its_goal(run: FinishedRun) -> N
     (record,) = run.records()
     assert record["validation/easy/pass@4"] >= 0.01
     assert "stopped after step 1: grpo.val_stop_threshold is reached" in run.output
+
+
+def test_the_ratio_is_to_what_the_engine_sampled_with(run: FinishedRun) -> None:
+    (record,) = run.records()
+    assert 1 <= record["train/token_mult_prob_error"] < 1.001
+    assert record["train/probs_ratio"] == pytest.approx(1, abs=1e-4)  # one update
+    assert "data_plane/write/prev_logprobs/bytes" not in record
 
 
 def test_every_set_has_metrics_of_its_own_beside_those_of_all(run: FinishedRun) -> None:

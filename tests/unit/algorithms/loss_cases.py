@@ -18,6 +18,7 @@ CONFIG = LossConfig(
     use_cispo=False,
     sequence_level_importance_ratios=False,
     force_on_policy_ratio=False,
+    use_generation_logprobs_as_prev=False,
     token_level_loss=True,
     sequence_length_normalizer=None,
     reference_policy_kl_penalty=0.0,

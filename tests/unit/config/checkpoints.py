@@ -7,6 +7,8 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 DEMO = REPOSITORY / "configs" / "grpo_arithmetic_cpu.yaml"
+# Adds the pass that scores before training, which the demo has not.
+SCORED = "loss_fn.use_generation_logprobs_as_prev=false"
 
 TINY_QWEN3 = {
     "model_type": "qwen3",

@@ -9,9 +9,11 @@ import pytest
 from nemo_like.config.errors import ConfigError
 from nemo_like.config.schema import Config
 from nemo_like.config.validation import validate
+from tests.unit.config.checkpoints import SCORED
 
 Demo = Callable[..., Config]
 
+AS_PREV = "loss_fn.use_generation_logprobs_as_prev=true"
 ONE_UPDATE = "policy.train_global_batch_size=1024"
 KL_IN_REWARD = (
     "loss_fn.use_kl_in_reward=true",
@@ -39,6 +41,7 @@ def problems(cfg: Config) -> list[str]:
         ("loss_fn.sequence_level_importance_ratios=true", "loss_fn.token_level_loss=false"),
         ("loss_fn.token_level_loss=false", "loss_fn.sequence_length_normalizer=4"),
         ("loss_fn.force_on_policy_ratio=true", ONE_UPDATE),
+        (AS_PREV,),
         ("loss_fn.use_importance_sampling_correction=true",),
         KL_IN_REWARD,
         (*BOUNDS[:2], "loss_fn.truncated_importance_sampling_type=tis"),
@@ -47,7 +50,7 @@ def problems(cfg: Config) -> list[str]:
     ],
 )
 def test_every_loss_can_be_asked_for(demo: Demo, arguments: tuple[str, ...]) -> None:
-    validate(demo(*arguments))
+    validate(demo(SCORED, *arguments))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +106,23 @@ def test_every_loss_can_be_asked_for(demo: Demo, arguments: tuple[str, ...]) -> 
         ),
         (
             (*KL_IN_REWARD, "loss_fn.force_on_policy_ratio=true", ONE_UPDATE),
-            "needs prev_logprobs",
+            "needs prev_logprobs, which force_on_policy_ratio=true does not compute",
+        ),
+        (
+            (*KL_IN_REWARD, AS_PREV),
+            "needs prev_logprobs, which use_generation_logprobs_as_prev=true does not compute",
+        ),
+        (
+            (AS_PREV, "grpo.seq_logprob_error_threshold=2.0"),
+            "masks samples by prev_logprobs, which use_generation_logprobs_as_prev=true does not compute",
+        ),
+        (
+            (AS_PREV, "loss_fn.force_on_policy_ratio=true", ONE_UPDATE),
+            "use_generation_logprobs_as_prev=true excludes loss_fn.force_on_policy_ratio=true",
+        ),
+        (
+            (AS_PREV, "loss_fn.use_importance_sampling_correction=true"),
+            "leaves use_importance_sampling_correction nothing to correct",
         ),
         (
             (*BOUNDS[1:], "loss_fn.truncated_importance_sampling_type=tis"),
@@ -114,7 +133,7 @@ def test_every_loss_can_be_asked_for(demo: Demo, arguments: tuple[str, ...]) -> 
 def test_a_combination_that_would_train_something_else_is_refused(
     demo: Demo, arguments: tuple[str, ...], said: str
 ) -> None:
-    assert said in "\n".join(problems(demo(*arguments)))
+    assert said in "\n".join(problems(demo(SCORED, *arguments)))
 
 
 def test_the_learning_rate_schedule_counts_the_updates_of_every_epoch(demo: Demo) -> None:

@@ -8,6 +8,7 @@ from nemo_like.config.model_info import read_model_info
 from nemo_like.config.plan import Plan, Role, format_plan, make_plan, ray_cpus, ray_gpus, roles
 from nemo_like.config.schema import Config
 from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
+from tests.unit.config.checkpoints import SCORED
 
 Demo = Callable[..., Config]
 
@@ -68,28 +69,34 @@ def test_the_plan_of_the_demo_adds_up(demo: Demo) -> None:
     assert result.num_samples == 128 * 8 == 1024
     assert result.updates_per_step == 1024 // 128 == 8
     assert result.micro_batches_per_update == 128 // 2 // 64 == 1
-    assert result.logprob_batches_per_step == 1024 // 2 // 128 == 4
+    assert result.logprob_batches_per_phase == 1024 // 2 // 128 == 4
     assert result.max_tokens_per_step == 1024 * 32
-    # input_ids int32, response_mask uint8, generation_logprobs and prev_logprobs float32
-    assert result.bytes_per_token == 4 + 1 + 4 + 4
-    assert result.data_plane_bytes_per_step == 13 * 32_768
+    # input_ids int32, response_mask uint8, generation_logprobs float32
+    assert result.bytes_per_token == 4 + 1 + 4
+    assert result.data_plane_bytes_per_step == 9 * 32_768
     assert result.weight_bytes == 4 * 402_176
 
 
-def test_a_kl_penalty_adds_the_column_of_the_reference(demo: Demo) -> None:
-    assert plan(demo("loss_fn.reference_policy_kl_penalty=0.01")).bytes_per_token == 17
+def test_each_pass_that_scores_adds_its_column_and_its_forwards(demo: Demo) -> None:
+    forwards = "at most 4 forwards (128 samples) per step on each data-parallel rank"
+    scored = plan(demo(SCORED))
+    assert scored.bytes_per_token == 9 + 4
+    assert f"log-probs    {forwards}" in format_plan(scored)
+    both = plan(demo(SCORED, "loss_fn.reference_policy_kl_penalty=0.01"))
+    assert both.bytes_per_token == 9 + 4 + 4
+    assert f"log-probs    twice {forwards}" in format_plan(both)
 
 
 def test_a_last_micro_batch_that_is_not_full_counts(demo: Demo) -> None:
     result = plan(demo("policy.train_micro_batch_size=48", "policy.logprob_batch_size=500"))
     assert result.micro_batches_per_update == 2  # 48 + 16 rows
-    assert result.logprob_batches_per_step == 2  # 500 + 12 rows
+    assert result.logprob_batches_per_phase == 2  # 500 + 12 rows
 
 
 def test_with_a_token_budget_the_plan_counts_micro_batches_of_the_longest_samples(demo: Demo) -> None:
     packed = plan(demo("policy.sequence_packing.enabled=true", "policy.sequence_packing.train_mb_tokens=100"))
     assert packed.micro_batches_per_update == 22  # 64 rows of 32 tokens, 3 in a micro-batch
-    assert packed.logprob_batches_per_step == 2  # 512 rows, 256 in a micro-batch of 8192 tokens
+    assert packed.logprob_batches_per_phase == 2  # 512 rows, 256 in a micro-batch of 8192 tokens
     assert "at most 22 micro-batches (up to 100 tokens, packed) per update" in format_plan(packed)
     rounded = (
         "policy.dynamic_batching.sequence_length_round=64",
@@ -110,7 +117,8 @@ def test_the_printed_plan_names_every_role_and_number(demo: Demo) -> None:
         assert role.value in text
     assert "402,176 parameters, policy TP2 x PP1 x DP2" in text
     assert "128 prompts x 8 responses = 1,024 rows; 80 steps" in text
-    assert "at most 426 kB per step (32,768 tokens x 13 bytes)" in text
+    assert "at most 294.9 kB per step (32,768 tokens x 9 bytes)" in text
+    assert "log-probs    none are computed before training" in text
 
 
 def test_large_sizes_are_printed_in_their_unit(demo: Demo, checkpoint: Path) -> None:

@@ -8,6 +8,7 @@ from nemo_like.config import data_plane_rules
 from nemo_like.config.errors import ConfigError
 from nemo_like.config.schema import Config
 from nemo_like.config.validation import validate
+from tests.unit.config.checkpoints import SCORED
 
 Demo = Callable[..., Config]
 
@@ -104,7 +105,7 @@ def test_a_greedy_rollout_is_refused(demo: Demo) -> None:
 
 
 def test_a_mismatch_threshold_that_masks_everything_is_refused(demo: Demo) -> None:
-    (problem,) = problems(demo("grpo.seq_logprob_error_threshold=1.0"))
+    (problem,) = problems(demo(SCORED, "grpo.seq_logprob_error_threshold=1.0"))
     assert "grpo.seq_logprob_error_threshold=1.0 must be above 1" in problem
 
 

@@ -77,6 +77,7 @@ def test_each_filter_names_what_it_masked_and_leaves_earlier_reasons(cfg: GRPOCo
         ({}, ("prev_logprobs",)),
         ({"reference_policy_kl_penalty": 0.1}, ("prev_logprobs", "reference_logprobs")),
         ({"force_on_policy_ratio": True}, ()),
+        ({"use_generation_logprobs_as_prev": True}, ()),
         ({"force_on_policy_ratio": True, "reference_policy_kl_penalty": 0.1}, ("reference_logprobs",)),
     ],
 )

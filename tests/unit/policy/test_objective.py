@@ -33,16 +33,24 @@ def batch_of(**columns: list[float]) -> PolicyBatch:
 
 def run(cfg: LossConfig, batch: PolicyBatch) -> tuple[float, list[float], dict[str, float]]:
     """Loss, its gradient by token, and metrics; the model gives every token a log-prob of -1."""
-    update = GlobalBatch(num_samples=1, num_tokens=2, micro_batches=(MICRO_BATCH,))
     metrics = TrainMetrics(CPU, num_replicas=1)
-    logprobs = torch.full((3,), -1.0, requires_grad=True)
+    loss, grad = one_update(cfg, batch, metrics, logprob=-1.0)
+    values = {name: metric.value for name, metric in metrics.result().items()}
+    return loss, grad, values
+
+
+def one_update(
+    cfg: LossConfig, batch: PolicyBatch, metrics: TrainMetrics, *, logprob: float
+) -> tuple[float, list[float]]:
+    """Loss and its gradient by token, where the model gives every token this log-prob."""
+    update = GlobalBatch(num_samples=1, num_tokens=2, micro_batches=(MICRO_BATCH,))
+    logprobs = torch.full((3,), logprob, requires_grad=True)
     loss = update_objective(cfg, batch, update, metrics)(
         TokenScores(logprobs=logprobs), batch.micro_batch(MICRO_BATCH, Schedule((update,)))
     )
     loss.backward()
     metrics.add_update(grad_norm=1.0, learning_rate=0.1)
-    values = {name: metric.value for name, metric in metrics.result().items()}
-    return loss.item(), logprobs.grad.tolist(), values
+    return loss.item(), logprobs.grad.tolist()
 
 
 def test_scores_meet_the_previous_logprobs_of_their_own_tokens() -> None:
@@ -69,6 +77,21 @@ def test_on_policy_training_needs_no_previous_logprobs_and_compares_with_the_eng
     assert grad == pytest.approx([-1.0, -1.0, 0.0])
     assert metrics["token_mult_prob_error"] == pytest.approx((1 + 2) / 2)
     assert metrics["sampling_importance_ratio"] == pytest.approx((1 + 2) / 2)
+
+
+def test_the_ratio_can_be_to_what_was_sampled_with_and_only_the_first_update_compares_with_it() -> None:
+    cfg = replace(CONFIG, use_generation_logprobs_as_prev=True)
+    batch = batch_of(generation_logprobs=[0.0, -1.0, -1.0 - np.log(1.1), 0.0, np.nan])
+    metrics = TrainMetrics(CPU, num_replicas=1)
+    for _ in range(2):
+        loss, grad = one_update(cfg, batch, metrics, logprob=-1.0)
+        assert loss == pytest.approx(-2 * (1 + 1.1) / 2)
+        assert grad == pytest.approx([-1.0, -1.1, 0.0])
+    one_update(cfg, batch, metrics, logprob=-9.0)
+    values = {name: metric.value for name, metric in metrics.result().items()}
+    assert values["probs_ratio_max"] == pytest.approx(1.1)
+    assert values["probs_ratio_min"] == pytest.approx(np.exp(-8))
+    assert values["token_mult_prob_error"] == pytest.approx((1 + 1.1) / 2)
 
 
 def test_the_correction_compares_previous_with_generation_logprobs() -> None:
@@ -109,6 +132,7 @@ def test_scoring_sums_the_kl_to_go_and_its_square_over_each_sample() -> None:
     [
         ({}, {"prev_logprobs"}),
         ({"force_on_policy_ratio": True}, {"generation_logprobs"}),
+        ({"use_generation_logprobs_as_prev": True}, {"generation_logprobs"}),
         ({"use_importance_sampling_correction": True}, {"prev_logprobs", "generation_logprobs"}),
         ({"reference_policy_kl_penalty": 0.1}, {"prev_logprobs", "reference_logprobs"}),
     ],
