@@ -16,7 +16,7 @@ NUM_PROBLEMS, NUM_ANSWERS, NUM_STEPS = 24, 4, 20
 @pytest.fixture(scope="module")
 def run(arithmetic_model: str, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """Two training sources 3 to 1, one of which has prompts that are too long; two validation sets; stops as
-    soon as any problem of the easy one is solved by any of four answers. Nothing is scored before training."""
+    soon as any problem of the easy one is solved by any of four answers. Nothing is scored first."""
     directory = tmp_path_factory.mktemp("sets")
     problems = directory / "problems.jsonl"
     with problems.open("w") as file:
