@@ -74,6 +74,8 @@ def transformer_config(
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
         bias_activation_fusion=False,
+        # The layer spec's own activation, which on these layers is ours.
+        use_te_activation_func=not uses_transformer_engine(device),
         bias_dropout_fusion=False,
         apply_rope_fusion=uses_transformer_engine(device),
     )

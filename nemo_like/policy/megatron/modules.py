@@ -1,4 +1,4 @@
-"""Norm and attention in plain PyTorch, and the layer specs that use them.
+"""Norm, activation and attention in plain PyTorch, and the layer specs that use them.
 
 Used wherever Transformer Engine is not installed: on the CPU always, on a GPU without it. They enter
 through Megatron-core's own ModuleSpec mechanism.
@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nemo_like.policy.batch import Packing, context_positions
+from nemo_like.policy.megatron.functions import RMSNormFunction, SwiGLUFunction
 
 
 class TorchRMSNorm(torch.nn.Module):
@@ -42,7 +43,19 @@ class TorchRMSNorm(torch.nn.Module):
         self.weight.sequence_parallel = config.sequence_parallel
 
     def forward(self, hidden: Tensor) -> Tensor:
+        if hidden.device.type == "cpu" and hidden.dtype is torch.float32:
+            return RMSNormFunction.apply(hidden, self.weight, self.eps)
         return functional.rms_norm(hidden, (hidden.shape[-1],), self.weight, self.eps)
+
+
+class TorchSwiGLU(torch.nn.Module):
+    """The activation between the two linear layers of an MLP."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+
+    def forward(self, halves: Tensor) -> Tensor:
+        return SwiGLUFunction.apply(halves)
 
 
 class TorchCoreAttention(MegatronModule):
@@ -172,6 +185,8 @@ def layer_spec(config: TransformerConfig, device: torch.device) -> ModuleSpec | 
     )
     layer.submodules.input_layernorm = TorchRMSNorm
     layer.submodules.pre_mlp_layernorm = TorchRMSNorm
+    mlp = layer.submodules.mlp.submodules
+    (mlp.experts.submodules if config.num_moe_experts else mlp).activation_func = TorchSwiGLU
     attention = layer.submodules.self_attention.submodules
     attention.core_attention = TorchCoreAttention
     if config.qk_layernorm:
