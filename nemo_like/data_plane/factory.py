@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -58,6 +59,12 @@ def host_actor(
 def num_storage_cpus(cfg: DataPlaneConfig) -> int:
     """Logical CPUs that the host's own actors ask Ray for: the controller and the storage units."""
     return 1 + cfg.num_storage_units
+
+
+def import_transfer_queue() -> None:
+    """What a process of TransferQueue's own does first. Ray imports the actor's class with collections on."""
+    with lasting_imports():
+        importlib.import_module("transfer_queue")
 
 
 def connect(spec: DataPlaneSpec) -> DataPlane:

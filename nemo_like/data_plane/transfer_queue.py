@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import ray
+from ray._private import ray_constants
 from ray.exceptions import RayActorError, RayTaskError
 from transfer_queue.client import AsyncTransferQueueClient
 from transfer_queue.controller import TransferQueueController
@@ -37,7 +38,7 @@ from nemo_like.data_plane.client import Stored
 from nemo_like.data_plane.deadline import Deadline
 from nemo_like.data_plane.errors import CapacityExceeded, CorruptData, StorageFailed
 from nemo_like.data_plane.exchange import Alarm, Exchange, GaveUp, Request
-from nemo_like.data_plane.factory import TRANSFER_QUEUE_ENVIRONMENT
+from nemo_like.data_plane.factory import TRANSFER_QUEUE_ENVIRONMENT, import_transfer_queue
 from nemo_like.data_plane.mooncake import Master, MooncakeStorageUnit, client_settings, environment
 from nemo_like.data_plane.rpc import decode_answer, encode_call
 from nemo_like.data_plane.segments import Segment
@@ -58,6 +59,13 @@ _SCHEMA = {"dtype": None, "shape": None, "is_nested": False, "is_non_tensor": Tr
 # The memory of one step is used again in the next, not given back in between: fresh pages cost more than
 # to fill them.
 _STORAGE_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+
+# Ray calls the function before it loads the actor's class.
+_IMPORTS = {
+    ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR: (
+        f"{import_transfer_queue.__module__}.{import_transfer_queue.__name__}"
+    )
+}
 
 # For transfers under way when a process disconnects.
 _GRACE_S = 5.0
@@ -162,7 +170,7 @@ class Storage:
         options = {
             "num_cpus": 1,
             "scheduling_strategy": "SPREAD",
-            "runtime_env": {"env_vars": {**TRANSFER_QUEUE_ENVIRONMENT, **_STORAGE_MEMORY}},
+            "runtime_env": {"env_vars": {**TRANSFER_QUEUE_ENVIRONMENT, **_STORAGE_MEMORY, **_IMPORTS}},
         }
         self._actors[name] = actor_class.options(**options).remote(**kwargs)
         return self._actors[name]
