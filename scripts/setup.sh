@@ -125,7 +125,10 @@ check_torch_import() {
 
 # Once, on all cores: what is not compiled is compiled again by every process of every run where
 # Python may not write its cache. Left out is what no run imports.
-readonly NEVER_IMPORTED='/tests?/|/transformers/models/(?!auto/|llama/|qwen)|/ray/(rllib|data|serve|tune|train|llm)/'
+readonly NEVER_IMPORTED='/tests?/|/transformers/models/(?!auto/|llama/|qwen)|/ray/(rllib|data|serve|tune|train|llm)/'\
+'|/vllm/(model_executor/models/(?!qwen)|models/(?!deepseek)|benchmarks/)|/sympy/(physics|stats|parsing)/'\
+'|/torch/(testing/_internal|_vendor)/|/pygments/lexers/|/pip/_internal/commands/'\
+'|/site-packages/(databricks|dns|fontTools|git|google/cloud|mcp|mypyc?|sentry_sdk|setuptools|torchgen|werkzeug)/'
 
 compile_packages() {
     echo "setup: compiling"

@@ -26,8 +26,9 @@ case "${1:-}" in
         check pytest -q --numprocesses=auto tests/unit
         chosen="not slow"
         [[ "${1:-}" == --all ]] && chosen="slow or not slow"
-        # Tests that need a GPU are shown as skipped where there is none.
-        check pytest -q --numprocesses=auto --maxprocesses=4 --dist=loadfile -m "($chosen) and not whole_run" tests/functional tests/gpu
+        # One process more than cores, since many of these tests wait; those that need a GPU are shown as
+        # skipped where there is none.
+        check pytest -q --numprocesses="$(($(nproc) + 1))" --maxprocesses=4 --dist=loadfile -m "($chosen) and not whole_run" tests/functional tests/gpu
         check pytest -q -m "($chosen) and whole_run" tests/functional
         ;;
     *)

@@ -72,6 +72,7 @@ def main(directory: Path) -> None:
             "data.shuffle=false",
             f"logger.log_dir={directory}",
             "logger.wandb.mode=disabled",
+            "generation.num_engines=1",
         ],
     )
     run_directory = RunDirectory.create(cfg.logger.log_dir, "traffic")

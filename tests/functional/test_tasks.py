@@ -245,7 +245,7 @@ def test_bad_rewards_cost_their_samples_and_the_step_completes_without_them(
     settings = {
         "grpo": {"max_num_steps": 2},
         "policy": {"model_name": str(ROOT / arithmetic_model)},
-        "env": {"task": {"timeout_s": 3.0, "options": {"function": "tests.functional.misbehaving:reward"}}},
+        "env": {"task": {"timeout_s": 2.0, "options": {"function": "tests.functional.misbehaving:reward"}}},
     }
     problems = [
         {
@@ -264,7 +264,7 @@ def test_bad_rewards_cost_their_samples_and_the_step_completes_without_them(
         assert record["train/global_valid_seqs"] == 256 - 32
     log = (run.run_dir / "logs" / "rollout.log").read_text()
     for reason in (
-        "the reward took longer than env.task.timeout_s=3 s",
+        "the reward took longer than env.task.timeout_s=2 s",
         "the reward raised KeyError: 'no such answer'",
         "the reward ended its process (signal SIGKILL)",
         "the reward 'reward' is nan",
