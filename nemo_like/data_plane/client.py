@@ -132,14 +132,14 @@ class PackedDataPlane:
 
     def write(self, meta: KVBatchMeta, columns: Mapping[str, ColumnData]) -> KVBatchMeta:
         def save_and_keep(info: PartitionInfo) -> None:
-            saved = layout.cut_write(info, meta, self._wired(info, meta, columns), self._keys)
+            wired = self._wired(info, meta, columns)
+            saved = layout.cut_write(info, meta, wired, self._keys)
             self._save(info, saved, {})
+            kept = layout.cut_for_cache(info, meta, wired, saved)
             chunks = {chunk.key: chunk for chunk in meta.chunks}
             with self._lock:
-                for segment, values in saved:
-                    for name, array in values.items():
-                        # A copy: the caller may reuse its buffer.
-                        self._cache(info).add(info.columns[name], segment.parts, array.copy(), chunks)
+                for name, parts, array in kept:
+                    self._cache(info).add(info.columns[name], parts, array, chunks)
 
         if len(meta):
             self._retry_if_reopened(meta.partition, save_and_keep)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import itertools
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -32,6 +33,11 @@ from nemo_like.data_plane.segments import (
 )
 from nemo_like.data_plane.transfer_queue import Connection, Session, Storage
 
+# How often a process that reads a partition writes into it without asking for keys.
+_WRITES_OF_READER = 2
+
+_Found = tuple[PartitionInfo, list[int], list[Segment]]
+
 
 class DataPlaneHost:
     """One asyncio actor per run."""
@@ -45,6 +51,7 @@ class DataPlaneHost:
         self._registry = Registry(run_id, Capacity(limit_bytes), cfg.max_open_partitions)
         self._changed = _Changes()
         self._failed: asyncio.Future[str] = asyncio.Future()
+        self._spare = _SpareIndexes(self._failed)
         self._starting: asyncio.Task[Connection] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._server: RpcServer | None = None
@@ -70,25 +77,30 @@ class DataPlaneHost:
     ) -> None:
         """Register a partition and its columns before anyone writes. Waits while too many are open, and
         raises TooManyPartitions at the deadline."""
-        if self._registry.open(name, columns, num_readers):
-            return
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                while not self._registry.open(name, columns, num_readers):
-                    await self._changed.next()
-        except TimeoutError:
-            raise self._registry.too_many(name, self._timeout_s) from None
+        if not self._registry.open(name, columns, num_readers):
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    while not self._registry.open(name, columns, num_readers):
+                        await self._changed.next()
+            except TimeoutError:
+                raise self._registry.too_many(name, self._timeout_s) from None
+        if self._session is not None:
+            self._spare.register(self._session, self._registry.describe(name), self._timeout_s)
 
     async def close_partition(self, name: str) -> None:
         """Drop a partition and everything in it; safe when it is already gone."""
         storage_id = self._registry.close(name)
         self._changed.notify()
         if storage_id is not None and self._session is not None:
+            await self._spare.forget(storage_id)
             await self._finish(self._session.drop_partition(storage_id), f"closing partition {name!r}")
             self._registry.capacity.release_partition(storage_id)
 
-    def describe(self, name: str) -> PartitionInfo:
-        return self._registry.describe(name)
+    async def describe(self, name: str) -> tuple[PartitionInfo, list[int]]:
+        """Indexes under which the asking process may store come with it."""
+        info = self._registry.describe(name)
+        await self._spare.settled(info.storage_id)
+        return info, self._spare.take(info.storage_id, info.num_readers or 0)
 
     def reserve(self, name: str, storage_id: str, sizes: Mapping[str, int]) -> None:
         """Room for keys that are about to be stored. Raises CapacityExceeded."""
@@ -104,11 +116,13 @@ class DataPlaneHost:
 
     def find(
         self, name: str, wants: Sequence[Want], timeout_s: float
-    ) -> tuple[PartitionInfo, list[Segment]] | Coroutine[Any, Any, tuple[PartitionInfo, list[Segment]]]:
+    ) -> _Found | Coroutine[Any, Any, _Found]:
         """``describe`` and ``locate`` in one, for who comes to a partition for the first time."""
         info = self._registry.describe(name)
         found = self._registry.locate(name, info.storage_id, wants)
-        return (info, found) if found is not None else self._find_written(info, wants, timeout_s)
+        if found is None:
+            return self._find_written(info, wants, timeout_s)
+        return info, self._spare.take(info.storage_id, _WRITES_OF_READER), found
 
     def locate(
         self, name: str, storage_id: str, wants: Sequence[Want], timeout_s: float
@@ -117,10 +131,9 @@ class DataPlaneHost:
         found = self._registry.locate(name, storage_id, wants)
         return found if found is not None else self._written(name, storage_id, wants, timeout_s)
 
-    async def _find_written(
-        self, info: PartitionInfo, wants: Sequence[Want], timeout_s: float
-    ) -> tuple[PartitionInfo, list[Segment]]:
-        return info, await self._written(info.name, info.storage_id, wants, timeout_s)
+    async def _find_written(self, info: PartitionInfo, wants: Sequence[Want], timeout_s: float) -> _Found:
+        found = await self._written(info.name, info.storage_id, wants, timeout_s)
+        return info, self._spare.take(info.storage_id, _WRITES_OF_READER), found
 
     async def _written(
         self, name: str, storage_id: str, wants: Sequence[Want], timeout_s: float
@@ -200,6 +213,48 @@ class DataPlaneHost:
             done.cancel()
             raise DeadlineExceeded(f"the storage did not answer within {self._timeout_s:g} s while {doing}")
         done.result()
+
+
+class _SpareIndexes:
+    """Keys that TransferQueue's controller registers when a partition is opened. Who comes to the partition
+    gets some, and stores under them without asking the controller. Used on one event loop."""
+
+    def __init__(self, failed: asyncio.Future[str]) -> None:
+        """Waits end when ``failed`` is done."""
+        self._failed = failed
+        self._registered: dict[str, asyncio.Future[list[int]]] = {}  # by storage id
+        self._names = map("host.{}".format, itertools.count())
+
+    def register(self, session: Session, info: PartitionInfo, timeout_s: float) -> None:
+        """Where it is known who shares the partition: a segment of the first put for each of its readers,
+        and what each of them then writes. Returns at once."""
+        count = (info.num_readers or 0) * (1 + _WRITES_OF_READER)
+        if count:
+            keys = list(itertools.islice(self._names, count))
+            work = session.start(asyncio.to_thread(session.register, info.storage_id, keys, timeout_s))
+            self._registered[info.storage_id] = asyncio.wrap_future(work)
+
+    async def settled(self, storage_id: str) -> None:
+        """Returns when the controller has answered, or the storage has failed."""
+        registered = self._registered.get(storage_id)
+        if registered is not None and not registered.done():
+            waits: list[asyncio.Future[Any]] = [registered, self._failed]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+
+    def take(self, storage_id: str, count: int) -> list[int]:
+        """At most so many; none while the controller has not answered."""
+        registered = self._registered.get(storage_id)
+        # Without spare keys a writer registers its own, and meets the error that was met here.
+        if registered is None or not registered.done() or registered.exception() is not None:
+            return []
+        free = registered.result()
+        taken, free[:count] = free[:count], []
+        return taken
+
+    async def forget(self, storage_id: str) -> None:
+        """Of a partition that is closed: nothing is registered for it afterwards."""
+        await self.settled(storage_id)
+        self._registered.pop(storage_id, None)
 
 
 class _Changes:

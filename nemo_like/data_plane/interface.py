@@ -33,7 +33,8 @@ class DataPlane(Protocol):
 
     def write(self, meta: KVBatchMeta, columns: Mapping[str, ColumnData]) -> KVBatchMeta:
         """Add columns to samples that exist; any subset of a chunk's rows. A second write of the same
-        (sample, column) raises."""
+        (sample, column) raises. An array that is read-only is kept as it is, and must not change any more;
+        of another a copy is kept."""
 
     def fetch(self, meta: KVBatchMeta, columns: Sequence[str]) -> dict[str, ColumnData]:
         """The named columns of the meta's samples, in the meta's order. What this process fetched or

@@ -19,7 +19,7 @@ from nemo_like.data_plane.sharding import deal_chunks
 # Below this many bytes, small chunks share one storage key where nobody knows who will read them.
 SEGMENT_BYTES = 128 << 10
 # What is read together is one key as long as several storage units get their share.
-_MAX_SEGMENT_BYTES = 16 << 20
+_MAX_SEGMENT_BYTES = 64 << 20
 
 
 def declared(info: PartitionInfo, name: str) -> Column:
@@ -60,6 +60,23 @@ def cut_write(
     parts = _parts(meta)
     groups = split(range(len(parts)), _sizes(info, parts, wired), _MAX_SEGMENT_BYTES)
     return _segments(_Cut(info, parts, wired, np.concatenate), groups, keys)
+
+
+def cut_for_cache(
+    info: PartitionInfo,
+    meta: KVBatchMeta,
+    wired: Mapping[str, Any],
+    saved: Sequence[tuple[Segment, Mapping[str, np.ndarray]]],
+) -> Iterator[tuple[str, Sequence[Part], np.ndarray]]:
+    """What the writer of ``saved`` keeps: column, parts, their values. A dense column stays in one piece, and
+    is copied unless it is read-only: the caller may use its buffer again."""
+    parts = _parts(meta)
+    for name, data in wired.items():
+        if codec.is_dense(info.columns[name]):
+            yield name, parts, data.copy() if data.flags.writeable else data
+        else:
+            for segment, values in saved:
+                yield name, segment.parts, values[name]
 
 
 class _Cut(NamedTuple):

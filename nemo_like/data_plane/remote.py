@@ -5,13 +5,15 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import socket
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from nemo_like.cluster.actors import Call
 from nemo_like.data_plane.client import PackedDataPlane, Stored
+from nemo_like.data_plane.deadline import Deadline
 from nemo_like.data_plane.errors import DataPlaneError, DeadlineExceeded, StorageFailed
 from nemo_like.data_plane.exchange import GaveUp
 from nemo_like.data_plane.factory import DataPlaneSpec
@@ -64,16 +66,17 @@ class _Remote:
     def __init__(self, connection: Connection, failure: Call) -> None:
         self._failure: concurrent.futures.Future[str] = failure.ref.future()
         self.session = Session(connection, self._failure)
+        self._own_indexes = _OwnIndexes()
 
     def describe(self, name: str, timeout_s: float) -> PartitionInfo:
-        info: PartitionInfo = self._ask("describe", name, timeout_s, name)
-        return info
+        info, indexes = self._ask("describe", name, timeout_s, name)
+        self._own_indexes.add(info, indexes)
+        return cast("PartitionInfo", info)
 
     def find(self, name: str, wants: Sequence[Want], timeout_s: float) -> tuple[PartitionInfo, list[Segment]]:
-        found: tuple[PartitionInfo, list[Segment]] = self._ask(
-            "find", name, timeout_s + _GRACE_S, name, wants, timeout_s
-        )
-        return found
+        info, indexes, segments = self._ask("find", name, timeout_s + _GRACE_S, name, wants, timeout_s)
+        self._own_indexes.add(info, indexes)
+        return info, segments
 
     def reserve(self, info: PartitionInfo, sizes: Mapping[str, int], timeout_s: float) -> None:
         self._ask("reserve", info.name, timeout_s, info.name, info.storage_id, sizes)
@@ -107,9 +110,14 @@ class _Remote:
     def save(
         self, info: PartitionInfo, keys: Sequence[str], values: Stored, timeout_s: float
     ) -> Sequence[object]:
-        return self._finish(
-            lambda: self.session.save(info.storage_id, keys, values, timeout_s), "put", info.name, timeout_s
-        )
+        def register_and_save() -> Sequence[object]:
+            deadline = Deadline(timeout_s)
+            indexes = self._own_indexes.take(info.storage_id, len(keys))
+            if not indexes:
+                indexes = self.session.register(info.storage_id, keys, timeout_s)
+            return self.session.save(info.storage_id, indexes, values, deadline.remaining())
+
+        return self._finish(register_and_save, "put", info.name, timeout_s)
 
     def load(
         self, info: PartitionInfo, segments: Sequence[Segment], columns: Sequence[str], timeout_s: float
@@ -160,6 +168,28 @@ class _Remote:
         if error is None:
             return self._failure.result()
         return f"the data plane's host died ({type(error).__name__})"
+
+
+class _OwnIndexes:
+    """Indexes that the host had registered and gave to this process: it stores under them without asking.
+    Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: dict[str, list[int]] = {}  # by storage id
+
+    def add(self, info: PartitionInfo, indexes: Sequence[int]) -> None:
+        with self._lock:
+            self._free = {key: free for key, free in self._free.items() if key in info.open_ids}
+            self._free.setdefault(info.storage_id, []).extend(indexes)
+
+    def take(self, storage_id: str, count: int) -> list[int]:
+        """So many, or none."""
+        with self._lock:
+            free = self._free.get(storage_id, [])
+            taken = free[:count] if len(free) >= count else []
+            del free[: len(taken)]
+        return taken
 
 
 def _connect(spec: DataPlaneSpec) -> Connection:

@@ -14,7 +14,7 @@ import asyncio
 import concurrent.futures
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -36,22 +36,18 @@ from transfer_queue.utils.zmq_utils import (
 from nemo_like.config.schema import DataPlaneConfig, StorageBackend
 from nemo_like.data_plane.client import Stored
 from nemo_like.data_plane.deadline import Deadline
-from nemo_like.data_plane.errors import CapacityExceeded, CorruptData, StorageFailed
+from nemo_like.data_plane.errors import CorruptData, StorageFailed
 from nemo_like.data_plane.exchange import Alarm, Exchange, GaveUp, Request
 from nemo_like.data_plane.factory import TRANSFER_QUEUE_ENVIRONMENT, import_transfer_queue
 from nemo_like.data_plane.mooncake import Master, MooncakeStorageUnit, client_settings, environment
+from nemo_like.data_plane.mooncake_transfer import MooncakeMemory, MooncakeTransfer
 from nemo_like.data_plane.rpc import decode_answer, encode_call
 from nemo_like.data_plane.segments import Segment
 
 _SIMPLE, _MOONCAKE = "SimpleStorage", "MooncakeStore"  # as TransferQueue calls them
 
-# Mooncake's code for "no segment has room", in the text in which TransferQueue passes it on.
-_MOONCAKE_IS_FULL = "-200"
-_FULL_MESSAGE = (
-    "Mooncake's storage units have no room for the write, of which nothing was kept. Raise "
-    "data_plane.mooncake_cfg.segment_gib or data_plane.num_storage_units, or store fewer samples or columns "
-    "at a time"
-)
+# From its client of Mooncake, about a partition with keys of which none has a value.
+_NOTHING_STORED = "lack of `field_names`"
 
 # What TransferQueue notes of a column whose values are arrays of many lengths.
 _SCHEMA = {"dtype": None, "shape": None, "is_nested": False, "is_non_tensor": True}
@@ -208,7 +204,7 @@ class Session:
         self._registry = connection.registry
         self._controller = _Peer(self._exchange, storage.controller, "request_handle_socket")
         self._transfer: _Transfer = (
-            _MooncakeTransfer(self._client.storage_manager.storage_client, self._loop, failure)
+            MooncakeTransfer(MooncakeMemory(self._client.storage_manager.storage_client), self._loop, failure)
             if storage.backend == _MOONCAKE
             else _UnitTransfer(self._exchange, list(storage.backend_config["zmq_info"].values()))
         )
@@ -225,15 +221,25 @@ class Session:
         _check_confirmed(confirmed)
         return decode_answer(answer)
 
-    def save(self, storage_id: str, keys: Sequence[str], values: Stored, timeout_s: float) -> list[Any]:
-        """Store segments, all or none; an address for each. Raises CapacityExceeded."""
+    def register(self, storage_id: str, keys: Sequence[str], timeout_s: float) -> list[int]:
+        """New keys with TransferQueue's controller; the indexes under which ``save`` stores."""
         deadline = Deadline(timeout_s)
-        _check_confirmed(self._exchange.receive(self._unconfirmed(), timeout_s))
+        self._confirm(timeout_s)
         body = {"keys": list(keys), "partition_id": storage_id, "create": True}
         kind, answer = ZMQRequestType.KV_RETRIEVE_META, ZMQRequestType.KV_RETRIEVE_META_RESPONSE
-        indexes = self._controller.ask(kind, answer, body, deadline.remaining())["metadata"].global_indexes
+        metadata = self._controller.ask(kind, answer, body, deadline.remaining())["metadata"]
+        indexes: list[int] = metadata.global_indexes
         if len(indexes) != len(keys):
             raise CorruptData(f"TransferQueue registered {len(indexes)} of {len(keys)} keys")
+        return indexes
+
+    def save(self, storage_id: str, indexes: Sequence[int], values: Stored, timeout_s: float) -> list[Any]:
+        """Store segments under registered indexes, all or none; an address for each.
+
+        Raises CapacityExceeded.
+        """
+        deadline = Deadline(timeout_s)
+        self._confirm(timeout_s)
         try:
             stored = self._transfer.save(indexes, values, deadline.remaining())
         except GaveUp:
@@ -259,7 +265,15 @@ class Session:
             await self._client.async_clear_samples(_batch(storage_id, addresses, columns))
 
     async def drop_partition(self, storage_id: str) -> None:
-        await self._client.async_clear_partition(storage_id)
+        try:
+            await self._client.async_clear_partition(storage_id)
+        except RuntimeError as error:
+            if _NOTHING_STORED not in str(error):
+                raise
+            kind, answer = ZMQRequestType.CLEAR_PARTITION, ZMQRequestType.CLEAR_PARTITION_RESPONSE
+            await asyncio.to_thread(
+                self._controller.ask, kind, answer, {"partition_id": storage_id}, _GRACE_S
+            )
 
     def close(self) -> None:
         ending = self.start(self._loop.shutdown_default_executor())
@@ -284,6 +298,10 @@ class Session:
         }
         self._controller.send(ZMQRequestType.NOTIFY_DATA_UPDATE, body)
         self._announced.addresses = [self._controller.address]
+
+    def _confirm(self, timeout_s: float) -> None:
+        """Wait until the controller knows of what this thread saved before."""
+        _check_confirmed(self._exchange.receive(self._unconfirmed(), timeout_s))
 
     def _unconfirmed(self) -> list[str]:
         """Where this thread has an answer to wait for."""
@@ -347,48 +365,6 @@ class _UnitTransfer:
         return [(unit, here) for unit, here in zip(self._units, positions, strict=True) if here]
 
 
-class _MooncakeTransfer:
-    """Through TransferQueue's client of Mooncake, whose calls block, on threads of the session's loop."""
-
-    def __init__(
-        self, store: Any, loop: asyncio.AbstractEventLoop, failure: concurrent.futures.Future[str]
-    ) -> None:
-        self._store, self._loop, self._failure = store, loop, failure
-
-    def save(self, indexes: Sequence[int], values: Stored, timeout_s: float) -> Sequence[Mapping[str, Any]]:
-        keys = _mooncake_keys(indexes, values)
-        arrays = [array for of_column in values.values() for array in of_column]
-        try:
-            sizes = self._run(timeout_s, self._store.put, keys, arrays)
-        except RuntimeError as error:
-            if _MOONCAKE_IS_FULL in str(error):
-                raise CapacityExceeded(_FULL_MESSAGE) from error
-            raise
-        of_key = dict(zip(keys, sizes, strict=True))
-        return [{name: of_key[f"{index}@{name}"] for name in values} for index in indexes]
-
-    def load(self, addresses: Sequence[Any], columns: Sequence[str], timeout_s: float) -> Stored:
-        keys = _mooncake_keys([index for index, _ in addresses], columns)
-        nothing = [None] * len(keys)
-        sizes = [sizes[name] for name in columns for _, sizes in addresses]
-        arrays = self._run(timeout_s, self._store.get, keys, nothing, nothing, sizes)
-        num_segments = len(addresses)
-        return {
-            name: arrays[place * num_segments : (place + 1) * num_segments]
-            for place, name in enumerate(columns)
-        }
-
-    def _run(self, timeout_s: float, call: Callable[..., Any], *args: Any) -> Any:
-        running = asyncio.run_coroutine_threadsafe(asyncio.to_thread(call, *args), self._loop)
-        concurrent.futures.wait(
-            [running, self._failure], timeout=timeout_s, return_when=concurrent.futures.FIRST_COMPLETED
-        )
-        if not running.done():
-            running.cancel()
-            raise GaveUp
-        return running.result()
-
-
 class _Peer:
     """A process of TransferQueue at the other end of an exchange."""
 
@@ -419,11 +395,6 @@ def _body(frames: Sequence[Any], expected: ZMQRequestType) -> dict[str, Any]:
 def _check_confirmed(answers: Iterable[Sequence[Any]]) -> None:
     for frames in answers:
         _body(frames, ZMQRequestType.NOTIFY_DATA_UPDATE_ACK)
-
-
-def _mooncake_keys(indexes: Sequence[int], columns: Iterable[str]) -> list[str]:
-    """As TransferQueue names them, which frees them by these names; column by column."""
-    return [f"{index}@{name}" for name in columns for index in indexes]
 
 
 def _batch(storage_id: str, addresses: Sequence[Any], columns: Iterable[str]) -> BatchMeta:

@@ -14,8 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.cluster.imports import lasting_imports, load_target
@@ -139,7 +141,7 @@ class PolicyWorker:
         if not self.coordinates.is_leader:
             return None
         with span("write"):
-            self._data_plane.write(meta, {name: values.numpy() for name, values in logprobs.items()})
+            self._data_plane.write(meta, {name: _read_only(values) for name, values in logprobs.items()})
         batch.add_columns(logprobs)
         tags: dict[str, list[float]] = {}
         metrics: dict[str, Metric] = {}
@@ -284,6 +286,13 @@ class PolicyWorker:
         tags = {name: meta.tags[name] for name in WORKER_TAGS if name in meta.tags}
         values = {name: [float(value) for value in tag] for name, tag in tags.items()}
         return PolicyBatch(fetched, meta.lengths, values, self._backend.device)
+
+
+def _read_only(values: Tensor) -> np.ndarray:
+    """The values of a tensor that nobody changes any more: the data plane keeps them without a copy."""
+    array: np.ndarray = values.numpy()
+    array.flags.writeable = False
+    return array
 
 
 def _random_state_path(path: str, coordinates: Coordinates) -> Path:

@@ -83,8 +83,8 @@ class TransferQueuePlanes:
     def other_client(self) -> DataPlane:
         return self._connected(1)
 
-    def open(self, name: str, columns: Sequence[Column]) -> None:
-        self.call("open_partition", name, tuple(columns))
+    def open(self, name: str, columns: Sequence[Column], num_readers: int | None = None) -> None:
+        self.call("open_partition", name, tuple(columns), num_readers)
 
     def close(self, name: str) -> None:
         self.call("close_partition", name)
@@ -96,7 +96,7 @@ class TransferQueuePlanes:
         return sum(len(keys) for keys in partitions.values())
 
     def num_stored_bytes(self, partition: str) -> int:
-        """Of the partition's values, as TransferQueue gives them back key by key."""
+        """Of the partition's values, key by key: as TransferQueue returns or Mooncake holds them."""
         session = self.client()._session
         counting = _num_stored_bytes(session._client, partition)
         return session.start(counting).result(self.timeout_s)
@@ -126,6 +126,11 @@ async def _num_stored_bytes(client: Any, partition: str) -> int:
     for storage_id in storage_ids:
         for key in (await client.async_kv_list(storage_id))[storage_id]:
             meta = await client.async_kv_retrieve_meta(keys=[key], partition_id=storage_id, create=False)
+            if hasattr(client.storage_manager, "storage_client"):
+                store = client.storage_manager.storage_client._store
+                objects = [f"{meta.global_indexes[0]}@{column}" for column in meta.field_names]
+                total += sum(store.get_size(one) for one in objects if store.is_exist(one) == 1)
+                continue
             values = await client.async_get_data(meta)
             total += sum(values.get(column).tolist()[0].nbytes for column in values.keys())  # noqa: SIM118
     return total

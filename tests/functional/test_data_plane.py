@@ -9,7 +9,7 @@ import pytest
 
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.config.schema import StorageBackend
-from nemo_like.data_plane.columns import ROLLOUT_COLUMNS
+from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.data_plane.errors import (
     CorruptData,
     MissingData,
@@ -22,6 +22,7 @@ from nemo_like.data_plane.handle import PartitionControl
 from nemo_like.data_plane.layout import SEGMENT_BYTES
 from nemo_like.data_plane.meta import Chunk, KVBatchMeta
 from nemo_like.data_plane.segments import Segment, Want
+from nemo_like.data_plane.transfer_queue import Session
 from tests.functional.data_plane_fixtures import (
     TransferQueuePlanes,
     data_plane_config,
@@ -30,6 +31,7 @@ from tests.functional.data_plane_fixtures import (
     simple,
 )
 from tests.unit.data_plane.contract import (
+    LENGTHS,
     DataPlaneContract,
     ids,
     opened,
@@ -93,7 +95,7 @@ class TestSilentFailuresAreLoud:
         (segment,) = located(planes, partition, meta)
         storage_id = described(planes, partition)[1]
         for wrong in (np.zeros(15, np.float64), np.zeros(14, np.int32)):
-            session.save(storage_id, [segment.key], {"input_ids": [wrong]}, 10.0)
+            session.save(storage_id, [segment.address[0]], {"input_ids": [wrong]}, 10.0)
             # Mooncake already refuses to read an object that is larger than it was.
             with pytest.raises((CorruptData, StorageFailed), match=f"partition '{partition}'"):
                 planes.other_client().fetch(meta, ["input_ids"])
@@ -125,7 +127,7 @@ class TestSilentFailuresAreLoud:
 
 def described(planes: TransferQueuePlanes, partition: str) -> tuple[str, str]:
     session = planes.client()._session
-    info = session.ask("describe", partition, timeout_s=10.0)
+    info, _ = session.ask("describe", partition, timeout_s=10.0)
     return info.name, info.storage_id
 
 
@@ -153,6 +155,31 @@ class TestSeveralKeysAndUnits:
         before = planes.num_stored_keys()
         put(planes.client(), opened(planes))
         assert planes.num_stored_keys() == before + 1
+
+
+class TestKeysOfAPartitionWithKnownReaders:
+    def test_writers_use_the_keys_that_were_registered_when_it_was_opened(
+        self, planes: TransferQueuePlanes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*args: object) -> None:
+            raise AssertionError("the controller was asked for a key")
+
+        monkeypatch.setattr(Session, "register", refuse)
+        planes.open("shared", (*ROLLOUT_COLUMNS, *POLICY_COLUMNS), num_readers=1)
+        meta = put(planes.client(), "shared")
+        reader = planes.other_client()
+        reader.fetch(meta, ["input_ids"])
+        for column in ("prev_logprobs", "reference_logprobs"):
+            reader.write(meta, {column: np.ones(sum(LENGTHS), np.float32)})
+        reader.forget("shared")
+        np.testing.assert_array_equal(reader.fetch(meta, ["reference_logprobs"])["reference_logprobs"], 1)
+        planes.close("shared")
+
+    def test_nothing_is_left_of_them_when_nobody_wrote(self, planes: TransferQueuePlanes) -> None:
+        before = planes.num_stored_keys()
+        planes.open("unused", ROLLOUT_COLUMNS, num_readers=2)
+        planes.close("unused")
+        assert planes.num_stored_keys() == before
 
 
 def test_the_drivers_partitions_are_dropped_on_exit_also_when_the_block_raised(

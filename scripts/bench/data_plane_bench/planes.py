@@ -134,6 +134,8 @@ class Ours:
         return fetched | {name: np.asarray(meta.tag(name), np.float32) for name in tags}
 
     def lay_out(self, rows: Rows, packed: np.ndarray) -> np.ndarray:
+        # As the policy's workers give it, and then do not change it.
+        packed.flags.writeable = False
         return packed
 
     def write(self, rows: Rows, columns: Mapping[str, Any]) -> tuple[str, ...]:

@@ -223,6 +223,14 @@ class DataPlaneContract:
         for reader in (writer, planes.other_client()):
             np.testing.assert_array_equal(reader.fetch(meta, ["prev_logprobs"])["prev_logprobs"], 1)
 
+    def test_a_read_only_array_is_kept_as_it_is(self, planes: Planes) -> None:
+        writer = planes.client()
+        meta = put(writer, opened(planes))
+        values = np.ones(sum(LENGTHS), np.float32)
+        values.flags.writeable = False
+        meta = writer.write(meta, {"prev_logprobs": values})
+        assert np.shares_memory(writer.fetch(meta, ["prev_logprobs"])["prev_logprobs"], values)
+
     @pytest.mark.parametrize("positions", [[0], [5, 0], [2], [4, 3, 2, 1], [1, 4, 0], [0, 1, 2, 3, 4, 5]])
     def test_any_subset_in_any_order_can_be_fetched(self, planes: Planes, positions: list[int]) -> None:
         meta = put(planes.client(), opened(planes))

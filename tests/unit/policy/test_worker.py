@@ -1,24 +1,27 @@
+"""What the policy worker decides without a model."""
+
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
-from nemo_like.policy.worker import PolicyWorker
+from nemo_like.policy.worker import logprob_reads
+from tests.unit.algorithms.loss_cases import CONFIG
 
 
-def test_a_worker_without_coordinates_cannot_be_constructed() -> None:
-    others: dict[str, Any] = dict.fromkeys(
-        (
-            "cfg",
-            "loss",
-            "temperature",
-            "data_plane",
-            "weight_sender",
-            "master_addr",
-            "master_port",
-            "timeout_s",
-        )
-    )
-    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'coordinates'"):
-        PolicyWorker(**others)
+@pytest.mark.parametrize(
+    ("columns", "use_kl_in_reward", "compared"),
+    [
+        (["prev_logprobs"], False, {"generation_logprobs"}),
+        (["prev_logprobs", "reference_logprobs"], True, {"generation_logprobs"}),
+        (["reference_logprobs"], False, set()),
+        (["reference_logprobs"], True, {"prev_logprobs"}),
+    ],
+)
+def test_a_log_prob_phase_fetches_what_it_compares_with_and_does_not_compute_itself(
+    columns: Sequence[str], use_kl_in_reward: bool, compared: set[str]
+) -> None:
+    reads = logprob_reads(columns, replace(CONFIG, use_kl_in_reward=use_kl_in_reward))
+    assert {column.name for column in reads} == {"input_ids", "response_mask"} | compared
