@@ -48,11 +48,8 @@ class TorchRMSNorm(torch.nn.Module):
         return functional.rms_norm(hidden, (hidden.shape[-1],), self.weight, self.eps)
 
 
-class TorchSwiGLU(torch.nn.Module):
-    """The activation between the two linear layers of an MLP."""
-
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
+class TorchSwiGLU(MegatronModule):
+    """The activation between the two linear layers of an MLP, whose modules all take part in checkpoints."""
 
     def forward(self, halves: Tensor) -> Tensor:
         return SwiGLUFunction.apply(halves)
