@@ -19,11 +19,13 @@ def lasting_imports(without: Sequence[str] = ()) -> Iterator[None]:
     """
     absent = [name for name in without if name not in sys.modules]
     sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None: an import raises ImportError
+    num_loaded = len(sys.modules)
     gc.disable()
     try:
         yield
     finally:
-        gc.freeze()
+        if len(sys.modules) > num_loaded:
+            gc.freeze()
         gc.enable()
         for name in absent:
             del sys.modules[name]

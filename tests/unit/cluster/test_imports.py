@@ -36,6 +36,13 @@ def test_nothing_is_collected_while_modules_are_imported_and_they_are_never_look
     assert gc.get_freeze_count() > frozen
 
 
+def test_where_all_is_loaded_already_whatever_else_there_is_can_be_collected() -> None:
+    frozen = gc.get_freeze_count()
+    with lasting_imports():
+        importlib.import_module("gc")
+    assert gc.get_freeze_count() == frozen
+
+
 def test_a_failed_import_leaves_collections_on() -> None:
     with pytest.raises(ModuleNotFoundError), lasting_imports():
         importlib.import_module("there_is_no_such_module")
