@@ -55,11 +55,15 @@ class Tokenizer:
         messages = [{"role": message.role, "content": message.content} for message in prompt]
         return self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
 
-    def prompt_lengths(self, prompts: Sequence[Prompt]) -> list[int]:
-        """Tokens of each prompt, as ``encode_prompt`` would give them; texts are encoded together."""
+    def encode_prompts(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """``encode_prompt`` of each; texts are encoded together, which is much faster."""
         if all(isinstance(prompt, str) for prompt in prompts):
-            return [len(ids) for ids in self._tokenizer(list(prompts))["input_ids"]]
-        return [len(self.encode_prompt(prompt)) for prompt in prompts]
+            return self._tokenizer(list(prompts))["input_ids"]
+        return [self.encode_prompt(prompt) for prompt in prompts]
+
+    def prompt_lengths(self, prompts: Sequence[Prompt]) -> list[int]:
+        """Tokens of each prompt."""
+        return [len(ids) for ids in self.encode_prompts(prompts)]
 
     def encode_observation(self, prompt: Prompt, text: str, role: str, last_token_id: int) -> list[int]:
         """Token ids between the policy's response, which ends with ``last_token_id``, and its next turn.

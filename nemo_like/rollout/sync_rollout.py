@@ -179,9 +179,11 @@ class SyncRolloutActor:
 
     def _turn_loop(self, prompts: PromptBatch) -> TurnLoop:
         dataset = self._sources[prompts.mode].problems
+        examples = [dataset[index] for index in prompts.indices]
+        encoded = self._tokenizer.encode_prompts([example.prompt for example in examples])
         groups = [
-            self._conversations(prompts, position, dataset[index])
-            for position, index in enumerate(prompts.indices)
+            self._conversations(prompts, position, example, tuple(prompt_ids))
+            for position, (example, prompt_ids) in enumerate(zip(examples, encoded, strict=True))
         ]
         envs = {group[0].example.env for group in groups}
         # What an engine still delivers of a rollout that was given up is not mistaken for the next one's.
@@ -196,7 +198,7 @@ class SyncRolloutActor:
         )
 
     def _conversations(
-        self, prompts: PromptBatch, position: int, example: PromptExample
+        self, prompts: PromptBatch, position: int, example: PromptExample, prompt_ids: tuple[int, ...]
     ) -> list[Conversation]:
         """The samples of one prompt, at their start."""
         env = self._cfg.env[example.env]
@@ -204,7 +206,6 @@ class SyncRolloutActor:
             max_turns=env.max_turns,
             max_tokens=env.max_conversation_tokens or self._cfg.policy.max_total_sequence_length,
         )
-        prompt_ids = tuple(self._tokenizer.encode_prompt(example.prompt))
         seeds = response_seeds(
             self._cfg.grpo.seed,
             prompts.mode,

@@ -36,6 +36,13 @@ def test_a_prompt_becomes_one_id_per_character_and_nothing_else(tokenizer):
     assert tokenizer.encode_prompt("21+43=") == [tokens[c] for c in "21+43="]
 
 
+def test_prompts_encoded_together_are_those_encoded_one_by_one(tokenizer, chat):
+    prompts = ["21+43=", "1", "a  b\n= 1"]
+    assert tokenizer.encode_prompts(prompts) == [tokenizer.encode_prompt(prompt) for prompt in prompts]
+    mixed = ["1+1", (Message("user", "1+1"),)]
+    assert chat.encode_prompts(mixed) == [chat.encode_prompt(prompt) for prompt in mixed]
+
+
 def test_spaces_and_line_breaks_survive(tokenizer):
     text = "a  b\n= 1"
     assert tokenizer.decode(tokenizer.encode_prompt(text)) == text
