@@ -41,6 +41,7 @@ SMALL = [
     *("grpo.num_prompts_per_step=8", "grpo.num_generations_per_prompt=4", "grpo.max_val_samples=32"),
     *("policy.train_global_batch_size=32", "policy.train_micro_batch_size=16", "generation.num_engines=1"),
     *("policy.scheduler.decay_style=constant", "policy.optimizer.lr=1e-5", "grpo.val_at_start=false"),
+    "loss_fn.use_generation_logprobs_as_prev=false",  # every stage is there
 ]
 
 

@@ -98,6 +98,7 @@ def configuration(model: Path, options: argparse.Namespace, keys: list[str]) -> 
     }
     fixed = [f"{key}={value}" for key, value in policy.items()]
     overrides = [f"policy.{setting}" for setting in (*fixed, *keys)]
+    overrides.append("loss_fn.use_generation_logprobs_as_prev=false")
     return load_config(REPOSITORY / "configs" / "grpo_arithmetic_cpu.yaml", [*overrides, *options.overrides])
 
 

@@ -66,6 +66,7 @@ def main(directory: Path) -> None:
             f"grpo.num_prompts_per_step={NUM_PROMPTS}",
             f"grpo.num_generations_per_prompt={NUM_GENERATIONS}",
             "policy.max_total_sequence_length=256",
+            "loss_fn.use_generation_logprobs_as_prev=false",  # every stage calls
             "data.train.kind=jsonl",
             f"data.train.path={prompts}",
             "data.validation.kind=arithmetic",
