@@ -67,6 +67,12 @@ def import_transfer_queue() -> None:
         importlib.import_module("transfer_queue")
 
 
+def reconnected(plane: DataPlane, spec: DataPlaneSpec) -> DataPlane:
+    """The data plane of a process that leaves ``plane`` for another."""
+    plane.close()
+    return connect(spec)
+
+
 def connect(spec: DataPlaneSpec) -> DataPlane:
     """The data plane of this process. Raises StorageFailed when the storage can't be reached."""
     os.environ.update(TRANSFER_QUEUE_ENVIRONMENT)

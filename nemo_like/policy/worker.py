@@ -38,7 +38,7 @@ from nemo_like.data_plane.columns import (
     Column,
 )
 from nemo_like.data_plane.errors import DataPlaneError
-from nemo_like.data_plane.factory import DataPlaneSpec, connect
+from nemo_like.data_plane.factory import DataPlaneSpec, connect, reconnected
 from nemo_like.data_plane.interface import DataPlane
 from nemo_like.data_plane.meta import KVBatchMeta, Schedule
 from nemo_like.data_plane.operations import Operation
@@ -178,8 +178,7 @@ class PolicyWorker:
     def reconnect_data_plane(self, spec: DataPlaneSpec) -> None:
         """Read and write there from now on."""
         if self._fetches:
-            self._data_plane.close()
-            self._data_plane = connect(spec)
+            self._data_plane = reconnected(self._data_plane, spec)
 
     def connect_weights(self, receivers: Sequence[Any]) -> None:
         """Meet the generation engines' weight receivers."""

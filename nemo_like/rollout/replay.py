@@ -15,20 +15,19 @@ from pathlib import Path
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.config.recordings import read_manifest
 from nemo_like.data.interface import SourceReport
-from nemo_like.data_plane.factory import DataPlaneSpec, connect
-from nemo_like.data_plane.meta import KVBatchMeta
-from nemo_like.data_plane.operations import Operation
+from nemo_like.data_plane.factory import DataPlaneSpec
 from nemo_like.observability.summary import SampleAnswer
+from nemo_like.rollout.data_plane_user import DataPlaneUser
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutResult, SourceReports
 from nemo_like.rollout.recorder import read_rollout
 
 
-class ReplayRolloutActor:
+class ReplayRolloutActor(DataPlaneUser):
     """To be hosted by an asyncio actor."""
 
     def __init__(self, *, directory: str, data_plane: DataPlaneSpec) -> None:
         self._directory = Path(directory)
-        self._data_plane_spec, self._data_plane = data_plane, connect(data_plane)
+        super().__init__(data_plane)
 
     def attach(self, own_handle: ActorHandle) -> SourceReports:
         """One source with as many prompts as a rollout has, and nothing to validate on."""
@@ -53,15 +52,7 @@ class ReplayRolloutActor:
         data_plane: DataPlaneSpec,
     ) -> None:
         """Put into this data plane from now on."""
-        if data_plane != self._data_plane_spec:
-            self._data_plane.close()
-            self._data_plane_spec, self._data_plane = data_plane, connect(data_plane)
-
-    async def discard(self, batches: Sequence[KVBatchMeta]) -> Sequence[Operation]:
-        """Free the bytes of samples that will not train; what that took in the data plane."""
-        for batch in batches:
-            await asyncio.to_thread(self._data_plane.clear, batch)
-        return self._data_plane.take_operations()
+        self._move_to(data_plane)
 
     def sample_answers(self) -> list[SampleAnswer]:
         """None: nothing was answered."""

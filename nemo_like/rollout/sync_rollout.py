@@ -23,9 +23,8 @@ from nemo_like.config.schema import Config, DatasetConfig
 from nemo_like.data.datasets import Sources, build_sources
 from nemo_like.data.interface import Prompt, PromptExample, Split
 from nemo_like.data.tokenizer import Tokenizer
-from nemo_like.data_plane.factory import DataPlaneSpec, connect
+from nemo_like.data_plane.factory import DataPlaneSpec
 from nemo_like.data_plane.meta import KVBatchMeta
-from nemo_like.data_plane.operations import Operation
 from nemo_like.environments.pool import EnvironmentPool
 from nemo_like.generation.interface import GroupResult
 from nemo_like.observability.summary import SampleAnswer
@@ -33,6 +32,7 @@ from nemo_like.observability.trace import span
 from nemo_like.rollout.answers import answer_ids
 from nemo_like.rollout.components import component_tags
 from nemo_like.rollout.conversation import Conversation, Limits
+from nemo_like.rollout.data_plane_user import DataPlaneUser
 from nemo_like.rollout.dump import StepSamples
 from nemo_like.rollout.flatten import FlatBatch, flatten
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutResult, SourceReports
@@ -45,7 +45,7 @@ from nemo_like.rollout.turn_loop import Task, TurnLoop
 _log = logging.getLogger(__name__)
 
 
-class SyncRolloutActor:
+class SyncRolloutActor(DataPlaneUser):
     """Owns datasets and tokenizer; runs one rollout at a time. To be hosted by an asyncio actor."""
 
     def __init__(
@@ -69,7 +69,7 @@ class SyncRolloutActor:
             RolloutMode.training: self._read(cfg.data.train, split="train"),
             RolloutMode.validation: self._read(cfg.data.validation, split="validation"),
         }
-        self._data_plane_spec, self._data_plane = data_plane, connect(data_plane)
+        super().__init__(data_plane)
         self._running = asyncio.Lock()
         self._num_abandoned = 0
         self._loop: TurnLoop | None = None
@@ -109,9 +109,7 @@ class SyncRolloutActor:
         """Go on with these processes, of which some are new."""
         self._engines = list(engines)
         self._pools = {name: EnvironmentPool(actors) for name, actors in environments.items()}
-        if data_plane != self._data_plane_spec:
-            self._data_plane.close()
-            self._data_plane_spec, self._data_plane = data_plane, connect(data_plane)
+        self._move_to(data_plane)
 
     async def _run(self, prompts: PromptBatch, partition: str) -> RolloutResult:
         self._loop = loop = self._turn_loop(prompts)
@@ -152,12 +150,6 @@ class SyncRolloutActor:
         """Called by an engine whose step thread failed."""
         if self._loop is not None:
             self._loop.fail(RuntimeError(f"generation engine {engine!r} failed: {message}"))
-
-    async def discard(self, batches: Sequence[KVBatchMeta]) -> Sequence[Operation]:
-        """Free the bytes of samples that will not train; what that took in the data plane."""
-        for batch in batches:
-            await asyncio.to_thread(self._data_plane.clear, batch)
-        return self._data_plane.take_operations()
 
     async def dump(self, step: int, ledger: Sequence[KVBatchMeta]) -> None:
         """Write ``rollouts/step_N.jsonl``: the samples of the ledger in words, with the ledger's tags."""

@@ -1,0 +1,29 @@
+"""What every rollout actor does with its data plane besides putting samples into it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from nemo_like.data_plane.factory import DataPlaneSpec, connect, reconnected
+from nemo_like.data_plane.meta import KVBatchMeta
+from nemo_like.data_plane.operations import Operation
+
+
+class DataPlaneUser:
+    """To be derived from."""
+
+    def __init__(self, data_plane: DataPlaneSpec) -> None:
+        self._data_plane_spec, self._data_plane = data_plane, connect(data_plane)
+
+    async def discard(self, batches: Sequence[KVBatchMeta]) -> Sequence[Operation]:
+        """Free the bytes of samples that will not train; what that took in the data plane."""
+        for batch in batches:
+            await asyncio.to_thread(self._data_plane.clear, batch)
+        return self._data_plane.take_operations()
+
+    def _move_to(self, data_plane: DataPlaneSpec) -> None:
+        """Put into this data plane from now on."""
+        if data_plane != self._data_plane_spec:
+            self._data_plane = reconnected(self._data_plane, data_plane)
+            self._data_plane_spec = data_plane
