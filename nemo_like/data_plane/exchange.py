@@ -18,6 +18,10 @@ from typing import Any, NamedTuple
 
 import zmq
 
+# Between processes of one node: what is sent is received while it is still in the processor's cache, in
+# half the time. Between nodes the kernel finds the size that fills the line.
+_NEAR_BUFFER_BYTES = 256 << 10
+
 
 class GaveUp(Exception):
     """No answer: the deadline passed, or the alarm rang."""
@@ -45,9 +49,9 @@ class Alarm:
 class Exchange:
     """Sends requests and waits for their answers. Safe to use from several threads."""
 
-    def __init__(self, identity: str, alarm: Alarm) -> None:
+    def __init__(self, identity: str, alarm: Alarm, node_address: str) -> None:
         """``identity`` begins the name under which the other end sees each socket."""
-        self._alarm = alarm
+        self._alarm, self._node_address = alarm, node_address
         self._context = zmq.Context(io_threads=1)
         self._name = f"{identity}_{uuid.uuid4().hex[:8]}"
         self._numbers = itertools.count()
@@ -110,6 +114,13 @@ class Exchange:
             connected.setsockopt(zmq.SNDHWM, 0)
             connected.setsockopt(zmq.RCVHWM, 0)
             connected.setsockopt(zmq.IPV6, "[" in address)
+            if _host(address) == self._node_address:
+                connected.setsockopt(zmq.SNDBUF, _NEAR_BUFFER_BYTES)
             connected.connect(address)
             self._sockets[address] = connected
         return connected
+
+
+def _host(address: str) -> str:
+    """Of "tcp://host:port", also where the host is an IPv6 address in brackets."""
+    return address.removeprefix("tcp://").rpartition(":")[0].strip("[]")

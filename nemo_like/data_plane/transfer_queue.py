@@ -188,9 +188,9 @@ class Session:
         self._thread = threading.Thread(target=self._loop.run_forever, name="data-plane", daemon=True)
         self._thread.start()
         self.client_id = connection.client_id
-        storage = connection.storage
+        storage, node_address = connection.storage, ray.util.get_node_ip_address()
         if storage.backend == _MOONCAKE:
-            os.environ.update(environment(ray.util.get_node_ip_address()))
+            os.environ.update(environment(node_address))
         self._client = AsyncTransferQueueClient(
             f"client_{connection.client_id}_{os.getpid()}", storage.controller, zmq_io_threads=1
         )
@@ -200,7 +200,8 @@ class Session:
             raise StorageFailed(f"{storage.backend} can't be reached from this process: {error}") from error
         alarm = Alarm()
         failure.add_done_callback(lambda _: alarm.ring())
-        self._exchange = Exchange(STORAGE_MANAGER_IDENTITY_PREFIX + connection.client_id, alarm)
+        identity = STORAGE_MANAGER_IDENTITY_PREFIX + connection.client_id
+        self._exchange = Exchange(identity, alarm, node_address)
         self._registry = connection.registry
         self._controller = _Peer(self._exchange, storage.controller, "request_handle_socket")
         self._transfer: _Transfer = (

@@ -40,14 +40,14 @@ def echo() -> Iterator[Echo]:
     server = Echo()
     yield server
     server.release.set()
-    exchange = Exchange("ending", Alarm())
+    exchange = Exchange("ending", Alarm(), "127.0.0.1")
     exchange.ask([Request(server.address, [b"end"])], LONG_S)
     exchange.close()
 
 
 @pytest.fixture
 def exchange() -> Iterator[Exchange]:
-    exchange = Exchange("test", Alarm())
+    exchange = Exchange("test", Alarm(), "127.0.0.1")
     yield exchange
     exchange.close()
 
@@ -72,7 +72,7 @@ def test_a_late_answer_is_not_taken_for_that_of_the_next_request(exchange: Excha
 
 def test_an_alarm_ends_the_waits_under_way_and_those_to_come(echo: Echo) -> None:
     alarm = Alarm()
-    exchange = Exchange("test", alarm)
+    exchange = Exchange("test", alarm, "127.0.0.1")
     began = time.monotonic()
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(answer, exchange, echo, b"late")

@@ -26,7 +26,7 @@ class Served:
         self._thread.start()
         self.opened = asyncio.Event()
         self._server = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(LONG_S)
-        self._exchange = Exchange("test", Alarm())
+        self._exchange = Exchange("test", Alarm(), "127.0.0.1")
 
     async def _start(self) -> RpcServer:
         def refuse(why: str) -> None:
