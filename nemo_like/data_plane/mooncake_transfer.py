@@ -10,6 +10,7 @@ import asyncio
 import concurrent.futures
 import itertools
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -37,12 +38,14 @@ class MooncakeMemory:
     def __init__(self, client: Any) -> None:
         """``client`` is TransferQueue's."""
         self._store, self._placement = client._store, client.replica_config
+        # Two threads may write the same array, which is not registered twice.
+        self._writing = threading.Lock()
 
     def write(self, keys: Sequence[str], arrays: Sequence[np.ndarray]) -> None:
         """Store contiguous arrays that are not empty. Raises CapacityExceeded."""
         places = [array.ctypes.data for array in arrays]
         sizes = [array.nbytes for array in arrays]
-        with self._registered(zip(places, sizes, strict=True)):
+        with self._writing, self._registered(merged(zip(places, sizes, strict=True))):
             codes = self._store.batch_upsert_from(list(keys), places, sizes, config=self._placement)
         if _IS_FULL in codes:
             raise CapacityExceeded(_FULL_MESSAGE)
@@ -84,6 +87,19 @@ class MooncakeMemory:
         for key, code, right in zip(keys, codes, expected, strict=True):
             if code != right:
                 raise RuntimeError(f"a {doing} of {key} ended with {code} instead of {right}")
+
+
+def merged(regions: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(address, bytes) in ascending order, with what overlaps or touches as one: Mooncake takes no memory
+    twice, and arrays may be views of one another."""
+    whole: list[tuple[int, int]] = []
+    for address, num_bytes in sorted(regions):
+        if whole and address <= sum(whole[-1]):
+            start, end = whole[-1][0], max(sum(whole[-1]), address + num_bytes)
+            whole[-1] = (start, end - start)
+        else:
+            whole.append((address, num_bytes))
+    return whole
 
 
 class MooncakeTransfer:

@@ -223,6 +223,15 @@ class DataPlaneContract:
         for reader in (writer, planes.other_client()):
             np.testing.assert_array_equal(reader.fetch(meta, ["prev_logprobs"])["prev_logprobs"], 1)
 
+    def test_one_array_may_be_several_columns(self, planes: Planes) -> None:
+        writer = planes.client()
+        meta = put(writer, opened(planes))
+        values = np.arange(sum(LENGTHS), dtype=np.float32)
+        columns = ["prev_logprobs", "reference_logprobs"]
+        meta = writer.write(meta, dict.fromkeys(columns, values))
+        for got in planes.other_client().fetch(meta, columns).values():
+            np.testing.assert_array_equal(got, values)
+
     def test_a_read_only_array_is_kept_as_it_is(self, planes: Planes) -> None:
         writer = planes.client()
         meta = put(writer, opened(planes))
