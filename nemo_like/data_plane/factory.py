@@ -61,10 +61,10 @@ def num_storage_cpus(cfg: DataPlaneConfig) -> int:
     return 1 + cfg.num_storage_units
 
 
-def import_transfer_queue() -> None:
-    """What a process of TransferQueue's own does first. Ray imports the actor's class with collections on."""
+def import_storage() -> None:
+    """What a process of the storage does first. Ray imports the actor's class with collections on."""
     with lasting_imports():
-        importlib.import_module("transfer_queue")
+        importlib.import_module("nemo_like.data_plane.transfer_queue")
 
 
 def reconnected(plane: DataPlane, spec: DataPlaneSpec) -> DataPlane:

@@ -38,7 +38,7 @@ from nemo_like.data_plane.client import Stored
 from nemo_like.data_plane.deadline import Deadline
 from nemo_like.data_plane.errors import CorruptData, StorageFailed
 from nemo_like.data_plane.exchange import Alarm, Exchange, GaveUp, Request
-from nemo_like.data_plane.factory import TRANSFER_QUEUE_ENVIRONMENT, import_transfer_queue
+from nemo_like.data_plane.factory import TRANSFER_QUEUE_ENVIRONMENT, import_storage
 from nemo_like.data_plane.mooncake import Master, MooncakeStorageUnit, client_settings, environment
 from nemo_like.data_plane.mooncake_transfer import MooncakeMemory, MooncakeTransfer
 from nemo_like.data_plane.rpc import decode_answer, encode_call
@@ -59,7 +59,7 @@ _STORAGE_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOL
 # Ray calls the function before it loads the actor's class.
 _IMPORTS = {
     ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR: (
-        f"{import_transfer_queue.__module__}.{import_transfer_queue.__name__}"
+        f"{import_storage.__module__}.{import_storage.__name__}"
     )
 }
 
