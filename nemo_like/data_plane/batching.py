@@ -32,15 +32,17 @@ class Strategy:
     layout: MicroBatchLayout = MicroBatchLayout.padded
     length_multiple: int = 1
 
-    def common_length(self, lengths: Lengths) -> int:
-        """Tokens of one micro-batch's row on every rank; ``lengths``: [rank][sample] of that micro-batch."""
+    def common_lengths(self, lengths: Lengths, cut: MicroBatches) -> list[int]:
+        """Tokens of each micro-batch's row, the same on every rank; ``cut`` is that of these ``lengths``."""
+        multiple = self.length_multiple
+        take: Callable[[list[int]], int] = max
         if self.layout is MicroBatchLayout.packed:
-            needed = max(
-                sum(round_up(length, self.length_multiple) for length in of_rank) for of_rank in lengths
-            )
-        else:
-            needed = max(max(of_rank) for of_rank in lengths)
-        return max(self.length_multiple, round_up(needed, self.length_multiple))
+            lengths, take = [[round_up(length, multiple) for length in rank] for rank in lengths], sum
+        needed = [
+            [take([of_rank[index] for index in indices]) for indices in of_number]
+            for of_rank, of_number in zip(lengths, cut, strict=True)
+        ]
+        return [max(multiple, round_up(max(of_ranks), multiple)) for of_ranks in zip(*needed, strict=True)]
 
 
 def fixed_size(size: int, length_multiple: int = 1) -> Strategy:

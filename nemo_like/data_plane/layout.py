@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -129,13 +130,13 @@ def _sizes(info: PartitionInfo, parts: Sequence[Part], wired: Iterable[str]) -> 
 def _parts(meta: KVBatchMeta) -> list[Part]:
     """Runs of consecutive samples of the same chunk."""
     parts = []
-    for index, run in itertools.groupby(meta.rows, key=lambda place: place[0]):
+    for index, run in itertools.groupby(meta.rows, key=itemgetter(0)):
         chunk = meta.chunks[index]
-        rows = tuple(row for _, row in run)
+        rows = tuple(map(itemgetter(1), run))
         if rows == tuple(range(len(chunk.lengths))):
             parts.append(Part(chunk.key, None, len(rows), sum(chunk.lengths)))
         else:
-            parts.append(Part(chunk.key, rows, len(rows), sum(chunk.lengths[row] for row in rows)))
+            parts.append(Part(chunk.key, rows, len(rows), sum([chunk.lengths[row] for row in rows])))
     return parts
 
 

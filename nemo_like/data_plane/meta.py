@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from itertools import chain, islice
 from operator import itemgetter
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 TagValue = float | int | bool | str
 
@@ -35,9 +35,8 @@ class MicroBatchLayout(Enum):
     packed = "packed"  # [padded_length]: the samples end to end
 
 
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """Rows of one forward (and backward) on one data-parallel rank."""
+class MicroBatch(NamedTuple):
+    """Rows of one forward (and backward) on one data-parallel rank. A tuple, since a step makes many."""
 
     rows: tuple[int, ...]  # positions within the shard's meta
     padded_length: int  # tokens, of each row or of all end to end; the same on every rank

@@ -50,6 +50,10 @@ class _ChunkState:
     whole: dict[str, str] = field(default_factory=dict)  # column -> segment with every row
     partial: dict[str, dict[int, str]] = field(default_factory=dict)  # column -> row -> segment
 
+    def is_begun(self, column: str) -> bool:
+        """Whether any row of the column was written."""
+        return column in self.whole or bool(self.partial.get(column))
+
     def segment_of(self, column: str, row: int) -> str | None:
         return self.whole.get(column) or self.partial.get(column, {}).get(row)
 
@@ -308,6 +312,8 @@ class Registry:
                     self._check_unwritten(partition, part, state, column)
 
     def _check_unwritten(self, partition: _Partition, part: Part, state: _ChunkState, column: str) -> None:
+        if not state.is_begun(column):
+            return
         for row in range(state.num_rows) if part.rows is None else part.rows:
             key = state.segment_of(column, row)
             if key is not None:

@@ -185,17 +185,16 @@ def _assemble(
     for ranks in scheduled:
         of_ranks = [[lengths[row] for row in rows] for rows in ranks]
         cut = strategy.cut(of_ranks)
-        common = [
-            strategy.common_length([[of_rank[i] for i in indices] for of_rank, indices in together])
-            for together in (zip(of_ranks, of_number, strict=True) for of_number in zip(*cut, strict=True))
-        ]
+        common = strategy.common_lengths(of_ranks, cut)
         rows_of_all = [row for rows in ranks for row in rows if valid[row]]
         num_tokens = sum([int(tokens[row]) for row in rows_of_all])
         for rank, rows in enumerate(ranks):
-            place = where[rank]
+            places = [where[rank][row] for row in rows]
             micro_batches = tuple(
-                MicroBatch(tuple([place[rows[index]] for index in indices]), padded_length)
-                for indices, padded_length in zip(cut[rank], common, strict=True)
+                [
+                    MicroBatch(tuple([places[index] for index in indices]), padded_length)
+                    for indices, padded_length in zip(cut[rank], common, strict=True)
+                ]
             )
             batches[rank].append(GlobalBatch(len(rows_of_all), num_tokens, micro_batches))
     return tuple(

@@ -70,10 +70,11 @@ class ModelReport:
 def packed_schedule(batch: dict[str, Any]) -> Schedule:
     """All samples in one update."""
     strategy = sequence_packing(TOKENS_PER_MICRO_BATCH)
-    (groups,) = strategy.cut([batch["lengths"]])
+    lengths = [batch["lengths"]]
+    cut = strategy.cut(lengths)
     micro_batches = tuple(
-        MicroBatch(tuple(rows), strategy.common_length([[batch["lengths"][row] for row in rows]]))
-        for rows in groups
+        MicroBatch(tuple(rows), length)
+        for rows, length in zip(cut[0], strategy.common_lengths(lengths, cut), strict=True)
     )
     trained = [row for row in range(NUM_SAMPLES) if batch["tags"]["sample_mask"][row]]
     num_tokens = sum(batch["tags"]["num_response_tokens"][row] for row in trained)

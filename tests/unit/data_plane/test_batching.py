@@ -15,6 +15,7 @@ from nemo_like.data_plane.batching import (
     fixed_size,
     in_order,
     pack,
+    round_up,
     sequence_packing,
 )
 from nemo_like.data_plane.meta import Chunk, KVBatchMeta, MicroBatchLayout
@@ -56,9 +57,9 @@ def test_dynamic_batches_keep_the_budget_with_the_padding_of_all_ranks(
 ) -> None:
     strategy = dynamic_batches(BUDGET, multiple)
     cut = strategy.cut(lengths)
-    for number in range(len(cut[0])):
+    for number, length in enumerate(strategy.common_lengths(lengths, cut)):
         together = [[mine[i] for i in of_rank[number]] for of_rank, mine in zip(cut, lengths, strict=True)]
-        length = strategy.common_length(together)
+        assert length >= max(itertools.chain(*together))
         assert length % multiple == 0
         assert len({len(of_rank) for of_rank in together}) == 1
         assert len(together[0]) * length <= BUDGET
@@ -69,9 +70,12 @@ def test_dynamic_batches_keep_the_budget_with_the_padding_of_all_ranks(
 def test_packed_bins_keep_the_budget(lengths: list[list[int]], multiple: int) -> None:
     strategy = sequence_packing(BUDGET, multiple)
     budget = BUDGET // multiple * multiple
-    for of_rank, mine in zip(strategy.cut(lengths), lengths, strict=True):
-        for indices in of_rank:
-            assert strategy.common_length([[mine[i] for i in indices]]) <= budget
+    cut = strategy.cut(lengths)
+    common = strategy.common_lengths(lengths, cut)
+    assert max(common) <= budget
+    for of_rank, mine in zip(cut, lengths, strict=True):
+        for indices, length in zip(of_rank, common, strict=True):
+            assert sum(round_up(mine[i], multiple) for i in indices) <= length
 
 
 def fewest_bins(sizes: Sequence[int], capacity: int) -> int:
