@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nemo_like.observability.jsonl import without_measurements
-from tests.functional.runs import CONFIG, read_metrics, run_grpo, wait_until_gone
+from tests.functional.runs import CONFIG, SCORED, read_metrics, run_grpo, wait_until_gone
 from tests.functional.slurm_fixtures import Slurm, missing, private_slurm
 
 pytestmark = [
@@ -147,7 +147,7 @@ def test_a_job_told_to_save_continues_when_it_is_queued_again_and_ends_as_one_ne
         *("grpo.val_at_start=false", "grpo.val_at_end=false", "policy.scheduler.decay_style=constant"),
     ]
     run_dir, output = tmp_path / "job" / "run", tmp_path / "slurm.out"
-    job = sbatch(slurm, tmp_path, ["--nodes=2", SCRIPT, "--config", CONFIG, *overrides], environment)
+    job = sbatch(slurm, tmp_path, ["--nodes=2", SCRIPT, "--config", CONFIG, SCORED, *overrides], environment)
 
     def has_made_two_steps() -> bool:
         return (run_dir / "metrics.jsonl").is_file() and len(read_metrics(run_dir)) >= 2
