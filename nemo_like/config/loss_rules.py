@@ -13,6 +13,14 @@ def scores_prev_logprobs(loss: LossConfig) -> bool:
     return not (loss.force_on_policy_ratio or loss.use_generation_logprobs_as_prev)
 
 
+def scored_columns(loss: LossConfig) -> tuple[str, ...]:
+    """The columns of log-probs that the loss compares with, besides those of the generation engine."""
+    columns = ["prev_logprobs"] if scores_prev_logprobs(loss) else []
+    if loss.reference_policy_kl_penalty > 0:
+        columns.append("reference_logprobs")
+    return tuple(columns)
+
+
 def loss_problems(cfg: Config) -> Iterator[Problem]:
     """Every combination that would train something else than its keys say."""
     yield from _surrogates(cfg.loss_fn)

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from nemo_like.config.loss_rules import scores_prev_logprobs
+from nemo_like.config.loss_rules import scored_columns
 from nemo_like.config.model_info import ModelInfo
 from nemo_like.config.placement_rules import shares_gpus
 from nemo_like.config.policy_layout import dynamic_length_multiple, length_multiple, policy_world_size
-from nemo_like.config.schema import Config, Device, LossConfig, PolicyBackend, PolicyConfig, Precision
+from nemo_like.config.schema import Config, Device, PolicyBackend, PolicyConfig, Precision
 from nemo_like.config.tasks import used_environments
 
 # Shares of a GPU that a policy worker and an engine hold together: two workers, or two engines, on one GPU
@@ -147,7 +147,8 @@ def make_plan(cfg: Config, model: ModelInfo, columns: Iterable[ColumnLike]) -> P
     rows_per_rank = num_samples // policy.data_parallel_size
     update_rows_per_rank = policy.train_global_batch_size // policy.data_parallel_size
     train, logprob = _micro_batches(policy)
-    unused = _unused_columns(cfg.loss_fn)
+    scored = scored_columns(cfg.loss_fn)
+    unused = _SCORES.difference(scored)  # nobody writes them
     stored = [column for column in columns if column.name not in unused]
     return Plan(
         roles=roles(cfg),
@@ -162,7 +163,7 @@ def make_plan(cfg: Config, model: ModelInfo, columns: Iterable[ColumnLike]) -> P
         train_micro_batch=train.size,
         logprob_micro_batch=logprob.size,
         micro_batches_per_update=math.ceil(update_rows_per_rank / train.num_samples),
-        logprob_phases=len(_SCORES - unused),
+        logprob_phases=len(scored),
         logprob_batches_per_phase=math.ceil(rows_per_rank / logprob.num_samples),
         max_tokens_per_step=num_samples * policy.max_total_sequence_length,
         bytes_per_token=sum(_dtype_bytes(column.dtype) for column in stored),
@@ -246,16 +247,6 @@ def _phases(plan: Plan) -> str:
         f"{'twice ' * (plan.logprob_phases - 1)}at most {plan.logprob_batches_per_phase} forwards "
         f"({plan.logprob_micro_batch}) per step on each data-parallel rank"
     )
-
-
-def _unused_columns(loss: LossConfig) -> set[str]:
-    """Columns that this loss has no use for, so that nobody writes them."""
-    unused = set()
-    if loss.reference_policy_kl_penalty == 0:
-        unused.add("reference_logprobs")
-    if not scores_prev_logprobs(loss):
-        unused.add("prev_logprobs")
-    return unused
 
 
 def _dtype_bytes(dtype: str) -> int:

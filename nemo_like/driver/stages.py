@@ -13,9 +13,7 @@ from collections.abc import Callable, Sequence
 from nemo_like.algorithms.estimators import AdvantageInputs, Advantages, KLToGo
 from nemo_like.algorithms.masking import mask_logprob_mismatch, mask_truncated
 from nemo_like.algorithms.rewards import Outcome, ResponseEnds, scaled_rewards, shaped_rewards
-from nemo_like.config.loss_rules import scores_prev_logprobs
 from nemo_like.config.schema import GRPOConfig, LossConfig
-from nemo_like.data_plane.columns import PREV_LOGPROBS, REFERENCE_LOGPROBS
 from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.policy.interfaces import KL_SCALE, KL_SQUARE_SUM, KL_SUM
 from nemo_like.rollout.components import COMPONENT_PREFIX
@@ -55,14 +53,6 @@ def with_advantages(
     )
     batch = batch.with_tags(advantage=advantages.per_sample)
     return batch.with_tags(**{KL_SCALE: [advantages.kl_scale] * len(batch)}) if kl else batch
-
-
-def scored_columns(loss: LossConfig) -> tuple[str, ...]:
-    """The columns of log-probs that the loss compares with, besides those of the generation engine."""
-    columns = [PREV_LOGPROBS.name] if scores_prev_logprobs(loss) else []
-    if loss.reference_policy_kl_penalty > 0:
-        columns.append(REFERENCE_LOGPROBS.name)
-    return tuple(columns)
 
 
 def kl_in_reward(batch: KVBatchMeta, loss: LossConfig) -> KLToGo | None:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from nemo_like.algorithms.estimators import build_estimator
 from nemo_like.algorithms.ordering import by_generation
+from nemo_like.config.loss_rules import scored_columns
 from nemo_like.config.schema import Config
 from nemo_like.data.sampler import MixtureSampler
 from nemo_like.data_plane.meta import KVBatchMeta
@@ -30,13 +31,7 @@ from nemo_like.driver.collection import Collected, collect_groups
 from nemo_like.driver.interfaces import Partitions, Policy, Recovery, Rollout, StepObserver, WeightSync
 from nemo_like.driver.reports import StepReport, StepResults, train_report
 from nemo_like.driver.schedule import dumps_rollouts_of, validates_after
-from nemo_like.driver.stages import (
-    kl_in_reward,
-    scored_columns,
-    with_advantages,
-    without_mismatch,
-    without_truncated,
-)
+from nemo_like.driver.stages import kl_in_reward, with_advantages, without_mismatch, without_truncated
 from nemo_like.driver.stopping import StopRequests
 from nemo_like.driver.validation import ValidationReport, ValidationSet, reached_goal, validation_report
 from nemo_like.observability.logger import RunLogger
