@@ -19,8 +19,13 @@ from itertools import pairwise
 
 from nemo_like.data_plane.meta import MicroBatchLayout
 
-Lengths = Sequence[Sequence[int]]  # [rank][sample] tokens
+Lengths = Sequence[Sequence[int]]  # [rank][sample] tokens that enter the model
 MicroBatches = list[list[list[int]]]  # [rank][micro-batch][index of a sample]
+
+
+def model_length(num_tokens: int) -> int:
+    """Tokens of a sample that enter the model: all but its last, which is predicted and predicts nothing."""
+    return num_tokens - 1 if num_tokens > 1 else num_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-from nemo_like.data_plane.batching import Strategy, fixed_size, round_up
+from nemo_like.data_plane.batching import Strategy, fixed_size, model_length, round_up
 from nemo_like.data_plane.meta import GlobalBatch, KVBatchMeta, MicroBatch, Schedule
 
 # Whole chunks stay on one rank where the fullest rank then gets at most this much more tokens than an
@@ -180,7 +180,8 @@ def _assemble(
         for rank in range(num_shards)
     ]
     where = [dict(zip(rows, range(len(rows)), strict=True)) for rows in shards]
-    lengths, valid, tokens = meta.lengths, meta.tag("sample_mask"), meta.tag("num_response_tokens")
+    lengths = [model_length(length) for length in meta.lengths]
+    valid, tokens = meta.tag("sample_mask"), meta.tag("num_response_tokens")
     batches: list[list[GlobalBatch]] = [[] for _ in range(num_shards)]
     for ranks in scheduled:
         of_ranks = [[lengths[row] for row in rows] for rows in ranks]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from nemo_like.data_plane.batching import model_length
 from nemo_like.data_plane.columns import INPUT_IDS, RESPONSE_MASK
 from nemo_like.data_plane.meta import MicroBatch, MicroBatchLayout, Schedule
 
@@ -65,7 +66,7 @@ class ModelInputs:
     """What one forward needs of a micro-batch: B rows of T tokens, and which M tokens to score.
 
     Padded: a row per sample. Packed: one row, B = 1, with ``packing``. A token is scored by the model's
-    output at the token before it.
+    output at the token before it, so a sample's last token is not among the inputs.
     """
 
     input_ids: Tensor  # [B, T] int64, right-padded
@@ -142,6 +143,7 @@ class PolicyBatch:
     ) -> None:
         self.device = device
         self.lengths = torch.as_tensor(np.asarray(lengths, dtype=np.int64))
+        self._model_lengths = torch.tensor([model_length(length) for length in self.lengths.tolist()])
         self.num_tokens = int(self.lengths.sum())
         ends = self.lengths.cumsum(0)
         self.offsets = ends - self.lengths
@@ -193,28 +195,30 @@ class PolicyBatch:
 
     def _padded(self, spec: MicroBatch) -> ModelInputs:
         rows = torch.tensor(spec.rows, dtype=torch.int64)
-        longest = int(self.lengths[rows].max())
+        lengths = self._model_lengths[rows]
+        longest = int(lengths.max())
         if longest > spec.padded_length:
-            raise ValueError(f"a sample of {longest} tokens is over the padded length {spec.padded_length}")
+            raise ValueError(f"{longest} tokens of a sample are over the padded length {spec.padded_length}")
         positions = torch.arange(spec.padded_length)
-        is_token = positions < self.lengths[rows, None]
+        is_token = positions < lengths[:, None]
         places = (self.offsets[rows, None] + positions).masked_fill_(~is_token, 0)
-        input_ids = self.columns[INPUT_IDS.name][places].to(torch.int64).masked_fill_(~is_token, PAD_TOKEN_ID)
-        is_scored = self.columns[RESPONSE_MASK.name][places].to(torch.bool) & is_token
+        predicted = self._predicted_at(places)
+        is_scored = self.columns[RESPONSE_MASK.name][predicted].to(torch.bool) & is_token
         sample_index, position = is_scored.nonzero(as_tuple=True)
+        packed_index = predicted[sample_index, position]
         return ModelInputs(
-            input_ids=input_ids,
+            input_ids=self._token_ids(places).masked_fill_(~is_token, PAD_TOKEN_ID),
             position_ids=positions.expand(len(rows), -1),
-            token_ids=input_ids[sample_index, position],
-            output_index=(position - 1) * len(rows) + sample_index,
+            token_ids=self._token_ids(packed_index),
+            output_index=position * len(rows) + sample_index,
             sample_index=sample_index,
-            packed_index=places[sample_index, position],
+            packed_index=packed_index,
             rows=rows,
         )
 
     def _packed(self, spec: MicroBatch, length_multiple: int) -> ModelInputs:
         rows = torch.tensor(spec.rows, dtype=torch.int64)
-        lengths = self.lengths[rows]
+        lengths = self._model_lengths[rows]
         room = (lengths + length_multiple - 1) // length_multiple * length_multiple
         rest = spec.padded_length - int(room.sum())
         if rest < 0:
@@ -226,19 +230,30 @@ class PolicyBatch:
         position = torch.arange(len(sample)) - (lengths.cumsum(0) - lengths)[sample]
         places = self.offsets[rows][sample] + position
         slots = starts[sample] + position
-        token_ids = self.columns[INPUT_IDS.name][places].to(torch.int64)
-        input_ids = torch.full((spec.padded_length,), PAD_TOKEN_ID).index_copy_(0, slots, token_ids)
-        is_scored = self.columns[RESPONSE_MASK.name][places].to(torch.bool)
+        token_ids = self._token_ids(places)
+        predicted = self._predicted_at(places)
+        is_scored = self.columns[RESPONSE_MASK.name][predicted].to(torch.bool)
+        packed_index = predicted[is_scored]
         return ModelInputs(
-            input_ids=input_ids[None],
+            input_ids=torch.full((1, spec.padded_length), PAD_TOKEN_ID).index_copy_(
+                1, slots, token_ids[None]
+            ),
             position_ids=(torch.arange(spec.padded_length) - torch.repeat_interleave(starts, room))[None],
-            token_ids=token_ids[is_scored],
-            output_index=slots[is_scored] - 1,
+            token_ids=self._token_ids(packed_index),
+            output_index=slots[is_scored],
             sample_index=sample[is_scored],
-            packed_index=places[is_scored],
+            packed_index=packed_index,
             rows=rows,
             packing=Packing(
                 cu_seqlens=functional.pad(room.cumsum(0), (1, 0)).to(torch.int32),
                 lengths=tuple(room.tolist()),
             ),
         )
+
+    def _token_ids(self, places: Tensor) -> Tensor:
+        return self.columns[INPUT_IDS.name][places].to(torch.int64)
+
+    def _predicted_at(self, places: Tensor) -> Tensor:
+        """Places in the packed columns of what the model predicts at these. After a sample of one token comes
+        the next sample's first, which nobody scores."""
+        return (places + 1).clamp_(max=self.num_tokens - 1)

@@ -232,9 +232,8 @@ class PlainLoop:
     def _score(self, inputs: ModelInputs) -> torch.Tensor:
         """Log-probs of the scored tokens, from the logits of all."""
         logits = self._plain.model(input_ids=inputs.input_ids, use_cache=False).logits / TEMPERATURE
-        logprobs = logits.log_softmax(-1)
-        scored = logprobs[:, :-1].gather(2, inputs.input_ids[:, 1:, None])[..., 0]
-        return scored.t().flatten()[inputs.output_index]
+        logprobs = logits.log_softmax(-1).transpose(0, 1).flatten(0, 1)
+        return logprobs[inputs.output_index, inputs.token_ids]
 
 
 def _comparison(times: dict[str, list[float]], num_tokens: int) -> dict[str, object]:

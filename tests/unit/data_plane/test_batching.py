@@ -14,6 +14,7 @@ from nemo_like.data_plane.batching import (
     dynamic_batches,
     fixed_size,
     in_order,
+    model_length,
     pack,
     round_up,
     sequence_packing,
@@ -179,7 +180,7 @@ def test_a_strategys_micro_batches_travel_with_the_shards(
         (update,) = shard.schedule.global_batches
         assert sorted(row for mb in update.micro_batches for row in mb.rows) == list(range(4))
         for micro_batch in update.micro_batches:
-            rounded = [-(-shard.lengths[row] // 2) * 2 for row in micro_batch.rows]
+            rounded = [round_up(model_length(shard.lengths[row]), 2) for row in micro_batch.rows]
             assert (sum(rounded) if packed else max(rounded)) <= micro_batch.padded_length <= 16
             if not packed:
                 assert len(rounded) * micro_batch.padded_length <= 16
@@ -193,3 +194,7 @@ def test_micro_batches_are_cut_in_one_way() -> None:
         shard_for_training(
             meta, num_shards=1, global_batch_size=1, micro_batch_size=1, strategy=dynamic_batches(5)
         )
+
+
+def test_all_but_a_samples_last_token_enter_the_model() -> None:
+    assert [model_length(num_tokens) for num_tokens in (0, 1, 2, 9)] == [0, 1, 1, 8]

@@ -24,7 +24,7 @@ def two_samples() -> PolicyBatch:
 
 def test_a_micro_batch_is_padded_on_the_right_and_names_the_tokens_to_score() -> None:
     micro_batch = two_samples().micro_batch(MicroBatch(rows=(1, 0), padded_length=6), PADDED)
-    assert micro_batch.input_ids.tolist() == [[20, 21, 22, 23, 0, 0], [10, 11, 12, 13, 0, 0]]
+    assert micro_batch.input_ids.tolist() == [[20, 21, 22, 0, 0, 0], [10, 11, 12, 0, 0, 0]]
     assert micro_batch.position_ids.tolist() == [[0, 1, 2, 3, 4, 5]] * 2
     assert micro_batch.token_ids.tolist() == [21, 23, 12, 13]
     assert micro_batch.sample_index.tolist() == [0, 0, 1, 1]
@@ -46,8 +46,8 @@ def test_samples_of_different_lengths_do_not_run_into_each_other() -> None:
         "input_ids": np.array([1, 2, 3, 4, 5, 6], np.int32),
         "response_mask": np.array([0, 1, 0, 1, 1, 1], np.uint8),
     }
-    micro_batch = PolicyBatch(columns, [2, 4], {}, CPU).micro_batch(MicroBatch((0, 1), 4), PADDED)
-    assert micro_batch.input_ids.tolist() == [[1, 2, 0, 0], [3, 4, 5, 6]]
+    micro_batch = PolicyBatch(columns, [2, 4], {}, CPU).micro_batch(MicroBatch((0, 1), 3), PADDED)
+    assert micro_batch.input_ids.tolist() == [[1, 0, 0], [3, 4, 5]]
     assert micro_batch.token_ids.tolist() == [2, 4, 5, 6]
 
 
@@ -80,16 +80,16 @@ def test_a_generated_first_token_is_refused_because_nothing_predicts_it() -> Non
 
 
 def test_a_packed_micro_batch_is_one_row_of_samples_end_to_end() -> None:
-    inputs = two_samples().micro_batch(MicroBatch(rows=(1, 0), padded_length=8), PACKED)
-    assert inputs.input_ids.tolist() == [[20, 21, 22, 23, 10, 11, 12, 13]]
-    assert inputs.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3]]
+    inputs = two_samples().micro_batch(MicroBatch(rows=(1, 0), padded_length=6), PACKED)
+    assert inputs.input_ids.tolist() == [[20, 21, 22, 10, 11, 12]]
+    assert inputs.position_ids.tolist() == [[0, 1, 2, 0, 1, 2]]
     assert inputs.token_ids.tolist() == [21, 23, 12, 13]
-    assert inputs.output_index.tolist() == [0, 2, 5, 6]
+    assert inputs.output_index.tolist() == [0, 2, 4, 5]
     assert inputs.sample_index.tolist() == [0, 0, 1, 1]
     assert inputs.packed_index.tolist() == [5, 7, 2, 3]
     assert inputs.packing is not None
-    assert inputs.packing.cu_seqlens.tolist() == [0, 4, 8]
-    assert inputs.packing.lengths == (4, 4)
+    assert inputs.packing.cu_seqlens.tolist() == [0, 3, 6]
+    assert inputs.packing.lengths == (3, 3)
 
 
 def test_packed_samples_start_at_multiples_and_what_is_left_of_the_row_is_a_sample_of_padding() -> None:
@@ -99,7 +99,7 @@ def test_packed_samples_start_at_multiples_and_what_is_left_of_the_row_is_a_samp
     }
     schedule = Schedule((), MicroBatchLayout.packed, length_multiple=4)
     inputs = PolicyBatch(columns, [2, 3], {}, CPU).micro_batch(MicroBatch((0, 1), 12), schedule)
-    assert inputs.input_ids.tolist() == [[1, 2, 0, 0, 3, 4, 5, 0, 0, 0, 0, 0]]
+    assert inputs.input_ids.tolist() == [[1, 0, 0, 0, 3, 4, 0, 0, 0, 0, 0, 0]]
     assert inputs.position_ids.tolist() == [[0, 1, 2, 3] * 3]
     assert inputs.output_index.tolist() == [0, 4, 5]
     assert inputs.packing is not None
@@ -107,9 +107,28 @@ def test_packed_samples_start_at_multiples_and_what_is_left_of_the_row_is_a_samp
 
 
 @pytest.mark.parametrize("schedule", [PADDED, PACKED])
+def test_the_last_token_of_a_sample_is_scored_and_does_not_enter_the_model(schedule: Schedule) -> None:
+    inputs = two_samples().micro_batch(MicroBatch(rows=(0,), padded_length=3), schedule)
+    assert inputs.input_ids.tolist() == [[10, 11, 12]]
+    assert inputs.token_ids.tolist() == [12, 13]
+
+
+@pytest.mark.parametrize("schedule", [PADDED, PACKED])
+def test_a_sample_of_one_token_scores_nothing_of_the_sample_after_it(schedule: Schedule) -> None:
+    columns = {
+        "input_ids": np.array([1, 2, 3, 4], np.int32),
+        "response_mask": np.array([0, 0, 1, 0], np.uint8),
+    }
+    batch = PolicyBatch(columns, [1, 2, 1], {}, CPU)
+    inputs = batch.micro_batch(MicroBatch(rows=(0, 1, 2), padded_length=3), schedule)
+    assert (inputs.token_ids.tolist(), inputs.sample_index.tolist()) == ([3], [1])
+    assert inputs.packed_index.tolist() == [2]
+
+
+@pytest.mark.parametrize("schedule", [PADDED, PACKED])
 def test_samples_that_do_not_fit_their_row_are_refused(schedule: Schedule) -> None:
     with pytest.raises(ValueError, match="tokens"):
-        two_samples().micro_batch(MicroBatch(rows=(0, 1), padded_length=3), schedule)
+        two_samples().micro_batch(MicroBatch(rows=(0, 1), padded_length=2), schedule)
 
 
 def test_a_context_rank_has_one_piece_from_the_front_and_one_from_the_back() -> None:
@@ -122,7 +141,7 @@ def test_context_ranks_score_the_tokens_whose_prediction_they_hold() -> None:
     spec = MicroBatch(rows=(1, 0), padded_length=4)
     # Scored are positions 1 and 3 of row 0, 2 and 3 of row 1, from the outputs at 0, 2 and 1, 2.
     first = two_samples().micro_batch(spec, PADDED, ContextRank(0, 2))
-    assert first.input_ids.tolist() == [[20, 23], [10, 13]]
+    assert first.input_ids.tolist() == [[20, 0], [10, 0]]
     assert first.position_ids.tolist() == [[0, 3], [0, 3]]
     assert first.context_index is not None
     assert (first.token_ids.tolist(), first.context_index.tolist()) == ([21], [0])
@@ -140,7 +159,7 @@ def test_packed_samples_are_cut_over_context_ranks_one_by_one() -> None:
     schedule = Schedule((), MicroBatchLayout.packed, length_multiple=4)
     spec = MicroBatch(rows=(1, 0), padded_length=8)
     first = two_samples().micro_batch(spec, schedule, ContextRank(0, 2))
-    assert first.input_ids.tolist() == [[20, 23, 10, 13]]
+    assert first.input_ids.tolist() == [[20, 0, 10, 0]]
     assert first.position_ids.tolist() == [[0, 3, 0, 3]]
     assert first.packing is not None
     assert first.packing.cu_seqlens.tolist() == [0, 4, 8]  # of whole samples
