@@ -30,6 +30,7 @@ from vllm.inputs import tokens_input
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 
+from nemo_like.cluster.gloo import one_gloo_device
 from nemo_like.cluster.runtime import use_temporary_directory_of_session
 from nemo_like.cluster.shared_memory import Transfer
 from nemo_like.config.schema import Device, GenerationConfig, Precision
@@ -241,7 +242,8 @@ class VllmEngine:
     def _start_engine(self) -> None:
         # Built on the thread that steps it: the current CUDA device belongs to a thread.
         try:
-            self._engine = LLMEngine.from_engine_args(self._engine_args)
+            with one_gloo_device():
+                self._engine = LLMEngine.from_engine_args(self._engine_args)
         except Exception as error:
             self._stopping = True
             raise GenerationError(f"engine {self._name!r} did not start: {error}") from error

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.cluster.gloo import one_gloo_device
 from nemo_like.cluster.imports import lasting_imports, load_target
 from nemo_like.config.schema import (
     CheckpointWriting,
@@ -99,29 +100,17 @@ class PolicyWorker:
 
     def setup(self) -> None:
         """Join the other workers and load the model; returns when this worker is ready."""
-        coordinates = self.coordinates
-        if not dist.is_initialized():
-            dist.init_process_group(
-                "gloo" if self.cfg.device is Device.cpu else "nccl",
-                init_method=self._init_method,
-                rank=coordinates.rank,
-                world_size=coordinates.layout.world_size,
-                timeout=datetime.timedelta(seconds=self._timeout_s),
-            )
-        self._replica = Replica(coordinates, self._timeout_s)
-        self._checkpoint_group = dist.new_group(
-            backend="gloo", timeout=datetime.timedelta(seconds=self._timeout_s)
-        )
+        with one_gloo_device():
+            self._join()
         self._checkpoint: CheckpointWriter | None = None
-        self._backend = self._build_backend()
         if self._fetches:
             source = self._data_plane_source
             self._data_plane = connect(source) if isinstance(source, DataPlaneSpec) else source
         self._weight_sender: WeightSender | None = None
-        if is_weight_sender(coordinates):
+        if is_weight_sender(self.coordinates):
             sender = self._weight_sender_source
             if isinstance(sender, WeightSenderSpec):
-                sender = load_target(sender.target)(coordinates=coordinates, **sender.kwargs)
+                sender = load_target(sender.target)(coordinates=self.coordinates, **sender.kwargs)
             self._weight_sender = sender
 
     def compute_logprobs(self, meta: KVBatchMeta, columns: Sequence[str]) -> WorkerScores | None:
@@ -246,6 +235,23 @@ class PolicyWorker:
             self._weight_sender = None
         if dist.is_initialized():
             dist.destroy_process_group()
+
+    def _join(self) -> None:
+        """Every process group of this worker, and its model."""
+        coordinates = self.coordinates
+        if not dist.is_initialized():
+            dist.init_process_group(
+                "gloo" if self.cfg.device is Device.cpu else "nccl",
+                init_method=self._init_method,
+                rank=coordinates.rank,
+                world_size=coordinates.layout.world_size,
+                timeout=datetime.timedelta(seconds=self._timeout_s),
+            )
+        self._replica = Replica(coordinates, self._timeout_s)
+        self._checkpoint_group = dist.new_group(
+            backend="gloo", timeout=datetime.timedelta(seconds=self._timeout_s)
+        )
+        self._backend = self._build_backend()
 
     def _build_backend(self) -> TrainingBackend:
         # Each takes seconds to import, so only the one that is used is loaded.
