@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nemo_like.cluster.actors import ActorHandle
+from nemo_like.cluster.columnar import Columnar
 from nemo_like.environments.interface import Feedback, Turn
 
 
@@ -26,6 +27,6 @@ class EnvironmentPool:
         index = self._num_unanswered.index(min(self._num_unanswered))
         self._num_unanswered[index] += len(turns)
         try:
-            return await self._actors[index].submit("step", turns)
+            return await self._actors[index].submit("step", Columnar(turns))
         finally:
             self._num_unanswered[index] -= len(turns)

@@ -11,6 +11,7 @@ import asyncio
 import math
 from collections.abc import Iterator, Sequence
 
+from nemo_like.cluster.columnar import Columnar
 from nemo_like.config.schema import EnvConfig
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
 from nemo_like.environments.worker import RewardRaised, Worker, WorkerDied, start_worker
@@ -59,7 +60,7 @@ class EnvironmentServer:
                 if len(turns) == 1 and (isinstance(error, RewardRaised) or self._cfg.max_concurrency == 1):
                     return [self._failed(error)]
                 feedback = await self._each_alone(turns)
-        return [_checked(item) for item in feedback]
+        return Columnar(_checked(item) for item in feedback)
 
     async def _shared_worker(self) -> Worker:
         async with self._starting:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from nemo_like.cluster.columnar import Columnar
 from nemo_like.cluster.errors import Overdue
 from nemo_like.data.interface import Prompt
 from nemo_like.data_plane.errors import listed
@@ -237,7 +238,7 @@ class TurnLoop:
             calls.setdefault((engine, request.sampling), []).append(request.group)
         await asyncio.gather(
             *(
-                self._engines[engine].submit("submit", groups, sampling, self._sink)
+                self._engines[engine].submit("submit", Columnar(groups), sampling, self._sink)
                 for (engine, sampling), groups in calls.items()
             )
         )
