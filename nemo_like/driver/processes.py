@@ -15,6 +15,7 @@ from pathlib import Path
 
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Call, Concurrency
 from nemo_like.cluster.cluster import Cluster
+from nemo_like.cluster.cpu_environment import CPU_ENVIRONMENT
 from nemo_like.cluster.runtime import free_port
 from nemo_like.config.deadlines import longest_deadline_s
 from nemo_like.config.placement_rules import shares_gpus, weight_transport
@@ -250,8 +251,7 @@ def _torch_environment(cfg: Config) -> dict[str, str]:
     """For processes that load torch."""
     env = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     if cfg.policy.device is Device.cpu:
-        # Several processes share the cores, and nothing here is worth compiling.
-        env |= {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
+        env |= {**CPU_ENVIRONMENT, "CUDA_VISIBLE_DEVICES": ""}
     if cfg.cluster.address is None:
         env["GLOO_SOCKET_IFNAME"] = "lo"
     return env

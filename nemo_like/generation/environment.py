@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from nemo_like.cluster.cpu_environment import CPU_ENVIRONMENT
 from nemo_like.config.schema import Device
 
 
@@ -27,16 +28,8 @@ def engine_environment(device: Device) -> dict[str, str]:
 
 
 _CPU = {
-    # More OpenMP threads than free cores stall at barriers.
-    "OMP_NUM_THREADS": "1",
+    **CPU_ENVIRONMENT,
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # Without this the first request with log-probs compiles for seconds.
-    "TORCHDYNAMO_DISABLE": "1",
-    # glibc: keep freed memory. Handing activations back to the system after every layer and faulting them in
-    # again takes a twentieth of the time.
-    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
-    "MALLOC_TRIM_THRESHOLD_": str(2**30),
-    "MALLOC_TOP_PAD_": str(64 * 2**20),
     # An engine on CPU spans one machine at most.
     "GLOO_SOCKET_IFNAME": "lo",
     "VLLM_HOST_IP": "127.0.0.1",
