@@ -21,6 +21,11 @@ def scored_columns(loss: LossConfig) -> tuple[str, ...]:
     return tuple(columns)
 
 
+def is_advantage_alone(loss: LossConfig) -> bool:
+    """Whether a sample of advantage 0 has no gradient: nothing else enters the loss."""
+    return not (loss.reference_policy_kl_penalty or loss.entropy_coef)
+
+
 def loss_problems(cfg: Config) -> Iterator[Problem]:
     """Every combination that would train something else than its keys say."""
     yield from _surrogates(cfg.loss_fn)

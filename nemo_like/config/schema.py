@@ -212,6 +212,7 @@ class GRPOConfig:
     use_dynamic_sampling: bool  # replace groups whose raw rewards are all equal by further ones
     dynamic_sampling_max_gen_batches: int  # rollouts of P prompts that one step may need at most
     overlong_filtering: bool  # truncated samples do not train
+    skip_idle_samples: bool  # compute nothing for samples without a gradient: advantage 0, or masked
     seq_logprob_error_threshold: float | None  # mask samples whose mean exp|generation - prev| is above
     val_period: int  # validate every so many steps; 0: only where the next two say
     val_at_start: bool

@@ -87,6 +87,11 @@ class Schedule:
         return tuple(len(batch.micro_batches) for batch in self.global_batches)
 
     @property
+    def num_rows(self) -> int:
+        """How many rows all its micro-batches have."""
+        return sum(len(mb.rows) for batch in self.global_batches for mb in batch.micro_batches)
+
+    @property
     def global_batch_sizes(self) -> tuple[int, ...]:
         """Valid samples per optimizer update, over all ranks."""
         return tuple(batch.num_samples for batch in self.global_batches)

@@ -28,19 +28,24 @@ def shard_for_training(
     micro_batch_size: int | None = None,
     length_multiple: int = 1,
     strategy: Strategy | None = None,
+    is_idle: Sequence[bool] | None = None,
 ) -> tuple[KVBatchMeta, ...]:
     """One meta per data-parallel rank, with the schedule of its optimizer updates.
 
     Needs tags ``sample_mask`` (0 or 1) and ``num_response_tokens``: the global counts that normalise
     the loss are over the samples with sample_mask 1. Micro-batches are of ``micro_batch_size`` samples,
     their lengths rounded up to a ``length_multiple`` where a parallel layout needs it, or what
-    ``strategy`` makes.
+    ``strategy`` makes. Samples that are idle count, and are in no micro-batch as far as all ranks of an
+    update have equally many of them to leave out.
 
     Raises ValueError when the sizes do not divide.
     """
     strategy = _strategy(strategy, micro_batch_size, length_multiple)
     placement = _place(meta, num_shards, global_batch_size)
-    return _assemble(meta, placement, placement, strategy)
+    working = placement
+    if is_idle is not None:
+        working = [_without_idle(ranks, is_idle, meta.lengths) for ranks in placement]
+    return _assemble(meta, placement, placement, strategy, working)
 
 
 def shard_for_logprobs(
@@ -57,7 +62,7 @@ def shard_for_logprobs(
     strategy = _strategy(strategy, micro_batch_size, length_multiple)
     placement = _place(meta, num_shards, global_batch_size)
     together = [[[row for update in placement for row in update[rank]] for rank in range(num_shards)]]
-    return _assemble(meta, placement, together, strategy)
+    return _assemble(meta, placement, together, strategy, together)
 
 
 def _strategy(strategy: Strategy | None, micro_batch_size: int | None, length_multiple: int) -> Strategy:
@@ -164,13 +169,24 @@ def _is_even(ranks: list[list[int]], lengths: Sequence[int], max_tokens: float) 
     return max(sum([lengths[position] for position in rows]) for rows in ranks) <= max_tokens
 
 
+def _without_idle(ranks: list[list[int]], is_idle: Sequence[bool], lengths: Sequence[int]) -> list[list[int]]:
+    """One update's rows without idle ones, the longest first to go: equally many from every rank, which keeps
+    one row at least."""
+    idle = [sorted((row for row in rows if is_idle[row]), key=lambda row: -lengths[row]) for rows in ranks]
+    count = min(min(len(of_rank), len(rows) - 1) for of_rank, rows in zip(idle, ranks, strict=True))
+    dropped = {row for of_rank in idle for row in of_rank[:count]}
+    return [[row for row in rows if row not in dropped] for rows in ranks]
+
+
 def _assemble(
     meta: KVBatchMeta,
     placement: Placement,
-    scheduled: Placement,
+    counted: Placement,
     strategy: Strategy,
+    scheduled: Placement,
 ) -> tuple[KVBatchMeta, ...]:
-    """Shards, each with a schedule that has one entry per ``scheduled``.
+    """Shards, each with a schedule that has one entry per ``counted``: its counts are of those rows, its
+    micro-batches of the ``scheduled`` ones among them.
 
     A shard's samples are in the order of storage, so that whole chunks move in one piece.
     """
@@ -183,11 +199,11 @@ def _assemble(
     lengths = [model_length(length) for length in meta.lengths]
     valid, tokens = meta.tag("sample_mask"), meta.tag("num_response_tokens")
     batches: list[list[GlobalBatch]] = [[] for _ in range(num_shards)]
-    for ranks in scheduled:
+    for everyone, ranks in zip(counted, scheduled, strict=True):
         of_ranks = [[lengths[row] for row in rows] for rows in ranks]
         cut = strategy.cut(of_ranks)
         common = strategy.common_lengths(of_ranks, cut)
-        rows_of_all = [row for rows in ranks for row in rows if valid[row]]
+        rows_of_all = [row for rows in everyone for row in rows if valid[row]]
         num_tokens = sum([int(tokens[row]) for row in rows_of_all])
         for rank, rows in enumerate(ranks):
             places = [where[rank][row] for row in rows]

@@ -2,6 +2,7 @@
 
     reward ──scale──▶ scaled_reward ──shape──▶ shaped_reward ──estimate──▶ advantage, kl_scale
     sample_mask, outcome ──overlong filter──▶ ──log-prob mismatch──▶ sample_mask, outcome
+    advantage, sample_mask ──▶ is_idle
 
 Together these tags are the ledger of a step: what each sample earned, what became of it, and why.
 """
@@ -13,9 +14,10 @@ from collections.abc import Callable, Sequence
 from nemo_like.algorithms.estimators import AdvantageInputs, Advantages, KLToGo
 from nemo_like.algorithms.masking import mask_logprob_mismatch, mask_truncated
 from nemo_like.algorithms.rewards import Outcome, ResponseEnds, scaled_rewards, shaped_rewards
+from nemo_like.config.loss_rules import is_advantage_alone
 from nemo_like.config.schema import GRPOConfig, LossConfig
 from nemo_like.data_plane.meta import KVBatchMeta
-from nemo_like.policy.interfaces import KL_SCALE, KL_SQUARE_SUM, KL_SUM
+from nemo_like.policy.interfaces import IS_IDLE, KL_SCALE, KL_SQUARE_SUM, KL_SUM
 from nemo_like.rollout.components import COMPONENT_PREFIX
 
 
@@ -78,6 +80,13 @@ def without_mismatch(batch: KVBatchMeta, threshold: float | None) -> KVBatchMeta
         return batch
     masked = mask_logprob_mismatch(batch.numbers("sample_mask"), batch.numbers("mult_prob_error"), threshold)
     return _masked(batch, masked.sample_mask, Outcome.logprob_mismatch)
+
+
+def with_idle(batch: KVBatchMeta, loss: LossConfig) -> KVBatchMeta:
+    """Adds tag is_idle: 1 for samples without a gradient."""
+    advantages = batch.numbers("advantage") if is_advantage_alone(loss) else [1.0] * len(batch)
+    pairs = zip(advantages, batch.numbers("sample_mask"), strict=True)
+    return batch.with_tags(**{IS_IDLE: [float(advantage * kept == 0) for advantage, kept in pairs]})
 
 
 def with_outcome(batch: KVBatchMeta, outcome: Outcome) -> KVBatchMeta:

@@ -31,7 +31,13 @@ from nemo_like.driver.collection import Collected, collect_groups
 from nemo_like.driver.interfaces import Partitions, Policy, Recovery, Rollout, StepObserver, WeightSync
 from nemo_like.driver.reports import StepReport, StepResults, train_report
 from nemo_like.driver.schedule import dumps_rollouts_of, validates_after
-from nemo_like.driver.stages import kl_in_reward, with_advantages, without_mismatch, without_truncated
+from nemo_like.driver.stages import (
+    kl_in_reward,
+    with_advantages,
+    with_idle,
+    without_mismatch,
+    without_truncated,
+)
 from nemo_like.driver.stopping import StopRequests
 from nemo_like.driver.validation import ValidationReport, ValidationSet, reached_goal, validation_report
 from nemo_like.observability.logger import RunLogger
@@ -159,6 +165,8 @@ class SyncGRPODriver:
                 kl = kl_in_reward(scored.batch, self.cfg.loss_fn)
                 batch = with_advantages(scored.batch, self.estimate_advantages, components, kl)
             batch = without_mismatch(batch, grpo.seq_logprob_error_threshold)
+            if grpo.skip_idle_samples:
+                batch = with_idle(batch, self.cfg.loss_fn)
             if dumps_rollouts_of(step, self.cfg.rollout):
                 self.rollout.dump(step, (batch, *rollout.dropped))
 

@@ -23,8 +23,8 @@ from nemo_like.data_plane.errors import listed
 from nemo_like.data_plane.factory import DataPlaneSpec
 from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
-from nemo_like.observability.metrics import Metric, merge
-from nemo_like.policy.interfaces import WORKER_TAGS
+from nemo_like.observability.metrics import Metric, merge, summed
+from nemo_like.policy.interfaces import IS_IDLE, WORKER_TAGS
 from nemo_like.policy.layout import gathers_weights, logprob_strategy, train_strategy
 from nemo_like.policy.results import ScoredBatch, TrainUpdate, WorkerScores, WorkerUpdate
 
@@ -88,7 +88,8 @@ class PolicyWorkerGroup:
         )
 
     def train(self, batch: KVBatchMeta) -> TrainUpdate:
-        """Optimizer updates over the batch, in every epoch; needs tags advantage and sample_mask.
+        """Optimizer updates over the batch, in every epoch; needs tags advantage and sample_mask. Samples
+        with tag is_idle count but are not computed, a few aside that keep the replicas alike.
 
         Raises RuntimeError when the replicas come back with different policy versions.
         """
@@ -97,14 +98,19 @@ class PolicyWorkerGroup:
             num_shards=self._num_replicas,
             global_batch_size=self._cfg.train_global_batch_size,
             strategy=train_strategy(self._cfg),
+            is_idle=[bool(idle) for idle in batch.tag(IS_IDLE)] if IS_IDLE in batch.tags else None,
         )
+        num_computed = sum(shard.schedule.num_rows for shard in shards if shard.schedule)
         repeated = [with_epochs(shard, self._num_epochs) for shard in shards]
         answers: list[WorkerUpdate] = self._on_replicas("train", repeated)
         versions = {answer.policy_version for answer in answers}
         if len(versions) != 1:
             raise RuntimeError(f"policy replicas are at different versions: {sorted(versions)}")
         return TrainUpdate(
-            metrics=merge(answer.metrics for answer in answers),
+            metrics={
+                **merge(answer.metrics for answer in answers),
+                "num_skipped_samples": summed(len(batch) - num_computed),
+            },
             policy_version=versions.pop(),
             compute_s=max(answer.compute_s for answer in answers),
             operations=[operation for answer in answers for operation in answer.operations],

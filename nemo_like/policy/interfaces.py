@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 # Tags that training needs on every sample.
 ADVANTAGE = "advantage"
 SAMPLE_MASK = "sample_mask"  # 0: the sample does not train
+# Whether a sample has no gradient, so that training need not compute it; optional.
+IS_IDLE = "is_idle"
 # With a KL in the reward: its multiple that each token's advantage loses.
 KL_SCALE = "kl_scale"
 # All that workers read, where a batch has it; no other tag travels to them.

@@ -90,6 +90,52 @@ def test_ranks_run_the_same_number_of_micro_batches_of_the_same_padded_length(
 
 
 @settings(max_examples=150, deadline=None)
+@given(cases(), st.data())
+def test_idle_samples_count_and_are_left_out_alike_on_every_rank(
+    case: tuple[KVBatchMeta, int, int, int], data: st.DataObject
+) -> None:
+    meta, num_shards, batch_size, size = case
+    is_idle = data.draw(st.lists(st.booleans(), min_size=len(meta), max_size=len(meta)))
+    sizes = {"num_shards": num_shards, "global_batch_size": batch_size, "micro_batch_size": size}
+    everything = shard_for_training(meta, **sizes)
+    shards = shard_for_training(meta, **sizes, is_idle=is_idle)
+    for update in range(len(meta) // batch_size):
+        scheduled, num_idle = [], []
+        for shard, whole in zip(shards, everything, strict=True):
+            assert shard.sample_ids == whole.sample_ids
+            mine, all_rows = (
+                [
+                    shard.tag("position")[row]
+                    for micro_batch in of.schedule.global_batches[update].micro_batches
+                    for row in micro_batch.rows
+                ]
+                for of in (shard, whole)
+            )
+            counts, whole_counts = (of.schedule.global_batches[update] for of in (shard, whole))
+            assert (counts.num_samples, counts.num_tokens) == (
+                whole_counts.num_samples,
+                whole_counts.num_tokens,
+            )
+            left_out = set(all_rows) - set(mine)
+            assert all(is_idle[position] for position in left_out)
+            assert len(mine) == len(set(mine)) == len(all_rows) - len(left_out) >= 1
+            scheduled.append(len(mine))
+            num_idle.append(sum(is_idle[position] for position in all_rows))
+        assert len(set(scheduled)) == 1
+        rows_per_rank = batch_size // num_shards
+        assert scheduled[0] == rows_per_rank - min(*num_idle, rows_per_rank - 1)
+
+
+def test_the_longest_idle_samples_are_left_out() -> None:
+    meta = batch([9, 3, 5, 7], group=4)
+    (shard,) = shard_for_training(
+        meta, num_shards=1, global_batch_size=4, micro_batch_size=4, is_idle=[True] * 4
+    )
+    ((rows,),) = shard.schedule.micro_batch_indices
+    assert [shard.lengths[row] for row in rows] == [3]
+
+
+@settings(max_examples=150, deadline=None)
 @given(cases())
 def test_both_stages_find_a_sample_at_the_same_place(case: tuple[KVBatchMeta, int, int, int]) -> None:
     meta, num_shards, batch_size, size = case

@@ -9,11 +9,12 @@ import pytest
 from nemo_like.algorithms.estimators import AdvantageInputs, Advantages
 from nemo_like.config.loader import load_config
 from nemo_like.config.loss_rules import scored_columns
-from nemo_like.config.schema import GRPOConfig
+from nemo_like.config.schema import GRPOConfig, LossConfig
 from nemo_like.data_plane.meta import Chunk, KVBatchMeta
 from nemo_like.driver.stages import (
     kl_in_reward,
     with_advantages,
+    with_idle,
     with_shaped_rewards,
     without_mismatch,
     without_truncated,
@@ -124,3 +125,19 @@ def test_a_kl_in_the_reward_goes_from_what_scoring_found_to_a_scale_for_training
     scaled = with_advantages(batch, lambda inputs: Advantages([1.0] * 4, kl_scale=0.25), [], kl)
     assert scaled.tag("advantage") == (1.0,) * 4
     assert scaled.tag("kl_scale") == (0.25,) * 4
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        (CONFIG, (0, 1, 1, 0)),
+        (replace(CONFIG, entropy_coef=0.0), (0, 1, 1, 0)),  # reported alone
+        (replace(CONFIG, entropy_coef=0.1), (0, 0, 1, 0)),
+        (replace(CONFIG, reference_policy_kl_penalty=0.1), (0, 0, 1, 0)),
+    ],
+)
+def test_idle_is_what_is_masked_or_has_no_advantage_where_nothing_else_enters_the_loss(
+    loss: LossConfig, expected: tuple[int, ...]
+) -> None:
+    batch = with_idle(rollout(advantage=(0.5, 0.0, 0.3, -1.0)), loss)
+    assert batch.tag("is_idle") == expected
