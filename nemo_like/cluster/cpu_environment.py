@@ -16,5 +16,7 @@ CPU_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
         "MALLOC_TRIM_THRESHOLD_": str(2**30),
         "MALLOC_TOP_PAD_": str(64 * 2**20),
+        # And ask for it in huge pages, where the system gives them to those that ask.
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     }
 )
