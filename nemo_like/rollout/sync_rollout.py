@@ -123,10 +123,8 @@ class SyncRolloutActor(DataPlaneUser):
         _log_failures(prompts, loop.groups)
         with span("flatten"):
             flat = self._flatten(prompts, loop.groups)
-        putting = asyncio.create_task(self._put(flat, partition))
-        await asyncio.sleep(0)  # the put is under way
+        batch = await self._put(flat, partition)
         metrics = rollout_metrics(loop.groups)
-        batch = await putting
         if prompts.mode is RolloutMode.validation:
             self._keep_sample_answers(loop.groups)
         else:
