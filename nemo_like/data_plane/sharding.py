@@ -45,7 +45,7 @@ def shard_for_training(
     working = placement
     if is_idle is not None:
         working = [_without_idle(ranks, is_idle, meta.lengths) for ranks in placement]
-    return _assemble(meta, placement, placement, strategy, working)
+    return _assemble(meta, placement, working, strategy)
 
 
 def shard_for_logprobs(
@@ -62,7 +62,7 @@ def shard_for_logprobs(
     strategy = _strategy(strategy, micro_batch_size, length_multiple)
     placement = _place(meta, num_shards, global_batch_size)
     together = [[[row for update in placement for row in update[rank]] for rank in range(num_shards)]]
-    return _assemble(meta, placement, together, strategy, together)
+    return _assemble(meta, together, together, strategy)
 
 
 def _strategy(strategy: Strategy | None, micro_batch_size: int | None, length_multiple: int) -> Strategy:
@@ -180,19 +180,18 @@ def _without_idle(ranks: list[list[int]], is_idle: Sequence[bool], lengths: Sequ
 
 def _assemble(
     meta: KVBatchMeta,
-    placement: Placement,
     counted: Placement,
-    strategy: Strategy,
     scheduled: Placement,
+    strategy: Strategy,
 ) -> tuple[KVBatchMeta, ...]:
     """Shards, each with a schedule that has one entry per ``counted``: its counts are of those rows, its
     micro-batches of the ``scheduled`` ones among them.
 
     A shard's samples are in the order of storage, so that whole chunks move in one piece.
     """
-    num_shards = len(placement[0])
+    num_shards = len(counted[0])
     shards = [
-        sorted(chain.from_iterable([update[rank] for update in placement]), key=meta.rows.__getitem__)
+        sorted(chain.from_iterable([update[rank] for update in counted]), key=meta.rows.__getitem__)
         for rank in range(num_shards)
     ]
     where = [dict(zip(rows, range(len(rows)), strict=True)) for rows in shards]

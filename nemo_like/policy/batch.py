@@ -143,7 +143,9 @@ class PolicyBatch:
     ) -> None:
         self.device = device
         self.lengths = torch.as_tensor(np.asarray(lengths, dtype=np.int64))
-        self._model_lengths = torch.tensor([model_length(length) for length in self.lengths.tolist()])
+        self._model_lengths = torch.tensor(
+            [model_length(length) for length in self.lengths.tolist()], dtype=torch.int64
+        )
         self.num_tokens = int(self.lengths.sum())
         ends = self.lengths.cumsum(0)
         self.offsets = ends - self.lengths
@@ -230,14 +232,13 @@ class PolicyBatch:
         position = torch.arange(len(sample)) - (lengths.cumsum(0) - lengths)[sample]
         places = self.offsets[rows][sample] + position
         slots = starts[sample] + position
-        token_ids = self._token_ids(places)
+        input_ids = torch.full((spec.padded_length,), PAD_TOKEN_ID)
+        input_ids.index_copy_(0, slots, self._token_ids(places))
         predicted = self._predicted_at(places)
         is_scored = self.columns[RESPONSE_MASK.name][predicted].to(torch.bool)
         packed_index = predicted[is_scored]
         return ModelInputs(
-            input_ids=torch.full((1, spec.padded_length), PAD_TOKEN_ID).index_copy_(
-                1, slots, token_ids[None]
-            ),
+            input_ids=input_ids[None],
             position_ids=(torch.arange(spec.padded_length) - torch.repeat_interleave(starts, room))[None],
             token_ids=self._token_ids(packed_index),
             output_index=slots[is_scored],

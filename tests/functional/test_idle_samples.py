@@ -14,7 +14,9 @@ from nemo_like.config.schema import LossConfig, PolicyBackend, PolicyConfig
 from nemo_like.data_plane.columns import POLICY_COLUMNS
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.data_plane.sharding import shard_for_training
+from nemo_like.driver.stages import with_idle
 from nemo_like.observability.metrics import Metric, merge
+from nemo_like.policy.interfaces import IS_IDLE
 from nemo_like.policy.layout import parallel_layout, train_strategy
 from tests.functional.policy_fixtures import (
     MicroBatching,
@@ -48,14 +50,12 @@ def train(
     meta = put_samples(plane, "step", batch)
     meta = plane.write(meta, {column.name: batch["columns"][column.name] for column in POLICY_COLUMNS})
     worker = ready_worker(cfg, loss, coordinates, plane)
-    tags = batch["tags"]
-    pairs = zip(tags["advantage"], tags["sample_mask"], strict=True)
     shard = shard_for_training(
         meta,
         num_shards=cfg.data_parallel_size,
         global_batch_size=cfg.train_global_batch_size,
         strategy=train_strategy(cfg),
-        is_idle=[advantage * kept == 0 for advantage, kept in pairs] if skips else None,
+        is_idle=[bool(idle) for idle in with_idle(meta, loss).tag(IS_IDLE)] if skips else None,
     )[coordinates.dp]
     update = worker.train(shard)
     weights = {name: tensor.clone() for name, tensor in worker._backend.stage_weights()}
