@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 
-def by_generation(num_prompts: int, num_generations: int) -> list[int]:
-    """Positions, in a batch ordered by (prompt, generation), of the same samples by (generation, prompt).
+def by_generation(num_prompts: int, num_generations: int, kept_together: int = 1) -> list[int]:
+    """Positions, in a batch ordered by (prompt, generation), of the same samples by (generation, prompt),
+    where so many generations of a prompt stay neighbours.
 
-    Consecutive samples then belong to different prompts. An update on few samples of many prompts
-    has a less noisy gradient than one on all samples of a few prompts.
+    An update on few samples of many prompts has a less noisy gradient than one on all samples of a few.
     """
     return [
         prompt * num_generations + generation
-        for generation in range(num_generations)
+        for first in range(0, num_generations, kept_together)
         for prompt in range(num_prompts)
+        for generation in range(first, min(first + kept_together, num_generations))
     ]

@@ -186,8 +186,9 @@ def _micro_batches(policy: PolicyConfig) -> tuple[_MicroBatches, _MicroBatches]:
         sizes = policy.train_micro_batch_size, policy.logprob_batch_size
         train, logprob = (_MicroBatches(f"{size} samples", size) for size in sizes)
         return train, logprob
+    packed = "packed, prompts shared" if packing.share_prompts else "packed"
     kind, budgets, multiple = (
-        ("packed", packing, length_multiple(policy))
+        (packed, packing, length_multiple(policy))
         if packing.enabled
         else ("dynamic", dynamic, dynamic_length_multiple(policy))
     )

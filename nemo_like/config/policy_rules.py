@@ -22,6 +22,9 @@ def policy_problems(cfg: Config) -> Iterator[Problem]:
     yield from _sequence_parallel(cfg.policy)
     yield from _context_parallel(cfg.policy)
     yield from _micro_batching(cfg.policy)
+    if cfg.policy.sequence_packing.share_prompts:
+        yield from _prompt_sharing(cfg.policy)
+        yield from _mixed_groups(cfg)
     yield from _offload(cfg.policy)
 
 
@@ -80,6 +83,46 @@ def _micro_batching(policy: PolicyConfig) -> Iterator[Problem]:
     if dynamic.enabled:
         multiple = dynamic_length_multiple(policy)
         yield from _token_budgets("policy.dynamic_batching", dynamic, policy, multiple)
+
+
+def _prompt_sharing(policy: PolicyConfig) -> Iterator[Problem]:
+    key = "policy.sequence_packing.share_prompts=true"
+    if not policy.sequence_packing.enabled:
+        yield Problem(
+            key=key,
+            rule="needs policy.sequence_packing.enabled=true: prompts are shared in rows of several samples",
+            remedy="set that to true, or this to false",
+        )
+    if policy.megatron_cfg.context_parallel_size > 1:
+        yield Problem(
+            key=key,
+            rule="needs policy.megatron_cfg.context_parallel_size=1: a prompt that is cut over ranks has no "
+            "one place",
+            remedy="set it to false; long prompts can be cut or shared",
+        )
+    if policy.device is Device.cuda and policy.precision is not Precision.bfloat16:
+        yield Problem(
+            key=key,
+            rule="needs policy.precision=bfloat16 with policy.device=cuda, for its attention kernel",
+            remedy="set it to false, or policy.precision=bfloat16",
+        )
+
+
+def _mixed_groups(cfg: Config) -> Iterator[Problem]:
+    """Updates of so many prompts that no two samples have one in common."""
+    grpo, batch = cfg.grpo, cfg.policy.train_global_batch_size
+    if (
+        grpo.mix_groups_in_updates
+        and grpo.samples_kept_together == 1
+        and batch <= grpo.num_prompts_per_step
+        and grpo.num_generations_per_prompt > 1
+    ):
+        yield Problem(
+            key="policy.sequence_packing.share_prompts=true",
+            rule=f"shares nothing: with grpo.mix_groups_in_updates=true an update of "
+            f"policy.train_global_batch_size={batch} samples has one of each prompt",
+            remedy="set grpo.samples_kept_together=4 or another number above 1, or this to false",
+        )
 
 
 def _token_budgets(

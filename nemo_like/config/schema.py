@@ -206,6 +206,7 @@ class GRPOConfig:
     adv_estimator: AdvantageConfig
     normalize_rewards: bool  # estimator grpo: divide by the group's unbiased std where it is > 0
     mix_groups_in_updates: bool  # an update takes few samples of many prompts, not all samples of a few
+    samples_kept_together: int  # of a prompt where groups are mixed, so that an update's can share it
     use_leave_one_out_baseline: bool  # estimator grpo: baseline is the mean of the other G - 1 rewards
     reward_scaling: RewardScalingConfig
     reward_shaping: RewardShapingConfig
@@ -266,6 +267,7 @@ class SequencePackingConfig:
     enabled: bool  # not together with dynamic_batching
     train_mb_tokens: int  # tokens of a micro-batch at most; the longest sample must fit
     logprob_mb_tokens: int  # the same for the log-prob phases
+    share_prompts: bool  # a group's samples hold their prompt once, in the model and in the budget
 
 
 @dataclass(kw_only=True, slots=True)

@@ -93,6 +93,7 @@ def _count(key: str) -> _Range:
 _RANGES = (
     _count("grpo.num_prompts_per_step"),
     _count("grpo.num_generations_per_prompt"),
+    _count("grpo.samples_kept_together"),
     _count("grpo.max_num_steps"),
     _count("grpo.num_epochs_per_rollout"),
     _Range(key="grpo.seed", at_least=0),

@@ -8,6 +8,7 @@ none is empty: unequal numbers would leave a rank alone in a collective.
     in_order          so many samples each, as they come
     dynamic_batches   as many samples as the token budget holds once they are padded to the longest
     sequence_packing  as many samples as the token budget holds end to end, without padding
+    prompt_sharing    the same, where the samples of one prompt hold it once
 """
 
 from __future__ import annotations
@@ -16,10 +17,20 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple, Protocol
 
-from nemo_like.data_plane.meta import MicroBatchLayout
+from nemo_like.data_plane.meta import MicroBatch, MicroBatchLayout, TagValue
+
+
+class Prompt(NamedTuple):
+    """What the samples of a group begin with."""
+
+    group: TagValue
+    num_tokens: int
+
 
 Lengths = Sequence[Sequence[int]]  # [rank][sample] tokens that enter the model
+Prompts = Sequence[Sequence[Prompt]]  # [rank][sample]
 MicroBatches = list[list[list[int]]]  # [rank][micro-batch][index of a sample]
 
 
@@ -28,14 +39,36 @@ def model_length(num_tokens: int) -> int:
     return num_tokens - 1 if num_tokens > 1 else num_tokens
 
 
+class MicroBatching(Protocol):
+    """How samples become micro-batches."""
+
+    @property
+    def layout(self) -> MicroBatchLayout: ...
+
+    @property
+    def length_multiple(self) -> int: ...
+
+    def micro_batches(self, lengths: Lengths, prompts: Prompts) -> list[list[MicroBatch]]:
+        """[rank][number]; rows are indices into the rank's samples. ``prompts`` are read in layout shared."""
+
+
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """How samples become micro-batches; ``length_multiple`` rounds the micro-batch's length up, where a
-    parallel layout needs it."""
+    """Cuts by lengths; ``length_multiple`` rounds the micro-batch's length up, where a parallel layout
+    needs it."""
 
     cut: Callable[[Lengths], MicroBatches]
     layout: MicroBatchLayout = MicroBatchLayout.padded
     length_multiple: int = 1
+
+    def micro_batches(self, lengths: Lengths, prompts: Prompts = ()) -> list[list[MicroBatch]]:
+        """[rank][number]; rows are indices into the rank's samples."""
+        cut = self.cut(lengths)
+        common = self.common_lengths(lengths, cut)
+        return [
+            [MicroBatch(tuple(indices), length) for indices, length in zip(of_rank, common, strict=True)]
+            for of_rank in cut
+        ]
 
     def common_lengths(self, lengths: Lengths, cut: MicroBatches) -> list[int]:
         """Tokens of each micro-batch's row, the same on every rank; ``cut`` is that of these ``lengths``."""

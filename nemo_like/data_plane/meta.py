@@ -6,7 +6,7 @@ Standard library only, since the driver imports no tensor library.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from itertools import chain, islice
@@ -33,6 +33,14 @@ class MicroBatchLayout(Enum):
 
     padded = "padded"  # [samples, padded_length], right-padded
     packed = "packed"  # [padded_length]: the samples end to end
+    shared = "shared"  # [padded_length]: each prompt once, what follows it in its samples end to end
+
+
+class PromptRun(NamedTuple):
+    """Neighbours in a micro-batch that begin with the same tokens."""
+
+    num_rows: int
+    num_tokens: int
 
 
 class MicroBatch(NamedTuple):
@@ -40,6 +48,7 @@ class MicroBatch(NamedTuple):
 
     rows: tuple[int, ...]  # positions within the shard's meta
     padded_length: int  # tokens, of each row or of all end to end; the same on every rank
+    runs: tuple[PromptRun, ...] = ()  # layout shared: all rows, by prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +81,13 @@ class Schedule:
         padded_lengths = array("i", [one.padded_length for one in micro_batches]).tobytes()
         sizes = array("i", [len(one.rows) for one in micro_batches]).tobytes()
         rows = array("i", chain.from_iterable([one.rows for one in micro_batches])).tobytes()
+        runs = array("i", [number for one in micro_batches for run in one.runs for number in run]).tobytes()
         return _restored_schedule, (
             counts,
             padded_lengths,
             sizes,
             rows,
+            runs,
             self.layout,
             self.length_multiple,
         )
@@ -300,13 +311,16 @@ def _restored_schedule(
     padded_lengths: bytes,
     sizes: bytes,
     rows: bytes,
+    runs: bytes,
     layout: MicroBatchLayout,
     length_multiple: int,
 ) -> Schedule:
     numbers = iter(_integers(rows))
+    run_numbers = iter(_integers(runs))
+    all_runs = map(PromptRun, run_numbers, run_numbers)
     micro_batches = iter(
         [
-            MicroBatch(tuple(islice(numbers, size)), padded_length)
+            MicroBatch(tuple(islice(numbers, size)), padded_length, _runs_of(size, all_runs))
             for size, padded_length in zip(_integers(sizes), _integers(padded_lengths), strict=True)
         ]
     )
@@ -315,6 +329,15 @@ def _restored_schedule(
         for num_samples, num_tokens, count in counts
     ]
     return Schedule(tuple(batches), layout, length_multiple)
+
+
+def _runs_of(num_rows: int, runs: Iterator[PromptRun]) -> tuple[PromptRun, ...]:
+    """The next runs of so many rows; none where the layout has none."""
+    taken: list[PromptRun] = []
+    while num_rows and (run := next(runs, None)):
+        taken.append(run)
+        num_rows -= run.num_rows
+    return tuple(taken)
 
 
 def _integers(data: bytes) -> array[int]:

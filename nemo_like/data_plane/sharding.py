@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-from nemo_like.data_plane.batching import Strategy, fixed_size, model_length, round_up
-from nemo_like.data_plane.meta import GlobalBatch, KVBatchMeta, MicroBatch, Schedule
+from nemo_like.data_plane.batching import MicroBatching, Prompt, fixed_size, model_length, round_up
+from nemo_like.data_plane.meta import GlobalBatch, KVBatchMeta, MicroBatch, MicroBatchLayout, Schedule
 
 # Whole chunks stay on one rank where the fullest rank then gets at most this much more tokens than an
 # equal share: one slice per chunk is moved instead of many.
@@ -27,7 +27,7 @@ def shard_for_training(
     global_batch_size: int,
     micro_batch_size: int | None = None,
     length_multiple: int = 1,
-    strategy: Strategy | None = None,
+    strategy: MicroBatching | None = None,
     is_idle: Sequence[bool] | None = None,
 ) -> tuple[KVBatchMeta, ...]:
     """One meta per data-parallel rank, with the schedule of its optimizer updates.
@@ -35,16 +35,19 @@ def shard_for_training(
     Needs tags ``sample_mask`` (0 or 1) and ``num_response_tokens``: the global counts that normalise
     the loss are over the samples with sample_mask 1. Micro-batches are of ``micro_batch_size`` samples,
     their lengths rounded up to a ``length_multiple`` where a parallel layout needs it, or what
-    ``strategy`` makes. Samples that are idle count, and are in no micro-batch as far as all ranks of an
-    update have equally many of them to leave out.
+    ``strategy`` makes; where that shares prompts, tags ``group_id`` and ``num_prompt_tokens`` say which.
+    Samples that are idle count, and are in no micro-batch as far as all ranks of an update have equally many
+    of them to leave out.
 
     Raises ValueError when the sizes do not divide.
     """
     strategy = _strategy(strategy, micro_batch_size, length_multiple)
-    placement = _place(meta, num_shards, global_batch_size)
+    placement = _place(meta, num_shards, global_batch_size, strategy)
     working = placement
     if is_idle is not None:
-        working = [_without_idle(ranks, is_idle, meta.lengths) for ranks in placement]
+        # The longest go first; or, where prompts are shared, whole groups.
+        order = [0] * len(meta) if _shares_prompts(strategy) else [-length for length in meta.lengths]
+        working = [_without_idle(ranks, is_idle, order) for ranks in placement]
     return _assemble(meta, placement, working, strategy)
 
 
@@ -55,17 +58,19 @@ def shard_for_logprobs(
     global_batch_size: int,
     micro_batch_size: int | None = None,
     length_multiple: int = 1,
-    strategy: Strategy | None = None,
+    strategy: MicroBatching | None = None,
 ) -> tuple[KVBatchMeta, ...]:
     """As ``shard_for_training`` and with the same samples in the same order on every rank, but all of
     them in one schedule entry, since a forward pass knows no updates."""
     strategy = _strategy(strategy, micro_batch_size, length_multiple)
-    placement = _place(meta, num_shards, global_batch_size)
+    placement = _place(meta, num_shards, global_batch_size, strategy)
     together = [[[row for update in placement for row in update[rank]] for rank in range(num_shards)]]
     return _assemble(meta, together, together, strategy)
 
 
-def _strategy(strategy: Strategy | None, micro_batch_size: int | None, length_multiple: int) -> Strategy:
+def _strategy(
+    strategy: MicroBatching | None, micro_batch_size: int | None, length_multiple: int
+) -> MicroBatching:
     if (strategy is None) == (micro_batch_size is None):
         raise ValueError(
             "micro-batches are cut either by micro_batch_size or by a strategy; give one of them"
@@ -73,7 +78,11 @@ def _strategy(strategy: Strategy | None, micro_batch_size: int | None, length_mu
     return strategy or fixed_size(micro_batch_size or 0, length_multiple)
 
 
-def _place(meta: KVBatchMeta, num_shards: int, global_batch_size: int) -> Placement:
+def _shares_prompts(strategy: MicroBatching) -> bool:
+    return strategy.layout is MicroBatchLayout.shared
+
+
+def _place(meta: KVBatchMeta, num_shards: int, global_batch_size: int, strategy: MicroBatching) -> Placement:
     """Each update's samples dealt to the ranks: equally many each, tokens balanced."""
     if num_shards < 1 or global_batch_size % num_shards:
         raise ValueError(
@@ -92,8 +101,10 @@ def _place(meta: KVBatchMeta, num_shards: int, global_batch_size: int) -> Placem
         ]
     lengths = meta.lengths
     homes = _whole_chunks(meta, lengths, range(len(meta)), num_shards)
+    # A chunk is a group: apart, its samples could not share their prompt.
+    keeps_chunks = _shares_prompts(strategy)
     return [
-        _place_update(meta, lengths, range(start, start + global_batch_size), num_shards, homes)
+        _place_update(meta, lengths, range(start, start + global_batch_size), num_shards, homes, keeps_chunks)
         for start in range(0, len(meta), global_batch_size)
     ]
 
@@ -104,17 +115,19 @@ def _place_update(
     positions: range,
     num_shards: int,
     homes: list[list[int]] | None,
+    keeps_chunks: bool,
 ) -> list[list[int]]:
     """Whole chunks where balanced enough: those of the batch (an update has a few rows of every chunk), or
-    those of this update (it has every row of a few chunks). Single rows otherwise."""
+    those of this update (it has every row of a few chunks), which may be kept whole whatever the balance.
+    Single rows otherwise."""
     # No placement can do better than equal shares.
     enough = _CHUNK_SLACK * sum([lengths[position] for position in positions]) / num_shards
     is_whole = len(positions) == len(meta)
     by_home = homes if is_whole else homes and [[row for row in home if row in positions] for home in homes]
     if by_home and _is_even(by_home, lengths, enough):
         return by_home
-    by_chunk = None if is_whole else _whole_chunks(meta, lengths, positions, num_shards)
-    if by_chunk and _is_even(by_chunk, lengths, enough):
+    by_chunk = homes if is_whole else _whole_chunks(meta, lengths, positions, num_shards)
+    if by_chunk and (keeps_chunks or _is_even(by_chunk, lengths, enough)):
         return by_chunk
     single = _deal([lengths[position] for position in positions], num_shards)
     return [[positions[index] for index in rank] for rank in single]
@@ -169,10 +182,10 @@ def _is_even(ranks: list[list[int]], lengths: Sequence[int], max_tokens: float) 
     return max(sum([lengths[position] for position in rows]) for rows in ranks) <= max_tokens
 
 
-def _without_idle(ranks: list[list[int]], is_idle: Sequence[bool], lengths: Sequence[int]) -> list[list[int]]:
-    """One update's rows without idle ones, the longest first to go: equally many from every rank, which keeps
-    one row at least."""
-    idle = [sorted((row for row in rows if is_idle[row]), key=lambda row: -lengths[row]) for rows in ranks]
+def _without_idle(ranks: list[list[int]], is_idle: Sequence[bool], order: Sequence[int]) -> list[list[int]]:
+    """One update's rows without idle ones, the lowest in ``order`` first to go: equally many from every rank,
+    which keeps one row at least."""
+    idle = [sorted((row for row in rows if is_idle[row]), key=order.__getitem__) for rows in ranks]
     count = min(min(len(of_rank), len(rows) - 1) for of_rank, rows in zip(idle, ranks, strict=True))
     dropped = {row for of_rank in idle for row in of_rank[:count]}
     return [[row for row in rows if row not in dropped] for rows in ranks]
@@ -182,7 +195,7 @@ def _assemble(
     meta: KVBatchMeta,
     counted: Placement,
     scheduled: Placement,
-    strategy: Strategy,
+    strategy: MicroBatching,
 ) -> tuple[KVBatchMeta, ...]:
     """Shards, each with a schedule that has one entry per ``counted``: its counts are of those rows, its
     micro-batches of the ``scheduled`` ones among them.
@@ -197,25 +210,33 @@ def _assemble(
     where = [dict(zip(rows, range(len(rows)), strict=True)) for rows in shards]
     lengths = [model_length(length) for length in meta.lengths]
     valid, tokens = meta.tag("sample_mask"), meta.tag("num_response_tokens")
+    prompts = _prompts(meta) if _shares_prompts(strategy) else None
     batches: list[list[GlobalBatch]] = [[] for _ in range(num_shards)]
     for everyone, ranks in zip(counted, scheduled, strict=True):
-        of_ranks = [[lengths[row] for row in rows] for rows in ranks]
-        cut = strategy.cut(of_ranks)
-        common = strategy.common_lengths(of_ranks, cut)
+        micro_batches = strategy.micro_batches(
+            [[lengths[row] for row in rows] for rows in ranks],
+            [[prompts[row] for row in rows] for rows in ranks] if prompts else (),
+        )
         rows_of_all = [row for rows in everyone for row in rows if valid[row]]
         num_tokens = sum([int(tokens[row]) for row in rows_of_all])
         for rank, rows in enumerate(ranks):
             places = [where[rank][row] for row in rows]
-            micro_batches = tuple(
+            placed = tuple(
                 [
-                    MicroBatch(tuple([places[index] for index in indices]), padded_length)
-                    for indices, padded_length in zip(cut[rank], common, strict=True)
+                    MicroBatch(tuple([places[index] for index in indices]), padded_length, runs)
+                    for indices, padded_length, runs in micro_batches[rank]
                 ]
             )
-            batches[rank].append(GlobalBatch(len(rows_of_all), num_tokens, micro_batches))
+            batches[rank].append(GlobalBatch(len(rows_of_all), num_tokens, placed))
     return tuple(
         meta.subset(rows).with_schedule(
             Schedule(tuple(batches[rank]), strategy.layout, strategy.length_multiple)
         )
         for rank, rows in enumerate(shards)
     )
+
+
+def _prompts(meta: KVBatchMeta) -> list[Prompt]:
+    """Of every sample."""
+    lengths = [int(length) for length in meta.numbers("num_prompt_tokens")]
+    return [Prompt(group, length) for group, length in zip(meta.tag("group_id"), lengths, strict=True)]

@@ -156,7 +156,9 @@ class SyncGRPODriver:
             if grpo.overlong_filtering:
                 batch = without_truncated(batch)
             if grpo.mix_groups_in_updates:
-                batch = batch.subset(by_generation(len(prompts), prompts.num_generations))
+                batch = batch.subset(
+                    by_generation(len(prompts), prompts.num_generations, grpo.samples_kept_together)
+                )
 
             with timer("logprobs"):
                 scored = self.score(batch)

@@ -20,6 +20,7 @@ from torch.nn import functional
 from nemo_like.data_plane.batching import model_length
 from nemo_like.data_plane.columns import INPUT_IDS, RESPONSE_MASK
 from nemo_like.data_plane.meta import MicroBatch, MicroBatchLayout, Schedule
+from nemo_like.policy.shared_prompts import SharedPrompts, SharedRow, pieces
 
 _PLANNING_COLUMNS = frozenset({INPUT_IDS.name, RESPONSE_MASK.name})
 PAD_TOKEN_ID = 0  # any valid id: padding comes after every real token, which causal attention never sees
@@ -65,8 +66,9 @@ class Packing:
 class ModelInputs:
     """What one forward needs of a micro-batch: B rows of T tokens, and which M tokens to score.
 
-    Padded: a row per sample. Packed: one row, B = 1, with ``packing``. A token is scored by the model's
-    output at the token before it, so a sample's last token is not among the inputs.
+    Padded: a row per sample. Packed: one row, B = 1, with ``packing``; or with ``sharing``, which holds
+    common prompts once. A token is scored by the model's output at the token before it, so a sample's last
+    token is not among the inputs.
     """
 
     input_ids: Tensor  # [B, T] int64, right-padded
@@ -77,6 +79,7 @@ class ModelInputs:
     packed_index: Tensor  # [M] int64, their place in the batch's packed columns
     rows: Tensor  # [n] int64, the samples' positions in the worker's batch
     packing: Packing | None = None
+    sharing: SharedPrompts | None = None
     # Under context parallelism T and the tokens to score are this rank's, and these are their places in [M].
     context_index: Tensor | None = None
 
@@ -112,14 +115,16 @@ class ModelInputs:
         """A copy on the device; itself where it is there already."""
         if device.type == "cpu":
             return self
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "packing"}
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         moved = {
-            name: value.to(device, non_blocking=True) for name, value in values.items() if value is not None
+            name: value.to(device, non_blocking=True)
+            for name, value in values.items()
+            if isinstance(value, Tensor)
         }
         packing = self.packing and replace(
             self.packing, cu_seqlens=self.packing.cu_seqlens.to(device, non_blocking=True)
         )
-        return ModelInputs(**moved, packing=packing)
+        return replace(self, **moved, packing=packing, sharing=self.sharing and self.sharing.to(device))
 
 
 class PolicyBatch:
@@ -187,10 +192,13 @@ class PolicyBatch:
     def micro_batch(self, spec: MicroBatch, schedule: Schedule, context: ContextRank = WHOLE) -> ModelInputs:
         """The samples ``spec.rows`` as the schedule's layout has them, or one context-parallel rank's part.
 
-        Raises ValueError when they do not fit into ``spec.padded_length`` tokens.
+        Raises ValueError when they do not fit into ``spec.padded_length`` tokens, or do not begin with the
+        prompt that they should share.
         """
         if schedule.layout is MicroBatchLayout.packed:
             inputs = self._packed(spec, schedule.length_multiple)
+        elif schedule.layout is MicroBatchLayout.shared:
+            inputs = self._shared(spec)
         else:
             inputs = self._padded(spec)
         return inputs.part(context).to(self.device)
@@ -250,6 +258,48 @@ class PolicyBatch:
                 lengths=tuple(room.tolist()),
             ),
         )
+
+    def _shared(self, spec: MicroBatch) -> ModelInputs:
+        rows = torch.tensor(spec.rows, dtype=torch.int64)
+        num_rows, prompt_lengths = torch.tensor(spec.runs, dtype=torch.int64).unbind(1)
+        run = torch.repeat_interleave(torch.arange(len(num_rows)), num_rows)
+        starts, of_sample = self.offsets[rows], prompt_lengths[run]
+        of_run = starts[num_rows.cumsum(0) - num_rows]
+        self._check_prompts(rows, of_run[run], of_sample)
+        after_lengths = (self._model_lengths[rows] - of_sample).clamp_(min=0)
+        row = SharedRow(prompt_lengths, run, after_lengths, spec.padded_length)
+        places, positions = pieces((of_run, prompt_lengths), (starts + of_sample, after_lengths))
+        positions[row.num_prompt_tokens :] += of_sample.repeat_interleave(after_lengths)
+        unused = (0, spec.padded_length - len(places))
+        # A sample's first response token is predicted by its prompt's last, every other by the one before.
+        num_predicted = self.lengths[rows] - of_sample
+        predicted, number = pieces((starts + of_sample, num_predicted))
+        sample = torch.repeat_interleave(torch.arange(len(rows)), num_predicted)
+        before = torch.where(number > 0, row.after_starts[sample] + number, row.prompt_ends[run][sample]) - 1
+        is_scored = self.columns[RESPONSE_MASK.name][predicted].to(torch.bool)
+        packed_index = predicted[is_scored]
+        return ModelInputs(
+            input_ids=functional.pad(self._token_ids(places), unused, value=PAD_TOKEN_ID)[None],
+            position_ids=functional.pad(positions, unused)[None],
+            token_ids=self._token_ids(packed_index),
+            output_index=before[is_scored],
+            sample_index=sample[is_scored],
+            packed_index=packed_index,
+            rows=rows,
+            sharing=SharedPrompts.of(row, self.device),
+        )
+
+    def _check_prompts(self, rows: Tensor, first: Tensor, lengths: Tensor) -> None:
+        """Raises ValueError where a sample does not begin with its run's prompt, at ``first``."""
+        if bool((self.lengths[rows] < lengths).any()):
+            raise ValueError("a sample is shorter than the prompt that its group shares")
+        mine, _ = pieces((self.offsets[rows], lengths))
+        shared, _ = pieces((first, lengths))
+        ids = self.columns[INPUT_IDS.name]
+        if not torch.equal(ids[mine], ids[shared]):
+            raise ValueError("samples of one group begin with different prompts, so cannot share one")
+        if bool(self.columns[RESPONSE_MASK.name][mine].any()):
+            raise ValueError(f"{RESPONSE_MASK.name} marks a token of a prompt that samples share")
 
     def _token_ids(self, places: Tensor) -> Tensor:
         return self.columns[INPUT_IDS.name][places].to(torch.int64)

@@ -75,7 +75,7 @@ class PolicyWorkerGroup:
         """Adds these of the columns prev_logprobs, with tag mult_prob_error, and reference_logprobs, with its
         tags where the reward has a KL."""
         shards = shard_for_logprobs(
-            _with_needed_tags(batch),
+            self._with_needed_tags(batch),
             num_shards=self._num_replicas,
             global_batch_size=self._cfg.train_global_batch_size,
             strategy=logprob_strategy(self._cfg),
@@ -94,7 +94,7 @@ class PolicyWorkerGroup:
         Raises RuntimeError when the replicas come back with different policy versions.
         """
         shards = shard_for_training(
-            _with_needed_tags(batch),
+            self._with_needed_tags(batch),
             num_shards=self._num_replicas,
             global_batch_size=self._cfg.train_global_batch_size,
             strategy=train_strategy(self._cfg),
@@ -152,6 +152,13 @@ class PolicyWorkerGroup:
         """Let the workers read and write there from now on."""
         self._everywhere("reconnect_data_plane", lambda place: True, spec)
 
+    def _with_needed_tags(self, batch: KVBatchMeta) -> KVBatchMeta:
+        """Without those by which nothing is scheduled, and which no worker reads."""
+        needed = ["num_response_tokens", *(name for name in WORKER_TAGS if name in batch.tags)]
+        if self._cfg.sequence_packing.share_prompts:
+            needed += ["group_id", "num_prompt_tokens"]
+        return batch.only_tags(*needed)
+
     def _on_replicas(
         self, method: str, shards: Sequence[KVBatchMeta], columns: Sequence[str] = ()
     ) -> list[Any]:
@@ -199,11 +206,6 @@ def awaited_of(method: str, shard: KVBatchMeta, columns: Sequence[str]) -> str:
     what = ", ".join(f"column {name!r}" for name in columns) or method
     samples = f"{len(shard)} samples {listed(shard.sample_ids)}"
     return f"partition {shard.partition!r}: {what} of its {samples} is awaited"
-
-
-def _with_needed_tags(batch: KVBatchMeta) -> KVBatchMeta:
-    """Without those by which nothing is scheduled, and which no worker reads."""
-    return batch.only_tags(*(name for name in ("num_response_tokens", *WORKER_TAGS) if name in batch.tags))
 
 
 def with_epochs(shard: KVBatchMeta, num_epochs: int) -> KVBatchMeta:

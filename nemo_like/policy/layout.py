@@ -5,7 +5,14 @@ from __future__ import annotations
 from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
 from nemo_like.config.policy_layout import dynamic_length_multiple, length_multiple
 from nemo_like.config.schema import MicroBatchOrder, PolicyBackend, PolicyConfig
-from nemo_like.data_plane.batching import Strategy, dynamic_batches, fixed_size, in_order, sequence_packing
+from nemo_like.data_plane.batching import (
+    MicroBatching,
+    dynamic_batches,
+    fixed_size,
+    in_order,
+    sequence_packing,
+)
+from nemo_like.data_plane.prompt_sharing import PromptSharing
 
 
 def parallel_layout(cfg: PolicyConfig) -> ParallelLayout:
@@ -35,24 +42,29 @@ def gathers_weights(cfg: PolicyConfig, place: Coordinates) -> bool:
     return cfg.backend is PolicyBackend.fsdp or place.rank % layout.stage_size < max(layout.tp, layout.ep)
 
 
-def train_strategy(cfg: PolicyConfig) -> Strategy:
+def train_strategy(cfg: PolicyConfig) -> MicroBatching:
     """How the samples of an update become micro-batches."""
     if cfg.sequence_packing.enabled:
-        return sequence_packing(cfg.sequence_packing.train_mb_tokens, length_multiple(cfg))
+        return _packing_strategy(cfg, cfg.sequence_packing.train_mb_tokens)
     if cfg.dynamic_batching.enabled:
         return dynamic_batches(cfg.dynamic_batching.train_mb_tokens, dynamic_length_multiple(cfg))
     return _fixed_strategy(cfg, cfg.train_micro_batch_size)
 
 
-def logprob_strategy(cfg: PolicyConfig) -> Strategy:
+def logprob_strategy(cfg: PolicyConfig) -> MicroBatching:
     """The same for the log-prob phases, which hold fewer activations and so larger micro-batches."""
     if cfg.sequence_packing.enabled:
-        return sequence_packing(cfg.sequence_packing.logprob_mb_tokens, length_multiple(cfg))
+        return _packing_strategy(cfg, cfg.sequence_packing.logprob_mb_tokens)
     if cfg.dynamic_batching.enabled:
         return dynamic_batches(cfg.dynamic_batching.logprob_mb_tokens, dynamic_length_multiple(cfg))
     return _fixed_strategy(cfg, cfg.logprob_batch_size)
 
 
-def _fixed_strategy(cfg: PolicyConfig, size: int) -> Strategy:
+def _packing_strategy(cfg: PolicyConfig, max_tokens: int) -> MicroBatching:
+    kind = PromptSharing if cfg.sequence_packing.share_prompts else sequence_packing
+    return kind(max_tokens, length_multiple(cfg))
+
+
+def _fixed_strategy(cfg: PolicyConfig, size: int) -> MicroBatching:
     kind = fixed_size if cfg.micro_batch_order is MicroBatchOrder.by_length else in_order
     return kind(size, length_multiple(cfg))

@@ -38,6 +38,7 @@ from nemo_like.policy.worker import PolicyWorker
 from tests.unit.algorithms.loss_cases import CONFIG
 
 VOCAB_SIZE = 96
+GROUP_SIZE = 4
 _SIZES = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
@@ -91,6 +92,7 @@ class MicroBatching(Enum):
     padded = "padded"
     packed = "packed"
     dynamic = "dynamic"
+    shared = "shared"
 
 
 def policy_config(
@@ -124,7 +126,10 @@ def policy_config(
         logprob_batch_size=micro_batch_size,
         micro_batch_order=MicroBatchOrder.by_length,
         sequence_packing=SequencePackingConfig(
-            enabled=micro_batching is MicroBatching.packed, train_mb_tokens=48, logprob_mb_tokens=64
+            enabled=micro_batching in (MicroBatching.packed, MicroBatching.shared),
+            train_mb_tokens=48,
+            logprob_mb_tokens=64,
+            share_prompts=micro_batching is MicroBatching.shared,
         ),
         dynamic_batching=DynamicBatchingConfig(
             enabled=micro_batching is MicroBatching.dynamic,
@@ -167,15 +172,21 @@ def loss_config(*, kl_penalty: float = 0.0, **changes: Any) -> LossConfig:
 
 
 def random_batch(num_samples: int, seed: int = 5) -> dict[str, Any]:
-    """Packed columns, lengths and tags of samples with 3 prompt tokens and 4 to 21 generated ones."""
+    """Packed columns, lengths and tags of samples with 3 prompt tokens and 4 to 21 generated ones; groups of
+    four have one prompt."""
     rng = np.random.default_rng(seed)
     lengths = [int(length) for length in rng.integers(7, 25, num_samples)]
     mask = np.concatenate([np.r_[np.zeros(3), np.ones(length - 3)] for length in lengths]).astype(np.uint8)
     total = sum(lengths)
+    token_ids = rng.integers(2, VOCAB_SIZE, total).astype(np.int32)
+    starts = np.cumsum(lengths) - lengths
+    for row, start in enumerate(starts):
+        first = starts[row // GROUP_SIZE * GROUP_SIZE]
+        token_ids[start : start + 3] = token_ids[first : first + 3]
     return {
         "lengths": lengths,
         "columns": {
-            "input_ids": rng.integers(2, VOCAB_SIZE, total).astype(np.int32),
+            "input_ids": token_ids,
             "response_mask": mask,
             "generation_logprobs": (-rng.random(total) * mask).astype(np.float32),
         },
@@ -183,6 +194,8 @@ def random_batch(num_samples: int, seed: int = 5) -> dict[str, Any]:
             "advantage": [float(value) for value in rng.normal(size=num_samples)],
             "sample_mask": [float(index % 5 != 3) for index in range(num_samples)],
             "num_response_tokens": [length - 3 for length in lengths],
+            "num_prompt_tokens": [3] * num_samples,
+            "group_id": [row // GROUP_SIZE for row in range(num_samples)],
         },
     }
 
@@ -210,7 +223,9 @@ def make_schedule(
     )
 
 
-def put_samples(plane: DataPlane, partition: str, batch: dict[str, Any], chunk_size: int = 4) -> KVBatchMeta:
+def put_samples(
+    plane: DataPlane, partition: str, batch: dict[str, Any], chunk_size: int = GROUP_SIZE
+) -> KVBatchMeta:
     """A partition with the batch's columns and tags."""
     plane.open_partition(partition, [*ROLLOUT_COLUMNS, *POLICY_COLUMNS])
     lengths = batch["lengths"]

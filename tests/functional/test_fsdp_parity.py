@@ -17,6 +17,7 @@ from tests.functional.policy_fixtures import policy_config
 from tests.functional.test_policy_parity import (
     DYNAMIC,
     PACKED,
+    SHARED,
     UNTIED,
     Case,
     Matrix,
@@ -56,6 +57,9 @@ CASES = [
     FsdpCase("one process"),
     FsdpCase("one process, one sample per micro-batch", {}, {"micro_batch_size": 1}),
     FsdpCase("one process, packed", {}, PACKED),
+    FsdpCase("one process, prompts shared", {}, SHARED),
+    FsdpCase("DP2, prompts shared, recomputed and offloaded", {"dp": 2}, SHARED, fsdp=SAVING),
+    FsdpCase("TP2, prompts shared", {"tp": 2}, SHARED),
     FsdpCase("one process, dynamic", {}, DYNAMIC),
     FsdpCase("DP2", {"dp": 2}),
     FsdpCase(

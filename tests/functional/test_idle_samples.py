@@ -33,6 +33,7 @@ NUM_SAMPLES = 8
 LAYOUTS: dict[str, dict[str, Any]] = {
     "DP2": {"dp": 2},
     "PP2, packed": {"pp": 2, "micro_batching": MicroBatching.packed},
+    "DP2, prompts shared": {"dp": 2, "micro_batching": MicroBatching.shared},
     "FSDP2 over two, dynamic": {
         "dp": 2,
         "backend": PolicyBackend.fsdp,

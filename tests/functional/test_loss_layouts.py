@@ -73,6 +73,7 @@ LOSSES = {
 }
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one process, packed": {"micro_batching": MicroBatching.packed},
+    "DP2, prompts shared": {"dp": 2, "micro_batching": MicroBatching.shared},
     "TP2 x DP2": {"tp": 2, "dp": 2, "sequence_parallel": True},
     "PP2": {"pp": 2, "micro_batch_size": 3},
     "FSDP2 over two": {"dp": 2, "backend": PolicyBackend.fsdp},

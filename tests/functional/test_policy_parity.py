@@ -48,6 +48,7 @@ TOLERANCE = 1e-5
 
 
 PACKED, DYNAMIC = {"micro_batching": MicroBatching.packed}, {"micro_batching": MicroBatching.dynamic}
+SHARED = {"micro_batching": MicroBatching.shared}
 UNTIED = {"tied": False}
 MIXTURE = {"model_type": "qwen3_moe"}
 KL = {"kl_penalty": 0.1}
@@ -75,7 +76,10 @@ class Case:
 
 def variants(name: str, layout: dict[str, Any], model: dict[str, Any] | None = None) -> list[Case]:
     """A layout with every way to make micro-batches."""
+    # Context parallelism cuts a row of samples, not one that they share.
+    shared = [] if "cp" in layout else [Case(f"{name}, prompts shared", layout, SHARED, model or {}, GSPO)]
     return [
+        *shared,
         Case(f"{name}, micro-batches of four", layout, {}, model or {}),
         Case(f"{name}, micro-batches of one", layout, {"micro_batch_size": 1}, model or {}),
         Case(f"{name}, packed", layout, PACKED, model or {}, GSPO),
@@ -88,6 +92,7 @@ CASES = [
     *variants("one process", {}),
     Case("activation checkpointing", {}, {"activation_checkpointing": True, **PACKED}),
     Case("reference kept on the host", {}, {"reference_placement": ReferencePlacement.host_copy, **DYNAMIC}),
+    Case("prompts shared, activation checkpointing", {}, {"activation_checkpointing": True, **SHARED}),
     Case("mixture of experts", {}, PACKED, MIXTURE),
     *variants("TP2 with sequence parallelism", SEQUENCE_PARALLEL),
     Case("experts on every TP rank", SEQUENCE_PARALLEL, {}, MIXTURE),
@@ -106,6 +111,7 @@ CASES = [
     Case("EP2 with TP2, untied", {"ep": 2, **SEQUENCE_PARALLEL}, {}, {**MIXTURE, **UNTIED}),
     *variants("TP2 x PP2", {"tp": 2, "pp": 2}),
     Case("untied embeddings", {"tp": 2, "pp": 2}, PACKED, UNTIED),
+    Case("prompts shared, Qwen2", {"tp": 2, "pp": 2}, SHARED, {"model_type": "qwen2"}),
     Case("Qwen2 with attention biases", {"tp": 2, "pp": 2}, {}, {"model_type": "qwen2"}),
     *variants("TP2 x DP2", {"tp": 2, "dp": 2}),
     Case("EP4 over TP2 and DP2", {"ep": 4, "dp": 2, **SEQUENCE_PARALLEL}, PACKED, MIXTURE),

@@ -70,12 +70,15 @@ SAVING = (("activation_checkpointing", True), ("cpu_offload", True))
 CPU_CASES = [
     Case(PolicyBackend.fsdp, Precision.bfloat16, MicroBatching.packed, Device.cpu),
     Case(PolicyBackend.megatron, Precision.bfloat16, MicroBatching.packed, Device.cpu),
+    Case(PolicyBackend.megatron, Precision.bfloat16, MicroBatching.shared, Device.cpu),
 ]
 GPU_CASES = [
     Case(backend, precision, micro_batching, Device.cuda)
     for backend in PolicyBackend
     for precision in Precision
     for micro_batching in MicroBatching
+    # On a GPU prompts are shared in half precision.
+    if (precision, micro_batching) != (Precision.float32, MicroBatching.shared)
 ] + [Case(PolicyBackend.fsdp, Precision.bfloat16, MicroBatching.packed, Device.cuda, SAVING)]
 
 

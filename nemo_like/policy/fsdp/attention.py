@@ -14,6 +14,7 @@ from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel
 
 from nemo_like.policy.batch import Packing
+from nemo_like.policy.shared_prompts import SharedPrompts
 
 _NAME = "nemo_like_causal"
 # Options that change which positions attend to which, or how much; one that is set must not be dropped.
@@ -47,16 +48,20 @@ def causal_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     packing: Packing | None = None,
+    sharing: SharedPrompts | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """query: [n, heads, T, d]; key, value: [n, KV heads, T, d]. Returns [n, T, heads, d] and no weights.
 
-    With ``packing`` n is 1 and T holds the samples end to end. Raises ValueError for an option that
-    plain causal attention has no place for.
+    With ``packing`` n is 1 and T holds the samples end to end; with ``sharing``, each prompt once.
+    Raises ValueError for an option that plain causal attention has no place for.
     """
     unsupported = [name for name in _UNSUPPORTED_OPTIONS if options.get(name) is not None]
     if unsupported:
         raise ValueError(f"{type(module).__name__} asks for {', '.join(unsupported)}: not plain attention")
+    if sharing is not None:
+        query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        return sharing.attention.attend(query, key, value, scaling)[None], None
     if packing is None:
         context = _attend(query, key, value, scaling=scaling)
     elif query.is_cuda and query.dtype in _FLASH_DTYPES:

@@ -94,10 +94,15 @@ class ScoringCausalLM(nn.Module):
 
     def _packing(self, inputs: ModelInputs) -> dict[str, Any]:
         """What tells the attention where samples end. transformers' own sees it from the position ids."""
-        if inputs.packing is None:
+        if inputs.packing is None and inputs.sharing is None:
             return {}
         if self._has_plain_attention:
-            return {"packing": inputs.packing}
+            return {"packing": inputs.packing, "sharing": inputs.sharing}
+        if inputs.sharing is not None:
+            raise ValueError(
+                f"the attention of {type(self.causal_lm).__name__} is not plain and causal, so cannot share "
+                "prompts; set policy.sequence_packing.share_prompts=false"
+            )
         if not self.causal_lm._supports_attention_backend:
             raise ValueError(
                 f"the attention of {type(self.causal_lm).__name__} cannot keep packed samples apart; set "

@@ -70,7 +70,13 @@ class MegatronPolicy:
             config = transformer_config(self._description, cfg, coordinates.layout)
             self._part = _model_part(coordinates, self._description)
             scoring = LogprobSettings(temperature=temperature, with_entropy=loss.entropy_coef is not None)
-            self._model = ScoringGPTModel(config, self._description, scoring, self._part)
+            self._model = ScoringGPTModel(
+                config,
+                self._description,
+                scoring,
+                self._part,
+                shares_prompts=cfg.sequence_packing.share_prompts,
+            )
             self._model.to(self.device)
             self._load_weights()
             self._reference = (

@@ -27,7 +27,7 @@ from nemo_like.policy.batch import ModelInputs
 from nemo_like.policy.compute import DTYPES
 from nemo_like.policy.megatron.convert import Cut, ModelPart, rule_for
 from nemo_like.policy.megatron.description import Mixture, ModelDescription
-from nemo_like.policy.megatron.modules import layer_spec, uses_transformer_engine
+from nemo_like.policy.megatron.modules import PromptSharingRow, layer_spec, uses_transformer_engine
 
 
 def transformer_config(
@@ -116,12 +116,14 @@ class ScoringGPTModel(GPTModel):
         description: ModelDescription,
         settings: LogprobSettings,
         part: ModelPart,
+        *,
+        shares_prompts: bool,
     ) -> None:
         tp = config.tensor_model_parallel_size
         device = torch.device("cpu" if config.use_cpu_initialization else "cuda")
         super().__init__(
             config=config,
-            transformer_layer_spec=layer_spec(config, device),
+            transformer_layer_spec=layer_spec(config, device, shares_prompts=shares_prompts),
             vocab_size=description.padded_vocab_size(tp),
             max_sequence_length=description.max_position_embeddings,
             pre_process=parallel_state.is_pipeline_first_stage(),
@@ -159,6 +161,14 @@ class ScoringGPTModel(GPTModel):
                 parameter.tensor_model_parallel = True
                 parameter.partition_dim = 1 if rule.cut is Cut.columns else 0
                 parameter.partition_stride = 1
+
+    def _preprocess(self, input_ids: Tensor, position_ids: Tensor, *args: Any, **options: Any) -> Any:
+        """As Megatron-core's, with each token's own rotation where prompts are shared: positions then do not
+        follow from places."""
+        decoder_input, rotations, *rest = super()._preprocess(input_ids, position_ids, *args, **options)
+        if isinstance(options.get("packed_seq_params"), PromptSharingRow):
+            rotations = rotations[position_ids[0]]  # [T, 1, 1, d]
+        return (decoder_input, rotations, *rest)
 
     def _postprocess(self, hidden_states: Tensor, *, labels: ModelInputs, **_: Any) -> Tensor | TokenScores:
         if not self.post_process:

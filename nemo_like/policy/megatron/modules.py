@@ -27,8 +27,9 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn import functional
 
-from nemo_like.policy.batch import Packing, context_positions
+from nemo_like.policy.batch import ModelInputs, context_positions
 from nemo_like.policy.megatron.functions import RMSNormFunction, SwiGLUFunction
+from nemo_like.policy.shared_prompts import SharedPrompts
 
 
 class TorchRMSNorm(torch.nn.Module):
@@ -89,6 +90,11 @@ class TorchCoreAttention(MegatronModule):
 
         Packed: without n, and each sample by itself. Returns [T, heads, d]. T counts this rank's tokens.
         """
+        if isinstance(packed_seq_params, PromptSharingRow):
+            assert packed_seq_params.prompts is not None
+            attention = packed_seq_params.prompts.attention
+            row = attention.attend(query[:, 0], key[:, 0], value[:, 0], self.softmax_scale)
+            return row.flatten(1)[:, None]
         if packed_seq_params is not None:
             return self._packed(query, key, value, packed_seq_params.lengths)
         key, value = self._of_all_ranks(key), self._of_all_ranks(value)
@@ -150,8 +156,19 @@ class PackedSequences(PackedSeqParams):
     lengths: tuple[int, ...] = ()
 
 
-def packed_sequences(packing: Packing | None) -> PackedSequences | None:
+@dataclass
+class PromptSharingRow(PackedSeqParams):
+    """What Megatron-core takes for one long sample and hands through to ``TorchCoreAttention``."""
+
+    prompts: SharedPrompts | None = None
+
+
+def packed_parameters(inputs: ModelInputs) -> PackedSequences | PromptSharingRow | None:
     """What Megatron-core and Transformer Engine ask of packed samples; None for padded ones."""
+    sharing, packing = inputs.sharing, inputs.packing
+    if sharing is not None:
+        length = sharing.max_length
+        return PromptSharingRow(qkv_format="sbhd", max_seqlen_q=length, max_seqlen_kv=length, prompts=sharing)
     if packing is None:
         return None
     return PackedSequences(
@@ -168,12 +185,18 @@ def uses_transformer_engine(device: torch.device) -> bool:
     return HAVE_TE and device.type == "cuda"
 
 
-def layer_spec(config: TransformerConfig, device: torch.device) -> ModuleSpec | TransformerBlockSubmodules:
-    """Transformer Engine's layers where they can run, else Megatron-core's with the modules above."""
+def layer_spec(
+    config: TransformerConfig, device: torch.device, *, shares_prompts: bool
+) -> ModuleSpec | TransformerBlockSubmodules:
+    """Transformer Engine's layers where they can run, else Megatron-core's with the modules above. Its
+    attention knows no shared prompts, ours does."""
     if uses_transformer_engine(device):
-        return get_gpt_layer_with_transformer_engine_spec(
+        spec = get_gpt_layer_with_transformer_engine_spec(
             num_experts=config.num_moe_experts, moe_grouped_gemm=False, qk_layernorm=config.qk_layernorm
         )
+        if shares_prompts:
+            spec.submodules.self_attention.submodules.core_attention = TorchCoreAttention
+        return spec
     layer = get_gpt_layer_local_spec(
         num_experts=config.num_moe_experts,
         moe_grouped_gemm=False,

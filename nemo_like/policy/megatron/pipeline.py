@@ -17,7 +17,7 @@ from nemo_like.algorithms.logprobs import TokenScores
 from nemo_like.data_plane.meta import MicroBatch, MicroBatchLayout, Schedule
 from nemo_like.policy.batch import ContextRank, ModelInputs, PolicyBatch
 from nemo_like.policy.megatron.cpu_shim import plain_torch
-from nemo_like.policy.megatron.modules import packed_sequences
+from nemo_like.policy.megatron.modules import packed_parameters
 from nemo_like.policy.objective import LossFunction
 
 # Called on the last pipeline stage with the micro-batch's scores.
@@ -74,15 +74,15 @@ class Pipeline:
                     inputs.position_ids,
                     None,
                     labels=inputs,
-                    packed_seq_params=packed_sequences(inputs.packing),
+                    packed_seq_params=packed_parameters(inputs),
                 )
             if not isinstance(output, TokenScores):
                 return output, score  # an earlier stage scores nothing
             # Megatron-core looks at what a model returns as a tensor.
             return output.logprobs, lambda _, **options: score(output, inputs, **options)
 
-        is_packed = schedule.layout is MicroBatchLayout.packed
-        shapes = {(1 if is_packed else len(spec.rows), spec.padded_length) for spec in specs}
+        is_padded = schedule.layout is MicroBatchLayout.padded
+        shapes = {(len(spec.rows) if is_padded else 1, spec.padded_length) for spec in specs}
         num_rows, num_positions = max(shapes)
         uneven = [length for _, length in shapes if length % self._length_multiple]
         if uneven:

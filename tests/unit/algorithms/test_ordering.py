@@ -10,6 +10,11 @@ def test_all_first_generations_come_first() -> None:
     assert by_generation(num_prompts=3, num_generations=2) == [0, 2, 4, 1, 3, 5]
 
 
-@given(st.integers(1, 20), st.integers(1, 20))
-def test_every_sample_comes_exactly_once(num_prompts: int, num_generations: int) -> None:
-    assert sorted(by_generation(num_prompts, num_generations)) == list(range(num_prompts * num_generations))
+def test_neighbours_of_a_prompt_stay_together() -> None:
+    assert by_generation(num_prompts=2, num_generations=5, kept_together=2) == [0, 1, 5, 6, 2, 3, 7, 8, 4, 9]
+
+
+@given(st.integers(1, 20), st.integers(1, 20), st.integers(1, 25))
+def test_every_sample_comes_exactly_once(num_prompts: int, num_generations: int, kept_together: int) -> None:
+    order = by_generation(num_prompts, num_generations, kept_together)
+    assert sorted(order) == list(range(num_prompts * num_generations))

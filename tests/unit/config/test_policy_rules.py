@@ -75,3 +75,41 @@ def test_only_a_gpu_has_a_host_to_move_to(demo: Demo, name: str) -> None:
     assert problem == (
         f"policy.{name}=true needs policy.device=cuda, where there is a host to move to; set it to false"
     )
+
+
+SHARING = (f"{PACKING}.enabled=true", f"{PACKING}.share_prompts=true", "grpo.samples_kept_together=4")
+
+
+def test_prompts_are_shared_in_packed_rows_only(demo: Demo) -> None:
+    validate(demo(*SHARING))
+    (problem,) = problems(demo(*SHARING, f"{PACKING}.enabled=false"))
+    assert problem == (
+        f"{PACKING}.share_prompts=true needs {PACKING}.enabled=true: prompts are shared in rows of several "
+        "samples; set that to true, or this to false"
+    )
+
+
+def test_a_prompt_is_shared_or_cut_over_ranks(demo: Demo) -> None:
+    found = problems(demo(*SHARING, "policy.megatron_cfg.context_parallel_size=2"))
+    (problem,) = [text for text in found if text.startswith(PACKING)]
+    assert "needs policy.megatron_cfg.context_parallel_size=1" in problem
+
+
+def test_a_gpu_shares_prompts_in_half_precision(demo: Demo) -> None:
+    found = problems(demo(*SHARING, "policy.device=cuda"))
+    (problem,) = [text for text in found if text.startswith(PACKING)]
+    assert "needs policy.precision=bfloat16 with policy.device=cuda" in problem
+    found = problems(demo(*SHARING, "policy.device=cuda", "policy.precision=bfloat16"))
+    assert not [text for text in found if text.startswith(PACKING)]
+
+
+def test_updates_of_one_sample_per_prompt_share_nothing(demo: Demo) -> None:
+    apart = "grpo.samples_kept_together=1"
+    (problem,) = problems(demo(*SHARING, apart))
+    assert problem == (
+        f"{PACKING}.share_prompts=true shares nothing: with grpo.mix_groups_in_updates=true an update of "
+        "policy.train_global_batch_size=128 samples has one of each prompt; set grpo.samples_kept_together=4 "
+        "or another number above 1, or this to false"
+    )
+    validate(demo(*SHARING, apart, "policy.train_global_batch_size=256"))
+    validate(demo(*SHARING, apart, "grpo.mix_groups_in_updates=false"))

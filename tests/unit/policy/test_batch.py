@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from nemo_like.data_plane.meta import MicroBatch, MicroBatchLayout, Schedule
+from nemo_like.data_plane.meta import MicroBatch, MicroBatchLayout, PromptRun, Schedule
 from nemo_like.policy.batch import ContextRank, PolicyBatch, context_positions
 
 CPU = torch.device("cpu")
@@ -167,3 +167,57 @@ def test_packed_samples_are_cut_over_context_ranks_one_by_one() -> None:
     second = two_samples().micro_batch(spec, schedule, ContextRank(1, 2))
     assert second.input_ids.tolist() == [[21, 22, 11, 12]]
     assert (second.token_ids.tolist(), second.output_index.tolist()) == ([23, 12, 13], [1, 2, 3])
+
+
+SHARED = Schedule((), MicroBatchLayout.shared)
+
+
+def three_samples() -> PolicyBatch:
+    """Samples 0 and 2: prompt 10 11, responses 12 13 and 14. Sample 1: prompt 20, response 21, tool 22,
+    response 23."""
+    columns = {
+        "input_ids": np.array([10, 11, 12, 13, 20, 21, 22, 23, 10, 11, 14], np.int32),
+        "response_mask": np.array([0, 0, 1, 1, 0, 1, 0, 1, 0, 0, 1], np.uint8),
+    }
+    return PolicyBatch(columns, [4, 4, 3], {}, CPU)
+
+
+def test_a_shared_prompt_enters_the_model_once_and_predicts_every_first_response_token() -> None:
+    spec = MicroBatch((1, 0, 2), 8, (PromptRun(1, 1), PromptRun(2, 2)))
+    inputs = three_samples().micro_batch(spec, SHARED)
+    # Prompts 20 and 10 11, then 21 22 after the first and 12 after the second; 14 only comes out.
+    assert inputs.input_ids.tolist() == [[20, 10, 11, 21, 22, 12, 0, 0]]
+    assert inputs.position_ids.tolist() == [[0, 0, 1, 1, 2, 2, 0, 0]]
+    assert inputs.token_ids.tolist() == [21, 23, 12, 13, 14]
+    assert inputs.output_index.tolist() == [0, 4, 2, 5, 2]
+    assert inputs.sample_index.tolist() == [0, 0, 1, 1, 2]
+    assert inputs.packed_index.tolist() == [5, 7, 2, 3, 10]
+    assert inputs.rows.tolist() == [1, 0, 2]
+    assert inputs.sharing is not None
+    assert inputs.sharing.max_length == 3
+
+
+def test_samples_without_a_response_share_a_prompt_that_nothing_reads() -> None:
+    columns = {"input_ids": np.array([1, 2, 1, 2], np.int32), "response_mask": np.zeros(4, np.uint8)}
+    batch = PolicyBatch(columns, [2, 2], {}, CPU)
+    inputs = batch.micro_batch(MicroBatch((0, 1), 2, (PromptRun(2, 2),)), SHARED)
+    assert inputs.input_ids.tolist() == [[1, 2]]
+    assert len(inputs.token_ids) == len(inputs.output_index) == 0
+
+
+@pytest.mark.parametrize(
+    ("run", "why"),
+    [
+        (PromptRun(3, 2), "begin with different prompts"),
+        (PromptRun(3, 4), "shorter than the prompt"),
+    ],
+)
+def test_samples_that_do_not_begin_alike_are_not_made_to(run: PromptRun, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        three_samples().micro_batch(MicroBatch((1, 0, 2), 12, (run,)), SHARED)
+
+
+def test_generated_tokens_are_no_part_of_a_prompt() -> None:
+    spec = MicroBatch((0,), 4, (PromptRun(1, 3),))
+    with pytest.raises(ValueError, match="response_mask marks a token of a prompt that samples share"):
+        three_samples().micro_batch(spec, SHARED)

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from nemo_like.config.loader import load_config
+from nemo_like.data_plane.batching import Prompt
 from nemo_like.policy.layout import logprob_strategy, train_strategy
 
 ROOT = Path(__file__).resolve().parents[3]
 LENGTHS = [[20, 3, 5, 18]]
+PROMPTS = [[Prompt(0, 3), Prompt(1, 2), Prompt(1, 2), Prompt(0, 3)]]
 SIZES = ["policy.train_micro_batch_size=2", "policy.logprob_batch_size=4"]
 BUDGETS = [
     f"policy.{kind}.{name}={tokens}"
@@ -26,6 +28,12 @@ BUDGETS = [
         ("policy.micro_batch_order=as_sampled", [[0, 1], [2, 3]], [[0, 1, 2, 3]]),
         ("policy.dynamic_batching.enabled=true", [[0], [3], [2, 1]], [[0, 3, 2], [1]]),
         ("policy.sequence_packing.enabled=true", [[0, 2, 1], [3]], [[0, 3, 2, 1]]),
+        # 20 + 18 - 3 tokens of the first group fit into 36, and 5 + 3 - 2 of the second beside them into 64.
+        (
+            "policy.sequence_packing={enabled: true, share_prompts: true}",
+            [[0, 3], [1, 2]],
+            [[0, 3, 1, 2]],
+        ),
     ],
 )
 def test_the_configuration_says_which_samples_share_a_micro_batch(
@@ -35,5 +43,6 @@ def test_the_configuration_says_which_samples_share_a_micro_batch(
     cfg = load_config(
         ROOT / "configs" / "grpo_arithmetic_cpu.yaml", [override, rounding, *SIZES, *BUDGETS]
     ).policy
-    assert train_strategy(cfg).cut(LENGTHS) == [train]
-    assert logprob_strategy(cfg).cut(LENGTHS) == [logprob]
+    for strategy, expected in ((train_strategy(cfg), train), (logprob_strategy(cfg), logprob)):
+        (planned,) = strategy.micro_batches(LENGTHS, PROMPTS)
+        assert [list(micro_batch.rows) for micro_batch in planned] == expected

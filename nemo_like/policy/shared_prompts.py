@@ -1,0 +1,210 @@
+"""Causal attention in a row that holds each prompt once, for all the samples that begin with it.
+
+    [prompt 1][prompt 2]  [after][after][after]  [after][after]  [unused]
+         runs: 2 prompts       3 samples of 1        2 of 2
+
+A prompt attends to itself; what comes after it in a sample, to the prompt and to itself. Every token's
+output is what it would be in a row of its sample alone (as in Prefix Grouper, arXiv 2506.05433).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from itertools import accumulate
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRow:
+    """Where things lie in a row of T tokens: k prompts, then what follows them in n samples.
+
+    Raises ValueError when they do not fit.
+    """
+
+    prompt_lengths: Tensor  # [k] int64
+    run: Tensor  # [n] int64, each sample's prompt
+    after_lengths: Tensor  # [n] int64
+    num_tokens: int  # T
+
+    def __post_init__(self) -> None:
+        if self.num_used > self.num_tokens:
+            raise ValueError(
+                f"prompts and responses of {self.num_used} tokens do not fit into {self.num_tokens}"
+            )
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of all prompts."""
+        return int(self.prompt_lengths.sum())
+
+    @property
+    def num_used(self) -> int:
+        return self.num_prompt_tokens + int(self.after_lengths.sum())
+
+    @property
+    def prompt_ends(self) -> Tensor:
+        """[k] slots, after the last."""
+        return self.prompt_lengths.cumsum(0)
+
+    @property
+    def prompt_starts(self) -> Tensor:
+        """[k] slots."""
+        return self.prompt_ends - self.prompt_lengths
+
+    @property
+    def after_starts(self) -> Tensor:
+        """[n] slots."""
+        return self.num_prompt_tokens + self.after_lengths.cumsum(0) - self.after_lengths
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedAttention:
+    """By scaled_dot_product_attention, for a CPU: prompts in a batch of k, then samples in one of n.
+
+    What pads is slot 0, hidden by the mask or behind everything that is read.
+    """
+
+    prompts: Tensor  # [k, P] int64, slots
+    after: Tensor  # [n, A] int64, slots
+    seen: Tensor  # [n, P + A] int64, the slots that a sample's later tokens attend to
+    is_seen: Tensor  # [n, 1, A, P + A] bool
+    place: Tensor  # [T] int64, a slot's place in the outputs of both batches, flattened: k x P and n x A
+
+    @classmethod
+    def of(cls, row: SharedRow) -> Self:
+        prompts, is_prompt = _slots(row.prompt_starts, row.prompt_lengths)
+        after, is_after = _slots(row.after_starts, row.after_lengths)
+        num_after = after.shape[1]
+        causal = torch.ones(num_after, num_after, dtype=torch.bool).tril()
+        in_prompt = is_prompt[row.run, None].expand(-1, num_after, -1)
+        places = torch.cat((is_prompt.flatten(), is_after.flatten())).nonzero()[:, 0]
+        return cls(
+            prompts=prompts,
+            after=after,
+            seen=torch.cat((prompts[row.run], after), dim=1),
+            is_seen=torch.cat((in_prompt, causal.expand(len(after), -1, -1)), dim=2)[:, None],
+            place=functional.pad(places, (0, row.num_tokens - len(places))),
+        )
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        """query: [T, heads, d]; key, value: [T, groups, d]. Returns [T, heads, d]; anything where unused."""
+        of_prompts = functional.scaled_dot_product_attention(
+            _picked(query, self.prompts),
+            _picked(key, self.prompts),
+            _picked(value, self.prompts),
+            is_causal=True,
+            scale=scale,
+            enable_gqa=True,
+        )
+        outputs = [of_prompts.transpose(1, 2).flatten(0, 1)]
+        if self.after.numel():
+            of_samples = functional.scaled_dot_product_attention(
+                _picked(query, self.after),
+                _picked(key, self.seen),
+                _picked(value, self.seen),
+                self.is_seen,
+                scale=scale,
+                enable_gqa=True,
+            )
+            outputs.append(of_samples.transpose(1, 2).flatten(0, 1))
+        return torch.cat(outputs).index_select(0, self.place)
+
+
+@dataclass(frozen=True, slots=True)
+class VarlenAttention:
+    """By PyTorch's variable-length FlashAttention, for a GPU in half precision: no padding and no mask."""
+
+    num_prompt_tokens: int
+    num_used: int
+    max_prompt: int
+    max_after: int
+    max_seen: int
+    cu_prompts: Tensor  # [k + 1] int32
+    cu_after: Tensor  # [n + 1] int32
+    cu_seen: Tensor  # [n + 1] int32, of a sample's prompt and what follows
+    seen: Tensor  # [sum of those] int64, their slots
+
+    @classmethod
+    def of(cls, row: SharedRow) -> Self:
+        lengths = row.prompt_lengths[row.run] + row.after_lengths
+        prompts, is_prompt = _slots(row.prompt_starts, row.prompt_lengths)
+        after, is_after = _slots(row.after_starts, row.after_lengths)
+        slots = torch.cat((prompts[row.run], after), dim=1)
+        return cls(
+            num_prompt_tokens=row.num_prompt_tokens,
+            num_used=row.num_used,
+            max_prompt=int(row.prompt_lengths.max()),
+            max_after=int(row.after_lengths.max()),
+            max_seen=int(lengths.max()),
+            cu_prompts=_cumulative(row.prompt_lengths),
+            cu_after=_cumulative(row.after_lengths),
+            cu_seen=_cumulative(lengths),
+            seen=slots[torch.cat((is_prompt[row.run], is_after), dim=1)],
+        )
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        """query: [T, heads, d]; key, value: [T, groups, d]. Returns [T, heads, d]; 0 where unused."""
+        from torch.nn.attention.varlen import varlen_attn
+
+        # Causal, with a sample's last query at its last key.
+        options = {"scale": scale, "window_size": (-1, 0), "enable_gqa": query.shape[1] != key.shape[1]}
+        end, used = self.num_prompt_tokens, self.num_used
+        cu, longest = self.cu_prompts, self.max_prompt
+        outputs = [varlen_attn(query[:end], key[:end], value[:end], cu, cu, longest, longest, **options)]
+        if self.max_after:
+            keys, values = (tensor.index_select(0, self.seen) for tensor in (key, value))
+            lengths = self.cu_after, self.cu_seen, self.max_after, self.max_seen
+            outputs.append(varlen_attn(query[end:used], keys, values, *lengths, **options))
+        return torch.cat((*outputs, query.new_zeros(query[used:].shape)))
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrompts:
+    """What a model needs of such a row."""
+
+    max_length: int  # positions of the longest sample
+    attention: PaddedAttention | VarlenAttention
+
+    @classmethod
+    def of(cls, row: SharedRow, device: torch.device) -> Self:
+        lengths = row.prompt_lengths[row.run] + row.after_lengths
+        kind = PaddedAttention if device.type == "cpu" else VarlenAttention
+        return cls(max_length=int(lengths.max()), attention=kind.of(row))
+
+    def to(self, device: torch.device) -> Self:
+        """A copy on the device."""
+        values = {one.name: getattr(self.attention, one.name) for one in fields(self.attention)}
+        moved = {
+            name: value.to(device, non_blocking=True)
+            for name, value in values.items()
+            if isinstance(value, Tensor)
+        }
+        return replace(self, attention=replace(self.attention, **moved))
+
+
+def pieces(*parts: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Of pieces (starts, lengths) one after the other: places [sum], and positions within each piece."""
+    starts, lengths = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    positions = torch.arange(int(lengths.sum()))
+    positions -= torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
+    return torch.repeat_interleave(starts, lengths) + positions, positions
+
+
+def _slots(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """[n, longest] slots of n pieces, 0 where padded, and which are not."""
+    positions = torch.arange(int(lengths.max()))
+    is_token = positions < lengths[:, None]
+    return (starts[:, None] + positions).masked_fill_(~is_token, 0), is_token
+
+
+def _picked(tensor: Tensor, slots: Tensor) -> Tensor:
+    """[n, heads, L, d] of [T, heads, d], by slots [n, L]."""
+    return tensor.index_select(0, slots.flatten()).unflatten(0, slots.shape).transpose(1, 2)
+
+
+def _cumulative(lengths: Tensor) -> Tensor:
+    return torch.tensor([0, *accumulate(lengths.tolist())], dtype=torch.int32)

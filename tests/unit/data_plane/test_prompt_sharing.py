@@ -1,0 +1,168 @@
+"""Groups in micro-batches that hold each prompt once: nothing lost, budgets kept, groups whole."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nemo_like.data_plane.batching import Prompt, round_up
+from nemo_like.data_plane.meta import Chunk, KVBatchMeta, MicroBatch, MicroBatchLayout, PromptRun
+from nemo_like.data_plane.prompt_sharing import PromptSharing
+from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
+
+BUDGET = 60
+Ranks = tuple[list[list[int]], list[list[Prompt]]]
+
+
+@st.composite
+def ranks(draw: st.DrawFn) -> Ranks:
+    """Lengths and prompts of equally many samples on every rank, each prompt with its response or without."""
+    num_ranks, num_samples = draw(st.integers(1, 3)), draw(st.integers(1, 16))
+    prompt_lengths = draw(st.lists(st.integers(1, 20), min_size=4, max_size=4))
+    lengths, prompts = [], []
+    for _ in range(num_ranks):
+        groups = draw(st.lists(st.integers(0, 3), min_size=num_samples, max_size=num_samples))
+        after = draw(st.lists(st.integers(-1, 25), min_size=num_samples, max_size=num_samples))
+        prompts.append([Prompt(group, prompt_lengths[group]) for group in groups])
+        lengths.append([max(1, p.num_tokens + n) for p, n in zip(prompts[-1], after, strict=True)])
+    return lengths, prompts
+
+
+def tokens(micro_batch: MicroBatch, lengths: list[int], prompts: list[Prompt]) -> int:
+    """Counted sample by sample: a prompt when a run begins, then what is behind it."""
+    after = sum(max(0, lengths[row] - prompts[row].num_tokens) for row in micro_batch.rows)
+    return after + sum(run.num_tokens for run in micro_batch.runs)
+
+
+@settings(max_examples=300, deadline=None)
+@given(ranks(), st.sampled_from([1, 4, 8]))
+def test_every_sample_is_in_one_micro_batch_within_the_budget(of_ranks: Ranks, multiple: int) -> None:
+    lengths, prompts = of_ranks
+    planned = PromptSharing(BUDGET, multiple).micro_batches(lengths, prompts)
+    assert len({len(of_rank) for of_rank in planned}) == 1
+    for of_rank, mine, starts in zip(planned, lengths, prompts, strict=True):
+        assert sorted(itertools.chain(*(one.rows for one in of_rank))) == list(range(len(mine)))
+        for micro_batch in of_rank:
+            assert micro_batch.padded_length % multiple == 0
+            assert tokens(micro_batch, mine, starts) <= micro_batch.padded_length <= BUDGET
+    for of_number in zip(*planned, strict=True):
+        assert len({one.padded_length for one in of_number}) == 1
+        longest = max(
+            tokens(one, *own) for one, own in zip(of_number, zip(lengths, prompts, strict=True), strict=True)
+        )
+        assert of_number[0].padded_length == round_up(longest, multiple)
+
+
+@settings(max_examples=300, deadline=None)
+@given(ranks())
+def test_runs_are_neighbours_of_one_prompt(of_ranks: Ranks) -> None:
+    lengths, prompts = of_ranks
+    for of_rank, starts in zip(PromptSharing(BUDGET).micro_batches(lengths, prompts), prompts, strict=True):
+        for micro_batch in of_rank:
+            rows = iter(micro_batch.rows)
+            for run in micro_batch.runs:
+                (prompt,) = {starts[row] for row in itertools.islice(rows, run.num_rows)}
+                assert run.num_tokens == prompt.num_tokens
+            assert next(rows, None) is None
+
+
+@settings(max_examples=100, deadline=None)
+@given(ranks())
+def test_one_rank_divides_only_groups_that_are_over_the_budget(of_ranks: Ranks) -> None:
+    lengths, prompts = of_ranks[0][:1], of_ranks[1][:1]
+    (planned,) = PromptSharing(BUDGET).micro_batches(lengths, prompts)
+    for prompt in set(prompts[0]):
+        rows = {row for row, other in enumerate(prompts[0]) if other == prompt}
+        size = prompt.num_tokens + sum(max(0, lengths[0][row] - prompt.num_tokens) for row in rows)
+        holding = [one for one in planned if rows & set(one.rows)]
+        assert (len(holding) == 1) == (size <= BUDGET)
+
+
+def test_groups_by_hand() -> None:
+    """Prompts of 4 and 2 tokens; 4 + 3 + 1 and 2 + 2 + 2 fit into 14 together. The last token of a sample
+    is not among its ``lengths``."""
+    lengths = [[7, 4, 5, 4]]
+    prompts = [[Prompt("a", 4), Prompt("b", 2), Prompt("a", 4), Prompt("b", 2)]]
+    assert PromptSharing(14).micro_batches(lengths, prompts) == [
+        [MicroBatch((0, 2, 1, 3), 14, (PromptRun(2, 4), PromptRun(2, 2)))]
+    ]
+    assert PromptSharing(13).micro_batches(lengths, prompts) == [
+        [MicroBatch((0, 2), 8, (PromptRun(2, 4),)), MicroBatch((1, 3), 6, (PromptRun(2, 2),))]
+    ]
+
+
+def test_a_rank_with_too_few_micro_batches_divides_its_fullest() -> None:
+    lengths = [[9, 9], [3, 4]]
+    prompts = [[Prompt(0, 1), Prompt(1, 1)], [Prompt(2, 2), Prompt(2, 2)]]
+    first, second = PromptSharing(10).micro_batches(lengths, prompts)
+    assert [one.rows for one in first] == [(0,), (1,)]
+    assert [(one.rows, one.runs) for one in second] == [
+        ((1,), (PromptRun(1, 2),)),
+        ((0,), (PromptRun(1, 2),)),
+    ]
+
+
+def test_what_cannot_be_placed_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match="a sample of 12 tokens is over the micro-batch's budget of 10 tokens"
+    ):
+        PromptSharing(10).micro_batches([[3, 12]], [[Prompt(0, 2), Prompt(0, 2)]])
+    with pytest.raises(ValueError, match="1 samples can't fill 2 micro-batches"):
+        PromptSharing(10).micro_batches([[9, 9], [3]], [[Prompt(0, 1), Prompt(1, 1)], [Prompt(0, 1)]])
+
+
+GROUPS, GROUP_SIZE = 8, 4
+
+
+def grouped_batch() -> KVBatchMeta:
+    """Eight groups of four as a rollout stores them: long and short ones, so that whole groups differ."""
+    lengths = [[10 + 30 * (group % 4 == 0) + row for row in range(GROUP_SIZE)] for group in range(GROUPS)]
+    count = GROUPS * GROUP_SIZE
+    return KVBatchMeta(
+        partition="step",
+        chunks=tuple(Chunk(f"group-{group}", tuple(of_group)) for group, of_group in enumerate(lengths)),
+        rows=tuple((group, row) for group in range(GROUPS) for row in range(GROUP_SIZE)),
+        columns=frozenset({"input_ids"}),
+        tags={
+            "sample_mask": (1.0,) * count,
+            "num_response_tokens": (5,) * count,
+            "num_prompt_tokens": (5,) * count,
+            "group_id": tuple(group for group in range(GROUPS) for _ in range(GROUP_SIZE)),
+        },
+    )
+
+
+@pytest.mark.parametrize("shard", [shard_for_training, shard_for_logprobs])
+def test_whole_groups_stay_on_one_rank_though_others_then_have_less(shard: object) -> None:
+    shards = shard(grouped_batch(), num_shards=2, global_batch_size=16, strategy=PromptSharing(200))
+    for mine in shards:
+        groups = [mine.tag("group_id").count(group) for group in set(mine.tag("group_id"))]
+        assert groups == [GROUP_SIZE] * (GROUPS // 2)
+        assert mine.schedule.layout is MicroBatchLayout.shared
+        for update in mine.schedule.global_batches:
+            for micro_batch in update.micro_batches:
+                assert {run.num_rows for run in micro_batch.runs} == {GROUP_SIZE}
+
+
+def test_idle_groups_leave_whole() -> None:
+    batch = grouped_batch()
+    is_idle = [group in (0, 1, 2, 5) for group in batch.tag("group_id")]
+    shards = shard_for_training(
+        batch, num_shards=1, global_batch_size=32, strategy=PromptSharing(400), is_idle=is_idle
+    )
+    (update,) = shards[0].schedule.global_batches
+    assert [run for one in update.micro_batches for run in one.runs] == [PromptRun(GROUP_SIZE, 5)] * 4
+
+
+def test_a_schedule_with_runs_travels_whole() -> None:
+    (shard,) = shard_for_training(
+        grouped_batch(), num_shards=1, global_batch_size=16, strategy=PromptSharing(100)
+    )
+    assert pickle.loads(pickle.dumps(shard.schedule)) == shard.schedule
+    assert (
+        sum(len(one.runs) for batch in shard.schedule.global_batches for one in batch.micro_batches) >= GROUPS
+    )
