@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from typing import NamedTuple
 
 from nemo_like.data_plane.batching import Lengths, Prompt, Prompts, pack, round_up
 from nemo_like.data_plane.meta import MicroBatch, MicroBatchLayout, PromptRun
@@ -35,84 +35,97 @@ class PromptSharing:
 
     def micro_batches(self, lengths: Lengths, prompts: Prompts) -> list[list[MicroBatch]]:
         """[rank][number]; rows are indices into the rank's samples."""
-        ranks = [_Samples(*of_rank) for of_rank in zip(lengths, prompts, strict=True)]
-        bins = [self._bins(samples) for samples in ranks]
-        count = max(map(len, bins))
+        ranks = [self._bins(*of_rank) for of_rank in zip(lengths, prompts, strict=True)]
+        count = max(map(len, ranks))
         # Heaviest first on every rank: what runs at the same time then takes about as long.
-        bins = [
-            sorted(_split_to(count, of_rank, samples), key=samples.num_tokens, reverse=True)
-            for of_rank, samples in zip(bins, ranks, strict=True)
-        ]
-        needed = [
-            max(samples.num_tokens(of_rank[number]) for of_rank, samples in zip(bins, ranks, strict=True))
-            for number in range(count)
-        ]
+        ranks = [sorted(_split_to(count, bins), key=_num_tokens, reverse=True) for bins in ranks]
+        needed = [max(map(_num_tokens, of_number)) for of_number in zip(*ranks, strict=True)]
         return [
             [
-                MicroBatch(tuple(indices), round_up(tokens, self.length_multiple), samples.runs(indices))
-                for indices, tokens in zip(of_rank, needed, strict=True)
+                MicroBatch(
+                    tuple([index for part in parts for index in part.indices]),
+                    round_up(tokens, self.length_multiple),
+                    tuple([PromptRun(len(part.indices), part.prompt_tokens) for part in parts]),
+                )
+                for parts, tokens in zip(bins, needed, strict=True)
             ]
-            for of_rank, samples in zip(bins, ranks, strict=True)
+            for bins in ranks
         ]
 
-    def _bins(self, samples: _Samples) -> list[list[int]]:
+    def _bins(self, lengths: Sequence[int], prompts: Sequence[Prompt]) -> list[list[_Part]]:
         capacity = self.max_tokens // self.length_multiple * self.length_multiple
-        parts = list(samples.parts(capacity))
-        packed = pack([samples.num_tokens(part) for part in parts], capacity)
-        return [[index for place in places for index in parts[place]] for places in packed]
-
-
-class _Samples:
-    """One rank's."""
-
-    def __init__(self, lengths: Sequence[int], prompts: Sequence[Prompt]) -> None:
-        self._prompts = prompts
-        # A response's last token does not enter the model; without a response, neither does the prompt's.
-        self._after = [
-            max(0, length - prompt.num_tokens) for length, prompt in zip(lengths, prompts, strict=True)
+        groups: dict[Prompt, list[int]] = {}
+        for index, prompt in enumerate(prompts):
+            groups.setdefault(prompt, []).append(index)
+        parts = [
+            part
+            for prompt, indices in groups.items()
+            for part in _Part.of_group(prompt, indices, lengths, capacity)
+        ]
+        return [
+            [parts[place] for place in places]
+            for places in pack([part.num_tokens for part in parts], capacity)
         ]
 
-    def parts(self, capacity: int) -> Iterator[list[int]]:
-        """Each prompt's samples, in several parts where one would be over the capacity."""
-        groups: dict[Prompt, list[int]] = {}
-        for index, prompt in enumerate(self._prompts):
-            groups.setdefault(prompt, []).append(index)
-        for prompt, indices in groups.items():
-            part: list[int] = []
-            room = capacity - prompt.num_tokens
-            for index in indices:
-                if self._after[index] > room and part:
-                    yield part
-                    part, room = [], capacity - prompt.num_tokens
-                if self._after[index] > room:
-                    needed = prompt.num_tokens + self._after[index]
-                    raise ValueError(
-                        f"a sample of {needed} tokens is over the micro-batch's budget of {capacity} tokens; "
-                        f"raise the budget to at least {needed}"
-                    )
-                part.append(index)
-                room -= self._after[index]
-            yield part
 
-    def runs(self, indices: Sequence[int]) -> tuple[PromptRun, ...]:
-        """Neighbours of one prompt, in the order of ``indices``."""
-        by_prompt = groupby(indices, key=self._prompts.__getitem__)
-        return tuple([PromptRun(len(list(run)), prompt.num_tokens) for prompt, run in by_prompt])
+class _Part(NamedTuple):
+    """Samples of one prompt that are in one micro-batch."""
 
-    def num_tokens(self, indices: Sequence[int]) -> int:
-        """What these take: every run's prompt, and what is behind it in each sample."""
-        prompts = sum([run.num_tokens for run in self.runs(indices)])
-        return prompts + sum([self._after[index] for index in indices])
+    indices: list[int]
+    after: list[int]  # tokens behind the prompt in each
+    prompt_tokens: int
+
+    @classmethod
+    def of_group(
+        cls, prompt: Prompt, indices: Sequence[int], lengths: Sequence[int], capacity: int
+    ) -> Iterator[_Part]:
+        """One part, or several where that would be over the capacity."""
+        # What a sample has behind its prompt without its last token, which does not enter the model; nothing
+        # where there is no response.
+        after = [max(0, lengths[index] - prompt.num_tokens) for index in indices]
+        if prompt.num_tokens + max(after) > capacity:
+            needed = prompt.num_tokens + max(after)
+            raise ValueError(
+                f"a sample of {needed} tokens is over the micro-batch's budget of {capacity} tokens; "
+                f"raise the budget to at least {needed}"
+            )
+        start, room = 0, capacity - prompt.num_tokens
+        for place, size in enumerate(after):
+            if size > room:
+                yield cls([*indices[start:place]], after[start:place], prompt.num_tokens)
+                start, room = place, capacity - prompt.num_tokens
+            room -= size
+        yield cls([*indices[start:]], after[start:], prompt.num_tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.prompt_tokens + sum(self.after)
+
+    def halves(self) -> tuple[_Part, _Part]:
+        """Both with the prompt."""
+        middle = len(self.indices) // 2
+        return (
+            _Part(self.indices[:middle], self.after[:middle], self.prompt_tokens),
+            _Part(self.indices[middle:], self.after[middle:], self.prompt_tokens),
+        )
 
 
-def _split_to(count: int, bins: list[list[int]], samples: _Samples) -> list[list[int]]:
-    """Cut bins in two until there are ``count``, fullest first; each cut divides one group at most."""
+def _num_tokens(parts: Sequence[_Part]) -> int:
+    return sum([part.num_tokens for part in parts])
+
+
+def _split_to(count: int, bins: list[list[_Part]]) -> list[list[_Part]]:
+    """Cut bins in two until there are ``count``, fullest first; a group only where it is alone."""
     bins = list(bins)
     while len(bins) < count:
-        splittable = [place for place, indices in enumerate(bins) if len(indices) > 1]
+        splittable = [
+            place for place, parts in enumerate(bins) if sum([len(part.indices) for part in parts]) > 1
+        ]
         if not splittable:
             raise ValueError(f"{len(bins)} samples can't fill {count} micro-batches")
-        indices = bins.pop(max(splittable, key=lambda place: samples.num_tokens(bins[place])))
-        middle = len(indices) // 2
-        bins += [indices[:middle], indices[middle:]]
+        parts = bins.pop(max(splittable, key=lambda place: _num_tokens(bins[place])))
+        if len(parts) == 1:
+            parts = [*parts[0].halves()]
+        middle = len(parts) // 2
+        bins += [parts[:middle], parts[middle:]]
     return bins

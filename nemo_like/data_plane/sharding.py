@@ -238,5 +238,4 @@ def _assemble(
 
 def _prompts(meta: KVBatchMeta) -> list[Prompt]:
     """Of every sample."""
-    lengths = [int(length) for length in meta.numbers("num_prompt_tokens")]
-    return [Prompt(group, length) for group, length in zip(meta.tag("group_id"), lengths, strict=True)]
+    return list(map(Prompt, meta.tag("group_id"), map(int, meta.numbers("num_prompt_tokens"))))

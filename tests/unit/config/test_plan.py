@@ -8,7 +8,7 @@ from nemo_like.config.model_info import read_model_info
 from nemo_like.config.plan import Plan, Role, format_plan, make_plan, ray_cpus, ray_gpus, roles
 from nemo_like.config.schema import Config
 from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
-from tests.unit.config.checkpoints import SCORED
+from tests.unit.config.checkpoints import PADDED, SCORED
 
 Demo = Callable[..., Config]
 
@@ -65,7 +65,7 @@ def test_on_gpus_workers_and_engine_ranks_take_one_each(demo: Demo) -> None:
 
 
 def test_the_plan_of_the_demo_adds_up(demo: Demo) -> None:
-    result = plan(demo())
+    result = plan(demo(*PADDED))
     assert result.num_samples == 128 * 8 == 1024
     assert result.updates_per_step == 1024 // 128 == 8
     assert result.micro_batches_per_update == 128 // 2 // 64 == 1
@@ -79,30 +79,32 @@ def test_the_plan_of_the_demo_adds_up(demo: Demo) -> None:
 
 def test_each_pass_that_scores_adds_its_column_and_its_forwards(demo: Demo) -> None:
     forwards = "at most 4 forwards (128 samples) per step on each data-parallel rank"
-    scored = plan(demo(SCORED))
+    scored = plan(demo(*PADDED, SCORED))
     assert scored.bytes_per_token == 9 + 4
     assert f"log-probs    {forwards}" in format_plan(scored)
-    both = plan(demo(SCORED, "loss_fn.reference_policy_kl_penalty=0.01"))
+    both = plan(demo(*PADDED, SCORED, "loss_fn.reference_policy_kl_penalty=0.01"))
     assert both.bytes_per_token == 9 + 4 + 4
     assert f"log-probs    twice {forwards}" in format_plan(both)
 
 
 def test_a_last_micro_batch_that_is_not_full_counts(demo: Demo) -> None:
-    result = plan(demo("policy.train_micro_batch_size=48", "policy.logprob_batch_size=500"))
+    result = plan(demo(*PADDED, "policy.train_micro_batch_size=48", "policy.logprob_batch_size=500"))
     assert result.micro_batches_per_update == 2  # 48 + 16 rows
     assert result.logprob_batches_per_phase == 2  # 500 + 12 rows
 
 
 def test_with_a_token_budget_the_plan_counts_micro_batches_of_the_longest_samples(demo: Demo) -> None:
-    packed = plan(demo("policy.sequence_packing.enabled=true", "policy.sequence_packing.train_mb_tokens=100"))
-    assert packed.micro_batches_per_update == 22  # 64 rows of 32 tokens, 3 in a micro-batch
-    assert packed.logprob_batches_per_phase == 2  # 512 rows, 256 in a micro-batch of 8192 tokens
-    assert "at most 22 micro-batches (up to 100 tokens, packed) per update" in format_plan(packed)
+    shared = plan(demo("policy.sequence_packing.train_mb_tokens=100"))
+    assert shared.micro_batches_per_update == 22  # 64 rows of 32 tokens, 3 in a micro-batch
+    assert shared.logprob_batches_per_phase == 16  # 512 rows, 32 in a micro-batch of 1024 tokens
+    assert "at most 22 micro-batches (up to 100 tokens, packed, prompts shared) per" in format_plan(shared)
+    packed = plan(demo("policy.sequence_packing.share_prompts=false"))
+    assert "at most 2 micro-batches (up to 1,024 tokens, packed) per update" in format_plan(packed)
     rounded = (
         "policy.dynamic_batching.sequence_length_round=64",
         "policy.dynamic_batching.train_mb_tokens=128",
     )
-    dynamic = plan(demo("policy.dynamic_batching.enabled=true", *rounded))
+    dynamic = plan(demo(*PADDED, "policy.dynamic_batching.enabled=true", *rounded))
     assert dynamic.micro_batches_per_update == 32
     assert "(up to 128 tokens, dynamic)" in format_plan(dynamic)
 

@@ -7,6 +7,7 @@ import pytest
 from nemo_like.config.errors import ConfigError
 from nemo_like.config.schema import Config
 from nemo_like.config.validation import validate
+from tests.unit.config.checkpoints import PADDED
 
 Demo = Callable[..., Config]
 
@@ -28,19 +29,18 @@ def test_packing_and_dynamic_batches_exclude_each_other(demo: Demo) -> None:
 @pytest.mark.parametrize("section", [PACKING, DYNAMIC])
 def test_a_token_budget_must_hold_the_longest_sample(demo: Demo, section: str) -> None:
     budgets = (f"{section}.train_mb_tokens=31", f"{section}.logprob_mb_tokens=100")
-    cfg = demo(f"{section}.enabled=true", f"{DYNAMIC}.sequence_length_round=1", *budgets)
+    cfg = demo(*PADDED, f"{section}.enabled=true", f"{DYNAMIC}.sequence_length_round=1", *budgets)
     (problem,) = problems(cfg)
     assert problem == (
         f"{section}.train_mb_tokens=31 must hold a sample of policy.max_total_sequence_length=32 tokens; "
         "try 32 or more"
     )
-    validate(demo(*budgets))  # not enabled
+    validate(demo(*PADDED, *budgets))  # not enabled
 
 
 def test_a_token_budget_must_hold_the_longest_sample_after_rounding(demo: Demo) -> None:
-    cfg = demo(
-        f"{DYNAMIC}.enabled=true", f"{DYNAMIC}.sequence_length_round=20", f"{DYNAMIC}.train_mb_tokens=39"
-    )
+    budget = (f"{DYNAMIC}.sequence_length_round=20", f"{DYNAMIC}.train_mb_tokens=39")
+    cfg = demo(*PADDED, f"{DYNAMIC}.enabled=true", *budget)
     (problem,) = problems(cfg)
     assert "32 tokens, rounded up to a multiple of 20; try 40 or more" in problem
 
@@ -48,6 +48,7 @@ def test_a_token_budget_must_hold_the_longest_sample_after_rounding(demo: Demo) 
 def test_lengths_must_divide_into_what_sequence_and_context_parallelism_make_of_them(demo: Demo) -> None:
     axes = "policy.megatron_cfg"
     cfg = demo(
+        *PADDED,
         f"{axes}.tensor_model_parallel_size=2",
         f"{axes}.sequence_parallel=true",
         f"{axes}.context_parallel_size=2",

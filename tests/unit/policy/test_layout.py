@@ -9,6 +9,7 @@ import pytest
 from nemo_like.config.loader import load_config
 from nemo_like.data_plane.batching import Prompt
 from nemo_like.policy.layout import logprob_strategy, train_strategy
+from tests.unit.config.checkpoints import PADDED
 
 ROOT = Path(__file__).resolve().parents[3]
 LENGTHS = [[20, 3, 5, 18]]
@@ -29,11 +30,7 @@ BUDGETS = [
         ("policy.dynamic_batching.enabled=true", [[0], [3], [2, 1]], [[0, 3, 2], [1]]),
         ("policy.sequence_packing.enabled=true", [[0, 2, 1], [3]], [[0, 3, 2, 1]]),
         # 20 + 18 - 3 tokens of the first group fit into 36, and 5 + 3 - 2 of the second beside them into 64.
-        (
-            "policy.sequence_packing={enabled: true, share_prompts: true}",
-            [[0, 3], [1, 2]],
-            [[0, 3, 1, 2]],
-        ),
+        ("policy.sequence_packing={enabled: true, share_prompts: true}", [[0, 3], [1, 2]], [[0, 3, 1, 2]]),
     ],
 )
 def test_the_configuration_says_which_samples_share_a_micro_batch(
@@ -41,7 +38,7 @@ def test_the_configuration_says_which_samples_share_a_micro_batch(
 ) -> None:
     rounding = "policy.dynamic_batching.sequence_length_round=4"
     cfg = load_config(
-        ROOT / "configs" / "grpo_arithmetic_cpu.yaml", [override, rounding, *SIZES, *BUDGETS]
+        ROOT / "configs" / "grpo_arithmetic_cpu.yaml", [*PADDED, override, rounding, *SIZES, *BUDGETS]
     ).policy
     for strategy, expected in ((train_strategy(cfg), train), (logprob_strategy(cfg), logprob)):
         (planned,) = strategy.micro_batches(LENGTHS, PROMPTS)
