@@ -263,18 +263,19 @@ class PolicyBatch:
         rows = torch.tensor(spec.rows, dtype=torch.int64)
         num_rows, prompt_lengths = torch.tensor(spec.runs, dtype=torch.int64).unbind(1)
         run = torch.repeat_interleave(torch.arange(len(num_rows)), num_rows)
-        starts, of_sample = self.offsets[rows], prompt_lengths[run]
-        of_run = starts[num_rows.cumsum(0) - num_rows]
-        self._check_prompts(rows, of_run[run], of_sample)
+        first, of_sample = num_rows.cumsum(0) - num_rows, prompt_lengths[run]
+        starts, num_after = self.offsets[rows], self.lengths[rows] - of_sample
+        self._check_prompts(starts, of_sample, num_after, first[run])
         after_lengths = (self._model_lengths[rows] - of_sample).clamp_(min=0)
         row = SharedRow(prompt_lengths, run, after_lengths, spec.padded_length)
-        places, positions = pieces((of_run, prompt_lengths), (starts + of_sample, after_lengths))
-        positions[row.num_prompt_tokens :] += of_sample.repeat_interleave(after_lengths)
+        lengths = torch.cat((prompt_lengths, after_lengths))
+        positions = pieces(torch.cat((torch.zeros_like(prompt_lengths), of_sample)), lengths)
+        places = positions + torch.repeat_interleave(torch.cat((starts[first], starts)), lengths)
         unused = (0, spec.padded_length - len(places))
         # A sample's first response token is predicted by its prompt's last, every other by the one before.
-        num_predicted = self.lengths[rows] - of_sample
-        predicted, number = pieces((starts + of_sample, num_predicted))
-        sample = torch.repeat_interleave(torch.arange(len(rows)), num_predicted)
+        predicted = pieces(starts + of_sample, num_after)
+        sample = torch.repeat_interleave(torch.arange(len(rows)), num_after)
+        number = predicted - (starts + of_sample)[sample]
         before = torch.where(number > 0, row.after_starts[sample] + number, row.prompt_ends[run][sample]) - 1
         is_scored = self.columns[RESPONSE_MASK.name][predicted].to(torch.bool)
         packed_index = predicted[is_scored]
@@ -289,16 +290,19 @@ class PolicyBatch:
             sharing=SharedPrompts.of(row, self.device),
         )
 
-    def _check_prompts(self, rows: Tensor, first: Tensor, lengths: Tensor) -> None:
-        """Raises ValueError where a sample does not begin with its run's prompt, at ``first``."""
-        if bool((self.lengths[rows] < lengths).any()):
+    def _check_prompts(self, starts: Tensor, lengths: Tensor, num_after: Tensor, first: Tensor) -> None:
+        """Raises ValueError where a sample, which starts there in the packed columns, does not begin with its
+        run's prompt of so many tokens; ``first`` are the runs' first samples."""
+        if int(num_after.min()) < 0:
             raise ValueError("a sample is shorter than the prompt that its group shares")
-        mine, _ = pieces((self.offsets[rows], lengths))
-        shared, _ = pieces((first, lengths))
-        ids = self.columns[INPUT_IDS.name]
-        if not torch.equal(ids[mine], ids[shared]):
+        position = torch.arange(int(lengths.max()))
+        is_prompt = position < lengths[:, None]
+        places = (starts[:, None] + position).masked_fill_(~is_prompt, 0)
+        ids, mask = self.columns[INPUT_IDS.name][places], self.columns[RESPONSE_MASK.name][places]
+        if not torch.equal(ids, ids[first]):
             raise ValueError("samples of one group begin with different prompts, so cannot share one")
-        if bool(self.columns[RESPONSE_MASK.name][mine].any()):
+        # Place 0, which stands for padding, is the first token of a sample.
+        if bool(mask.any()):
             raise ValueError(f"{RESPONSE_MASK.name} marks a token of a prompt that samples share")
 
     def _token_ids(self, places: Tensor) -> Tensor:

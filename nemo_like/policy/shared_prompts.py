@@ -18,47 +18,23 @@ from torch import Tensor
 from torch.nn import functional
 
 
-@dataclass(frozen=True, slots=True)
 class SharedRow:
-    """Where things lie in a row of T tokens: k prompts, then what follows them in n samples.
+    """Where things lie in a row of ``num_tokens`` tokens: k prompts, then what follows them in n samples.
 
+    ``run`` [n] int64 is each sample's prompt; ``prompt_lengths`` [k] and ``after_lengths`` [n] are int64.
     Raises ValueError when they do not fit.
     """
 
-    prompt_lengths: Tensor  # [k] int64
-    run: Tensor  # [n] int64, each sample's prompt
-    after_lengths: Tensor  # [n] int64
-    num_tokens: int  # T
-
-    def __post_init__(self) -> None:
-        if self.num_used > self.num_tokens:
-            raise ValueError(
-                f"prompts and responses of {self.num_used} tokens do not fit into {self.num_tokens}"
-            )
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Of all prompts."""
-        return int(self.prompt_lengths.sum())
-
-    @property
-    def num_used(self) -> int:
-        return self.num_prompt_tokens + int(self.after_lengths.sum())
-
-    @property
-    def prompt_ends(self) -> Tensor:
-        """[k] slots, after the last."""
-        return self.prompt_lengths.cumsum(0)
-
-    @property
-    def prompt_starts(self) -> Tensor:
-        """[k] slots."""
-        return self.prompt_ends - self.prompt_lengths
-
-    @property
-    def after_starts(self) -> Tensor:
-        """[n] slots."""
-        return self.num_prompt_tokens + self.after_lengths.cumsum(0) - self.after_lengths
+    def __init__(self, prompt_lengths: Tensor, run: Tensor, after_lengths: Tensor, num_tokens: int) -> None:
+        self.prompt_lengths, self.run, self.after_lengths = prompt_lengths, run, after_lengths
+        self.num_tokens = num_tokens
+        ends = torch.cat((prompt_lengths, after_lengths)).cumsum(0)
+        self.prompt_ends = ends[: len(prompt_lengths)]  # [k] slots, after the last
+        self.prompt_starts = self.prompt_ends - prompt_lengths
+        self.after_starts = ends[len(prompt_lengths) :] - after_lengths  # [n] slots
+        self.num_prompt_tokens, self.num_used = int(self.prompt_ends[-1]), int(ends[-1])
+        if self.num_used > num_tokens:
+            raise ValueError(f"prompts and responses of {self.num_used} tokens do not fit into {num_tokens}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +162,10 @@ class SharedPrompts:
         return replace(self, attention=replace(self.attention, **moved))
 
 
-def pieces(*parts: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Of pieces (starts, lengths) one after the other: places [sum], and positions within each piece."""
-    starts, lengths = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-    positions = torch.arange(int(lengths.sum()))
-    positions -= torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
-    return torch.repeat_interleave(starts, lengths) + positions, positions
+def pieces(starts: Tensor, lengths: Tensor) -> Tensor:
+    """[sum of lengths] starts[i], starts[i] + 1, ... of one piece after the other."""
+    ends = lengths.cumsum(0)
+    return torch.arange(int(ends[-1])) + torch.repeat_interleave(starts - ends + lengths, lengths)
 
 
 def _slots(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

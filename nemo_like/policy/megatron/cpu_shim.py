@@ -86,6 +86,7 @@ def plain_torch() -> contextlib.AbstractContextManager[None]:
 @functools.cache
 def _install() -> None:
     """Give ``torch.cuda`` CPU counterparts of what Megatron-core calls unconditionally."""
+    from megatron.core.pipeline_parallel import schedules
     from megatron.core.tensor_parallel import random as megatron_random
     from megatron.core.transformer.moe import token_dispatcher
 
@@ -94,6 +95,12 @@ def _install() -> None:
 
     def set_state(state: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         torch.set_rng_state(state)
+
+    run_backward = schedules.custom_backward
+
+    def plain_backward(*args: Any, **kwargs: Any) -> None:
+        with plain_torch():
+            run_backward(*args, **kwargs)
 
     replacements: dict[tuple[Any, str], Any] = {
         (torch.cuda, "current_device"): lambda: _CPU,
@@ -107,6 +114,7 @@ def _install() -> None:
         (torch.cuda, "default_stream"): lambda *args: _InlineStream(),
         (torch.cuda, "stream"): lambda stream: contextlib.nullcontext(),
         (torch.cuda, "Event"): _InlineStream,
+        (schedules, "custom_backward"): plain_backward,
         (token_dispatcher, "maybe_move_tensor_to_cpu"): _on_host,
         (megatron_random, "_get_cuda_rng_state"): get_state,
         (megatron_random, "_set_cuda_rng_state"): set_state,

@@ -54,7 +54,8 @@ class Pipeline:
         num_tokens = torch.zeros((), dtype=torch.int, device=batch.device)
 
         def score(scores: TokenScores, inputs: ModelInputs) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-            return loss(scores, inputs), num_tokens, {}
+            with plain_torch():
+                return loss(scores, inputs), num_tokens, {}
 
         self._run(batch, schedule, specs, score, forward_only=False)
 
