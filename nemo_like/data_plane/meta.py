@@ -163,7 +163,7 @@ class KVBatchMeta:
     def numbers(self, name: str) -> tuple[float, ...]:
         """A tag whose values are numbers. Raises TypeError when one is a text."""
         values = self.tag(name)
-        if any(isinstance(value, str) for value in values):
+        if str in set(map(type, values)):
             raise TypeError(f"tag {name!r} on partition {self.partition!r} holds texts, not numbers")
         return cast("tuple[float, ...]", values)
 
@@ -216,6 +216,8 @@ class KVBatchMeta:
         """The samples whose value in ``keep`` is true, e.g. ``meta.select(meta.tag("sample_mask"))``."""
         if len(keep) != len(self):
             raise ValueError(f"select got {len(keep)} values for {len(self)} samples")
+        if all(keep):
+            return self.with_schedule(None)
         return self.subset([position for position, value in enumerate(keep) if value])
 
     @staticmethod
@@ -227,6 +229,8 @@ class KVBatchMeta:
         if not metas:
             raise ValueError("concat needs at least one batch")
         first = metas[0]
+        if len(metas) == 1:
+            return first.with_schedule(None)
         chunks: dict[str, Chunk] = {}
         for meta in metas:
             for what, mine, others in (

@@ -93,7 +93,8 @@ def _of_groups(batch: KVBatchMeta, groups: Sequence[Hashable]) -> KVBatchMeta:
 
 def _dropped(batch: KVBatchMeta, good: Sequence[Hashable], used: Sequence[Hashable]) -> list[KVBatchMeta]:
     """The groups that will not train, with the reason as their outcome."""
-    uniform = [group_id for group_id in dict.fromkeys(batch.tag("group_id")) if group_id not in set(good)]
+    trainable = set(good)
+    uniform = [group_id for group_id in dict.fromkeys(batch.tag("group_id")) if group_id not in trainable]
     parts = (
         with_outcome(_of_groups(batch, uniform), Outcome.uniform_group),
         with_outcome(_of_groups(batch, good[len(used) :]), Outcome.surplus_group),
