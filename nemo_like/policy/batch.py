@@ -86,10 +86,13 @@ class ModelInputs:
     def part(self, context: ContextRank) -> ModelInputs:
         """What one context-parallel rank computes: two pieces of every sample, as Megatron-core cuts them.
 
-        ``sample_index`` and ``packed_index`` stay those of all M tokens.
+        ``sample_index`` and ``packed_index`` stay those of all M tokens. Raises ValueError for prompts that
+        samples share.
         """
         if context.size == 1:
             return self
+        if self.sharing is not None:
+            raise ValueError("samples that share their prompt cannot be cut over context-parallel ranks")
         num_rows, num_tokens = self.input_ids.shape
         lengths = (num_tokens,) if self.packing is None else self.packing.lengths
         starts = np.cumsum((0, *lengths[:-1])).tolist()

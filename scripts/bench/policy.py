@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Tokens per second of the policy's log-prob and training phases against a plain Hugging Face loop.
 
-    python scripts/bench/policy.py [--model DIR] [--rounds 7] [--samples 64] [key=value ...]
+    python scripts/bench/policy.py [--rounds 7] [--samples 64] [--prompt-tokens 16] [key=value ...]
 
 One batch with lengths like those of rollouts (log-normal, cut at the limit), scored and trained on in
 turn by plain loops and by one Megatron-core worker under several configurations of its micro-batches:
@@ -10,6 +10,7 @@ turn by plain loops and by one Megatron-core worker under several configurations
     sorted    micro_batch_order=by_length, the default: samples of like length, padded to their longest
     dynamic   dynamic_batching: samples of like length, as many as a token budget holds once padded
     packed    sequence_packing: as many samples as the budget holds end to end
+    shared    the same with share_prompts: groups of eight hold their prompt once
 
 The budget is what padded may need: micro-batch size x the longest that a sample may be. Each plain loop
 has the micro-batches of its namesake. Prints JSON: medians over the rounds, and ratios.
@@ -44,7 +45,7 @@ from nemo_like.policy.layout import logprob_strategy, parallel_layout, train_str
 from nemo_like.policy.megatron.backend import MegatronPolicy
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PROMPT_TOKENS = 16
+GROUP_SIZE = 8
 # Of the response lengths: most are short, a few reach the limit.
 MEDIAN_TOKENS, SIGMA = 90, 1.0
 TEMPERATURE = 1.0
@@ -54,7 +55,9 @@ KINDS = {
     "sorted": ["micro_batch_order=by_length"],
     "dynamic": ["dynamic_batching.enabled=true"],
     "packed": ["sequence_packing.enabled=true"],
+    "shared": ["sequence_packing.enabled=true", "sequence_packing.share_prompts=true"],
 }
+ONE_ROW = ("packed", "shared")
 PHASES = ("logprobs", "train")
 
 
@@ -65,6 +68,7 @@ def main() -> int:
     parser.add_argument("--model", type=Path, help="checkpoint directory (default: a random small Qwen3)")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each, after one that is not counted")
     parser.add_argument("--samples", type=int, default=64)
+    parser.add_argument("--prompt-tokens", type=int, default=16)
     parser.add_argument("--max-tokens", type=int, default=1024, help="prompt and response of the longest")
     parser.add_argument("--micro-batch", type=int, default=4, help="samples of a padded micro-batch")
     parser.add_argument("--threads", type=int, default=2)
@@ -90,6 +94,8 @@ def configuration(model: Path, options: argparse.Namespace, keys: list[str]) -> 
         "max_total_sequence_length": options.max_tokens,
         "train_micro_batch_size": options.micro_batch,
         "logprob_batch_size": options.micro_batch,
+        "sequence_packing.enabled": "false",
+        "sequence_packing.share_prompts": "false",
         **{
             f"{kind}.{name}": budget
             for kind in ("dynamic_batching", "sequence_packing")
@@ -122,11 +128,12 @@ def random_model(directory: Path, max_tokens: int) -> Path:
 
 def random_samples(model: Path, options: argparse.Namespace) -> tuple[KVBatchMeta, dict[str, np.ndarray]]:
     """A batch of random tokens and its columns."""
-    rng = np.random.default_rng(0)
+    rng, prompt = np.random.default_rng(0), options.prompt_tokens
     response = np.exp(rng.normal(np.log(MEDIAN_TOKENS), SIGMA, options.samples)).astype(int)
-    lengths = [int(n) for n in np.clip(response, 1, options.max_tokens - PROMPT_TOKENS) + PROMPT_TOKENS]
+    lengths = [int(n) for n in np.clip(response, 1, options.max_tokens - prompt) + prompt]
+    group_ids = [row // GROUP_SIZE for row in range(len(lengths))]
     vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
-    mask = np.concatenate([np.r_[np.zeros(PROMPT_TOKENS), np.ones(n - PROMPT_TOKENS)] for n in lengths])
+    mask = np.concatenate([np.r_[np.zeros(prompt), np.ones(n - prompt)] for n in lengths])
     meta = KVBatchMeta(
         partition="bench",
         chunks=(Chunk("all", tuple(lengths)),),
@@ -134,11 +141,17 @@ def random_samples(model: Path, options: argparse.Namespace) -> tuple[KVBatchMet
         columns=frozenset(),
         tags={
             SAMPLE_MASK: (1.0,) * len(lengths),
-            "num_response_tokens": tuple(n - PROMPT_TOKENS for n in lengths),
+            "num_response_tokens": tuple(n - prompt for n in lengths),
+            "num_prompt_tokens": (prompt,) * len(lengths),
+            "group_id": tuple(group_ids),
             ADVANTAGE: tuple(float(value) for value in rng.normal(size=len(lengths))),
         },
     )
     ids = rng.integers(0, vocabulary, sum(lengths)).astype(np.int32)
+    starts = np.cumsum(lengths) - lengths
+    for start, group in zip(starts, group_ids, strict=True):
+        first = starts[group * GROUP_SIZE]
+        ids[start : start + prompt] = ids[first : first + prompt]
     return meta, {INPUT_IDS.name: ids, RESPONSE_MASK.name: mask.astype(np.uint8)}
 
 
@@ -177,7 +190,7 @@ class Contest:
             "longest": max(self._meta.lengths),
             "micro_batches": {kind: len(specs) for kind, specs in micro_batches.items()},
             "computed_tokens": {
-                kind: sum(spec.padded_length * (1 if kind == "packed" else len(spec.rows)) for spec in specs)
+                kind: sum(spec.padded_length * (1 if kind in ONE_ROW else len(spec.rows)) for spec in specs)
                 for kind, specs in micro_batches.items()
             },
             **{phase: _comparison(times, num_tokens) for phase, times in seconds.items()},

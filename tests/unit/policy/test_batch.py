@@ -221,3 +221,9 @@ def test_generated_tokens_are_no_part_of_a_prompt() -> None:
     spec = MicroBatch((0,), 4, (PromptRun(1, 3),))
     with pytest.raises(ValueError, match="response_mask marks a token of a prompt that samples share"):
         three_samples().micro_batch(spec, SHARED)
+
+
+def test_a_shared_prompt_is_not_cut_over_ranks() -> None:
+    spec = MicroBatch((0, 2), 4, (PromptRun(2, 2),))
+    with pytest.raises(ValueError, match="cannot be cut over context-parallel ranks"):
+        three_samples().micro_batch(spec, SHARED, ContextRank(0, 2))
