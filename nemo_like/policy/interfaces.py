@@ -26,7 +26,7 @@ SAMPLE_MASK = "sample_mask"  # 0: the sample does not train
 IS_IDLE = "is_idle"
 # With a KL in the reward: its multiple that each token's advantage loses.
 KL_SCALE = "kl_scale"
-# All that workers read, where a batch has it; no other tag travels to them.
+# All that workers read, where a batch has it; beside them travel those by which it was scheduled.
 WORKER_TAGS = (ADVANTAGE, SAMPLE_MASK, KL_SCALE)
 # What scoring adds then: sums of the KL to go and of its square over each sample's response tokens.
 KL_SUM, KL_SQUARE_SUM = "kl_to_go_sum", "kl_to_go_square_sum"
