@@ -8,7 +8,7 @@ none is empty: unequal numbers would leave a rank alone in a collective.
     in_order          so many samples each, as they come
     dynamic_batches   as many samples as the token budget holds once they are padded to the longest
     sequence_packing  as many samples as the token budget holds end to end, without padding
-    prompt_sharing    the same, where the samples of one prompt hold it once
+    PromptSharing     the same, where the samples of one prompt hold it once: prompt_sharing.py
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class _Part(NamedTuple):
 
     @classmethod
     def of_group(
-        cls, prompt: Prompt, indices: Sequence[int], lengths: Sequence[int], capacity: int
+        cls, prompt: Prompt, indices: list[int], lengths: Sequence[int], capacity: int
     ) -> Iterator[_Part]:
         """One part, or several where that would be over the capacity."""
         # What a sample has behind its prompt without its last token, which does not enter the model; nothing
@@ -92,10 +92,10 @@ class _Part(NamedTuple):
         start, room = 0, capacity - prompt.num_tokens
         for place, size in enumerate(after):
             if size > room:
-                yield cls([*indices[start:place]], after[start:place], prompt.num_tokens)
+                yield cls(indices[start:place], after[start:place], prompt.num_tokens)
                 start, room = place, capacity - prompt.num_tokens
             room -= size
-        yield cls([*indices[start:]], after[start:], prompt.num_tokens)
+        yield cls(indices[start:], after[start:], prompt.num_tokens)
 
     @property
     def num_tokens(self) -> int:

@@ -20,6 +20,7 @@ from torch.nn import functional
 from nemo_like.data_plane.batching import model_length
 from nemo_like.data_plane.columns import INPUT_IDS, RESPONSE_MASK
 from nemo_like.data_plane.meta import MicroBatch, MicroBatchLayout, Schedule
+from nemo_like.policy.compute import on_device
 from nemo_like.policy.shared_prompts import SharedPrompts, SharedRow, pieces
 
 _PLANNING_COLUMNS = frozenset({INPUT_IDS.name, RESPONSE_MASK.name})
@@ -118,16 +119,11 @@ class ModelInputs:
         """A copy on the device; itself where it is there already."""
         if device.type == "cpu":
             return self
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        moved = {
-            name: value.to(device, non_blocking=True)
-            for name, value in values.items()
-            if isinstance(value, Tensor)
-        }
-        packing = self.packing and replace(
-            self.packing, cu_seqlens=self.packing.cu_seqlens.to(device, non_blocking=True)
+        return replace(
+            on_device(self, device),
+            packing=self.packing and on_device(self.packing, device),
+            sharing=self.sharing and self.sharing.to(device),
         )
-        return replace(self, **moved, packing=packing, sharing=self.sharing and self.sharing.to(device))
 
 
 class PolicyBatch:

@@ -9,13 +9,14 @@ output is what it would be in a row of its sample alone (as in Prefix Grouper, a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from itertools import accumulate
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from nemo_like.policy.compute import on_device
 
 
 class SharedRow:
@@ -28,6 +29,7 @@ class SharedRow:
     def __init__(self, prompt_lengths: Tensor, run: Tensor, after_lengths: Tensor, num_tokens: int) -> None:
         self.prompt_lengths, self.run, self.after_lengths = prompt_lengths, run, after_lengths
         self.num_tokens = num_tokens
+        self.lengths = prompt_lengths[run] + after_lengths  # [n], of prompt and what follows
         ends = torch.cat((prompt_lengths, after_lengths)).cumsum(0)
         self.prompt_ends = ends[: len(prompt_lengths)]  # [k] slots, after the last
         self.prompt_starts = self.prompt_ends - prompt_lengths
@@ -106,7 +108,6 @@ class VarlenAttention:
 
     @classmethod
     def of(cls, row: SharedRow) -> Self:
-        lengths = row.prompt_lengths[row.run] + row.after_lengths
         prompts, is_prompt = _slots(row.prompt_starts, row.prompt_lengths)
         after, is_after = _slots(row.after_starts, row.after_lengths)
         slots = torch.cat((prompts[row.run], after), dim=1)
@@ -115,10 +116,10 @@ class VarlenAttention:
             num_used=row.num_used,
             max_prompt=int(row.prompt_lengths.max()),
             max_after=int(row.after_lengths.max()),
-            max_seen=int(lengths.max()),
+            max_seen=int(row.lengths.max()),
             cu_prompts=_cumulative(row.prompt_lengths),
             cu_after=_cumulative(row.after_lengths),
-            cu_seen=_cumulative(lengths),
+            cu_seen=_cumulative(row.lengths),
             seen=slots[torch.cat((is_prompt[row.run], is_after), dim=1)],
         )
 
@@ -147,19 +148,12 @@ class SharedPrompts:
 
     @classmethod
     def of(cls, row: SharedRow, device: torch.device) -> Self:
-        lengths = row.prompt_lengths[row.run] + row.after_lengths
         kind = PaddedAttention if device.type == "cpu" else VarlenAttention
-        return cls(max_length=int(lengths.max()), attention=kind.of(row))
+        return cls(max_length=int(row.lengths.max()), attention=kind.of(row))
 
     def to(self, device: torch.device) -> Self:
         """A copy on the device."""
-        values = {one.name: getattr(self.attention, one.name) for one in fields(self.attention)}
-        moved = {
-            name: value.to(device, non_blocking=True)
-            for name, value in values.items()
-            if isinstance(value, Tensor)
-        }
-        return replace(self, attention=replace(self.attention, **moved))
+        return replace(self, attention=on_device(self.attention, device))
 
 
 def pieces(starts: Tensor, lengths: Tensor) -> Tensor:
@@ -181,4 +175,4 @@ def _picked(tensor: Tensor, slots: Tensor) -> Tensor:
 
 
 def _cumulative(lengths: Tensor) -> Tensor:
-    return torch.tensor([0, *accumulate(lengths.tolist())], dtype=torch.int32)
+    return functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
