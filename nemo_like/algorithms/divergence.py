@@ -6,6 +6,8 @@ import math
 
 from torch import Tensor, logaddexp
 
+from nemo_like.algorithms.log_ratio import limited
+
 # Means over response tokens, in this order wherever they are computed.
 DIVERGENCES = (
     "token_mult_prob_error",
@@ -20,12 +22,12 @@ DIVERGENCES = (
 def divergences(trainer: Tensor, generation: Tensor) -> dict[str, Tensor]:
     """Figures by name, ``DIVERGENCES`` all of them; log-probs and results are [M] float32, nats.
 
-    token_mult_prob_error: exp|generation - trainer|. The KL figures are k3 estimates, unclamped:
-    gen_kl_error of KL(generation || trainer), policy_kl_error of KL(trainer || generation),
-    js_divergence_error the mean of both sides' KL to the 50/50 mixture. sampling_importance_ratio:
-    p_trainer / p_generation. approx_entropy: the trainer's entropy, estimated from the samples.
+    token_mult_prob_error: exp|generation - trainer|. The KL figures are k3 estimates: gen_kl_error of
+    KL(generation || trainer), policy_kl_error of KL(trainer || generation), js_divergence_error the mean
+    of both sides' KL to the 50/50 mixture. sampling_importance_ratio: p_trainer / p_generation.
+    approx_entropy: the trainer's entropy, estimated from the samples. Every log-ratio is limited to +-20.
     """
-    difference = trainer - generation
+    difference = limited(trainer - generation)
     ratio = difference.exp()
     mixture = logaddexp(trainer, generation) - math.log(2)
     return {
@@ -39,5 +41,6 @@ def divergences(trainer: Tensor, generation: Tensor) -> dict[str, Tensor]:
 
 
 def _k3(log_ratio: Tensor) -> Tensor:
-    """exp(x) - 1 - x, which is >= 0 and 0 only at x = 0."""
+    """exp(x) - 1 - x of the limited x, which is >= 0 and 0 only at x = 0."""
+    log_ratio = limited(log_ratio)
     return log_ratio.exp() - 1 - log_ratio

@@ -16,13 +16,20 @@ class Answers:
 
 
 def held_out_metrics(problems: Sequence[Answers], num_answers: int, solved_at: float) -> dict[str, float]:
-    """Mean reward as accuracy and, with several answers each, pass@k, mean@k and majority@k.
+    """Accuracy, which is the share of answers that solve their problem, the mean reward and, with several
+    answers each, pass@k, mean@k and majority@k.
 
     An answer solves its problem when its reward is at least ``solved_at``. ``num_answers`` is how many
-    were asked for; a problem with fewer judged ones counts for every k that it has answers for.
+    were asked for; a problem with fewer judged ones counts for every k that it has answers for. What no
+    problem counts for is left out.
     """
     rewards = [reward for problem in problems for reward in problem.rewards]
-    metrics = {"accuracy": _mean(rewards)}
+    if not rewards:
+        return {}
+    metrics = {
+        "accuracy": _mean([float(reward >= solved_at) for reward in rewards]),
+        "reward": _mean(rewards),
+    }
     if num_answers < 2:
         return metrics
     for k in _powers_of_two(num_answers):
@@ -31,7 +38,8 @@ def held_out_metrics(problems: Sequence[Answers], num_answers: int, solved_at: f
             for problem in problems
             if len(problem.rewards) >= k
         ]
-        metrics[f"pass@{k}"] = _mean(estimates)
+        if estimates:
+            metrics[f"pass@{k}"] = _mean(estimates)
     judged = [problem for problem in problems if problem.rewards]
     metrics[f"mean@{num_answers}"] = _mean(
         [_num_solved(problem, solved_at) / len(problem.rewards) for problem in judged]

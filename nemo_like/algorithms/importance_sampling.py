@@ -2,8 +2,9 @@
 
 Both have the same weights, but other kernels and precisions, so a token was drawn from a slightly
 other distribution than the one that is differentiated. Each token's loss is multiplied by
-w = p_trainer / p_engine, bounded in one of three ways. Everything is packed: [M] tensors of the
-scored tokens, all those of a sample together in ``sample_index``.
+w = p_trainer / p_engine of the token, or with GSPO of its sample, bounded in one of three ways.
+Everything is packed: [M] tensors of the scored tokens, all those of a sample together in
+``sample_index``.
 """
 
 from __future__ import annotations
@@ -13,17 +14,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nemo_like.algorithms.log_ratio import limited
 from nemo_like.config.schema import ImportanceSamplingType, LossConfig
-
-# Limit of the log-ratio, nats: the weight of a token that one side finds impossible stays finite.
-_LOG_RATIO_LIMIT = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class ImportanceCorrection:
     """``weights`` [M] multiply the token losses. ``is_out_of_bounds`` [M] is 1 on tokens whose weight was
-    clamped or zeroed, and ``counts`` [M] says what each counts in its mean: 1, or for seq_mask, which judges
-    whole samples, its share of its sample."""
+    clamped or zeroed, and ``counts`` [M] says what each counts in its mean: 1, or for GSPO and seq_mask,
+    which judge whole samples, its share of its sample."""
 
     weights: Tensor
     is_out_of_bounds: Tensor
@@ -48,20 +47,27 @@ def importance_correction(
     response_lengths: Tensor,
     cfg: LossConfig,
 ) -> ImportanceCorrection:
-    """w = exp(prev - generation) per token, without gradient, bounded as configured.
+    """w = exp(prev - generation), without gradient, the log-ratio limited to +-20, bounded as configured.
+
+    One per token; with GSPO (arXiv 2507.18071) one per sample, the product over its tokens, as in
+    NeMo-RL.
 
     tis: clamped to [min, max] (F. Yao et al., "Your efficient RL framework secretly brings you
     off-policy RL training"). icepop: zero outside [min, max] (Ling team, arXiv 2510.18855). seq_mask:
     zero on samples whose geometric-mean w is outside [min, max], w itself on the others. None: w.
     """
-    log_weights = (prev_logprobs - generation_logprobs).clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
+    log_weights = judged = limited(prev_logprobs - generation_logprobs)
+    counts = torch.ones_like(log_weights)
+    is_masking = cfg.truncated_importance_sampling_type is ImportanceSamplingType.seq_mask
+    if is_masking or cfg.sequence_level_importance_ratios:
+        judged = sample_means(log_weights, sample_index, response_lengths)
+        counts = 1 / response_lengths[sample_index]
+    if cfg.sequence_level_importance_ratios:
+        # The product: the mean times the number of tokens.
+        log_weights = judged = limited(judged * response_lengths[sample_index])
     weights = log_weights.exp()
     low, high = _bounds(cfg)
-    judged, counts = weights, torch.ones_like(weights)
-    if cfg.truncated_importance_sampling_type is ImportanceSamplingType.seq_mask:
-        judged = sample_means(log_weights, sample_index, response_lengths).exp()
-        counts = 1 / response_lengths[sample_index]
-    is_outside = (judged < low) | (judged > high)
+    is_outside = (judged.exp() < low) | (judged.exp() > high)
     if cfg.truncated_importance_sampling_type is ImportanceSamplingType.tis:
         weights = weights.clamp(low, high)
     else:

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from nemo_like.algorithms.importance_sampling import importance_correction, sample_means
+from nemo_like.algorithms.log_ratio import limited
 from nemo_like.config.schema import KLType, LossConfig
 
 # Guards a mean over no valid token; the same constant as in NeMo-RL.
 _COUNT_EPSILON = 1e-8
-# Limits of the KL estimators: of the log-ratio that enters and of the estimate that leaves, nats.
-_KL_INPUT_LIMIT = 20.0
-_KL_OUTPUT_LIMIT = 10.0
+# Limit of the KL estimates, nats.
+_KL_LIMIT = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,18 +127,20 @@ def reinforce(logprobs: Tensor, advantages: Tensor) -> Tensor:
 def kl_to_reference(logprobs: Tensor, reference_logprobs: Tensor, kind: KLType) -> Tensor:
     """Estimate of KL(policy || reference) per token, [M], nats.
 
-    With x = reference - policy: k1 = -x, k2 = x^2 / 2, k3 = e^x - 1 - x; x is limited to +-20 and the
-    estimate to +-10. The factor exp(logp - stop_gradient(logp)), whose value is 1, adds the
-    score-function part of the gradient (arXiv 2506.09477).
+    With x = reference - policy, limited to +-20: k1 = -x, k2 = x^2 / 2, k3 = e^x - 1 - x. The factor
+    exp(logp - stop_gradient(logp)), whose value is 1, adds the score-function part of the gradient
+    (arXiv 2506.09477). Only then is the estimate limited to +-10, as in NeMo-RL, so that nothing flows
+    where that limit holds; the other way round the factor would push the policy away from the reference.
     """
-    log_ratio = (reference_logprobs - logprobs).clamp(-_KL_INPUT_LIMIT, _KL_INPUT_LIMIT)
+    log_ratio = limited(reference_logprobs - logprobs)
     if kind is KLType.k1:
         estimate = -log_ratio
     elif kind is KLType.k2:
         estimate = log_ratio.square() / 2
     else:
         estimate = log_ratio.exp() - 1 - log_ratio
-    return estimate.clamp(-_KL_OUTPUT_LIMIT, _KL_OUTPUT_LIMIT) * (logprobs - logprobs.detach()).exp()
+    weighted = estimate * (logprobs - logprobs.detach()).exp()
+    return weighted.clamp(-_KL_LIMIT, _KL_LIMIT)
 
 
 def kl_to_go(kl: Tensor, lengths: Tensor) -> Tensor:
@@ -159,11 +161,14 @@ def kl_to_go(kl: Tensor, lengths: Tensor) -> Tensor:
 
 
 def policy_ratio(tokens: LossTokens, cfg: LossConfig) -> Tensor:
-    """exp(logp - prev) per token, [M]; with GSPO (arXiv 2507.18071) the geometric mean over its sample."""
+    """exp(logp - prev) per token, [M]; with GSPO (arXiv 2507.18071) the geometric mean over its sample.
+
+    The log-ratio, or its mean, is limited to +-20: beyond, the ratio has no gradient.
+    """
     log_ratio = tokens.logprobs - tokens.prev_logprobs
     if cfg.sequence_level_importance_ratios:
         log_ratio = sample_means(log_ratio, tokens.sample_index, tokens.response_lengths)
-    return log_ratio.exp()
+    return limited(log_ratio).exp()
 
 
 def policy_loss(tokens: LossTokens, cfg: LossConfig) -> LossTerms:

@@ -98,6 +98,15 @@ def _correction(loss: LossConfig) -> Iterator[Problem]:
             rule="has no effect with use_importance_sampling_correction=false",
             remedy="set loss_fn.use_importance_sampling_correction=true, or the type to null",
         )
+    if kind is ImportanceSamplingType.seq_mask and loss.sequence_level_importance_ratios:
+        yield Problem(
+            key=key,
+            rule=(
+                "excludes sequence_level_importance_ratios=true: it keeps each token's own weight, "
+                "and GSPO has one per sample"
+            ),
+            remedy="choose icepop, which leaves out whole samples by their weight there, or tis",
+        )
     if high is None:
         yield Problem(
             key=key,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from nemo_like.config.schema import LossConfig, PolicyConfig
+from nemo_like.config.schema import KLType, LossConfig, PolicyConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,8 @@ class DenseReference:
             kl = torch.zeros_like(ratio)
             if reference is not None:
                 gap = reference[row] - logprobs
-                kl = (gap.exp() - gap - 1) * (logprobs - logprobs.detach()).exp()
+                kl = dense_kl(gap, self.loss.reference_policy_kl_type) * (logprobs - logprobs.detach()).exp()
+                kl = kl.clamp(-10, 10)  # after the factor, whose gradient it must cut as well
                 token_loss = token_loss + self.loss.reference_policy_kl_penalty * kl
             token_loss = token_loss - (self.loss.entropy_coef or 0.0) * entropy
             share = num_tokens if self.loss.token_level_loss else float(masks[row].sum()) * num_samples
@@ -103,6 +104,12 @@ class DenseReference:
             group["lr"] = learning_rate
         self.optimizer.step()
         return DenseUpdate(float(total.detach()), float(grad_norm), num_tokens, *torch.cat(details, dim=1))
+
+
+def dense_kl(gap: Tensor, kind: KLType) -> Tensor:
+    """The estimate of KL(policy || reference) where reference - policy is ``gap``, before it is limited."""
+    gap = gap.clamp(-20, 20)
+    return {KLType.k1: -gap, KLType.k2: gap**2 / 2, KLType.k3: gap.exp() - 1 - gap}[kind]
 
 
 def _per_sample(batch: dict[str, Any], column: str) -> list[Tensor]:

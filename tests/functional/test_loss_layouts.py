@@ -17,13 +17,14 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.schema import ImportanceSamplingType, LossConfig, PolicyBackend, PolicyConfig
+from nemo_like.config.schema import ImportanceSamplingType, KLType, LossConfig, PolicyBackend, PolicyConfig
 from nemo_like.data_plane.columns import POLICY_COLUMNS
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.data_plane.sharding import shard_for_training
 from nemo_like.observability.metrics import Metric, merge
 from nemo_like.policy.group import with_epochs
 from nemo_like.policy.layout import parallel_layout, train_strategy
+from tests.functional.dense_reference import dense_kl
 from tests.functional.policy_fixtures import (
     MicroBatching,
     loss_config,
@@ -44,6 +45,12 @@ CORRECTED = {
     "truncated_importance_sampling_ratio": 1.25,
     "truncated_importance_sampling_ratio_min": 0.8,
 }
+# A sample's product is further from 1 than a token's ratio.
+CORRECTED_SAMPLES = {
+    "use_importance_sampling_correction": True,
+    "truncated_importance_sampling_ratio": 20.0,
+    "truncated_importance_sampling_ratio_min": 0.05,
+}
 LOSSES = {
     "GSPO with KL": replace(
         PLAIN,
@@ -51,6 +58,8 @@ LOSSES = {
         token_level_loss=False,
         reference_policy_kl_penalty=0.2,
     ),
+    "k1": replace(PLAIN, reference_policy_kl_penalty=0.2, reference_policy_kl_type=KLType.k1),
+    "k2": replace(PLAIN, reference_policy_kl_penalty=0.2, reference_policy_kl_type=KLType.k2),
     "CISPO with tis": replace(
         PLAIN, use_cispo=True, truncated_importance_sampling_type=ImportanceSamplingType.tis, **CORRECTED
     ),
@@ -69,6 +78,20 @@ LOSSES = {
     ),
     "ratio to what was sampled with": replace(PLAIN, use_generation_logprobs_as_prev=True),
     "KL in the reward": replace(PLAIN, use_kl_in_reward=True, reference_policy_kl_penalty=0.2),
+    "GSPO with icepop": replace(
+        PLAIN,
+        sequence_level_importance_ratios=True,
+        token_level_loss=False,
+        truncated_importance_sampling_type=ImportanceSamplingType.icepop,
+        **CORRECTED_SAMPLES,
+    ),
+    "GSPO with tis": replace(
+        PLAIN,
+        sequence_level_importance_ratios=True,
+        token_level_loss=False,
+        truncated_importance_sampling_type=ImportanceSamplingType.tis,
+        **CORRECTED_SAMPLES,
+    ),
     "Dr.GRPO": replace(PLAIN, token_level_loss=False, sequence_length_normalizer=21),
 }
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -119,6 +142,8 @@ class DenseLoss:
 
     def __init__(self, loss: LossConfig, samples: list[list[Token]], advantages: list[float]) -> None:
         self.loss, self.samples, self.advantages = loss, samples, advantages
+        self.low = loss.truncated_importance_sampling_ratio_min
+        self.high = loss.truncated_importance_sampling_ratio
 
     def value(self) -> Tensor:
         num_tokens = sum(len(sample) for sample in self.samples)
@@ -136,8 +161,8 @@ class DenseLoss:
         cfg = self.loss
         if cfg.use_kl_in_reward:
             position = next(place for place, other in enumerate(sample) if other is token)
-            gaps = [other.reference - other.prev for other in sample[position:]]
-            advantage -= KL_SCALE * sum(math.exp(gap) - 1 - gap for gap in gaps)
+            gaps = torch.tensor([other.reference - other.prev for other in sample[position:]])
+            advantage -= KL_SCALE * dense_kl(gaps, cfg.reference_policy_kl_type).clamp(-10, 10).sum().item()
         ratio = self.ratio(token)
         if cfg.sequence_level_importance_ratios:
             ratio = math.prod((self.ratio(other) for other in sample), start=torch.ones(())) ** (
@@ -152,9 +177,9 @@ class DenseLoss:
             value = torch.max(-advantage * ratio, -advantage * clipped)
         value = value * self.weight(token, sample)
         if cfg.reference_policy_kl_penalty and not cfg.use_kl_in_reward:
-            gap = token.reference - token.logprob
+            kl = dense_kl(token.reference - token.logprob, cfg.reference_policy_kl_type)
             score = (token.logprob - token.logprob.item()).exp()
-            value = value + cfg.reference_policy_kl_penalty * (gap.exp() - 1 - gap) * score
+            value = value + cfg.reference_policy_kl_penalty * (kl * score).clamp(-10, 10)
         return value - (cfg.entropy_coef or 0.0) * token.entropy
 
     def prev(self, token: Token) -> float:
@@ -169,21 +194,27 @@ class DenseLoss:
         """The importance weight."""
         if not self.loss.use_importance_sampling_correction:
             return 1.0
-        own = math.exp(self.prev(token) - token.generation)
+        own = self.ratio_to_engine(sample if self.loss.sequence_level_importance_ratios else [token])
         if self.loss.truncated_importance_sampling_type is ImportanceSamplingType.tis:
-            return min(max(own, 0.8), 1.25)
+            return min(max(own, self.low), self.high)
         return 0.0 if self.is_out_of_bounds(token, sample) else own
 
+    def ratio_to_engine(self, tokens: list[Token]) -> float:
+        """The geometric mean over the tokens; with GSPO their product."""
+        gaps = [self.prev(token) - token.generation for token in tokens]
+        return math.exp(sum(gaps) / (1 if self.loss.sequence_level_importance_ratios else len(gaps)))
+
+    @property
+    def judges_samples(self) -> bool:
+        kind = self.loss.truncated_importance_sampling_type
+        return kind is ImportanceSamplingType.seq_mask or self.loss.sequence_level_importance_ratios
+
     def is_out_of_bounds(self, token: Token, sample: list[Token]) -> bool:
-        """Of the token, or for seq_mask of its sample."""
-        judged = [token]
-        if self.loss.truncated_importance_sampling_type is ImportanceSamplingType.seq_mask:
-            judged = sample
-        gap = sum(self.prev(other) - other.generation for other in judged) / len(judged)
-        return not 0.8 <= math.exp(gap) <= 1.25
+        """Of the token, or of its sample."""
+        return not self.low <= self.ratio_to_engine(sample if self.judges_samples else [token]) <= self.high
 
     def oob_ratio(self) -> float:
-        if self.loss.truncated_importance_sampling_type is ImportanceSamplingType.seq_mask:
+        if self.judges_samples:
             return sum(self.is_out_of_bounds(sample[0], sample) for sample in self.samples) / len(
                 self.samples
             )
@@ -193,7 +224,8 @@ class DenseLoss:
 
 @dataclass(frozen=True)
 class Model:
-    """The dense model and a batch whose other log-probs are near its own."""
+    """The dense model and a batch whose other log-probs are near its own, but for some of the reference's,
+    which are so far off that every estimator of the KL is limited on some."""
 
     path: str
     batch: dict[str, Any]
@@ -244,7 +276,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
         start += length
     # On every third sample the engine is further off, as a whole.
     row = torch.repeat_interleave(torch.arange(NUM_SAMPLES), torch.tensor(batch["lengths"]))
-    offsets = {"generation_logprobs": 0.3 * (row % 3 == 0)}
+    token = torch.arange(len(mask))
+    offsets = {
+        "generation_logprobs": 0.3 * (row % 3 == 0),
+        "reference_logprobs": 5.0 * (token % 5 == 0) - 17.0 * (token % 7 == 0),
+    }
     generator = torch.Generator().manual_seed(7)
     for name in ("prev_logprobs", "generation_logprobs", "reference_logprobs"):
         noise = 0.2 * torch.randn(len(mask), generator=generator)

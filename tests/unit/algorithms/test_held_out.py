@@ -32,7 +32,13 @@ def test_a_draw_goes_to_what_was_said_first():
 
 def test_one_answer_each_gives_accuracy_alone():
     problems = [Answers([1.0], [0]), Answers([0.0], [0])]
-    assert held_out_metrics(problems, 1, solved_at=1.0) == {"accuracy": 0.5}
+    assert held_out_metrics(problems, 1, solved_at=1.0) == {"accuracy": 0.5, "reward": 0.5}
+
+
+def test_a_reward_between_right_and_wrong_is_no_share_of_an_accuracy():
+    problems = [Answers([0.75], [0]), Answers([2.5], [0]), Answers([-1.0], [0])]
+    assert held_out_metrics(problems, 1, solved_at=1.0) == {"accuracy": 1 / 3, "reward": 0.75}
+    assert held_out_metrics(problems, 1, solved_at=0.5)["accuracy"] == 2 / 3
 
 
 def test_several_answers_each():
@@ -42,7 +48,8 @@ def test_several_answers_each():
     ]
     assert held_out_metrics(problems, 4, solved_at=1.0) == pytest.approx(
         {
-            "accuracy": 3.5 / 8,
+            "accuracy": 3 / 8,
+            "reward": 3.5 / 8,
             "pass@1": (1 / 4 + 2 / 4) / 2,
             "pass@2": (1 / 2 + 5 / 6) / 2,
             "pass@4": 1.0,
@@ -56,8 +63,8 @@ def test_answers_that_could_not_be_judged_are_left_out():
     problems = [Answers([1.0], [0]), Answers([], [])]
     metrics = held_out_metrics(problems, 3, solved_at=1.0)
     assert (metrics["accuracy"], metrics["pass@1"], metrics["mean@3"], metrics["majority@3"]) == (1, 1, 1, 1)
-    assert (metrics["pass@2"], metrics["pass@3"]) == (0, 0)
+    assert not metrics.keys() & {"pass@2", "pass@3"}
 
 
-def test_nothing_judged_gives_zeros():
-    assert set(held_out_metrics([Answers([], [])], 2, solved_at=1.0).values()) == {0.0}
+def test_problems_that_nobody_could_judge_give_no_figures_at_all():
+    assert held_out_metrics([Answers([], []), Answers([], [])], 2, solved_at=1.0) == {}

@@ -71,6 +71,44 @@ def test_seq_mask_judges_a_sample_by_its_geometric_mean_and_keeps_the_raw_weight
     assert share.item() == pytest.approx(0.5)
 
 
+def gspo(cfg: LossConfig) -> LossConfig:
+    return replace(cfg, sequence_level_importance_ratios=True, token_level_loss=False)
+
+
+@pytest.mark.parametrize(
+    ("cfg", "expected", "outside"),
+    [
+        # Products: 4 * 1/4 = 1, 1 * 2 * 4 = 8, 1/4.
+        (CORRECTED, [1, 1, 8, 8, 8, 0.25], [0, 0, 0]),
+        (bounded(ImportanceSamplingType.tis, None, 1.5), [1, 1, 1.5, 1.5, 1.5, 0.25], [0, 1, 0]),
+        (bounded(ImportanceSamplingType.tis, 0.5, 1.5), [1, 1, 1.5, 1.5, 1.5, 0.5], [0, 1, 1]),
+        (bounded(ImportanceSamplingType.icepop, 0.5, 9.0), [1, 1, 8, 8, 8, 0], [0, 0, 1]),
+    ],
+)
+def test_gspo_has_one_weight_per_sample_the_product_over_its_tokens(
+    cfg: LossConfig, expected: list[float], outside: list[float]
+) -> None:
+    found = correction_of([4.0, 0.25, 1.0, 2.0, 4.0, 0.25], [2, 3, 1], gspo(cfg))
+    assert found.weights.tolist() == pytest.approx(expected)
+    # Each sample counts once in the share that is out of bounds, however long it is.
+    samples = sample_index([2, 3, 1])
+    shares = torch.zeros(3).index_add(0, samples, found.is_out_of_bounds * found.counts)
+    assert shares.tolist() == pytest.approx(outside)
+
+
+def test_gspo_weighs_the_loss_of_a_sample_as_a_whole() -> None:
+    batch = tokens(
+        [1.1, 1.1, 1.0],
+        [1.0, 1.0, -2.0],
+        lengths=[2, 1],
+        prev_logprobs=torch.tensor([0.0, 0.0, 0.0]),
+        generation_logprobs=-torch.tensor([4.0, 1.0, 3.0]).log(),
+    )
+    # Weights 4 * 1 and 3; ratios 1.1 and 1.
+    loss = policy_loss(batch, gspo(CORRECTED)).loss
+    assert loss.item() == pytest.approx(4 * (-1.1 - 1.1) + 3 * 2.0)
+
+
 def test_a_token_that_one_side_finds_impossible_has_a_finite_weight() -> None:
     found = correction_of([math.exp(60), math.exp(-60)], [2], CORRECTED)
     assert found.weights.tolist() == pytest.approx([math.exp(20), math.exp(-20)], rel=1e-5)

@@ -28,6 +28,12 @@ LOSSES = {
     ),
     "Dr.GRPO": replace(CONFIG, token_level_loss=False, sequence_length_normalizer=7),
     "GSPO": replace(CONFIG, token_level_loss=False, sequence_level_importance_ratios=True),
+    "GSPO, corrected": replace(
+        CORRECTED,
+        token_level_loss=False,
+        sequence_level_importance_ratios=True,
+        truncated_importance_sampling_type=ImportanceSamplingType.tis,
+    ),
     "CISPO": replace(CONFIG, use_cispo=True, reference_policy_kl_penalty=0.3),
     "REINFORCE with entropy bonus": replace(CONFIG, disable_ppo_ratio=True, entropy_coef=0.1),
     "raw correction": replace(CONFIG, use_importance_sampling_correction=True),

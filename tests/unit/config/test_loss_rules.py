@@ -26,6 +26,8 @@ BOUNDS = (
     "loss_fn.truncated_importance_sampling_ratio_min=0.5",
 )
 
+GSPO = ("loss_fn.sequence_level_importance_ratios=true", "loss_fn.token_level_loss=false")
+
 
 def problems(cfg: Config) -> list[str]:
     with pytest.raises(ConfigError) as caught:
@@ -38,7 +40,7 @@ def problems(cfg: Config) -> list[str]:
     [
         ("loss_fn.use_cispo=true",),
         ("loss_fn.disable_ppo_ratio=true", "loss_fn.entropy_coef=0.01"),
-        ("loss_fn.sequence_level_importance_ratios=true", "loss_fn.token_level_loss=false"),
+        GSPO,
         ("loss_fn.token_level_loss=false", "loss_fn.sequence_length_normalizer=4"),
         ("loss_fn.force_on_policy_ratio=true", ONE_UPDATE),
         (AS_PREV,),
@@ -47,6 +49,9 @@ def problems(cfg: Config) -> list[str]:
         (*BOUNDS[:2], "loss_fn.truncated_importance_sampling_type=tis"),
         (*BOUNDS, "loss_fn.truncated_importance_sampling_type=icepop"),
         (*BOUNDS, "loss_fn.truncated_importance_sampling_type=seq_mask"),
+        (*BOUNDS, *GSPO, "loss_fn.truncated_importance_sampling_type=tis"),
+        (*BOUNDS, *GSPO, "loss_fn.truncated_importance_sampling_type=icepop"),
+        (*BOUNDS[:1], *GSPO),
     ],
 )
 def test_every_loss_can_be_asked_for(demo: Demo, arguments: tuple[str, ...]) -> None:
@@ -91,6 +96,10 @@ def test_every_loss_can_be_asked_for(demo: Demo, arguments: tuple[str, ...]) -> 
         (
             (*BOUNDS[:1], "loss_fn.truncated_importance_sampling_type=tis"),
             "truncated_importance_sampling_type=tis needs an upper bound",
+        ),
+        (
+            (*BOUNDS, *GSPO, "loss_fn.truncated_importance_sampling_type=seq_mask"),
+            "truncated_importance_sampling_type=seq_mask excludes sequence_level_importance_ratios=true",
         ),
         (
             BOUNDS[:2],
