@@ -14,13 +14,9 @@ class Capacity:
     """Bytes reserved by storage key; whatever holds it makes its calls atomic."""
 
     def __init__(self, limit_bytes: int | None) -> None:
-        """``None`` is no limit, and then nothing needs to be reserved."""
+        """``None`` is no limit."""
         self._limit_bytes = limit_bytes
         self._reserved: dict[str, dict[str, int]] = {}  # storage id -> key -> bytes
-
-    @property
-    def is_limited(self) -> bool:
-        return self._limit_bytes is not None
 
     @property
     def used_bytes(self) -> int:
@@ -28,10 +24,8 @@ class Capacity:
 
     def reserve(self, partition: str, storage_id: str, sizes: Mapping[str, int]) -> None:
         """Take ``sizes`` (key -> bytes) for a partition, all or nothing. Raises CapacityExceeded."""
-        if self._limit_bytes is None:
-            return
         wanted, used = sum(sizes.values()), self.used_bytes
-        if used + wanted > self._limit_bytes:
+        if self._limit_bytes is not None and used + wanted > self._limit_bytes:
             raise CapacityExceeded(
                 f"partition {partition!r}: {wanted:,} more bytes do not fit, because {used:,} of "
                 f"data_plane.capacity_gib={self._limit_bytes / 2**30:g} ({self._limit_bytes:,} bytes) are "
@@ -39,11 +33,6 @@ class Capacity:
                 "fewer samples or columns at a time"
             )
         self._reserved.setdefault(storage_id, {}).update(sizes)
-
-    def take(self, storage_id: str, key: str, num_bytes: int) -> None:
-        """Count a key without a check: it replaces one that took more and is released next."""
-        if self._limit_bytes is not None:
-            self._reserved.setdefault(storage_id, {})[key] = num_bytes
 
     def release(self, storage_id: str, keys: Iterable[str]) -> None:
         """Give back what these keys took; keys that took nothing are passed over."""

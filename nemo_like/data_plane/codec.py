@@ -107,19 +107,6 @@ def num_packed_rows(packed: np.ndarray) -> int:
     return rows if int(_header(packed, rows + 1, rows + 2)[0]) == packed.nbytes else -1
 
 
-def take_rows(packed: np.ndarray, rows: Sequence[int]) -> np.ndarray:
-    """Some rows of an array of ``pack_rows``, as one."""
-    bounds = _header(packed, 1, num_packed_rows(packed) + 2)
-    taken = [packed[bounds[row] : bounds[row + 1]] for row in rows]
-    header = np.empty(len(rows) + 2, _INT)
-    header[0] = len(rows)
-    header[1] = _aligned(header.nbytes)
-    header[2:] = [one.nbytes for one in taken]
-    np.cumsum(header[1:], out=header[1:])
-    padding = np.zeros(int(header[1]) - header.nbytes, np.uint8)
-    return np.concatenate([header.view(np.uint8), padding, *taken])
-
-
 def unpack_row(column: Column, packed: np.ndarray, row: int) -> Any:
     """One row of ``pack_rows``; numpy arrays in it are read-only views, torch tensors are copies."""
     start, stop = _header(packed, row + 1, row + 3).tolist()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Concurrency
 from nemo_like.cluster.imports import lasting_imports
-from nemo_like.config.schema import DataPlaneConfig
+from nemo_like.config.schema import DataPlaneConfig, StorageBackend
 from nemo_like.data_plane.operations import OperationLog
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class DataPlaneSpec:
     """Everything a process needs to connect; picklable."""
 
     host: ActorHandle  # the run's DataPlaneHost
+    backend: StorageBackend
     timeout_s: float  # deadline of one put, write, fetch or clear
     start_timeout_s: float  # deadline of connecting, which waits for the storage to be up
     is_observed: bool  # whether the clients note their operations, for ``take_operations``
@@ -44,21 +45,16 @@ class DataPlaneSpec:
 def host_actor(
     cfg: DataPlaneConfig, *, run_id: str, start_timeout_s: float, log_path: str | None = None
 ) -> ActorSpec:
-    """The actor that owns storage and registry; it asks Ray for ``num_storage_cpus`` more by itself."""
+    """Return the actor that owns storage and catalogue; it starts the storage's processes by itself."""
     return ActorSpec(
         name="data_plane",
-        target="nemo_like.data_plane.host:DataPlaneHost",
-        kwargs={"cfg": cfg, "run_id": run_id, "start_timeout_s": start_timeout_s},
+        target="nemo_like.data_plane.host:start_host",
+        kwargs={"cfg": cfg, "run_id": run_id, "start_timeout_s": start_timeout_s, "log_path": log_path},
         num_cpus=0.0,
         env=TRANSFER_QUEUE_ENVIRONMENT,
         concurrency=Concurrency.asyncio,
         log_path=log_path,
     )
-
-
-def num_storage_cpus(cfg: DataPlaneConfig) -> int:
-    """Logical CPUs that the host's own actors ask Ray for: the controller and the storage units."""
-    return 1 + cfg.num_storage_units
 
 
 def import_storage() -> None:
@@ -77,10 +73,10 @@ def connect(spec: DataPlaneSpec) -> DataPlane:
     """The data plane of this process. Raises StorageFailed when the storage can't be reached."""
     os.environ.update(TRANSFER_QUEUE_ENVIRONMENT)
     with lasting_imports():
+        from nemo_like.data_plane.connection import connected_client
         from nemo_like.data_plane.observed import ObservedDataPlane
-        from nemo_like.data_plane.remote import TransferQueueDataPlane
 
     if not spec.is_observed:
-        return TransferQueueDataPlane(spec, None)
+        return connected_client(spec, None)
     log = OperationLog()
-    return ObservedDataPlane(TransferQueueDataPlane(spec, log), log)
+    return ObservedDataPlane(connected_client(spec, log), log)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -13,14 +13,15 @@ from nemo_like.data_plane import codec
 from nemo_like.data_plane.columns import Column, Layout
 from nemo_like.data_plane.errors import CorruptData, UnknownColumn
 from nemo_like.data_plane.meta import Chunk, KVBatchMeta
-from nemo_like.data_plane.scratch import Join
-from nemo_like.data_plane.segments import Part, PartitionInfo, Rows, Segment, Thinned, Want, split
+from nemo_like.data_plane.segments import Part, PartitionInfo, Rows, Segment, Want, split
 from nemo_like.data_plane.sharding import deal_chunks
 
-# Below this many bytes, small chunks share one storage key where nobody knows who will read them.
-SEGMENT_BYTES = 128 << 10
 # What is read together is one key as long as several storage units get their share.
 _MAX_SEGMENT_BYTES = 64 << 20
+# Bytes that a row of a ragged or objects column is taken to have, before it is packed.
+_GUESSED_ROW_BYTES = 8 << 10
+
+Filled = tuple[Segment, Mapping[str, np.ndarray]]  # a segment and its values by column
 
 
 def declared(info: PartitionInfo, name: str) -> Column:
@@ -32,42 +33,42 @@ def declared(info: PartitionInfo, name: str) -> Column:
 
 
 def cut_put(
-    info: PartitionInfo, meta: KVBatchMeta, wired: Mapping[str, Any], keys: Iterator[str], join: Join
-) -> list[tuple[Segment, dict[str, np.ndarray]]]:
-    """Segments of new samples and their values: the chunks that one rank will read lie together, where the
-    partition's readers are known. ``wired`` are checked columns, each segment takes the next key, and
-    ``join`` puts pieces one after the other."""
+    info: PartitionInfo, meta: KVBatchMeta, wired: Mapping[str, Any], keys: Iterator[str]
+) -> list[Filled]:
+    """Cut new samples into segments: the chunks that one rank will read lie together, where the partition's
+    readers are known; else each chunk by itself, since it may be dropped.
+
+    ``wired`` are checked columns; each segment takes the next key.
+    """
     parts = _parts(meta)
-    homes = None
-    if info.num_readers is not None:
-        tokens, num_rows = [part.num_tokens for part in parts], [part.num_rows for part in parts]
-        homes = deal_chunks(tokens, num_rows, info.num_readers)
-    if homes is None:
-        groups = split(range(len(parts)), _sizes(info, parts, wired), SEGMENT_BYTES)
+    if info.num_readers is None:
+        groups = [[index] for index in range(len(parts))]
     else:
+        tokens, num_rows = [part.num_tokens for part in parts], [part.num_rows for part in parts]
+        homes = deal_chunks(tokens, num_rows, info.num_readers) or [list(range(len(parts)))]
         sizes = _sizes(info, parts, wired)
         groups = [
             group
             for home in homes
             for group in split(home, [sizes[index] for index in home], _MAX_SEGMENT_BYTES)
         ]
-    return _segments(_Cut(info, parts, wired, join), groups, keys)
+    return _segments(info, parts, wired, groups, keys)
 
 
 def cut_write(
     info: PartitionInfo, meta: KVBatchMeta, wired: Mapping[str, Any], keys: Iterator[str]
-) -> list[tuple[Segment, dict[str, np.ndarray]]]:
-    """As ``cut_put``, of samples that exist: who writes them together mostly reads them together."""
+) -> list[Filled]:
+    """Cut samples that exist as ``cut_put`` does: who writes them together mostly reads them together."""
     parts = _parts(meta)
     groups = split(range(len(parts)), _sizes(info, parts, wired), _MAX_SEGMENT_BYTES)
-    return _segments(_Cut(info, parts, wired, np.concatenate), groups, keys)
+    return _segments(info, parts, wired, groups, keys)
 
 
 def cut_for_cache(
     info: PartitionInfo,
     meta: KVBatchMeta,
     wired: Mapping[str, Any],
-    saved: Sequence[tuple[Segment, Mapping[str, np.ndarray]]],
+    saved: Sequence[Filled],
 ) -> Iterator[tuple[str, Sequence[Part], np.ndarray]]:
     """What the writer of ``saved`` keeps: column, parts, their values. A dense column stays in one piece, and
     is copied unless it is read-only: the caller may use its buffer again."""
@@ -80,33 +81,30 @@ def cut_for_cache(
                 yield name, segment.parts, values[name]
 
 
-class _Cut(NamedTuple):
-    info: PartitionInfo
-    parts: Sequence[Part]
-    wired: Mapping[str, Any]
-    join: Join
-
-
 def _segments(
-    cut: _Cut, groups: Iterable[Sequence[int]], keys: Iterator[str]
-) -> list[tuple[Segment, dict[str, np.ndarray]]]:
-    """``groups`` are positions of parts, ascending in each."""
-    tokens = list(itertools.accumulate((part.num_tokens for part in cut.parts), initial=0))
-    rows = list(itertools.accumulate((part.num_rows for part in cut.parts), initial=0))
-    saved = []
+    info: PartitionInfo,
+    parts: Sequence[Part],
+    wired: Mapping[str, Any],
+    groups: Iterable[Sequence[int]],
+    keys: Iterator[str],
+) -> list[Filled]:
+    """Fill a segment per group; ``groups`` are positions of parts, ascending in each."""
+    tokens = list(itertools.accumulate((part.num_tokens for part in parts), initial=0))
+    rows = list(itertools.accumulate((part.num_rows for part in parts), initial=0))
+    saved: list[Filled] = []
     for group in groups:
         runs = _runs(group)
         values = {}
-        for name, data in cut.wired.items():
-            column = cut.info.columns[name]
+        for name, data in wired.items():
+            column = info.columns[name]
             bounds = tokens if column.layout is Layout.per_token else rows
             pieces = [data[bounds[start] : bounds[stop]] for start, stop in runs]
             if not codec.is_dense(column):
                 values[name] = codec.pack_rows(column, [value for piece in pieces for value in piece])
             else:
-                values[name] = pieces[0] if len(pieces) == 1 else cut.join(pieces)
-        parts = tuple(cut.parts[index] for index in group)
-        saved.append((Segment(next(keys), tuple(cut.wired), parts), values))
+                values[name] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        segment = Segment(next(keys), tuple(wired), tuple([parts[index] for index in group]))
+        saved.append((segment, values))
     return saved
 
 
@@ -156,32 +154,13 @@ def by_columns(segments: Sequence[Segment]) -> dict[tuple[str, ...], list[Segmen
     return groups
 
 
-def thinned_by_columns(thinned: Sequence[Thinned]) -> dict[tuple[str, ...], list[Thinned]]:
-    groups: dict[tuple[str, ...], list[Thinned]] = {}
-    for one in thinned:
-        groups.setdefault(one.segment.columns, []).append(one)
-    return groups
-
-
-def live_values(column: Column, thinned: Thinned, values: np.ndarray) -> np.ndarray:
-    """The live parts of a segment's values, one after the other."""
-    parts = thinned.segment.parts
-    units = [part.num_tokens if column.layout is Layout.per_token else part.num_rows for part in parts]
-    bounds = list(itertools.accumulate(units, initial=0))
-    if codec.is_dense(column):
-        return np.concatenate([values[bounds[i] : bounds[i + 1]] for i in thinned.live_parts])
-    return codec.take_rows(
-        values, [row for i in thinned.live_parts for row in range(bounds[i], bounds[i + 1])]
-    )
-
-
 def _bytes_per_unit(info: PartitionInfo, wired: Iterable[str]) -> tuple[int, int]:
     """Bytes per token of the per_token columns, and per row of the others (estimated where not dense)."""
     token_bytes = row_bytes = 0
     for name in wired:
         column = info.columns[name]
         if not codec.is_dense(column):
-            row_bytes += SEGMENT_BYTES // 16
+            row_bytes += _GUESSED_ROW_BYTES
             continue
         size = codec.wire_dtype(column).itemsize * int(np.prod(column.inner_shape, dtype=np.int64))
         if column.layout is Layout.per_token:
@@ -192,7 +171,7 @@ def _bytes_per_unit(info: PartitionInfo, wired: Iterable[str]) -> tuple[int, int
 
 
 def check_segment(info: PartitionInfo, segment: Segment, chunks: Mapping[str, Chunk]) -> None:
-    """Registry and meta agree on what the segment holds of these chunks."""
+    """Catalogue and meta agree on what the segment holds of these chunks."""
     for part in segment.parts:
         chunk = chunks.get(part.chunk)
         if chunk is not None:
@@ -208,7 +187,7 @@ def check_segment(info: PartitionInfo, segment: Segment, chunks: Mapping[str, Ch
 
 
 def check_loaded(info: PartitionInfo, column: Column, segment: Segment, array: Any) -> None:
-    """The storage gave back exactly what the registry promises."""
+    """The storage gave back exactly what the catalogue promises."""
     where = f"partition {info.name!r}, column {column.name!r}, segment {segment.key!r}"
     num_rows = sum(part.num_rows for part in segment.parts)
     if not isinstance(array, np.ndarray) or array.dtype != codec.wire_dtype(column):

@@ -6,35 +6,31 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from nemo_like.data_plane.client import PackedDataPlane, SegmentStore, Stored
+from nemo_like.data_plane.client import DataPlaneClient, Store, Stored
 from nemo_like.data_plane.interface import ColumnData
 from nemo_like.data_plane.meta import KVBatchMeta, TagValue
 from nemo_like.data_plane.operations import Operation, OperationLog
-from nemo_like.data_plane.segments import PartitionInfo, Segment
+from nemo_like.data_plane.segments import Segment
 
 
 class ObservedStore:
-    """A ``SegmentStore`` that counts what moves in and out."""
+    """A ``Store`` that counts what moves in and out."""
 
-    def __init__(self, store: SegmentStore, log: OperationLog) -> None:
+    def __init__(self, store: Store, log: OperationLog) -> None:
         self._store, self._log = store, log
 
-    def save(
-        self, info: PartitionInfo, keys: Sequence[str], values: Stored, timeout_s: float
-    ) -> Sequence[Any]:
-        addresses = self._store.save(info, keys, values, timeout_s)
+    def save(self, segments: Sequence[Segment], values: Stored, timeout_s: float) -> Any:
+        write = self._store.save(segments, values, timeout_s)
         self._count(values)
-        return addresses
+        return write
 
-    def load(
-        self, info: PartitionInfo, segments: Sequence[Segment], columns: Sequence[str], timeout_s: float
-    ) -> Stored:
-        values = self._store.load(info, segments, columns, timeout_s)
+    def load(self, segments: Sequence[Segment], columns: Sequence[str], timeout_s: float) -> Stored:
+        values = self._store.load(segments, columns, timeout_s)
         self._count(values)
         return values
 
-    def discard(self, info: PartitionInfo, segments: Sequence[Segment], timeout_s: float) -> None:
-        self._store.discard(info, segments, timeout_s)
+    def close(self) -> None:
+        self._store.close()
 
     def _count(self, values: Stored) -> None:
         for column, arrays in values.items():
@@ -44,7 +40,7 @@ class ObservedStore:
 class ObservedDataPlane:
     """A ``DataPlane`` whose operations can be taken; its store counts into the same ``log``."""
 
-    def __init__(self, plane: PackedDataPlane, log: OperationLog) -> None:
+    def __init__(self, plane: DataPlaneClient, log: OperationLog) -> None:
         self._plane, self._log = plane, log
 
     def put(

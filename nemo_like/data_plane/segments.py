@@ -1,14 +1,14 @@
 """Segments: what one storage key holds. Standard library only; these travel between processes.
 
 A segment is written by one call and never changes: the values of some columns for some rows, each
-column contiguous, rows in the order of ``parts``. It holds a chunk, or several small ones written
-together, or those rows of a chunk that one worker had. Which segments make up a (chunk, column) is
-known to the registry.
+column contiguous, rows in the order of ``parts``. It holds a chunk, several that one rank will read,
+or those rows of a chunk that one worker had. Which segments make up a (chunk, column) is known to the
+catalogue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from nemo_like.data_plane.columns import Column
@@ -27,10 +27,13 @@ class Part(NamedTuple):
 
 
 class Segment(NamedTuple):
+    """One storage key and what lies under it."""
+
     key: str  # unique within the run
     columns: tuple[str, ...]
     parts: tuple[Part, ...]  # in the order of their values
-    address: Any = None  # what the storage said when it was saved and needs to load it
+    write: Any = None  # the storage's description of all keys that were saved together
+    position: int = 0  # of this key among them
 
 
 class PartitionInfo(NamedTuple):
@@ -40,10 +43,7 @@ class PartitionInfo(NamedTuple):
     storage_id: str  # the partition's name in storage, unique per opening
     columns: dict[str, Column]
     open_ids: frozenset[str]  # storage ids of every open partition
-    has_capacity_limit: bool  # then a write reserves its bytes first
-    num_readers: (
-        int | None
-    )  # processes that divide the samples among them as ``sharding`` does; None: unknown
+    num_readers: int | None  # ranks that share the samples as ``sharding`` divides them; None: unknown
 
 
 class Want(NamedTuple):
@@ -61,33 +61,15 @@ class Commit(NamedTuple):
     new_chunks: dict[str, int]  # chunk -> number of rows; empty when columns are added to existing samples
 
 
-class Thinned(NamedTuple):
-    """A segment of which some parts have no live row any more."""
-
-    segment: Segment
-    live_parts: tuple[int, ...]  # positions in ``segment.parts``
-
-
-class Replacement(NamedTuple):
-    """A stored segment that takes the place of another."""
-
-    old_key: str
-    segment: Segment
-    num_bytes: int  # of its values
-
-
-class Replaced(NamedTuple):
-    """What follows from the replacement of segments."""
-
-    obsolete: tuple[Segment, ...]  # that nothing refers to
-    thinned: tuple[Thinned, ...]  # by samples cleared meanwhile
+def at(segments: Sequence[Segment], write: Any) -> tuple[Segment, ...]:
+    """Return segments that were saved together with the storage's description and their positions in it."""
+    return tuple(
+        [segment._replace(write=write, position=position) for position, segment in enumerate(segments)]
+    )
 
 
 def split(items: Iterable[int], sizes: Iterable[int], segment_bytes: int) -> list[list[int]]:
-    """Consecutive items grouped until a group reaches ``segment_bytes``; ``sizes`` are their bytes.
-
-    Every key costs storage and controller about as much as 50 KB of values, so small chunks share one.
-    """
+    """Group consecutive items until a group reaches ``segment_bytes``; ``sizes`` are their bytes."""
     groups: list[list[int]] = []
     filled = segment_bytes
     for item, size in zip(items, sizes, strict=True):

@@ -70,7 +70,11 @@ class TransferQueuePlanes:
         # Runs of one driver share its names.
         self.host: ActorHandle = start_actor(replace(spec, name=f"data_plane-{run_id}"))
         self.spec = DataPlaneSpec(
-            host=self.host, timeout_s=timeout_s, start_timeout_s=START_TIMEOUT_S, is_observed=False
+            host=self.host,
+            backend=cfg.backend,
+            timeout_s=timeout_s,
+            start_timeout_s=START_TIMEOUT_S,
+            is_observed=False,
         )
         self._clients: list[DataPlane] = []
 
@@ -91,17 +95,18 @@ class TransferQueuePlanes:
 
     def num_stored_keys(self) -> int:
         """As TransferQueue itself counts them."""
-        session = self.client()._session
-        partitions = session.start(session._client.async_kv_list()).result(self.timeout_s)
+        self.call("settled")
+        store = self.client()._store
+        partitions = store._finish(store._client.async_kv_list(), "count", self.timeout_s)
         return sum(len(keys) for keys in partitions.values())
 
     def num_stored_bytes(self, partition: str) -> int:
-        """Of the partition's values, key by key: as TransferQueue returns or Mooncake holds them."""
-        session = self.client()._session
-        counting = _num_stored_bytes(session._client, partition)
-        return session.start(counting).result(self.timeout_s)
+        """Of the partition's values, key by key, as TransferQueue returns them."""
+        self.call("settled")
+        store = self.client()._store
+        return store._finish(_num_stored_bytes(store._client, partition), "count", self.timeout_s)
 
-    def call(self, method: str, *args: object, deadline_s: float | None = None) -> object:
+    def call(self, method: str, *args: object, deadline_s: float | None = None) -> Any:
         try:
             return self.host.submit(method, *args).result(deadline_s or self.timeout_s + 10)
         except ray.exceptions.RayTaskError as error:
@@ -126,13 +131,9 @@ async def _num_stored_bytes(client: Any, partition: str) -> int:
     for storage_id in storage_ids:
         for key in (await client.async_kv_list(storage_id))[storage_id]:
             meta = await client.async_kv_retrieve_meta(keys=[key], partition_id=storage_id, create=False)
-            if hasattr(client.storage_manager, "storage_client"):
-                store = client.storage_manager.storage_client._store
-                objects = [f"{meta.global_indexes[0]}@{column}" for column in meta.field_names]
-                total += sum(store.get_size(one) for one in objects if store.is_exist(one) == 1)
-                continue
             values = await client.async_get_data(meta)
-            total += sum(values.get(column).tolist()[0].nbytes for column in values.keys())  # noqa: SIM118
+            arrays = [values.get(column).tolist()[0] for column in values.keys()]  # noqa: SIM118
+            total += sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
     return total
 
 

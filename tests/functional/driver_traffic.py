@@ -16,8 +16,7 @@ from unittest import mock
 from ray._private.serialization import SerializationContext
 
 from nemo_like.config.loader import load_config
-from nemo_like.driver.checkpoints import RunCheckpoints
-from nemo_like.driver.setup import started
+from nemo_like.driver.setup import run_checkpoints, started
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory
 
@@ -81,7 +80,7 @@ def main(directory: Path) -> None:
     with (
         open("/dev/null", "w") as nowhere,
         RunLogger(cfg.logger, run_directory, resolved_config={}, max_num_steps=2, stream=nowhere) as logger,
-        started(cfg, run_directory, logger, RunCheckpoints(cfg.checkpointing, run_directory)) as run,
+        started(cfg, run_directory, logger, run_checkpoints(cfg, run_directory)) as run,
         spy.installed(),
     ):
         for step in (1, 2):

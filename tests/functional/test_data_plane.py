@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import torch
 
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.config.schema import StorageBackend
@@ -19,10 +20,8 @@ from nemo_like.data_plane.errors import (
     UnknownSamples,
 )
 from nemo_like.data_plane.handle import PartitionControl
-from nemo_like.data_plane.layout import SEGMENT_BYTES
 from nemo_like.data_plane.meta import Chunk, KVBatchMeta
-from nemo_like.data_plane.segments import Segment, Want
-from nemo_like.data_plane.transfer_queue import Session
+from nemo_like.data_plane.segments import PartitionInfo, Segment, Want
 from tests.functional.data_plane_fixtures import (
     TransferQueuePlanes,
     data_plane_config,
@@ -70,10 +69,10 @@ class TestSilentFailuresAreLoud:
     def test_a_key_that_vanished_from_the_storage(self, planes: TransferQueuePlanes) -> None:
         partition = opened(planes)
         meta = put(planes.client(), partition)
-        session = planes.client()._session
-        storage_id = described(planes, partition)[1]
-        session.start(session.drop(storage_id, located(planes, partition, meta))).result(10)
-        with pytest.raises(StorageFailed, match=rf"partition '{partition}': get failed: "):
+        info, segments = located(planes, partition, meta)
+        planes.call("discard", partition, info.storage_id, segments)
+        planes.call("settled")
+        with pytest.raises(StorageFailed, match="get failed: "):
             planes.other_client().fetch(meta, ["input_ids"])
 
     def test_a_get_with_a_column_that_is_unknown_or_there_for_some_rows_only(
@@ -91,13 +90,11 @@ class TestSilentFailuresAreLoud:
         """As when someone writes around the data plane."""
         partition = opened(planes)
         meta = put(planes.client(), partition)
-        session = planes.client()._session
-        (segment,) = located(planes, partition, meta)
-        storage_id = described(planes, partition)[1]
+        _, (segment, *_) = located(planes, partition, meta)
         for wrong in (np.zeros(15, np.float64), np.zeros(14, np.int32)):
-            session.save(storage_id, [segment.address[0]], {"input_ids": [wrong]}, 10.0)
+            planes.client()._store.save([segment], {"input_ids": [wrong]}, 10.0)
             # Mooncake already refuses to read an object that is larger than it was.
-            with pytest.raises((CorruptData, StorageFailed), match=f"partition '{partition}'"):
+            with pytest.raises((CorruptData, StorageFailed)):
                 planes.other_client().fetch(meta, ["input_ids"])
 
     def test_duplicate_keys(self, planes: TransferQueuePlanes) -> None:
@@ -125,24 +122,19 @@ class TestSilentFailuresAreLoud:
         crowded.stop()
 
 
-def described(planes: TransferQueuePlanes, partition: str) -> tuple[str, str]:
-    session = planes.client()._session
-    info, _ = session.ask("describe", partition, timeout_s=10.0)
-    return info.name, info.storage_id
-
-
-def located(planes: TransferQueuePlanes, partition: str, meta: KVBatchMeta) -> list[Segment]:
-    """The segments that hold the batch's input_ids."""
-    session = planes.client()._session
+def located(
+    planes: TransferQueuePlanes, partition: str, meta: KVBatchMeta
+) -> tuple[PartitionInfo, list[Segment]]:
+    """The partition, and the segments that hold the batch's input_ids."""
     wants = [Want(("input_ids",), tuple((chunk.key, None) for chunk in meta.chunks))]
-    return session.ask("locate", *described(planes, partition), wants, 1.0, timeout_s=10.0)
+    return planes.call("locate", partition, None, wants, 1.0)
 
 
 class TestSeveralKeysAndUnits:
     """Chunks large enough to be keys of their own, spread over two storage units."""
 
     def test_many_large_chunks_come_back_in_any_order(self, planes: TransferQueuePlanes) -> None:
-        chunk_tokens = SEGMENT_BYTES // 4
+        chunk_tokens = 32 << 10
         lengths = [chunk_tokens // 2, chunk_tokens - chunk_tokens // 2] * 6
         meta = planes.client().put(
             opened(planes), {"input_ids": ids(lengths)}, lengths=lengths, chunk_sizes=[2] * 6, tags={}
@@ -151,35 +143,32 @@ class TestSeveralKeysAndUnits:
         got = planes.other_client().fetch(meta.subset(order), ["input_ids"])["input_ids"]
         np.testing.assert_array_equal(got, rows_of(ids(lengths), lengths, order))
 
-    def test_small_chunks_share_a_key(self, planes: TransferQueuePlanes) -> None:
+    def test_a_chunk_is_a_key_where_it_may_be_dropped_and_a_rank_where_the_ranks_are_known(
+        self, planes: TransferQueuePlanes
+    ) -> None:
         before = planes.num_stored_keys()
         put(planes.client(), opened(planes))
-        assert planes.num_stored_keys() == before + 1
-
-
-class TestKeysOfAPartitionWithKnownReaders:
-    def test_writers_use_the_keys_that_were_registered_when_it_was_opened(
-        self, planes: TransferQueuePlanes, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def refuse(*args: object) -> None:
-            raise AssertionError("the controller was asked for a key")
-
-        monkeypatch.setattr(Session, "register", refuse)
+        assert planes.num_stored_keys() == before + 3
         planes.open("shared", (*ROLLOUT_COLUMNS, *POLICY_COLUMNS), num_readers=1)
         meta = put(planes.client(), "shared")
+        assert planes.num_stored_keys() == before + 4
         reader = planes.other_client()
-        reader.fetch(meta, ["input_ids"])
-        for column in ("prev_logprobs", "reference_logprobs"):
-            reader.write(meta, {column: np.ones(sum(LENGTHS), np.float32)})
+        reader.write(meta, {"prev_logprobs": np.ones(sum(LENGTHS), np.float32)})
+        assert planes.num_stored_keys() == before + 5
         reader.forget("shared")
-        np.testing.assert_array_equal(reader.fetch(meta, ["reference_logprobs"])["reference_logprobs"], 1)
+        np.testing.assert_array_equal(reader.fetch(meta, ["prev_logprobs"])["prev_logprobs"], 1)
         planes.close("shared")
 
-    def test_nothing_is_left_of_them_when_nobody_wrote(self, planes: TransferQueuePlanes) -> None:
-        before = planes.num_stored_keys()
-        planes.open("unused", ROLLOUT_COLUMNS, num_readers=2)
-        planes.close("unused")
-        assert planes.num_stored_keys() == before
+    def test_a_process_keeps_its_number_of_threads(self, planes: TransferQueuePlanes) -> None:
+        """TransferQueue sets it for the process in every put and get."""
+        before = torch.get_num_threads()
+        try:
+            torch.set_num_threads(3)
+            meta = put(planes.client(), opened(planes))
+            planes.other_client().fetch(meta, ["input_ids"])
+            assert torch.get_num_threads() == 3
+        finally:
+            torch.set_num_threads(before)
 
 
 def test_the_drivers_partitions_are_dropped_on_exit_also_when_the_block_raised(
@@ -191,7 +180,7 @@ def test_the_drivers_partitions_are_dropped_on_exit_also_when_the_block_raised(
     before = planes.num_stored_keys()
     with control.partition("train-7") as partition:
         meta = put(planes.client(), partition)
-        assert planes.num_stored_keys() == before + 1
+        assert planes.num_stored_keys() == before + 3
     with pytest.raises(KeyError, match="a stage"), control.partition("train-8"):
         with pytest.raises(UnknownPartition):
             planes.other_client().fetch(meta, ["input_ids"])

@@ -18,6 +18,8 @@ from data_plane_bench.flow import Cast
 from data_plane_bench.planes import tensor_dtypes
 from data_plane_bench.station import Station
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, start_actor
+from nemo_like.cluster.cpu_environment import CPU_ENVIRONMENT
+from nemo_like.cluster.lean_ray import few_services
 from nemo_like.config.loader import load_config
 from nemo_like.config.schema import DataPlaneConfig, MooncakeConfig, StorageBackend
 from nemo_like.data_plane.factory import TRANSFER_QUEUE_ENVIRONMENT, DataPlaneSpec, host_actor
@@ -30,8 +32,8 @@ _START_TIMEOUT_S = 300.0
 _PLAIN_SEGMENT_BYTES = 1 << 30
 _PLAIN_BUFFER_BYTES = 512 << 20
 _ENVIRONMENT = {
+    **CPU_ENVIRONMENT,
     **TRANSFER_QUEUE_ENVIRONMENT,
-    "OMP_NUM_THREADS": "1",
     "PYTHONPATH": os.pathsep.join([str(_ROOT), str(_ROOT / "scripts" / "bench")]),
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
@@ -60,14 +62,15 @@ def started(backend: str, num_workers: int, dtype_choice: str) -> Iterator[Bench
     cfg = load_config("configs/grpo_arithmetic_cpu.yaml", [f"data_plane.backend={backend}"]).data_plane
     with ExitStack() as stack:
         stack.callback(ray.shutdown)
-        ray.init(
-            address="local",
-            num_cpus=32,
-            include_dashboard=False,
-            log_to_driver=False,
-            object_store_memory=3 << 30,
-            runtime_env={"env_vars": _ENVIRONMENT},
-        )
+        with few_services():
+            ray.init(
+                address="local",
+                num_cpus=32,
+                include_dashboard=False,
+                log_to_driver=False,
+                object_store_memory=3 << 30,
+                runtime_env={"env_vars": _ENVIRONMENT},
+            )
         host, spec = _our_host(cfg)
         stack.callback(_stop_host, host)
         stack.enter_context(_plain_transfer_queue(cfg))
@@ -97,7 +100,11 @@ def _our_host(cfg: DataPlaneConfig) -> tuple[ActorHandle, DataPlaneSpec]:
     )
     host.submit("ready").result(_START_TIMEOUT_S)
     return host, DataPlaneSpec(
-        host=host, timeout_s=cfg.timeout_s, start_timeout_s=_START_TIMEOUT_S, is_observed=False
+        host=host,
+        backend=cfg.backend,
+        timeout_s=cfg.timeout_s,
+        start_timeout_s=_START_TIMEOUT_S,
+        is_observed=False,
     )
 
 

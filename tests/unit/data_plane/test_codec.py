@@ -60,17 +60,6 @@ def codec_bytes(tensor: Any) -> bytes:
     return np.ascontiguousarray(tensor).tobytes()
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.lists(values, min_size=1, max_size=6), st.data())
-def test_rows_can_be_taken_out_in_any_order(rows: list[Any], data: st.DataObject) -> None:
-    order = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=8))
-    taken = codec.take_rows(codec.pack_rows(OBJECTS, rows), order)
-    assert codec.num_packed_rows(taken) == len(order)
-    assert [codec.unpack_row(OBJECTS, taken, index) for index in range(len(order))] == [
-        rows[row] for row in order
-    ]
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.lists(values, max_size=6))
 def test_objects_survive(rows: list[Any]) -> None:

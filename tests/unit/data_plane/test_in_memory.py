@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nemo_like.data_plane.columns import ROLLOUT_COLUMNS, Column
-from nemo_like.data_plane.in_memory import InMemoryDataPlane, InMemoryStorage
+from nemo_like.data_plane.in_memory import InMemoryDataPlane, LocalHost
 from tests.unit.data_plane.contract import DataPlaneContract
 
 
@@ -17,8 +17,9 @@ class InMemoryPlanes:
     capacity_bytes = 12 << 20
 
     def __init__(self) -> None:
-        self.first = InMemoryDataPlane(InMemoryStorage(self.capacity_bytes), timeout_s=self.timeout_s)
-        self.second = InMemoryDataPlane(self.first.storage, timeout_s=self.timeout_s)
+        host = LocalHost(capacity_bytes=self.capacity_bytes, timeout_s=self.timeout_s)
+        self.first = InMemoryDataPlane(host, timeout_s=self.timeout_s)
+        self.second = InMemoryDataPlane(host, timeout_s=self.timeout_s)
 
     def client(self) -> InMemoryDataPlane:
         return self.first
@@ -33,14 +34,13 @@ class InMemoryPlanes:
         self.first.close_partition(name)
 
     def num_stored_keys(self) -> int:
-        return len(self.first.storage._values)
+        self.first.host.ask("settled", "", self.timeout_s)
+        return self.first.host.storage.num_keys
 
     def num_stored_bytes(self, partition: str) -> int:
-        storage_id = self.first.storage.describe(partition, self.timeout_s).storage_id
-        stored = self.first.storage._values.items()
-        return sum(
-            array.nbytes for (owner, _), values in stored if owner == storage_id for array in values.values()
-        )
+        self.first.host.ask("settled", partition, self.timeout_s)
+        info = self.first.host.ask("describe", partition, self.timeout_s, partition)
+        return self.first.host.storage.bytes_of(info.storage_id)
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +57,10 @@ def test_the_storage_counts_the_bytes_of_its_values() -> None:
     plane.open_partition("p", ROLLOUT_COLUMNS)
     columns = {"input_ids": np.zeros(5, np.int32), "response_mask": np.zeros(5, np.uint8)}
     meta = plane.put("p", columns, lengths=(2, 3), chunk_sizes=(2,), tags={})
-    assert plane.storage.num_bytes == 5 * 4 + 5
+    assert plane.host.storage.num_bytes == 5 * 4 + 5
     plane.clear(meta)
-    assert plane.storage.num_bytes == 0
+    plane.host.ask("settled", "p", 5.0)
+    assert plane.host.storage.num_bytes == 0
 
 
 def test_a_client_that_only_puts_keeps_nothing_of_partitions_that_are_closed() -> None:

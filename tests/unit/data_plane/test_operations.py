@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nemo_like.data_plane.columns import GENERATION_LOGPROBS, POLICY_COLUMNS, ROLLOUT_COLUMNS
-from nemo_like.data_plane.in_memory import InMemoryDataPlane, InMemoryStorage
+from nemo_like.data_plane.in_memory import InMemoryDataPlane, LocalHost
 from nemo_like.data_plane.observed import ObservedDataPlane, ObservedStore
 from nemo_like.data_plane.operations import Operation, OperationLog, operation_metrics
 
@@ -46,17 +46,16 @@ def test_an_operation_that_raises_leaves_no_record() -> None:
     assert log.take() == ()
 
 
-def observed(storage: InMemoryStorage) -> ObservedDataPlane:
-    log = OperationLog()
-    plane = InMemoryDataPlane(storage)
-    plane._store = ObservedStore(storage, log)
+def observed(host: LocalHost) -> ObservedDataPlane:
+    plane, log = InMemoryDataPlane(host), OperationLog()
+    plane._store = ObservedStore(plane._store, log)
     return ObservedDataPlane(plane, log)
 
 
 def test_every_operation_is_noted_with_the_bytes_that_it_moved() -> None:
-    storage = InMemoryStorage()
-    storage.open_partition("p", (*ROLLOUT_COLUMNS, *POLICY_COLUMNS), timeout_s=1.0)
-    rollout, worker = observed(storage), observed(storage)
+    host = LocalHost()
+    InMemoryDataPlane(host).open_partition("p", (*ROLLOUT_COLUMNS, *POLICY_COLUMNS))
+    rollout, worker = observed(host), observed(host)
     meta = rollout.put(
         "p",
         {"input_ids": np.zeros(10, np.int32), "generation_logprobs": np.zeros(10, np.float32)},

@@ -20,8 +20,8 @@ class DataPlaneMachine(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        first = InMemoryDataPlane(timeout_s=0.01)
-        self.planes = [first, *(InMemoryDataPlane(first.storage, timeout_s=0.01) for _ in range(2))]
+        first = InMemoryDataPlane(timeout_s=0.05)
+        self.planes = [first, *(InMemoryDataPlane(first.host, timeout_s=0.01) for _ in range(2))]
         first.open_partition("p", (INPUT_IDS, NOTES, *LATER))
         self.batch: KVBatchMeta | None = None
         self.model: dict[str, dict[str, object]] = {}
@@ -87,7 +87,8 @@ class DataPlaneMachine(RuleBasedStateMachine):
             del self.model[sample]
         self.batch = self.batch.subset([p for p in range(len(self.batch)) if p not in set(dropped)])
         if not len(self.batch):
-            assert self.planes[0].storage.num_bytes == 0
+            self.planes[0].host.ask("settled", "p", 5.0)
+            assert self.planes[0].host.storage.num_bytes == 0
 
 
 DataPlaneMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)

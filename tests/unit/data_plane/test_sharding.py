@@ -234,13 +234,13 @@ def test_what_a_rank_will_read_is_stored_together(num_readers: int, monkeypatch:
     columns = {"input_ids": ids, "response_mask": np.ones(len(ids), np.uint8)}
     tags = {"sample_mask": [1] * 64, "num_response_tokens": lengths, "row": list(range(64))}
     meta = plane.put("p", columns, lengths=lengths, chunk_sizes=[4] * 16, tags=tags)
-    reader = InMemoryDataPlane(plane.storage)
+    reader = InMemoryDataPlane(plane.host)
     loaded: list[int] = []
     load = reader._store.load
 
-    def spy(info: Any, segments: Any, names: Any, timeout_s: float) -> Any:
+    def spy(segments: Any, names: Any, timeout_s: float) -> Any:
         loaded.append(len(segments))
-        return load(info, segments, names, timeout_s)
+        return load(segments, names, timeout_s)
 
     monkeypatch.setattr(reader._store, "load", spy)
     for shard in shard_for_training(meta, num_shards=num_readers, global_batch_size=64, micro_batch_size=4):

@@ -1,7 +1,7 @@
-"""Which partitions are open, what is in them, who wrote it. Pure bookkeeping, standard library only.
+"""The catalogue: which partitions are open, what is in them, who wrote it. Standard library only.
 
-One registry serves every process of a run; whatever holds it makes its calls atomic (an asyncio
-actor, or a lock). Values never pass through it.
+One catalogue serves every process of a run. It lives in the host, on one event loop, which makes its calls
+atomic. Values never pass through it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,8 @@ from nemo_like.data_plane.segments import (
     Commit,
     Part,
     PartitionInfo,
-    Replaced,
-    Replacement,
     Rows,
     Segment,
-    Thinned,
     Want,
 )
 
@@ -40,7 +37,6 @@ class _StoredSegment:
     segment: Segment
     writer: str
     live_rows: int  # at 0 the segment can be freed
-    is_replaced: bool = False  # somebody writes its live parts anew, and frees it
 
 
 @dataclass(slots=True)
@@ -69,7 +65,7 @@ class _Partition:
     segments: dict[str, _StoredSegment] = field(default_factory=dict)
 
 
-class Registry:
+class Catalog:
     """Partitions of one run, at most ``max_open_partitions`` of them open at a time (None: any number)."""
 
     def __init__(
@@ -135,12 +131,14 @@ class Registry:
             partition.storage_id,
             partition.columns,
             open_ids,
-            self.capacity.is_limited,
             partition.num_readers,
         )
 
     def reserve(self, name: str, storage_id: str, sizes: Mapping[str, int]) -> None:
-        """Room for keys that are about to be stored. Raises UnknownPartition or CapacityExceeded."""
+        """Take room for keys (key -> bytes) that are about to be stored.
+
+        Raises UnknownPartition or CapacityExceeded.
+        """
         self._get(name, storage_id)
         self.capacity.reserve(name, storage_id, sizes)
 
@@ -196,9 +194,8 @@ class Registry:
         )
         return MissingData(f"partition {name!r}: not written within {waited_s:g} s: {text}")
 
-    def clear(self, name: str, storage_id: str, rows: Rows) -> Replaced:
-        """Drop rows. ``obsolete`` are the segments that no live row needs any more; the caller writes the
-        live parts of the ``thinned`` ones anew and calls ``replace``. Raises UnknownSamples."""
+    def clear(self, name: str, storage_id: str, rows: Rows) -> list[Segment]:
+        """Drop rows; returns the segments that no live row needs any more. Raises UnknownSamples."""
         partition = self._get(name, storage_id)
         states = [(self._chunk(partition, chunk, of_chunk), of_chunk) for chunk, of_chunk in rows]
         touched: dict[str, None] = {}
@@ -209,47 +206,8 @@ class Registry:
                 for key in {state.segment_of(column, row) for column in columns} - {None}:
                     partition.segments[str(key)].live_rows -= 1
                     touched[str(key)] = None
-        waiting = [key for key in touched if not partition.segments[key].is_replaced]
-        dead = [key for key in waiting if partition.segments[key].live_rows == 0]
-        obsolete = tuple(partition.segments.pop(key).segment for key in dead)
-        return Replaced(
-            obsolete, self._thinned(partition, [key for key in waiting if key in partition.segments])
-        )
-
-    def replace(self, name: str, storage_id: str, replacements: Sequence[Replacement]) -> Replaced:
-        """Let new segments take the place of ``thinned`` ones, whose live parts they hold."""
-        partition = self._get(name, storage_id)
-        obsolete: list[Segment] = []
-        for old_key, segment, num_bytes in replacements:
-            old = partition.segments.pop(old_key)
-            obsolete.append(old.segment)
-            if old.live_rows == 0:
-                obsolete.append(segment)
-                continue
-            partition.segments[segment.key] = _StoredSegment(segment, old.writer, old.live_rows)
-            self.capacity.take(storage_id, segment.key, num_bytes)
-            self._place(partition, segment)
-        kept = [one.segment.key for one in replacements if one.segment.key in partition.segments]
-        return Replaced(tuple(obsolete), self._thinned(partition, kept))
-
-    def _thinned(self, partition: _Partition, keys: Iterable[str]) -> tuple[Thinned, ...]:
-        """Those of the segments that have parts without a live row; they count as being replaced."""
-        thinned = []
-        for key in keys:
-            stored = partition.segments[key]
-            parts = stored.segment.parts
-            live = tuple(position for position, part in enumerate(parts) if self._is_live(partition, part))
-            if len(live) < len(parts):
-                stored.is_replaced = True
-                thinned.append(Thinned(stored.segment, live))
-        return tuple(thinned)
-
-    @staticmethod
-    def _is_live(partition: _Partition, part: Part) -> bool:
-        state = partition.chunks[part.chunk]
-        if part.rows is None:
-            return len(state.dropped) < state.num_rows
-        return not state.dropped.issuperset(part.rows)
+        dead = [key for key in touched if partition.segments[key].live_rows == 0]
+        return [partition.segments.pop(key).segment for key in dead]
 
     @staticmethod
     def _place(partition: _Partition, segment: Segment) -> None:

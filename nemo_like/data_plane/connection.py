@@ -1,0 +1,71 @@
+"""How a process reaches the data plane's host, and puts its client together."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from ray.exceptions import RayActorError, RayTaskError
+
+from nemo_like.config.schema import StorageBackend
+from nemo_like.data_plane.client import DataPlaneClient, Store
+from nemo_like.data_plane.errors import DataPlaneError, DeadlineExceeded, StorageFailed
+from nemo_like.data_plane.factory import DataPlaneSpec
+from nemo_like.data_plane.memory_storage import HostStore
+from nemo_like.data_plane.observed import ObservedStore
+from nemo_like.data_plane.operations import OperationLog
+
+# How much later than the host's own deadline a caller gives up, so that the host's better message wins.
+_GRACE_S = 5.0
+
+
+class ActorHost:
+    """``client.Host`` by actor calls."""
+
+    def __init__(self, spec: DataPlaneSpec) -> None:
+        self._handle = spec.host
+
+    def ask(self, method: str, partition: str, timeout_s: float, *args: Any) -> Any:
+        try:
+            return self._handle.submit(method, *args).result(timeout_s + _GRACE_S)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"partition {partition!r}: the data plane's host did not answer {method} in the "
+                f"{timeout_s:.1f} s that data_plane.timeout_s left for it; its log is "
+                f"{self._handle.log_path or 'not recorded'}"
+            ) from None
+        except RayTaskError as error:
+            if isinstance(error.cause, DataPlaneError | ValueError):
+                raise error.cause from None
+            raise StorageFailed(
+                f"partition {partition!r}: {method} failed: {error.cause or error}"
+            ) from error
+        except RayActorError as error:
+            raise StorageFailed(
+                f"partition {partition!r}: the data plane's host died ({type(error).__name__}), noticed in "
+                f"{method}"
+            ) from error
+
+
+def connected_client(spec: DataPlaneSpec, log: OperationLog | None) -> DataPlaneClient:
+    """Connect this process, which waits for the storage to be up. What moves is counted in ``log``.
+
+    Raises StorageFailed when the storage can't be reached.
+    """
+    host = ActorHost(spec)
+    client_id, addresses = host.ask("connect", "", spec.start_timeout_s)
+    store: Store
+    if spec.backend is StorageBackend.in_memory:
+        store = HostStore(host)
+    else:
+        from nemo_like.data_plane.transfer_queue import TransferQueueStore  # loads torch
+
+        store = TransferQueueStore(addresses, client_id, spec.host.submit("storage_failure").ref.future())
+    return DataPlaneClient(
+        host,
+        store if log is None else ObservedStore(store, log),
+        client_id=client_id,
+        writer=f"process {os.getpid()} on {socket.gethostname()}",
+        timeout_s=spec.timeout_s,
+    )

@@ -1,0 +1,47 @@
+"""What others on the machine can reach of a run's Ray and data plane: ports that let nobody in."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nemo_like.config.schema import StorageBackend
+from tests.functional.data_plane_fixtures import TransferQueuePlanes, data_plane_config, started
+from tests.functional.runs import ROOT
+from tests.unit.data_plane.contract import ids, opened, put
+
+pytestmark = pytest.mark.usefixtures("private_ray")
+
+
+def listening() -> dict[tuple[str, int], str]:
+    """Addresses on which this process and those below it listen, with the names of the processes."""
+    me = psutil.Process()
+    names = {process.pid: process.name() for process in (me, *me.children(recursive=True))}
+    return {
+        (one.laddr.ip, one.laddr.port): names[one.pid]
+        for one in psutil.net_connections("tcp")
+        if one.status == psutil.CONN_LISTEN and one.pid in names
+    }
+
+
+def round_trip(planes: TransferQueuePlanes) -> list[int]:
+    meta = put(planes.client(), opened(planes))
+    values: list[int] = planes.other_client().fetch(meta, ["input_ids"])["input_ids"].tolist()
+    return values
+
+
+def test_every_port_is_on_loopback_and_unpickles_nothing_of_a_stranger(tmp_path: Path) -> None:
+    with started("run-strangers", data_plane_config(StorageBackend.simple, timeout_s=20.0)) as planes:
+        assert round_trip(planes) == ids().tolist()
+        addresses = listening()
+        assert any("TransferQueue" in name for name in addresses.values())
+        assert not {ip for ip, _ in addresses if not ip.removeprefix("::ffff:").startswith("127.")}
+        ports = sorted({str(port) for _, port in addresses})
+        stranger = [sys.executable, "-m", "tests.functional.stranger", str(tmp_path), *ports]
+        subprocess.run(stranger, cwd=ROOT, check=True, timeout=60)
+        assert not list(tmp_path.iterdir())
+        assert round_trip(planes) == ids().tolist()
