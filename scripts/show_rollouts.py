@@ -1,4 +1,5 @@
-"""Print the conversations of a training step: the best and the worst answer of each group.
+"""Print the conversations of a training step: the best and the worst answer of each group, and the first
+whose reward failed.
 
     python scripts/show_rollouts.py RUN_DIR --step 12
     python scripts/show_rollouts.py RUN_DIR --step 12 --group 3      # all answers of one group
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         shown = dict(list(groups.items())[: options.limit])
     for number, samples in shown.items():
-        chosen = samples if options.group is not None else best_and_worst(samples)
+        chosen = samples if options.group is not None else most_telling(samples)
         print("\n".join(format_group(number, samples, chosen)))
     if len(shown) < len(groups) and options.group is None:
         print(f"... {len(groups) - len(shown)} more groups; --limit shows more of them")
@@ -56,19 +57,24 @@ def read_groups(run_dir: Path, step: int) -> dict[int, list[Sample]]:
     return groups
 
 
-def best_and_worst(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples with the highest and the lowest shaped reward; one when they are all equal."""
-    ranked = sorted(samples, key=lambda sample: sample["shaped_reward"], reverse=True)
-    return (
-        ranked[:1] if ranked[0]["shaped_reward"] == ranked[-1]["shaped_reward"] else [ranked[0], ranked[-1]]
-    )
+def most_telling(samples: Sequence[Sample]) -> list[Sample]:
+    """The samples with the highest and the lowest shaped reward, one when they are all equal; then the first
+    whose reward failed."""
+    judged = [sample for sample in samples if sample["failure"] is None]
+    failed = [sample for sample in samples if sample["failure"] is not None]
+    ranked = sorted(judged, key=lambda sample: sample["shaped_reward"], reverse=True)
+    is_uniform = not ranked or ranked[0]["shaped_reward"] == ranked[-1]["shaped_reward"]
+    return [*(ranked[:1] if is_uniform else [ranked[0], ranked[-1]]), *failed[:1]]
 
 
 def format_group(number: int, samples: Sequence[Sample], chosen: Sequence[Sample]) -> Iterator[str]:
     """Lines: the prompt, what the group earned, then the chosen conversations."""
-    rewards = sorted((sample["reward"] for sample in samples), reverse=True)
-    yield f"== group {number} ({samples[0]['env']}): {len(samples)} answers, rewards " + " ".join(
-        f"{reward:g}" for reward in rewards
+    judged = [sample["reward"] for sample in samples if sample["failure"] is None]
+    rewards = [f"{reward:g}" for reward in sorted(judged, reverse=True)]
+    num_failed = len(samples) - len(judged)
+    failed = f", {num_failed} failed" if num_failed else ""
+    yield f"== group {number} ({samples[0]['env']}): {len(samples)} answers, rewards " + (
+        " ".join(rewards or ["none"]) + failed
     )
     yield samples[0]["prompt"]
     yield f"-- expected: {samples[0]['answer']}"
@@ -80,6 +86,8 @@ def format_group(number: int, samples: Sequence[Sample], chosen: Sequence[Sample
 
 
 def _verdict(sample: Sample) -> str:
+    if sample["failure"] is not None:
+        return f"reward failed: {sample['failure']}"
     parts = [f"reward {sample['reward']:g}"]
     parts += [
         f"{label} {sample[tag]:g}"
@@ -92,8 +100,7 @@ def _verdict(sample: Sample) -> str:
         parts += [f"{name} {value:g}" for name, value in sample["rewards"].items()]
     if sample["is_truncated"]:
         parts.append("truncated")
-    reason = f" ({sample['failure']})" if sample["failure"] else ""
-    return ", ".join([*parts, sample["outcome"] + reason])
+    return ", ".join([*parts, sample["outcome"]])
 
 
 def _step_of(path: Path) -> re.Match[str] | None:

@@ -16,11 +16,11 @@ from nemo_like.config.errors import Problem
 from nemo_like.config.schema import EnvConfig, EnvironmentKind
 
 
-class NetworkIsolation(Enum):
-    """``preferred`` runs programs with the network where the system does not let it be taken away."""
+class SandboxMode(Enum):
+    """``required`` refuses to start where there is no sandbox; ``none`` runs programs as the run's user."""
 
     required = "required"
-    preferred = "preferred"
+    none = "none"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -75,9 +75,12 @@ class CodeOptions:
     program_pattern: str | None  # regular expression whose last match, group 1, is the program; null: all
     tests_key: str  # the field of an example with its tests
     timeout_s: float  # of one program
-    memory_mib: int  # address space of one program
+    memory_mib: int  # address space of each process of a program
+    max_processes: int  # and threads, of one program
     max_parallel: int  # programs at the same time in one actor
-    network: NetworkIsolation
+    share_objects: bool  # tests run in the program's own process, which it can deceive
+    sandbox: SandboxMode
+    readable_paths: list[str]  # files and folders of the machine that programs may read, besides Python's
 
 
 @dataclass(kw_only=True, slots=True)
@@ -122,21 +125,44 @@ _NEEDED_MODULES = {
     EnvironmentKind.math_verify: ("math_verify", "math-verify[antlr4_9_3]"),
     EnvironmentKind.reasoning_gym: ("reasoning_gym", "reasoning-gym"),
 }
-_POSITIVE = ("timeout_s", "memory_mib", "max_parallel", "request_timeout_s", "max_attempts")
+_POSITIVE = ("timeout_s", "memory_mib", "max_processes", "max_parallel", "request_timeout_s", "max_attempts")
 
 
 def options_of(env: EnvConfig) -> Any:
     """The options as the typed group of the environment's kind."""
     kind = _OPTIONS[env.kind]
-    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), env.options))
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), _current(env)))
+
+
+def replaced_options(name: str, env: EnvConfig) -> Iterator[str]:
+    """What to write instead of options that have another name now."""
+    if _has_network_option(env):
+        yield (
+            f"env.{name}.options.network={env.options['network']} is now env.{name}.options.sandbox="
+            f"{_current(env)['sandbox']}; a sandbox has no network, and where there can be none only "
+            "sandbox=none runs programs"
+        )
+
+
+def _has_network_option(env: EnvConfig) -> bool:
+    return env.kind is EnvironmentKind.code and env.options.get("network") in ("required", "preferred")
+
+
+def _current(env: EnvConfig) -> dict[str, Any]:
+    """The options under their present names."""
+    if not _has_network_option(env):
+        return env.options
+    others = {key: value for key, value in env.options.items() if key != "network"}
+    return {"sandbox": SandboxMode.required.value, **others}
 
 
 def option_problems(name: str, env: EnvConfig) -> Iterator[Problem]:
     """Everything wrong with the options of the environment ``name``."""
     prefix, kind = f"env.{name}.options", _OPTIONS[env.kind]
-    found = fields.check_tree(env.options, kind, "", root=kind)
+    options = _current(env)
+    found = fields.check_tree(options, kind, "", root=kind)
     yield from (replace(problem, key=f"{prefix}.{problem.key}") for problem in found)
-    missing = [key for key in fields.hints(kind) if env.options.get(key, "???") == "???"]
+    missing = [key for key in fields.hints(kind) if options.get(key, "???") == "???"]
     for key in missing:
         yield Problem(
             key=f"{prefix}.{key}",
@@ -144,7 +170,7 @@ def option_problems(name: str, env: EnvConfig) -> Iterator[Problem]:
             remedy=f"set it; configs/env/{env.kind.name}.yaml has the others",
         )
     if not found and not missing:
-        yield from _value_problems(prefix, env.options)
+        yield from _value_problems(prefix, options)
     if module := _NEEDED_MODULES.get(env.kind):
         yield from _module_problems(name, env, *module)
 

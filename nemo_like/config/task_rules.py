@@ -60,6 +60,12 @@ def _counts(name: str, env: EnvConfig) -> Iterator[Problem]:
         yield Problem(
             key=f"env.{name}.timeout_s={env.timeout_s}", rule="must be above 0 and finite", remedy=""
         )
+    if not 0 <= env.max_failed_share <= 1:
+        yield Problem(
+            key=f"env.{name}.max_failed_share={env.max_failed_share}",
+            rule="must be a share, from 0 to 1",
+            remedy="0.5 ends the run when more than half of the rewards fail",
+        )
 
 
 def _ranges(sourced: SourcedSampling) -> Iterator[Problem]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 from collections.abc import Sequence
-from typing import Any
 
-from nemo_like.config.environment_options import CodeOptions, NetworkIsolation
+from nemo_like.config.environment_options import CodeOptions, SandboxMode
 from nemo_like.environments.answers import extract_answer
-from nemo_like.environments.interface import Feedback, Turn
-from nemo_like.environments.programs import ProgramLimits, network_wall, run_program
+from nemo_like.environments.inside.harness import Outcome
+from nemo_like.environments.interface import FailureKind, Feedback, Turn
+from nemo_like.environments.programs import Harness, passes_beside, run_program
+from nemo_like.environments.sandbox import ProgramLimits, Sandbox, check_sandbox
 
 _log = logging.getLogger(__name__)
 
@@ -19,23 +19,22 @@ _log = logging.getLogger(__name__)
 class CodeEnvironment:
     """Component ``passed``: the share of tests that the response's program passes.
 
-    Tests are a program, run after the response's in one process (one test: it must exit with 0), or a
-    list of ``{"input": ..., "output": ...}``, each a run whose output must be the same but for spaces
-    at the ends of lines. Metric ``network_is_isolated``: whether programs had no network.
+    Tests are a program that calls the response's functions (one test: it must reach its end), or a list
+    of ``{"input": ..., "output": ...}``, each a run whose output must be the same but for spaces at the
+    ends of lines. Metrics: ``is_sandboxed``; ``returned_object``, the share of programs that failed because
+    a function returned something else than plain data.
     """
 
     def __init__(self, options: CodeOptions) -> None:
-        """Raises RuntimeError when util-linux lacks, or the network must be taken away and cannot."""
-        missing = [name for name in ("prlimit", "setpriv") if shutil.which(name) is None]
-        if missing:
-            raise RuntimeError(f"kind=code needs {', '.join(missing)}; install util-linux")
-        if not network_wall():
-            message = "programs cannot be run without network here (unshare --net is not permitted)"
-            if options.network is NetworkIsolation.required:
-                raise RuntimeError(f"{message}; permit it, or set options.network=preferred")
-            _log.warning("%s: they run with it", message)
+        """Raises RuntimeError when the sandbox that the options require cannot be had."""
+        limits = ProgramLimits(options.timeout_s, options.memory_mib, options.max_processes)
+        is_real = options.sandbox is SandboxMode.required
+        self._sandbox = Sandbox(limits, tuple(options.readable_paths), is_real)
+        check_sandbox(self._sandbox)
+        if not is_real:
+            _log.warning("options.sandbox=none: programs can do whatever this user can")
         self._options = options
-        self._limits = ProgramLimits(options.timeout_s, options.memory_mib)
+        self._harness = Harness(self._sandbox)
         self._slots = asyncio.Semaphore(options.max_parallel)
 
     async def step(self, turns: Sequence[Turn]) -> Sequence[Feedback]:
@@ -43,24 +42,34 @@ class CodeEnvironment:
 
     async def _judge(self, turn: Turn) -> Feedback:
         program = extract_answer(turn.response, self._options.program_pattern)
-        passed = [] if program is None else await self._passed(program, turn.data[self._options.tests_key])
-        share = sum(passed) / len(passed) if passed else 0.0
-        return Feedback({"passed": share}, metrics={"network_is_isolated": float(bool(network_wall()))})
-
-    async def _passed(self, program: str, tests: Any) -> list[bool]:
+        tests = turn.data[self._options.tests_key]
+        if program is None:
+            return self._feedback(0.0)
         if isinstance(tests, str):
-            return [await self._exits_well(f"{program}\n\n{tests}\n")]
+            return await self._called(program, tests)
         runs = (self._prints(program, str(test["input"]), str(test["output"])) for test in tests)
-        return list(await asyncio.gather(*runs))
+        passed = await asyncio.gather(*runs)
+        return self._feedback(sum(passed) / len(passed) if passed else 0.0)
 
-    async def _exits_well(self, source: str) -> bool:
+    async def _called(self, program: str, tests: str) -> Feedback:
         async with self._slots:
-            return (await run_program(source, "", self._limits)).exit_code == 0
+            if self._options.share_objects:
+                return self._feedback(float(await passes_beside(program, tests, self._sandbox)))
+            verdict = await self._harness.judge(program, tests)
+        if verdict.outcome is Outcome.refused:
+            reason = f"these tests cannot be run by value: {verdict.reason}"
+            remedy = "change them, or set options.share_objects=true"
+            return Feedback.failed(FailureKind.raised, f"{reason}; {remedy}")
+        return self._feedback(float(verdict.outcome is Outcome.passed), verdict.returned is not None)
 
     async def _prints(self, source: str, stdin: str, expected: str) -> bool:
         async with self._slots:
-            result = await run_program(source, stdin, self._limits)
+            result = await run_program(source, stdin, self._sandbox)
         return result.exit_code == 0 and _lines(result.stdout) == _lines(expected)
+
+    def _feedback(self, passed: float, returned_object: bool = False) -> Feedback:
+        metrics = {"is_sandboxed": float(self._sandbox.is_real), "returned_object": float(returned_object)}
+        return Feedback({"passed": passed}, metrics=metrics)
 
 
 def _lines(text: str) -> list[str]:

@@ -38,8 +38,9 @@ class FailureKind(Enum):
     raised = "raised"
     timed_out = "timed_out"
     died = "died"  # took its process down
-    not_finite = "not_finite"  # NaN or infinite
-    unreachable = "unreachable"  # a remote server did not answer in time, or not sensibly
+    malformed = "malformed"  # the answer is no feedback
+    not_finite = "not_finite"  # NaN, infinite, or beyond float32
+    unreachable = "unreachable"  # a remote server did not answer in time, or with an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +49,23 @@ class Failure:
     reason: str
 
 
+class EnvironmentCheckFailed(Exception):
+    """An environment cannot judge the problem that it was asked before training; the message says what it
+    was asked, what came back and what to change."""
+
+
 @dataclass(frozen=True, slots=True)
 class Feedback:
     """The answer to one turn.
 
-    A turn that is not done needs an observation. Rewards of a conversation's turns add up, by name.
+    A turn that is not done needs an observation. Numbers may be numpy's. Rewards of a conversation's turns
+    add up, by name.
     """
 
     rewards: Mapping[str, float] = field(default_factory=dict)  # named components; the reward is their sum
     observation: str | None = None  # text for the policy's next turn
     is_done: bool = True
-    metrics: Mapping[str, float] = field(default_factory=dict)  # logged as means over turns
+    metrics: Mapping[str, float] = field(default_factory=dict)  # logged as means over turns that give them
     state: Any = None  # given back with the next turn; small and picklable
     failure: Failure | None = None  # why there is no reward; such a sample must not train
 

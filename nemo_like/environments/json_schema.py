@@ -19,20 +19,28 @@ from nemo_like.environments.per_turn import PerTurnEnvironment
 def json_schema(options: JsonSchemaOptions) -> PerTurnEnvironment:
     """Raises jsonschema.SchemaError when ``options.schema`` is no schema."""
     if options.schema is not None:
-        _validator(json.dumps(options.schema))
+        schema_validator(options.schema)
     return PerTurnEnvironment(partial(_judge, options=options))
 
 
 def _judge(turn: Turn, options: JsonSchemaOptions) -> Feedback:
     """``valid``: 1 when the schema accepts the answer. ``parses`` is a metric, not a reward."""
     schema = turn.data[options.schema_key] if options.schema is None else options.schema
-    validator = _validator(json.dumps(schema) if isinstance(schema, Mapping) else str(schema))
+    validator = schema_validator(schema)
     found = extract_answer(turn.response, options.answer_pattern)
     try:
         answer = json.loads(found or "")
     except ValueError:
         return Feedback({"valid": 0.0}, metrics={"parses": 0.0})
     return Feedback({"valid": float(validator.is_valid(answer))}, metrics={"parses": 1.0})
+
+
+def schema_validator(schema: Any) -> Validator:
+    """The validator of a schema, given as a mapping or as JSON.
+
+    Raises ValueError for what is no JSON, jsonschema.SchemaError for what is no schema.
+    """
+    return _validator(json.dumps(schema) if isinstance(schema, Mapping) else str(schema))
 
 
 @cache

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from nemo_like.config.environment_options import CustomOptions, FunctionOptions
 from nemo_like.config.import_path import load_by_path
+from nemo_like.environments.feedback import as_number
 from nemo_like.environments.interface import Environment, Feedback, Turn
+from nemo_like.environments.per_turn import PerTurnEnvironment
 
 
 def function(options: FunctionOptions) -> Environment:
-    """Raises ValueError when there is no such function."""
-    return FunctionEnvironment(load_by_path(options.function), options.arguments)
+    """An environment of ``function(turn, **arguments)``, plain or async, which gives a number, named numbers
+    or a ``Feedback``.
+
+    Raises ValueError when there is no such function.
+    """
+    judge = load_by_path(options.function)
+    return PerTurnEnvironment(partial(_judge, judge, options.arguments))
 
 
 def custom(options: CustomOptions) -> Environment:
@@ -21,26 +29,16 @@ def custom(options: CustomOptions) -> Environment:
     return load_by_path(options.target)(**options.arguments)
 
 
-class FunctionEnvironment:
-    """``function(turn, **arguments)``, plain or async, gives a number, named numbers or a ``Feedback``."""
-
-    def __init__(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-        self._function, self._arguments = function, dict(arguments)
-
-    async def step(self, turns: Sequence[Turn]) -> Sequence[Feedback]:
-        """Raises TypeError when the function returns something else."""
-        return [await self._judge(turn) for turn in turns]
-
-    async def _judge(self, turn: Turn) -> Feedback:
-        answer = self._function(turn, **self._arguments)
-        if inspect.isawaitable(answer):
-            answer = await answer
-        if isinstance(answer, Feedback):
-            return answer
-        if isinstance(answer, Mapping):
-            return Feedback({str(name): float(value) for name, value in answer.items()})
-        if isinstance(answer, int | float):
-            return Feedback({"reward": float(answer)})
-        raise TypeError(
-            f"{self._function.__name__} returned {type(answer).__name__}, not a number, mapping or Feedback"
-        )
+async def _judge(judge: Callable[..., Any], arguments: Mapping[str, Any], turn: Turn) -> Feedback:
+    """Raises TypeError when the function returns something else."""
+    answer = judge(turn, **arguments)
+    if inspect.isawaitable(answer):
+        answer = await answer
+    if isinstance(answer, Feedback):
+        return answer
+    if isinstance(answer, Mapping):
+        return Feedback(answer)
+    if (number := as_number(answer)) is not None:
+        return Feedback({"reward": number})
+    name = getattr(judge, "__name__", type(judge).__name__)
+    raise TypeError(f"{name} returned {type(answer).__name__}, not a number, mapping or Feedback")

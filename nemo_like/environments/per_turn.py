@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
 
-from nemo_like.environments.interface import Feedback, Turn
+from nemo_like.environments.interface import FailureKind, Feedback, Turn
 
 
 class PerTurnEnvironment:
-    """An environment made of a function of one turn."""
+    """An environment made of a function of one turn, plain or async."""
 
-    def __init__(self, judge: Callable[[Turn], Feedback]) -> None:
+    def __init__(self, judge: Callable[[Turn], Feedback | Awaitable[Feedback]]) -> None:
         self._judge = judge
 
     async def step(self, turns: Sequence[Turn]) -> Sequence[Feedback]:
-        return [self._judge(turn) for turn in turns]
+        """One feedback per turn; a failed one where the function raises."""
+        return [await self._judged(turn) for turn in turns]
+
+    async def _judged(self, turn: Turn) -> Feedback:
+        try:
+            answer = self._judge(turn)
+            return await answer if inspect.isawaitable(answer) else answer
+        except Exception as error:
+            traceback.print_exc()
+            return raised(error)
+
+
+def raised(error: Exception) -> Feedback:
+    """Feedback for a turn whose reward raised this."""
+    return Feedback.failed(FailureKind.raised, f"the reward raised {type(error).__name__}: {error}")

@@ -1,35 +1,23 @@
-"""Running other people's Python: one process per program, with limits on time, memory, files and network.
-
-Limits come from util-linux, so that nothing has to run between fork and exec: ``prlimit`` for memory,
-processor time and file sizes, ``unshare`` for a network of its own without any interface (and process
-ids of its own, so that what the program starts ends with it), ``setpriv`` so that it ends when this
-process does. They protect against programs that are wrong, not against those that attack the system.
-"""
+"""Running programs of the policy: for what they print, or for what tests say of their functions."""
 
 from __future__ import annotations
 
 import asyncio
-import math
+import json
 import os
-import shutil
+import secrets
 import signal
+import socket
 import subprocess
-import sys
-import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
-_MAX_OUTPUT_BYTES = 1_000_000
-_PROBE_TIMEOUT_S = 10.0
-_OWN_NETWORK = ("unshare", "--net", "--pid", "--fork", "--kill-child")
-_UNPRIVILEGED = ("--user", "--map-root-user")
+from nemo_like.environments.inside.harness import Outcome
+from nemo_like.environments.sandbox import Sandbox, data_file
 
-
-@dataclass(frozen=True, slots=True)
-class ProgramLimits:
-    timeout_s: float
-    memory_mib: int
+MAX_OUTPUT_BYTES = 1_000_000
+_CHUNK_BYTES = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,64 +28,172 @@ class ProgramResult:
     stdout: str
 
 
-@cache
-def network_wall() -> tuple[str, ...]:
-    """The command prefix that takes the network away; empty where the system does not permit it."""
-    for prefix in (_OWN_NETWORK, (*_OWN_NETWORK, *_UNPRIVILEGED)):
-        if shutil.which(prefix[0]) and _works([*prefix, "true"]):
-            return prefix
-    return ()
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What tests said of a program."""
+
+    outcome: Outcome
+    reason: str = ""
+    returned: str | None = None  # the type of an object that a function returned where plain data must come
 
 
-async def run_program(source: str, stdin: str, limits: ProgramLimits) -> ProgramResult:
-    """Run a program in an empty directory of its own, which is removed again."""
-    with tempfile.TemporaryDirectory(prefix="program-") as directory:
-        folder = Path(directory)
-        (folder / "program.py").write_text(source, encoding="utf-8")
-        (folder / "stdin").write_text(stdin, encoding="utf-8")
-        with (folder / "stdin").open("rb") as given, (folder / "stdout").open("wb") as written:
-            process = await asyncio.create_subprocess_exec(
-                *_command(limits),
-                cwd=folder,
-                env={"PATH": os.environ.get("PATH", ""), "OMP_NUM_THREADS": "1", "HOME": directory},
-                stdin=given,
-                stdout=written,
-                stderr=subprocess.DEVNULL,
+async def run_program(source: str, stdin: str, sandbox: Sandbox) -> ProgramResult:
+    """Run a program for what it prints, of which MAX_OUTPUT_BYTES are read."""
+    with data_file(stdin) as given, closing(_Pipe()) as printed:
+        try:
+            async with asyncio.timeout(sandbox.limits.timeout_s), asyncio.TaskGroup() as tasks:
+                reading = tasks.create_task(_read(printed.take_reader()))
+                async with _running(sandbox, "stdin", source, given, printed.writer) as process:
+                    printed.close_writer()
+                    exit_code = await process.wait()
+        except TimeoutError:
+            return ProgramResult(None, "")
+    return ProgramResult(exit_code, reading.result().decode(errors="replace"))
+
+
+async def passes_beside(source: str, tests: str, sandbox: Sandbox) -> bool:
+    """Run tests in the program's own process, after it; whether they reached their end.
+
+    A program can deceive tests that it shares its objects with, but not by ending early: a word that
+    comes with the tests must be given back after them.
+    """
+    word = secrets.token_hex()
+    with data_file(f"{word}\n{tests}") as given, closing(_Pipe()) as said:
+        try:
+            async with (
+                asyncio.timeout(sandbox.limits.timeout_s),
+                _running(sandbox, "shared", source, given, said.writer),
+            ):
+                said.close_writer()
+                return await _read(said.take_reader()) == word.encode()
+        except TimeoutError:
+            return False
+
+
+class Harness:
+    """The process that runs tests against programs in other processes; see ``inside/harness.py``."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._resources = ExitStack()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._requests: socket.socket
+
+    async def judge(self, source: str, tests: str) -> Verdict:
+        """Run tests that call the program's functions by value.
+
+        Raises RuntimeError when the process that runs tests does not take them.
+        """
+        timeout_s = self._sandbox.limits.timeout_s
+        with ExitStack() as open_files:
+            calls, replies, verdict = (open_files.enter_context(closing(_Pipe())) for _ in range(3))
+            given = open_files.enter_context(data_file(tests))
+            try:
+                async with (
+                    asyncio.timeout(timeout_s),
+                    _running(self._sandbox, "calls", source, calls.reader, replies.writer),
+                ):
+                    self._ask(timeout_s, [given, calls.writer, replies.reader, verdict.writer])
+                    for pipe in (calls, replies, verdict):
+                        pipe.close_writer()
+                    content = await _read(verdict.take_reader())
+            except TimeoutError:
+                return Verdict(Outcome.failed, "the time ran out")
+        if not content:
+            raise RuntimeError("the process that runs the tests has ended")
+        if not content.strip():
+            return Verdict(Outcome.failed, "the tests were ended before their end")
+        said = json.loads(content)
+        return Verdict(Outcome(said["outcome"]), said["reason"], said["returned"])
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        self._resources.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _ask(self, timeout_s: float, descriptors: Sequence[int]) -> None:
+        """Hand a request over, to a new process where there is none or it has ended."""
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            self._start()
+        socket.send_fds(self._requests, [str(timeout_s).encode()], descriptors)
+
+    def _start(self) -> None:
+        start = self._resources.enter_context(self._sandbox.harness())
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._requests = self._resources.enter_context(ours)
+        with theirs:
+            self._process = subprocess.Popen(
+                start.command,
+                pass_fds=start.pass_fds,
+                cwd=start.cwd,
+                env=start.env,
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
                 process_group=0,
             )
-            exit_code = await _exit_code(process, limits.timeout_s)
-        stdout = (folder / "stdout").read_bytes()[:_MAX_OUTPUT_BYTES]
-    return ProgramResult(exit_code, stdout.decode(errors="replace"))
 
 
-async def _exit_code(process: asyncio.subprocess.Process, timeout_s: float) -> int | None:
-    """None after the deadline. The process and its group are gone in any case."""
-    try:
-        return await asyncio.wait_for(process.wait(), timeout_s)
-    except TimeoutError:
-        return None
-    finally:
-        if process.returncode is None:
-            os.killpg(process.pid, signal.SIGKILL)
+class _Pipe:
+    """A pipe whose ends are closed one by one, or together at the end."""
+
+    def __init__(self) -> None:
+        self.reader, self.writer = os.pipe()
+
+    def take_reader(self) -> int:
+        """Return the reader, which the caller closes."""
+        taken, self.reader = self.reader, -1
+        return taken
+
+    def close_writer(self) -> None:
+        os.close(self.writer)
+        self.writer = -1
+
+    def close(self) -> None:
+        for descriptor in (self.reader, self.writer):
+            if descriptor != -1:
+                os.close(descriptor)
+
+
+async def _read(descriptor: int) -> bytes:
+    """Read to the end, or about MAX_OUTPUT_BYTES; close the descriptor, so that no more can be written."""
+    reader, content = asyncio.StreamReader(), bytearray()
+    file = os.fdopen(descriptor, "rb", buffering=0)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), file
+    )
+    with closing(transport):
+        while len(content) < MAX_OUTPUT_BYTES and (chunk := await reader.read(_CHUNK_BYTES)):
+            content += chunk
+    return bytes(content)
+
+
+@asynccontextmanager
+async def _running(
+    sandbox: Sandbox, mode: str, source: str, stdin: int, stdout: int
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A program's process, which is gone with all that it started when the block ends."""
+    with sandbox.program(mode, source) as start:
+        process = await asyncio.create_subprocess_exec(
+            *start.command,
+            pass_fds=start.pass_fds,
+            cwd=start.cwd,
+            env=start.env,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=subprocess.DEVNULL,
+            process_group=0,
+        )
+        try:
+            yield process
+        finally:
+            # Also after it ended by itself: what it started is of its group.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-
-
-def _command(limits: ProgramLimits) -> list[str]:
-    return [
-        *("setpriv", "--pdeathsig", "KILL"),
-        *network_wall(),
-        "prlimit",
-        f"--as={limits.memory_mib * 2**20}",
-        f"--cpu={math.ceil(limits.timeout_s)}",
-        f"--fsize={_MAX_OUTPUT_BYTES}",
-        "--core=0",
-        *(sys.executable, "-I", "program.py"),
-    ]
-
-
-def _works(command: list[str]) -> bool:
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=_PROBE_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0

@@ -6,12 +6,13 @@
 
 An entry of ``feedback`` may have what ``Feedback`` has: ``rewards``, ``observation``, ``is_done``,
 ``metrics``, ``state``; or ``failure``, the reason why this sample has no reward. A number alone is the
-reward.
+reward. An entry that has neither rewards nor an observation fails its sample.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -26,35 +27,47 @@ from tenacity import (
 )
 
 from nemo_like.config.environment_options import HttpOptions
+from nemo_like.environments.feedback import Malformed, as_number
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
 
+_ENTRY = ("rewards", "observation", "is_done", "metrics", "state", "failure")
+_MAX_SHOWN_CHARACTERS = 300  # of what was sent and of what came back
 _TOO_MANY_REQUESTS = 429
 _FIRST_SERVER_ERROR = 500
 
 
 class HttpEnvironment:
-    """One request per call. Without a sensible answer every turn of the call fails as unreachable."""
+    """One request per call. Without an answer for every turn all turns of the call fail."""
 
     def __init__(self, options: HttpOptions) -> None:
         self._options = options
         self._slots = asyncio.Semaphore(options.max_parallel)
 
     async def step(self, turns: Sequence[Turn]) -> Sequence[Feedback]:
+        """One feedback per turn. Raises ValueError or TypeError for turns that are no JSON."""
         if not turns:
             return []
+        content = json.dumps({"turns": [_as_json(turn) for turn in turns]}, allow_nan=False)
         try:
             async with self._slots, httpx.AsyncClient(timeout=self._options.request_timeout_s) as client:
-                response = await self._post(client, {"turns": [_as_json(turn) for turn in turns]})
-            response.raise_for_status()
-            answers = response.json()["feedback"]
-            if len(answers) != len(turns):
-                raise ValueError(f"{len(answers)} answers to {len(turns)} turns")
-            return [_feedback(answer) for answer in answers]
-        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-            reason = f"{self._options.url}: {type(error).__name__}: {error}"
+                response = await self._post(client, content)
+        except httpx.HTTPError as error:
+            reason = self._reason(f"{type(error).__name__}: {error}", content)
             return [Feedback.failed(FailureKind.unreachable, reason)] * len(turns)
+        came_back = f"status {response.status_code}: {_shortened(response.text)}"
+        if not response.is_success:
+            reason = self._reason(came_back, content)
+            return [Feedback.failed(FailureKind.unreachable, reason)] * len(turns)
+        try:
+            return [_feedback(answer) for answer in _entries(response, len(turns))]
+        except Malformed as error:
+            reason = self._reason(f"{error}; {came_back}", content)
+            return [Feedback.failed(FailureKind.malformed, reason)] * len(turns)
 
-    async def _post(self, client: httpx.AsyncClient, content: Mapping[str, Any]) -> httpx.Response:
+    def _reason(self, came_back: str, sent: str) -> str:
+        return f"POST {self._options.url} gave {came_back}; sent was {_shortened(sent)}"
+
+    async def _post(self, client: httpx.AsyncClient, content: str) -> httpx.Response:
         """The first answer that is not worth another attempt, or the last; raises httpx.TransportError."""
         attempts = AsyncRetrying(
             retry=retry_if_exception_type(httpx.TransportError) | retry_if_result(_is_temporary),
@@ -62,7 +75,8 @@ class HttpEnvironment:
             wait=wait_exponential(multiplier=self._options.retry_pause_s),
             retry_error_callback=_last_outcome,
         )
-        return await attempts(client.post, self._options.url, json=content)
+        headers = {"Content-Type": "application/json"}
+        return await attempts(client.post, self._options.url, content=content, headers=headers)
 
 
 def _last_outcome(state: RetryCallState) -> httpx.Response:
@@ -92,16 +106,33 @@ def _as_json(turn: Turn) -> dict[str, Any]:
     }
 
 
-def _feedback(answer: Any) -> Feedback:
-    """Raises ValueError, KeyError or TypeError when it is no feedback."""
-    if isinstance(answer, int | float):
-        return Feedback({"reward": float(answer)})
-    if answer.get("failure") is not None:
-        return Feedback.failed(FailureKind.raised, str(answer["failure"]))
-    return Feedback(
-        rewards={str(name): float(value) for name, value in answer.get("rewards", {}).items()},
-        observation=answer.get("observation"),
-        is_done=bool(answer.get("is_done", True)),
-        metrics={str(name): float(value) for name, value in answer.get("metrics", {}).items()},
-        state=answer.get("state"),
-    )
+def _entries(response: httpx.Response, count: int) -> list[Any]:
+    """One entry per turn. Raises Malformed when that is not what the server answered."""
+    try:
+        answer = response.json()
+    except ValueError as error:
+        raise Malformed(f"the answer is no JSON ({error})") from None
+    entries = answer.get("feedback") if isinstance(answer, Mapping) else None
+    if not isinstance(entries, list):
+        raise Malformed('the answer is not {"feedback": [...]}')
+    if len(entries) != count:
+        raise Malformed(f"the answer has {len(entries)} entries for {count} turns")
+    return entries
+
+
+def _feedback(entry: Any) -> Feedback:
+    """What the entry says, unchecked; a failed one where it says nothing. Keys of its own are left aside."""
+    if (number := as_number(entry)) is not None:
+        return Feedback({"reward": number})
+    known = {key: entry[key] for key in _ENTRY if key in entry} if isinstance(entry, Mapping) else {}
+    if known.get("failure") is not None:
+        return Feedback.failed(FailureKind.raised, str(known["failure"]))
+    if not known.keys() & {"rewards", "observation"}:
+        said = _shortened(json.dumps(entry))
+        reason = f"the server's entry {said} is no number, and has neither rewards nor observation"
+        return Feedback.failed(FailureKind.malformed, reason)
+    return Feedback(**known)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN_CHARACTERS else text[:_MAX_SHOWN_CHARACTERS] + "..."

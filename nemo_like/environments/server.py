@@ -8,11 +8,11 @@ and no others, are marked as failed with the reason. The process that hung is en
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Iterator, Sequence
 
 from nemo_like.cluster.columnar import Columnar
 from nemo_like.config.schema import EnvConfig
+from nemo_like.environments.feedback import checked
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
 from nemo_like.environments.worker import RewardRaised, Worker, WorkerDied, start_worker
 
@@ -36,7 +36,10 @@ class EnvironmentServer:
 
     async def start(self) -> None:
         """Be ready before the first call. Raises RuntimeError when the environment cannot be built."""
-        await self._shared_worker()
+        try:
+            await self._shared_worker()
+        except RuntimeError as error:
+            raise RuntimeError(f"env.{self._name}: {error}") from error
 
     async def close(self) -> None:
         """End the environment's process."""
@@ -46,21 +49,28 @@ class EnvironmentServer:
     async def step(self, turns: Sequence[Turn]) -> list[Feedback]:
         """One feedback per turn, in order; never raises because of a turn.
 
-        A turn whose reward raises, takes longer than ``env.<name>.timeout_s``, ends its process or is not
-        a finite number has its ``failure`` set.
+        A turn whose reward raises, takes longer than ``env.<name>.timeout_s``, ends its process or is no
+        proper ``Feedback`` has its ``failure`` set.
         """
         async with self._slots:
-            worker = await self._shared_worker()
             try:
-                feedback = await worker.step(turns, self._cfg.timeout_s)
-            except (RewardRaised, WorkerDied, TimeoutError) as error:
-                if isinstance(error, TimeoutError):
-                    # It may be stuck for good; calls beside this one are asked again elsewhere.
-                    await worker.close()
-                if len(turns) == 1 and (isinstance(error, RewardRaised) or self._cfg.max_concurrency == 1):
-                    return [self._failed(error)]
-                feedback = await self._each_alone(turns)
-        return Columnar(_checked(item) for item in feedback)
+                return Columnar(map(checked, await self._asked(turns)))
+            except RuntimeError as error:
+                reason = f"the environment's process could not be started again: {error}"
+                return Columnar([Feedback.failed(FailureKind.died, reason)] * len(turns))
+
+    async def _asked(self, turns: Sequence[Turn]) -> Sequence[Feedback]:
+        """All at once, and where that goes wrong each alone. Raises RuntimeError where no process starts."""
+        worker = await self._shared_worker()
+        try:
+            return await worker.step(turns, self._cfg.timeout_s)
+        except (RewardRaised, WorkerDied, TimeoutError) as error:
+            if isinstance(error, TimeoutError):
+                # It may be stuck for good; calls beside this one are asked again elsewhere.
+                await worker.close()
+            if len(turns) == 1 and (isinstance(error, RewardRaised) or self._cfg.max_concurrency == 1):
+                return [self._failed(error)]
+            return await self._each_alone(turns)
 
     async def _shared_worker(self) -> Worker:
         async with self._starting:
@@ -78,13 +88,12 @@ class EnvironmentServer:
         )
         feedback = [given_up] * len(turns)
         rest = iter(enumerate(turns))
-        workers = await asyncio.gather(*(start_worker(self._cfg) for _ in range(min(_MAX_LANES, len(turns)))))
-        await asyncio.gather(*(self._ask_alone(worker, rest, feedback) for worker in workers))
+        num_lanes = min(_MAX_LANES, len(turns))
+        await asyncio.gather(*(self._ask_alone(rest, feedback) for _ in range(num_lanes)))
         return feedback
 
-    async def _ask_alone(
-        self, worker: Worker, rest: Iterator[tuple[int, Turn]], feedback: list[Feedback]
-    ) -> None:
+    async def _ask_alone(self, rest: Iterator[tuple[int, Turn]], feedback: list[Feedback]) -> None:
+        worker = await start_worker(self._cfg)
         now = asyncio.get_running_loop().time
         last_start_s = now() + 2 * self._cfg.timeout_s
         try:
@@ -115,11 +124,3 @@ class EnvironmentServer:
             return Feedback.failed(FailureKind.died, f"the reward ended its process ({error})")
         limit = f"env.{self._name}.timeout_s={self._cfg.timeout_s:g} s"
         return Feedback.failed(FailureKind.timed_out, f"the reward took longer than {limit}")
-
-
-def _checked(feedback: Feedback) -> Feedback:
-    """The feedback itself, or a failed one when a component is not a finite number."""
-    for name, value in feedback.rewards.items():
-        if not math.isfinite(value):
-            return Feedback.failed(FailureKind.not_finite, f"the reward {name!r} is {value}")
-    return feedback

@@ -32,12 +32,20 @@ def _judge_math(turn: Turn, options: MatchOptions) -> Feedback:
     found = extract_answer(turn.response, options.answer_pattern)
     if found is None:
         return Feedback({"correct": 0.0})
-    # Its own deadlines use signals; the environment's bounds every call anyway.
-    reference = parse(_as_math(turn.answer), parsing_timeout=None)
+    reference = reference_expression(turn.answer)
     answer = parse(found, parsing_timeout=None)
-    if not reference:
-        raise ValueError(f"math-verify finds no expression in the reference answer {turn.answer!r}")
     return Feedback({"correct": float(verify(reference, answer, timeout_seconds=None))})
+
+
+def reference_expression(reference: str) -> list[Any]:
+    """What math-verify reads in a reference answer; raises ValueError when that is nothing."""
+    from math_verify import parse
+
+    # Its own deadlines use signals; the environment's bounds every call anyway.
+    found = parse(_as_math(reference), parsing_timeout=None)
+    if not found:
+        raise ValueError(f"math-verify finds no expression in the reference answer {reference!r}")
+    return found
 
 
 def _as_math(reference: str) -> str:

@@ -13,12 +13,15 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from nemo_like.config.schema import EnvConfig
+from nemo_like.environments.feedback import checked
 from nemo_like.environments.frames import LENGTH_BYTES, Raised, Refused, frame
 from nemo_like.environments.interface import Feedback, Turn
 from nemo_like.environments.registry import build_environment, is_harmless
 
 # Imports, and what an environment loads.
 _START_TIMEOUT_S = 120.0
+# How long its guardian has for ending everything that it started.
+_END_TIMEOUT_S = 10.0
 
 
 class RewardRaised(Exception):
@@ -61,7 +64,8 @@ class _HereWorker:
 
     async def step(self, turns: Sequence[Turn], timeout_s: float) -> Sequence[Feedback]:
         try:
-            return await asyncio.wait_for(self._environment.step(turns), timeout_s)
+            answers = await asyncio.wait_for(self._environment.step(turns), timeout_s)
+            return [checked(answer) for answer in answers]
         except TimeoutError:
             raise
         except Exception as error:
@@ -72,7 +76,7 @@ class _HereWorker:
 
 
 class ProcessWorker:
-    """The parent's side of ``worker_main``."""
+    """The parent's side of ``worker_main``, whose ``guardian`` ends all that the environment started."""
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process
@@ -83,13 +87,16 @@ class ProcessWorker:
 
     async def start(self, cfg: EnvConfig) -> None:
         """Raises RuntimeError when the environment cannot be built."""
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "nemo_like.environments.worker_main"),
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "nemo_like.environments.worker_main"),
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise RuntimeError(f"kind={cfg.kind.name}: no process could be started: {error}") from error
         try:
             self._send(cfg)
             answer = await asyncio.wait_for(self._receive(), _START_TIMEOUT_S)
@@ -123,10 +130,17 @@ class ProcessWorker:
 
     async def close(self) -> None:
         self._is_closed = True
-        # Its session's processes, which it started, too.
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        await self._process.wait()
+        assert self._process.stdin is not None
+        # At once, also when calls are waiting to be written.
+        if not self._process.stdin.transport.is_closing():
+            self._process.stdin.transport.abort()
+        try:
+            await asyncio.wait_for(self._process.wait(), _END_TIMEOUT_S)
+        except TimeoutError:
+            # The guardian does not run: somebody stopped it, or what it kills cannot be killed.
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            await self._process.wait()
 
     def _send(self, content: Any) -> None:
         assert self._process.stdin is not None

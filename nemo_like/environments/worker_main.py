@@ -3,7 +3,9 @@
     in    EnvConfig, then (call id, turns) again and again
     out   Ready or Refused, then (call id, feedback or Raised) as each call ends
 
-It ends with its parent: when stdin does.
+It ends with its parent, when stdin does, and everything that the environment started ends with it. What a
+conversation keeps between turns (``state``) leaves as a pickle and comes back as one: other processes need
+not be able to load it.
 """
 
 from __future__ import annotations
@@ -15,11 +17,14 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, BinaryIO
 
 from nemo_like.config.schema import EnvConfig
+from nemo_like.environments.feedback import checked
 from nemo_like.environments.frames import LENGTH_BYTES, Raised, Ready, Refused, frame
-from nemo_like.environments.interface import Environment, Turn
+from nemo_like.environments.guardian import run_guarded
+from nemo_like.environments.interface import Environment, Feedback, Turn
 from nemo_like.environments.registry import build_environment
 
 # Keeps what is awaited by nobody from being collected.
@@ -27,10 +32,13 @@ _running: set[asyncio.Task[None]] = set()
 
 
 def main() -> None:
-    # What rewards print goes to the log with stderr; stdout carries frames alone.
-    answers = os.fdopen(os.dup(1), "wb")
+    run_guarded()
+    # What rewards print goes to the log with stderr, and what they read is empty; the frames have descriptors
+    # of their own, which no program that a reward starts inherits.
+    calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    cfg: EnvConfig = _read(sys.stdin.buffer)
+    cfg: EnvConfig = _read(calls)
     try:
         environment = build_environment(cfg)
     except Exception as error:
@@ -39,26 +47,26 @@ def main() -> None:
         return
     _write(answers, Ready())
     try:
-        asyncio.run(_serve(environment, answers))
+        asyncio.run(_serve(environment, calls, answers))
     except SystemExit as ended:
-        # At once: an orderly end would close stdin, which the thread that reads it holds, and abort.
+        # At once: an orderly end would close the calls, which the thread that reads them holds, and abort.
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(ended.code if isinstance(ended.code, int) else 1)
 
 
-async def _serve(environment: Environment, answers: BinaryIO) -> None:
-    loop, calls = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Sequence[Turn]]]()
+async def _serve(environment: Environment, calls: BinaryIO, answers: BinaryIO) -> None:
+    loop, waiting = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Sequence[Turn]]]()
 
     def read() -> None:
-        while (call := _read(sys.stdin.buffer)) is not None:
-            loop.call_soon_threadsafe(calls.put_nowait, call)
+        while (call := _read(calls)) is not None:
+            loop.call_soon_threadsafe(waiting.put_nowait, call)
         # At once, also when a call blocks the loop.
         os._exit(0)
 
     threading.Thread(target=read, name="calls", daemon=True).start()
     while True:
-        call_id, turns = await calls.get()
+        call_id, turns = await waiting.get()
         task = loop.create_task(_answer(environment, call_id, turns, answers))
         _running.add(task)
         task.add_done_callback(_running.discard)
@@ -66,15 +74,23 @@ async def _serve(environment: Environment, answers: BinaryIO) -> None:
 
 async def _answer(environment: Environment, call_id: int, turns: Sequence[Turn], answers: BinaryIO) -> None:
     try:
-        feedback = list(await environment.step(turns))
-        if len(feedback) != len(turns):
-            raise ValueError(f"the environment gave {len(feedback)} answers to {len(turns)} turns")
-        message = frame((call_id, feedback))
+        given = list(await environment.step([_with_state(turn) for turn in turns]))
+        if len(given) != len(turns):
+            raise ValueError(f"the environment gave {len(given)} answers to {len(turns)} turns")
+        message = frame((call_id, [_with_pickled_state(checked(answer)) for answer in given]))
     except Exception as error:
         traceback.print_exc()
         message = frame((call_id, Raised(f"{type(error).__name__}: {error}")))
     answers.write(message)
     answers.flush()
+
+
+def _with_state(turn: Turn) -> Turn:
+    return turn if turn.state is None else replace(turn, state=pickle.loads(turn.state))
+
+
+def _with_pickled_state(feedback: Feedback) -> Feedback:
+    return feedback if feedback.state is None else replace(feedback, state=pickle.dumps(feedback.state))
 
 
 def _read(stream: BinaryIO) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from nemo_like.data.interface import PromptExample
-from nemo_like.environments.interface import Exchange, Failure, FailureKind, Feedback, Turn
+from nemo_like.environments.interface import Exchange, Failure, Feedback, Turn
 from nemo_like.generation.interface import Response
 
 
@@ -60,6 +60,7 @@ class Conversation:
     num_turns: int = 0
     rewards: dict[str, float] = field(default_factory=dict)  # components, summed over turns
     metric_sums: dict[str, float] = field(default_factory=dict)  # of the environment, summed over turns
+    metric_counts: dict[str, float] = field(default_factory=dict)  # turns that gave the metric
     state: Any = None
     policy_version: int = -1
     end: EndReason | None = None
@@ -120,9 +121,8 @@ class Conversation:
     def add_feedback(self, feedback: Feedback) -> None:
         """Book the environment's answer; ``end`` is set unless an observation leads to another turn."""
         _add(self.metric_sums, feedback.metrics)
+        _add(self.metric_counts, dict.fromkeys(feedback.metrics, 1.0))
         self.failure = feedback.failure
-        if self.failure is None and not feedback.is_done and feedback.observation is None:
-            self.failure = Failure(FailureKind.raised, "the environment is not done but has no observation")
         if self.failure is not None:
             self.end = EndReason.failed
             return
@@ -144,9 +144,14 @@ class Conversation:
         self.history.append(Exchange(self.latest_response, text))
 
     def transcript(self) -> str:
-        """Responses and observations, one after the other, for a person to read."""
-        said = [part for exchange in self.history for part in (exchange.response, exchange.observation)]
-        return "".join([*said, self.latest_response])
+        """What was said after the prompt, for a person to read; of several turns with who said it."""
+        if not self.history:
+            return self.latest_response
+        said = [
+            f"[assistant] {exchange.response}\n[environment] {exchange.observation}\n"
+            for exchange in self.history
+        ]
+        return "".join(["\n", *said, f"[assistant] {self.latest_response}"])
 
     @property
     def _is_out_of_tokens(self) -> bool:

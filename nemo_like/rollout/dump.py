@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from nemo_like.data.interface import Prompt
 from nemo_like.data_plane.meta import KVBatchMeta
+from nemo_like.observability.disk import write_whole
 from nemo_like.rollout.conversation import Conversation
+
+# Tags that say nothing of a sample whose reward failed: there they hold 0, which masks read.
+_REWARD_TAGS = ("reward", "scaled_reward", "shaped_reward", "advantage")
 
 
 class StepSamples:
@@ -44,10 +47,8 @@ class StepSamples:
         lines.sort(key=lambda line: (line["group"], line["generation"]))
         self._samples = {}
         path.parent.mkdir(exist_ok=True)
-        unfinished = path.with_suffix(".tmp")
-        with unfinished.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        os.replace(unfinished, path)
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        write_whole(path, text.encode(), f"the rollouts of step {step}")
 
 
 def _rows(batch: KVBatchMeta) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -56,6 +57,8 @@ def _rows(batch: KVBatchMeta) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _line(sample: Conversation, tags: dict[str, Any]) -> dict[str, Any]:
+    if sample.failure is not None:
+        tags = {name: None if name in _REWARD_TAGS else value for name, value in tags.items()}
     return {
         "group": tags.pop("group_id"),
         "generation": sample.generation,

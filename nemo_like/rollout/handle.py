@@ -21,15 +21,27 @@ _GRACE_S = 30.0
 class RolloutHandle:
     """Calls the rollout actor and waits, watching every process of the run meanwhile."""
 
-    def __init__(self, cluster: Cluster, actor: ActorHandle, *, deadline_s: Callable[[Stage], float]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        actor: ActorHandle,
+        *,
+        deadline_s: Callable[[Stage], float],
+        inspect: Callable[[PromptBatch, RolloutResult], None],
+    ) -> None:
+        """``inspect`` looks at every rollout before the caller gets it, and may raise."""
         self._cluster, self._actor, self._deadline_s = cluster, actor, deadline_s
+        self._inspect = inspect
 
     def run(self, prompts: PromptBatch, partition: str) -> RolloutResult:
-        """See ``SyncRolloutActor.run``; raises ClusterError when a process dies or the deadline passes."""
+        """See ``SyncRolloutActor.run``; raises ClusterError when a process dies or the deadline passes, and
+        what ``inspect`` raises."""
         stage = Stage.generation if prompts.mode is RolloutMode.training else Stage.validation
         call = self._actor.submit("run", prompts, partition)
         timeout_s = self._deadline_s(stage) + _GRACE_S
-        return self._cluster.gather([call], stage=stage.name, timeout_s=timeout_s)[0]
+        result = self._cluster.gather([call], stage=stage.name, timeout_s=timeout_s)[0]
+        self._inspect(prompts, result)
+        return result
 
     def discard(self, batches: Sequence[KVBatchMeta]) -> Sequence[Operation]:
         """Free the bytes of samples that will not train; returns once they are free, with what that took."""

@@ -9,6 +9,7 @@ from enum import Enum
 from nemo_like.data.interface import SourceReport
 from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.data_plane.operations import Operation
+from nemo_like.environments.interface import Failure
 from nemo_like.observability.metrics import Metric
 
 
@@ -42,6 +43,16 @@ class PromptBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class FailedReward:
+    """A sample that its environment could not judge."""
+
+    env: str
+    failure: Failure
+    prompt: int  # index into the mode's dataset
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class RolloutResult:
     """``batch`` has one row per sample, ordered by (prompt, generation), with the tags of ``flatten``."""
 
@@ -51,3 +62,4 @@ class RolloutResult:
     reward_s: float  # what the rewards took beyond that
     put_s: float  # flatten and the one-hop put
     operations: Sequence[Operation]  # in the data plane
+    failed: Sequence[FailedReward] = ()  # the first of every kind in every environment

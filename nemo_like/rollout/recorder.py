@@ -11,15 +11,16 @@ another estimator, another loss or another layout.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nemo_like.config.recordings import MANIFEST, RecordingManifest, rollout_file
+from nemo_like.observability.disk import write_whole
 from nemo_like.observability.metrics import Metric, Reduction
 from nemo_like.rollout.flatten import FlatBatch
 from nemo_like.rollout.prompts import PromptBatch
@@ -63,10 +64,9 @@ class RolloutRecorder:
         entries[_CHUNK_SIZES] = np.asarray(flat.chunk_sizes, np.int64)
         entries[_DESCRIPTION] = np.frombuffer(json.dumps(description).encode(), np.uint8)
         path = self._directory / rollout_file(prompts.step, prompts.first_group)
-        unfinished = path.with_suffix(".tmp")
-        with unfinished.open("wb") as file:
-            np.savez(file, allow_pickle=False, **entries)
-        os.replace(unfinished, path)
+        contents = BytesIO()
+        np.savez(contents, allow_pickle=False, **entries)
+        write_whole(path, contents.getbuffer(), f"the recording of step {prompts.step}")
 
 
 def read_rollout(directory: Path, prompts: PromptBatch) -> RecordedRollout:

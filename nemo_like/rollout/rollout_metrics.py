@@ -23,6 +23,7 @@ def rollout_metrics(groups: Sequence[Sequence[Conversation]]) -> dict[str, Metri
 
 def _overall(samples: Sequence[Conversation]) -> dict[str, Metric]:
     num_samples = len(samples)
+    num_failed = sum(sample.failure is not None for sample in samples)
     num_response = [sample.num_response_tokens for sample in samples]
     num_truncated = sum(sample.is_truncated for sample in samples)
     num_out_of_turns = sum(sample.end is EndReason.turn_limit for sample in samples)
@@ -35,23 +36,29 @@ def _overall(samples: Sequence[Conversation]) -> dict[str, Metric]:
         "truncation_rate": mean(num_truncated, num_samples),
         "turn_limit_rate": mean(num_out_of_turns, num_samples),
         "natural_termination_rate": mean(num_samples - num_truncated - num_out_of_turns, num_samples),
-        "num_failed_rewards": summed(sum(sample.failure is not None for sample in samples)),
+        "num_failed_rewards": summed(num_failed),
+        "failed_reward_share": mean(num_failed, num_samples),
     }
 
 
 def _of_environment(samples: Sequence[Conversation]) -> dict[str, Metric]:
-    """Mean reward and components of the judged samples, its own metrics per turn, failures by kind."""
+    """Mean reward and components of the judged samples; its own metrics over the turns that gave them;
+    failures by kind."""
     judged = [sample for sample in samples if sample.failure is None]
-    num_turns = sum(sample.num_turns for sample in samples)
     failures = Counter(sample.failure.kind.name for sample in samples if sample.failure)
     rewards = _sums(sample.rewards for sample in judged)
     own = _sums(sample.metric_sums for sample in samples)
+    num_given = _sums(sample.metric_counts for sample in samples)
+    num_failed = len(samples) - len(judged)
+    of_judged = {f"reward/{name}": mean(total, len(judged)) for name, total in sorted(rewards.items())}
+    if judged:
+        of_judged = {"reward": mean(sum(rewards.values()), len(judged)), **of_judged}
     return {
-        "reward": mean(sum(rewards.values()), len(judged)),
-        **{f"reward/{name}": mean(total, len(judged)) for name, total in sorted(rewards.items())},
-        **{name: mean(total, num_turns) for name, total in sorted(own.items())},
+        **of_judged,
+        **{name: mean(total, num_given[name]) for name, total in sorted(own.items())},
         "num_samples": summed(len(samples)),
-        "num_failed_rewards": summed(sum(failures.values())),
+        "num_failed_rewards": summed(num_failed),
+        "failed_reward_share": mean(num_failed, len(samples)),
         **{f"num_failed_rewards/{kind}": summed(count) for kind, count in sorted(failures.items())},
     }
 

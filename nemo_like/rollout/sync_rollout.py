@@ -20,8 +20,9 @@ from nemo_like.cluster.actors import ActorHandle
 from nemo_like.config.deadlines import Stage, deadline_s
 from nemo_like.config.recordings import RecordingManifest
 from nemo_like.config.schema import Config, DatasetConfig
+from nemo_like.config.tasks import max_prompt_tokens
 from nemo_like.data.datasets import Sources, build_sources
-from nemo_like.data.interface import Prompt, PromptExample, Split
+from nemo_like.data.interface import PromptExample, Split
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.data_plane.factory import DataPlaneSpec
 from nemo_like.data_plane.meta import KVBatchMeta
@@ -34,10 +35,18 @@ from nemo_like.rollout.components import component_tags
 from nemo_like.rollout.conversation import Conversation, Limits
 from nemo_like.rollout.data_plane_user import DataPlaneUser
 from nemo_like.rollout.dump import StepSamples
+from nemo_like.rollout.environment_check import check_environments
 from nemo_like.rollout.flatten import FlatBatch, flatten
-from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutResult, SourceReports
+from nemo_like.rollout.prompts import (
+    FailedReward,
+    PromptBatch,
+    RolloutMode,
+    RolloutResult,
+    SourceReports,
+)
 from nemo_like.rollout.recorder import RolloutRecorder
 from nemo_like.rollout.rollout_metrics import rollout_metrics
+from nemo_like.rollout.sample_answers import sample_answer
 from nemo_like.rollout.sampling import sampling_settings
 from nemo_like.rollout.seeds import response_seeds
 from nemo_like.rollout.turn_loop import Task, TurnLoop
@@ -81,6 +90,13 @@ class SyncRolloutActor(DataPlaneUser):
         self._sink = own_handle
         return {mode: sources.reports for mode, sources in self._sources.items()}
 
+    async def check_environments(self) -> None:
+        """Raises EnvironmentCheckFailed when an environment cannot judge its first problem's own answer."""
+        data = self._cfg.data
+        sections = [(data.train, RolloutMode.training), (data.validation, RolloutMode.validation)]
+        sources = [(section, self._sources[mode]) for section, mode in sections]
+        await check_environments(self._cfg, sources, self._pools)
+
     async def run(self, prompts: PromptBatch, partition: str) -> RolloutResult:
         """Generate, reward, flatten and put; rows ordered by (prompt, generation).
 
@@ -120,7 +136,8 @@ class SyncRolloutActor(DataPlaneUser):
         finally:
             self._loop = None
         ended_s = time.monotonic()
-        _log_failures(prompts, loop.groups)
+        failed = _failed_rewards(prompts, loop.groups)
+        _log_failures(prompts, failed)
         with span("flatten"):
             flat = self._flatten(prompts, loop.groups)
         batch = await self._put(flat, partition)
@@ -139,6 +156,7 @@ class SyncRolloutActor(DataPlaneUser):
             reward_s=ended_s - loop.generated_s,
             put_s=time.monotonic() - ended_s,
             operations=self._data_plane.take_operations(),
+            failed=list({(one.env, one.failure.kind): one for one in reversed(failed)}.values()),
         )
 
     def on_groups(self, results: Sequence[GroupResult]) -> None:
@@ -161,12 +179,11 @@ class SyncRolloutActor(DataPlaneUser):
         return self._sample_answers
 
     def _read(self, sources: Sequence[DatasetConfig], split: Split) -> Sources:
-        limit = self._cfg.data.max_input_seq_length
-        if limit is None:
-            policy, generation = self._cfg.policy, self._cfg.generation
-            limit = policy.max_total_sequence_length - generation.max_new_tokens
         return build_sources(
-            sources, split, prompt_lengths=self._tokenizer.prompt_lengths, max_prompt_tokens=limit
+            sources,
+            split,
+            prompt_lengths=self._tokenizer.prompt_lengths,
+            max_prompt_tokens=max_prompt_tokens(self._cfg),
         )
 
     def _turn_loop(self, prompts: PromptBatch) -> TurnLoop:
@@ -249,13 +266,7 @@ class SyncRolloutActor(DataPlaneUser):
         count = self._cfg.logger.num_sample_answers
         apart = max(1, len(groups) // max(1, count))  # so that every validation set is among them
         self._sample_answers = [
-            SampleAnswer(
-                prompt=_as_text(group[0].example.prompt),
-                response=group[0].transcript(),
-                answer=group[0].example.answer,
-                reward=group[0].reward or 0.0,
-            )
-            for group in groups[::apart][:count]
+            sample_answer(group[0], self._cfg.grpo.val_solved_reward) for group in groups[::apart][:count]
         ]
 
 
@@ -267,22 +278,20 @@ def _recorder(cfg: Config, run_directory: Path) -> RolloutRecorder:
     return RolloutRecorder(run_directory / "recorded", manifest)
 
 
-def _as_text(prompt: Prompt) -> str:
-    """What a person reads: of a conversation, the last message."""
-    return prompt if isinstance(prompt, str) else prompt[-1].content
+def _failed_rewards(prompts: PromptBatch, groups: Sequence[Sequence[Conversation]]) -> list[FailedReward]:
+    """Every sample that has no reward, in order."""
+    return [
+        FailedReward(sample.example.env, sample.failure, prompts.indices[sample.position], sample.generation)
+        for group in groups
+        for sample in group
+        if sample.failure is not None
+    ]
 
 
-def _log_failures(prompts: PromptBatch, groups: Sequence[Sequence[Conversation]]) -> None:
+def _log_failures(prompts: PromptBatch, failed: Sequence[FailedReward]) -> None:
     """Which samples have no reward, and why, into this process's log."""
-    for group in groups:
-        for sample in group:
-            if sample.failure is not None:
-                _log.warning(
-                    "%s step %d, prompt %d, sample %d, environment %s: %s",
-                    prompts.mode.name,
-                    prompts.step,
-                    prompts.indices[sample.position],
-                    sample.generation,
-                    sample.example.env,
-                    sample.failure.reason,
-                )
+    for one in failed:
+        _log.warning(
+            "%s step %d, prompt %d, sample %d, environment %s: %s",
+            *(prompts.mode.name, prompts.step, one.prompt, one.generation, one.env, one.failure.reason),
+        )

@@ -6,8 +6,11 @@ import asyncio
 import math
 import os
 import signal
+import subprocess
 import sys
 import time
+
+import numpy as np
 
 from nemo_like.environments.interface import Feedback
 
@@ -38,6 +41,62 @@ class Misbehaving:
         return Feedback({"score": {"nan": math.nan, "inf": math.inf}.get(response, self._score)})
 
 
+class Malformed:
+    """Gives what no ``Feedback`` may be, where the response names it."""
+
+    async def step(self, turns):
+        return [self._answer(turn) for turn in turns]
+
+    def _answer(self, turn):
+        match turn.response:
+            case "no feedback":
+                return 1.0
+            case "none":
+                return Feedback({"a": None})
+            case "metric":
+                return Feedback({"a": 1.0}, metrics={"seen": "twice"})
+            case "unpicklable":
+                return Feedback(observation="go on", is_done=False, state=lambda: None)
+            case "unreadable":
+                return Feedback(observation="go on", is_done=False, state=Unreadable())
+            case "surrogate":
+                return Feedback(observation=chr(0xDC80), is_done=False)
+            case "numpy":
+                return Feedback({"a": np.float32(0.5)}, is_done=np.bool_(True))
+        return Feedback({"a": 1.0, "of_state": float(turn.state is not None)})
+
+
+class Unreadable:
+    """Can be pickled, and not read again."""
+
+    def __reduce__(self):
+        return int, ("not a number",)
+
+
+class Parental:
+    """Starts a process that leads a session of its own, or one whose parent is gone as well."""
+
+    async def step(self, turns):
+        return [self._answer(turn.response) for turn in turns]
+
+    def _answer(self, response):
+        sleeping = f"exec sleep {HOUR_S:g}"
+        match response:
+            case "session":
+                child = subprocess.Popen(["sh", "-c", sleeping], start_new_session=True)
+                return Feedback({"pid": child.pid})
+            case "orphan":
+                # The shell in between ends at once.
+                command = ["sh", "-c", f"setsid sh -c '{sleeping}' >/dev/null & echo $!"]
+                started = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+                return Feedback({"pid": int(started.stdout)})
+            case "read":
+                return Feedback({"read": len(sys.stdin.read())})
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+        return Feedback({"score": 1.0})
+
+
 class Forgetful:
     """Answers only the first turn."""
 
@@ -48,6 +107,13 @@ class Forgetful:
 class Unbuildable:
     def __init__(self):
         raise OSError("no licence file")
+
+
+def mostly_failing(turn):
+    """Judges right answers alone."""
+    if turn.response != turn.answer:
+        raise KeyError("no such answer")
+    return 1.0
 
 
 def reward(turn):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psutil
 import pytest
 
 from nemo_like.cluster.actors import ActorSpec, Concurrency
@@ -17,19 +18,22 @@ def cluster(private_ray):
     running.stop()
 
 
-@pytest.fixture(scope="module")
-def environment(cluster, tmp_path_factory):
-    cfg = env_config("arithmetic")
+def start(cluster, cfg, folder, name="environment/0"):
     return cluster.start(
         ActorSpec(
-            name="environment/0",
+            name=name,
             target="nemo_like.environments.server:EnvironmentServer",
-            kwargs={"name": "arithmetic", "cfg": cfg},
+            kwargs={"name": "task", "cfg": cfg},
             num_cpus=0,
             concurrency=Concurrency.asyncio,
-            log_path=str(tmp_path_factory.mktemp("logs") / "environment-0.log"),
+            log_path=str(folder / "environment.log"),
         )
     )
+
+
+@pytest.fixture(scope="module")
+def environment(cluster, tmp_path_factory):
+    return start(cluster, env_config("arithmetic"), tmp_path_factory.mktemp("logs"))
 
 
 def turns(*responses):
@@ -50,3 +54,15 @@ def test_many_calls_interleave(cluster, environment):
     calls = [environment.submit("step", turns("640", "641")) for _ in range(50)]
     results = cluster.gather(calls, stage="reward", timeout_s=60.0)
     assert all([feedback.reward for feedback in result] == [1.0, 0.0] for result in results)
+
+
+def test_what_rewards_started_in_sessions_of_their_own_ends_with_an_actor_that_ray_kills(cluster, tmp_path):
+    options = {"target": "tests.functional.misbehaving:Parental"}
+    parental = start(cluster, env_config("custom", options=options), tmp_path, name="environment/1")
+    (feedback,) = cluster.gather(
+        [parental.submit("step", turns("session", "orphan"))], stage="reward", timeout_s=60.0
+    )
+    started = [psutil.Process(int(item.reward)) for item in feedback]
+    cluster.discard(parental)
+    _, alive = psutil.wait_procs(started, 20.0)
+    assert alive == []

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -102,6 +106,86 @@ def test_processes_of_bad_rewards_are_gone_once_their_call_is_answered():
 
     _, alive = run(children)
     assert alive == []
+
+
+def test_a_malformed_answer_costs_its_own_sample_in_the_batch_that_it_is_in():
+    feedback = ask(
+        *("good", "no feedback", "none", "metric", "surrogate", "unpicklable", "numpy", "good"),
+        target="Malformed",
+        timeout_s=20.0,
+    )
+    assert [item.reward for item in feedback] == [1.0, *[None] * 5, 0.5, 1.0]
+    failures = [(item.failure.kind, item.failure.reason) for item in feedback if item.failure]
+    assert failures[:4] == [
+        (FailureKind.malformed, "the environment gave 1.0, not a Feedback"),
+        (FailureKind.malformed, "the reward 'a' is None, not a number"),
+        (FailureKind.malformed, "the metric 'seen' is 'twice', not a number"),
+        (FailureKind.malformed, r"the observation is '\udc80', which UTF-8 cannot encode"),
+    ]
+    assert failures[4][0] is FailureKind.raised
+    assert "pickle" in failures[4][1]
+
+
+def test_what_a_conversation_keeps_need_be_readable_by_the_environment_alone():
+    async def two_turns(shared):
+        first, second = await shared.step([turn("unreadable"), turn("good")])
+        # The rollout gives it back as it came.
+        later = replace(turn("good"), state=first.state)
+        return second, *await shared.step([later, turn("good")])
+
+    first, unreadable, beside = run(two_turns, target="Malformed", timeout_s=20.0)
+    assert (first.reward, beside.reward) == (1.0, 1.0)
+    assert unreadable.failure is not None
+    assert "ValueError" in unreadable.failure.reason
+
+
+@pytest.mark.parametrize("how", ["closed", "killed", "relay killed"])
+@pytest.mark.parametrize("start", ["session", "orphan"])
+def test_whatever_a_reward_started_ends_with_its_process(start, how):
+    async def started(shared):
+        (feedback,) = await shared.step([turn(start)])
+        process = psutil.Process(int(feedback.reward))
+        assert process.is_running()
+        if how == "killed":
+            await shared.step([turn("kill")])
+        elif how == "relay killed":
+            # Ray does so with the children of an actor that it ends; its own end closes the descriptors.
+            (relay,) = [child for child in psutil.Process().children() if child.pid == os.getsid(child.pid)]
+            relay.kill()
+        await shared.close()
+        return await asyncio.to_thread(psutil.wait_procs, [process], 10.0)
+
+    gone, alive = run(started, target="Parental", timeout_s=20.0)
+    assert (len(gone), alive) == (1, [])
+
+
+def test_a_killed_server_takes_everything_that_its_rewards_started_along():
+    code = (
+        "import asyncio, sys\n"
+        "from tests.functional.test_environment_processes import server, turn\n"
+        "async def main():\n"
+        "    shared = server('Parental', 20.0)\n"
+        "    answers = await shared.step([turn('session'), turn('orphan')])\n"
+        "    print(*(int(item.reward) for item in answers), flush=True)\n"
+        "    await asyncio.Event().wait()\n"
+        "asyncio.run(main())\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        started = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
+        below = psutil.Process(process.pid).children(recursive=True)
+    finally:
+        process.kill()
+        process.communicate(timeout=20)
+    assert len(started) == 2
+    assert set(started) <= set(below)
+    _, alive = psutil.wait_procs(below, 10.0)
+    assert alive == []
+
+
+def test_what_a_reward_reads_from_standard_input_is_nothing_and_takes_no_call_away():
+    read, after = ask("read", "good", target="Parental", timeout_s=20.0)
+    assert (read.reward, after.reward) == (0.0, 1.0)
 
 
 def test_what_a_reward_prints_does_not_disturb_its_answers():

@@ -1,4 +1,4 @@
-"""Environments that need more than Python: programs in processes of their own, and a reward server."""
+"""Rewards from a server."""
 
 from __future__ import annotations
 
@@ -13,74 +13,9 @@ from typing import Any
 import pytest
 
 from nemo_like.environments.interface import Exchange, FailureKind, Feedback, Turn
-from nemo_like.environments.programs import ProgramLimits, network_wall, run_program
+from nemo_like.environments.server import EnvironmentServer
 from tests.unit.environments.asking import ask, turn
-
-LIMITS = ProgramLimits(timeout_s=20.0, memory_mib=512)
-
-
-# Programs
-
-
-def code_turn(program: str, tests: Any) -> Turn:
-    return turn(f"I think\n```python\n{program}\n```\nis right", data={"tests": tests})
-
-
-@pytest.mark.parametrize(
-    ("program", "tests", "passed"),
-    [
-        ("def double(x): return 2 * x", "assert double(3) == 6", 1.0),
-        ("def double(x): return x", "assert double(3) == 6", 0.0),
-        ("def double(x)", "assert double(3) == 6", 0.0),
-        (
-            "print(int(input()) * 2 if input else 0)",
-            [{"input": "3", "output": "6"}, {"input": "4", "output": "9"}],
-            0.5,
-        ),
-    ],
-)
-def test_a_program_earns_the_share_of_tests_that_it_passes(program: str, tests: Any, passed: float) -> None:
-    (feedback,) = ask("code", code_turn(program, tests), timeout_s=20.0)
-    assert feedback.rewards == {"passed": passed}
-
-
-def test_a_response_without_a_program_earns_nothing() -> None:
-    assert ask("code", turn("no idea", data={"tests": ""}))[0].rewards == {"passed": 0.0}
-
-
-def test_a_program_that_does_not_end_is_ended_with_what_it_started() -> None:
-    source = "import subprocess, time; subprocess.Popen(['sleep', '3600']); time.sleep(3600)"
-    result = asyncio.run(run_program(source, "", ProgramLimits(timeout_s=1.0, memory_mib=512)))
-    assert result.exit_code is None
-
-
-def test_a_program_has_no_more_memory_than_its_limit() -> None:
-    result = asyncio.run(run_program("x = bytearray(2 * 2**30)", "", LIMITS))
-    assert result.exit_code == 1
-
-
-def test_a_program_cannot_fill_the_disk() -> None:
-    source = "with open('big', 'wb') as file:\n    for _ in range(100):\n        file.write(bytes(10**6))"
-    assert asyncio.run(run_program(source, "", LIMITS)).exit_code != 0
-
-
-def test_a_program_does_not_see_the_environment_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SECRET_TOKEN", "123")
-    result = asyncio.run(run_program("import os; print('SECRET_TOKEN' in os.environ)", "", LIMITS))
-    assert result.stdout == "False\n"
-
-
-@pytest.mark.skipif(not network_wall(), reason="the system does not permit unshare --net")
-def test_a_program_has_no_network() -> None:
-    with serving(lambda body: (200, {})) as url:
-        port = int(url.rpartition(":")[2].partition("/")[0])
-        source = f"import socket; socket.create_connection(('127.0.0.1', {port}), timeout=5)"
-        assert asyncio.run(run_program(source, "", LIMITS)).exit_code == 1
-    (feedback,) = ask("code", code_turn("", ""), timeout_s=20.0)
-    assert feedback.metrics == {"network_is_isolated": 1.0}
-
-
-# A reward server
+from tests.unit.environments.configs import env_config
 
 
 @contextmanager
@@ -152,22 +87,55 @@ def test_an_overloaded_server_is_asked_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "content", "reason"),
+    ("status", "content", "kind", "reason"),
     [
-        (500, {}, "HTTPStatusError"),
-        (404, {}, "HTTPStatusError"),
-        (200, {"feedback": [1.0]}, "ValueError: 1 answers to 2 turns"),
-        (200, {"rewards": [1.0, 1.0]}, "KeyError: 'feedback'"),
-        (200, {"feedback": [1.0, {"rewards": {"a": "high"}}]}, "ValueError: could not convert"),
+        (500, {"error": "no model"}, FailureKind.unreachable, 'status 500: {"error": "no model"}'),
+        (404, {}, FailureKind.unreachable, "status 404: {}"),
+        (200, {"feedback": [1.0]}, FailureKind.malformed, "the answer has 1 entries for 2 turns"),
+        (200, {"rewards": [1.0, 1.0]}, FailureKind.malformed, 'the answer is not {"feedback": [...]}'),
+        (200, [1.0, 1.0], FailureKind.malformed, 'the answer is not {"feedback": [...]}'),
     ],
 )
-def test_a_server_without_a_sensible_answer_fails_the_samples_and_says_why(
-    status: int, content: Any, reason: str
+def test_a_server_without_an_answer_for_every_turn_fails_the_samples_and_says_what_it_was_sent_and_gave(
+    status: int, content: Any, kind: FailureKind, reason: str
 ) -> None:
     with serving(lambda body: (status, content)) as url:
-        feedback = ask_server(url, turn("a"), turn("b"))
-    assert [item.failure.kind for item in feedback if item.failure] == [FailureKind.unreachable] * 2
-    assert all(reason in item.failure.reason for item in feedback if item.failure)
+        feedback = ask_server(url, turn("good"), turn("b"))
+    assert [item.failure.kind for item in feedback if item.failure] == [kind] * 2
+    for item in feedback:
+        assert item.failure is not None
+        assert reason in item.failure.reason
+        assert json.dumps(content) in item.failure.reason
+        assert f"POST {url} gave" in item.failure.reason
+        assert 'sent was {"turns": [{"prompt": "", "response": "good"' in item.failure.reason
+
+
+@pytest.mark.parametrize(
+    ("entry", "kind", "reason"),
+    [
+        ({"rewards": {"a": "high"}}, FailureKind.malformed, "the reward 'a' is 'high', not a number"),
+        ({"score": 1.0}, FailureKind.malformed, "has neither rewards nor observation"),
+        (None, FailureKind.malformed, "the server's entry null is no number"),
+        ({"rewards": {"a": float("nan")}}, FailureKind.not_finite, "the reward 'a' is nan"),
+        ({"rewards": 1.0}, FailureKind.malformed, "the rewards are 1.0, not a mapping"),
+    ],
+)
+def test_a_malformed_entry_of_a_server_costs_its_own_sample(
+    entry: Any, kind: FailureKind, reason: str
+) -> None:
+    async def step(url: str) -> list[Feedback]:
+        server = EnvironmentServer("judge", env_config("http", options={"url": url}))
+        try:
+            return await server.step([turn("a"), turn("b"), turn("c")])
+        finally:
+            await server.close()
+
+    with serving(lambda body: (200, {"feedback": [1.0, entry, 0.5]})) as url:
+        first, malformed, last = asyncio.run(step(url))
+    assert (first.reward, last.reward) == (1.0, 0.5)
+    assert malformed.failure is not None
+    assert malformed.failure.kind is kind
+    assert reason in malformed.failure.reason
 
 
 def test_a_server_that_is_not_there_fails_the_samples() -> None:

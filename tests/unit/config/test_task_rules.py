@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from nemo_like.config.environment_options import options_of
+from nemo_like.config import sandbox_rules
+from nemo_like.config.environment_options import SandboxMode, options_of, replaced_options
 from nemo_like.config.errors import ConfigError
 from nemo_like.config.loader import load_config
+from nemo_like.config.machine_rules import Machine
 from nemo_like.config.schema import Config, EnvironmentKind
 from nemo_like.config.tasks import training_sampling, used_environments, validation_sampling
 from nemo_like.config.validation import validate
@@ -56,9 +58,46 @@ def test_every_kind_has_a_file_and_every_file_a_kind() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_valid_with_its_defaults(with_env: Callable[..., Config], kind: str) -> None:
     cfg = with_env(kind, *(f"options.{key}" for key in MUST_SET.get(kind, [])))
-    validate(cfg)
+    validate(cfg, Machine.another)
     assert "task" in used_environments(cfg)
     options_of(cfg.env["task"])
+
+
+@pytest.mark.parametrize("old", ["required", "preferred"])
+def test_the_old_option_of_the_network_means_the_sandbox_and_says_so(
+    with_env: Callable[..., Config], old: str
+) -> None:
+    cfg = with_env("code", f"options.network={old}")
+    validate(cfg, Machine.another)
+    assert options_of(cfg.env["task"]).sandbox is SandboxMode.required
+    (note,) = replaced_options("task", cfg.env["task"])
+    assert note.startswith(f"env.task.options.network={old} is now env.task.options.sandbox=required")
+
+
+def test_an_option_that_is_said_wins_over_the_old_one(with_env: Callable[..., Config]) -> None:
+    cfg = with_env("code", "options.network=required", "options.sandbox=none")
+    assert options_of(cfg.env["task"]).sandbox is SandboxMode.none
+    assert not list(replaced_options("task", with_env("code").env["task"]))
+
+
+def test_a_machine_without_the_sandbox_is_refused_with_the_remedy(
+    with_env: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refusal() -> str:
+        sandbox_rules.bubblewrap_failure.cache_clear()
+        (problem,) = problems(with_env("code"))
+        assert problem.startswith("env.task.options.sandbox=required needs ")
+        assert problem.endswith("; or set it to none, with which programs can do whatever this user can")
+        validate(with_env("code", "options.sandbox=none"))
+        validate(with_env("code"), Machine.another)
+        return problem
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "it is the package bubblewrap" in refusal()
+    (tmp_path / "bwrap").write_text("#!/bin/sh\necho bwrap: No permissions >&2; exit 1\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    assert "which the system does not permit (bwrap: No permissions)" in refusal()
+    sandbox_rules.bubblewrap_failure.cache_clear()
 
 
 @pytest.mark.parametrize("kind", MUST_SET)
@@ -76,13 +115,17 @@ def test_an_option_without_a_default_must_be_set(with_env: Callable[..., Config]
         ("f1", "options.anser_pattern=x", "is not a key of the configuration; did you mean answer_pattern?"),
         ("exact_match", "options.ignore_case=3", "env.task.options.ignore_case=3 must be true or false"),
         ("code", "options.timeout_s=0", "env.task.options.timeout_s=0 must be above 0"),
-        ("code", "options.network=none", "must be one of required, preferred"),
+        ("code", "options.sandbox=maybe", "must be one of required, none"),
+        ("code", "options.max_processes=0", "env.task.options.max_processes=0 must be above 0"),
+        ("code", "options.network=none", "network is not a key of the configuration"),
         ("http", "options.url=there", "must start with http:// or https://"),
         ("function", "options.function=reward", "env.task.options.function=reward is no import path"),
         ("calculator", "options.result_template=x", "must contain {result}"),
         ("arithmetic", "options.x=1", "env.task.options.x is not a key of the configuration"),
         ("arithmetic", "num_actors=0", "env.task.num_actors=0 must be at least 1"),
         ("arithmetic", "max_turns=0", "env.task.max_turns=0 must be at least 1"),
+        ("arithmetic", "max_failed_share=50", "env.task.max_failed_share=50.0 must be a share, from 0 to 1"),
+        ("arithmetic", "max_failed_share=nan", "env.task.max_failed_share=nan must be a share"),
         ("arithmetic", "timeout_s=inf", "env.task.timeout_s=inf must be above 0 and finite"),
         (
             "arithmetic",

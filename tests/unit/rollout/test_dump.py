@@ -29,7 +29,13 @@ def batch_of(chunk: str, group: int, rewards: list[float]) -> KVBatchMeta:
         chunks=(Chunk(chunk, (4,) * count),),
         rows=tuple((0, row) for row in range(count)),
         columns=frozenset(),
-        tags={"group_id": (group,) * count, "reward": tuple(rewards), "outcome": ("trained",) * count},
+        tags={
+            "group_id": (group,) * count,
+            "reward": tuple(rewards),
+            "outcome": ("trained",) * count,
+            "shaped_reward": tuple(rewards),
+            "advantage": (0.0,) * count,
+        },
     )
 
 
@@ -39,7 +45,7 @@ def read(path: Path) -> list[dict[str, object]]:
 
 def test_every_sample_becomes_one_line_with_its_conversation_and_its_tags(tmp_path: Path) -> None:
     samples = StepSamples()
-    first, second = batch_of("a", 5, [1.0, float("nan")]), batch_of("b", 6, [0.0])
+    first, second = batch_of("a", 5, [1.0, 0.0]), batch_of("b", 6, [0.0])
     failure = Failure(FailureKind.raised, "it raised")
     samples.remember(
         3, first, [[conversation(0, "640", rewards={"exact": 1.0}), conversation(1, "", failure=failure)]]
@@ -62,13 +68,26 @@ def test_every_sample_becomes_one_line_with_its_conversation_and_its_tags(tmp_pa
         "rewards": {"exact": 1.0},
         "failure": None,
         "reward": 1.0,
+        "shaped_reward": 1.0,
+        "advantage": 0.0,
     }
-    assert (lines[1]["reward"], lines[1]["failure"]) == (None, "it raised")
     assert lines[2]["turns"] == [
         {"role": "assistant", "content": "600"},
         {"role": "environment", "content": "try again"},
         {"role": "assistant", "content": "650"},
     ]
+
+
+def test_a_sample_whose_reward_failed_has_no_numbers_that_look_like_a_wrong_answer(tmp_path: Path) -> None:
+    samples, batch = StepSamples(), batch_of("a", 0, [0.0, 0.0])
+    failure = Failure(FailureKind.raised, "it raised")
+    samples.remember(3, batch, [[conversation(0, "650"), conversation(1, "640", failure=failure)]])
+    samples.write(tmp_path / "step_3.jsonl", 3, [batch])
+    wrong, failed = read(tmp_path / "step_3.jsonl")
+    numbers = ("reward", "shaped_reward", "advantage")
+    assert [wrong[name] for name in numbers] == [0.0, 0.0, 0.0]
+    assert [failed[name] for name in numbers] == [None, None, None]
+    assert (wrong["failure"], failed["failure"]) == (None, "it raised")
 
 
 def test_a_prompt_of_messages_is_written_with_its_roles(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ def test_lengths_ends_and_turns_are_over_all_samples() -> None:
     assert values["turn_limit_rate"] == 0.25
     assert values["natural_termination_rate"] == 0.5
     assert values["num_failed_rewards"] == 1
+    assert values["failed_reward_share"] == 0.25
 
 
 def test_rewards_and_failures_are_told_apart_by_environment() -> None:
@@ -48,9 +49,33 @@ def test_rewards_and_failures_are_told_apart_by_environment() -> None:
         "env/sums/length": 2.5,
         "env/sums/num_samples": 2,
         "env/sums/num_failed_rewards": 0,
+        "env/sums/failed_reward_share": 0,
     }
     assert values["env/game/reward"] == 0.0
     assert values["env/game/num_failed_rewards/timed_out"] == 1
+    assert values["env/game/failed_reward_share"] == 0.5
+
+
+def test_what_only_a_last_turn_reports_is_averaged_over_those_that_report_it() -> None:
+    sample, silent = conversation((4,), max_turns=3), conversation((4,))
+    for _ in range(2):
+        sample.add_response(response([8]), "u", 3)
+        sample.add_feedback(Feedback(observation="k", is_done=False, metrics={"moves": 1.0}))
+        sample.add_observation("k", [20])
+    sample.add_response(response([8]), "u", 3)
+    sample.add_feedback(Feedback({"a": 1.0}, metrics={"moves": 4.0, "solved": 1.0}))
+    silent.add_response(response([8]), "u", 3)
+    silent.add_feedback(Feedback({"a": 1.0}))
+    values = {name: metric.value for name, metric in rollout_metrics([[sample], [silent]]).items()}
+    assert values["env/sums/solved"] == 1.0
+    assert values["env/sums/moves"] == 2.0
+
+
+def test_an_environment_that_judged_nothing_has_no_mean_reward() -> None:
+    failed = conversation((4,))
+    failed.add_response(response([9]), "d", 3)
+    failed.add_feedback(Feedback.failed(FailureKind.raised, "it raised"))
+    assert "env/sums/reward" not in rollout_metrics([[failed]])
 
 
 def test_two_rollouts_merge_to_the_means_over_both() -> None:

@@ -1,0 +1,52 @@
+"""What the sandbox for other people's programs needs of a machine."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+
+from nemo_like.config.environment_options import SandboxMode
+from nemo_like.config.errors import Problem
+from nemo_like.config.schema import Config, EnvironmentKind
+from nemo_like.config.tasks import used_environments
+
+_TRIAL = ("bwrap", "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "--proc", "/proc", "true")
+_TRIAL_TIMEOUT_S = 30.0
+
+
+def sandbox_machine_problems(cfg: Config) -> Iterator[Problem]:
+    """Environments whose programs need a sandbox that this machine does not have."""
+    if cfg.cluster.address is not None:
+        return  # each actor looks at its own machine when it starts
+    for name, env in used_environments(cfg).items():
+        # As written, since other rules may have found the options wrong.
+        is_wanted = env.kind is EnvironmentKind.code and env.options.get("sandbox") != SandboxMode.none.value
+        if is_wanted and (failure := bubblewrap_failure()):
+            yield Problem(
+                key=f"env.{name}.options.sandbox=required",
+                rule=failure,
+                remedy="or set it to none, with which programs can do whatever this user can",
+            )
+
+
+@cache
+def bubblewrap_failure() -> str:
+    """Return why bubblewrap makes no sandbox here, and what to do; empty when it does."""
+    if shutil.which("bwrap") is None:
+        return (
+            "needs the program bwrap, which is not installed; on Debian, Ubuntu and Fedora it is the package "
+            "bubblewrap"
+        )
+    try:
+        done = subprocess.run(_TRIAL, capture_output=True, timeout=_TRIAL_TIMEOUT_S, check=False)
+        reason = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"needs bubblewrap, which does not start here: {error}"
+    if done.returncode == 0:
+        return ""
+    return (
+        f"needs bubblewrap to make namespaces, which the system does not permit ({reason}); permit user "
+        "namespaces, or in a container the capability SYS_ADMIN"
+    )

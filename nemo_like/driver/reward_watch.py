@@ -1,0 +1,79 @@
+"""Looks at every rollout for rewards that failed: tells of each kind once, and ends a run with too many."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from nemo_like.config.schema import EnvConfig
+from nemo_like.driver.errors import RewardsFailed
+from nemo_like.environments.interface import FailureKind
+from nemo_like.observability.logger import RunLogger
+from nemo_like.rollout.prompts import FailedReward, PromptBatch, RolloutResult
+
+
+class RewardWatch:
+    """Counts samples and failures of each environment over the rollouts of a step or a validation."""
+
+    def __init__(self, envs: Mapping[str, EnvConfig], logger: RunLogger, log_path: str) -> None:
+        """``log_path`` is where the rollout actor names every failed sample."""
+        self._envs, self._logger, self._log_path = envs, logger, log_path
+        self._told: set[tuple[str, FailureKind]] = set()
+        self._reasons: dict[tuple[str, FailureKind], str] = {}  # the latest of each kind
+        self._num_samples: Counter[str] = Counter()
+        self._num_failed: Counter[str] = Counter()
+        self._num_of_kind: Counter[tuple[str, FailureKind]] = Counter()
+
+    def look(self, prompts: PromptBatch, result: RolloutResult) -> None:
+        """Warn of the first failure of a kind in an environment.
+
+        Raises RewardsFailed when more than ``env.<name>.max_failed_share`` of what the step or validation
+        has sampled so far, refills by dynamic sampling included, could not be judged.
+        """
+        if prompts.first_group == 0:
+            for counts in (self._num_samples, self._num_failed, self._num_of_kind):
+                counts.clear()
+        where = f"{prompts.mode.name} step {prompts.step}"
+        for one in result.failed:
+            self._tell(one, where)
+        for name, env in self._envs.items():
+            self._count(name, result)
+            if self._num_failed[name] > env.max_failed_share * self._num_samples[name]:
+                raise RewardsFailed(self._verdict(name, env, where))
+
+    def _tell(self, one: FailedReward, where: str) -> None:
+        kind = (one.env, one.failure.kind)
+        self._reasons[kind] = one.failure.reason
+        if kind in self._told:
+            return
+        self._told.add(kind)
+        self._logger.warn(
+            f"env.{one.env}: no reward for prompt {one.prompt}, sample {one.generation} in {where} "
+            f"({one.failure.kind.name}): {one.failure.reason}\n"
+            f"such samples do not train and count in no statistics; {self._log_path} names each"
+        )
+
+    def _count(self, name: str, result: RolloutResult) -> None:
+        def number(metric: str) -> int:
+            found = result.metrics.get(f"env/{name}/{metric}")
+            return int(found.value) if found else 0
+
+        self._num_samples[name] += number("num_samples")
+        self._num_failed[name] += number("num_failed_rewards")
+        for kind in FailureKind:
+            self._num_of_kind[name, kind] += number(f"num_failed_rewards/{kind.name}")
+
+    def _verdict(self, name: str, env: EnvConfig, where: str) -> str:
+        num_failed, num_samples = self._num_failed[name], self._num_samples[name]
+        kinds = [
+            f"{kind.name} {count} times: {self._reasons.get((of, kind), 'the reason was not recorded')}"
+            for (of, kind), count in self._num_of_kind.most_common()
+            if of == name and count
+        ]
+        return (
+            f"env.{name} gave no reward for {num_failed} of {num_samples} samples "
+            f"({num_failed / num_samples:.0%}) in {where}, and env.{name}.max_failed_share="
+            f"{env.max_failed_share:g} allows no more\n"
+            + "\n".join(kinds)
+            + f"\n{self._log_path} names each sample; correct the environment, or raise the share"
+        )

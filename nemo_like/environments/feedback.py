@@ -1,0 +1,123 @@
+"""Checks what an environment's code answered, so that a malformed answer costs its sample and no other."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping
+from typing import Any
+
+from nemo_like.environments.interface import Failure, FailureKind, Feedback
+
+# What float32 holds: the advantages of a training batch are float32, and their squares fit into float64.
+_LARGEST = 3.4028234663852886e38
+_MAX_SHOWN_CHARACTERS = 80
+# What every environment's metrics have already, under env/<name>/.
+_TAKEN_METRICS = ("reward", "num_samples", "num_failed_rewards", "failed_reward_share")
+
+
+class Malformed(Exception):
+    """An answer is not what ``Feedback`` says; ``failure`` says which part and why."""
+
+    def __init__(self, reason: str, kind: FailureKind = FailureKind.malformed) -> None:
+        super().__init__(reason)
+        self.failure = Failure(kind, reason)
+
+
+def checked(answer: object) -> Feedback:
+    """Return the answer as plain ``Feedback`` of Python's own numbers; a failed one for a malformed answer.
+
+    Numbers may be Python's, numpy's, or anything with one element and an ``item``; they must be finite and
+    fit into float32. A turn that is not done needs an observation.
+    """
+    try:
+        return _plain(answer)
+    except Malformed as error:
+        return Feedback(failure=error.failure)
+
+
+def as_number(value: Any) -> float | None:
+    """Return any real number, numpy's scalars and arrays without dimensions included, as a float; None for
+    everything else."""
+    if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None)):
+        value = value.item()
+    if not isinstance(value, numbers.Real):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _plain(answer: object) -> Feedback:
+    """Raises Malformed."""
+    if not isinstance(answer, Feedback):
+        raise Malformed(f"the environment gave {_shown(answer)}, not a Feedback")
+    if answer.failure is not None:
+        return Feedback(failure=_failure(answer.failure))
+    observation = answer.observation
+    if observation is not None:
+        observation = _text(observation, "the observation")
+    is_done = as_number(answer.is_done)
+    if is_done not in (0.0, 1.0):
+        raise Malformed(f"is_done is {_shown(answer.is_done)}, not true or false")
+    if not is_done and observation is None:
+        raise Malformed("the environment is not done but has no observation")
+    return Feedback(
+        rewards=_numbers(answer.rewards, "reward"),
+        observation=observation,
+        is_done=bool(is_done),
+        metrics=_metrics(answer.metrics),
+        state=answer.state,
+    )
+
+
+def _failure(failure: object) -> Failure:
+    if not isinstance(failure, Failure) or not isinstance(failure.kind, FailureKind):
+        raise Malformed(f"failure is {_shown(failure)}, not a Failure")
+    return Failure(failure.kind, printable(str(failure.reason)))
+
+
+def _metrics(values: object) -> dict[str, float]:
+    metrics = _numbers(values, "metric")
+    for name in metrics:
+        if name.partition("/")[0] in _TAKEN_METRICS:
+            raise Malformed(f"the metric {name!r} has a name that every environment has already; rename it")
+    return metrics
+
+
+def _numbers(values: object, what: str) -> dict[str, float]:
+    if not isinstance(values, Mapping):
+        raise Malformed(f"the {what}s are {_shown(values)}, not a mapping of names to numbers")
+    return {
+        _text(name, f"the name of a {what}"): _number(name, value, what) for name, value in values.items()
+    }
+
+
+def _number(name: object, value: object, what: str) -> float:
+    number = as_number(value)
+    if number is None:
+        raise Malformed(f"the {what} {name!r} is {_shown(value)}, not a number")
+    if not math.isfinite(number):
+        raise Malformed(f"the {what} {name!r} is {number}", FailureKind.not_finite)
+    if abs(number) > _LARGEST:
+        raise Malformed(f"the {what} {name!r} is {number:g}, beyond float32", FailureKind.not_finite)
+    return number
+
+
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str):
+        raise Malformed(f"{what} is {_shown(value)}, not text")
+    if printable(value) != value:
+        raise Malformed(f"{what} is {_shown(value)}, which UTF-8 cannot encode")
+    return str(value)
+
+
+def printable(text: str) -> str:
+    """Return the text with "?" for each character that UTF-8 cannot encode, such as a lone surrogate."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _shown(value: object) -> str:
+    shown = printable(repr(value))
+    return shown if len(shown) <= _MAX_SHOWN_CHARACTERS else shown[:_MAX_SHOWN_CHARACTERS] + "..."

@@ -1,0 +1,127 @@
+"""The tests' side of a program: stand-ins for its functions, which call them by value.
+
+Nothing that the program made is ever an object here. What it sends is read as plain data, so an
+``__eq__``, a subclass or a patched module of its own stays in its own process.
+"""
+
+from __future__ import annotations
+
+import builtins
+import threading
+from collections.abc import Sequence
+from typing import Any, BinaryIO, NoReturn
+
+from nemo_like.environments.inside import plain_data
+
+# Raised inside map() or a generator these would end an iteration, and so a test, early.
+_ENDS_ITERATION = (StopIteration, StopAsyncIteration, GeneratorExit)
+
+
+class RefusedTests(BaseException):
+    """The tests need what cannot be had by value; the message says what."""
+
+
+class ProgramFailed(BaseException):
+    """The program has ended, or sent what is no reply or no plain data. No test can pass after that."""
+
+
+class ProgramExit(SystemExit):
+    """A function of the program raised SystemExit; unlike one of the tests' own, it never means success."""
+
+
+class RemoteProgram:
+    """The channel to the program, and what came over it.
+
+    Tests may catch whatever is raised here, so ``refusal`` and ``failure`` are remembered as well.
+    """
+
+    def __init__(self, calls: BinaryIO, replies: BinaryIO) -> None:
+        self._calls, self._replies = calls, replies
+        self._turn = threading.Lock()
+        self.num_calls = 0
+        self.refusal: str | None = None  # why these tests cannot be run by value
+        self.failure: str | None = None  # why the program can pass no test any more
+        self.returned: str | None = None  # the type of an object that came where plain data must
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Raise RefusedTests."""
+        self.refusal = self.refusal or reason
+        raise RefusedTests(reason)
+
+    def call(self, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
+        """Return what the function ``name`` returns, or raise what it raises.
+
+        Raises RefusedTests for arguments that are no plain data, and ProgramFailed without a sensible reply.
+        """
+        try:
+            tree = plain_data.encode([name, list(arguments), named], simplify=plain_data.strict)
+        except plain_data.NotPlain as other:
+            self.refuse(f"they pass a {other} to {name}")
+        except RecursionError:
+            self.refuse(f"they pass a value that nests too deeply to {name}")
+        with self._turn:
+            if self.failure is not None:
+                raise ProgramFailed(self.failure)
+            self.num_calls += 1
+            reply = self._exchange(tree)
+        match reply:
+            case ("value", value):
+                return value
+            case ("raised", classes, values):
+                raise _own_exception(classes, values)
+
+    def _exchange(self, tree: Any) -> tuple[Any, ...]:
+        """Send a call; return ``("value", value)`` or ``("raised", names of classes, arguments)``."""
+        try:
+            plain_data.write_frame(self._calls, tree)
+            match plain_data.read_frame(self._replies):
+                case {"value": value}:
+                    return "value", plain_data.decode(value)
+                case {"raised": [*classes], "arguments": [*values]}:
+                    return "raised", classes, plain_data.decode(values)
+                case {"object": str(kind)}:
+                    self.returned = kind
+                    self.failure = f"it returned a {kind}, which is no plain data"
+                case _:
+                    self.failure = "it sent what is no reply"
+        # What a program may send has no bounds; neither have the ways in which it is no reply.
+        except Exception as error:
+            self.failure = f"no reply: {type(error).__name__} {error}"
+        raise ProgramFailed(self.failure)
+
+
+class RemoteFunction:
+    """Stands for a function of the program in the tests' namespace. It can be called, and nothing else."""
+
+    def __init__(self, program: RemoteProgram, name: str) -> None:
+        object.__setattr__(self, "_program", program)
+        object.__setattr__(self, "__name__", name)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._program.call(self.__name__, arguments, named)
+
+    def __getattr__(self, attribute: str) -> NoReturn:
+        self._program.refuse(f"they use {self.__name__}.{attribute}")
+
+    def __setattr__(self, attribute: str, value: Any) -> NoReturn:
+        self._program.refuse(f"they set {self.__name__}.{attribute}")
+
+    def __instancecheck__(self, instance: Any) -> NoReturn:
+        self._program.refuse(f"they ask whether something is an instance of {self.__name__}")
+
+    def __mro_entries__(self, bases: Any) -> NoReturn:
+        self._program.refuse(f"they derive a class from {self.__name__}")
+
+
+def _own_exception(classes: Sequence[Any], values: Sequence[Any]) -> BaseException:
+    """Return an exception of the first class that is Python's own, with these arguments."""
+    found = (getattr(builtins, name, None) for name in classes if isinstance(name, str))
+    kind = next((one for one in found if isinstance(one, type) and issubclass(one, BaseException)), Exception)
+    if issubclass(kind, SystemExit):
+        kind = ProgramExit
+    elif issubclass(kind, _ENDS_ITERATION):
+        kind = RuntimeError
+    try:
+        return kind(*values)
+    except Exception:  # classes whose arguments are not what they were made with
+        return Exception(*values)

@@ -1,0 +1,240 @@
+"""How a process that runs other people's Python is started: in a sandbox, or with limits alone.
+
+The sandbox is bubblewrap's. A process in it has mount, process, network, IPC and host-name namespaces of
+its own; sees read-only what Python needs and two small file systems in memory, none of the host's other
+files; has no capability and cannot gain one; is another user than root; and has a filter on its system
+calls (``syscalls.py``). It ends with whoever started it.
+
+Root needs no user namespace for that, and the process changes to a user id of its own, so that what it
+starts is counted apart. An ordinary user gets a user namespace, in which the same holds.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import shutil
+import site
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from itertools import count
+from pathlib import Path
+from random import SystemRandom
+
+from nemo_like.config.sandbox_rules import bubblewrap_failure
+from nemo_like.environments.inside.confine import KEEP_USER
+from nemo_like.environments.syscalls import filter_program
+
+FOLDER_MIB = 64
+SHARED_MEMORY_MIB = 16
+_FOLDER = "/tmp"
+_MAX_OPEN_FILES = 128
+# Of the process that runs tests: a child per test program at the same time, and what the tests start.
+_MAX_HARNESS_PROCESSES = 64
+# systemd's conventions leave these ids unused.
+_USER_IDS = range(60706, 61184)
+_SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
+_INSIDE = Path(__file__).parent / "inside"
+_PACKAGE = "nemo_like/environments/inside"
+_PROBE = "import threading\nthread = threading.Thread(target=print)\nthread.start()\nthread.join()"
+_PROBE_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramLimits:
+    timeout_s: float
+    memory_mib: int  # address space of one process
+    max_processes: int  # and threads; only a sandbox counts them
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What ``subprocess`` needs to start the process."""
+
+    command: Sequence[str]
+    pass_fds: Sequence[int]
+    cwd: str
+    env: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """Starts processes: ``with sandbox.program(...) as start``, which they must not outlive."""
+
+    limits: ProgramLimits
+    readable_paths: tuple[str, ...] = ()
+    is_real: bool = True  # False: limits alone, for programs that are trusted
+
+    @contextmanager
+    def program(self, mode: str, source: str) -> Iterator[Start]:
+        """Start ``inside/program.py`` with this source."""
+        own = {"CPU": math.ceil(self.limits.timeout_s), "NPROC": self.limits.max_processes}
+        with data_file(source) as descriptor:
+            arguments = ["program", mode, str(descriptor)]
+            with self._start(arguments, own) as start:
+                yield Start(start.command, [*start.pass_fds, descriptor], start.cwd, start.env)
+
+    @contextmanager
+    def harness(self) -> Iterator[Start]:
+        """Start ``inside/harness.py``."""
+        with self._start(["harness"], {"NPROC": _MAX_HARNESS_PROCESSES}) as start:
+            yield start
+
+    @contextmanager
+    def _start(self, arguments: Sequence[str], own_limits: dict[str, int]) -> Iterator[Start]:
+        common = {"CORE": 0, "FSIZE": FOLDER_MIB * 2**20, "NOFILE": _MAX_OPEN_FILES}
+        limits = {"AS": self.limits.memory_mib * 2**20, **common, **own_limits}
+        if self.is_real:
+            user = SystemRandom().choice(_USER_IDS) if os.geteuid() == 0 else KEEP_USER
+            python = _python("/runner", arguments, user, limits)
+            with data_file(filter_program()) as filter_fd:
+                command = [*_bubblewrap(self.readable_paths), "--seccomp", str(filter_fd), "--", *python]
+                yield Start(command, [filter_fd], "/", _environment(_FOLDER))
+            return
+        # Without a namespace all other processes of the user would count, too.
+        limits.pop("NPROC")
+        folder = tempfile.mkdtemp(prefix="program-")
+        try:
+            root = str(Path(__file__).parents[2])
+            command = ["setpriv", "--pdeathsig", "KILL", *_python(root, arguments, KEEP_USER, limits)]
+            yield Start(command, [], folder, _environment(folder))
+        finally:
+            _remove(folder)
+
+
+def check_sandbox(sandbox: Sandbox) -> None:
+    """Raise RuntimeError, with the remedy, where processes cannot be started under ``sandbox``."""
+    if not sandbox.is_real:
+        if shutil.which("setpriv") is None:
+            raise RuntimeError("programs are started with setpriv; install util-linux")
+        return
+    otherwise = "or set options.sandbox=none, with which programs can do whatever this user can"
+    if failure := bubblewrap_failure():
+        raise RuntimeError(f"options.sandbox=required {failure}, {otherwise}")
+    if failure := _failure(sandbox):
+        raise RuntimeError(
+            f"a program with a thread fails in the sandbox ({failure}); bubblewrap must be 0.8 or newer, "
+            "options.memory_mib and options.max_processes must suffice, and what Python needs outside of "
+            f"{sys.base_prefix} belongs into options.readable_paths, {otherwise}"
+        )
+
+
+@cache
+def _failure(sandbox: Sandbox) -> str:
+    """Why a program that starts a thread does not run in the sandbox; empty when it does."""
+    try:
+        with sandbox.program("stdin", _PROBE) as start:
+            done = subprocess.run(
+                start.command,
+                pass_fds=start.pass_fds,
+                cwd=start.cwd,
+                env=start.env,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_PROBE_TIMEOUT_S,
+                check=False,
+            )
+    except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    last_words = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    return last_words or f"exit code {done.returncode}" if done.returncode else ""
+
+
+@contextmanager
+def data_file(text: str | bytes) -> Iterator[int]:
+    """A descriptor from which a text can be read; the file is in memory."""
+    content = text if isinstance(text, bytes) else text.encode(errors="replace")
+    descriptor = os.memfd_create("data")
+    try:
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            file.write(content)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _environment(folder: str) -> dict[str, str]:
+    return {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": folder, "OMP_NUM_THREADS": "1"}
+
+
+def _python(root: str, arguments: Sequence[str], user: int, limits: dict[str, int]) -> list[str]:
+    """Run ``main`` of a module in ``inside``, whose name and own arguments these are."""
+    module, *own = arguments
+    start = (
+        f"import sys; sys.path.append(sys.argv[1]); from {_PACKAGE.replace('/', '.')}.{module} import main; "
+    )
+    taken = ",".join(f"{name}={value}" for name, value in limits.items())
+    return [
+        *(os.path.realpath(sys.executable), "-I", "-S", "-B", "-c", f"{start}main(*sys.argv[2:])"),
+        *(root, *own, str(user), taken, *_package_folders()),
+    ]
+
+
+@cache
+def _package_folders() -> tuple[str, ...]:
+    """Where installed packages are."""
+    paths = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages())
+    return tuple(dict.fromkeys(os.path.realpath(path) for path in paths if os.path.isdir(path)))
+
+
+def _bubblewrap(readable_paths: Sequence[str]) -> list[str]:
+    if os.geteuid() == 0:
+        user = ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    else:
+        user = ["--unshare-user", "--uid", "65534", "--gid", "65534"]
+    return [
+        *(str(shutil.which("bwrap")), "--die-with-parent", "--new-session", *user),
+        *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--hostname", "program"),
+        *("--perms", "1777", "--size", str(FOLDER_MIB * 2**20), "--tmpfs", _FOLDER),
+        *_readable(readable_paths),
+        *("--proc", "/proc", "--dev", "/dev"),
+        *("--perms", "1777", "--size", str(SHARED_MEMORY_MIB * 2**20), "--tmpfs", "/dev/shm"),
+        *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", _FOLDER),
+    ]
+
+
+def _readable(readable_paths: Sequence[str]) -> Iterator[str]:
+    """Arguments that show the system's programs, Python and what the configuration adds."""
+    for folder in _SYSTEM_FOLDERS:
+        if os.path.islink(folder):
+            yield from ("--symlink", os.readlink(folder), folder)
+        else:
+            yield from ("--ro-bind-try", folder, folder)
+    for file in _SYSTEM_FILES:
+        yield from ("--ro-bind-try", file, file)
+    shown = (os.path.realpath(sys.base_prefix), *_package_folders(), *readable_paths)
+    pairs = {path: path for path in shown} | {str(_INSIDE): f"/runner/{_PACKAGE}"}
+    for there, here in pairs.items():
+        # bubblewrap would make folders on the way for its own user alone.
+        for parent in reversed(Path(here).parents[:-1]):
+            yield from ("--perms", "0755", "--dir", str(parent))
+        yield from ("--ro-bind", there, here)
+
+
+def _remove(folder: str) -> None:
+    """Remove a folder, however deep a program made it; what this user may not remove stays."""
+    names = (f"{folder}/{secrets.token_hex()}" for _ in count())
+    waiting = [folder]
+    with suppress(OSError):
+        while waiting:
+            path = waiting.pop()
+            for entry in list(os.scandir(path)):
+                if entry.is_dir(follow_symlinks=False):
+                    os.chmod(entry.path, 0o700)
+                    # Up to the top, so that no path gets longer than the system permits.
+                    os.rename(entry.path, higher := next(names))
+                    waiting.append(higher)
+                else:
+                    os.unlink(entry.path)
+            if path != folder:
+                os.rmdir(path)
+        os.rmdir(folder)

@@ -1,0 +1,85 @@
+"""The filter on system calls for programs in a sandbox, as the kernel takes it (classic BPF; seccomp(2)).
+
+Denied is what an ordinary user may do otherwise and no honest program needs: new namespaces, with whose
+capabilities the next bug of the kernel is in reach; other processes' memory; memory that no limit counts
+(System V and memfd segments); tracing, key rings, io_uring; and kinds of sockets that a network namespace
+does not hold, such as the one between a virtual machine and its host.
+"""
+
+from __future__ import annotations
+
+import errno
+import platform
+import struct
+
+_ALLOW, _ERROR, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+# Offsets in struct seccomp_data; of an argument the lower half.
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
+# CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
+_NEW_NAMESPACES = 0x7E020000
+_SOCKET_FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
+
+# Audit name of the architecture, then numbers of socket, clone, clone3, and of what is denied.
+_X86_64 = (0xC000003E, 41, 56, 435)
+_AARCH64 = (0xC00000B7, 198, 220, 435)
+DENIED = {  # name: (x86_64, aarch64)
+    "add_key": (248, 217),
+    "bpf": (321, 280),
+    "io_uring_setup": (425, 425),
+    "keyctl": (250, 219),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "msgget": (68, 186),
+    "perf_event_open": (298, 241),
+    "pidfd_getfd": (438, 438),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "ptrace": (101, 117),
+    "request_key": (249, 218),
+    "semget": (64, 190),
+    "setns": (308, 268),
+    "shmget": (29, 194),
+    "unshare": (272, 97),
+    "userfaultfd": (323, 282),
+}
+# Numbers from here on are x86_64's second table, whose calls the filter would not recognise.
+_X32 = 0x40000000
+
+_Instruction = tuple[int, int, int, int]  # code, jump when true, jump when false, value
+
+
+def filter_program() -> bytes:
+    """The filter for this machine. Raises RuntimeError where its system calls are not known here."""
+    machine = platform.machine()
+    if machine not in ("x86_64", "aarch64"):
+        raise RuntimeError(f"system calls of {machine} cannot be filtered")
+    column = ("x86_64", "aarch64").index(machine)
+    architecture, socket, clone, clone3 = (_X86_64, _AARCH64)[column]
+    refuse = _ERROR | errno.EPERM
+    program: list[_Instruction] = [
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        (_EQUAL, 1, 0, architecture),
+        (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, _NUMBER),
+        *([(_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, refuse)] if machine == "x86_64" else []),
+        # Its flags are in memory, where a filter cannot look; the C library falls back on clone.
+        *_if_equal(clone3, [(_RETURN, 0, 0, _ERROR | errno.ENOSYS)]),
+    ]
+    for numbers in DENIED.values():
+        program += _if_equal(numbers[column], [(_RETURN, 0, 0, refuse)])
+    families = [step for family in _SOCKET_FAMILIES for step in _if_equal(family, [(_RETURN, 0, 0, _ALLOW)])]
+    program += _if_equal(
+        socket,
+        [(_LOAD, 0, 0, _FIRST_ARGUMENT), *families, (_RETURN, 0, 0, _ERROR | errno.EAFNOSUPPORT)],
+    )
+    program += _if_equal(
+        clone,
+        [(_LOAD, 0, 0, _FIRST_ARGUMENT), (_ANY_BIT, 0, 1, _NEW_NAMESPACES), (_RETURN, 0, 0, refuse)],
+    )
+    program.append((_RETURN, 0, 0, _ALLOW))
+    return b"".join(struct.pack("=HBBI", *step) for step in program)
+
+
+def _if_equal(value: int, body: list[_Instruction]) -> list[_Instruction]:
+    return [(_EQUAL, 0, len(body), value), *body]

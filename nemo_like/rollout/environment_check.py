@@ -1,0 +1,78 @@
+"""One question to every environment before the first step, so that one that cannot judge is known by then.
+
+first problem of a source ──▶ Turn whose response is the reference answer ──▶ environment ──▶ any reward
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+
+from nemo_like.config.schema import Config, DatasetConfig, EnvironmentKind
+from nemo_like.config.tasks import source_name
+from nemo_like.data.datasets import Sources
+from nemo_like.data.interface import PromptExample
+from nemo_like.environments.interface import EnvironmentCheckFailed, Turn
+from nemo_like.rollout.turn_loop import Judge
+
+_MAX_SHOWN_CHARACTERS = 200
+
+
+async def check_environments(
+    cfg: Config, sources: Sequence[tuple[Sequence[DatasetConfig], Sources]], judges: Mapping[str, Judge]
+) -> None:
+    """Ask each environment with ``check_at_start`` once; ``sources`` are training's, then validation's.
+
+    Raises EnvironmentCheckFailed that lists all which gave no reward. How high a reward is does not matter.
+    """
+    first: dict[str, tuple[str, PromptExample]] = {}
+    for section, read in sources:
+        for source, name, example in _first_examples(section, read):
+            if cfg.env[source.env].check_at_start:
+                first.setdefault(source.env, (name, example))
+    problems = await asyncio.gather(
+        *(_problem(cfg, env, judges[env], name, example) for env, (name, example) in first.items())
+    )
+    if any(problems):
+        raise EnvironmentCheckFailed("\n".join(problem for problem in problems if problem))
+
+
+def _first_examples(
+    section: Sequence[DatasetConfig], read: Sources
+) -> Iterator[tuple[DatasetConfig, str, PromptExample]]:
+    """The first problem of every source, with the source and its name."""
+    start = 0
+    for source, report in zip(section, read.reports, strict=True):
+        yield source, source_name(source), read.problems[start]
+        start += report.num_prompts
+
+
+async def _problem(cfg: Config, env: str, judge: Judge, source: str, example: PromptExample) -> str:
+    """What is wrong with this environment; empty when it gives a reward."""
+    question = Turn(
+        prompt=example.prompt,
+        response=example.answer,
+        answer=example.answer,
+        is_truncated=False,
+        data=example.data,
+        is_last=cfg.env[env].max_turns == 1,
+    )
+    (feedback,) = await judge.step([question])
+    if feedback.failure is None:
+        return ""
+    kind = cfg.env[env].kind
+    remedy = "correct the environment or its options, or the problem"
+    if kind is EnvironmentKind.http:
+        remedy = f"start the server or correct env.{env}.options.url; docs/environments.md has the format"
+    return (
+        f"env.{env} (kind={kind.name}) was asked once before training, and gave no reward\n"
+        f"asked: the first problem of source {source}, with its reference answer as the response: "
+        f"prompt {_shown(example.prompt)}, response {_shown(example.answer)}\n"
+        f"answer: {feedback.failure.kind.name}: {feedback.failure.reason}\n"
+        f"{remedy}; env.{env}.check_at_start=false starts without asking"
+    )
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= _MAX_SHOWN_CHARACTERS else shown[:_MAX_SHOWN_CHARACTERS] + "..."

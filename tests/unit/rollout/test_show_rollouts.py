@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from typing import Any
+
+from scripts.show_rollouts import format_group, most_telling
+
+
+def sample(generation: int, reward: float | None, failure: str | None = None) -> dict[str, Any]:
+    return {
+        "generation": generation,
+        "env": "sums",
+        "prompt": "21+43=",
+        "answer": "640",
+        "turns": [{"role": "assistant", "content": "640"}],
+        "rewards": {"exact_match": 1.0},
+        "reward": reward,
+        "scaled_reward": reward,
+        "shaped_reward": reward,
+        "advantage": reward,
+        "is_truncated": False,
+        "outcome": "trained" if failure is None else "reward_failed",
+        "failure": failure,
+    }
+
+
+def test_a_failed_reward_is_shown_as_failed_beside_the_best_and_the_worst_answer() -> None:
+    group = [sample(0, 0.0), sample(1, None, "it raised"), sample(2, 1.0), sample(3, None, "it hung")]
+    lines = list(format_group(4, group, most_telling(group)))
+    assert lines == [
+        "== group 4 (sums): 4 answers, rewards 1 0, 2 failed",
+        "21+43=",
+        "-- expected: 640",
+        "-- answer 2: reward 1, advantage +1.000, trained",
+        "640",
+        "-- answer 0: reward 0, advantage +0.000, trained",
+        "640",
+        "-- answer 1: reward failed: it raised",
+        "640",
+        "",
+    ]
+
+
+def test_a_group_that_nobody_could_judge_has_no_best_answer() -> None:
+    group = [sample(0, None, "it raised"), sample(1, None, "it raised")]
+    lines = list(format_group(0, group, most_telling(group)))
+    assert lines[0] == "== group 0 (sums): 2 answers, rewards none, 2 failed"
+    assert [line for line in lines if line.startswith("-- answer")] == [
+        "-- answer 0: reward failed: it raised"
+    ]
