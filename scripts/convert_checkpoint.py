@@ -1,6 +1,7 @@
 #!/usr/bin/env python
 """Turns a checkpoint of a run into a Hugging Face directory, whatever parallel layout wrote it.
 
+    python scripts/convert_checkpoint.py runs/addition --output models/addition
     python scripts/convert_checkpoint.py runs/addition/checkpoints/step_40 --output models/addition-40
 
 The other direction needs no script: a run starts from any Hugging Face directory (policy.model_name),
@@ -17,37 +18,79 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from nemo_like.checkpoint.store import CheckpointError, read_checkpoint
+from nemo_like.checkpoint.store import (
+    Checkpoint,
+    CheckpointError,
+    checkpoint_paths,
+    read_checkpoint,
+    verify_policy_files,
+)
 from nemo_like.config.errors import ConfigError
 from nemo_like.config.loader import load_config
+from nemo_like.config.model_info import read_model_info
+from nemo_like.config.plan import weight_bytes
+from nemo_like.config.schema import Config
+from nemo_like.data.chat_template import set_chat_template
+from nemo_like.observability.disk import DiskFull, whole_directory
+
+CONFIG_FILE = "config.yaml"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("checkpoint", type=Path, help="a step_N directory of a run")
-    parser.add_argument("--output", type=Path, required=True, help="the directory to make")
-    parser.add_argument("--config", type=Path, help="the run's config.yaml; found beside the checkpoints")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. policy.model_name=DIR")
-    options = parser.parse_intermixed_args()
-    config = options.config or options.checkpoint.resolve().parents[1] / "config.yaml"
+    options = parse()
+    source = options.source.resolve()
+    is_run = (source / CONFIG_FILE).is_file()
+    config = options.config or (source if is_run else source.parents[1]) / CONFIG_FILE
     try:
-        checkpoint = read_checkpoint(options.checkpoint.resolve())
         cfg = load_config(str(config), options.overrides)
+        checkpoint = read_checkpoint(latest(source, cfg) if is_run else source)
+        verify_policy_files(checkpoint)
         if options.output.exists():
             raise CheckpointError(f"--output {options.output} exists already; name a new directory")
-        # Only now: loading torch takes seconds, and the checks above must be quick.
-        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-        warnings.simplefilter("ignore")  # of libraries about libraries
-        from nemo_like.policy.conversion import export_checkpoint
-
-        export_checkpoint(cfg.policy, cfg.loss_fn, checkpoint.policy_path, options.output)
-    except (CheckpointError, ConfigError, OSError) as error:
+        convert(cfg, checkpoint, options.output)
+    except (CheckpointError, ConfigError, DiskFull, OSError) as error:
         print(f"convert_checkpoint: {error}", file=sys.stderr)
         return 2
     print(f"step {checkpoint.state.step} of {config.parent.name} is in {options.output}")
     return 0
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("source", type=Path, help="a run directory, for its latest step, or a step_N")
+    parser.add_argument("--output", type=Path, required=True, help="the directory to make")
+    parser.add_argument("--config", type=Path, help="the run's config.yaml; found beside the checkpoints")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. policy.model_name=DIR")
+    return parser.parse_intermixed_args()
+
+
+def latest(run_directory: Path, cfg: Config) -> Path:
+    """The run's newest checkpoint, whole or not. Raises CheckpointError when there is none."""
+    elsewhere = cfg.checkpointing.checkpoint_dir
+    root = run_directory / "checkpoints" if elsewhere is None else Path(elsewhere)
+    paths = checkpoint_paths(root)
+    if not paths:
+        raise CheckpointError(f"there is no checkpoint (step_N) in {root}")
+    return paths[-1]
+
+
+def convert(cfg: Config, checkpoint: Checkpoint, output: Path) -> None:
+    """Write ``output``: all of it or nothing."""
+    template = None
+    if cfg.data.chat_template is not None:
+        template = Path(cfg.data.chat_template).read_text(encoding="utf-8")
+    num_bytes = weight_bytes(cfg, read_model_info(cfg.policy.model_name, cfg.policy.backend))
+    # Only now: loading torch takes seconds, and the checks above must be quick.
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    warnings.simplefilter("ignore")  # of libraries about libraries
+    from nemo_like.policy.conversion import export_checkpoint
+
+    with whole_directory(output, "the converted model", num_bytes) as aside:
+        export_checkpoint(cfg.policy, cfg.loss_fn, checkpoint.policy_path, aside)
+        if template is not None:
+            set_chat_template(aside, template)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ checkpoints/
   step_20/                 exists only when everything in it is on disk
     training_state.json    where the run stood
     policy/                weights, optimizer, schedule: the training backend's own format
-    manifest.json          every other file with its size
+    manifest.json          every other file with its size and SHA-256
+  step_10.corrupt/         found not to be what was written; for a person to look at, or to remove
   tmp_step_30/             being written, or left by a run that was killed
 """
 
@@ -15,19 +16,25 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from nemo_like.checkpoint.digests import differing_files, file_digest
 from nemo_like.checkpoint.state import TrainingState
+from nemo_like.observability.disk import check_space, removed_on_error, space_for
 
 STATE_FILE = "training_state.json"
 MANIFEST_FILE = "manifest.json"
 POLICY_DIRECTORY = "policy"
 _STEP = re.compile(r"step_(\d+)")
 _UNFINISHED_PREFIX = "tmp_"
-_FULL_BYTES = 1 << 20  # with less than this free, whatever went wrong while writing was the disk
+_CORRUPT_SUFFIX = ".corrupt"
+_DISK_FULL_REMEDY = (
+    "The checkpoints before it are whole. Free some space, keep fewer (checkpointing.keep_top_k) or save "
+    "elsewhere (checkpointing.checkpoint_dir), then run again: it continues from the last one"
+)
 
 
 class CheckpointError(RuntimeError):
@@ -45,21 +52,30 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One that is whole."""
+    """One whose files are all there, with their sizes."""
 
     path: Path
     state: TrainingState
+    policy_digests: Mapping[str, str]  # by name in policy_path; empty where the manifest has none
 
     @property
     def policy_path(self) -> Path:
         return self.path / POLICY_DIRECTORY
 
 
-class CheckpointStore:
-    """``warn`` gets a sentence for every checkpoint that is passed over."""
+# Given a directory and digests by name, the names of the files that are not what the digests say.
+DifferingFiles = Callable[[Path, Mapping[str, str]], Sequence[str]]
 
-    def __init__(self, root: Path, retention: Retention, warn: Callable[[str], None]) -> None:
+
+class CheckpointStore:
+    """``warn`` gets a sentence for every checkpoint that is set aside; ``expected_bytes`` is how large the
+    first will be."""
+
+    def __init__(
+        self, root: Path, retention: Retention, warn: Callable[[str], None], expected_bytes: int
+    ) -> None:
         self._root, self._retention, self._warn = root, retention, warn
+        self._expected_bytes = expected_bytes
 
     @contextmanager
     def writing(self, step: int) -> Iterator[Path]:
@@ -67,10 +83,10 @@ class CheckpointStore:
         later, then ``guarded``.
 
         When the block raises, what was written of this checkpoint is removed and the others are untouched.
-        Raises CheckpointError, with the space that is free and needed, when the disk is full.
+        Raises DiskFull when the disk is, or has less space than the checkpoint needs.
         """
         shutil.rmtree(self._unfinished(step), ignore_errors=True)
-        self._check_space(step)
+        check_space(f"the checkpoint of step {step}", self._root, self._needed_bytes(), _DISK_FULL_REMEDY)
         with self.guarded(step):
             policy = self._unfinished(step) / POLICY_DIRECTORY
             policy.mkdir(parents=True)
@@ -79,30 +95,36 @@ class CheckpointStore:
     @contextmanager
     def guarded(self, step: int) -> Iterator[None]:
         """Around what is done with an unfinished checkpoint after ``writing``; raises likewise."""
-        unfinished = self._unfinished(step)
-        try:
+        name = f"the checkpoint of step {step}"
+        with (
+            space_for(name, self._root, self._needed_bytes(), _DISK_FULL_REMEDY),
+            removed_on_error(self._unfinished(step)),
+        ):
             yield
-        except BaseException as error:
-            is_full = self._free_bytes() < _FULL_BYTES  # read before the space comes back
-            shutil.rmtree(unfinished, ignore_errors=True)
-            if is_full and isinstance(error, Exception):
-                raise CheckpointError(self._disk_full(step, self._free_bytes(), needed=None)) from error
-            raise
 
-    def finish(self, state: TrainingState) -> Checkpoint:
-        """Make the checkpoint being written whole and visible, then drop those no longer kept."""
+    def finish(self, state: TrainingState, policy_digests: Mapping[str, str]) -> Checkpoint:
+        """Make the checkpoint being written whole and visible, then drop those no longer kept.
+
+        ``policy_digests`` are the SHA-256 of the policy's files as their writers see them. Raises
+        CheckpointError when the files that are here are others.
+        """
         unfinished = self._unfinished(state.step)
+        self._check_written(unfinished / POLICY_DIRECTORY, policy_digests)
         (unfinished / STATE_FILE).write_text(state.to_json(), encoding="utf-8")
-        sizes = _file_sizes(unfinished)
-        (unfinished / MANIFEST_FILE).write_text(json.dumps(sizes, indent=1, sort_keys=True), encoding="utf-8")
-        for name in (*sizes, MANIFEST_FILE):
+        digests = {f"{POLICY_DIRECTORY}/{name}": digest for name, digest in policy_digests.items()}
+        digests[STATE_FILE] = file_digest(unfinished / STATE_FILE)
+        manifest = {
+            name: {"bytes": size, "sha256": digests[name]} for name, size in _file_sizes(unfinished).items()
+        }
+        (unfinished / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1, sort_keys=True), "utf-8")
+        for name in (*manifest, MANIFEST_FILE):
             _flush_to_disk(unfinished / name)
         path = self.path(state.step)
         if path.exists():  # written by a run that was resumed from an earlier step
             shutil.rmtree(path)
         unfinished.rename(path)
         _flush_to_disk(self._root)
-        checkpoint = Checkpoint(path, state)
+        checkpoint = Checkpoint(path, state, policy_digests)
         self._prune(checkpoint)
         return checkpoint
 
@@ -110,13 +132,29 @@ class CheckpointStore:
         """Where the checkpoint of ``step`` is, once it is whole."""
         return self._root / f"step_{step}"
 
-    def latest(self) -> Checkpoint | None:
-        """The newest whole checkpoint; broken ones are passed over with a warning."""
-        for path in reversed(self._paths()):
+    def latest(self, verify: Callable[[Checkpoint], None] = lambda checkpoint: None) -> Checkpoint | None:
+        """Return the newest whole checkpoint, None where none was ever written.
+
+        One that is not whole, or for which ``verify`` raises CheckpointError, is set aside with a warning,
+        and the one before it is taken. Raises CheckpointError when that leaves none.
+        """
+        reasons = []
+        for path in reversed(checkpoint_paths(self._root)):
             try:
-                return read_checkpoint(path)
+                checkpoint = read_checkpoint(path)
+                verify(checkpoint)
             except CheckpointError as error:
-                self._warn(f"{error}; taking the one before it")
+                reasons.append(f"{error}. It is set aside as {self._set_aside(path).name}")
+                continue
+            for reason in reasons:
+                self._warn(f"{reason}; what came after step {checkpoint.state.step} is lost and done again")
+            return checkpoint
+        if aside := sorted(path.name for path in self._root.glob(f"step_*{_CORRUPT_SUFFIX}*")):
+            raise CheckpointError(
+                ". ".join([*reasons, f"No checkpoint in {self._root} is whole: there is {', '.join(aside)}"])
+                + ". Restore one of them under the name step_N, or begin anew: remove them, or give another "
+                "logger.run_name"
+            )
         return None
 
     def remove_unfinished(self) -> None:
@@ -124,23 +162,32 @@ class CheckpointStore:
         for path in self._root.glob(f"{_UNFINISHED_PREFIX}step_*"):
             shutil.rmtree(path, ignore_errors=True)
 
+    def _check_written(self, directory: Path, policy_digests: Mapping[str, str]) -> None:
+        """Every file that a worker wrote is to be seen here, and every file here had a writer."""
+        differing = {path.name for path in directory.iterdir()} ^ policy_digests.keys()
+        if differing:
+            raise CheckpointError(
+                f"the policy workers and the driver see different files in {directory}: "
+                f"{', '.join(sorted(differing))}. Every node must share the disk that "
+                "checkpointing.checkpoint_dir, or logger.log_dir, is on"
+            )
+
+    def _set_aside(self, path: Path) -> Path:
+        """Rename a checkpoint that is not whole, so that nothing reads or replaces it; its new path."""
+        aside, attempt = path.with_name(path.name + _CORRUPT_SUFFIX), 1
+        while aside.exists():
+            attempt += 1
+            aside = path.with_name(f"{path.name}{_CORRUPT_SUFFIX}-{attempt}")
+        return path.rename(aside)
+
     def _unfinished(self, step: int) -> Path:
         return self._root / f"{_UNFINISHED_PREFIX}step_{step}"
-
-    def _paths(self) -> list[Path]:
-        """By step."""
-        if not self._root.is_dir():
-            return []
-        found = [
-            (int(match[1]), path) for path in self._root.iterdir() if (match := _STEP.fullmatch(path.name))
-        ]
-        return [path for _, path in sorted(found)]
 
     def _prune(self, latest: Checkpoint) -> None:
         """Broken ones stay for a person to look at."""
         if self._retention.keep_top_k is None:
             return
-        whole = [checkpoint for path in self._paths() if (checkpoint := self._if_whole(path))]
+        whole = [checkpoint for path in checkpoint_paths(self._root) if (checkpoint := self._if_whole(path))]
         best = sorted(whole, key=self._rank, reverse=True)[: self._retention.keep_top_k]
         kept = {latest.path, *(checkpoint.path for checkpoint in best)}
         for checkpoint in whole:
@@ -163,42 +210,82 @@ class CheckpointStore:
             return -math.inf, state.step
         return (value if self._retention.is_higher_better else -value), state.step
 
-    def _check_space(self, step: int) -> None:
+    def _needed_bytes(self) -> int:
         """A checkpoint is as large as the one before it."""
-        self._root.mkdir(parents=True, exist_ok=True)
-        paths = self._paths()
-        needed = sum(_file_sizes(paths[-1]).values()) if paths else 0
-        if (free := self._free_bytes()) < needed:
-            raise CheckpointError(self._disk_full(step, free, needed))
+        paths = checkpoint_paths(self._root)
+        return sum(_file_sizes(paths[-1]).values()) if paths else self._expected_bytes
 
-    def _free_bytes(self) -> int:
-        return shutil.disk_usage(self._root).free
 
-    def _disk_full(self, step: int, free: int, needed: int | None) -> str:
-        size = "" if needed is None else f", and it needs {needed / 2**30:.2f} GiB"
-        return (
-            f"no space for the checkpoint of step {step}: {free / 2**30:.2f} GiB are free in {self._root}"
-            f"{size}. "
-            "The checkpoints before it are whole. Free some space, keep fewer (checkpointing.keep_top_k) or "
-            "save elsewhere (checkpointing.checkpoint_dir), then run again: it continues from the last one"
-        )
+def checkpoint_paths(root: Path) -> list[Path]:
+    """Every ``step_N`` in ``root``, by step."""
+    if not root.is_dir():
+        return []
+    found = [(int(match[1]), path) for path in root.iterdir() if (match := _STEP.fullmatch(path.name))]
+    return [path for _, path in sorted(found)]
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Raises CheckpointError when it is not whole."""
+    """Read what there is to know of a checkpoint, without its policy's files.
+
+    Raises CheckpointError when a file is missing or has another size than it had, or when the training state
+    is not what was written.
+    """
     try:
-        promised = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
+        promised = _read_manifest(path / MANIFEST_FILE)
         state = TrainingState.from_json((path / STATE_FILE).read_text(encoding="utf-8"))
+        state_digest = file_digest(path / STATE_FILE)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"checkpoint {path} is broken: {error}") from None
     there = _file_sizes(path)
-    broken = sorted(name for name, size in promised.items() if there.get(name) != size)
+    broken = sorted(name for name, promise in promised.items() if there.get(name) != promise.num_bytes)
     if broken:
+        name = broken[0]
         raise CheckpointError(
-            f"checkpoint {path} is broken: {broken[0]} has {there.get(broken[0], 'no')} bytes instead of "
-            f"{promised[broken[0]]}" + (f", and {len(broken) - 1} more files" if broken[1:] else "")
+            f"checkpoint {path} is broken: {name} has {there.get(name, 'no')} bytes instead of "
+            f"{promised[name].num_bytes}" + (f", and {len(broken) - 1} more files" if broken[1:] else "")
         )
-    return Checkpoint(path, state)
+    digests = {name: promise.sha256 for name, promise in promised.items() if promise.sha256 is not None}
+    _raise_if_corrupt(path, [STATE_FILE] if digests.pop(STATE_FILE, state_digest) != state_digest else [])
+    policy_digests = {name.removeprefix(f"{POLICY_DIRECTORY}/"): digest for name, digest in digests.items()}
+    return Checkpoint(path, state, policy_digests)
+
+
+def verify_policy_files(checkpoint: Checkpoint, differing_files: DifferingFiles = differing_files) -> None:
+    """Hash the policy's files where there are digests; ``differing_files`` is who does it.
+
+    Raises CheckpointError when one is not what was written.
+    """
+    corrupt = differing_files(checkpoint.policy_path, checkpoint.policy_digests)
+    _raise_if_corrupt(checkpoint.path, [f"{POLICY_DIRECTORY}/{name}" for name in corrupt])
+
+
+@dataclass(frozen=True, slots=True)
+class _Promise:
+    """What the manifest says of a file."""
+
+    num_bytes: int
+    sha256: str | None
+
+
+def _read_manifest(path: Path) -> dict[str, _Promise]:
+    """By name. A manifest without digests has sizes alone. Raises OSError, ValueError for another format."""
+    entries = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(entries, dict) or STATE_FILE not in entries:
+        raise ValueError(f"{path.name} does not list {STATE_FILE}")
+    if all(type(entry) is int for entry in entries.values()):
+        return {name: _Promise(size, None) for name, size in entries.items()}
+    try:
+        return {name: _Promise(entry["bytes"], entry["sha256"]) for name, entry in entries.items()}
+    except (KeyError, TypeError):
+        raise ValueError(f"{path.name} does not give size and sha256 of every file") from None
+
+
+def _raise_if_corrupt(path: Path, names: Sequence[str]) -> None:
+    if names:
+        verb = "is" if len(names) == 1 else "are"
+        raise CheckpointError(
+            f"checkpoint {path} is corrupt: {', '.join(sorted(names))} {verb} not what was written (SHA-256)"
+        )
 
 
 def _file_sizes(directory: Path) -> dict[str, int]:

@@ -7,25 +7,44 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nemo_like.config.errors import ConfigError, Problem
-from nemo_like.config.model_info import ModelInfo, read_model_info
+from nemo_like.config.machine_rules import Machine
+from nemo_like.config.model_info import ModelInfo, read_model_info, shipped_shape
 from nemo_like.config.policy_layout import stage_size
-from nemo_like.config.schema import Config, DatasetKind, PolicyBackend
+from nemo_like.config.schema import Config, DatasetKind, Device, PolicyBackend
 
+# Who publishes models whose names begin so, on the Hugging Face hub.
+_OWNERS = {
+    "Qwen": "Qwen",
+    "QwQ": "Qwen",
+    "Llama": "meta-llama",
+    "Meta-Llama": "meta-llama",
+    "Mistral": "mistralai",
+    "gemma": "google",
+    "Phi": "microsoft",
+}
+# Head sizes for which vLLM has attention on the CPU (CPUAttentionBackend.get_supported_head_sizes).
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
-def checkpoint_problems(cfg: Config) -> Iterator[Problem]:
-    """Everything wrong with the checkpoint, or with how the configuration cuts it up."""
+def checkpoint_problems(cfg: Config, machine: Machine = Machine.this) -> Iterator[Problem]:
+    """Everything wrong with the checkpoint, or with how the configuration cuts it up.
+
+    For another machine's run the sizes of a known model are enough.
+    """
     name = cfg.policy.model_name
     path = Path(name)
-    if not path.is_dir():
+    if path.is_dir():
+        yield from _missing_files(name, path)
+    elif machine is Machine.another and (shape := shipped_shape(name)) is not None:
+        path = shape
+    else:
         yield Problem(
             key=f"policy.model_name={name}", rule="is not a directory", remedy=_how_to_get(cfg, name)
         )
         return
-    yield from _missing_files(name, path)
     try:
-        model = read_model_info(name, cfg.policy.backend)
+        model = read_model_info(str(path), cfg.policy.backend)
     except ConfigError as error:
         yield from error.problems
         return
@@ -47,7 +66,13 @@ def _how_to_get(cfg: Config, name: str) -> str:
             f"make it with: .venv/bin/python scripts/prepare_arithmetic.py --output {name} "
             f"--digits {digits[0]} --seed {cfg.grpo.seed} (scripts/demo.sh does)"
         )
-    return f"download one, for example: hf download Qwen/Qwen3-8B --local-dir {name}"
+    path = Path(name)
+    if len(path.parts) == 2 and not path.parent.is_dir() and path.parts[0] in _OWNERS.values():
+        return f"download it: hf download {name} --local-dir models/{path.name}, and name that directory"
+    owner = next((owner for family, owner in _OWNERS.items() if path.name.startswith(family)), None)
+    if owner is None:
+        return f"download a model, for example: hf download OWNER/{path.name} --local-dir {name}"
+    return f"download it: hf download {owner}/{path.name} --local-dir {name}"
 
 
 def _missing_files(name: str, path: Path) -> Iterator[Problem]:
@@ -106,6 +131,14 @@ def _experts(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
 
 
 def _engine_layout(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
+    has_engines = cfg.rollout.replay is None
+    if has_engines and cfg.policy.device is Device.cpu and model.head_size not in CPU_HEAD_SIZES:
+        yield Problem(
+            key=f"policy.model_name={cfg.policy.model_name}",
+            rule=f"has attention heads of size {model.head_size}, and vLLM has attention on the CPU only for "
+            + ", ".join(map(str, CPU_HEAD_SIZES)),
+            remedy="use another model, or policy.device=cuda",
+        )
     key = "generation.vllm_cfg.tensor_parallel_size"
     tp = cfg.generation.vllm_cfg.tensor_parallel_size
     yield from _must_divide(

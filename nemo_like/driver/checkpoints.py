@@ -2,20 +2,26 @@
 
 save      policy workers ─▶ tmp_step_N/policy     (all ranks, their own format; while the run goes on)
           driver         ─▶ tmp_step_N/training_state.json, then renamed to step_N
-resume    policy workers ◀─ step_N/policy
+resume    policy workers ◀─ step_N/policy          (hashed first: all ranks load it, or none)
           driver         ◀─ step, policy version, prompt order, counters
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nemo_like.checkpoint.state import TrainingState
-from nemo_like.checkpoint.store import Checkpoint, CheckpointError, CheckpointStore, Retention
+from nemo_like.checkpoint.store import (
+    Checkpoint,
+    CheckpointError,
+    CheckpointStore,
+    Retention,
+    verify_policy_files,
+)
 from nemo_like.cluster.errors import ActorFailed
 from nemo_like.config.schema import CheckpointingConfig, CheckpointWriting
 from nemo_like.data.sampler import MixtureSampler
@@ -55,10 +61,12 @@ class _Pending:
 
 class RunCheckpoints:
     """The checkpoints of one run directory. ``found`` is the one to continue from, None for a new run;
-    ``warnings`` say which broken ones were passed over."""
+    ``warnings`` say which ones were set aside, because they were not whole."""
 
-    def __init__(self, cfg: CheckpointingConfig, directory: RunDirectory) -> None:
-        """Looks for what an earlier process of this run left."""
+    def __init__(self, cfg: CheckpointingConfig, directory: RunDirectory, expected_bytes: int) -> None:
+        """Look for what an earlier process of this run left; ``expected_bytes`` is how large the first
+        checkpoint will be. Raises CheckpointError when there are
+        checkpoints, and none is whole."""
         self._cfg = cfg
         self.warnings: list[str] = []
         root = (
@@ -66,7 +74,7 @@ class RunCheckpoints:
         )
         retention = Retention(cfg.keep_top_k, cfg.metric_name, cfg.higher_is_better)
         self._pending: _Pending | None = None
-        self._store = CheckpointStore(root, retention, self.warnings.append)
+        self._store = CheckpointStore(root, retention, self.warnings.append, expected_bytes)
         self.found: Checkpoint | None = None
         if cfg.enabled and cfg.resume_if_exists:
             self._store.remove_unfinished()
@@ -82,10 +90,30 @@ class RunCheckpoints:
         """Of the run that is continued."""
         return None if self.found is None else self.found.state.wandb_run_id
 
+    def verify(self, policy: SavedPolicy) -> None:
+        """Have the policy's workers hash the files that they will load. A checkpoint that is not what was
+        written is set aside, and ``found`` is the one before it; ``warnings`` are those of this alone.
+
+        Raises CheckpointError when that leaves none.
+        """
+        self.warnings.clear()
+        if self.found is None:
+            return
+
+        def differing_files(path: Path, digests: Mapping[str, str]) -> Sequence[str]:
+            return policy.corrupt_checkpoint_files(str(path), digests)
+
+        self.found = self._store.latest(lambda one: verify_policy_files(one, differing_files))
+        if self.found and not self.found.policy_digests:
+            self.warnings.append(
+                f"checkpoint {self.found.path} was written without digests, so nobody can tell whether its "
+                "files are what was written; the next one has them"
+            )
+
     def resume(self, policy: SavedPolicy, sampler: MixtureSampler) -> RunPosition:
         """Bring policy and prompt order to where the run stopped; the position, 0 for a new run.
 
-        Raises CheckpointError when data or seed are not those of the checkpoint.
+        Raises CheckpointError when data or seed are not those of the checkpoint, or it cannot be loaded.
         """
         if self.found is None:
             return RunPosition()
@@ -94,7 +122,10 @@ class RunCheckpoints:
             sampler.load_state_dict(state.sampler)  # type: ignore[arg-type]
         except (KeyError, ValueError) as error:
             raise CheckpointError(f"checkpoint {self.found.path} cannot be continued: {error}") from None
-        policy.load_checkpoint(str(self.found.policy_path), state.policy_version)
+        try:
+            policy.load_checkpoint(str(self.found.policy_path), state.policy_version)
+        except ActorFailed as error:
+            raise CheckpointError(f"checkpoint {self.found.path} cannot be loaded: {error}") from error
         return RunPosition(state.step, state.policy_version, state.consumed_samples, state.valid_tokens)
 
     def is_due(self, step: int) -> bool:
@@ -114,7 +145,8 @@ class RunCheckpoints:
         checkpoints are not enabled.
 
         In the background, the checkpoint counts once ``settle`` or ``finish`` has seen it whole.
-        Raises CheckpointError when it, or the one before it, cannot be written; those that are whole stay.
+        Raises DiskFull when the disk is, and CheckpointError when it, or the one before it, cannot be written
+        for another reason; those that are whole stay.
         """
         if not self._cfg.enabled:
             return
@@ -138,25 +170,25 @@ class RunCheckpoints:
 
     def settle(self) -> None:
         """Complete the checkpoint under way if the workers have written it; raises as ``save``."""
-        self._complete(lambda policy: policy.has_written_checkpoint())
+        if self._pending is None:
+            return
+        with self._guarded(self._pending.state.step):
+            is_written = self._pending.policy.has_written_checkpoint()
+        if is_written:
+            self.finish()
 
     def finish(self) -> None:
         """Wait until the checkpoint under way, if there is one, is whole; raises as ``save``."""
-
-        def wait(policy: SavedPolicy) -> bool:
-            policy.wait_for_checkpoint()
-            return True
-
-        self._complete(wait)
-
-    def _complete(self, is_written: Callable[[SavedPolicy], bool]) -> None:
         if self._pending is None:
             return
-        state = self._pending.state
-        with self._store.guarded(state.step), _write_errors(self._store.path(state.step)):
-            if is_written(self._pending.policy):
-                self._store.finish(state)
-                self._pending = None
+        with self._guarded(self._pending.state.step):
+            self._store.finish(self._pending.state, self._pending.policy.wait_for_checkpoint())
+        self._pending = None
+
+    @contextmanager
+    def _guarded(self, step: int) -> Iterator[None]:
+        with self._store.guarded(step), _write_errors(self._store.path(step)):
+            yield
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Protocol
 
 from nemo_like.observability.summary import SampleAnswer
@@ -75,9 +76,8 @@ class BackgroundLogger:
 
     def _run(self, start: Callable[[], Recorder]) -> None:
         try:
-            recorder = start()
-            while (task := self._tasks.get()) is not None:
-                task(recorder)
-            recorder.close()
+            with closing(start()) as recorder:
+                while (task := self._tasks.get()) is not None:
+                    task(recorder)
         except Exception as error:
             self._error = error

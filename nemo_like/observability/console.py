@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
 from typing import Protocol, TextIO
 
 from nemo_like.config.schema import ConsoleMode
-from nemo_like.observability.progress import RunProgress, format_duration, stage_shares
+from nemo_like.observability.progress import RunProgress, format_duration, format_failed, stage_shares
 
 
 class Console(Protocol):
@@ -36,7 +38,10 @@ def make_console(mode: ConsoleMode, stream: TextIO, run_name: str, progress: Run
 
 
 class PlainConsole:
-    """One line per event, flushed, without colours or cursor movements."""
+    """One line per event, flushed, without colours or cursor movements.
+
+    When the stream can take no more, its disk full or its reader gone, lines go to standard error.
+    """
 
     def __init__(self, stream: TextIO, progress: RunProgress) -> None:
         self._stream = stream
@@ -54,16 +59,34 @@ class PlainConsole:
 
     def validation(self, step: int, metrics: Mapping[str, float]) -> None:
         self._progress.on_validation(step, metrics)
-        accuracy = metrics.get("validation/accuracy")
-        if accuracy is not None:
-            self.note(f"step {step}/{self._progress.max_num_steps}  validation accuracy {accuracy:.3f}")
+        accuracy, failed = metrics.get("validation/accuracy"), format_failed(metrics, "validation")
+        reward = metrics.get("validation/reward", accuracy)
+        parts = [f"validation accuracy {accuracy:.3f}"] if accuracy is not None else []
+        parts += [f"validation reward {reward:.3f}"] if reward != accuracy else []
+        parts += [f"validation: {failed}" if not parts else failed] if failed else []
+        if parts:
+            self.note("  ".join([f"step {step}/{self._progress.max_num_steps}", *parts]))
 
     def note(self, text: str) -> None:
-        self._stream.write(f"{text}\n")
-        self._stream.flush()
+        for stream in (self._stream, sys.stderr):
+            try:
+                stream.write(f"{text}\n")
+                stream.flush()
+            except OSError:
+                _drop_output(stream)
+            else:
+                self._stream = stream
+                return
 
     def close(self) -> None:
-        self._stream.flush()
+        """Nothing: every line was flushed."""
+
+
+def _drop_output(stream: TextIO) -> None:
+    """Let what the stream still holds go nowhere, since at exit Python would fail to write it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def _describe_step(metrics: Mapping[str, float], eta_s: float | None) -> str:
@@ -75,7 +98,9 @@ def _describe_step(metrics: Mapping[str, float], eta_s: float | None) -> str:
         "performance/tokens_per_sec": "tokens/s {:.0f}",
         "timing/train/total_step_time": "step time {:.2f} s",
     }
-    parts = [template.format(metrics[name]) for name, template in formats.items() if name in metrics]
+    failed = format_failed(metrics, "train")
+    parts = [failed] if failed else []
+    parts += [template.format(metrics[name]) for name, template in formats.items() if name in metrics]
     shares = ", ".join(f"{item.stage} {item.share:.0%}" for item in stage_shares(metrics))
     if shares:
         parts[-1] += f" ({shares})"

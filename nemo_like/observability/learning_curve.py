@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
+
+from nemo_like.observability.disk import write_whole
 
 _REWARD_COLOUR = "#7aa6d8"
 _TREND_COLOUR = "#1f5fa8"
@@ -56,7 +59,9 @@ def write_learning_curve(path: Path, points: CurvePoints, title: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     if points:
         axes.legend(loc="lower right", frameon=False)
-    figure.savefig(path, format="png")
+    picture = BytesIO()
+    figure.savefig(picture, format="png")
+    write_whole(path, picture.getvalue(), "the learning curve")
 
 
 def _running_mean(values: Sequence[float]) -> list[float]:

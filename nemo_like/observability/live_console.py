@@ -15,7 +15,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from nemo_like.observability.progress import RunProgress, format_duration, stage_shares
+from nemo_like.observability.progress import RunProgress, format_duration, format_failed, stage_shares
 
 _REFRESHES_PER_SECOND = 4
 _SPARK_WIDTH = 40
@@ -92,10 +92,17 @@ class LiveConsole:
         if progress.rewards:
             trend = sparkline(progress.rewards, _SPARK_WIDTH)
             grid.add_row("reward", f"[bold]{progress.rewards[-1]:.3f}[/]", f"[cyan]{trend}[/]")
+        if failed := format_failed(metrics, "train"):
+            grid.add_row("failed", f"[bold red]{failed}[/]", "")
         if progress.accuracies:
             (_, first), (step, last) = progress.accuracies[0], progress.accuracies[-1]
             grid.add_row(
                 "validation accuracy", f"[bold]{last:.3f}[/]", f"at step {step}, {first:.3f} at the start"
+            )
+        if progress.has_partial_rewards:
+            (_, first), (step, last) = progress.validation_rewards[0], progress.validation_rewards[-1]
+            grid.add_row(
+                "validation reward", f"[bold]{last:.3f}[/]", f"at step {step}, {first:.3f} at the start"
             )
         if "train/loss" in metrics:
             more = {"grad_norm": "train/grad_norm", "token_mult_prob_error": "train/token_mult_prob_error"}

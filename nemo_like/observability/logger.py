@@ -11,9 +11,10 @@ from typing import Any, TextIO
 from nemo_like.config.schema import LoggerConfig, WandbMode
 from nemo_like.observability.background import BackgroundLogger
 from nemo_like.observability.console import make_console
+from nemo_like.observability.disk import DiskFull, write_whole
 from nemo_like.observability.jsonl import MetricsFile, read_metrics
 from nemo_like.observability.learning_curve import CurvePoints, write_learning_curve
-from nemo_like.observability.mlflow_logger import MlflowRecorder
+from nemo_like.observability.mlflow_logger import MlflowRecorder, tracking_uri
 from nemo_like.observability.progress import RunProgress
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.observability.summary import RunSummary, SampleAnswer, format_summary
@@ -24,8 +25,23 @@ from nemo_like.observability.wandb_logger import WandbRecorder, new_run_id
 _FINISH_S = 10.0
 _ABANDON_S = 3.0
 
-# Above this, trainer and generation engine disagree on what was sampled, and learning may go wrong.
-_MAX_TOKEN_MULT_PROB_ERROR = 1.05
+
+class _SentSteps:
+    """What the back ends have already: a run that goes back to a checkpoint makes the same steps again, and
+    they keep no two values for one step."""
+
+    def __init__(self) -> None:
+        self._step = self._validation = -1
+
+    def is_new_step(self, step: int) -> bool:
+        """Whether this step is sent for the first time; it counts as sent from now on."""
+        is_new, self._step = step > self._step, max(step, self._step)
+        return is_new
+
+    def is_new_validation(self, step: int) -> bool:
+        """The same of the validation after a step."""
+        is_new, self._validation = step > self._validation, max(step, self._validation)
+        return is_new
 
 
 class RunLogger:
@@ -45,14 +61,16 @@ class RunLogger:
         wandb_run_id: str | None = None,
         stream: TextIO | None = None,
     ) -> None:
-        """``wandb_run_id`` is that of the run to continue. ``stream`` is where the user looks; null: standard
-        output."""
+        """``wandb_run_id`` is that of the checkpoint to continue; null: that of an earlier process in this
+        directory, if there was one. ``stream`` is where the user looks; null: standard output."""
         self._cfg = cfg
         self._directory = directory
         self._progress = RunProgress(max_num_steps)
         self._points = CurvePoints()
-        self._has_warned_of_mismatch = False
-        self.wandb_run_id = wandb_run_id or new_run_id()  # a checkpoint keeps it for the next run
+        self._sent = _SentSteps()
+        self.wandb_run_id = wandb_run_id or self._earlier_wandb_run_id() or new_run_id()
+        if cfg.wandb.mode is not WandbMode.disabled:
+            write_whole(directory.wandb_run_id_path, self.wandb_run_id.encode(), "the W&B run's id")
         self._backends = list(self._start_backends(resolved_config))
         self._metrics_file = MetricsFile(directory.metrics_path)
         self._console = make_console(cfg.console, stream or sys.stdout, directory.name, self._progress)
@@ -69,8 +87,7 @@ class RunLogger:
         """Go back to where the run stood after ``step``: what an earlier process logged later is dropped."""
         self._metrics_file.rewind(step)
         self._points = CurvePoints()
-        self._progress.rewards.clear()
-        self._progress.accuracies.clear()
+        self._progress.forget()
         for record in read_metrics(self._directory.metrics_path):
             self._recall(record)
 
@@ -89,28 +106,23 @@ class RunLogger:
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Metrics of rollout step ``step``, counted from 1."""
         self._metrics_file.write(step, metrics)
-        for backend in self._backends:
-            backend.log(step, metrics)
+        if self._sent.is_new_step(step):
+            for backend in self._backends:
+                backend.log(step, metrics)
         if "train/reward" in metrics:
             self._points.rewards.append((step, metrics["train/reward"]))
         self._console.step(step, metrics)
-        error = metrics.get("train/token_mult_prob_error", 1.0)
-        if error > _MAX_TOKEN_MULT_PROB_ERROR and not self._has_warned_of_mismatch:
-            self._has_warned_of_mismatch = True
-            self.warn(
-                f"token_mult_prob_error is {error:.3f} at step {step}, over "
-                f"{_MAX_TOKEN_MULT_PROB_ERROR}: trainer and generation engines disagree on the log-probs"
-            )
 
     def log_validation(
         self, step: int, metrics: Mapping[str, float], sample_answers: Sequence[SampleAnswer] = ()
     ) -> None:
         """Metrics of the validation after step ``step``, 0 being before the first, and a few answers."""
         self._metrics_file.write(step, metrics)
-        for backend in self._backends:
-            backend.log(step, metrics)
-            if sample_answers:
-                backend.log_answers(step, sample_answers)
+        if self._sent.is_new_validation(step):
+            for backend in self._backends:
+                backend.log(step, metrics)
+                if sample_answers:
+                    backend.log_answers(step, sample_answers)
         if "validation/accuracy" in metrics:
             self._points.accuracies.append((step, metrics["validation/accuracy"]))
         self._console.validation(step, metrics)
@@ -119,17 +131,27 @@ class RunLogger:
         """Have everything that was logged on disk: nothing more of the latest step will come."""
         self._metrics_file.flush()
 
-    def finish(self, summary: RunSummary) -> None:
-        """Write everything out and print the summary; the last line is ``run_dir: PATH``."""
+    def finish(self, summary: RunSummary) -> bool:
+        """Write everything out and print the summary; the last line is ``run_dir: PATH``.
+
+        Returns whether all results are on disk; a warning says what is not. Other back ends do not count.
+        """
         self._console.status("writing the results")
-        paths = self._write_results()
+        unwritten = self._write_results()
         problems = self._finish_backends(_FINISH_S)
         self._console.close()
-        for line in format_summary(summary, self._progress, paths):
+        for line in format_summary(summary, self._progress, self._result_paths()):
             self._console.note(line)
-        for problem in problems:
+        for problem in (*unwritten, *problems):
             self._console.note(f"warning: {problem}")
         self._console.note(f"run_dir: {self._directory.path}")
+        return not unwritten
+
+    def abandon(self, text: str) -> None:
+        """End without results: the directory is another run's by now. ``text`` is the last line."""
+        self._console.close()
+        self._metrics_file.abandon()
+        self._console.note(text)
 
     def close(self) -> None:
         """Restore the terminal and complete the files; safe after ``finish`` and to call twice."""
@@ -151,6 +173,10 @@ class RunLogger:
                 "MLflow", lambda: MlflowRecorder(cfg.mlflow, directory.name, resolved_config)
             )
 
+    def _earlier_wandb_run_id(self) -> str | None:
+        path = self._directory.wandb_run_id_path
+        return path.read_text(encoding="utf-8").strip() or None if path.is_file() else None
+
     def _finish_backends(self, timeout_s: float) -> list[str]:
         """Wait for all of them together; what went wrong."""
         for backend in self._backends:
@@ -166,22 +192,36 @@ class RunLogger:
         step = record["step"]
         if (reward := record.get("train/reward")) is not None:
             self._points.rewards.append((step, reward))
-            self._progress.rewards.append(reward)
         if (accuracy := record.get("validation/accuracy")) is not None:
             self._points.accuracies.append((step, accuracy))
-            self._progress.on_validation(step, record)
-        self._progress.step = step
+        self._progress.recall(step, record)
 
-    def _write_results(self) -> dict[str, str]:
-        """Complete the files; label to path of those there are."""
-        directory = self._directory
-        self._metrics_file.close()
-        paths = {"metrics": str(directory.metrics_path), "logs": str(directory.logs_path)}
+    def _write_results(self) -> list[str]:
+        """Complete the files; what went wrong."""
+        problems = []
+        for write in (self._metrics_file.close, self._draw_learning_curve):
+            try:
+                write()
+            except (DiskFull, OSError) as error:
+                problems.append(str(error))
+        return problems
+
+    def _draw_learning_curve(self) -> None:
         if self._points:
-            write_learning_curve(directory.learning_curve_path, self._points, directory.name)
-            paths["learning curve"] = str(directory.learning_curve_path)
-        if self._cfg.wandb.mode is not WandbMode.disabled:
-            paths["W&B files"] = str(directory.path / "wandb")
-        if self._cfg.tensorboard.enabled:
-            paths["TensorBoard"] = str(directory.tensorboard_path)
-        return paths
+            write_learning_curve(self._directory.learning_curve_path, self._points, self._directory.name)
+
+    def _result_paths(self) -> dict[str, str]:
+        """Label to place of all there is."""
+        directory, cfg = self._directory, self._cfg
+        places = {label: str(path) for label, path in directory.outputs().items()}
+        if cfg.wandb.mode is WandbMode.offline:
+            places["W&B files"] = (
+                f"{directory.wandb_path} (upload: wandb sync {directory.wandb_path}/offline-run-*)"
+            )
+        elif cfg.wandb.mode is WandbMode.online:
+            places["W&B files"] = f"{directory.wandb_path} (run {self.wandb_run_id} of {cfg.wandb.project})"
+        if cfg.mlflow.enabled:
+            places["MLflow"] = (
+                f"{tracking_uri(cfg.mlflow) or 'its own default'}, experiment {cfg.mlflow.experiment_name}"
+            )
+        return places

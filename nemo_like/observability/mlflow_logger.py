@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from nemo_like.config.logger_rules import mlflow_directory
 from nemo_like.config.schema import MlflowConfig
 from nemo_like.observability.summary import SampleAnswer
 
@@ -14,10 +17,30 @@ from nemo_like.observability.summary import SampleAnswer
 _MAX_METRICS, _MAX_PARAMS = 1000, 100
 
 
+def tracking_uri(cfg: MlflowConfig) -> str | None:
+    """Where the runs are kept; None leaves it to MLflow."""
+    return cfg.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+
+
+def mlflow_name(name: str, is_directory: bool) -> str:
+    """The metric's name as MLflow takes it: without "@" and other signs, and in a directory, where a name is
+    the path of a file, with one "/" at most: no metric can then be the directory of another."""
+    allowed = re.sub(r"[^\w.\- :/]", "_", name.replace("@", "_at_"))
+    if not is_directory:
+        return allowed
+    group, slash, rest = allowed.partition("/")
+    return group + slash + rest.replace("/", ".")
+
+
 class MlflowRecorder:
     """A run in the experiment that the configuration names."""
 
     def __init__(self, cfg: MlflowConfig, run_name: str, resolved_config: Mapping[str, Any]) -> None:
+        uri = tracking_uri(cfg)
+        self._is_directory = uri is None or mlflow_directory(uri) is not None
+        if self._is_directory:
+            # Newer versions of MLflow write into a directory only for those who insist, as this key does.
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         from mlflow import MlflowClient
         from mlflow.entities import Metric, Param
 
@@ -36,7 +59,9 @@ class MlflowRecorder:
         now_ms = time.time_ns() // 1_000_000
         # A server's database may have no place for what is not finite.
         values = [
-            self._metric(name, value, now_ms, step) for name, value in metrics.items() if math.isfinite(value)
+            self._metric(mlflow_name(name, self._is_directory), value, now_ms, step)
+            for name, value in metrics.items()
+            if math.isfinite(value)
         ]
         for start in range(0, len(values), _MAX_METRICS):
             self._client.log_batch(self._run_id, metrics=values[start : start + _MAX_METRICS])

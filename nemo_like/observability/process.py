@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from nemo_like.observability.gpu_usage import GpuUsage, own_gpus
+from nemo_like.observability.metrics import Metric
 from nemo_like.observability.trace import Span, add_annotation, remove_annotation, start_trace, take_trace
 
 
@@ -13,6 +15,7 @@ class ProcessObserver:
 
     def __init__(self) -> None:
         self._profile: Any = None
+        self._gpu_usage: GpuUsage | None = None
 
     def start_trace(self) -> None:
         """Record every ``span`` from now on."""
@@ -44,6 +47,12 @@ class ProcessObserver:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         self._profile.export_chrome_trace(path)
         self._profile = None
+
+    def take_gpu_usage(self) -> dict[str, Metric]:
+        """How busy and full this process's GPUs were since the last call; the first begins to look."""
+        if self._gpu_usage is None:
+            self._gpu_usage = GpuUsage(own_gpus())
+        return self._gpu_usage.take()
 
     def mark_ranges(self) -> None:
         """Show every ``span`` to NVIDIA Nsight Systems as an NVTX range, for the rest of the run."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 STEP_STAGES = ("weight_sync", "generation", "logprobs", "advantage", "policy_training")
 
 _TIMING = "timing/train/"
+_FAILED_SHARES = {"training": "train/failed_reward_share", "validation": "validation/failed_reward_share"}
 _RECENT_STEPS = 10
 
 
@@ -34,6 +35,12 @@ def stage_shares(metrics: Mapping[str, float]) -> list[StageShare]:
     return [item for item in shares if item.share >= 0.005]
 
 
+def format_failed(metrics: Mapping[str, float], part: str) -> str:
+    """The share of the samples of ``part`` ("train", "validation") whose reward failed; empty without any."""
+    share = metrics.get(f"{part}/failed_reward_share", 0.0)
+    return f"{share:.1%} of the rewards failed" if share else ""
+
+
 def format_duration(seconds: float) -> str:
     """``m:ss``, with hours ``h:mm:ss``."""
     minutes, rest = divmod(round(seconds), 60)
@@ -51,6 +58,8 @@ class RunProgress:
         self.metrics: dict[str, float] = {}  # of the latest step
         self.rewards: list[float] = []
         self.accuracies: list[tuple[int, float]] = []  # (step, validation accuracy)
+        self.validation_rewards: list[tuple[int, float]] = []  # (step, mean reward of a validation)
+        self._failed_shares: dict[str, list[float]] = {}
         self._clock = clock
         self._started_s = clock()
         self._step_ends_s: deque[float] = deque(maxlen=_RECENT_STEPS + 1)
@@ -58,6 +67,12 @@ class RunProgress:
     @property
     def elapsed_s(self) -> float:
         return self._clock() - self._started_s
+
+    @property
+    def has_partial_rewards(self) -> bool:
+        """Whether some answers of a validation were neither worth 0 nor 1: then the mean reward is not the
+        accuracy."""
+        return bool(self.validation_rewards) and self.validation_rewards != self.accuracies
 
     @property
     def eta_s(self) -> float | None:
@@ -69,13 +84,39 @@ class RunProgress:
             pace_s = self.metrics.get(f"{_TIMING}total_step_time", 0.0)
         return remaining * pace_s if pace_s > 0 else None
 
+    @property
+    def failed_shares(self) -> dict[str, float]:
+        """Mean share of the samples whose reward failed, in training and in validation."""
+        return {part: sum(shares) / len(shares) for part, shares in self._failed_shares.items()}
+
+    def forget(self) -> None:
+        """Drop the values of all steps, for a run that goes back."""
+        self.rewards.clear()
+        self.accuracies.clear()
+        self.validation_rewards.clear()
+        self._failed_shares.clear()
+
+    def recall(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take in a step of an earlier process."""
+        self.step = step
+        self._take(step, metrics)
+
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         self.step = step
         self.metrics = dict(metrics)
         self._step_ends_s.append(self._clock())
-        if "train/reward" in metrics:
-            self.rewards.append(metrics["train/reward"])
+        self._take(step, metrics)
 
     def on_validation(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._take(step, metrics)
+
+    def _take(self, step: int, metrics: Mapping[str, float]) -> None:
+        if "train/reward" in metrics:
+            self.rewards.append(metrics["train/reward"])
         if "validation/accuracy" in metrics:
             self.accuracies.append((step, metrics["validation/accuracy"]))
+        if "validation/reward" in metrics:
+            self.validation_rewards.append((step, metrics["validation/reward"]))
+        for part, name in _FAILED_SHARES.items():
+            if name in metrics:
+                self._failed_shares.setdefault(part, []).append(metrics[name])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from nemo_like.observability.disk import write_whole
+
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
@@ -32,12 +34,13 @@ class RunDirectory:
             return cls(path)
 
     @classmethod
-    def reopen(cls, log_dir: str, run_name: str) -> RunDirectory | None:
-        """The directory that a run of this name made; None when there is none."""
+    def open(cls, log_dir: str, run_name: str) -> RunDirectory:
+        """``log_dir/run_name``, which an earlier process of the run may have made.
+
+        Raises OSError when it cannot be written.
+        """
         path = Path(log_dir).absolute() / run_name
-        if not path.is_dir():
-            return None
-        (path / "logs").mkdir(exist_ok=True)
+        (path / "logs").mkdir(parents=True, exist_ok=True)
         return cls(path)
 
     @property
@@ -54,8 +57,18 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     @property
+    def wandb_run_id_path(self) -> Path:
+        """The id of the run in W&B, there from the start on: the same command continues it."""
+        return self.path / "wandb_run_id"
+
+    @property
     def checkpoints_path(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def final_hf_path(self) -> Path:
+        """The trained policy as a Hugging Face checkpoint."""
+        return self.path / "final_hf"
 
     @property
     def learning_curve_path(self) -> Path:
@@ -64,6 +77,28 @@ class RunDirectory:
     @property
     def tensorboard_path(self) -> Path:
         return self.path / "tensorboard"
+
+    @property
+    def wandb_path(self) -> Path:
+        return self.path / "wandb"
+
+    def outputs(self) -> dict[str, Path]:
+        """What there is for a person to open, by what it is."""
+        places = {
+            "metrics": self.metrics_path,
+            "configuration": self.config_path,
+            "learning curve": self.learning_curve_path,
+            "checkpoints": self.checkpoints_path,
+            "trained model": self.path / "final_hf",
+            "rollouts as text": self.path / "rollouts",
+            "recorded rollouts": self.path / "recorded",
+            "profiles": self.path / "profiles",
+            "TensorBoard": self.tensorboard_path,
+            "logs": self.logs_path,
+        }
+        traces = sorted(self.path.glob("trace_step_*.json"))
+        more = {f"trace of step {path.stem.rpartition('_')[2]}": path for path in traces}
+        return {label: path for label, path in (places | more).items() if path.exists()}
 
     def trace_path(self, step: int) -> Path:
         """The time line of a step, for chrome://tracing or ui.perfetto.dev."""
@@ -82,4 +117,4 @@ class RunDirectory:
         return str(self.logs_path / f"{actor.replace('/', '-')}.log")
 
     def write_config(self, resolved_yaml: str) -> None:
-        self.config_path.write_text(resolved_yaml, encoding="utf-8")
+        write_whole(self.config_path, resolved_yaml.encode(), "the resolved configuration")

@@ -7,15 +7,20 @@ from dataclasses import dataclass, field
 
 from nemo_like.observability.progress import RunProgress, format_duration
 
+# Of a prompt, of a response and of a reference answer; W&B has all of them.
+_SHOWN_CHARACTERS = 100
+
 
 @dataclass(frozen=True, slots=True)
 class SampleAnswer:
-    """One validation answer in words."""
+    """One validation answer in words; the response is read after the prompt."""
 
     prompt: str
     response: str
-    answer: str
-    reward: float
+    answer: str  # the reference; may be empty
+    reward: float | None  # None: the environment could not judge it
+    is_solved: bool  # the reward is at least grpo.val_solved_reward
+    failure: str | None = None  # why there is no reward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,18 +50,41 @@ def _results(progress: RunProgress) -> dict[str, str]:
         (_, first), (_, last) = progress.accuracies[0], progress.accuracies[-1]
         change = f"{first:.3f} -> {last:.3f}" if len(progress.accuracies) > 1 else f"{last:.3f}"
         results["held-out accuracy"] = change
+    if progress.has_partial_rewards:
+        (_, first), (_, last) = progress.validation_rewards[0], progress.validation_rewards[-1]
+        change = f"{first:.3f} -> {last:.3f}" if len(progress.validation_rewards) > 1 else f"{last:.3f}"
+        results["held-out reward"] = change
     if progress.rewards:
         results["training reward"] = f"{progress.rewards[0]:.3f} -> {progress.rewards[-1]:.3f}"
+    if any(progress.failed_shares.values()):
+        of_parts = (f"{share:.1%} in {part}" for part, share in progress.failed_shares.items())
+        results["failed rewards"] = ", ".join(of_parts)
     return results
 
 
 def _answers(answers: Sequence[SampleAnswer]) -> list[str]:
-    width = max(len(answer.prompt) for answer in answers)
-    return [
-        f"  {item.prompt:<{width}}  {item.response}"
-        + ("  right" if item.reward > 0 else f"  wrong, expected {item.answer}")
-        for item in answers
-    ]
+    texts = [" ".join(f"{_shortened(item.prompt)}{_shortened(item.response)}".split()) for item in answers]
+    width = max(map(len, texts))
+    return [f"  {text:<{width}}  {_verdict(item)}" for text, item in zip(texts, answers, strict=True)]
+
+
+def _verdict(item: SampleAnswer) -> str:
+    """What the reward says of the answer: one between wrong and right is named."""
+    if item.reward is None:
+        return f"not judged: {item.failure}"
+    reward = f"reward {item.reward:.4g}"
+    if item.is_solved:
+        return "right" if item.reward == 1.0 else f"right, {reward}"
+    expected = f", expected {_shortened(item.answer)}" if item.answer else ""
+    return f"wrong{expected}" if item.reward == 0.0 else f"{reward}{expected}"
+
+
+def _shortened(text: str) -> str:
+    """The text without its middle, where it is long."""
+    if len(text) <= _SHOWN_CHARACTERS:
+        return text
+    half = _SHOWN_CHARACTERS // 2
+    return f"{text[:half]} ... {text[-half:]}"
 
 
 def _aligned(entries: Mapping[str, str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -26,6 +27,8 @@ class WandbRecorder:
         """Continues the run that has ``run_id``, if there is one. Raises PermissionError without a key."""
         import wandb
 
+        # W&B's log is in the run directory: on a full disk each of its lines would print a traceback.
+        logging.raiseExceptions = False
         self._wandb = wandb
         if cfg.mode is WandbMode.online and not wandb.login(prompt=False):
             raise PermissionError(
@@ -37,33 +40,58 @@ class WandbRecorder:
             disable_git=True,
             disable_code=True,
             disable_job_creation=True,
-            # The start of system statistics costs a process and a second of CPU.
-            x_disable_stats=True,
-            x_disable_machine_info=True,
+            x_disable_stats=not cfg.system_metrics,
+            x_disable_machine_info=not cfg.system_metrics,
         )
-        self._run = wandb.init(
-            id=run_id,
-            # Offline files meet the run they continue when they are uploaded, by the id alone.
-            resume="allow" if cfg.mode is WandbMode.online else None,
-            project=cfg.project,
-            name=cfg.name or directory.name,
-            dir=directory,
-            mode=cfg.mode.value,
-            config=dict(resolved_config),
-            settings=settings,
-        )
+        try:
+            self._run = wandb.init(
+                id=run_id,
+                # Offline files meet the run they continue when they are uploaded, by the id alone.
+                resume="allow" if cfg.mode is WandbMode.online else None,
+                project=cfg.project,
+                name=cfg.name or directory.name,
+                entity=cfg.entity,
+                group=cfg.group,
+                job_type=cfg.job_type,
+                tags=cfg.tags,
+                notes=cfg.notes,
+                dir=directory,
+                mode=cfg.mode.value,
+                config=dict(resolved_config),
+                settings=settings,
+            )
+        except Exception:
+            self._end_service()
+            raise
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(dict(metrics), step=step)
+        if self._is_open(step):
+            self._run.log(dict(metrics), step=step)
 
     def log_answers(self, step: int, answers: Sequence[SampleAnswer]) -> None:
         """As a table."""
+        if not self._is_open(step):
+            return
         columns = [field.name for field in fields(SampleAnswer)]
         rows = [[getattr(answer, name) for name in columns] for answer in answers]
         table = self._wandb.Table(columns=columns, data=rows)
         self._run.log({"validation/answers": table}, step=step)
 
+    def _is_open(self, step: int) -> bool:
+        """Whether W&B still takes this step: a process that was killed may have logged beyond the checkpoint
+        from which this one continues its run."""
+        return step >= int(self._run.step)
+
     def close(self) -> None:
-        self._run.finish()
-        # Ends W&B's own process; only then is everything on disk.
+        try:
+            self._run.finish()
+        finally:
+            self._end_service()
+
+    def _end_service(self) -> None:
+        """End W&B's own process; only then is everything on disk.
+
+        Raises OSError where it is gone already. W&B would otherwise find out when this process exits, with a
+        traceback.
+        """
         self._wandb.teardown()

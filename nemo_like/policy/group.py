@@ -9,7 +9,7 @@ Runs in the driver's process: no tensor library here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,6 +37,7 @@ _STAGES = {
     "save_checkpoint": Stage.checkpoint,
     "has_written_checkpoint": Stage.checkpoint,
     "wait_for_checkpoint": Stage.checkpoint,
+    "corrupt_checkpoint_files": Stage.checkpoint,
     "load_checkpoint": Stage.checkpoint,
     # Of a step that is given up: what was under way goes before.
     "settle": Stage.policy_training,
@@ -134,9 +135,17 @@ class PolicyWorkerGroup:
         """Whether the latest checkpoint is on disk; raises ActorFailed when it could not be written."""
         return all(self._everywhere("has_written_checkpoint", lambda place: True))
 
-    def wait_for_checkpoint(self) -> None:
-        """Until the latest checkpoint is on disk; raises ActorFailed when it could not be written."""
-        self._everywhere("wait_for_checkpoint", lambda place: True)
+    def wait_for_checkpoint(self) -> dict[str, str]:
+        """Wait until the latest checkpoint is on disk; the SHA-256 of its files by name. Raises ActorFailed
+        when it could not be written."""
+        shares = self._everywhere("wait_for_checkpoint", lambda place: True)
+        return {name: digest for share in shares for name, digest in share.items()}
+
+    def corrupt_checkpoint_files(self, path: str, digests: Mapping[str, str]) -> list[str]:
+        """Have the workers hash a checkpoint's files, each its share; names of those that differ from
+        ``digests``."""
+        shares = self._everywhere("corrupt_checkpoint_files", lambda place: True, path, digests)
+        return [name for share in shares for name in share]
 
     def load_checkpoint(self, path: str, policy_version: int) -> None:
         """Continue from a checkpoint, which another parallel layout may have written."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from nemo_like.checkpoint.digests import differing_files, own_share
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.cluster.gloo import one_gloo_device
 from nemo_like.cluster.imports import lasting_imports, load_target
@@ -46,7 +47,7 @@ from nemo_like.data_plane.operations import Operation
 from nemo_like.observability.metrics import Metric
 from nemo_like.observability.trace import span
 from nemo_like.policy.batch import PolicyBatch
-from nemo_like.policy.checkpoint_writer import CheckpointWriter
+from nemo_like.policy.checkpoint_writer import CheckpointWriter, told_in_short
 from nemo_like.policy.interfaces import (
     WORKER_TAGS,
     TrainingBackend,
@@ -210,19 +211,26 @@ class PolicyWorker:
         self._checkpoint = CheckpointWriter(self._checkpoint_group, writing)
         self._backend.save_checkpoint(Path(path), self._checkpoint)
         torch.save(torch.get_rng_state(), _random_state_path(path, self.coordinates))
+        self._checkpoint.complete(Path(path))
 
     def has_written_checkpoint(self) -> bool:
         """Whether this rank's part of the latest checkpoint is on disk; raises what went wrong."""
         return self._checkpoint is None or self._checkpoint.is_done()
 
-    def wait_for_checkpoint(self) -> None:
-        """Until this rank's part of the latest checkpoint is on disk; raises what went wrong."""
-        if self._checkpoint is not None:
-            self._checkpoint.wait(self._timeout_s)
+    def wait_for_checkpoint(self) -> dict[str, str]:
+        """Wait until this rank's part of the latest checkpoint is on disk; the SHA-256 of its share of the
+        files, by name. Raises what went wrong."""
+        return {} if self._checkpoint is None else self._checkpoint.wait(self._timeout_s)
+
+    def corrupt_checkpoint_files(self, path: str, digests: Mapping[str, str]) -> list[str]:
+        """Hash this rank's share of a checkpoint's files; names of those that differ from ``digests``."""
+        share = own_share(digests, self.coordinates.rank, self.coordinates.layout.world_size)
+        return differing_files(Path(path), {name: digests[name] for name in share})
 
     def load_checkpoint(self, path: str, policy_version: int) -> None:
         """Continue from a checkpoint, which another layout may have written; all ranks call it."""
-        self._backend.load_checkpoint(Path(path))
+        with told_in_short():
+            self._backend.load_checkpoint(Path(path))
         self.policy_version = policy_version
         random_state = _random_state_path(path, self.coordinates)
         if random_state.is_file():

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from nemo_like.cluster.coordinates import Coordinates
@@ -92,6 +93,7 @@ def train_adapters(
 class Outcome:
     """A world's reports beside the checkpoint it started from and the one it exported."""
 
+    path: Path  # of model and export
     leaders: list[LoraReport]
     batch: dict[str, Any]
     checkpoint: dict[str, torch.Tensor]
@@ -128,7 +130,7 @@ def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         for name in ("model", "export")
     )
     tolerance = 1e-5 if cfg.precision is Precision.float32 else 0.15
-    return Outcome(leaders, batch, checkpoint, merged, logprobs, tolerance)
+    return Outcome(path, leaders, batch, checkpoint, merged, logprobs, tolerance)
 
 
 def test_the_loss_falls(outcome: Outcome) -> None:
@@ -154,6 +156,22 @@ def test_the_merged_export_computes_what_the_adapters_do(outcome: Outcome) -> No
     for report in outcome.leaders:
         expected = torch.cat([outcome.exported_logprobs[row] for row in report.positions])
         torch.testing.assert_close(report.after, expected, rtol=0, atol=outcome.tolerance)
+
+
+def test_the_exported_adapter_beside_the_model_computes_what_the_merged_export_does(outcome: Outcome) -> None:
+    def logits(model: Any) -> torch.Tensor:
+        with torch.no_grad():
+            return model(torch.arange(12)[None]).logits
+
+    model, merged = (
+        AutoModelForCausalLM.from_pretrained(outcome.path / name, dtype=torch.float32)
+        for name in ("model", "export")
+    )
+    before = logits(model)
+    after = logits(PeftModel.from_pretrained(model, outcome.path / "export" / "adapter"))
+    error, change = (after - logits(merged)).abs().max(), (after - before).abs().max()
+    assert error < outcome.tolerance
+    assert error < 0.1 * change
 
 
 def test_engines_are_sent_the_merged_weights_as_announced(outcome: Outcome) -> None:

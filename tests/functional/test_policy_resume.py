@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as torch_checkpoint
 from safetensors.torch import load_file
 
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.schema import CheckpointWriting, PolicyBackend, PolicyConfig
+from nemo_like.config.model_info import read_model_info
+from nemo_like.config.plan import checkpoint_bytes
+from nemo_like.config.schema import CheckpointWriting, PolicyBackend, PolicyConfig, Precision
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
@@ -30,7 +33,7 @@ from tests.functional.policy_fixtures import (
     random_batch,
     ready_worker,
 )
-from tests.functional.worlds import run_world
+from tests.functional.worlds import WorldPool, run_world
 
 BATCH = random_batch(16)
 WRITING = CheckpointWriting.background
@@ -184,3 +187,51 @@ def test_every_worker_knows_when_writing_in_the_background_failed(
     for trained_on, problem in run_world(save_on_a_full_disk, parallel_layout(cfg), cfg, tmp_path):
         assert trained_on
         assert re.match(r"rank \d: \w+: ", problem)
+
+
+def verify_damaged(coordinates: Coordinates, cfg: PolicyConfig, path: Path) -> tuple[list[str], list[str]]:
+    """What this rank finds in a checkpoint as it was written, and after a flipped byte in another's file."""
+    plane = InMemoryDataPlane()
+    worker = ready_worker(cfg, loss_config(), coordinates, plane)
+    train(worker, put_samples(plane, "first", BATCH))
+    worker.save_checkpoint(str(path), WRITING)
+    shares: list[dict[str, str]] = [{}] * coordinates.layout.world_size
+    dist.all_gather_object(shares, worker.wait_for_checkpoint())
+    digests = {name: digest for share in shares for name, digest in share.items()}
+    assert digests.keys() == {file.name for file in path.iterdir()}
+    before = worker.corrupt_checkpoint_files(str(path), digests)
+    dist.barrier()
+    if coordinates.rank == 0:
+        damaged = path / "__1_0.distcp"
+        damaged.write_bytes(bytes([damaged.read_bytes()[0] ^ 1]) + damaged.read_bytes()[1:])
+    dist.barrier()
+    return before, worker.corrupt_checkpoint_files(str(path), digests)
+
+
+@pytest.mark.parametrize("layout", ["TP2", pytest.param("FSDP, DP2", marks=pytest.mark.slow)])
+def test_the_worker_that_reads_a_corrupt_file_names_it(layout: str, model: Path, tmp_path: Path) -> None:
+    cfg = policy_config(model, **LAYOUTS[layout])
+    found = run_world(verify_damaged, parallel_layout(cfg), cfg, tmp_path)
+    assert found == [([], []), ([], ["__1_0.distcp"])]
+
+
+def saved_bytes(coordinates: Coordinates, cfg: PolicyConfig, path: Path) -> int:
+    plane = InMemoryDataPlane()
+    worker = ready_worker(cfg, loss_config(), coordinates, plane)
+    train(worker, put_samples(plane, "first", BATCH))
+    worker.save_checkpoint(str(path), WRITING)
+    worker.wait_for_checkpoint()
+    return sum(file.stat().st_size for file in path.iterdir())
+
+
+def test_a_checkpoint_takes_the_space_that_was_expected_of_it(tmp_path: Path) -> None:
+    # Large enough for names and places to be a few per cent.
+    model = make_checkpoint(tmp_path / "model", vocab_size=4096)
+    with WorldPool() as pool:
+        for number, options in enumerate([{}, REPLICATED, {"precision": Precision.bfloat16}, FSDP]):
+            cfg = policy_config(model, **options)
+            path = tmp_path / str(number)
+            path.mkdir()
+            (found,) = pool.run(saved_bytes, parallel_layout(cfg), cfg, path)
+            expected = checkpoint_bytes(cfg, read_model_info(str(model), cfg.backend))
+            assert expected < found < 1.06 * expected, options

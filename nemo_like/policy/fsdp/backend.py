@@ -45,6 +45,9 @@ from nemo_like.policy.parking import HostParking, always_there
 from nemo_like.policy.reference import ReferenceWeights, reference_in_place
 from nemo_like.policy.train_metrics import TrainMetrics
 
+# Of an export: the adapters without the weights that they are merged into.
+ADAPTER_DIRECTORY = "adapter"
+
 
 class FSDPPolicy:
     """One rank's part of the policy. torch.distributed must be initialised, with the coordinates' rank.
@@ -166,7 +169,8 @@ class FSDPPolicy:
                 yield from hf_tensors(self._causal_lm, plain_name, self._merged(name))
 
     def export_hf(self, path: Path) -> None:
-        """Write a checkpoint directory that transformers loads; every rank calls it."""
+        """Write a checkpoint directory that transformers loads, and the adapters below it, if any, for peft;
+        every rank calls it."""
         tensors = self.stage_weights()
         if self.coordinates.rank == 0:
             written = write_weights(path, 0, tensors)
@@ -174,7 +178,19 @@ class FSDPPolicy:
         else:
             for _ in tensors:  # takes part in the gathering
                 pass
+        if self._adapters:
+            self._export_adapters(path / ADAPTER_DIRECTORY)
         dist.barrier()
+
+    @torch.no_grad()
+    def _export_adapters(self, path: Path) -> None:
+        with self._weights_in_use():
+            tensors = {
+                name: full_tensor(self._parameters[name], self.device, torch.float32).cpu()
+                for name in self._adapters.parameter_names()
+            }
+        if self.coordinates.rank == 0:
+            self._adapters.save(path, self._source, tensors)
 
     def save_checkpoint(self, path: Path, writer: CheckpointWriter) -> None:
         """Have weights, optimizer and update count written into the empty directory; every rank calls it."""

@@ -8,24 +8,35 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from nemo_like.config.schema import LoraConfig
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
 
 _NAME = "default"  # peft's name of the one adapter that each layer has
 _ALL_LINEAR = "all-linear"
 _BASE = ".base_layer"
+_WEIGHTS_FILE = "adapter_model.safetensors"
+_PEFT_PREFIX = "base_model.model."
 
 
 class Adapters:
-    """The adapted layers of a model, by name; none of a model that trains as a whole."""
+    """The adapted layers of a model, by name; none of a model that trains as a whole.
 
-    def __init__(self, layers: Mapping[str, Any]) -> None:
-        self._layers = dict(layers)
+    ``config`` is peft's, with the layers by name.
+    """
+
+    def __init__(self, layers: Mapping[str, Any], config: PeftConfig | None = None) -> None:
+        self._layers, self._config = dict(layers), config
 
     def __bool__(self) -> bool:
         return bool(self._layers)
@@ -59,18 +70,35 @@ class Adapters:
         # Some layers store their weight [in, out].
         return weight.float() + (delta.T if layer.fan_in_fan_out else delta)
 
+    def parameter_names(self) -> list[str]:
+        """What ``save`` needs of a model's parameters."""
+        return [f"{layer}.{part}.{_NAME}.weight" for layer in self._layers for part in ("lora_A", "lora_B")]
+
+    def save(self, path: Path, source: Path, tensors: Mapping[str, Tensor]) -> None:
+        """Write a directory that ``peft.PeftModel.from_pretrained`` puts beside the model in ``source``.
+
+        ``tensors`` are full parameters by name.
+        """
+        assert self._config is not None
+        self._config.base_model_name_or_path = str(source.absolute())
+        self._config.save_pretrained(str(path))
+        named = {_PEFT_PREFIX + name.replace(f".{_NAME}.", "."): value for name, value in tensors.items()}
+        save_file(named, path / _WEIGHTS_FILE, metadata={"format": "pt"})
+
 
 def add_adapters(model: PreTrainedModel, cfg: LoraConfig) -> Adapters:
     """Put adapters, still without values, beside the target layers and freeze all else.
 
     Raises ValueError when a name fits no layer, or one that is no linear layer inside the model.
     """
-    from peft import LoraConfig as PeftConfig
+    _check_targets(model, cfg)
+    from peft import LoraConfig as PeftLora
     from peft import inject_adapter_in_model
     from peft.tuners.lora import LoraLayer
 
     targets = cfg.target_modules
-    peft_config = PeftConfig(
+    peft_config = PeftLora(
+        task_type="CAUSAL_LM",
         r=cfg.rank,
         lora_alpha=cfg.alpha,
         lora_dropout=cfg.dropout,
@@ -84,7 +112,29 @@ def add_adapters(model: PreTrainedModel, cfg: LoraConfig) -> Adapters:
                 f"policy.fsdp_cfg.lora.target_modules names {name!r}, an embedding or the output layer; "
                 "name linear layers inside the model"
             )
-    return Adapters(layers)
+    return Adapters(layers, peft_config)
+
+
+def _check_targets(model: PreTrainedModel, cfg: LoraConfig) -> None:
+    """Raise ValueError for names that no layer has: peft is content if one of them fits."""
+    if cfg.target_modules == [_ALL_LINEAR]:
+        return
+    names = [name for name, _ in model.named_modules()]
+    unknown = [
+        target
+        for target in cfg.target_modules
+        if not any(name == target or name.endswith(f".{target}") for name in names)
+    ]
+    if unknown:
+        linear = {name.rpartition(".")[2] for name, layer in model.named_modules() if _is_linear(layer)}
+        raise ValueError(
+            f"policy.fsdp_cfg.lora.target_modules={cfg.target_modules}: no layer of the model is called "
+            f"{', '.join(unknown)}; its linear layers are {', '.join(sorted(linear))}"
+        )
+
+
+def _is_linear(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.Linear | Conv1D)
 
 
 def checkpoint_name(name: str) -> str | None:

@@ -1,13 +1,21 @@
 from __future__ import annotations
 
-import shutil
-from collections import namedtuple
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from nemo_like.checkpoint.digests import share_digests
 from nemo_like.checkpoint.state import TrainingState
-from nemo_like.checkpoint.store import CheckpointError, CheckpointStore, Retention
+from nemo_like.checkpoint.store import (
+    CheckpointError,
+    CheckpointStore,
+    Retention,
+    read_checkpoint,
+    verify_policy_files,
+)
+from nemo_like.observability.disk import DiskFull
+from tests.disks import fill, small_disk
 
 ACCURACY = "validation/accuracy"
 BEST_TWO = Retention(keep_top_k=2, metric=ACCURACY, is_higher_better=True)
@@ -33,12 +41,12 @@ class Checkpoints:
     def __init__(self, root: Path, retention: Retention = ALL) -> None:
         self.root = root
         self.warnings: list[str] = []
-        self.store = CheckpointStore(root, retention, self.warnings.append)
+        self.store = CheckpointStore(root, retention, self.warnings.append, expected_bytes=100)
 
     def save(self, step: int, **metrics: float) -> None:
         with self.store.writing(step) as policy:
             (policy / "weights").write_bytes(b"x" * 100)
-            self.store.finish(state(step, **metrics))
+            self.store.finish(state(step, **metrics), share_digests(policy, rank=0, world_size=1))
 
     def names(self) -> list[str]:
         return sorted(path.name for path in self.root.iterdir())
@@ -88,7 +96,7 @@ def test_what_a_killed_run_left_unfinished_is_never_read_and_can_be_removed(save
 
 
 @pytest.mark.parametrize("damage", ["cut", "delete", "state", "manifest"])
-def test_a_broken_checkpoint_is_passed_over_with_a_warning(saved: Checkpoints, damage: str) -> None:
+def test_a_broken_checkpoint_is_set_aside_with_a_warning(saved: Checkpoints, damage: str) -> None:
     saved.save(1)
     saved.save(2)
     newest = saved.root / "step_2"
@@ -103,6 +111,51 @@ def test_a_broken_checkpoint_is_passed_over_with_a_warning(saved: Checkpoints, d
     assert latest.state.step == 1
     assert len(saved.warnings) == 1
     assert "step_2 is broken" in saved.warnings[0]
+    assert saved.names() == ["step_1", "step_2.corrupt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "found"),
+    [("training_state.json", '"valid_tokens": 100', '"valid_tokens": 900'), ("policy/weights", "xxx", "xyx")],
+)
+def test_contents_that_changed_at_an_equal_size_are_found(
+    saved: Checkpoints, name: str, written: str, found: str
+) -> None:
+    saved.save(1)
+    file = saved.root / "step_1" / name
+    file.write_text(file.read_text().replace(written, found, 1))
+    with pytest.raises(CheckpointError, match=f"step_1 is corrupt: {name} is not what was written"):
+        verify_policy_files(read_checkpoint(saved.root / "step_1"))
+
+
+@pytest.mark.parametrize("entry", ['"x"', '{"bytes": 100}', '{"bytes": 100, "sha255": "0"}', "[]"])
+def test_a_manifest_of_another_kind_is_a_broken_checkpoint(saved: Checkpoints, entry: str) -> None:
+    saved.save(1)
+    manifest = '{"policy/weights": ' + entry + ', "training_state.json": {"bytes": 1, "sha256": "0"}}'
+    (saved.root / "step_1" / "manifest.json").write_text(manifest)
+    with pytest.raises(CheckpointError, match="does not give size and sha256 of every file"):
+        read_checkpoint(saved.root / "step_1")
+
+
+def test_a_second_corrupt_checkpoint_of_a_step_gets_a_name_of_its_own(saved: Checkpoints) -> None:
+    saved.save(1)
+    for _ in range(2):
+        saved.save(2)
+        (saved.root / "step_2" / "policy" / "weights").unlink()
+        assert saved.store.latest() is not None
+    assert saved.names() == ["step_1", "step_2.corrupt", "step_2.corrupt-2"]
+
+
+def test_files_that_only_the_workers_see_are_an_error_not_a_checkpoint_without_them(
+    saved: Checkpoints,
+) -> None:
+    with (
+        pytest.raises(CheckpointError, match=r"different files in .*: __1_0\.distcp\. Every node must share"),
+        saved.store.writing(1) as policy,
+    ):
+        (policy / "__0_0.distcp").write_bytes(b"x")
+        saved.store.finish(state(1), {"__0_0.distcp": "0", "__1_0.distcp": "0"})
+    assert saved.names() == []
 
 
 def test_the_best_are_kept_and_always_the_latest(tmp_path: Path) -> None:
@@ -143,30 +196,44 @@ def test_a_step_saved_again_replaces_the_earlier_one(saved: Checkpoints) -> None
     assert latest.state.metrics == {ACCURACY: 0.2}
 
 
-def test_a_full_disk_is_told_before_anything_is_written(
-    saved: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", 1 << 20) as path:
+        yield path
+
+
+def test_a_checkpoint_that_has_no_space_is_told_before_anything_is_written(disk: Path) -> None:
+    saved = Checkpoints(disk / "checkpoints")
     saved.save(1)
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1000, 900, 100))
-    with pytest.raises(CheckpointError, match=r"step 2: 0.00 GiB are free in .*checkpoint_dir"):
+    filler = fill(disk)
+    with pytest.raises(DiskFull, match=r"step 2: 0 B are free in .*it needs \d+ B.* whole.*checkpoint_dir"):
         saved.save(2)
     assert saved.names() == ["step_1"]
+    filler.unlink()
+    saved.save(2)
 
 
-def test_a_disk_that_fills_up_while_saving_is_told_and_the_last_checkpoint_stays(
-    saved: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved.save(1)
-    usage = namedtuple("usage", "total used free")
+def test_the_first_checkpoint_needs_what_is_expected_of_it(disk: Path) -> None:
+    store = CheckpointStore(disk / "checkpoints", ALL, print, expected_bytes=2 << 20)
     with (
-        pytest.raises(CheckpointError, match="no space for the checkpoint of step 2"),
+        pytest.raises(DiskFull, match=r"step 1: 1\.049 MB are free in .*it needs 2\.097 MB"),
+        store.writing(1),
+    ):
+        pass
+
+
+def test_a_disk_that_gets_full_while_saving_is_told_and_the_last_checkpoint_stays(disk: Path) -> None:
+    saved = Checkpoints(disk / "checkpoints")
+    saved.save(1)
+    with (
+        pytest.raises(DiskFull, match="no space for the checkpoint of step 2"),
         saved.store.writing(2) as policy,
     ):
         (policy / "weights").write_bytes(b"half")
-        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1000, 1000, 0))
-        raise RuntimeError("a worker's write failed")
+        fill(disk)
+        raise RuntimeError("a worker's write failed for a reason that it does not tell")
     assert saved.names() == ["step_1"]
+    verify_policy_files(read_checkpoint(disk / "checkpoints" / "step_1"))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format_version": 99}', '{"format_version": 1}'])

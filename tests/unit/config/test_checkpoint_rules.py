@@ -7,6 +7,7 @@ import pytest
 
 from nemo_like.config.checkpoint_rules import checkpoint_problems
 from nemo_like.config.errors import ConfigError
+from nemo_like.config.machine_rules import Machine
 from nemo_like.config.model_info import read_model_info
 from nemo_like.config.schema import Config, PolicyBackend
 from tests.unit.config.checkpoints import write_checkpoint
@@ -27,9 +28,42 @@ def test_a_missing_arithmetic_checkpoint_says_the_command_that_makes_it(demo: De
     )
 
 
-def test_another_missing_checkpoint_says_how_to_download_one(demo: Demo) -> None:
-    (problem,) = problems(demo("policy.model_name=models/Qwen3-8B"))
-    assert "is not a directory; download one, for example: hf download Qwen/Qwen3-8B" in problem
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("/m/Qwen3-8B", "download it: hf download Qwen/Qwen3-8B --local-dir /m/Qwen3-8B"),
+        (
+            "models/Llama-3.1-8B-Instruct",
+            "hf download meta-llama/Llama-3.1-8B-Instruct --local-dir models/Llama-3.1-8B-Instruct",
+        ),
+        (
+            "Qwen/Qwen3-8B",
+            "hf download Qwen/Qwen3-8B --local-dir models/Qwen3-8B, and name that directory",
+        ),
+        ("models/mine", "download a model, for example: hf download OWNER/mine --local-dir models/mine"),
+    ],
+)
+def test_another_missing_checkpoint_says_how_to_download_that_one(demo: Demo, name: str, remedy: str) -> None:
+    (problem,) = problems(demo(f"policy.model_name={name}"))
+    assert problem.startswith(f"policy.model_name={name} is not a directory; ")
+    assert problem.endswith(remedy)
+
+
+def test_a_known_model_need_not_be_there_for_a_plan_of_another_machines_run(demo: Demo) -> None:
+    cfg = demo("policy.model_name=models/Qwen3-8B", "policy.megatron_cfg.tensor_model_parallel_size=16")
+    (problem,) = map(str, checkpoint_problems(cfg, Machine.another))
+    assert problem.endswith("must divide the model's 8 key-value heads; try 8")
+    assert "is not a directory" in problems(cfg)[0]
+
+
+def test_a_head_size_without_attention_on_the_cpu_is_refused_where_engines_are_on_one(
+    demo: Demo, checkpoint: Path
+) -> None:
+    write_checkpoint(checkpoint, head_dim=48)
+    (problem,) = problems(demo())
+    assert "has attention heads of size 48, and vLLM has attention on the CPU only for 32, 64, 80" in problem
+    assert not problems(demo("policy.device=cuda"))
+    assert not problems(demo("rollout.replay=recorded"))
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from nemo_like.checkpoint.digests import differing_files, share_digests
 from nemo_like.checkpoint.store import CheckpointError
 from nemo_like.cluster.errors import ActorFailed
 from nemo_like.config.schema import CheckpointWriting
@@ -43,9 +46,13 @@ class Policy:
             raise self.error
         return self.is_written
 
-    def wait_for_checkpoint(self) -> None:
+    def wait_for_checkpoint(self) -> dict[str, str]:
         if not self.has_written_checkpoint():
             self.write()
+        return share_digests(self.path, rank=0, world_size=1)
+
+    def corrupt_checkpoint_files(self, path: str, digests: Mapping[str, str]) -> list[str]:
+        return differing_files(Path(path), digests)
 
     def load_checkpoint(self, path: str, policy_version: int) -> None:
         self.loaded.append((path, policy_version))
@@ -69,18 +76,22 @@ def sampler(seed: int = 1) -> MixtureSampler:
     return MixtureSampler([20], [1.0], seed=seed, shuffle=True)
 
 
+def run_checkpoints(directory: RunDirectory, cfg: SimpleNamespace | None = None) -> RunCheckpoints:
+    return RunCheckpoints(cfg or config(), directory, expected_bytes=100)
+
+
 def saved_run(tmp_path: Path) -> tuple[RunDirectory, MixtureSampler]:
     """A run that stopped after step 5, and its prompt order."""
     directory, order = RunDirectory.create(str(tmp_path), "run"), sampler()
     order.next(7)
     position = RunPosition(step=5, policy_version=5, consumed_samples=40, valid_tokens=300)
-    RunCheckpoints(config(), directory).save(position, {"train/reward": 0.5}, Policy(), order, "wandb-1")
+    run_checkpoints(directory).save(position, {"train/reward": 0.5}, Policy(), order, "wandb-1")
     return directory, order
 
 
 def test_a_run_continues_where_it_was_saved(tmp_path: Path) -> None:
     directory, order = saved_run(tmp_path)
-    found, policy, again = RunCheckpoints(config(), directory), Policy(), sampler()
+    found, policy, again = run_checkpoints(directory), Policy(), sampler()
     assert found.last_step == 5
     assert found.wandb_run_id == "wandb-1"
     assert found.resume(policy, again) == RunPosition(5, 5, 40, 300)
@@ -91,27 +102,27 @@ def test_a_run_continues_where_it_was_saved(tmp_path: Path) -> None:
 def test_another_seed_is_refused(tmp_path: Path) -> None:
     directory, _ = saved_run(tmp_path)
     with pytest.raises(CheckpointError, match=r"step_5 cannot be continued: .*seed=1, this run 2"):
-        RunCheckpoints(config(), directory).resume(Policy(), sampler(seed=2))
+        run_checkpoints(directory).resume(Policy(), sampler(seed=2))
 
 
 @pytest.mark.parametrize("switch", ["enabled", "resume_if_exists"])
 def test_a_run_that_does_not_resume_starts_anew(tmp_path: Path, switch: str) -> None:
     directory, _ = saved_run(tmp_path)
-    checkpoints = RunCheckpoints(config(**{switch: False}), directory)
+    checkpoints = run_checkpoints(directory, config(**{switch: False}))
     assert checkpoints.last_step == -1
     assert checkpoints.resume(Policy(), sampler()) == RunPosition()
 
 
 def test_nothing_is_saved_where_checkpoints_are_not_enabled(tmp_path: Path) -> None:
     directory = RunDirectory.create(str(tmp_path), "run")
-    checkpoints = RunCheckpoints(config(enabled=False), directory)
+    checkpoints = run_checkpoints(directory, config(enabled=False))
     checkpoints.save(RunPosition(step=1), {}, Policy(), sampler(), "wandb-1")
     assert not directory.checkpoints_path.exists()
 
 
 @pytest.mark.parametrize(("period", "due"), [(5, [5, 10]), (0, [])])
 def test_saving_falls_on_the_period(tmp_path: Path, period: int, due: list[int]) -> None:
-    checkpoints = RunCheckpoints(config(save_period=period), RunDirectory.create(str(tmp_path), "run"))
+    checkpoints = run_checkpoints(RunDirectory.create(str(tmp_path), "run"), config(save_period=period))
     assert [step for step in range(1, 12) if checkpoints.is_due(step)] == due
 
 
@@ -121,7 +132,7 @@ BACKGROUND = config(writing=CheckpointWriting.background)
 def saving_run(tmp_path: Path) -> tuple[RunDirectory, RunCheckpoints, Policy]:
     """A run with a checkpoint of step 5, while its policy workers write that of step 10."""
     directory, order = saved_run(tmp_path)
-    checkpoints, policy = RunCheckpoints(BACKGROUND, directory), Policy()
+    checkpoints, policy = run_checkpoints(directory, BACKGROUND), Policy()
     checkpoints.save(RunPosition(step=10), {}, policy, order, "wandb-1")
     return directory, checkpoints, policy
 
@@ -138,7 +149,7 @@ def test_a_checkpoint_in_the_background_counts_once_all_of_it_is_written(tmp_pat
     checkpoints.settle()
     assert names(directory) == {"step_5", "step_10"}
     checkpoints.settle()
-    assert RunCheckpoints(BACKGROUND, directory).last_step == 10
+    assert run_checkpoints(directory, BACKGROUND).last_step == 10
 
 
 def test_a_run_that_ends_waits_for_its_last_checkpoint(tmp_path: Path) -> None:
@@ -155,7 +166,7 @@ def test_the_next_checkpoint_waits_for_the_one_before_it(tmp_path: Path) -> None
 
 def test_a_run_that_ends_while_one_is_written_continues_from_the_one_before(tmp_path: Path) -> None:
     directory, _, _ = saving_run(tmp_path)
-    assert RunCheckpoints(BACKGROUND, directory).last_step == 5
+    assert run_checkpoints(directory, BACKGROUND).last_step == 5
     assert names(directory) == {"step_5"}
 
 
@@ -170,3 +181,55 @@ def test_what_goes_wrong_in_the_background_is_an_error_of_the_next_step_that_nam
     ):
         checkpoints.settle()
     assert names(directory) == {"step_5"}
+
+
+def damage(directory: RunDirectory, step: int) -> None:
+    """One flipped bit: names and sizes stay."""
+    file = directory.checkpoints_path / f"step_{step}" / "policy" / "weights"
+    file.write_bytes(bytes([file.read_bytes()[0] ^ 1]))
+
+
+def test_a_corrupt_checkpoint_is_set_aside_by_name_and_the_one_before_it_is_continued(tmp_path: Path) -> None:
+    directory, checkpoints, _ = saving_run(tmp_path)
+    checkpoints.finish()
+    damage(directory, 10)
+    checkpoints, policy = run_checkpoints(directory, BACKGROUND), Policy()
+    assert checkpoints.last_step == 10
+    checkpoints.verify(policy)
+    assert checkpoints.last_step == 5
+    assert names(directory) == {"step_5", "step_10.corrupt"}
+    (warning,) = checkpoints.warnings
+    assert "step_10 is corrupt: policy/weights is not what was written" in warning
+    assert "set aside as step_10.corrupt; what came after step 5 is lost and done again" in warning
+    assert checkpoints.resume(policy, sampler()).step == 5
+
+
+def test_where_no_checkpoint_is_whole_the_run_does_not_begin_anew_in_silence(tmp_path: Path) -> None:
+    directory, _ = saved_run(tmp_path)
+    damage(directory, 5)
+    with pytest.raises(CheckpointError, match=r"policy/weights is not .*No checkpoint in .* is whole"):
+        run_checkpoints(directory, BACKGROUND).verify(Policy())
+    with pytest.raises(CheckpointError, match=r"there is step_5\.corrupt\. Restore one .* or begin anew"):
+        run_checkpoints(directory, BACKGROUND)
+
+
+def test_a_checkpoint_without_digests_is_continued_with_one_warning(tmp_path: Path) -> None:
+    directory, _ = saved_run(tmp_path)
+    manifest = directory.checkpoints_path / "step_5" / "manifest.json"
+    sizes = {name: entry["bytes"] for name, entry in json.loads(manifest.read_text()).items()}
+    manifest.write_text(json.dumps(sizes))
+    checkpoints, policy = run_checkpoints(directory, BACKGROUND), Policy()
+    checkpoints.verify(policy)
+    assert checkpoints.resume(policy, sampler()).step == 5
+    (warning,) = checkpoints.warnings
+    assert "step_5 was written without digests" in warning
+
+
+def test_a_checkpoint_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    class Unlucky(Policy):
+        def load_checkpoint(self, path: str, policy_version: int) -> None:
+            raise ActorFailed("policy_worker-0", "load_checkpoint", "checkpoint", EOFError("short"), None)
+
+    directory, _ = saved_run(tmp_path)
+    with pytest.raises(CheckpointError, match=r"checkpoints/step_5 cannot be loaded: .*EOFError: short"):
+        run_checkpoints(directory, BACKGROUND).resume(Unlucky(), sampler())

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 
@@ -42,7 +43,7 @@ def test_plain_lines_are_exactly_these():
     console.status("connecting")
     console.validation(0, {"validation/accuracy": 0.25})
     console.step(1, STEP)
-    console.validation(1, {"validation/accuracy": 0.375})
+    console.validation(1, {"validation/accuracy": 0.375, "validation/reward": 0.5})
     console.note("warning: mind the gap")
     console.close()
     assert stream.getvalue().splitlines() == [
@@ -51,7 +52,7 @@ def test_plain_lines_are_exactly_these():
         "step 0/80  validation accuracy 0.250",
         "step 1/80  reward 0.500  loss -0.0013  grad_norm 1.250  tokens/s 9876  step time 0.80 s "
         "(generation 25%, policy_training 50%, other 25%)  eta 1:03",
-        "step 1/80  validation accuracy 0.375",
+        "step 1/80  validation accuracy 0.375  validation reward 0.500",
         "warning: mind the gap",
     ]
 
@@ -127,3 +128,12 @@ def test_text_in_brackets_is_not_taken_for_markup(wide_terminal):
 )
 def test_sparklines_go_from_the_lowest_to_the_highest(values, width, expected):
     assert sparkline(values, width) == expected
+
+
+def test_lines_that_standard_output_cannot_take_go_to_standard_error(capsys):
+    with Path("/dev/full").open("w") as stream:
+        console = PlainConsole(stream, RunProgress(2))
+        console.note("step 1")
+        console.note("step 2")
+        console.close()
+    assert capsys.readouterr().err == "step 1\nstep 2\n"

@@ -34,3 +34,17 @@ def test_the_resolved_config_is_kept_as_given(tmp_path):
     directory = RunDirectory.create(str(tmp_path), "demo")
     directory.write_config("grpo:\n  seed: 1\n")
     assert directory.config_path.read_text() == "grpo:\n  seed: 1\n"
+
+
+def test_every_output_that_there_is_is_listed_by_what_it_is(tmp_path):
+    directory = RunDirectory.create(str(tmp_path), "demo")
+    assert directory.outputs() == {"logs": directory.logs_path}
+    for name in ("rollouts", "recorded", "profiles", "checkpoints", "final_hf"):
+        (directory.path / name).mkdir()
+    for name in ("metrics.jsonl", "config.yaml", "trace_step_3.json", "trace_step_12.json"):
+        (directory.path / name).touch()
+    assert set(directory.outputs()) == {
+        *("metrics", "configuration", "checkpoints", "trained model", "rollouts as text"),
+        *("recorded rollouts", "profiles", "logs", "trace of step 3", "trace of step 12"),
+    }
+    assert directory.outputs()["trace of step 3"] == directory.trace_path(3)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+import struct
 import subprocess
 import sys
 
 import pytest
+from wandb.proto.wandb_internal_pb2 import Record
 
 from nemo_like.config.schema import WandbConfig, WandbMode
 from nemo_like.observability.background import BackgroundLogger
@@ -12,8 +14,22 @@ from nemo_like.observability.summary import SampleAnswer
 from nemo_like.observability.wandb_logger import WandbRecorder, new_run_id
 
 
-def start(mode, directory, run_id):
-    cfg = WandbConfig(mode=mode, project="nemo-like-tests", name=None)
+def config(mode, **keys):
+    values = {
+        "project": "nemo-like-tests",
+        "name": None,
+        "entity": None,
+        "group": None,
+        "job_type": None,
+        "tags": [],
+        "notes": None,
+        "system_metrics": False,
+    }
+    return WandbConfig(mode=mode, **{**values, **keys})
+
+
+def start(mode, directory, run_id, **keys):
+    cfg = config(mode, **keys)
     return BackgroundLogger("W&B", lambda: WandbRecorder(cfg, directory, {"grpo": {"seed": 1}}, run_id))
 
 
@@ -21,12 +37,12 @@ def test_offline_leaves_a_run_directory_with_what_was_logged(tmp_path):
     logger = start(WandbMode.offline, tmp_path, new_run_id())
     for step in range(3):
         logger.log(step, {"train/reward": step / 2})
-    logger.log_answers(2, [SampleAnswer("21+43=", "650", "640", 0.0)])
+    logger.log_answers(2, [SampleAnswer("21+43=", "650", "640", 0.0, False)])
     assert logger.finish(timeout_s=60.0) is None
     (stored,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
     assert b"train/reward" in stored.read_bytes()
     (table,) = stored.parent.glob("files/media/table/validation/answers*.json")
-    assert json.loads(table.read_text())["data"] == [["21+43=", "650", "640", 0.0]]
+    assert json.loads(table.read_text())["data"] == [["21+43=", "650", "640", 0.0, False, None]]
 
 
 def test_a_run_that_is_continued_keeps_its_id(tmp_path):
@@ -37,6 +53,64 @@ def test_a_run_that_is_continued_keeps_its_id(tmp_path):
         assert logger.finish(timeout_s=60.0) is None
     stored = list(tmp_path.glob("*/wandb/offline-run-*/run-abc12345.wandb"))
     assert len(stored) == 2
+
+
+def stored_records(directory):
+    """What the offline file holds: after a header, a log in LevelDB's format, whose records are W&B's."""
+    (stored,) = directory.glob("wandb/offline-run-*/run-*.wandb")
+    data, block, header = stored.read_bytes(), 32768, 7
+    position, record, records = header, b"", []
+    while position < len(data):
+        if block - position % block < header:  # the rest of a block that has no room for a chunk
+            position += block - position % block
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, position)
+        position += header + length
+        record += data[position - length : position]
+        if kind in (1, 4):  # a whole record, or the last part of one
+            records.append(Record.FromString(record))
+            record = b""
+    return records
+
+
+def test_a_run_has_the_keys_that_group_it_with_others(tmp_path):
+    keys = {
+        "entity": "team",
+        "group": "ablation",
+        "job_type": "train",
+        "tags": ["qwen3-8b", "baseline"],
+        "notes": "the first try",
+    }
+    logger = start(WandbMode.offline, tmp_path, new_run_id(), **keys)
+    logger.log(1, {"train/reward": 0.5})
+    assert logger.finish(timeout_s=60.0) is None
+    run = next(record.run for record in stored_records(tmp_path) if record.HasField("run"))
+    stored = {
+        "entity": run.entity,
+        "group": run.run_group,
+        "job_type": run.job_type,
+        "tags": list(run.tags),
+        "notes": run.notes,
+    }
+    assert stored == keys
+
+
+@pytest.mark.parametrize("system_metrics", [True, False])
+def test_wandb_measures_the_machine_where_it_is_asked_to(tmp_path, system_metrics):
+    logger = start(WandbMode.offline, tmp_path, new_run_id(), system_metrics=system_metrics)
+    logger.log(1, {"train/reward": 0.5})
+    assert logger.finish(timeout_s=60.0) is None
+    kinds = {record.WhichOneof("record_type") for record in stored_records(tmp_path)}
+    assert ("stats" in kinds) == system_metrics
+
+
+def test_a_step_before_the_latest_is_left_out_without_a_complaint(tmp_path, capfd):
+    logger = start(WandbMode.offline, tmp_path, new_run_id())
+    for step in (3, 2, 3, 4):
+        logger.log(step, {"train/reward": 0.5})
+        logger.log_answers(step, [])
+    assert logger.finish(timeout_s=60.0) is None
+    assert "monotonically" not in "".join(capfd.readouterr())
 
 
 def test_online_without_a_key_is_a_warning_that_says_what_to_do(tmp_path, monkeypatch):
@@ -59,3 +133,30 @@ def test_neither_the_loggers_nor_their_back_ends_load_a_heavy_library(module, tm
         f"sys.exit({module!r} in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+KILLED_SERVICE = """
+import pathlib, sys
+import psutil
+from nemo_like.config.schema import WandbMode
+from tests.unit.observability.test_wandb_logger import start
+
+logger = start(WandbMode.offline, pathlib.Path(sys.argv[1]), "abcdefgh")
+logger.log(1, {"train/reward": 0.5})
+while not (services := [one for one in psutil.Process().children() if "wandb-core" in one.name()]):
+    pass
+while not list(pathlib.Path(sys.argv[1]).glob("wandb/offline-run-*/*.wandb")):
+    pass
+services[0].kill()
+services[0].wait()
+logger.log(2, {"train/reward": 0.5})
+print(logger.finish(timeout_s=60))
+"""
+
+
+def test_a_service_that_is_killed_costs_a_warning_and_no_traceback(tmp_path):
+    command = [sys.executable, "-c", KILLED_SERVICE, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("W&B failed: ")
+    assert "Traceback" not in done.stderr

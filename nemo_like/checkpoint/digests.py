@@ -1,0 +1,57 @@
+"""SHA-256 of a checkpoint's files, shared out over the policy workers.
+
+A worker hashes the files that it wrote, while they are still in its host's memory, and when a checkpoint is
+loaded those that the worker of its rank wrote; rank 0 those of nobody in particular. SHA-256 is the fastest
+cryptographic hash of the standard library on processors with SHA instructions (1.8 GB/s on one core, against
+1.1 GB/s of BLAKE2b), and ``sha256sum`` computes it too. Standard library only.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+# torch's distributed checkpoints name a rank's files __RANK_NUMBER.distcp.
+_WRITTEN_BY = re.compile(r"(?:__|random_state_)(\d+)_")
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file's contents in hexadecimal. Raises OSError when it cannot be read."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def own_share(names: Iterable[str], rank: int, world_size: int) -> list[str]:
+    """Return the files that ``rank`` hashes: its own, and those of ranks that this world does not have."""
+    return [name for name in names if _writer(name) % world_size == rank]
+
+
+def share_digests(directory: Path, rank: int, world_size: int) -> dict[str, str]:
+    """Hash this rank's share of the files in ``directory``; digests by name. Raises OSError."""
+    names = sorted(path.name for path in directory.iterdir() if path.is_file())
+    return {name: file_digest(directory / name) for name in own_share(names, rank, world_size)}
+
+
+def differing_files(directory: Path, digests: Mapping[str, str]) -> list[str]:
+    """Return the names whose files are not what ``digests`` says; one that the disk fails to read counts too.
+
+    Raises OSError for a file that is out of this process's reach, which says nothing of what is in it.
+    """
+    return [name for name, digest in digests.items() if _digest_if_readable(directory / name) != digest]
+
+
+def _digest_if_readable(path: Path) -> str | None:
+    try:
+        return file_digest(path)
+    except OSError as error:
+        if error.errno == errno.EIO:
+            return None
+        raise
+
+
+def _writer(name: str) -> int:
+    match = _WRITTEN_BY.match(name)
+    return int(match[1]) if match else 0

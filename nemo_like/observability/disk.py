@@ -1,0 +1,114 @@
+"""Files and directories that are written whole or not at all, and a sentence for a disk that is full."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from nemo_like.config.sizes import format_size
+
+_REMEDY = "Free some space, then run again: a run with a logger.run_name continues from its last checkpoint"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+# With less than this free, whatever went wrong while writing was the disk: not every library says so.
+_FULL_BYTES = 1 << 20
+
+
+class DiskFull(RuntimeError):
+    """Nothing more can be written; the message says where, how much is free and needed, and what to do."""
+
+
+def disk_full(what: str, directory: Path, needed_bytes: int | None, remedy: str = _REMEDY) -> DiskFull:
+    """Build the error of a disk that cannot hold ``what`` below ``directory``; null: an unknown size."""
+    free = format_size(_free_bytes(directory))
+    needed = "more is needed" if needed_bytes is None else f"it needs {format_size(needed_bytes)}"
+    return DiskFull(f"no space for {what}: {free} are free in {directory}, and {needed}. {remedy}")
+
+
+def is_disk_full(error: BaseException, directory: Path) -> bool:
+    """Return whether an error, or one that it came from, is that of a full disk or quota below ``directory``.
+
+    Libraries in other languages tell it in words alone, or not at all.
+    """
+    if _free_bytes(directory) < _FULL_BYTES:
+        return True
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, DiskFull) or (isinstance(cause, OSError) and cause.errno in _FULL):
+            return True
+        if any(os.strerror(number) in str(cause) for number in _FULL):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+def check_space(what: str, directory: Path, needed_bytes: int, remedy: str = _REMEDY) -> None:
+    """Raise DiskFull when the disk of ``directory`` has less than ``needed_bytes`` free."""
+    if _free_bytes(directory) < needed_bytes:
+        raise disk_full(what, directory, needed_bytes, remedy)
+
+
+@contextmanager
+def space_for(
+    what: str, directory: Path, needed_bytes: int | None = None, remedy: str = _REMEDY
+) -> Iterator[None]:
+    """Around what is written below ``directory``: raises DiskFull instead of what the block raises when the
+    disk got full."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, DiskFull) or not is_disk_full(error, directory):
+            raise
+        raise disk_full(what, directory, needed_bytes, remedy) from error
+
+
+def write_whole(path: Path, contents: bytes | memoryview, what: str) -> None:
+    """Write a file that is there as it was until it is there as it shall be. Raises DiskFull, OSError."""
+    aside = path.with_name(f"{path.name}.tmp")
+    with space_for(what, path.parent, len(contents)):
+        try:
+            aside.write_bytes(contents)
+            aside.replace(path)
+        except OSError:
+            aside.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def whole_directory(path: Path, what: str, needed_bytes: int) -> Iterator[Path]:
+    """Give a directory to write into, which takes the place of ``path`` when the block ends, and is removed
+    when it raises. Raises DiskFull, also beforehand where there are less than ``needed_bytes``."""
+    aside = path.with_name(f"tmp_{path.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    check_space(what, path.parent, needed_bytes)
+    with space_for(what, path.parent, needed_bytes):
+        aside.mkdir(parents=True)
+        with removed_on_error(aside):
+            yield aside
+    shutil.rmtree(path, ignore_errors=True)
+    aside.rename(path)
+
+
+@contextmanager
+def removed_on_error(directory: Path) -> Iterator[None]:
+    """Around what is done in ``directory``: removes it when the block raises.
+
+    Raises OSError with ENOSPC in its place when the disk got full, which cannot be seen after the removal.
+    """
+    try:
+        yield
+    except BaseException as error:
+        is_full = is_disk_full(error, directory)
+        shutil.rmtree(directory, ignore_errors=True)
+        if is_full and isinstance(error, Exception):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory)) from error
+        raise
+
+
+def _free_bytes(directory: Path) -> int:
+    """On the disk of ``directory``, or of where it will be made."""
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    return shutil.disk_usage(existing).free

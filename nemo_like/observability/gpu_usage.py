@@ -1,0 +1,108 @@
+"""How busy and how full the GPUs of a process are, sampled beside its work and handed over once a step."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from nemo_like.observability.metrics import Metric, maximum, mean
+
+_INTERVAL_S = 0.5
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSample:
+    """One GPU at one moment, with all processes that use it."""
+
+    utilization: float  # share of the driver's latest sampling period in which a kernel ran
+    used_bytes: int
+    total_bytes: int
+
+
+ReadGpu = Callable[[], GpuSample]
+
+
+def usage_metrics(samples: Sequence[GpuSample]) -> dict[str, Metric]:
+    """Mean utilisation and peak memory of the samples, to be merged over processes; empty without any."""
+    if not samples:
+        return {}
+    return {
+        "utilization": mean(sum(sample.utilization for sample in samples), len(samples)),
+        "memory_peak_gib": maximum(max(sample.used_bytes for sample in samples) / _GIB),
+        "memory_peak_share": maximum(max(sample.used_bytes / sample.total_bytes for sample in samples)),
+    }
+
+
+class GpuUsage:
+    """Samples on a thread of its own, which ends with the process."""
+
+    def __init__(self, gpus: Sequence[ReadGpu], interval_s: float = _INTERVAL_S) -> None:
+        """Begin, where there are GPUs."""
+        self._gpus, self._interval_s = list(gpus), interval_s
+        self._lock = threading.Lock()
+        self._samples: list[GpuSample] = []
+        if self._gpus:
+            threading.Thread(target=self._sample, name="GPU usage", daemon=True).start()
+
+    def take(self) -> dict[str, Metric]:
+        """Everything since the last ``take``, and this moment."""
+        now = [read() for read in self._gpus]
+        with self._lock:
+            samples, self._samples = [*self._samples, *now], []
+        return usage_metrics(samples)
+
+    def _sample(self) -> None:
+        pause = threading.Event()
+        while not pause.wait(self._interval_s):
+            now = [read() for read in self._gpus]
+            with self._lock:
+                self._samples += now
+
+
+def own_gpus(environment: Mapping[str, str] = os.environ) -> list[ReadGpu]:
+    """The NVIDIA GPUs that this process may use; none without their driver, or the package nvidia-ml-py."""
+    try:
+        import pynvml
+    except ModuleNotFoundError:
+        return []
+    try:
+        pynvml.nvmlInit()
+        readers = _readers(pynvml, environment)
+        for read in readers:
+            read()
+    except pynvml.NVMLError:
+        return []  # nor where the driver does not tell, as of a part of a GPU
+    return readers
+
+
+def _readers(pynvml: Any, environment: Mapping[str, str]) -> list[ReadGpu]:
+    names = visible_gpus(environment.get("CUDA_VISIBLE_DEVICES"), pynvml.nvmlDeviceGetCount())
+    by_index, by_uuid = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
+
+    def read(handle: Any) -> GpuSample:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        busy = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100.0
+        return GpuSample(busy, int(memory.used), int(memory.total))
+
+    return [partial(read, by_index(name) if isinstance(name, int) else by_uuid(name)) for name in names]
+
+
+def visible_gpus(cuda_visible_devices: str | None, num_gpus: int) -> list[int | str]:
+    """Indices or UUIDs of the GPUs that CUDA shows to a process, as CUDA reads the variable: up to the first
+    that does not exist, and all without it."""
+    if cuda_visible_devices is None:
+        return list(range(num_gpus))
+    visible: list[int | str] = []
+    for name in (part.strip() for part in cuda_visible_devices.split(",")):
+        if name.startswith(("GPU-", "MIG-")):
+            visible.append(name)
+        elif name.isdigit() and int(name) < num_gpus:
+            visible.append(int(name))
+        else:
+            break
+    return visible
