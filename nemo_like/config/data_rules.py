@@ -15,15 +15,27 @@ from nemo_like.config.tasks import data_sources, source_name
 # More digits make more pairs of operands than are worth keeping in memory.
 MAX_ARITHMETIC_DIGITS = 3
 
+# What load_dataset calls the reader of a file with this ending.
+FILE_READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv", ".arrow": "arrow"}
+
 _PLACE = "{prompt}"
+_MISSING = {
+    DatasetKind.jsonl: 'give a file with one object per line, {"prompt": ..., "answer": ...}',
+    DatasetKind.huggingface: "give a file, a directory, or OWNER/NAME of a dataset on the hub",
+}
 
 
-def data_problems(cfg: Config) -> Iterator[Problem]:
-    """Everything for which the problems could not be read and put to the policy as configured."""
+def data_problems(cfg: Config, *, must_be_here: bool = True) -> Iterator[Problem]:
+    """Everything for which the problems could not be read and put to the policy as configured.
+
+    A run elsewhere may be planned without its files: ``must_be_here=False``.
+    """
     for key, source in data_sources(cfg):
         yield from _numbers(key, source)
         yield from _prompts(key, source)
         yield from _path(key, source)
+        if must_be_here and not is_here(source):
+            yield Problem(key=f"{key}.path={source.path}", rule="is not a file", remedy=_MISSING[source.kind])
     for section, sources in (("train", cfg.data.train), ("validation", cfg.data.validation)):
         yield from _names(section, sources)
     limit, template = cfg.data.max_input_seq_length, cfg.data.chat_template
@@ -89,24 +101,31 @@ def _path(key: str, cfg: DatasetConfig) -> Iterator[Problem]:
             rule="needs the package reasoning-gym",
             remedy="pip install reasoning-gym",
         )
-    if cfg.kind is DatasetKind.jsonl and cfg.path is not None:
+    if cfg.kind is DatasetKind.jsonl and cfg.path is not None and is_here(cfg):
         yield from _json_lines(key, cfg, Path(cfg.path))
 
 
+def is_here(cfg: DatasetConfig) -> bool:
+    """Whether a source that is a file or a directory is on this machine; true for what is neither."""
+    if cfg.path is None or cfg.kind not in _MISSING:
+        return True
+    path = Path(cfg.path)
+    if cfg.kind is DatasetKind.jsonl:
+        return path.is_file()
+    # A name on the hub is one word, or two with a slash between them.
+    may_be_on_hub = len(path.parts) <= 2 and not path.is_absolute() and path.suffix not in FILE_READERS
+    return path.exists() or may_be_on_hub
+
+
 def _json_lines(key: str, cfg: DatasetConfig, path: Path) -> Iterator[Problem]:
-    if not path.is_file():
-        remedy = 'give a file with one object per line, {"prompt": ..., "answer": ...}'
-        yield Problem(key=f"{key}.path={path}", rule="is not a file", remedy=remedy)
-        return
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
         first_line = next((line for line in file if line.strip()), "")
     try:
         record = json.loads(first_line)
     except ValueError:
         record = None
     if not isinstance(record, dict):
-        yield Problem(key=f"{key}.path={path}", rule="must hold one JSON object per line", remedy="")
-        return
+        return  # the scan of all records says what and where
     for name, field in (("prompt_key", cfg.prompt_key), ("answer_key", cfg.answer_key)):
         if field not in record:
             rule = f"is not a field of {path}, whose first record has {', '.join(sorted(record))}"

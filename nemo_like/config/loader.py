@@ -7,6 +7,8 @@ A file may name others that it builds on, and wins over them; later ones win ove
       - grpo: default                         # grpo/default.yaml beside this file, put under "grpo"
       - env@env.math: math_verify             # env/math_verify.yaml beside this file, put under "env.math"
 
+What is not beside the file is looked for in the shipped ``configs/``, so that a file may be anywhere.
+
 Arguments follow Hydra's grammar: ``key=value``, ``+key=value`` (had no value before),
 ``++key=value`` (either way) and ``~key`` (null again). Nothing that the schema does not know gets
 through, and no key is left without a value.
@@ -36,6 +38,7 @@ from nemo_like.config.resolvers import register_resolvers
 from nemo_like.config.schema import Config
 
 _MISSING = "???"
+_SHIPPED = Path(__file__).resolve().parents[2] / "configs"
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -79,17 +82,29 @@ def _layers(path: Path, including: tuple[Path, ...]) -> Iterator[_Layer]:
     entries = tree.pop("defaults", None) or []
     for entry in [entries] if isinstance(entries, str | Mapping) else entries:
         if isinstance(entry, str):
-            yield from _layers(_with_suffix(path.parent / entry), (*including, path))
+            yield from _layers(_default(entry, (*including, path)), (*including, path))
         elif isinstance(entry, Mapping) and len(entry) == 1:
             ((group, name),) = entry.items()
             folder, _, package = str(group).partition("@")
-            option = _with_suffix(path.parent / folder / str(name))
-            for layer in _layers(option, (*including, path)):
+            for layer in _layers(_default(f"{folder}/{name}", (*including, path)), (*including, path)):
                 yield _Layer(layer.where, _nested(package or Path(folder).name, layer.tree))
         else:
             rule = f"has an entry {entry!r} in its defaults"
             raise _file_error(path, rule, "an entry is a path, one group: name, or one group@key: name")
     yield _Layer(str(path), tree)
+
+
+def _default(entry: str, including: tuple[Path, ...]) -> Path:
+    """The file that an entry of the last file's defaults means: beside that file, else the shipped one."""
+    beside = _with_suffix(including[-1].parent / entry)
+    shipped = _with_suffix(_shipped_folder(including) / entry)
+    return shipped if shipped.is_file() and not beside.is_file() else beside
+
+
+def _shipped_folder(including: tuple[Path, ...]) -> Path:
+    """Where in the shipped ``configs/`` the last file would be, if the first one were there."""
+    first, last = including[0].parent, including[-1].parent
+    return _SHIPPED / last.relative_to(first) if last.is_relative_to(first) else _SHIPPED
 
 
 def _nested(key: str, tree: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -101,15 +116,7 @@ def _nested(key: str, tree: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _read_yaml(path: Path, including: tuple[Path, ...]) -> Mapping[str, Any]:
     if not path.is_file():
-        beside = sorted(str(other) for other in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
-        close = get_close_matches(str(path), beside, n=1, cutoff=0.6)
-        named_by = f" (named in the defaults of {including[-1]})" if including else ""
-        remedy = (
-            f"did you mean {close[0]}?"
-            if close
-            else f"there are {', '.join(beside) or 'no YAML files there'}"
-        )
-        raise _file_error(path, f"is not a file{named_by}", remedy)
+        raise _no_such_file(path, including)
     try:
         loaded = OmegaConf.load(path)
     except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
@@ -118,6 +125,21 @@ def _read_yaml(path: Path, including: tuple[Path, ...]) -> Mapping[str, Any]:
         raise _file_error(path, "must be a mapping of groups of keys, not a list", "")
     tree = OmegaConf.to_container(loaded, resolve=False)
     return {str(key): value for key, value in tree.items()} if isinstance(tree, dict) else {}
+
+
+def _no_such_file(path: Path, including: tuple[Path, ...]) -> ConfigError:
+    """For a default, the nearest of those beside it and of the shipped ones; never the file that wants it."""
+    folders = [path.parent]
+    if including and path.is_relative_to(including[-1].parent):
+        inside = path.relative_to(including[-1].parent).parent
+        folders.append(_shipped_folder(including) / inside)
+    there = {other.name: other for folder in reversed(folders) for other in sorted(folder.glob("*.yaml"))}
+    candidates = {name: other for name, other in there.items() if other not in including}
+    close = get_close_matches(path.name, candidates, n=1, cutoff=0.6)
+    named_by = f" (named in the defaults of {including[-1]})" if including else ""
+    listed = ", ".join(str(other) for other in candidates.values()) or "no YAML files there"
+    remedy = f"did you mean {candidates[close[0]]}?" if close else f"there are {listed}"
+    return _file_error(path, f"is not a file{named_by}", remedy)
 
 
 def _with_suffix(path: Path) -> Path:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
-import netrc
 import os
 import shutil
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
-from urllib.parse import urlparse
 
 from nemo_like.config.data_plane_rules import data_plane_machine_problems
 from nemo_like.config.data_rules import data_problems
 from nemo_like.config.errors import ConfigError, Problem
+from nemo_like.config.logger_rules import logger_machine_problems, logger_problems
 from nemo_like.config.model_info import read_model_info
 from nemo_like.config.plan import Role, ray_cpus, ray_gpus, roles, weight_bytes
-from nemo_like.config.schema import Config, Device, WandbMode
+from nemo_like.config.sandbox_rules import sandbox_machine_problems
+from nemo_like.config.schema import Config, Device
 
 # Logs, metrics, the learning curve and W&B files of one run.
 _RUN_DIRECTORY_BYTES = 100_000_000
@@ -36,20 +35,11 @@ def machine_problems(cfg: Config, machine: Machine = Machine.this) -> Iterator[P
     if machine is Machine.this:
         yield from _present_gpus(cfg)
         yield from data_plane_machine_problems(cfg)
+        yield from sandbox_machine_problems(cfg)
         yield from _log_directory(cfg)
-    yield from data_problems(cfg)
-    if cfg.logger.wandb.mode is WandbMode.online and not _has_wandb_key():
-        yield Problem(
-            key="logger.wandb.mode=online",
-            rule="needs an API key, and neither WANDB_API_KEY nor a netrc file has one",
-            remedy="run `wandb login`, set WANDB_API_KEY, or use logger.wandb.mode=offline",
-        )
-    if cfg.logger.mlflow.enabled and importlib.util.find_spec("mlflow") is None:
-        yield Problem(
-            key="logger.mlflow.enabled=true",
-            rule="needs the package mlflow, which is not installed",
-            remedy="pip install mlflow, or use W&B or TensorBoard",
-        )
+        yield from logger_machine_problems(cfg)
+    yield from data_problems(cfg, must_be_here=machine is Machine.this)
+    yield from logger_problems(cfg)
 
 
 def _processors(cfg: Config) -> Iterator[Problem]:
@@ -121,14 +111,3 @@ def _export_bytes(cfg: Config) -> int:
         return weight_bytes(cfg, model) * cfg.checkpointing.export_final_hf
     except ConfigError:
         return 0
-
-
-def _has_wandb_key() -> bool:
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
-    path = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
-    try:
-        return path.is_file() and netrc.netrc(str(path)).authenticators(host) is not None
-    except netrc.NetrcParseError:
-        return False

@@ -14,6 +14,9 @@ from nemo_like.config.schema import PolicyBackend
 
 SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 
+# The sizes of the models that recipes name, as config.json without anything else.
+_SHAPES = Path(__file__).resolve().parents[2] / "recipes" / "shapes"
+
 _KEY = "policy.model_name"
 _REQUIRED = (
     "hidden_size",
@@ -73,6 +76,12 @@ class ModelInfo:
         embeddings = self.vocab_size * self.hidden_size * (1 if self.has_tied_embeddings else 2)
         layers = self.num_layers * (attention + mlp + 2 * self.hidden_size)
         return embeddings + layers + self.hidden_size
+
+
+def shipped_shape(model_name: str) -> Path | None:
+    """The directory with the sizes of a model of this name, for plans where the model itself is not."""
+    shape = _SHAPES / Path(model_name).name
+    return shape if (shape / "config.json").is_file() else None
 
 
 def read_model_info(model_name: str, backend: PolicyBackend) -> ModelInfo:

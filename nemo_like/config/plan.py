@@ -16,7 +16,8 @@ from nemo_like.config.loss_rules import scored_columns
 from nemo_like.config.model_info import ModelInfo
 from nemo_like.config.placement_rules import shares_gpus
 from nemo_like.config.policy_layout import dynamic_length_multiple, length_multiple, policy_world_size
-from nemo_like.config.schema import Config, Device, PolicyBackend, PolicyConfig, Precision
+from nemo_like.config.schema import Config, Device, PolicyBackend, PolicyConfig, Precision, StorageBackend
+from nemo_like.config.sizes import format_size
 from nemo_like.config.tasks import used_environments
 
 # Shares of a GPU that a policy worker and an engine hold together: two workers, or two engines, on one GPU
@@ -51,13 +52,14 @@ def roles(cfg: Config) -> dict[Role, RoleNeeds]:
     environments, a run that only generates no policy workers."""
     on_gpu, generates = cfg.policy.device is Device.cuda, cfg.rollout.replay is None
     engine_tp = cfg.generation.vllm_cfg.tensor_parallel_size
+    num_units = 0 if cfg.data_plane.backend is StorageBackend.in_memory else cfg.data_plane.num_storage_units
     worker_share, engine_share = (_WORKER_SHARE, _ENGINE_SHARE) if shares_gpus(cfg) else (1.0, 1.0)
     return {
         Role.driver: RoleNeeds(count=1, num_cpus=0),
         Role.data_plane_host: RoleNeeds(count=1, num_cpus=0),
         # TransferQueue itself asks for one CPU for its controller and for each storage unit.
-        Role.controller: RoleNeeds(count=1, num_cpus=1),
-        Role.storage_unit: RoleNeeds(count=cfg.data_plane.num_storage_units, num_cpus=1),
+        Role.controller: RoleNeeds(count=min(num_units, 1), num_cpus=1),
+        Role.storage_unit: RoleNeeds(count=num_units, num_cpus=1),
         Role.rollout: RoleNeeds(count=1, num_cpus=0),
         Role.environment: RoleNeeds(
             count=sum(env.num_actors for env in used_environments(cfg).values()) if generates else 0,
@@ -94,7 +96,26 @@ def updates_per_step(cfg: Config) -> int:
 
 def weight_bytes(cfg: Config, model: ModelInfo) -> int:
     """One copy of the weights as they leave the trainer."""
-    return model.num_parameters * (4 if cfg.policy.precision is Precision.float32 else 2)
+    return _weight_bytes(cfg.policy, model)
+
+
+def checkpoint_bytes(policy: PolicyConfig, model: ModelInfo) -> int:
+    """What a checkpoint takes: the weights and, of what trains, master weights and two moments in float32.
+
+    FSDP's weights, and those in float32 beside an optimizer that is not distributed, are the master weights.
+    Adapters count for nothing beside the model.
+    """
+    master_and_moments = 12 * model.num_parameters
+    if policy.backend is PolicyBackend.fsdp:
+        return _weight_bytes(policy, model) if policy.fsdp_cfg.lora.enabled else master_and_moments
+    is_float32 = policy.precision is Precision.float32
+    if is_float32 and not policy.megatron_cfg.use_distributed_optimizer:
+        return master_and_moments
+    return master_and_moments + _weight_bytes(policy, model)
+
+
+def _weight_bytes(policy: PolicyConfig, model: ModelInfo) -> int:
+    return model.num_parameters * (4 if policy.precision is Precision.float32 else 2)
 
 
 class ColumnLike(Protocol):
@@ -234,9 +255,9 @@ def format_plan(plan: Plan) -> str:
         f"at most {plan.micro_batches_per_update} micro-batches ({plan.train_micro_batch}) "
         "per update on each data-parallel rank",
         f"log-probs    {_phases(plan)}",
-        f"data plane   at most {_size(plan.data_plane_bytes_per_step)} per step "
+        f"data plane   at most {format_size(plan.data_plane_bytes_per_step)} per step "
         f"({plan.max_tokens_per_step:,} tokens x {plan.bytes_per_token} bytes)",
-        f"weight sync  {_size(plan.weight_bytes)} per step to each of {plan.num_engines} engines",
+        f"weight sync  {format_size(plan.weight_bytes)} per step to each of {plan.num_engines} engines",
     ]
     return "\n".join(lines)
 
@@ -256,11 +277,3 @@ def _dtype_bytes(dtype: str) -> int:
     if not bits.isdigit():
         raise ValueError(f"dtype {dtype!r} does not end in its number of bits")
     return int(bits) // 8
-
-
-def _size(num_bytes: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.4g} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.4g} TB"

@@ -93,6 +93,7 @@ class StorageBackend(Enum):
 
     simple = "simple"  # TransferQueue's own storage units, over ZMQ
     mooncake_cpu = "mooncake_cpu"  # Mooncake segments in host memory, over TCP or RDMA
+    in_memory = "in_memory"  # the data plane's host itself, without TransferQueue: for debugging
 
 
 class MooncakeProtocol(Enum):
@@ -215,6 +216,7 @@ class GRPOConfig:
     overlong_filtering: bool  # truncated samples do not train
     skip_idle_samples: bool  # compute nothing for samples without a gradient: advantage 0, or masked
     seq_logprob_error_threshold: float | None  # mask samples whose mean exp|generation - prev| is above
+    max_token_mult_prob_error: float | None  # a step above it ends the run
     val_period: int  # validate every so many steps; 0: only where the next two say
     val_at_start: bool
     val_at_end: bool
@@ -240,7 +242,7 @@ class LossConfig:
     token_level_loss: bool  # mean over tokens; else over each sample's tokens, then over samples
     sequence_length_normalizer: int | None  # Dr.GRPO: divides a sample's token sum instead of its length
     entropy_coef: float | None  # entropy bonus; 0 only reports the entropy, null does not compute it
-    use_importance_sampling_correction: bool  # weigh token losses by exp(prev - generation)
+    use_importance_sampling_correction: bool  # weigh token losses (GSPO: samples') by exp(prev - generation)
     truncated_importance_sampling_type: ImportanceSamplingType | None  # how these weights are bounded
     truncated_importance_sampling_ratio: float | None  # upper bound
     truncated_importance_sampling_ratio_min: float | None  # lower bound
@@ -429,6 +431,8 @@ class EnvConfig:
     max_concurrency: int  # calls that one actor works on at the same time; above 1 only for what awaits
     batch_size: int  # turns of one call, which wait for each other
     timeout_s: float  # deadline of one call; a reward that takes longer alone fails its sample
+    max_failed_share: float  # of the samples of a step or validation; with more failures the run ends
+    check_at_start: bool  # ask once before the first step, about the first problem and its own answer
     max_turns: int  # responses per conversation; 1 is single-turn
     observation_role: str  # under which a chat template renders what the environment says
     max_conversation_tokens: int | None  # null: policy.max_total_sequence_length
@@ -441,6 +445,12 @@ class WandbConfig:
     mode: WandbMode
     project: str
     name: str | None  # null: the run directory's name
+    entity: str | None  # the team or user; null: the key's own
+    group: str | None  # runs that belong together
+    job_type: str | None
+    tags: list[str]
+    notes: str | None
+    system_metrics: bool  # W&B's own of this node: processors, memory, disk, network, GPUs
 
 
 @dataclass(kw_only=True, slots=True)
@@ -509,7 +519,7 @@ class ClusterConfig:
     num_cpus: int | None  # logical CPUs of the private Ray; null: what the actors ask for
     num_gpus: int  # GPUs of the private Ray
     placement: Placement  # a tensor-parallel group never leaves its node; the groups spread over nodes
-    start_timeout_s: float  # deadline for all actors to be ready
+    start_timeout_s: float  # deadline for Ray, and then for all actors to be ready
     stage_timeout_s: float  # deadline for one stage of a step that has none of its own
     stage_timeouts_s: StageTimeoutsConfig
     on_stage_timeout: TimeoutAction

@@ -36,6 +36,12 @@ def data_sources(cfg: Config) -> Iterator[tuple[str, DatasetConfig]]:
             yield f"data.{section}" + (f"[{index}]" if len(sources) > 1 else ""), source
 
 
+def max_prompt_tokens(cfg: Config) -> int:
+    """Longer prompts are left out."""
+    limit = cfg.data.max_input_seq_length
+    return limit or cfg.policy.max_total_sequence_length - cfg.generation.max_new_tokens
+
+
 def source_name(source: DatasetConfig) -> str:
     """What metrics and messages call a source."""
     if source.name is not None:

@@ -19,6 +19,7 @@ from nemo_like.config.durations import parse_duration_s
 from nemo_like.config.errors import ConfigError, Problem
 from nemo_like.config.loss_rules import loss_problems
 from nemo_like.config.machine_rules import Machine, machine_problems
+from nemo_like.config.metric_rules import metric_problems
 from nemo_like.config.placement_rules import placement_problems
 from nemo_like.config.plan import updates_per_step
 from nemo_like.config.policy_rules import policy_problems
@@ -51,7 +52,9 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
     problems += placement_problems(cfg)
     if not any(key.startswith("data_plane.") for key in broken):
         problems += data_plane_problems(cfg)
-    problems += checkpoint_problems(cfg)
+    if not any(key.startswith("grpo.") for key in broken):
+        problems += metric_problems(cfg)
+    problems += checkpoint_problems(cfg, machine)
     problems += machine_problems(cfg, machine)
     if problems:
         raise ConfigError(problems)
@@ -101,6 +104,11 @@ _RANGES = (
         key="grpo.seq_logprob_error_threshold",
         above=1,
         remedy="it bounds a mean of exp|difference|, which is never below 1; null switches it off",
+    ),
+    _Range(
+        key="grpo.max_token_mult_prob_error",
+        above=1,
+        remedy="it bounds a mean of exp|difference|, which is never below 1; null never ends a run",
     ),
     _Range(key="grpo.val_period", at_least=0),
     _count("grpo.max_val_samples"),

@@ -8,6 +8,7 @@ written, and a tiny model can learn it. One pair in ten is held out.
 from __future__ import annotations
 
 import random
+import re
 import zlib
 
 from nemo_like.data.interface import PromptExample, Split
@@ -28,6 +29,11 @@ def addition_prompt(x: int, y: int, digits: int) -> str:
 def addition_answer(x: int, y: int, digits: int) -> str:
     """One digit longer than the operands, for the carry."""
     return _reversed_digits(x + y, digits + 1)
+
+
+def as_written(text: str) -> str:
+    """The text with its numbers as people write them: ``21+43=`` becomes ``12+34=``, and ``640`` ``46``."""
+    return re.sub(r"[0-9]+", lambda number: str(int(number[0][::-1])), text)
 
 
 class ArithmeticDataset:
@@ -54,7 +60,8 @@ class ArithmeticDataset:
         if not 0 <= index < len(self):
             raise IndexError(f"no problem {index} in an arithmetic dataset of {len(self)}")
         x, y = divmod(self._pairs[index], self._base)
-        return PromptExample(addition_prompt(x, y, self._digits), addition_answer(x, y, self._digits))
+        prompt, answer = addition_prompt(x, y, self._digits), addition_answer(x, y, self._digits)
+        return PromptExample(prompt, answer, as_written=as_written)
 
 
 def _reversed_digits(value: int, width: int) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from nemo_like.config.schema import DatasetConfig, DatasetKind
 from nemo_like.config.tasks import source_name
@@ -11,7 +12,7 @@ from nemo_like.data.arithmetic import ArithmeticDataset
 from nemo_like.data.interface import Prompt, PromptDataset, SourceReport, Split
 from nemo_like.data.mixture import MixedDataset, Selection, TemplatedDataset, short_enough
 from nemo_like.data.reasoning_gym import ReasoningGymDataset
-from nemo_like.data.records import RecordDataset, load_huggingface, read_jsonl
+from nemo_like.data.records import RecordDataset, RecordFields, jsonl_records, load_huggingface
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,19 @@ def _problems(cfg: DatasetConfig, split: Split) -> PromptDataset:
         raise ValueError(f"data.{split}.path is null; kind={cfg.kind.value} needs a path")
     if cfg.kind is DatasetKind.reasoning_gym:
         return ReasoningGymDataset(cfg.path, cfg.options, split)
+    fields = RecordFields(cfg.prompt_key, cfg.answer_key)
     if cfg.kind is DatasetKind.jsonl:
-        return RecordDataset(read_jsonl(cfg.path), cfg.prompt_key, cfg.answer_key, cfg.path)
-    if cfg.split is None:
-        raise ValueError(f"data.{split}.split is null; kind={cfg.kind.value} needs one, for example train")
-    records = load_huggingface(cfg.path, cfg.split)
-    return RecordDataset(records, cfg.prompt_key, cfg.answer_key, f"{cfg.path} [{cfg.split}]")
+        numbered = list(jsonl_records(cfg.path))
+        records: Sequence[Mapping[str, Any]] = [record for _, record in numbered]
+        dataset = RecordDataset(records, fields, lambda index: f"{cfg.path}:{numbered[index][0]}")
+    else:
+        if cfg.split is None:
+            raise ValueError(
+                f"data.{split}.split is null; kind={cfg.kind.value} needs one, for example train"
+            )
+        records = load_huggingface(cfg.path, cfg.split)
+        dataset = RecordDataset(records, fields, lambda index: f"{cfg.path} [{cfg.split}], record {index}")
+    if not len(dataset):
+        raise ValueError(f"{cfg.path} holds no problems")
+    dataset[0]  # wrong keys show at once
+    return dataset

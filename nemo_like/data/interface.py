@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -23,12 +23,14 @@ Prompt = str | tuple[Message, ...]
 @dataclass(frozen=True, slots=True)
 class PromptExample:
     """One problem. ``data`` is whatever the environment needs beyond the reference answer; ``env`` is the
-    name of that environment."""
+    name of that environment. ``as_written`` turns a prompt, response or answer into what a person would
+    write; null: they do not differ."""
 
     prompt: Prompt
     answer: str
     data: Mapping[str, Any] = field(default_factory=dict)
     env: str = ""
+    as_written: Callable[[str], str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

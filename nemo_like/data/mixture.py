@@ -12,12 +12,7 @@ from nemo_like.data.interface import Message, Prompt, PromptDataset, PromptExamp
 
 
 class TemplatedDataset:
-    """A source's problems with their prompt as the configuration wants it, and the name of their judge.
-
-    ``prompt_template`` puts a text prompt where it says {prompt}; ``use_chat_template`` and
-    ``system_prompt`` turn the text into the messages of a conversation. A prompt that is a list of
-    messages already only gets the system message, unless it has one.
-    """
+    """A source's problems as the policy gets them, see ``templated``."""
 
     def __init__(self, problems: PromptDataset, cfg: DatasetConfig) -> None:
         self._problems, self._cfg = problems, cfg
@@ -26,19 +21,28 @@ class TemplatedDataset:
         return len(self._problems)
 
     def __getitem__(self, index: int) -> PromptExample:
-        example = self._problems[index]
-        return replace(example, prompt=self._prompt(example.prompt), env=self._cfg.env)
+        return templated(self._problems[index], self._cfg)
 
-    def _prompt(self, prompt: Prompt) -> Prompt:
-        if isinstance(prompt, str):
-            template = self._cfg.prompt_template
-            text = prompt if template is None else template.replace("{prompt}", prompt)
-            if not self._cfg.use_chat_template:
-                return text
-            prompt = (Message("user", text),)
-        if self._cfg.system_prompt is None or prompt[0].role == "system":
-            return prompt
-        return (Message("system", self._cfg.system_prompt), *prompt)
+
+def templated(example: PromptExample, cfg: DatasetConfig) -> PromptExample:
+    """The problem with its prompt as the configuration wants it, and the name of its judge.
+
+    ``prompt_template`` puts a text prompt where it says {prompt}; ``use_chat_template`` and
+    ``system_prompt`` turn the text into the messages of a conversation. A prompt that is a list of
+    messages already only gets the system message, unless it has one.
+    """
+    return replace(example, prompt=_templated_prompt(example.prompt, cfg), env=cfg.env)
+
+
+def _templated_prompt(prompt: Prompt, cfg: DatasetConfig) -> Prompt:
+    if isinstance(prompt, str):
+        text = prompt if cfg.prompt_template is None else cfg.prompt_template.replace("{prompt}", prompt)
+        if not cfg.use_chat_template:
+            return text
+        prompt = (Message("user", text),)
+    if cfg.system_prompt is None or prompt[0].role == "system":
+        return prompt
+    return (Message("system", cfg.system_prompt), *prompt)
 
 
 class MixedDataset:
@@ -80,11 +84,15 @@ def short_enough(
 ) -> list[int]:
     """Indices of the problems whose prompt has at most ``max_tokens`` tokens.
 
-    ``prompt_lengths`` gives the tokens of each prompt; it is asked for a thousand at a time.
+    ``prompt_lengths`` gives the tokens of each prompt; it is asked for a thousand at a time. Raises
+    ValueError for a prompt of no tokens, from which nothing can be generated.
     """
     kept: list[int] = []
     for start in range(0, len(problems), 1000):
         indices = range(start, min(start + 1000, len(problems)))
         lengths = prompt_lengths([problems[index].prompt for index in indices])
+        if not all(lengths):
+            empty = problems[start + list(lengths).index(0)].prompt
+            raise ValueError(f"the tokenizer makes no token of the prompt {empty!r}")
         kept += [index for index, length in zip(indices, lengths, strict=True) if length <= max_tokens]
     return kept

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
-from collections.abc import Mapping, Sequence
+import re
+import reprlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nemo_like.config.data_rules import FILE_READERS
 from nemo_like.data.interface import Message, Prompt, PromptExample
 
-# What load_dataset calls the reader of a file with this ending.
-_FILE_READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv", ".arrow": "arrow"}
+# JSON's way to write one half of a character beyond the first 65,536.
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class RecordDataset:
-    """A sequence of mappings, each with a prompt and an answer.
-
-    The prompt field holds text, or a list of ``{"role": ..., "content": ...}`` messages. All other
-    fields of a record become the example's ``data``.
-    """
+    """A sequence of mappings, each with a prompt and an answer."""
 
     def __init__(
-        self, records: Sequence[Mapping[str, Any]], prompt_key: str, answer_key: str, source: str
+        self, records: Sequence[Mapping[str, Any]], fields: RecordFields, where: Callable[[int], str]
     ) -> None:
-        if not len(records):
-            raise ValueError(f"{source} holds no problems")
-        self._records = records
-        self._prompt_key = prompt_key
-        self._answer_key = answer_key
-        self._source = source
-        self[0]
+        """``where(index)`` says where a record is written down, for errors."""
+        self._records, self._fields, self._where = records, fields, where
 
     def __len__(self) -> int:
         return len(self._records)
@@ -38,56 +34,106 @@ class RecordDataset:
     def __getitem__(self, index: int) -> PromptExample:
         """Raises IndexError outside the dataset, ValueError when a field is missing or malformed."""
         if not 0 <= index < len(self):
-            raise IndexError(f"no problem {index} in {self._source}, which holds {len(self)}")
-        record = self._records[index]
-        prompt = self._prompt(self._field(record, self._prompt_key, "prompt_key", index), index)
-        answer = str(self._field(record, self._answer_key, "answer_key", index))
-        rest = {
-            key: value for key, value in record.items() if key not in (self._prompt_key, self._answer_key)
-        }
-        return PromptExample(prompt, answer, rest)
+            raise IndexError(f"no problem {index} among {len(self)}")
+        return self._fields.example(self._records[index], self._where(index))
 
-    def _field(self, record: Mapping[str, Any], key: str, config_key: str, index: int) -> Any:
-        if key not in record:
-            raise ValueError(
-                f"{self._source}, record {index}: no field {key!r} (data.*.{config_key}); "
-                f"it has {', '.join(map(repr, sorted(record)))}"
-            )
-        return record[key]
 
-    def _prompt(self, value: Any, index: int) -> Prompt:
+@dataclass(frozen=True, slots=True)
+class RecordFields:
+    """The names of the fields that hold the prompt and the reference answer.
+
+    The prompt is text, or a list of ``{"role": ..., "content": ...}`` messages. All other fields of a
+    record become the example's ``data``.
+    """
+
+    prompt: str  # data.*.prompt_key
+    answer: str  # data.*.answer_key
+
+    def example(self, record: Mapping[str, Any], where: str) -> PromptExample:
+        """The problem of one record; an answer that is null becomes empty.
+
+        Raises ValueError, beginning with ``where``, when a field is missing, malformed or an empty prompt.
+        """
+        prompt = self._prompt(_field(record, self.prompt, "prompt_key", where), where)
+        answer = _field(record, self.answer, "answer_key", where)
+        rest = {key: value for key, value in record.items() if key not in (self.prompt, self.answer)}
+        return PromptExample(prompt, "" if answer is None else str(answer), rest)
+
+    def _prompt(self, value: Any, where: str) -> Prompt:
         if isinstance(value, str):
-            return value
-        try:
-            return tuple(Message(role=entry["role"], content=entry["content"]) for entry in value)
-        except (TypeError, KeyError) as error:
+            prompt: Prompt = value
+            texts = [value]
+        elif _are_messages(value):
+            prompt = tuple(Message(role=message["role"], content=message["content"]) for message in value)
+            texts = [message.content for message in prompt]
+        else:
             raise ValueError(
-                f"{self._source}, record {index}: {self._prompt_key!r} must be text or a list of "
-                f"messages with 'role' and 'content', not {type(value).__name__}"
-            ) from error
+                f"{where}: {self.prompt!r} must be text or a list of messages with 'role' and 'content', "
+                f"both text, not {reprlib.repr(value)}"
+            )
+        if not any(text.strip() for text in texts):
+            raise ValueError(f"{where}: {self.prompt!r} is an empty prompt; fill it in or delete the record")
+        return prompt
 
 
-def read_jsonl(path: str) -> list[dict[str, Any]]:
-    """One JSON object per line; blank lines are skipped. Raises ValueError with path and line number."""
+def _are_messages(value: Any) -> bool:
+    return isinstance(value, Sequence) and all(
+        isinstance(entry, Mapping)
+        and isinstance(entry.get("role"), str)
+        and isinstance(entry.get("content"), str)
+        for entry in value
+    )
+
+
+def _field(record: Mapping[str, Any], key: str, config_key: str, where: str) -> Any:
+    if key not in record:
+        raise ValueError(
+            f"{where}: no field {key!r} (data.*.{config_key}); it has {', '.join(map(repr, sorted(record)))}"
+        )
+    return record[key]
+
+
+def jsonl_records(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line number and object of each line that is not blank.
+
+    Raises ValueError with path and line number for a line that is not a JSON object in UTF-8, which has no
+    lone surrogates: no tokenizer takes those.
+    """
     if not os.path.isfile(path):
         raise ValueError(
             f"data.*.path={path!r} is not a file; kind=jsonl reads one file with an object per line"
         )
-    records = []
-    with open(path, encoding="utf-8") as file:
+    with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}:{number}: not valid JSON: {error}") from error
-            if not isinstance(record, dict):
-                raise ValueError(
-                    f"{path}:{number}: a line must be a JSON object, not {type(record).__name__}"
-                )
-            records.append(record)
-    return records
+            if line.strip():
+                # Some programs put a byte order mark before the first line.
+                text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+                yield number, _json_object(text, f"{path}:{number}")
+
+
+def _json_object(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line.decode("utf-8").rstrip())
+        if _SURROGATE_ESCAPE.search(line):
+            json.dumps(record, ensure_ascii=False).encode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{where}: not UTF-8 (byte 0x{line[error.start]:02x} at position {error.start + 1}); convert the "
+            "file, for example: iconv -f LATIN1 -t UTF-8 (or -f UTF-16)"
+        ) from error
+    except UnicodeEncodeError as error:
+        surrogate = f"\\u{ord(error.object[error.start]):04x}"
+        raise ValueError(
+            f"{where}: {surrogate} is half of a surrogate pair and no character; write the character, or "
+            "both halves"
+        ) from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}: not valid JSON: {error.msg} at column {error.colno}") from error
+    except (ValueError, RecursionError) as error:  # a number of too many digits, too many brackets
+        raise ValueError(f"{where}: not valid JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"{where}: a line must be a JSON object, not {type(record).__name__}")
+    return record
 
 
 def load_huggingface(path: str, split: str) -> Sequence[Mapping[str, Any]]:
@@ -113,8 +159,8 @@ def load_huggingface(path: str, split: str) -> Sequence[Mapping[str, Any]]:
 
 
 def _reader_of(path: Path) -> str:
-    if path.suffix not in _FILE_READERS:
+    if path.suffix not in FILE_READERS:
         raise ValueError(
-            f"data.*.path={str(path)!r} ends in {path.suffix!r}; files must end in {', '.join(_FILE_READERS)}"
+            f"data.*.path={str(path)!r} ends in {path.suffix!r}; files must end in {', '.join(FILE_READERS)}"
         )
-    return _FILE_READERS[path.suffix]
+    return FILE_READERS[path.suffix]

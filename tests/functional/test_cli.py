@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -11,9 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from nemo_like.config.loader import load_config
+from nemo_like.observability.run_lock import DirectoryLock
 from tests.unit.config.checkpoints import DEMO, REPOSITORY, write_checkpoint
 
 HEAVY = frozenset(
@@ -87,6 +91,41 @@ def test_a_nonsense_configuration_stops_in_seconds_with_the_remedy(
     assert outcome.wall_s < 4 * LIMIT_S
 
 
+@pytest.mark.parametrize(
+    ("name", "key"), [("taken", "logger.run_name"), ("kept", "checkpointing.checkpoint_dir")]
+)
+def test_a_directory_that_another_run_holds_is_left_as_it_is(
+    command: Command, tmp_path: Path, name: str, key: str
+) -> None:
+    directory = tmp_path / "runs" / name
+    DirectoryLock(directory)
+    before = sorted(directory.rglob("*"))
+    outcome = command(f"{key}={name if key == 'logger.run_name' else directory}")
+    assert outcome.exit_code == 2
+    assert f"{directory} is in use: process {os.getpid()} on host" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    assert "starting Ray" not in outcome.stdout
+    assert [path for path in sorted(directory.rglob("*")) if path.name != "logs"] == before
+
+
+def test_bad_data_are_found_with_their_lines_before_anything_starts(command: Command, tmp_path: Path) -> None:
+    train, held_out = tmp_path / "train.jsonl", tmp_path / "held_out.jsonl"
+    train.write_text('{"prompt": "1+1=", "answer": "2"}\n' * 5 + '{"prompt": "1+2=", "answer"\n')
+    held_out.write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "", "answer": "2"}\n')
+    outcome = command(
+        f"data.train={{kind: jsonl, path: {train}}}",
+        f"data.validation={{kind: jsonl, path: {held_out}}}",
+        f"policy.model_name={write_checkpoint(tmp_path / 'Qwen3-8B')}",
+    )
+    assert outcome.exit_code == 2
+    assert f"{train}:6: not valid JSON: Expecting ':' delimiter at column 28" in outcome.stderr
+    assert f"{held_out}:2: 'prompt' is an empty prompt" in outcome.stderr
+    assert "has a tokenizer that cannot be loaded" in outcome.stderr  # its files are empty
+    assert "Traceback" not in outcome.stderr
+    assert not outcome.imported & HEAVY
+    assert not (tmp_path / "runs").exists()
+
+
 def test_all_problems_of_a_configuration_are_told_at_once(command: Command) -> None:
     outcome = command("generation.temperature=0", "cluster.num_cpus=2", "generation.top_p=0.5")
     assert outcome.stderr.startswith("3 problems in the configuration:")
@@ -123,3 +162,64 @@ def test_help_shows_examples(command: Command) -> None:
     assert outcome.exit_code == 0
     assert "examples:" in outcome.stdout
     assert "run_grpo.py --config configs/grpo_arithmetic_cpu.yaml" in outcome.stdout
+
+
+def test_ctrl_c_while_own_code_is_looked_at_ends_it_at_once_with_its_process(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    hang = f"import os, time\nopen({str(pipe)!r}, 'w').write(str(os.getpid()))\ntime.sleep(1000)\n"
+    (tmp_path / "hanging_rewards.py").write_text(hang)
+    arguments = [
+        "env.arithmetic.kind=function",
+        "++env.arithmetic.options={function: 'hanging_rewards:f', arguments: {}}",
+    ]
+    there = [f"policy.model_name={write_checkpoint(tmp_path / 'checkpoint')}", f"logger.log_dir={tmp_path}"]
+    # Tests in the background of a shell ignore SIGINT, which the program would inherit.
+    line = ["env", "--default-signal=INT", sys.executable, "run_grpo.py", "--config", str(DEMO)]
+    with subprocess.Popen(
+        [*line, *there, *arguments],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        child = psutil.Process(int(pipe.read_text()))  # waits until the module is being imported
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors == "looking at data and own code before anything starts\n"
+    assert not child.is_running()
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """The program and what it imports, without the installed packages."""
+    directory = tmp_path / "clone"
+    directory.mkdir()
+    shutil.copy(REPOSITORY / "run_grpo.py", directory)
+    for name in ("nemo_like", "configs"):
+        (directory / name).symlink_to(REPOSITORY / name)
+    return directory
+
+
+def without_packages(clone: Path) -> subprocess.CompletedProcess[str]:
+    """--help, by a Python that has the standard library alone."""
+    bare = {"PATH": "/usr/bin:/bin", "PYTHONNOUSERSITE": "1"}
+    interpreter = Path(sys.base_prefix) / "bin" / "python3"
+    line = [str(interpreter), "-S", "run_grpo.py", "--help"]
+    return subprocess.run(line, cwd=clone, env=bare, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_shell_that_has_not_activated_the_environment_gets_it_all_the_same(clone: Path) -> None:
+    (clone / ".venv").symlink_to(sys.prefix)
+    done = without_packages(clone)
+    assert done.returncode == 0, done.stderr
+    assert "examples:" in done.stdout
+
+
+def test_without_an_environment_it_says_how_to_make_one(clone: Path) -> None:
+    done = without_packages(clone)
+    assert done.returncode == 1
+    assert f"{clone}/.venv. `make demo` and `bash scripts/setup.sh` put them there" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -74,7 +74,7 @@ def test_what_a_backend_cannot_do_is_refused(demo: Demo, overrides: list[str], p
 def write_gpt2(directory: Path) -> Path:
     """GPT-2, which has other names for its sizes, with one weight of 6 x 4 scalars and one of 5."""
     write_checkpoint(directory)
-    sizes = {"n_embd": 32, "n_head": 4, "n_layer": 3, "n_positions": 64, "vocab_size": 6}
+    sizes = {"n_embd": 128, "n_head": 4, "n_layer": 3, "n_positions": 64, "vocab_size": 6}
     (directory / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
     tensors = {"wte": {"shape": [6, 4]}, "bias": {"shape": [5]}, "__metadata__": {"format": "pt"}}
     header = json.dumps(tensors).encode()
@@ -86,8 +86,8 @@ def test_fsdp_reads_a_model_of_any_type(demo: Demo, tmp_path: Path) -> None:
     path = write_gpt2(tmp_path / "gpt2")
     model = read_model_info(str(path), PolicyBackend.fsdp)
     assert (model.hidden_size, model.intermediate_size, model.num_heads, model.num_kv_heads) == (
-        32,
         128,
+        512,
         4,
         4,
     )

@@ -30,6 +30,24 @@ def test_what_cannot_be_read_or_asked_is_refused(demo: Demo, argument: str, prob
     assert str(found).startswith(problem)
 
 
+@pytest.mark.parametrize(
+    ("source", "is_missing"),
+    [
+        ("kind: jsonl, path: no/such.jsonl", True),
+        ("kind: huggingface, split: train, path: no/such.parquet", True),
+        ("kind: huggingface, split: train, path: /no/such/directory", True),
+        ("kind: huggingface, split: train, path: openai/gsm8k", False),  # a name on the hub
+    ],
+)
+def test_files_must_be_here_unless_the_run_will_be_elsewhere(
+    demo: Demo, source: str, is_missing: bool
+) -> None:
+    cfg = demo(f"data.train={{{source}}}")
+    found = [str(problem) for problem in data_problems(cfg)]
+    assert [" is not a file; give a" in problem for problem in found] == [True] * is_missing
+    assert list(data_problems(cfg, must_be_here=False)) == []
+
+
 def test_several_sources_of_every_kind_of_prompt_are_accepted(demo: Demo) -> None:
     chat = "{name: chat, use_chat_template: true, system_prompt: brief, prompt_template: 'Q: {prompt}'}"
     assert list(data_problems(demo(f"data.train=[{{name: plain, weight: 0.5}}, {chat}]"))) == []

@@ -115,6 +115,40 @@ def test_a_missing_default_names_the_file_that_wants_it_and_the_nearest_there_is
     assert f"did you mean {path.parent / 'shared.yaml'}?" in message
 
 
+def test_a_configuration_anywhere_builds_on_what_is_shipped(write: Write) -> None:
+    own = """
+defaults:
+  - grpo_arithmetic_cpu
+  - env@env.math: math_verify
+data: {default: {env: math}}
+"""
+    cfg = load_config(write("mine.yaml", own))
+    assert (cfg.data.train[0].env, cfg.env["math"].kind.name) == ("math", "math_verify")
+
+
+def test_what_is_beside_a_configuration_comes_before_what_is_shipped(write: Write) -> None:
+    write("env/f1.yaml", "kind: regex\noptions: {pattern: a}\ndefaults: default")
+    path = write("mine.yaml", "defaults: [grpo_arithmetic_cpu, env@env.own: f1]")
+    cfg = load_config(path)
+    assert (cfg.env["own"].kind.name, cfg.env["own"].num_actors) == ("regex", 1)
+
+
+@pytest.mark.parametrize(
+    ("entry", "remedy"),
+    [
+        ("{grpo: defualt}", f"did you mean {CONFIGS / 'grpo' / 'default.yaml'}?"),
+        ("grpo_arithmetic_cpus", f"did you mean {DEMO}?"),
+        ("mine2", f"there are {CONFIGS / 'grpo_arithmetic_cpu.yaml'}, "),
+    ],
+)
+def test_a_default_that_is_nowhere_proposes_the_nearest_shipped_one_and_never_the_file_itself(
+    write: Write, entry: str, remedy: str
+) -> None:
+    path = write("mine.yaml", f"defaults: [{entry}]")
+    message = problems(path)
+    assert f"is not a file (named in the defaults of {path}); {remedy}" in message
+
+
 def test_a_mistyped_config_path_proposes_the_nearest(tmp_path: Path) -> None:
     message = problems(CONFIGS / "grpo_arithmetik_cpu.yaml")
     assert f"did you mean {DEMO}?" in message

@@ -158,14 +158,6 @@ def test_a_jsonl_file_that_is_not_there_is_named(demo: Demo) -> None:
     assert problem.startswith("data.validation.path=/nowhere.jsonl is not a file")
 
 
-@pytest.mark.parametrize("text", ["", "not json\n", "[1]\n"])
-def test_a_file_that_is_no_json_lines_is_refused(demo: Demo, tmp_path: Path, text: str) -> None:
-    path = tmp_path / "data.jsonl"
-    path.write_text(text)
-    (problem,) = problems(demo("data.validation.kind=jsonl", f"data.validation.path={path}"))
-    assert problem.endswith("must hold one JSON object per line")
-
-
 def test_a_field_that_the_records_lack_proposes_those_they_have(demo: Demo, tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_text('\n{"question": "1+1=", "answer": "2"}\n')

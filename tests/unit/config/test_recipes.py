@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,12 @@ import run_grpo
 from nemo_like.config.loader import load_config, to_dict
 from nemo_like.config.model_info import read_model_info
 from nemo_like.config.plan import ray_gpus
+from nemo_like.config.tasks import data_sources
+from nemo_like.data.interface import Message, PromptExample
+from nemo_like.data.mixture import templated
 from tests.unit.config.checkpoints import REPOSITORY
 
-MODELS = REPOSITORY / "tests" / "models"
+SHAPES = REPOSITORY / "recipes" / "shapes"
 RECIPES = sorted((REPOSITORY / "recipes").glob("*.yaml"))
 GPUS_PER_NODE = 8
 
@@ -32,29 +33,45 @@ def num_nodes(recipe: Path) -> int:
     return int(match[1])
 
 
-def model_of(recipe: Path, directory: Path) -> Path:
-    """A checkpoint of empty weights with the sizes of the recipe's model."""
-    checkpoint = directory / Path(load_config(recipe).policy.model_name).name
-    shutil.copytree(MODELS / checkpoint.name, checkpoint)
-    for name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json"):
-        (checkpoint / name).touch()
-    return checkpoint
-
-
-def test_a_dry_run_accepts_it(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    checkpoint = model_of(recipe, tmp_path)
-    problems = tmp_path / "problems.jsonl"
-    problems.write_text(json.dumps({"prompt": "1+1=", "answer": "2"}) + "\n")
-    code = run_grpo.main(
-        [
-            *("--config", str(recipe), "--dry-run", f"policy.model_name={checkpoint}"),
-            *(f"data.train.path={problems}", f"data.validation.path={problems}"),
-        ]
-    )
+def test_a_dry_run_needs_neither_the_model_nor_the_data_and_says_so(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)  # there is nothing here, as in a fresh clone
+    code = run_grpo.main(["--config", str(recipe), "--dry-run"])
     shown = capsys.readouterr()
     assert code == 0, shown.err
-    model = read_model_info(str(checkpoint), load_config(recipe).policy.backend)
+    cfg = load_config(recipe)
+    shape = SHAPES / Path(cfg.policy.model_name).name
+    model = read_model_info(str(shape), cfg.policy.backend)
     assert f"{model.num_parameters:,} parameters" in shown.out
+    for line in (
+        f"assumed      policy.model_name: {cfg.policy.model_name} is not here",
+        f"not checked  policy.model_name: weights and tokenizer of {cfg.policy.model_name}",
+        "not checked  data.train: data/train.jsonl is not here",
+    ):
+        assert line in shown.out
+
+
+def test_it_puts_problems_as_chats_with_a_system_prompt_and_asks_for_a_boxed_answer(recipe: Path) -> None:
+    for _, source in data_sources(load_config(recipe)):
+        system, user = templated(PromptExample("What is {2}+2?", "4"), source).prompt
+        assert isinstance(system, Message) and isinstance(user, Message)
+        assert (system.role, user.role) == ("system", "user")
+        assert system.content == "You are an assistant who solves problems of mathematics."
+        instruction = "Reason step by step, and put the final answer in \\boxed{}."
+        assert user.content.startswith(f"What is {{2}}+2?\n\n{instruction}")
+        # Qwen3's own switch between thinking at length and answering.
+        assert user.content.endswith("/no_think") == ("qwen3" in recipe.stem)
+
+
+def test_it_computes_no_padding_and_no_sample_without_a_gradient(recipe: Path) -> None:
+    cfg = load_config(recipe)
+    packing, longest = cfg.policy.sequence_packing, cfg.policy.max_total_sequence_length
+    assert packing.enabled
+    assert packing.train_mb_tokens >= 2 * longest
+    assert packing.logprob_mb_tokens == 4 * packing.train_mb_tokens
+    assert cfg.grpo.skip_idle_samples
+    assert not cfg.generation.vllm_cfg.enforce_eager
 
 
 def test_it_uses_every_gpu_of_its_nodes(recipe: Path) -> None:

@@ -104,6 +104,11 @@ def test_a_greedy_rollout_is_refused(demo: Demo) -> None:
     assert "generation.temperature=0.0 must be above 0; training samples must vary" in problem
 
 
+def test_a_mismatch_maximum_that_ends_every_run_is_refused(demo: Demo) -> None:
+    (problem,) = problems(demo("grpo.max_token_mult_prob_error=1.0"))
+    assert "grpo.max_token_mult_prob_error=1.0 must be above 1" in problem
+
+
 def test_a_mismatch_threshold_that_masks_everything_is_refused(demo: Demo) -> None:
     (problem,) = problems(demo(SCORED, "grpo.seq_logprob_error_threshold=1.0"))
     assert "grpo.seq_logprob_error_threshold=1.0 must be above 1" in problem

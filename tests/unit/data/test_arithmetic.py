@@ -2,7 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from nemo_like.data.arithmetic import ArithmeticDataset, addition_answer, addition_prompt, is_held_out
+from nemo_like.data.arithmetic import (
+    ArithmeticDataset,
+    addition_answer,
+    addition_prompt,
+    as_written,
+    is_held_out,
+)
 
 
 def test_operands_and_answer_are_zero_padded_and_reversed():
@@ -69,3 +75,11 @@ def test_an_index_outside_the_dataset_is_an_error():
 def test_unsupported_digits_are_an_error_with_the_range(digits):
     with pytest.raises(ValueError, match=f"digits={digits} must be from 1 to 3"):
         ArithmeticDataset(digits, "train")
+
+
+def test_a_problem_says_how_people_write_it():
+    example = ArithmeticDataset(2, "validation")[0]
+    left, right = example.as_written(example.prompt).rstrip("=").split("+")
+    assert int(example.as_written(example.answer)) == int(left) + int(right)
+    texts = ("21+43=", "640", "50+00=", "x")
+    assert [as_written(text) for text in texts] == ["12+34=", "46", "5+0=", "x"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import codecs
 import json
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ RECORDS = [
     {"question": "1+1", "solution": "2", "level": 1},
     {"question": "2+2", "solution": "4", "level": 2},
 ]
+GOOD = json.dumps(RECORDS[0])
 
 
 def config(kind, path=None, split=None, prompt_key="question", answer_key="solution", **changes):
@@ -79,18 +81,38 @@ def test_blank_lines_are_skipped(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"question": "1+1"}\n', "record 0: no field 'solution' .*answer_key.*it has 'question'"),
+        ('{"question": "1+1"}\n', "problems.jsonl:1: no field 'solution' .*answer_key.*it has 'question'"),
         ('{"question": 5, "solution": "x"}\n', "'question' must be text or a list of messages"),
         ('{"question": "1", "solution": "x"}\n{"question\n', r"problems.jsonl:2: not valid JSON"),
         ("[1]\n", "problems.jsonl:1: a line must be a JSON object, not list"),
         ("", "holds no problems"),
+        (
+            f"{GOOD}\n" + '{"question": "", "solution": "x"}\n',
+            r":2: 'question' is an empty prompt",
+        ),
+        (f"{GOOD}\n\n" + '{"question": [], "solution": "x"}\n', r"problems.jsonl:3: .* is an empty prompt"),
+        (
+            '{"question": [{"role": "user", "content": null}], "solution": ""}\n',
+            ":1: .* both text, not ",
+        ),
+        ('{"question": "\\ud83d", "solution": "x"}\n', r"problems.jsonl:1: \\ud83d is half of a surrogate"),
+        (f"{GOOD}\n".encode() + b'{"question": "\xe9"}\n', r"problems.jsonl:2: not UTF-8 \(byte 0xe9"),
+        (f"{GOOD}\n".encode("utf-16"), r"problems.jsonl:1: not UTF-8 \(byte 0xff"),
     ],
 )
 def test_a_malformed_file_is_an_error_that_says_where(tmp_path, content, message):
     path = tmp_path / "problems.jsonl"
-    path.write_text(content)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=message):
-        build_dataset(config(DatasetKind.jsonl, path), "train")
+        dataset = build_dataset(config(DatasetKind.jsonl, path), "train")
+        [dataset[index] for index in range(len(dataset))]
+
+
+def test_a_byte_order_mark_and_both_halves_of_a_surrogate_pair_are_read(tmp_path):
+    path = tmp_path / "problems.jsonl"
+    path.write_bytes(codecs.BOM_UTF8 + b'{"question": "\\ud83d\\ude00", "solution": null}\n')
+    dataset = build_dataset(config(DatasetKind.jsonl, path), "train")
+    assert dataset[0] == PromptExample("\U0001f600", "", {}, env="sums")
 
 
 def test_a_missing_file_is_an_error_with_its_path(tmp_path):

@@ -87,6 +87,11 @@ def character_lengths(prompts: list[Prompt]) -> list[int]:
     return [len(prompt) for prompt in prompts]
 
 
+def test_a_prompt_of_no_tokens_is_an_error_that_shows_it() -> None:
+    with pytest.raises(ValueError, match="makes no token of the prompt ''"):
+        short_enough(Listed("ab", ""), character_lengths, 3)
+
+
 def test_prompts_up_to_the_limit_are_short_enough() -> None:
     assert short_enough(Listed("ab", "abc", "abcd", "a"), character_lengths, 3) == [0, 1, 3]
 

@@ -1,0 +1,97 @@
+"""A function's result from a Python process of its own: what it imports, and how it ends, stays there.
+
+parent ── pickled (target, arguments) ──▶ stdin    child_main
+       ◀── pickled Returned or Raised ─── stdout
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+_SHOWN_LINES = 3
+
+
+class ChildFailed(Exception):
+    """The function raised, or its process ended or was late; the message says which."""
+
+
+class ChildIsLate(ChildFailed):
+    """No answer came before the deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    message: str
+
+
+class ChildCall:
+    """A call that is under way in a new process, as a context: when it is left, the process is gone with all
+    that it started."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any, timeout_s: float) -> None:
+        """Start ``function(*arguments)``; both must be picklable. What it prints stays off the terminal."""
+        self._timeout_s, self._end_s = timeout_s, time.monotonic() + timeout_s
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "nemo_like.preflight.child_main"],
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+                # What is on a hub and not on this machine is not fetched to be looked at.
+                "HF_HUB_OFFLINE": "1",
+                "HF_DATASETS_OFFLINE": "1",
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError), self._process.stdin as stdin:
+            stdin.write(pickle.dumps((function, arguments)))
+        self._process.stdin = None
+
+    def __enter__(self) -> ChildCall:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def result(self) -> Any:
+        """What the function returned. Raises ChildFailed, or ChildIsLate ``timeout_s`` after the start."""
+        try:
+            remaining_s = max(0.0, self._end_s - time.monotonic())
+            answer, errors = self._process.communicate(timeout=remaining_s)
+        except subprocess.TimeoutExpired:
+            raise ChildIsLate(f"no answer within {self._timeout_s:g} s") from None
+        if not answer:
+            code = self._process.returncode
+            raise ChildFailed(f"its process ended with {_ending(code)}{_last_lines(errors)}")
+        outcome = pickle.loads(answer)
+        if isinstance(outcome, Raised):
+            raise ChildFailed(outcome.message)
+        return outcome.value
+
+
+def _ending(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _last_lines(errors: bytes) -> str:
+    lines = [line.strip() for line in errors.decode(errors="replace").splitlines() if line.strip()]
+    return ": " + " | ".join(lines[-_SHOWN_LINES:]) if lines else ""

@@ -1,0 +1,188 @@
+"""A look at every record before a run, as far as the time allows: can it be read, asked and judged?
+
+Runs in a child process, since reading Parquet and counting tokens load what the parent does without.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from nemo_like.config.errors import Problem
+from nemo_like.config.schema import DatasetConfig, DatasetKind, EnvConfig
+from nemo_like.config.tasks import source_name
+from nemo_like.data.interface import Prompt, PromptExample, Split
+from nemo_like.environments.record_needs import check_of
+from nemo_like.preflight.notes import Note, Seen
+
+# Records between two looks at the clock, whose tokens are counted together.
+_BATCH = 1000
+_MAX_PROBLEMS = 3
+
+PromptLengths = Callable[[Sequence[Prompt]], Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceToScan:
+    """One source with what its problems must fit."""
+
+    key: str  # data.train, or data.train[1]
+    cfg: DatasetConfig
+    split: Split
+    env: EnvConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanRequest:
+    """``tokenizer`` is the checkpoint's directory; None where it is not on this machine."""
+
+    sources: tuple[SourceToScan, ...]
+    tokenizer: str | None
+    chat_template: str | None
+    max_prompt_tokens: int
+    time_s: float  # for all sources together
+
+
+@dataclass(frozen=True, slots=True)
+class ScanReport:
+    problems: tuple[Problem, ...]
+    notes: tuple[Note, ...]
+
+
+def scan(request: ScanRequest) -> ScanReport:
+    """Read the records of every source, each for an equal part of the time that is left."""
+    end_s = time.monotonic() + request.time_s
+    problems: list[Problem] = []
+    notes: list[Note] = []
+    prompt_lengths = None
+    if request.tokenizer is not None:
+        try:
+            prompt_lengths = _prompt_lengths(request.tokenizer, request.chat_template)
+        except Exception as error:
+            rule = f"has a tokenizer that cannot be loaded: {type(error).__name__}: {error}"
+            problems.append(
+                Problem(
+                    key=f"policy.model_name={request.tokenizer}",
+                    rule=rule,
+                    remedy="save the tokenizer there again with save_pretrained, or download it again",
+                )
+            )
+    for index, source in enumerate(request.sources):
+        now_s = time.monotonic()
+        until_s = now_s + (end_s - now_s) / (len(request.sources) - index)
+        scanned = _Scan(source, request.max_prompt_tokens, prompt_lengths, until_s)
+        scanned.run()
+        problems += scanned.problems
+        notes += scanned.notes()
+    return ScanReport(tuple(problems), tuple(notes))
+
+
+def _prompt_lengths(checkpoint: str, chat_template: str | None) -> PromptLengths:
+    from nemo_like.data.tokenizer import Tokenizer
+
+    return Tokenizer(checkpoint, chat_template).prompt_lengths
+
+
+@dataclass(slots=True)
+class _Scan:
+    """One source's."""
+
+    source: SourceToScan
+    max_prompt_tokens: int
+    prompt_lengths: PromptLengths | None
+    until_s: float  # on the monotonic clock
+    problems: list[Problem] = field(default_factory=list)
+    num_read: int = 0
+    num_too_long: int = 0
+    longest: int = 0  # tokens of the longest prompt
+    is_whole: bool = False
+    not_here: str = ""  # why nothing could be read, where that is no mistake
+
+    def run(self) -> None:
+        """Read until the end, the deadline, or enough problems."""
+        try:
+            check = check_of(self.source.env)
+            examples = _examples(self.source)
+            while batch := list(islice(examples, _BATCH)):
+                self._look_at(batch, check)
+                if time.monotonic() > self.until_s or len(self.problems) >= _MAX_PROBLEMS:
+                    return
+            self.is_whole = True
+        except ConnectionError as error:
+            self.not_here = f"{self.source.cfg.path} is not on this machine ({type(error).__name__})"
+        except Exception as error:
+            self._found(str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}")
+            return
+        self._judge()
+
+    def _look_at(
+        self, batch: Sequence[tuple[str, PromptExample]], check: Callable[[PromptExample], None]
+    ) -> None:
+        for where, example in batch:
+            try:
+                check(example)
+            except ValueError as error:
+                self._found(f"{where}: env.{self.source.cfg.env} cannot judge it: {error}")
+                if len(self.problems) >= _MAX_PROBLEMS:
+                    return
+        if self.prompt_lengths is not None:
+            lengths = self.prompt_lengths([example.prompt for _, example in batch])
+            for (where, _), length in zip(batch, lengths, strict=True):
+                if length == 0:
+                    self._found(f"{where}: the tokenizer makes no token of its prompt")
+            self.num_too_long += sum(length > self.max_prompt_tokens for length in lengths)
+            self.longest = max(self.longest, *lengths)
+        self.num_read += len(batch)
+
+    def _judge(self) -> None:
+        if self.is_whole and not self.num_read:
+            self._found("it holds no problems")
+        elif self.is_whole and self.num_too_long == self.num_read:
+            self._found(
+                f"all {self.num_read} prompts have more than {self.max_prompt_tokens} tokens; raise "
+                "policy.max_total_sequence_length (and data.max_input_seq_length, where set)"
+            )
+
+    def _found(self, what: str) -> None:
+        if len(self.problems) < _MAX_PROBLEMS:
+            key = f"{self.source.key}.path={self.source.cfg.path}"
+            self.problems.append(Problem(key=key, rule=f"cannot be used: {what}", remedy=""))
+
+    def notes(self) -> Iterator[Note]:
+        """What was seen of the source."""
+        key, name = self.source.key, self.source.cfg.path or source_name(self.source.cfg)
+        if self.not_here:
+            yield Note(Seen.not_checked, f"{key}: {self.not_here}")
+            return
+        how_many = f"all {self.num_read:,}" if self.is_whole else f"the first {self.num_read:,}"
+        told = f"{key}: {how_many} problems of {name}"
+        if self.prompt_lengths is not None:
+            told += f", of {self.longest:,} prompt tokens at most"
+        if self.num_too_long:
+            told += f"; {self.num_too_long:,} of more than {self.max_prompt_tokens:,} are left out"
+        yield Note(Seen.checked, told)
+        if not self.is_whole and not self.problems:
+            yield Note(
+                Seen.not_checked, f"{key}: the problems of {name} after these, for which there was no time"
+            )
+
+
+def _examples(source: SourceToScan) -> Iterator[tuple[str, PromptExample]]:
+    """Where each problem is, and the problem as it is put to the policy; JSON lines are read as they come."""
+    from nemo_like.data.datasets import build_dataset
+    from nemo_like.data.mixture import templated
+    from nemo_like.data.records import RecordFields, jsonl_records
+
+    cfg = source.cfg
+    if cfg.kind is DatasetKind.jsonl:
+        fields = RecordFields(cfg.prompt_key, cfg.answer_key)
+        for number, record in jsonl_records(str(cfg.path)):
+            where = f"{cfg.path}:{number}"
+            yield where, templated(fields.example(record, where), cfg)
+        return
+    problems: Any = build_dataset(cfg, source.split)
+    for index in range(len(problems)):
+        yield f"{source_name(cfg)}, problem {index}", problems[index]

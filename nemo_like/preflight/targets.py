@@ -1,0 +1,74 @@
+"""The functions and classes of a user's own that a configuration names: are they there, and do they take
+what they will be given? Imported in a child process, since nobody knows what their modules do."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from nemo_like.config.environment_options import options_of
+from nemo_like.config.import_path import load_by_path
+from nemo_like.config.schema import Config, EnvironmentKind
+from nemo_like.config.tasks import used_environments
+
+
+class TargetKind(Enum):
+    """How a target is called; only its arguments by name are the configuration's."""
+
+    reward_function = 1  # (turn, **arguments)
+    advantage_estimator = 2  # (inputs)
+    environment = 3  # (**arguments), which gives an object with the method step
+
+    @property
+    def num_positional(self) -> int:
+        return 0 if self is TargetKind.environment else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """``key`` is the full configuration key that names ``path``."""
+
+    key: str
+    path: str  # package.module:name
+    kind: TargetKind
+    arguments: dict[str, Any]
+
+
+def targets_of(cfg: Config) -> Iterator[Target]:
+    """Everything that a run with this configuration imports by name."""
+    for name, env in used_environments(cfg).items():
+        prefix = f"env.{name}.options"
+        if env.kind is EnvironmentKind.function:
+            options = options_of(env)
+            kind = TargetKind.reward_function
+            yield Target(f"{prefix}.function", options.function, kind, options.arguments)
+        elif env.kind is EnvironmentKind.custom:
+            options = options_of(env)
+            yield Target(f"{prefix}.target", options.target, TargetKind.environment, options.arguments)
+    if ":" in (estimator := cfg.grpo.adv_estimator.name):
+        yield Target("grpo.adv_estimator.name", estimator, TargetKind.advantage_estimator, {})
+
+
+def problem_of(target: Target) -> str | None:
+    """What is wrong with a target, without calling it; None when nothing shows."""
+    try:
+        found = load_by_path(target.path)
+    except Exception as error:
+        told = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        return f"cannot be imported: {told}"
+    if not callable(found):
+        return f"is {type(found).__name__} and cannot be called"
+    if target.kind is TargetKind.environment and inspect.isclass(found) and not hasattr(found, "step"):
+        return "is a class without the method step(turns) of an environment"
+    try:
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):
+        return None  # written in C, and does not say
+    try:
+        signature.bind(*[None] * target.kind.num_positional, **target.arguments)
+    except TypeError as error:
+        return f"does not take what it would be given: {error}; its signature is {signature}"
+    return None

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from nemo_like.config.metric_rules import metric_problems, training_metrics, validation_metrics
+from nemo_like.config.schema import Config
+from tests.unit.config.checkpoints import REPOSITORY
+
+Demo = Callable[..., Config]
+SEVERAL = ("data.validation=[{name: easy}, {name: hard}]", "grpo.num_val_generations_per_prompt=6")
+
+
+def problems(cfg: Config) -> list[str]:
+    return [str(problem) for problem in metric_problems(cfg)]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("checkpointing.metric_name=validation/accuracy",),
+        ("checkpointing.metric_name=null",),
+        ("checkpointing.metric_name=train/reward",),
+        ("checkpointing.metric_name=train/env/arithmetic/reward/exact_match",),
+        (*SEVERAL, "checkpointing.metric_name=validation/hard/pass@4"),
+        (*SEVERAL, "grpo.val_stop_threshold=0.9", "grpo.val_stop_metric=validation/easy/majority@6"),
+        ("checkpointing.enabled=false", "checkpointing.metric_name=nothing"),
+        ("grpo.val_stop_metric=nothing",),  # without a threshold nothing stops
+    ],
+)
+def test_a_metric_that_the_run_reports_or_nobody_asks_for_is_accepted(
+    demo: Demo, arguments: tuple[str, ...]
+) -> None:
+    assert problems(demo(*arguments)) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (
+            ("checkpointing.metric_name=validation/acuracy",),
+            "checkpointing.metric_name=validation/acuracy is no metric of this run (docs/metrics.md); "
+            "did you mean validation/accuracy?",
+        ),
+        (
+            ("checkpointing.metric_name=validation/easy/accuracy",),  # there is one set
+            "checkpointing.metric_name=validation/easy/accuracy is no metric",
+        ),
+        (
+            ("checkpointing.metric_name=train/env/math/reward",),
+            "checkpointing.metric_name=train/env/math/reward is no metric",
+        ),
+        (
+            ("grpo.val_stop_threshold=0.9", "grpo.val_stop_metric=train/reward"),
+            "grpo.val_stop_metric=train/reward is no metric of this run's validation (docs/metrics.md); "
+            "did you mean validation/reward?",
+        ),
+        (
+            ("grpo.val_stop_threshold=0.9", "grpo.val_stop_metric=loss"),
+            "grpo.val_stop_metric=loss is no metric of this run's validation (docs/metrics.md); "
+            "there are validation/accuracy, ",
+        ),
+        (
+            ("grpo.val_stop_threshold=0.9", "grpo.val_stop_metric=validation/pass@1"),  # one answer each
+            "grpo.val_stop_metric=validation/pass@1 is no metric of this run's validation",
+        ),
+    ],
+)
+def test_a_metric_that_no_step_would_report_is_refused(
+    demo: Demo, arguments: tuple[str, ...], problem: str
+) -> None:
+    (found,) = problems(demo(*arguments))
+    assert found.startswith(problem)
+
+
+def test_every_name_is_in_the_documentation(demo: Demo) -> None:
+    documented = (REPOSITORY / "docs" / "metrics.md").read_text()
+    missing = [name for name in training_metrics(demo()) if _told(name) not in documented]
+    assert missing == []
+
+
+def _told(name: str) -> str:
+    """What the table has of a name: /min and _max stand beside the first of their kind."""
+    last = name.removeprefix("train/").removesuffix("/")
+    if last.startswith("env/"):
+        return "env/<name>"
+    for ending in ("_min", "_max", "/max", "/min", "_0", "_1", "_mixed"):
+        last = last.removesuffix(ending) if last.endswith(ending) else last
+    return last
+
+
+def test_a_validation_reports_just_these(demo: Demo) -> None:
+    """The names are those of the report itself."""
+    from nemo_like.driver.validation import ValidationSet, validation_report
+    from tests.unit.driver.test_validation import answered
+
+    cfg = demo(*SEVERAL)
+    sets = [ValidationSet("easy", (0,)), ValidationSet("hard", (1,))]
+    report = validation_report(answered([1.0] * 12, size=6), sets, cfg.grpo, {})
+    assert set(validation_metrics(cfg)) == set(report.metrics)

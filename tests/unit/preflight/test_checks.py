@@ -1,0 +1,82 @@
+"""The slow checks as a run makes them, each in its child process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nemo_like.config.errors import ConfigError
+from nemo_like.config.machine_rules import Machine
+from nemo_like.config.schema import Config
+from nemo_like.preflight.checks import preflight
+from tests.unit.config.checkpoints import REPOSITORY
+
+Demo = Callable[..., Config]
+
+
+def say(line: str) -> None:
+    """Keep it from the terminal."""
+
+
+def test_a_run_on_sums_starts_no_process_for_its_checks(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subprocess.Popen", None)
+    assert preflight(demo(), Machine.this, say) == []
+
+
+def test_everything_that_is_wrong_is_told_at_once(
+    demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_rewards.py").write_text("def score(turn): ...\n")
+    (tmp_path / "train.jsonl").write_text("no JSON\n")
+    (tmp_path / "held_out.jsonl").write_text(json.dumps({"prompt": "1+1=", "answer": "2"}) + "\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    cfg = demo(
+        *("data.train.kind=jsonl", f"data.train.path={tmp_path}/train.jsonl"),
+        *("data.validation.kind=jsonl", f"data.validation.path={tmp_path}/held_out.jsonl"),
+        "policy.model_name=models/Qwen3-8B",  # no tokenizer, which would take seconds to load
+        "env.arithmetic.kind=function",
+        "++env.arithmetic.options={function: 'own_rewards:skore', arguments: {}}",
+        "grpo.adv_estimator.name='own_rewards:nothing'",
+    )
+    with pytest.raises(ConfigError) as raised:
+        preflight(cfg, Machine.another, say)
+    told = str(raised.value)
+    assert told.startswith("3 problems")
+    assert f"data.train.path={tmp_path}/train.jsonl cannot be used: {tmp_path}/train.jsonl:1: " in told
+    assert "env.arithmetic.options.function=own_rewards:skore cannot be imported: " in told
+    assert "grpo.adv_estimator.name=own_rewards:nothing cannot be imported: " in told
+
+
+def test_lora_on_layers_that_the_model_lacks_is_refused_by_the_model_itself(demo: Demo) -> None:
+    qwen3 = REPOSITORY / "recipes" / "shapes" / "Qwen3-8B"
+    lora = ("policy.backend=fsdp", "policy.fsdp_cfg.lora.enabled=true", f"policy.model_name={qwen3}")
+    targets = "policy.fsdp_cfg.lora.target_modules"
+    (note,) = preflight(demo(*lora, f"{targets}=[q_proj, v_proj]"), Machine.this, say)
+    assert str(note) == f"checked      {targets}: the model has q_proj, v_proj"
+    with pytest.raises(ConfigError) as raised:
+        preflight(demo(*lora, f"{targets}=[q_proj, v_prj]"), Machine.this, say)
+    assert "no layer of the model is called v_prj; its linear layers are down_proj, " in str(raised.value)
+
+
+def test_a_replay_reads_no_data(demo: Demo) -> None:
+    cfg = demo("data.train.kind=jsonl", "data.train.path=/nowhere.jsonl", "rollout.replay=recorded")
+    assert preflight(cfg, Machine.this, say) == []
+
+
+def test_a_plan_says_what_it_could_not_see(demo: Demo) -> None:
+    there_is_none = "kind: jsonl, path: no/such.jsonl, env: arithmetic"
+    cfg = demo(
+        *(f"data.{section}={{{there_is_none}}}" for section in ("train", "validation")),
+        "policy.model_name=models/Qwen3-8B",
+    )
+    assert [str(note) for note in preflight(cfg, Machine.another, say)] == [
+        "assumed      policy.model_name: models/Qwen3-8B is not here; its sizes are those shipped in "
+        "recipes/shapes",
+        "not checked  policy.model_name: weights and tokenizer of models/Qwen3-8B, so no prompt's length",
+        "not checked  data.train: no/such.jsonl is not here",
+        "not checked  data.validation: no/such.jsonl is not here",
+        "not checked  GPUs, memory and disk of the machines that will run it",
+    ]

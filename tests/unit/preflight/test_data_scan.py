@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemo_like.config.schema import Config
+from nemo_like.config.tasks import data_sources, max_prompt_tokens
+from nemo_like.data.tiny_tokenizer import save_tokenizer
+from nemo_like.preflight.data_scan import ScanReport, ScanRequest, SourceToScan, scan
+from tests.unit.environments.configs import env_config
+
+GOOD = {"prompt": "1+1=", "answer": "2"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    directory = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(directory)
+    return str(directory)
+
+
+@pytest.fixture
+def look(demo: Callable[..., Config], tmp_path: Path, tokenizer: str) -> Callable[..., ScanReport]:
+    """``look(records)``: what the scan says of a file with these lines; 28 tokens are the limit."""
+
+    def look(
+        records: Sequence[Mapping[str, Any] | str | bytes],
+        *arguments: str,
+        time_s: float = 60.0,
+        with_tokenizer: bool = True,
+        env: Any = None,
+    ) -> ScanReport:
+        path = tmp_path / "problems.jsonl"
+        path.write_bytes(b"".join(_line(record) + b"\n" for record in records))
+        one_source = ("data.default.kind=jsonl", f"data.default.path={path}", "data.train=[{}]")
+        cfg = demo(*one_source, *arguments)
+        sources = tuple(
+            SourceToScan(key=key, cfg=source, split="train", env=env or cfg.env[source.env])
+            for key, source in data_sources(cfg)
+            if key.startswith("data.train")
+        )
+        return scan(
+            ScanRequest(
+                sources=sources,
+                tokenizer=tokenizer if with_tokenizer else None,
+                chat_template=cfg.data.chat_template,
+                max_prompt_tokens=max_prompt_tokens(cfg),
+                time_s=time_s,
+            )
+        )
+
+    return look
+
+
+def _line(record: Mapping[str, Any] | str | bytes) -> bytes:
+    if isinstance(record, bytes):
+        return record
+    return (record if isinstance(record, str) else json.dumps(record)).encode()
+
+
+Look = Callable[..., ScanReport]
+
+
+def test_good_records_are_counted_with_their_longest_prompt(look: Look, tmp_path: Path) -> None:
+    report = look([GOOD, {"prompt": "12+34=", "answer": "46"}])
+    assert report.problems == ()
+    assert [str(note) for note in report.notes] == [
+        f"checked      data.train: all 2 problems of {tmp_path}/problems.jsonl, of 6 prompt tokens at most"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bad", "problem"),
+    [
+        ('{"prompt": "1+', "problems.jsonl:6: not valid JSON: "),
+        ("[1]", "problems.jsonl:6: a line must be a JSON object, not list"),
+        ({"prompt": "", "answer": "2"}, "problems.jsonl:6: 'prompt' is an empty prompt; fill it in"),
+        ({"prompt": " \n", "answer": "2"}, "problems.jsonl:6: 'prompt' is an empty prompt"),
+        ({"answer": "2"}, "problems.jsonl:6: no field 'prompt'"),
+        ({"prompt": "1", "answer": None}, "problems.jsonl:6: env.arithmetic cannot judge it: the reference"),
+        ('{"prompt": "\\udc00", "answer": "2"}', "problems.jsonl:6: \\udc00 is half of a surrogate pair"),
+        (b'{"prompt": "\xe9", "answer": "2"}', "problems.jsonl:6: not UTF-8 (byte 0xe9 at position 13)"),
+    ],
+)
+def test_a_bad_record_is_told_with_file_and_line(look: Look, tmp_path: Path, bad: Any, problem: str) -> None:
+    (found,) = look([*[GOOD] * 5, bad, GOOD]).problems
+    path = tmp_path / "problems.jsonl"
+    assert found.key == f"data.train.path={path}"
+    assert f"cannot be used: {tmp_path}/{problem}" in str(found)
+
+
+def test_an_empty_file_has_no_problems_to_train_on(look: Look) -> None:
+    (found,) = look([]).problems
+    assert "cannot be used: it holds no problems" in str(found)
+
+
+def test_prompts_that_are_all_too_long_are_refused_and_some_are_left_out(look: Look) -> None:
+    long = {"prompt": "1+" * 15, "answer": "2"}
+    (found,) = look([long, long]).problems
+    assert "all 2 prompts have more than 28 tokens; raise policy.max_total_sequence_length" in str(found)
+    report = look([long, GOOD])
+    assert report.problems == ()
+    assert str(report.notes[0]).endswith("of 30 prompt tokens at most; 1 of more than 28 are left out")
+
+
+def test_what_is_put_around_a_prompt_counts(look: Look) -> None:
+    (found,) = look([GOOD], "data.default.prompt_template='please answer the question {prompt}'").problems
+    assert "all 1 prompts have more than 28 tokens" in str(found)
+
+
+def test_messages_without_a_chat_template_are_found(look: Look) -> None:
+    (found,) = look([{"prompt": [{"role": "user", "content": "1"}], "answer": "2"}]).problems
+    assert "the tokenizer has no chat template" in str(found)
+
+
+def test_without_a_tokenizer_records_are_checked_and_lengths_are_not(look: Look) -> None:
+    report = look([GOOD], with_tokenizer=False)
+    assert report.problems == ()
+    assert "prompt tokens" not in str(report.notes[0])
+
+
+def test_where_time_is_short_the_notes_say_how_far_it_got(look: Look) -> None:
+    report = look([GOOD] * 1500 + ["no JSON"], time_s=0.0)
+    assert report.problems == ()
+    checked, rest = map(str, report.notes)
+    assert checked.startswith("checked      data.train: the first 1,000 problems of ")
+    assert rest.startswith("not checked  data.train: the problems of ")
+
+
+def test_every_source_is_told_by_its_own_key(look: Look, tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text("no JSON\n")
+    report = look([GOOD], f"data.train=[{{}}, {{path: {other}}}]")
+    (found,) = report.problems
+    assert str(found).startswith(f"data.train[1].path={other} cannot be used: {other}:1: not valid JSON")
+    assert str(report.notes[0]).startswith("checked      data.train[0]: all 1 problems")
+
+
+def test_at_most_three_records_of_a_source_are_told(look: Look) -> None:
+    assert len(look([{"prompt": "1", "answer": ""}] * 10).problems) == 3
+
+
+def test_a_tokenizer_that_cannot_be_loaded_is_told(look: Look, tokenizer: str, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (broken / name).touch()
+    request = ScanRequest(
+        sources=(), tokenizer=str(broken), chat_template=None, max_prompt_tokens=9, time_s=1.0
+    )
+    (found,) = scan(request).problems
+    assert str(found).startswith(f"policy.model_name={broken} has a tokenizer that cannot be loaded")
+
+
+@pytest.mark.parametrize(
+    ("kind", "record", "problem"),
+    [
+        ("exact_match", {"answer": " "}, "the reference answer is empty"),
+        ("math_verify", {"answer": ""}, "the reference answer is empty"),
+        ("calculator", {"answer": ""}, "the reference answer is empty"),
+        ("code", {"answer": "2"}, "no field 'tests' (options.tests_key), which the environment needs"),
+        ("code", {"answer": "2", "tests": []}, "the field 'tests' (options.tests_key) has no tests"),
+        (
+            "code",
+            {"answer": "", "tests": "import math\nassert Stack().size() == 0"},
+            "the tests in the field 'tests' cannot be run by value: line 2: they use the attribute size",
+        ),
+        ("sliding_puzzle", {"answer": "", "level": 1}, "needs; there are: 'level'"),
+        ("sliding_puzzle", {"answer": "", "board": "12"}, "must be rows of one length with one blank"),
+        ("json_schema", {"answer": ""}, "no field 'schema' (options.schema_key)"),
+        (
+            "json_schema",
+            {"answer": "", "schema": {"type": "objekt"}},
+            "no JSON schema: 'objekt' is not",
+        ),
+    ],
+)
+def test_a_record_without_what_its_judge_needs_is_told(
+    look: Look, kind: str, record: dict[str, Any], problem: str
+) -> None:
+    found = look([{"prompt": "1+1=", **record}], env=env_config(kind)).problems
+    assert [problem in str(each) for each in found] == [True]
+
+
+@pytest.mark.parametrize(
+    ("kind", "record"),
+    [
+        ("f1", {"answer": ""}),
+        ("math_verify", {"answer": "\\frac{1}{2}"}),
+        ("code", {"answer": "", "tests": [{"input": "1", "output": "1"}]}),
+        ("code", {"answer": "", "tests": "assert double(3) == 6"}),
+        ("sliding_puzzle", {"answer": "", "board": "21\n3-"}),
+        ("json_schema", {"answer": "", "schema": {"type": "object"}}),
+        ("json_schema", {"answer": "", "schema": '{"type": "object"}'}),
+    ],
+)
+def test_a_record_with_what_its_judge_needs_passes(look: Look, kind: str, record: dict[str, Any]) -> None:
+    assert look([{"prompt": "1+1=", **record}], env=env_config(kind)).problems == ()

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nemo_like.config.schema import Config
+from nemo_like.preflight.targets import Target, TargetKind, problem_of, targets_of
+
+MODULE = """
+
+def brevity(turn, limit=100): ...
+
+
+def no_turn(): ...
+
+
+class Game:
+    def __init__(self, size): ...
+
+    async def step(self, turns): ...
+
+
+class NoGame: ...
+
+
+number = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_targets.py").write_text(MODULE)
+    (tmp_path / "raising_target.py").write_text("raise OSError('no such device')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def target(path: str, kind: TargetKind, **arguments: object) -> Target:
+    return Target("key", path, kind, arguments)
+
+
+@pytest.mark.parametrize(
+    "accepted",
+    [
+        target("own_targets:brevity", TargetKind.reward_function),
+        target("own_targets:brevity", TargetKind.reward_function, limit=3),
+        target("own_targets:Game", TargetKind.environment, size=3),
+        target("own_targets:brevity", TargetKind.advantage_estimator),
+    ],
+)
+def test_what_can_be_called_as_it_will_be_has_no_problem(accepted: Target) -> None:
+    assert problem_of(accepted) is None
+
+
+@pytest.mark.parametrize(
+    ("refused", "problem"),
+    [
+        (target("own_targets:Gam", TargetKind.environment), "cannot be imported: .* has no 'Gam'"),
+        (target("no_such:f", TargetKind.reward_function), "cannot be imported: .*no module 'no_such'"),
+        (target("raising_target:f", TargetKind.reward_function), "cannot be imported: OSError: no such"),
+        (target("own_targets:number", TargetKind.reward_function), "is int and cannot be called"),
+        (target("own_targets:NoGame", TargetKind.environment), r"without the method step\(turns\)"),
+        (target("own_targets:Game", TargetKind.environment, size=3, x=1), "unexpected keyword argument 'x'"),
+        (target("own_targets:Game", TargetKind.environment), "missing a required argument: 'size'"),
+        (target("own_targets:no_turn", TargetKind.reward_function), "too many positional arguments"),
+    ],
+)
+def test_what_cannot_is_told_with_the_reason(refused: Target, problem: str) -> None:
+    assert re.search(problem, problem_of(refused) or "")
+
+
+def test_targets_are_those_of_the_environments_in_use_and_of_the_advantages(
+    demo: Callable[..., Config],
+) -> None:
+    cfg = demo(
+        "env.arithmetic.kind=function",
+        "++env.arithmetic.options={function: 'own_targets:brevity', arguments: {limit: 3}}",
+        "grpo.adv_estimator.name='own_targets:estimate'",
+    )
+    assert list(targets_of(cfg)) == [
+        Target(
+            "env.arithmetic.options.function",
+            "own_targets:brevity",
+            TargetKind.reward_function,
+            {"limit": 3},
+        ),
+        Target("grpo.adv_estimator.name", "own_targets:estimate", TargetKind.advantage_estimator, {}),
+    ]
+    assert list(targets_of(demo())) == []
