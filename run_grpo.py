@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
+if find_spec("hydra") is None:
+    # Python without this project's packages: go on with that of .venv, which nobody has to activate.
+    environment = Path(__file__).absolute().parent / ".venv"
+    python = environment / "bin" / "python"
+    if not python.is_file() or Path(sys.prefix).resolve() == environment.resolve():
+        sys.exit(
+            f"{sys.executable} lacks this project's packages, and so does {environment}. `make demo` and "
+            "`bash scripts/setup.sh` put them there; on a GPU machine: pip install -e '.[gpu]'"
+        )
+    os.execv(python, [str(python), *sys.argv])
+
+from nemo_like.config.environment_options import replaced_options
 from nemo_like.config.errors import ConfigError
 from nemo_like.config.loader import load_config, to_yaml
 from nemo_like.config.machine_rules import Machine
-from nemo_like.config.model_info import read_model_info
+from nemo_like.config.model_info import read_model_info, shipped_shape
 from nemo_like.config.plan import format_plan, make_plan
 from nemo_like.config.validation import validate
 from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
+from nemo_like.driver import exit_codes
+from nemo_like.driver.errors import RunFailed
+from nemo_like.driver.stopping import sigterm_as_interrupt
+from nemo_like.observability.run_lock import DirectoryInUse
+from nemo_like.preflight.checks import preflight
 
 _EXAMPLES = """\
 examples:
@@ -27,25 +47,47 @@ arguments follow Hydra's grammar: key=value, ++key=value, ~key (null again); con
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code: 0 after a whole run, 2 for a configuration that cannot run, else what the run says."""
+    """Return the exit code; docs/faults.md lists them."""
     options = _parse(arguments)
+    try:
+        with sigterm_as_interrupt():
+            return _main(options)
+    except KeyboardInterrupt:
+        print("interrupted before all results were written", file=sys.stderr)
+        return exit_codes.INTERRUPTED
+
+
+def _main(options: argparse.Namespace) -> int:
     try:
         cfg = load_config(options.config, options.overrides)
         if options.cfg:
             print(to_yaml(cfg), end="")
             return 0
-        validate(cfg, Machine.another if options.dry_run else Machine.this)
+        machine = Machine.another if options.dry_run else Machine.this
+        validate(cfg, machine)
+        notes = preflight(cfg, machine, partial(print, file=sys.stderr))
+    except KeyboardInterrupt:
+        return exit_codes.INTERRUPTED
     except ConfigError as error:
         print(error, file=sys.stderr)
-        return 2
+        return exit_codes.REFUSED
+    for environment_name, env in cfg.env.items():
+        for note in replaced_options(environment_name, env):
+            print(f"note: {note}", file=sys.stderr)
     if options.dry_run:
-        model = read_model_info(cfg.policy.model_name, cfg.policy.backend)
-        print(format_plan(make_plan(cfg, model, (*ROLLOUT_COLUMNS, *POLICY_COLUMNS))))
+        name = cfg.policy.model_name
+        sizes = name if Path(name).is_dir() else str(shipped_shape(name))
+        plan = make_plan(cfg, read_model_info(sizes, cfg.policy.backend), (*ROLLOUT_COLUMNS, *POLICY_COLUMNS))
+        print(format_plan(plan), "", *notes, sep="\n")
         return 0
     # Only now: this loads Ray, and the checks above must be quick.
     from nemo_like.driver.setup import run
 
-    return run(cfg, Path(options.config).stem)
+    try:
+        return run(cfg, Path(options.config).stem)
+    except (DirectoryInUse, RunFailed) as error:
+        print(error, file=sys.stderr)
+        return exit_codes.REFUSED if isinstance(error, DirectoryInUse) else exit_codes.FAILED
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -137,23 +137,26 @@ compile_packages() {
     "$VENV/bin/python" -m compileall -q -j 0 -x "$NEVER_IMPORTED" "$packages" >>"$LOG" 2>&1 || true
 }
 
-# Mooncake, one of the data plane's backends, needs libraries of the system; everything else runs without.
-install_system_libraries() {
-    local missing
-    missing=$("$VENV/bin/python" -c '
+# What few runs need of the system: libraries for Mooncake, one of the data plane's backends, and bubblewrap, the
+# sandbox of environments that run programs.
+install_system_packages() {
+    local mooncake sandbox=""
+    mooncake=$("$VENV/bin/python" -c '
 from nemo_like.config.data_plane_rules import missing_mooncake_libraries
 print(*missing_mooncake_libraries().values())')
-    [[ -n $missing ]] || return 0
+    command -v bwrap >/dev/null || sandbox=bubblewrap
+    [[ -n $mooncake$sandbox ]] || return 0
     if ((EUID == 0)) && command -v apt-get >/dev/null; then
-        echo "setup: installing $missing"
+        echo "setup: installing ${mooncake:+$mooncake }$sandbox"
         local apt=(env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o Acquire::Retries=1 -o DPkg::Lock::Timeout=60)
         # shellcheck disable=SC2086  # several packages
-        if { "${apt[@]}" update && "${apt[@]}" install --no-install-recommends $missing; } >>"$LOG" 2>&1; then
+        if { "${apt[@]}" update && "${apt[@]}" install --no-install-recommends $mooncake $sandbox; } >>"$LOG" 2>&1; then
             return 0
         fi
         echo "setup: the system's package manager could not install them (see $LOG)"
     fi
-    echo "setup: data_plane.backend=mooncake_cpu will need these system packages: $missing"
+    [[ -z $mooncake ]] || echo "setup: data_plane.backend=mooncake_cpu will need these system packages: $mooncake"
+    [[ -z $sandbox ]] || echo "setup: environments of kind=code will need the system package bubblewrap"
 }
 
 main() {
@@ -176,7 +179,7 @@ main() {
         >>"$LOG" 2>&1 || { tail -n 5 "$LOG" >&2; fail "the project itself could not be installed (see $LOG)."; }
     compile_packages
     check_torch_import
-    install_system_libraries
+    install_system_packages
     for file in requirements/cpu.txt "${requirements[*]}"; do
         # shellcheck disable=SC2086  # one or two file names
         fingerprint $file

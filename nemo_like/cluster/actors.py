@@ -8,7 +8,9 @@ reinforcement learning.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -91,10 +93,9 @@ class ActorHandle:
         ray.kill(self._remote)
 
 
-def _redirect_output(log_path: str | None) -> None:
-    """Send this process's stdout and stderr, also those of C++ code, to its own file."""
-    if log_path is None:
-        return
+def log_to(log_path: str) -> None:
+    """Send this process's stdout and stderr, also those of C++ code, to its own file, and at SIGUSR2 its
+    stacks."""
     os.makedirs(os.path.dirname(log_path), exist_ok=True)
     descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     sys.stdout.flush()
@@ -102,6 +103,16 @@ def _redirect_output(log_path: str | None) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+    dump_stacks_on_signal()
+
+
+def _end_at_sigterm() -> None:
+    """From now on SIGTERM ends this process at once.
+
+    Ray's own handler lets every call end first. One of them, the watch on this actor, never does.
+    """
+    # Python sets handlers on the main thread, and Ray constructs some actors on another.
+    ctypes.CDLL(None).signal(signal.SIGTERM, ctypes.c_void_p(signal.SIG_DFL))
 
 
 def _use_interface_of_node() -> None:
@@ -113,17 +124,27 @@ def _use_interface_of_node() -> None:
             os.environ.setdefault(variable, interface)
 
 
+def _work_in(directory: str) -> None:
+    """Let relative paths mean what they mean to the driver: a Ray that exists already was started anywhere.
+    A node without this directory may well have what absolute paths name."""
+    if os.path.isdir(directory):
+        os.chdir(directory)
+
+
 class _Shell:
     """Holds the target. A constructor that raised fails every later call with its own error."""
 
-    def __init__(self, target: str, kwargs: Mapping[str, Any], log_path: str | None) -> None:
-        _redirect_output(log_path)
-        dump_stacks_on_signal()
+    def __init__(self, spec: ActorSpec, directory: str) -> None:
+        """``directory`` is the driver's."""
+        _work_in(directory)
+        if spec.log_path is not None:
+            log_to(spec.log_path)
+        _end_at_sigterm()
         _use_interface_of_node()
         self._observer = ProcessObserver()
         self._failure: Exception | None = None
         try:
-            self._target = load_target(target)(**kwargs)
+            self._target = load_target(spec.target)(**spec.kwargs)
         except Exception as error:
             traceback.print_exc()
             self._failure = error
@@ -179,4 +200,4 @@ def start_actor(spec: ActorSpec, **options: Any) -> ActorHandle:
         remote = ray.remote(concurrency_groups={"control": 1})(_SerialShell).options(**resources)
     else:
         remote = ray.remote(_AsyncShell).options(max_concurrency=1000, **resources)
-    return ActorHandle(spec.name, spec.log_path, remote.remote(spec.target, dict(spec.kwargs), spec.log_path))
+    return ActorHandle(spec.name, spec.log_path, remote.remote(spec, os.getcwd()))

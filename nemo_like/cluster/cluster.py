@@ -16,8 +16,9 @@ from nemo_like.cluster.errors import ActorDied, ActorFailed, ClusterError, Overd
 from nemo_like.cluster.placement import Bundle, Reservation, reserve
 from nemo_like.cluster.watchdog import Watchdog, end_processes
 
-# How long after one actor's failure to look for the death of another that may have caused it.
-_CAUSE_GRACE_S = 2.0
+# How long after one actor's failure to look for the death of another that may have caused it: an engine's
+# worker process that is asked to end closes its connections at once, and takes seconds to be gone.
+_CAUSE_GRACE_S = 10.0
 # How long to look for the deaths of a node's other actors.
 _NODE_GRACE_S = 5.0
 

@@ -1,22 +1,28 @@
-"""A private Ray without the processes that serve nobody here: dashboard, autoscaler, log monitor.
+"""How ``ray.init`` differs here: on loopback, with fewer processes, and with the caller's signals.
 
-They start although ``ray.init`` is told that there is no dashboard and no log to forward, take two seconds of
-CPU, and keep the start and the end of a run waiting for a second each.
+Dashboard, autoscaler and log monitor start although ``ray.init`` is told that there is no dashboard and no
+log to forward, take two seconds of CPU, and keep the start and the end of a run waiting for a second each.
+And all of Ray's processes listen on every interface of the machine unless its address is that of loopback,
+for which ``ray.init`` takes another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import FrameType
+from typing import Any
 
-from ray._private import ray_constants
+from ray._private import ray_constants, services, utils
 from ray._private.node import Node
 
 
 @contextmanager
 def few_services() -> Iterator[None]:
-    """A Ray that is started in this block has no more than it needs; all it has, where Ray's methods have
-    other names than those known here."""
+    """Let a Ray that is started in this block listen on loopback alone, and have no more than it needs; all
+    it has, where Ray's methods have other names than those known here."""
     replacements = {
         "start_api_server": _tell_of_no_dashboard,
         "start_monitor": _start_nothing,
@@ -25,14 +31,69 @@ def few_services() -> Iterator[None]:
     originals = {name: getattr(Node, name) for name in replacements if hasattr(Node, name)}
     for name in originals:
         setattr(Node, name, replacements[name])
+    # As Ray does by itself on macOS and Windows: the address of this node is then 127.0.0.1.
+    may_have_other_nodes = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
     try:
         yield
     finally:
+        ray_constants.ENABLE_RAY_CLUSTER = may_have_other_nodes
         for name, original in originals.items():
             setattr(Node, name, original)
 
 
-def _start_nothing(_node: Node) -> None:
+@contextmanager
+def processes_with(variables: Mapping[str, str]) -> Iterator[None]:
+    """Processes that Ray starts in this block, and what they start, have these environment variables. What
+    other threads start has not."""
+    start = services.start_ray_process
+
+    def start_with(*args: Any, env_updates: Mapping[str, str] | None = None, **kwargs: Any) -> Any:
+        return start(*args, env_updates={**(env_updates or {}), **variables}, **kwargs)
+
+    services.start_ray_process = start_with
+    try:
+        yield
+    finally:
+        services.start_ray_process = start
+
+
+@contextmanager
+def callers_signals() -> Iterator[None]:
+    """Ray replaces no handler of SIGTERM in this block. A signal that arrives meanwhile, whose exception got
+    lost in Ray's code, is handled again at the end.
+
+    Handlers belong to the main thread; elsewhere nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers: dict[int, Callable] = {
+        signum: handler
+        for signum in (signal.SIGINT, signal.SIGTERM)
+        if callable(handler := signal.getsignal(signum))
+    }
+    received: list[int] = []
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        received.append(signum)
+        handlers[signum](signum, frame)
+
+    original = utils.set_sigterm_handler
+    utils.set_sigterm_handler = _start_nothing
+    for signum in handlers:
+        signal.signal(signum, handle)
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = original
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+    for signum in received:
+        handlers[signum](signum, None)
+
+
+def _start_nothing(_: object) -> None:
     pass
 
 

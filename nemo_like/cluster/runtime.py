@@ -5,29 +5,45 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
-import shutil
 import socket
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import ray
+from ray.exceptions import AuthenticationError
 
 from nemo_like.cluster.errors import ClusterError
-from nemo_like.cluster.lean_ray import few_services
+from nemo_like.cluster.janitor import MARK
+from nemo_like.cluster.lean_ray import callers_signals
+from nemo_like.cluster.private_ray import PrivateRay
 
 _MAX_SOCKET_PATH = 107  # bytes; Linux
 
 
-@contextmanager
-def ray_runtime(address: str | None, *, num_cpus: int, num_gpus: int) -> Iterator[None]:
-    """Connect to ``address``, or start a private Ray with these logical resources; leave it on exit.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayNeeds:
+    """What a run wants of Ray."""
 
-    On exit every non-detached actor of this process ends, and a private Ray with them.
-    Raises ClusterError when an existing cluster has fewer CPUs or GPUs than asked for.
+    address: str | None  # of a Ray that exists; null: a private one on this machine
+    num_cpus: int  # logical
+    num_gpus: int
+    start_timeout_s: float
+    logs_path: Path | None = None  # gets the logs of a private Ray under which something failed
+
+
+@contextmanager
+def ray_runtime(needs: RayNeeds, warn: Callable[[str], None]) -> Iterator[None]:
+    """Connect to Ray, or start a private one; leave it on exit.
+
+    On exit every non-detached actor of this process ends, and a private Ray with all its processes and files,
+    which also go when this process is killed. ``warn`` hears of each attempt that failed.
+    Raises ClusterError when Ray cannot be had in time, and when an existing cluster has fewer CPUs or GPUs
+    than asked for.
     """
     # An actor that asks for no GPU keeps the CUDA_VISIBLE_DEVICES it was given.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -37,41 +53,59 @@ def ray_runtime(address: str | None, *, num_cpus: int, num_gpus: int) -> Iterato
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
     # When one call fails, nobody asks for the results of those beside it.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
-    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
-    if address is None:
-        # Workers that wait for tasks; here are actors only, most of them with an environment of their own.
-        os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-        with few_services():
-            ray.init(address="local", num_cpus=num_cpus, num_gpus=num_gpus, **quiet)
-    else:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    temporary = _temporary_directory()
+    private = PrivateRay(num_cpus=needs.num_cpus, num_gpus=needs.num_gpus)
     try:
-        _check_resources(num_cpus, num_gpus)
+        if needs.address is None:
+            private.start(needs.start_timeout_s, warn)
+        else:
+            _join(needs.address)
+        _check_resources(needs.num_cpus, needs.num_gpus)
         yield
+    except Exception:
+        if needs.logs_path is not None:
+            private.keep_logs(needs.logs_path)
+        raise
     finally:
-        ray.shutdown()
-        if address is None:
-            shutil.rmtree(temporary, ignore_errors=True)
+        private.stop()
+
+
+def _join(address: str) -> None:
+    try:
+        with callers_signals():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError) as error:
+        raise ClusterError(f"cluster.address={address}: {no_ray(error)}") from error
+
+
+def no_ray(error: Exception) -> str:
+    """Return why Ray cannot be joined, and what to do."""
+    chain: list[BaseException | None] = [error]
+    while (last := chain[-1]) is not None:
+        if isinstance(last, AuthenticationError):
+            return (
+                "the Ray there asks for a token that this process does not have. Set RAY_AUTH_MODE=token, "
+                "and RAY_AUTH_TOKEN_PATH where the token is not in ~/.ray/auth_token"
+            )
+        chain.append(last.__cause__ or last.__context__)
+    return (
+        f"no Ray can be reached there ({error}). Start one with `ray start`, or take cluster.address=null "
+        "for a private one"
+    )
 
 
 def use_temporary_directory_of_session() -> None:
     """From now on the temporary files of this process and its children lie with those of Ray's session.
 
-    What a killed process leaves there goes when a private Ray ends. Does nothing where there is no Ray, or
-    where the path is too long for sockets.
+    What a killed process leaves there goes with the session. Does nothing where there is no Ray, where Ray is
+    private and all its processes have such a place, or where the path is too long for sockets.
     """
-    if not ray.is_initialized():
+    if not ray.is_initialized() or MARK in os.environ:
         return
-    directory = _temporary_directory()
+    # On each node, below the directory in which Ray keeps its own sockets and logs.
+    directory = Path(ray._private.worker._global_node.get_session_dir_path()) / "tmp"
     if len(str(directory)) + len(f"/{uuid.uuid4()}") < _MAX_SOCKET_PATH:
         directory.mkdir(exist_ok=True)
         os.environ["TMPDIR"] = tempfile.tempdir = str(directory)
-
-
-def _temporary_directory() -> Path:
-    """On each node, below the directory in which Ray keeps its own sockets and logs."""
-    return Path(ray._private.worker._global_node.get_session_dir_path()) / "tmp"
 
 
 def _check_resources(num_cpus: float, num_gpus: float) -> None:

@@ -1,8 +1,9 @@
 """What the processes of this machine are doing, looked at from outside. Nothing here needs them to answer.
 
-An actor's processes are those whose standard error is its log: its own, and those that it started. Their
-stacks are read by py-spy, which needs the right to look into another process; where it has none, a process
-that registered ``dump_stacks_on_signal`` writes them itself.
+An actor's processes are those whose standard error is its log: its own, and those that it started. Other
+actors that it started have logs of their own in a folder beside, called like its log. Stacks are read
+by py-spy, which needs the right to look into another process; where it has none, a process that registered
+``dump_stacks_on_signal`` writes them itself.
 """
 
 from __future__ import annotations
@@ -133,8 +134,11 @@ def _processes(log_paths: Mapping[str, str]) -> Iterator[tuple[str, psutil.Proce
             path = os.readlink(f"/proc/{process.pid}/fd/2")
         except OSError:  # gone, or another user's
             continue
+        folder, name = os.path.split(path)
         if path in actors:
             yield actors[path], process
+        elif f"{folder}.log" in actors:
+            yield f"{actors[f'{folder}.log']}'s {name.removesuffix('.log')}", process
 
 
 def _dump(actor: str, process: psutil.Process) -> ProcessDump:

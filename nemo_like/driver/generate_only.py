@@ -57,7 +57,8 @@ class GenerationDriver:
     def observed_step(self, step: int) -> StepReport:
         """The step, looked on by the observer."""
         with self.components.observer.observing(step):
-            return self.step(step)
+            report = self.step(step)
+        return report.with_metrics(self.components.observer.gpu_metrics())
 
     def step(self, step: int) -> StepReport:
         """The first half of a GRPO iteration: everything up to the advantages."""

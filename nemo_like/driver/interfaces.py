@@ -53,8 +53,12 @@ class SavedPolicy(Protocol):
     def has_written_checkpoint(self) -> bool:
         """Whether the latest checkpoint is on disk; raises ActorFailed when it could not be written."""
 
-    def wait_for_checkpoint(self) -> None:
-        """Until the latest checkpoint is on disk; raises ActorFailed when it could not be written."""
+    def wait_for_checkpoint(self) -> Mapping[str, str]:
+        """Wait until the latest checkpoint is on disk; the SHA-256 of its files by name. Raises ActorFailed
+        when it could not be written."""
+
+    def corrupt_checkpoint_files(self, path: str, digests: Mapping[str, str]) -> Sequence[str]:
+        """Hash a checkpoint's files; names of those that differ from ``digests``."""
 
     def load_checkpoint(self, path: str, policy_version: int) -> None:
         """Continue from a checkpoint, which another parallel layout may have written."""
@@ -96,3 +100,6 @@ class StepObserver(Protocol):
 
     def observing(self, step: int) -> AbstractContextManager[None]:
         """Around a step; may record what every process does."""
+
+    def gpu_metrics(self) -> dict[str, float]:
+        """What the GPUs did since the last call, under final names."""

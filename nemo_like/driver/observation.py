@@ -1,4 +1,4 @@
-"""Traces and profiles of the steps for which the configuration asks; other steps cost nothing."""
+"""Traces and profiles of the steps for which the configuration asks, and what the GPUs did in every step."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from typing import Any
 
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.cluster import Cluster
+from nemo_like.cluster.errors import ClusterError
 from nemo_like.config.schema import LoggerConfig
+from nemo_like.observability.disk import write_whole
+from nemo_like.observability.metrics import merge
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.observability.trace import chrome_trace, start_trace, take_trace
 
 # Writing a profile of a large model's step takes minutes.
 _TIMEOUT_S = 600.0
+# Asking the GPUs' driver takes milliseconds.
+_GPU_TIMEOUT_S = 30.0
 
 
 class StepObservation:
@@ -27,9 +32,12 @@ class StepObservation:
         cluster: Cluster,
         actors: Callable[[], Sequence[ActorHandle]],
         directory: RunDirectory,
+        gpu_actors: Callable[[], Sequence[ActorHandle]],
     ) -> None:
-        """``actors()`` are those of the moment, in the order of a trace, below the driver."""
+        """``actors()`` are those of the moment, in the order of a trace, below the driver; ``gpu_actors()``
+        those with GPUs, each GPU once."""
         self._cfg, self._cluster, self._actors, self._directory = cfg, cluster, actors, directory
+        self._gpu_actors = gpu_actors
 
     def mark_ranges(self, actors: Sequence[ActorHandle]) -> None:
         """From now on these processes, which load torch for CUDA, name what they do for Nsight Systems."""
@@ -52,6 +60,24 @@ class StepObservation:
             paths = {actor: str(self._directory.profile_path(step, actor.name)) for actor in self._profiled()}
             self._everywhere(list(paths), lambda actor: ("stop_profile", paths[actor]))
 
+    def gpu_metrics(self) -> dict[str, float]:
+        """How busy and full the GPUs of every kind of process were since the last call; empty on CPUs."""
+        actors = self._gpu_actors()
+        if not actors:
+            return {}
+        calls = [actor.observe("take_gpu_usage") for actor in actors]
+        try:
+            taken = self._cluster.gather(
+                calls, stage="observation", timeout_s=_GPU_TIMEOUT_S, watching=actors
+            )
+        except ClusterError:
+            return {}  # the step is whole without them; the next one finds out who died
+        parts = [
+            {f"performance/gpu/{kind_of(actor.name)}/{name}": metric for name, metric in usage.items()}
+            for actor, usage in zip(actors, taken, strict=True)
+        ]
+        return {name: metric.value for name, metric in merge(parts).items()}
+
     def _profiled(self) -> list[ActorHandle]:
         return [actor for actor in self._actors() if _matches(actor.name, self._cfg.profile.processes)]
 
@@ -61,13 +87,18 @@ class StepObservation:
         spans = self._everywhere(actors, lambda actor: ("take_trace",))
         processes |= {actor.name: taken for actor, taken in zip(actors, spans, strict=True)}
         path = self._directory.trace_path(step)
-        path.write_text(json.dumps(chrome_trace(processes)), encoding="utf-8")
+        write_whole(path, json.dumps(chrome_trace(processes)).encode(), f"the trace of step {step}")
 
     def _everywhere(
         self, actors: Sequence[ActorHandle], command: Callable[[ActorHandle], tuple[str, ...]]
     ) -> list[Any]:
         calls = [actor.observe(*command(actor)) for actor in actors]
         return self._cluster.gather(calls, stage="observation", timeout_s=_TIMEOUT_S)
+
+
+def kind_of(actor: str) -> str:
+    """``policy_worker`` of ``policy_worker-3``."""
+    return actor.rpartition("-")[0] or actor
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -26,6 +26,7 @@ from nemo_like.data_plane.factory import DataPlaneSpec, host_actor
 from nemo_like.driver.bundles import actor_name
 from nemo_like.generation.environment import engine_environment
 from nemo_like.generation.sleep import Sleeps
+from nemo_like.observability.disk import write_whole
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.policy.interfaces import WeightSenderSpec
 from nemo_like.policy.layout import parallel_layout
@@ -70,7 +71,8 @@ def write_process_ids(cluster: Cluster, actors: Actors, directory: RunDirectory)
     calls = [handle.process_id() for handle in handles]
     pids = cluster.gather(calls, stage="start", timeout_s=SHORT_TIMEOUT_S)
     by_name = {handle.name: pid for handle, pid in zip(handles, pids, strict=True)}
-    (directory.path / "processes.json").write_text(json.dumps(by_name, indent=2) + "\n", encoding="utf-8")
+    contents = json.dumps(by_name, indent=2) + "\n"
+    write_whole(directory.path / "processes.json", contents.encode(), "processes.json")
 
 
 class Starter:
@@ -98,6 +100,7 @@ class Starter:
         """How the other processes reach the host's data plane."""
         return DataPlaneSpec(
             host=host,
+            backend=self._cfg.data_plane.backend,
             timeout_s=self._cfg.data_plane.timeout_s,
             start_timeout_s=self._cfg.cluster.start_timeout_s,
             is_observed=self._cfg.data_plane.log_operations,

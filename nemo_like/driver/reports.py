@@ -20,6 +20,10 @@ class StepReport:
 
     metrics: dict[str, float]
 
+    def with_metrics(self, more: Mapping[str, float]) -> StepReport:
+        """The report with more metrics."""
+        return StepReport({**self.metrics, **more})
+
 
 @dataclass(frozen=True, slots=True)
 class StepResults:
@@ -94,15 +98,19 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def reward_metrics(rollout: Collected) -> dict[str, float]:
-    """Rewards of everything generated and, as filtered_reward and shaped_reward, of the groups kept."""
+    """Rewards of everything generated and, as filtered_reward and shaped_reward, of the groups kept.
+
+    Samples whose reward failed count nowhere; a mean over no sample is left out.
+    """
     generated = rollout.generated
     rewards = [reward for part in generated for reward in part.numbers("reward")]
     group_ids = [group_id for part in generated for group_id in part.tag("group_id")]
     mask = [kept for part in generated for kept in part.numbers("sample_mask")]
+    kept = rollout.batch.numbers("sample_mask")
     return {
-        "reward": _mean(rewards),
-        "filtered_reward": _mean(rollout.batch.numbers("reward")),
-        "shaped_reward": _mean(rollout.batch.numbers("shaped_reward")),
+        **_masked_mean("reward", rewards, mask),
+        **_masked_mean("filtered_reward", rollout.batch.numbers("reward"), kept),
+        **_masked_mean("shaped_reward", rollout.batch.numbers("shaped_reward"), kept),
         "dynamic_sampling_num_gen_batches": float(rollout.num_rollouts),
         **baseline_reward_metrics(rewards, group_ids, sample_mask=mask),
     }
@@ -120,15 +128,22 @@ def outcome_metrics(batches: Sequence[KVBatchMeta]) -> dict[str, float]:
     return {name: float(outcomes.count(outcome.value)) for name, outcome in counted.items()}
 
 
+def _masked_mean(name: str, values: Sequence[float], mask: Sequence[float]) -> dict[str, float]:
+    """The mean of the unmasked values by its name; nothing where there are none."""
+    kept = [value for value, valid in zip(values, mask, strict=True) if valid]
+    return {name: _mean(kept)} if kept else {}
+
+
 def _tag_metrics(batch: KVBatchMeta) -> dict[str, float]:
     """Advantages and counts of the samples that train."""
-    mask, advantages = batch.numbers("sample_mask"), batch.numbers("advantage")
+    mask, all_advantages = batch.numbers("sample_mask"), batch.numbers("advantage")
+    advantages = [advantage for advantage, kept in zip(all_advantages, mask, strict=True) if kept]
     valid_tokens = sum(n for n, m in zip(batch.numbers("num_response_tokens"), mask, strict=True) if m)
     return {
         "policy_version": float(max(batch.numbers("policy_version"))),
         "advantages/mean": _mean(advantages),
-        "advantages/max": max(advantages),
-        "advantages/min": min(advantages),
+        "advantages/max": max(advantages, default=0.0),
+        "advantages/min": min(advantages, default=0.0),
         **_sample_errors(batch),
         "global_valid_seqs": float(sum(mask)),
         "global_valid_toks": float(valid_tokens),

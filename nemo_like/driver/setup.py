@@ -6,38 +6,47 @@ own imports none of what they need.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from types import FrameType
+from pathlib import Path
 
 import yaml
 
 from nemo_like.checkpoint.store import CheckpointError
+from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.cluster.errors import ActorDied, ClusterError, StageTimeout
-from nemo_like.cluster.runtime import ray_runtime
+from nemo_like.cluster.errors import ActorDied, ActorFailed, ClusterError, StageTimeout
+from nemo_like.cluster.janitor import swept_directory
+from nemo_like.cluster.private_ray import temporary_parent
+from nemo_like.cluster.runtime import RayNeeds, ray_runtime
 from nemo_like.config.deadlines import deadline_s
 from nemo_like.config.loader import to_yaml
+from nemo_like.config.model_info import read_model_info
 from nemo_like.config.placement_rules import shares_gpus
-from nemo_like.config.plan import ray_cpus, ray_gpus
-from nemo_like.config.schema import Config, TimeoutAction
+from nemo_like.config.plan import checkpoint_bytes, ray_cpus, ray_gpus, weight_bytes
+from nemo_like.config.schema import Config, Device, TimeoutAction
 from nemo_like.data.sampler import MixtureSampler
 from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.data_plane.handle import ObservedPartitionControl, PartitionControl
+from nemo_like.driver import exit_codes
 from nemo_like.driver.bundles import bundles
 from nemo_like.driver.checkpoints import RunCheckpoints
-from nemo_like.driver.errors import RunFailed
+from nemo_like.driver.errors import RewardsFailed, RunFailed, failure_reason
+from nemo_like.driver.final_export import FinalExport
 from nemo_like.driver.generate_only import GenerationComponents, GenerationDriver
+from nemo_like.driver.holding import HeldDirectories
 from nemo_like.driver.observation import StepObservation
 from nemo_like.driver.processes import Actors, Starter, write_process_ids
 from nemo_like.driver.recovery import ActorRecovery, Recoverable
-from nemo_like.driver.stopping import EXIT_PREEMPTED, StopRequests
+from nemo_like.driver.reward_watch import RewardWatch
+from nemo_like.driver.stopping import StopRequests
 from nemo_like.driver.sync_grpo import Components, SyncGRPODriver
 from nemo_like.driver.validation import reached_goal, validation_sets
+from nemo_like.environments.interface import EnvironmentCheckFailed
+from nemo_like.observability.disk import DiskFull, space_for
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.observability.summary import RunSummary, SampleAnswer
@@ -47,16 +56,33 @@ from nemo_like.rollout.handle import RolloutHandle
 from nemo_like.rollout.prompts import RolloutMode, SourceReports
 from nemo_like.weight_sync.sync import NoEngines, WeightSync
 
-EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
-
 
 def run(cfg: Config, config_name: str) -> int:
-    """One whole run; the exit code. ``config_name`` names the run directory unless logger.run_name does."""
-    directory = _run_directory(cfg, config_name)
+    """One whole run; the exit code. ``config_name`` names the run directory unless logger.run_name does.
+
+    Raises DirectoryInUse when another run has the directory, RunFailed when it cannot be written, or when
+    none of its checkpoints is whole.
+    """
+    try:
+        with space_for("the run directory", Path(cfg.logger.log_dir).absolute()):
+            directory = _run_directory(cfg, config_name)
+            held = HeldDirectories(_written_directories(cfg, directory))
+    except (DiskFull, OSError) as error:
+        raise RunFailed(f"the run directory cannot be written: {error}") from error
+    try:
+        with swept_directory(temporary_parent()):
+            return _run_in(directory, cfg, held)
+    except (CheckpointError, DiskFull, OSError) as error:  # before there is a logger to tell it
+        raise RunFailed(f"the run cannot be started: {failure_reason(error, directory.path)}") from error
+    finally:
+        held.release()
+
+
+def _run_in(directory: RunDirectory, cfg: Config, held: HeldDirectories) -> int:
+    """The run in a directory that is its own; the exit code."""
     resolved = to_yaml(cfg)
     directory.write_config(resolved)
-    checkpoints = RunCheckpoints(cfg.checkpointing, directory)
+    checkpoints = run_checkpoints(cfg, directory)
     logger = RunLogger(
         cfg.logger,
         directory,
@@ -64,10 +90,16 @@ def run(cfg: Config, config_name: str) -> int:
         max_num_steps=cfg.grpo.max_num_steps,
         wandb_run_id=checkpoints.wandb_run_id,
     )
-    with logger:
-        result = _run_with_restarts(cfg, directory, logger, checkpoints)
-        logger.finish(RunSummary(outcome=result.outcome, sample_answers=result.answers))
-    return result.exit_code
+    with logger, held.renewing(logger.warn):
+        result = _result(cfg, directory, logger, checkpoints)
+        if held.lost is not None:
+            logger.abandon(f"The run was stopped, and wrote no results: {held.lost}.")
+            return exit_codes.FAILED
+        elsewhere = cfg.checkpointing.checkpoint_dir
+        paths = {} if elsewhere is None else {"checkpoints": str(Path(elsewhere).absolute())}
+        summary = RunSummary(outcome=result.outcome, sample_answers=result.answers, paths=paths)
+        is_complete = logger.finish(summary)
+    return result.exit_code or (0 if is_complete else exit_codes.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +107,18 @@ class _Result:
     outcome: str
     exit_code: int
     answers: Sequence[SampleAnswer] = ()
+
+
+def _result(cfg: Config, directory: RunDirectory, logger: RunLogger, checkpoints: RunCheckpoints) -> _Result:
+    """How the run ended."""
+    try:
+        return _run_with_restarts(cfg, directory, logger, checkpoints)
+    except KeyboardInterrupt:
+        return _Result("was interrupted", exit_codes.INTERRUPTED)
+    except RewardsFailed as error:
+        return _Result(f"failed: {error}", exit_codes.REWARDS_FAILED)
+    except (ClusterError, RunFailed, CheckpointError, DiskFull, OSError) as error:
+        return _Result(f"failed: {failure_reason(error, directory.path)}", exit_codes.FAILED)
 
 
 def _run_with_restarts(
@@ -88,36 +132,51 @@ def _run_with_restarts(
         logger.continue_after(checkpoints.last_step)
         try:
             return _run(cfg, directory, logger, checkpoints)
-        except KeyboardInterrupt:
-            return _Result("was interrupted", EXIT_INTERRUPTED)
         except (ActorDied, StageTimeout) as error:
             shall_stop = (
                 isinstance(error, StageTimeout) and cfg.cluster.on_stage_timeout is TimeoutAction.stop
             )
             if shall_stop or not cfg.checkpointing.enabled or num_restarts == cfg.cluster.max_restarts:
-                return _Result(f"failed: {error}", EXIT_FAILED)
+                raise
             num_restarts += 1
             logger.warn(
                 f"{error}\nstarting all processes again (restart {num_restarts} of "
                 f"{cfg.cluster.max_restarts})"
             )
-            checkpoints = RunCheckpoints(cfg.checkpointing, directory)
-        except (ClusterError, RunFailed, CheckpointError, OSError) as error:
-            return _Result(f"failed: {error}", EXIT_FAILED)
+        checkpoints = run_checkpoints(cfg, directory)
+
+
+def run_checkpoints(cfg: Config, directory: RunDirectory) -> RunCheckpoints:
+    """Look for the checkpoints in a run directory.
+
+    Raises CheckpointError when there are some and none is whole.
+    """
+    model = read_model_info(cfg.policy.model_name, cfg.policy.backend)
+    return RunCheckpoints(cfg.checkpointing, directory, expected_bytes=checkpoint_bytes(cfg.policy, model))
 
 
 def _run(cfg: Config, directory: RunDirectory, logger: RunLogger, checkpoints: RunCheckpoints) -> _Result:
-    """The steps that are left."""
-    if _is_finished(cfg, checkpoints):
+    """The steps that are left, and the export of what they made."""
+    export = _final_export(cfg, directory)
+    is_finished = _is_finished(cfg, checkpoints)
+    if is_finished and (export is None or export.step == checkpoints.last_step):
         return _Result("had finished already; raise grpo.max_num_steps or its goal to train on", 0)
     with started(cfg, directory, logger, checkpoints) as parts:
-        if reason := parts.driver.run():
-            return _Result(f"was stopped: {reason}. The same command continues it", EXIT_PREEMPTED)
-        if parts.policy is not None and cfg.checkpointing.export_final_hf:
+        if not is_finished and (reason := parts.driver.run()):
+            return _Result(f"was stopped: {reason}. The same command continues it", exit_codes.PREEMPTED)
+        if export is not None and parts.policy is not None and isinstance(parts.driver, SyncGRPODriver):
             logger.status("exporting the policy")
-            parts.policy.export_hf(str(directory.path / "final_hf"))
+            export.write(parts.policy.export_hf, parts.driver.position.step)
         logger.status("stopping")
     return _Result("finished", 0, parts.driver.sample_answers)
+
+
+def _final_export(cfg: Config, directory: RunDirectory) -> FinalExport | None:
+    if not cfg.checkpointing.export_final_hf:
+        return None
+    num_bytes = weight_bytes(cfg, read_model_info(cfg.policy.model_name, cfg.policy.backend))
+    template = cfg.data.chat_template
+    return FinalExport(directory, num_bytes, None if template is None else Path(template))
 
 
 def _is_finished(cfg: Config, checkpoints: RunCheckpoints) -> bool:
@@ -132,10 +191,14 @@ def _run_directory(cfg: Config, config_name: str) -> RunDirectory:
     """A new one, or that of the run that is continued."""
     name = cfg.logger.run_name or f"{config_name}-{datetime.now():%Y%m%d-%H%M%S}"
     if cfg.checkpointing.enabled and cfg.checkpointing.resume_if_exists and cfg.logger.run_name:
-        earlier = RunDirectory.reopen(cfg.logger.log_dir, name)
-        if earlier is not None:
-            return earlier
+        return RunDirectory.open(cfg.logger.log_dir, name)
     return RunDirectory.create(cfg.logger.log_dir, name)
+
+
+def _written_directories(cfg: Config, directory: RunDirectory) -> list[Path]:
+    """All that two runs must not write at once."""
+    elsewhere = cfg.checkpointing.checkpoint_dir if cfg.checkpointing.enabled else None
+    return [directory.path, *([] if elsewhere is None else [Path(elsewhere).absolute()])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,12 +227,14 @@ def started(
     """Every process of the run, ready; all of them are gone when the block is left."""
     cluster = Cluster(report_directory=directory.logs_path)
     logger.status("starting Ray")
-    num_cpus = ray_cpus(cfg) if cfg.cluster.num_cpus is None else cfg.cluster.num_cpus
-    num_gpus = max(ray_gpus(cfg), cfg.cluster.num_gpus)
-    with (
-        ray_runtime(cfg.cluster.address, num_cpus=num_cpus, num_gpus=num_gpus),
-        _sigterm_as_interrupt(),  # after Ray, which installs a handler of its own
-    ):
+    needs = RayNeeds(
+        address=cfg.cluster.address,
+        num_cpus=ray_cpus(cfg) if cfg.cluster.num_cpus is None else cfg.cluster.num_cpus,
+        num_gpus=max(ray_gpus(cfg), cfg.cluster.num_gpus),
+        start_timeout_s=cfg.cluster.start_timeout_s,
+        logs_path=directory.logs_path / "ray",
+    )
+    with ray_runtime(needs, logger.warn):
         try:
             cluster.reserve(bundles(cfg), timeout_s=cfg.cluster.start_timeout_s)
             starter = Starter(cfg, cluster, directory)
@@ -187,7 +252,10 @@ def started(
 def _connect(cfg: Config, started: _Started, logger: RunLogger, checkpoints: RunCheckpoints) -> StartedRun:
     """Let the processes meet, bring them to where the run stands, and hand them to a driver."""
     cluster, actors, sources = started.cluster, started.actors, started.sources
-    rollout = RolloutHandle(cluster, actors.rollout, deadline_s=partial(deadline_s, cfg.cluster))
+    watch = RewardWatch(cfg.env, logger, started.directory.log_path(actors.rollout.name))
+    rollout = RolloutHandle(
+        cluster, actors.rollout, deadline_s=partial(deadline_s, cfg.cluster), inspect=watch.look
+    )
     control = ObservedPartitionControl if cfg.data_plane.log_operations else PartitionControl
     partitions = control(
         cluster,
@@ -197,7 +265,8 @@ def _connect(cfg: Config, started: _Started, logger: RunLogger, checkpoints: Run
         num_readers=None if cfg.grpo.use_dynamic_sampling else cfg.policy.data_parallel_size,
         timeout_s=cfg.data_plane.timeout_s,
     )
-    observer = StepObservation(cfg.logger, cluster, actors.all, started.directory)
+    gpu_actors = partial(_gpu_actors, cfg, actors)
+    observer = StepObservation(cfg.logger, cluster, actors.all, started.directory, gpu_actors)
     observer.mark_ranges([*actors.engines, *actors.workers])
     sampler = MixtureSampler(
         [source.num_prompts for source in sources[RolloutMode.training]],
@@ -244,9 +313,27 @@ def _connect(cfg: Config, started: _Started, logger: RunLogger, checkpoints: Run
         stop_requests=StopRequests(cfg.checkpointing),
         recovery=recovery,
     )
+    _verify(checkpoints, policy, logger)
     if checkpoints.found is not None:
-        logger.status(f"continuing after step {checkpoints.found.state.step}")
+        logger.status(f"continuing after step {checkpoints.last_step}")
     return StartedRun(SyncGRPODriver(cfg, components), policy)
+
+
+def _verify(checkpoints: RunCheckpoints, policy: PolicyWorkerGroup, logger: RunLogger) -> None:
+    """Have the workers check the checkpoint to continue from; where it is corrupt, go further back."""
+    expected = checkpoints.last_step
+    checkpoints.verify(policy)
+    for warning in checkpoints.warnings:
+        logger.warn(warning)
+    if checkpoints.last_step != expected:
+        logger.continue_after(checkpoints.last_step)
+
+
+def _gpu_actors(cfg: Config, actors: Actors) -> list[ActorHandle]:
+    """The processes that have GPUs, each GPU once."""
+    if cfg.policy.device is Device.cpu:
+        return []
+    return actors.workers if shares_gpus(cfg) else [*actors.workers, *actors.engines]
 
 
 def _weights(cfg: Config) -> list[float]:
@@ -272,9 +359,19 @@ def _what_starts(actors: Actors) -> str:
 
 
 def _wait_until_ready(cluster: Cluster, actors: Actors, timeout_s: float) -> SourceReports:
-    """Returns what the datasets hold once every process is up."""
-    rollout_first = actors.readiness(actors.all())
-    sources, *_ = cluster.gather(rollout_first, stage="start", timeout_s=timeout_s)
+    """Returns what the datasets hold once every process is up and every environment can judge.
+
+    Raises RunFailed when one cannot.
+    """
+    calls = actors.readiness(actors.all())  # that of the rollout actor first
+    if actors.environments:
+        calls.append(actors.rollout.submit("check_environments"))
+    try:
+        sources, *_ = cluster.gather(calls, stage="start", timeout_s=timeout_s)
+    except ActorFailed as error:
+        if isinstance(error.cause, EnvironmentCheckFailed):
+            raise RunFailed(str(error.cause)) from error
+        raise
     cluster.watch(actors.host, actors.host.submit("storage_failure"))
     return sources
 
@@ -306,17 +403,3 @@ def _weight_sync(
         cluster.gather(calls, stage="sleep", timeout_s=cfg.cluster.stage_timeout_s, watching=actors.engines)
 
     return WeightSync(policy.push_weights, put_to_sleep if shares_gpus(cfg) else None)
-
-
-@contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """A polite kill ends a run the way Ctrl-C does."""
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

@@ -1,4 +1,4 @@
-"""Reasons to save and stop before the last step: a signal, or the end of the machine time.
+"""Signals that end a run, and reasons to save and stop before the last step.
 
 A scheduler that takes the machine back says so with SIGTERM or SIGUSR1, some seconds to minutes
 ahead; Slurm also tells a job when it will end. The step in progress is finished first.
@@ -16,9 +16,21 @@ from types import FrameType
 from nemo_like.config.durations import parse_duration_s
 from nemo_like.config.schema import CheckpointingConfig
 
-EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: run it again, it continues
-
 _SLURM_END_TIME = "SLURM_JOB_END_TIME"  # seconds since 1970, set by Slurm 22.05 and newer
+
+
+@contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """A polite kill ends what runs in this block the way Ctrl-C does."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 class StopRequests:

@@ -26,6 +26,7 @@ from nemo_like.config.loss_rules import scored_columns
 from nemo_like.config.schema import Config
 from nemo_like.data.sampler import MixtureSampler
 from nemo_like.data_plane.meta import KVBatchMeta
+from nemo_like.driver.agreement import AgreementWatch
 from nemo_like.driver.checkpoints import RunCheckpoints
 from nemo_like.driver.collection import Collected, collect_groups
 from nemo_like.driver.interfaces import Partitions, Policy, Recovery, Rollout, StepObserver, WeightSync
@@ -84,6 +85,7 @@ class SyncGRPODriver:
         self.num_samples = cfg.grpo.num_prompts_per_step * cfg.grpo.num_generations_per_prompt
         self.position = self.checkpoints.resume(self.policy, self.train_sampler)
         self.policy_version = self.position.policy_version
+        self.agreement = AgreementWatch(cfg, self.logger.warn)
         self.sample_answers: Sequence[SampleAnswer] = ()  # of the latest validation
 
     def run(self) -> str | None:
@@ -121,6 +123,7 @@ class SyncGRPODriver:
             f"step {step}", self.policy_version, lambda: self.observed_step(step)
         ).metrics
         self.logger.log_step(step, metrics)
+        self.agreement.check(step, metrics)
         if validates_after(step, self.cfg.grpo):
             metrics = {**metrics, **self.validate(step).metrics}
         self.position = self.position.after(step, self.policy_version, metrics, self.num_samples)
@@ -129,7 +132,8 @@ class SyncGRPODriver:
     def observed_step(self, step: int) -> StepReport:
         """The step with its prompts."""
         with self.observer.observing(step):
-            return self.step(step, self.next_prompts(step))
+            report = self.step(step, self.next_prompts(step))
+        return report.with_metrics(self.observer.gpu_metrics())
 
     def save(self, metrics: Mapping[str, float]) -> None:
         """Have the whole run on disk, where checkpoints are enabled; ``metrics`` of its latest step say how

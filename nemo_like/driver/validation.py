@@ -66,6 +66,8 @@ def reached_goal(metrics: Mapping[str, float], cfg: GRPOConfig) -> bool:
     if cfg.val_stop_threshold is None or not validated:
         return False
     if cfg.val_stop_metric not in validated:
+        if metrics.get(f"{cfg.val_stop_metric.rpartition('/')[0]}/num_failed_rewards"):
+            return False  # so many rewards failed that it says nothing this time
         raise RunFailed(
             f"grpo.val_stop_metric={cfg.val_stop_metric} is no metric of the validation; there are "
             f"{', '.join(validated)}"
@@ -74,12 +76,14 @@ def reached_goal(metrics: Mapping[str, float], cfg: GRPOConfig) -> bool:
 
 
 def _metrics(batch: KVBatchMeta, cfg: GRPOConfig) -> dict[str, float]:
-    solved = held_out_metrics(_answers(batch), cfg.num_val_generations_per_prompt, cfg.val_solved_reward)
+    num_failed = len(batch) - sum(map(bool, batch.numbers("sample_mask")))
     return {
-        **solved,
+        **held_out_metrics(_answers(batch), cfg.num_val_generations_per_prompt, cfg.val_solved_reward),
         "avg_length": sum(batch.numbers("num_response_tokens")) / len(batch),
         "truncation_rate": sum(batch.numbers("is_truncated")) / len(batch),
         "num_samples": float(len(batch)),
+        "num_failed_rewards": float(num_failed),
+        "failed_reward_share": num_failed / len(batch),
     }
 
 

@@ -47,6 +47,7 @@ from nemo_like.generation.interface import (
     WeightEndpoint,
     WeightGroup,
 )
+from nemo_like.generation.shared_names import remove_names, track_names
 from nemo_like.generation.sleep import EngineMemory, Sleeps, has_sleep_mode
 from nemo_like.observability.trace import span
 
@@ -95,6 +96,8 @@ class VllmEngine:
         self._name, self._sleeps = name, sleeps
         self._timeout_s = timeout_s
         self._num_workers = generation.vllm_cfg.tensor_parallel_size
+        if self._num_workers > 1:
+            track_names()
         self._engine_args = engine_args(
             model_name, generation, device, precision, max_total_sequence_length, seed
         )
@@ -252,6 +255,7 @@ class VllmEngine:
         self._num_processes = len(multiprocessing.active_children())
         if self._num_processes:
             self._engine.model_executor.register_failure_callback(_end_process)
+            remove_names()
         # What start-up left behind is never garbage; and a batch allocates so many small objects that
         # collections at the default pace take a twentieth of its time.
         gc.collect()

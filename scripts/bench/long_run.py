@@ -31,8 +31,7 @@ import ray
 from nemo_like.config.loader import load_config
 from nemo_like.config.schema import Config
 from nemo_like.config.validation import validate
-from nemo_like.driver.checkpoints import RunCheckpoints
-from nemo_like.driver.setup import started
+from nemo_like.driver.setup import run_checkpoints, started
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory
 
@@ -94,7 +93,7 @@ def main() -> int:
 
 def run(cfg: Config, directory: RunDirectory, every: int) -> list[Look]:
     """All steps; what was seen."""
-    checkpoints = RunCheckpoints(cfg.checkpointing, directory)
+    checkpoints = run_checkpoints(cfg, directory)
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         logger = LookingLogger(
             every,

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from nemo_like.cluster.runtime import ray_runtime
+from nemo_like.cluster.runtime import RayNeeds, ray_runtime
 from tests.functional.runs import DEMO_STEPS, ROOT, FinishedRun, run_grpo
 
-# What is watched changes no result.
+CHAT_TEMPLATE = "tests/functional/chat_template.jinja"
+# What is watched changes no result; nor does the template, since problems are plain text.
 OBSERVED = [
     *("logger.trace_steps=[2]", "logger.profile.steps=[2]"),
     *("logger.profile.processes=[policy_worker-1]", "logger.tensorboard.enabled=true"),
+    f"data.chat_template={CHAT_TEMPLATE}",
 ]
 
 
@@ -36,5 +38,6 @@ def demo(arithmetic_model: str, tmp_path_factory: pytest.TempPathFactory) -> Fin
 @pytest.fixture(scope="module")
 def private_ray() -> Iterator[None]:
     """Ray in this process, with as many logical CPUs as a few data planes ask for."""
-    with ray_runtime(None, num_cpus=16, num_gpus=0):
+    needs = RayNeeds(address=None, num_cpus=16, num_gpus=0, start_timeout_s=120)
+    with ray_runtime(needs, warn=print):
         yield

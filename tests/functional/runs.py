@@ -84,8 +84,7 @@ def running(
     process = subprocess.Popen(
         command,
         cwd=ROOT,
-        # Ray would make its directory there too, which it leaves behind.
-        env={**os.environ, MARK: mark, "TMPDIR": str(temporary), "RAY_TMPDIR": tempfile.gettempdir()},
+        env={**os.environ, MARK: mark, "TMPDIR": str(temporary)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -101,7 +100,7 @@ def running(
 
 
 def temporary_directory(mark: str) -> Path:
-    """Where this run, its Ray aside, puts its temporary files; a short path, since sockets are among them."""
+    """Where this run puts its temporary files; a short path, since sockets are among them."""
     return Path(tempfile.gettempdir()) / f"run-{mark[:8]}"
 
 

@@ -113,6 +113,29 @@ def test_the_death_of_any_actor_ends_the_wait_for_another(cluster: Cluster) -> N
         cluster.gather([call], stage="policy_training", timeout_s=30)
 
 
+def test_a_failure_is_put_down_to_the_death_that_follows_it_by_seconds(cluster: Cluster) -> None:
+    victim, sender = (cluster.start(ActorSpec(name, WORKER)) for name in ("victim", "sender"))
+    [pid, _] = cluster.gather([victim.process_id(), sender.process_id()], stage="start", timeout_s=60)
+    dying = threading.Timer(4.0, os.kill, (pid, signal.SIGKILL))
+    dying.start()
+    with pytest.raises(ActorDied, match="actor 'victim' died"):
+        cluster.gather([sender.submit("fail")], stage="sending", timeout_s=60)
+    dying.join()
+
+
+@pytest.mark.parametrize("concurrency", Concurrency)
+def test_an_actor_that_is_asked_to_end_does_so_in_the_middle_of_its_calls(
+    concurrency: Concurrency, cluster: Cluster
+) -> None:
+    target = f"{__name__}:{'AsyncWorker' if concurrency is Concurrency.asyncio else 'Worker'}"
+    worker = cluster.start(ActorSpec("worker", target, concurrency=concurrency))
+    [pid] = cluster.gather([worker.process_id()], stage="start", timeout_s=60)
+    call = worker.submit("wait" if concurrency is Concurrency.asyncio else "hang")
+    os.kill(pid, signal.SIGTERM)
+    with pytest.raises(ActorDied):
+        cluster.gather([call], stage="generation", timeout_s=20)
+
+
 def test_a_wait_outlives_actors_it_does_not_need_and_a_successor_takes_their_name(cluster: Cluster) -> None:
     needed, victim = (cluster.start(ActorSpec(name, WORKER)) for name in ("needed", "victim"))
     (pid,) = cluster.gather([victim.submit("pid")], stage="start", timeout_s=60)

@@ -79,3 +79,28 @@ def test_an_interrupt_while_the_processes_start_ends_them_too(arithmetic_model: 
         assert process.returncode == 130
         assert wait_until_gone(mark) == []
         assert temporary_files(mark) == []
+
+
+def test_a_second_interrupt_while_the_results_are_written_ends_at_once(
+    arithmetic_model: str, tmp_path: Path
+) -> None:
+    program = ("-m", "tests.functional.interrupted_twice")
+    with running(tmp_path, LONG, program=program) as (process, _, _):
+        output = _end(process, within_s=120)
+        assert process.returncode == 130
+        assert output.rstrip().splitlines()[-1] == "interrupted before all results were written"
+        assert "Traceback" not in output
+
+
+def test_a_sigterm_while_ray_starts_ends_the_run(arithmetic_model: str, tmp_path: Path) -> None:
+    with running(tmp_path, LONG) as (process, mark, _):
+        assert process.stdout is not None
+        while "starting Ray" not in process.stdout.readline():
+            pass
+        process.terminate()
+        output = _end(process, within_s=60)
+        assert process.returncode == 130
+        assert "was interrupted" in output
+        assert "Traceback" not in output
+        assert wait_until_gone(mark) == []
+        assert temporary_files(mark) == []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from transformers import AutoModelForCausalLM
 from nemo_like.cluster.actors import ActorHandle, Call
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.errors import ActorDied, ActorFailed
+from nemo_like.config.checkpoint_rules import CPU_HEAD_SIZES
 from nemo_like.generation.interface import EngineStats, GroupRequest, GroupResult, SamplingSettings
 from tests.functional.generation_fixtures import (
     EOS,
@@ -232,3 +235,15 @@ def test_a_failing_step_reaches_the_sink_and_a_killed_engine_the_driver(generati
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(ActorDied, match="actor 'engine' died during stage 'test'"):
         generation.call(generation.sink.submit("wait_for", ["never"], TIMEOUT_S))
+
+
+def test_the_head_sizes_that_a_configuration_may_have_on_the_cpu_are_vllms() -> None:
+    program = (
+        "from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend as Backend; "
+        "print('sizes', *Backend.get_supported_head_sizes())"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
+    ).stdout
+    (sizes,) = (line.split()[1:] for line in shown.splitlines() if line.startswith("sizes"))
+    assert tuple(map(int, sizes)) == CPU_HEAD_SIZES

@@ -41,7 +41,7 @@ def test_the_ratio_is_one_without_a_pass_that_scores(on_policy: FinishedRun) -> 
 def test_trainer_and_engine_are_compared_in_training(on_policy: FinishedRun) -> None:
     errors = on_policy.metrics("train/token_mult_prob_error")
     assert len(errors) == NUM_STEPS
-    assert max(errors) < 1.001
+    assert max(errors) < 1.00002
     assert on_policy.metrics("train/is_oob_ratio") == [0.0] * NUM_STEPS
 
 

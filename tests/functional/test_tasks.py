@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ def run_task(
     kind: str,
     settings: Mapping[str, Any],
     problems: Sequence[Mapping[str, Any]] | None = None,
+    exit_code: int = 0,
 ) -> FinishedRun:
     """The demo made small, with ``problems`` judged by an environment "task" of this kind."""
     source: dict[str, Any] = {"env": "task"}
@@ -62,7 +64,7 @@ def run_task(
         (directory / f"{name}.yaml").write_text(yaml.safe_dump(layer))
     (directory / "run.yaml").write_text(yaml.safe_dump({"defaults": [*defaults, *layers]}))
     run = run_grpo(directory, config=str(directory / "run.yaml"))
-    assert run.returncode == 0, run.output
+    assert run.returncode == exit_code, run.output
     return run
 
 
@@ -247,14 +249,9 @@ def test_bad_rewards_cost_their_samples_and_the_step_completes_without_them(
         "policy": {"model_name": str(ROOT / arithmetic_model)},
         "env": {"task": {"timeout_s": 2.0, "options": {"function": "tests.functional.misbehaving:reward"}}},
     }
-    problems = [
-        {
-            "prompt": addition_prompt(30 + i, 12, digits=2),
-            "answer": addition_answer(30 + i, 12, digits=2),
-            "mood": MOODS[i] if i < len(MOODS) else "good",
-        }
-        for i in range(32)
-    ]
+    # The first problem is asked before training, and must be judged.
+    moods = ["good", *MOODS, *["good"] * 27]
+    problems = [{**problem, "mood": mood} for problem, mood in zip(sums(32), moods, strict=True)]
     run = run_task(tmp_path, "function", settings, problems)
     first, second = (record for record in run.records() if "train/loss" in record)
     for record in (first, second):
@@ -262,6 +259,14 @@ def test_bad_rewards_cost_their_samples_and_the_step_completes_without_them(
         assert failed == dict.fromkeys(KINDS, 8.0)
         assert record["train/num_failed_rewards"] == 32
         assert record["train/global_valid_seqs"] == 256 - 32
+        assert record["train/failed_reward_share"] == 32 / 256
+        # A right answer earns 1, and nothing else is counted: not the failed ones, either.
+        judged = record["train/env/task/reward"]
+        assert record["train/reward"] == record["train/filtered_reward"] == judged
+    # Each kind once, in the first step, and not again in the second.
+    assert all(run.output.count(f"({kind}): ") == 1 for kind in KINDS)
+    assert run.output.count("12.5% of the rewards failed") == 2
+    assert "failed rewards   12.5% in training" in run.output
     log = (run.run_dir / "logs" / "rollout.log").read_text()
     for reason in (
         "the reward took longer than env.task.timeout_s=2 s",
@@ -272,3 +277,55 @@ def test_bad_rewards_cost_their_samples_and_the_step_completes_without_them(
         assert re.search(
             rf"training step 1, prompt \d+, sample \d, environment task: {re.escape(reason)}", log
         )
+
+
+def sums(count: int) -> list[dict[str, str]]:
+    return [
+        {
+            "prompt": addition_prompt(30 + i, 12, digits=2),
+            "answer": addition_answer(30 + i, 12, digits=2),
+        }
+        for i in range(count)
+    ]
+
+
+def test_an_environment_that_fails_most_samples_ends_the_run_with_exit_code_3_and_trains_nothing(
+    arithmetic_model: str, tmp_path: Path
+) -> None:
+    settings = {
+        "grpo": {"max_num_steps": 2},
+        "policy": {"model_name": str(ROOT / arithmetic_model)},
+        "env": {"task": {"options": {"function": "tests.functional.misbehaving:mostly_failing"}}},
+    }
+    run = run_task(tmp_path, "function", settings, sums(32), exit_code=3)
+    assert run.records() == []
+    warning = (
+        r"warning: env\.task: no reward for prompt \d+, sample \d in training step 1 \(raised\): the reward"
+    )
+    assert len(re.findall(warning, run.output)) == 1
+    assert re.search(r"The run failed: env\.task gave no reward for \d+ of 256 samples", run.output)
+    assert "the reward raised KeyError: 'no such answer'" in run.output
+    assert "Traceback" not in run.output
+
+
+def test_a_reward_server_that_does_not_answer_is_an_error_before_training(
+    arithmetic_model: str, tmp_path: Path
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/score"
+    settings = {
+        "policy": {"model_name": str(ROOT / arithmetic_model)},
+        "env": {"task": {"options": {"url": url, "retry_pause_s": 0.01}}},
+    }
+    run = run_task(tmp_path, "http", settings, sums(4), exit_code=1)
+    assert run.records() == []
+    for part in (
+        "env.task (kind=http) was asked once before training, and gave no reward",
+        f"answer: unreachable: POST {url} gave ConnectError",
+        'sent was {"turns": [{"prompt": "',
+        "start the server or correct env.task.options.url; docs/environments.md has the format; "
+        "env.task.check_at_start=false starts without asking",
+    ):
+        assert part in run.output
+    assert "Traceback" not in run.output

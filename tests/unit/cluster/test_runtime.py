@@ -3,8 +3,9 @@ from __future__ import annotations
 import socket
 
 import psutil
+from ray.exceptions import AuthenticationError
 
-from nemo_like.cluster.runtime import free_port, interface_of
+from nemo_like.cluster.runtime import free_port, interface_of, no_ray
 
 
 def test_any_loopback_address_belongs_to_loopback() -> None:
@@ -28,3 +29,14 @@ def test_an_address_of_no_interface_leads_nowhere() -> None:
 def test_a_free_port_can_be_bound() -> None:
     with socket.create_server(("127.0.0.1", free_port())) as server:
         assert server.getsockname()[1] > 0
+
+
+def test_a_ray_that_asks_for_a_token_is_told_from_one_that_is_not_there() -> None:
+    assert "no Ray can be reached there (refused)" in no_ray(ConnectionError("refused"))
+    try:
+        try:
+            raise AuthenticationError("InvalidAuthToken")
+        except AuthenticationError as error:
+            raise ConnectionError("Failed to connect") from error
+    except ConnectionError as error:
+        assert "Set RAY_AUTH_MODE=token" in no_ray(error)

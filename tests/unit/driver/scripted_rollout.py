@@ -60,5 +60,5 @@ class ScriptedRollout:
     def discard(self, batches: Sequence[KVBatchMeta]) -> Sequence[Operation]:
         for batch in batches:
             self.plane.clear(batch)
-        self.bytes_after_discard.append(self.plane.storage.num_bytes)
+        self.bytes_after_discard.append(self.plane.host.storage.num_bytes)
         return [Operation("clear", {}, 0.0)]

@@ -73,7 +73,7 @@ def test_the_bytes_of_dropped_groups_are_free_before_the_next_rollout(collect) -
     collected, rollout = collect([RIGHT, MIXED, WRONG], [WRONG, MIXED, RIGHT], [MIXED, WRONG, MIXED])
     kept_samples = [2, 4, 6]
     assert rollout.bytes_after_discard == [count * BYTES_PER_SAMPLE for count in kept_samples]
-    assert rollout.plane.storage.num_bytes == 6 * BYTES_PER_SAMPLE
+    assert rollout.plane.host.storage.num_bytes == 6 * BYTES_PER_SAMPLE
     assert [operation.name for operation in collected.operations] == ["clear"] * 3
 
 

@@ -56,9 +56,12 @@ def test_one_set_has_the_plain_names(cfg: GRPOConfig) -> None:
     report = validation_report(answered([1.0, 0.0]), [ValidationSet("all", (0, 1))], cfg, {"timing/x": 2.0})
     assert report.metrics == {
         "validation/accuracy": 0.5,
+        "validation/reward": 0.5,
         "validation/avg_length": 1.5,
         "validation/truncation_rate": 0.5,
         "validation/num_samples": 2.0,
+        "validation/num_failed_rewards": 0.0,
+        "validation/failed_reward_share": 0.0,
         "timing/x": 2.0,
     }
 
@@ -84,6 +87,18 @@ def test_several_answers_belong_to_the_set_of_their_problem(cfg: GRPOConfig) -> 
 def test_failed_rewards_count_nowhere(cfg: GRPOConfig) -> None:
     report = validation_report(answered([1.0, None, None]), [ValidationSet("all", (0, 1, 2))], cfg, {})
     assert report.metrics["validation/accuracy"] == 1.0
+    assert report.metrics["validation/num_failed_rewards"] == 2.0
+    assert report.metrics["validation/failed_reward_share"] == pytest.approx(2 / 3)
+
+
+def test_a_set_that_nobody_could_judge_has_no_accuracy_and_reaches_no_goal(cfg: GRPOConfig) -> None:
+    sets = [ValidationSet("easy", (0, 1)), ValidationSet("hard", (9,))]
+    metrics = validation_report(answered([1.0, 0.0, None]), sets, cfg, {}).metrics
+    assert metrics["validation/accuracy"] == 0.5
+    assert "validation/hard/accuracy" not in metrics
+    assert metrics["validation/hard/failed_reward_share"] == 1.0
+    goal = replace(cfg, val_stop_threshold=0.0, val_stop_metric="validation/hard/accuracy")
+    assert not reached_goal(metrics, goal)
 
 
 def test_the_goal_is_reached_at_the_threshold(cfg: GRPOConfig) -> None:

@@ -1,0 +1,116 @@
+"""A Ray of this run alone, on this machine: its files in one directory, nothing of it left afterwards.
+
+The directory lies among the temporary files. A driver that is killed leaves it, and processes that were
+stopped, unless ``swept_directory`` is around the whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import ray
+
+from nemo_like.cluster.errors import ClusterError
+from nemo_like.cluster.janitor import MARK, clean_up
+from nemo_like.cluster.lean_ray import callers_signals, few_services, processes_with
+
+# Linux takes no longer path of a socket, and the longest here is this one of Ray's.
+_LONGEST_SOCKET = "/job-abcdefgh/rayabcdefgh/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
+_MAX_PARENT_BYTES = 107 - len(_LONGEST_SOCKET)
+# An attempt that fails sooner did not fail because the machine is busy.
+_QUICK_S = 10.0
+_MAX_QUICK_FAILURES = 3
+
+
+def temporary_parent() -> str:
+    """Return where Ray would make the directory that all Rays of a user share, or /tmp where that path is too
+    long for its sockets."""
+    parent = tempfile.gettempdir()
+    return os.environ.get("RAY_TMPDIR") or (parent if len(parent) <= _MAX_PARENT_BYTES else "/tmp")
+
+
+class PrivateRay:
+    """Between ``start`` and ``stop`` this process is Ray's driver."""
+
+    def __init__(self, *, num_cpus: int, num_gpus: int) -> None:
+        """With these logical resources."""
+        self._num_cpus, self._num_gpus = num_cpus, num_gpus
+        self._directory: Path | None = None
+
+    def start(self, timeout_s: float, warn: Callable[[str], None]) -> None:
+        """Ray itself gives up after half a minute, which may be too short on a busy machine: try again until
+        the deadline, and tell ``warn`` each time. Raises ClusterError when Ray cannot be had."""
+        started_s = time.monotonic()
+        num_quick = 0
+        while True:
+            attempt_s = time.monotonic()
+            try:
+                self._start()
+                return
+            # Ray raises plain Exception too.
+            except Exception as error:
+                self.stop()
+                now_s = time.monotonic()
+                num_quick += now_s - attempt_s < _QUICK_S
+                reason = f"Ray did not start: {_first_line(error)}"
+                if now_s - started_s >= timeout_s or num_quick == _MAX_QUICK_FAILURES:
+                    raise ClusterError(
+                        f"{reason}. It was tried for {now_s - started_s:.0f} s; the deadline is "
+                        f"cluster.start_timeout_s={timeout_s:g}"
+                    ) from error
+                warn(f"{reason}; trying again")
+
+    def keep_logs(self, path: Path) -> None:
+        """Copy what Ray's processes, and actors without a log of their own, wrote, if there is room."""
+        if self._directory is not None:
+            for logs in self._directory.glob("session_*_*/logs"):
+                with suppress(OSError):
+                    shutil.copytree(logs, path, dirs_exist_ok=True)
+
+    def stop(self) -> None:
+        """End every process of it, stopped ones too, and remove its files; safe to call twice."""
+        ray.shutdown()
+        if self._directory is not None:
+            clean_up(self._directory)
+            self._directory = None
+
+    def _start(self) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix="ray"))
+        with callers_signals(), few_services(), processes_with(_variables(self._directory)):
+            ray.init(
+                address="local",
+                num_cpus=self._num_cpus,
+                num_gpus=self._num_gpus,
+                _temp_dir=str(self._directory),
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+
+
+def _variables(directory: Path) -> dict[str, str]:
+    """Return what every process of a Ray in this directory has in its environment."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nemo_like"
+    inductor = "TORCHINDUCTOR_CACHE_DIR"
+    return {
+        MARK: str(directory),
+        "TMPDIR": str(directory),
+        # A process that gives itself a title leaves its environment readable, and with it the mark.
+        "SPT_NOENV": "1",
+        # Workers that wait for tasks; here are actors only, most of them with an environment of their own.
+        "RAY_prestart_worker_first_driver": "0",
+        # Otherwise among the temporary files, which go with the run.
+        inductor: os.environ.get(inductor, str(cache / "inductor")),
+    }
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].rstrip(" .")

@@ -1,0 +1,83 @@
+"""What a run leaves on the machine: names in shared memory, processes, listening ports, files."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+
+from tests.functional.runs import MARK
+
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+def abandoned_names(before: set[str]) -> set[str]:
+    """Names in /dev/shm that are new and that no process maps: those of a run that goes on are in use."""
+    new = {path for path in _SHARED_MEMORY.iterdir() if path.name not in before}
+    mapped = _mapped_inodes() if new else set()
+    return {path.name for path in new if (inode := _inode(path)) and inode not in mapped}
+
+
+def shared_names() -> set[str]:
+    return {path.name for path in _SHARED_MEMORY.iterdir()}
+
+
+def processes(mark: str) -> Iterator[psutil.Process]:
+    """Live processes that descend from the run with this mark."""
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                yield process
+        except psutil.Error:
+            continue
+
+
+def names_of(mark: str) -> set[str]:
+    """Names in /dev/shm of what the run's processes map."""
+    mapped = {inode for process in processes(mark) for inode in _mapped_by(process.pid)}
+    return {path.name for path in _SHARED_MEMORY.iterdir() if _inode(path) in mapped}
+
+
+def listening(mark: str | None = None) -> set[tuple[int | None, int]]:
+    """(process, TCP port) of those that listen: of the run, or of all."""
+    own = None if mark is None else {process.pid for process in processes(mark)}
+    return {
+        (one.pid, one.laddr.port)
+        for one in psutil.net_connections("tcp")
+        if one.status == psutil.CONN_LISTEN and (own is None or one.pid in own)
+    }
+
+
+def soon(is_so: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+    """Whether it becomes so before the deadline."""
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return None
+
+
+def _mapped_inodes() -> set[int]:
+    return {inode for pid in psutil.pids() for inode in _mapped_by(pid)}
+
+
+def _mapped_by(pid: int) -> set[int]:
+    """Inodes of the file system of /dev/shm."""
+    device = os.stat(_SHARED_MEMORY).st_dev
+    wanted = f"{os.major(device):02x}:{os.minor(device):02x}"
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
+    except OSError:
+        return set()
+    return {int(fields[4]) for line in lines if (fields := line.split(maxsplit=5))[3] == wanted}

@@ -1,0 +1,62 @@
+"""A weight that did not reach the engines is noticed at the first step that samples without it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.functional.runs import RUN_TIMEOUT_S, FinishedRun, running
+
+pytestmark = [pytest.mark.timeout(400), pytest.mark.whole_run]
+
+NUM_STEPS = 2
+SMALL = [
+    f"grpo.max_num_steps={NUM_STEPS}",
+    "grpo.num_prompts_per_step=64",
+    "grpo.val_at_start=false",
+    "grpo.val_at_end=false",
+    "policy.data_parallel_size=1",
+    "policy.train_global_batch_size=64",  # 8 updates a step
+    "policy.scheduler.warmup_updates=8",  # a step that changes something
+    "generation.num_engines=1",
+    "checkpointing.export_final_hf=false",
+    "logger.wandb.mode=disabled",
+]
+
+
+def run_stale(directory: Path, weight: str, *overrides: str) -> FinishedRun:
+    """Two steps with an engine whose ``weight`` stays what it was."""
+    program = ("-m", "tests.functional.stale_run", weight)
+    with running(directory, [*SMALL, *overrides], program=program) as (process, mark, run_dir):
+        output, _ = process.communicate(timeout=RUN_TIMEOUT_S)
+        return FinishedRun(process.returncode, output, run_dir, mark, [])
+
+
+@pytest.mark.parametrize("weight", ["lm_head", "layers.1.mlp.down_proj"])
+def test_a_stale_weight_is_warned_of_at_the_first_step_that_it_spoils(
+    arithmetic_model: str, tmp_path: Path, weight: str
+) -> None:
+    run = run_stale(tmp_path, weight)
+    assert run.returncode == 0, run.output
+    errors = run.metrics("train/token_mult_prob_error")
+    assert errors[0] < 1.00002 < errors[1]
+    warnings = re.findall(r"^warning: token_mult_prob_error is .*", run.output, re.MULTILINE)
+    assert len(warnings) == 1
+    assert f"is {errors[1]:.7g} at step 2, over 1.00002 (float32 on cpu)" in warnings[0]
+
+
+def test_the_smallest_stale_weight_can_end_the_run(arithmetic_model: str, tmp_path: Path) -> None:
+    run = run_stale(tmp_path, "layers.0.self_attn.q_norm", "grpo.max_token_mult_prob_error=1.00002")
+    assert run.returncode == 1, run.output
+    errors = run.metrics("train/token_mult_prob_error")
+    assert errors[0] < 1.00002 < errors[1]
+    assert re.search(
+        rf"The run failed: token_mult_prob_error is {errors[1]:.7g} at step 2, over "
+        r"grpo\.max_token_mult_prob_error=1\.00002: trainer and generation engines disagree",
+        run.output,
+    )
+    assert "Traceback" not in run.output
+    assert not list((run.run_dir / "checkpoints").glob("step_2"))
+    assert run.processes_left() == []

@@ -1,0 +1,155 @@
+"""A Ray that gives up while it starts, and signals that arrive meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+
+from nemo_like.cluster.actors import ActorSpec
+from nemo_like.cluster.cluster import Cluster
+from nemo_like.cluster.errors import ClusterError
+from nemo_like.cluster.janitor import MARK, clean_up
+from nemo_like.cluster.runtime import RayNeeds, free_port, ray_runtime
+from nemo_like.driver.stopping import sigterm_as_interrupt
+
+# How long Ray waits for the process that it starts first.
+RAYS_PATIENCE = "RAY_gcs_server_port_wait_time_s"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where Ray makes its directory, and pytest does not: ``tmp_path`` is there already. A short path, since
+    sockets are in it."""
+    with tempfile.TemporaryDirectory(prefix="rays-", dir="/tmp") as path:
+        monkeypatch.setattr(tempfile, "tempdir", path)
+        yield Path(path)
+        assert list(Path(path).iterdir()) == []
+        assert not [one.pid for one in psutil.process_iter() if path in _mark(one)]
+
+
+def _mark(process: psutil.Process) -> str:
+    try:
+        return process.environ().get(MARK, "")
+    except psutil.Error:
+        return ""
+
+
+def needs(timeout_s: float, **options: object) -> RayNeeds:
+    values = {"address": None, "num_cpus": 1, "num_gpus": 0, "start_timeout_s": timeout_s}
+    return RayNeeds(**{**values, **options})
+
+
+class Reader:
+    """Reads files in its own process."""
+
+    def first_line(self, path: str) -> str:
+        return Path(path).read_text(encoding="utf-8").splitlines()[0]
+
+
+@pytest.mark.timeout(300)
+def test_ray_is_started_again_when_it_gave_up_before_the_deadline(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RAYS_PATIENCE, "0")
+    warnings = []
+
+    def warn(message: str) -> None:
+        warnings.append(message)
+        monkeypatch.setenv(RAYS_PATIENCE, "120")
+
+    with ray_runtime(needs(240), warn):
+        assert ray.is_initialized()
+        assert len(list(home.iterdir())) == 1
+    assert len(warnings) == 1
+    assert warnings[0].startswith("Ray did not start: ")
+    assert warnings[0].endswith("; trying again")
+
+
+@pytest.mark.timeout(300)
+def test_a_ray_that_does_not_start_in_time_is_an_error_that_names_the_key(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RAYS_PATIENCE, "0")
+    with (
+        pytest.raises(ClusterError, match=r"Ray did not start: .+cluster\.start_timeout_s=0\.01"),
+        ray_runtime(needs(0.01), pytest.fail),
+    ):
+        pass
+    assert not ray.is_initialized()
+
+
+@pytest.mark.timeout(300)
+def test_what_cannot_start_at_all_is_not_tried_until_the_deadline(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RAYS_PATIENCE, "0")
+    warnings: list[str] = []
+    with pytest.raises(ClusterError, match="Ray did not start"), ray_runtime(needs(1e6), warnings.append):
+        pass
+    assert len(warnings) == 2
+
+
+@pytest.mark.timeout(300)
+def test_no_ray_at_the_address_is_an_error_that_says_how_to_start_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(RAYS_PATIENCE, "1")
+    with (
+        pytest.raises(ClusterError, match=r"cluster\.address=127\.0\.0\.1:9: no Ray .+`ray start`"),
+        ray_runtime(needs(60, address="127.0.0.1:9"), pytest.fail),
+    ):
+        pass
+
+
+@pytest.mark.timeout(300)
+def test_a_sigterm_while_ray_starts_interrupts(home: Path) -> None:
+    """It arrives once Ray's first process runs, and Ray waits for it."""
+
+    def terminate_me_when_ray_has_begun() -> None:
+        while not any(home.glob("ray*/session_*/logs/gcs_server.out")):
+            threading.Event().wait(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    killer = threading.Thread(target=terminate_me_when_ray_has_begun)
+    killer.start()
+    with pytest.raises(KeyboardInterrupt), sigterm_as_interrupt(), ray_runtime(needs(60), pytest.fail):
+        pytest.fail("the signal was lost")
+    killer.join()
+
+
+@pytest.mark.timeout(300)
+def test_logs_of_a_ray_under_which_something_failed_are_kept(home: Path, tmp_path: Path) -> None:
+    with pytest.raises(ClusterError), ray_runtime(needs(60, logs_path=tmp_path / "ray"), pytest.fail):
+        raise ClusterError("a stage failed")
+    assert (tmp_path / "ray" / "gcs_server.out").is_file()
+
+
+@pytest.mark.timeout(300)
+def test_relative_paths_are_the_drivers_on_a_ray_that_was_started_elsewhere(
+    home: Path, tmp_path: Path
+) -> None:
+    address, directory = f"127.0.0.1:{free_port()}", home / "elsewhere"
+    start = ["ray", "start", "--head", f"--port={address.split(':')[1]}", "--node-ip-address=127.0.0.1"]
+    start += ["--num-cpus=1", "--num-gpus=0", "--include-dashboard=false", f"--temp-dir={directory}"]
+    # A token of this user's would be asked for, which this process has if it had a Ray of its own before.
+    auth_mode = os.environ.get("RAY_AUTH_MODE", "disabled")
+    environment = {**os.environ, MARK: str(directory), "SPT_NOENV": "1", "RAY_AUTH_MODE": auth_mode}
+    try:
+        subprocess.run(start, cwd=tmp_path, env=environment, check=True, timeout=120, capture_output=True)
+        with ray_runtime(needs(60, address=address), pytest.fail):
+            cluster = Cluster()
+            reader = cluster.start(ActorSpec("reader", f"{__name__}:Reader"))
+            (line,) = cluster.gather([reader.submit("first_line", "README.md")], stage="read", timeout_s=60)
+            cluster.stop()
+        assert line == "# nemo_like"
+    finally:
+        clean_up(directory)

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from types import FrameType
+
+import pytest
+from ray._private import utils
+
+from nemo_like.cluster.lean_ray import callers_signals
+from nemo_like.driver.stopping import sigterm_as_interrupt
+
+
+def test_a_signal_whose_exception_is_lost_is_raised_at_the_end() -> None:
+    passed = []
+    with pytest.raises(KeyboardInterrupt), sigterm_as_interrupt(), callers_signals():
+        with contextlib.suppress(BaseException):
+            os.kill(os.getpid(), signal.SIGTERM)
+        passed.append("the exception is lost")
+    assert passed
+
+
+def test_a_signal_interrupts_at_once_where_its_exception_is_not_lost() -> None:
+    with pytest.raises(KeyboardInterrupt), callers_signals():
+        os.kill(os.getpid(), signal.SIGINT)
+        pytest.fail("the signal was not handled")
+
+
+def test_ray_replaces_no_handler() -> None:
+    def rays(signum: int, frame: FrameType | None) -> None:
+        pytest.fail("Ray's handler was called")
+
+    with sigterm_as_interrupt():
+        ours = signal.getsignal(signal.SIGTERM)
+        with callers_signals():
+            utils.set_sigterm_handler(rays)
+        assert signal.getsignal(signal.SIGTERM) is ours
+    assert utils.set_sigterm_handler.__module__ == utils.__name__
