@@ -10,6 +10,7 @@ import threading
 
 import ray
 
+from nemo_like.cluster.lean_ray import few_services
 from nemo_like.config.schema import StorageBackend
 from nemo_like.data_plane.columns import ROLLOUT_COLUMNS
 from tests.functional.data_plane_fixtures import TransferQueuePlanes, data_plane_config
@@ -17,7 +18,8 @@ from tests.unit.data_plane.contract import put
 
 
 def main(address: str, backend: str, run_id: str) -> None:
-    ray.init(address=address, log_to_driver=False)
+    with few_services():  # which has Ray on loopback, where it otherwise looks at the machine's address
+        ray.init(address=address, log_to_driver=False)
     planes = TransferQueuePlanes(run_id, data_plane_config(StorageBackend[backend], timeout_s=20.0))
     planes.start()
     planes.open("train-1", ROLLOUT_COLUMNS)

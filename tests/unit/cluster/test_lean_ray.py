@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 from types import FrameType
 
@@ -16,14 +15,14 @@ def test_a_signal_whose_exception_is_lost_is_raised_at_the_end() -> None:
     passed = []
     with pytest.raises(KeyboardInterrupt), sigterm_as_interrupt(), callers_signals():
         with contextlib.suppress(BaseException):
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
         passed.append("the exception is lost")
     assert passed
 
 
 def test_a_signal_interrupts_at_once_where_its_exception_is_not_lost() -> None:
     with pytest.raises(KeyboardInterrupt), callers_signals():
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         pytest.fail("the signal was not handled")
 
 
