@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,15 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Call, start_actor
-from nemo_like.cluster.errors import ActorDied, ActorFailed, ClusterError, Overdue, StageTimeout
+from nemo_like.cluster.errors import ActorDied, ActorFailed, ClusterError, Overdue, RayDied, StageTimeout
 from nemo_like.cluster.placement import Bundle, Reservation, reserve
 from nemo_like.cluster.watchdog import Watchdog, end_processes
 
 # How long after one actor's failure to look for the death of another that may have caused it: an engine's
 # worker process that is asked to end closes its connections at once, and takes seconds to be gone.
 _CAUSE_GRACE_S = 10.0
+# How often a wait looks whether Ray itself is still there.
+_RAY_PERIOD_S = 1.0
 # How long to look for the deaths of a node's other actors.
 _NODE_GRACE_S = 5.0
 
@@ -30,8 +32,14 @@ class Cluster:
     whichever stage is running and whichever actor the driver happens to wait for.
     """
 
-    def __init__(self, report_directory: Path | None = None) -> None:
-        """``report_directory`` gets the stacks of all actors when a deadline is missed; null: no reports."""
+    def __init__(
+        self,
+        report_directory: Path | None = None,
+        ray_failure: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """``report_directory`` gets the stacks of all actors when a deadline is missed; null: no reports.
+        ``ray_failure`` returns why Ray itself is of no more use."""
+        self._ray_failure = ray_failure
         self._watchdog = Watchdog(report_directory) if report_directory else None
         self._has_hung = False
         self._handles: list[ActorHandle] = []
@@ -92,8 +100,8 @@ class Cluster:
         """Results of the calls, in order.
 
         Raises ActorDied when any actor of the run dies meanwhile, or, with ``watching``, any of these;
-        ActorFailed when a call raises; StageTimeout when the deadline passes, or one of an actor's own inside
-        a call.
+        RayDied when Ray itself does; ActorFailed when a call raises; StageTimeout when the deadline passes,
+        or one of an actor's own inside a call.
         """
         watches = list(self._watches)
         if watching is not None:
@@ -101,7 +109,11 @@ class Cluster:
             watches = [ref for ref, handle in self._watches.items() if handle.name in names]
         try:
             return self._gather(calls, watches, stage=stage, timeout_s=timeout_s)
+        except RayDied:
+            raise
         except ClusterError as error:
+            if (reason := self._ray_failure()) is not None:
+                raise RayDied(reason, stage) from error
             error.lost_nodes = self._lost_nodes()
             if isinstance(error, StageTimeout):
                 self._has_hung = True
@@ -116,10 +128,11 @@ class Cluster:
         pending = {call.ref: call for call in calls}
         results: dict[ray.ObjectRef, Any] = {}
         while pending:
-            ready, _ = ray.wait(
-                [*pending, *watches], num_returns=1, timeout=max(0.0, deadline - time.monotonic())
-            )
-            if not ready:
+            left_s = max(0.0, deadline - time.monotonic())
+            ready, _ = ray.wait([*pending, *watches], num_returns=1, timeout=min(left_s, _RAY_PERIOD_S))
+            if not ready and (reason := self._ray_failure()) is not None:
+                raise RayDied(reason, stage)
+            if not ready and left_s <= _RAY_PERIOD_S:
                 waiting_for = sorted({call.actor for call in pending.values()})
                 raise StageTimeout.of_stage(stage, timeout_s, waiting_for)
             for ref in ready:
@@ -135,7 +148,7 @@ class Cluster:
         hung = self._log_paths() if self._has_hung else {}
         while self._handles:
             self._handles.pop().kill()
-        if hung:
+        if hung and self._ray_failure() is None:
             end_processes(hung)
         if self._reservation:
             self._reservation.release()

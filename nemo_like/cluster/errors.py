@@ -40,6 +40,13 @@ class ActorFailed(ClusterError):
         self.actor, self.method, self.stage, self.cause = actor, method, stage, cause
 
 
+class RayDied(ClusterError):
+    """Ray itself is of no more use, and with it every actor of the run."""
+
+    def __init__(self, reason: str, stage: str) -> None:
+        super().__init__(f"{reason} during stage {stage!r}")
+
+
 class Overdue(RuntimeError):
     """Raised inside an actor whose own deadline passed; ``actors`` names those that it waited for.
 

@@ -15,9 +15,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import ray
 
 from nemo_like.cluster.errors import ClusterError
+from nemo_like.cluster.gcs_watch import GcsWatch
 from nemo_like.cluster.janitor import MARK, clean_up
 from nemo_like.cluster.lean_ray import callers_signals, few_services, processes_with
 
@@ -39,10 +41,15 @@ def temporary_parent() -> str:
 class PrivateRay:
     """Between ``start`` and ``stop`` this process is Ray's driver."""
 
-    def __init__(self, *, num_cpus: int, num_gpus: int) -> None:
-        """With these logical resources."""
-        self._num_cpus, self._num_gpus = num_cpus, num_gpus
+    def __init__(self, *, num_cpus: int, num_gpus: int, last_words: Callable[[str], None]) -> None:
+        """With these logical resources. ``last_words``: see ``GcsWatch``."""
+        self._num_cpus, self._num_gpus, self._last_words = num_cpus, num_gpus, last_words
         self._directory: Path | None = None
+        self._watch: GcsWatch | None = None
+
+    def failure(self) -> str | None:
+        """Return why it is of no more use; None while it is."""
+        return None if self._watch is None else self._watch.failure()
 
     def start(self, timeout_s: float, warn: Callable[[str], None]) -> None:
         """Ray itself gives up after half a minute, which may be too short on a busy machine: try again until
@@ -53,6 +60,7 @@ class PrivateRay:
             attempt_s = time.monotonic()
             try:
                 self._start()
+                self._watch = GcsWatch(_control_process(), self._last_words)
                 return
             # Ray raises plain Exception too.
             except Exception as error:
@@ -76,7 +84,12 @@ class PrivateRay:
 
     def stop(self) -> None:
         """End every process of it, stopped ones too, and remove its files; safe to call twice."""
+        if self._watch is not None:
+            self._watch.end_stopped()
         ray.shutdown()
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
         if self._directory is not None:
             clean_up(self._directory)
             self._directory = None
@@ -109,6 +122,10 @@ def _variables(directory: Path) -> dict[str, str]:
         # Otherwise among the temporary files, which go with the run.
         inductor: os.environ.get(inductor, str(cache / "inductor")),
     }
+
+
+def _control_process() -> psutil.Process:
+    return next(child for child in psutil.Process().children() if child.name() == "gcs_server")
 
 
 def _first_line(error: Exception) -> str:

@@ -37,11 +37,15 @@ class RayNeeds:
 
 
 @contextmanager
-def ray_runtime(needs: RayNeeds, warn: Callable[[str], None]) -> Iterator[None]:
+def ray_runtime(
+    needs: RayNeeds, warn: Callable[[str], None], last_words: Callable[[str], None] = print
+) -> Iterator[Callable[[], str | None]]:
     """Connect to Ray, or start a private one; leave it on exit.
 
-    On exit every non-detached actor of this process ends, and a private Ray with all its processes and files,
-    which also go when this process is killed. ``warn`` hears of each attempt that failed.
+    Gives a function that returns why a private Ray is of no more use, None while it is. On exit every
+    non-detached actor of this process ends, and a private Ray with all its processes and files, which also go
+    when this process is killed. ``warn`` hears of each attempt that failed; ``last_words`` of a private Ray's
+    death, when this process ends for that.
     Raises ClusterError when Ray cannot be had in time, and when an existing cluster has fewer CPUs or GPUs
     than asked for.
     """
@@ -53,14 +57,14 @@ def ray_runtime(needs: RayNeeds, warn: Callable[[str], None]) -> Iterator[None]:
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
     # When one call fails, nobody asks for the results of those beside it.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
-    private = PrivateRay(num_cpus=needs.num_cpus, num_gpus=needs.num_gpus)
+    private = PrivateRay(num_cpus=needs.num_cpus, num_gpus=needs.num_gpus, last_words=last_words)
     try:
         if needs.address is None:
             private.start(needs.start_timeout_s, warn)
         else:
             _join(needs.address)
         _check_resources(needs.num_cpus, needs.num_gpus)
-        yield
+        yield private.failure
     except Exception:
         if needs.logs_path is not None:
             private.keep_logs(needs.logs_path)

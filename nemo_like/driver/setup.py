@@ -18,7 +18,7 @@ import yaml
 from nemo_like.checkpoint.store import CheckpointError
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.cluster.errors import ActorDied, ActorFailed, ClusterError, StageTimeout
+from nemo_like.cluster.errors import ActorDied, ActorFailed, ClusterError, RayDied, StageTimeout
 from nemo_like.cluster.janitor import swept_directory
 from nemo_like.cluster.private_ray import temporary_parent
 from nemo_like.cluster.runtime import RayNeeds, ray_runtime
@@ -132,7 +132,7 @@ def _run_with_restarts(
         logger.continue_after(checkpoints.last_step)
         try:
             return _run(cfg, directory, logger, checkpoints)
-        except (ActorDied, StageTimeout) as error:
+        except (ActorDied, RayDied, StageTimeout) as error:
             shall_stop = (
                 isinstance(error, StageTimeout) and cfg.cluster.on_stage_timeout is TimeoutAction.stop
             )
@@ -225,7 +225,6 @@ def started(
     cfg: Config, directory: RunDirectory, logger: RunLogger, checkpoints: RunCheckpoints
 ) -> Iterator[StartedRun]:
     """Every process of the run, ready; all of them are gone when the block is left."""
-    cluster = Cluster(report_directory=directory.logs_path)
     logger.status("starting Ray")
     needs = RayNeeds(
         address=cfg.cluster.address,
@@ -234,7 +233,8 @@ def started(
         start_timeout_s=cfg.cluster.start_timeout_s,
         logs_path=directory.logs_path / "ray",
     )
-    with ray_runtime(needs, logger.warn):
+    with ray_runtime(needs, logger.warn, logger.last_words) as ray_failure:
+        cluster = Cluster(directory.logs_path, ray_failure)
         try:
             cluster.reserve(bundles(cfg), timeout_s=cfg.cluster.start_timeout_s)
             starter = Starter(cfg, cluster, directory)

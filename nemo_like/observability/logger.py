@@ -153,6 +153,13 @@ class RunLogger:
         self._metrics_file.abandon()
         self._console.note(text)
 
+    def last_words(self, reason: str) -> None:
+        """Complete the files and say why the run failed, where it cannot go on to a summary. May be called on
+        another thread; the last line is ``run_dir: PATH``."""
+        self.close()
+        self._console.note(f"The run failed: {reason}. The same command continues it.")
+        self._console.note(f"run_dir: {self._directory.path}")
+
     def close(self) -> None:
         """Restore the terminal and complete the files; safe after ``finish`` and to call twice."""
         self._console.close()

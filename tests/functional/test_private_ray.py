@@ -1,10 +1,11 @@
-"""A Ray that gives up while it starts, and signals that arrive meanwhile."""
+"""A Ray that gives up while it starts, or dies later, and signals that arrive meanwhile."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -14,12 +15,14 @@ import psutil
 import pytest
 import ray
 
+from nemo_like.cluster import gcs_watch
 from nemo_like.cluster.actors import ActorSpec
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.cluster.errors import ClusterError
+from nemo_like.cluster.errors import ClusterError, RayDied
 from nemo_like.cluster.janitor import MARK, clean_up
 from nemo_like.cluster.runtime import RayNeeds, free_port, ray_runtime
 from nemo_like.driver.stopping import sigterm_as_interrupt
+from tests.functional.runs import ROOT
 
 # How long Ray waits for the process that it starts first.
 RAYS_PATIENCE = "RAY_gcs_server_port_wait_time_s"
@@ -46,6 +49,11 @@ def _mark(process: psutil.Process) -> str:
 def needs(timeout_s: float, **options: object) -> RayNeeds:
     values = {"address": None, "num_cpus": 1, "num_gpus": 0, "start_timeout_s": timeout_s}
     return RayNeeds(**{**values, **options})
+
+
+class Sleeper:
+    def sleep(self, seconds: float) -> None:
+        threading.Event().wait(seconds)
 
 
 class Reader:
@@ -131,6 +139,63 @@ def test_logs_of_a_ray_under_which_something_failed_are_kept(home: Path, tmp_pat
     with pytest.raises(ClusterError), ray_runtime(needs(60, logs_path=tmp_path / "ray"), pytest.fail):
         raise ClusterError("a stage failed")
     assert (tmp_path / "ray" / "gcs_server.out").is_file()
+
+
+def control_process() -> psutil.Process:
+    return next(one for one in psutil.Process().children() if one.name() == "gcs_server")
+
+
+@pytest.mark.timeout(300)
+def test_a_wait_says_that_rays_control_process_died_and_another_ray_starts(home: Path) -> None:
+    for shall_die in (True, False):
+        with ray_runtime(needs(60), pytest.fail) as ray_failure:
+            cluster = Cluster(ray_failure=ray_failure)
+            sleeper = cluster.start(ActorSpec("sleeper", f"{__name__}:Sleeper"))
+            cluster.gather([sleeper.process_id()], stage="start", timeout_s=60)
+            if shall_die:
+                control_process().kill()
+                with pytest.raises(RayDied, match=r"gcs_server\) died during stage 'sleep'"):
+                    cluster.gather([sleeper.submit("sleep", 100)], stage="sleep", timeout_s=30)
+            cluster.stop()
+
+
+@pytest.mark.timeout(300)
+def test_a_control_process_that_is_stopped_for_long_counts_as_dead(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gcs_watch, "_STOPPED_S", 0.5)
+    with ray_runtime(needs(60), pytest.fail) as ray_failure:
+        control_process().suspend()
+        while ray_failure() is None:
+            threading.Event().wait(0.05)
+    assert ray_failure() is None  # it is none of this Ray's any more
+
+
+@pytest.mark.timeout(300)
+def test_a_control_process_that_is_stopped_does_not_keep_ray_from_its_end(home: Path) -> None:
+    with ray_runtime(needs(60), pytest.fail):
+        process = control_process()
+        process.suspend()
+        while process.status() != psutil.STATUS_STOPPED:
+            threading.Event().wait(0.01)
+
+
+@pytest.mark.timeout(300)
+def test_a_driver_that_cannot_hear_of_it_says_why_it_ends() -> None:
+    program = """
+import psutil, ray
+from nemo_like.cluster import gcs_watch
+from nemo_like.cluster.runtime import RayNeeds, ray_runtime
+gcs_watch._UNHEARD_S = 2
+with ray_runtime(RayNeeds(address=None, num_cpus=1, num_gpus=0, start_timeout_s=60), print):
+    next(one for one in psutil.Process().children() if one.name() == "gcs_server").kill()
+    ray.nodes()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 1
+    assert ended.stdout.splitlines()[-1] == "Ray's control process (gcs_server) died"
 
 
 @pytest.mark.timeout(300)
