@@ -10,6 +10,9 @@ from typing import Protocol
 
 from nemo_like.observability.summary import SampleAnswer
 
+# A back end whose processes have ended notices at once.
+_GIVEN_UP_S = 2.0
+
 
 class Recorder(Protocol):
     """A run in a metrics back end; lives on one thread."""
@@ -31,9 +34,12 @@ class BackgroundLogger:
     processes start.
     """
 
-    def __init__(self, name: str, start: Callable[[], Recorder]) -> None:
-        """``name`` is what a person calls the back end."""
-        self._name = name
+    def __init__(
+        self, name: str, start: Callable[[], Recorder], give_up: Callable[[], None] = lambda: None
+    ) -> None:
+        """``name`` is what a person calls the back end. ``give_up`` ends what keeps it from finishing
+        in time, and would keep this process from its end."""
+        self._name, self._give_up = name, give_up
         self._tasks: queue.SimpleQueue[Callable[[Recorder], None] | None] = queue.SimpleQueue()
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, args=(start,), name=name, daemon=True)
@@ -67,6 +73,8 @@ class BackgroundLogger:
         self._has_waited = True
         self._thread.join(timeout_s)
         if self._thread.is_alive():
+            self._give_up()
+            self._thread.join(_GIVEN_UP_S)
             return f"{self._name} did not finish within {timeout_s:.1f} s; the end of the run may lack there"
         return (
             None

@@ -19,7 +19,7 @@ from nemo_like.observability.progress import RunProgress
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.observability.summary import RunSummary, SampleAnswer, format_summary
 from nemo_like.observability.tensorboard_logger import TensorboardRecorder
-from nemo_like.observability.wandb_logger import WandbRecorder, new_run_id
+from nemo_like.observability.wandb_logger import WandbRecorder, end_processes, new_run_id
 
 # How long the back ends may keep the user waiting at the end of a run, and when the run was cut short.
 _FINISH_S = 10.0
@@ -172,6 +172,7 @@ class RunLogger:
             yield BackgroundLogger(
                 "W&B",
                 lambda: WandbRecorder(cfg.wandb, directory.path, resolved_config, self.wandb_run_id),
+                give_up=end_processes,
             )
         if cfg.tensorboard.enabled:
             yield BackgroundLogger("TensorBoard", lambda: TensorboardRecorder(directory.tensorboard_path))

@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from nemo_like.config.schema import WandbConfig, WandbMode
 from nemo_like.observability.summary import SampleAnswer
@@ -16,6 +19,14 @@ from nemo_like.observability.summary import SampleAnswer
 def new_run_id() -> str:
     """An id that W&B accepts for a new run."""
     return uuid.uuid4().hex[:8]
+
+
+def end_processes() -> None:
+    """Kill W&B's own processes below this one: whoever waits for them goes on, with an error."""
+    for process in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if process.name().startswith("wandb"):
+                process.kill()
 
 
 class WandbRecorder:

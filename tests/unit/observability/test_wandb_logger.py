@@ -4,6 +4,7 @@ import json
 import struct
 import subprocess
 import sys
+import time
 
 import pytest
 from wandb.proto.wandb_internal_pb2 import Record
@@ -11,7 +12,7 @@ from wandb.proto.wandb_internal_pb2 import Record
 from nemo_like.config.schema import WandbConfig, WandbMode
 from nemo_like.observability.background import BackgroundLogger
 from nemo_like.observability.summary import SampleAnswer
-from nemo_like.observability.wandb_logger import WandbRecorder, new_run_id
+from nemo_like.observability.wandb_logger import WandbRecorder, end_processes, new_run_id
 
 
 def config(mode, **keys):
@@ -30,7 +31,9 @@ def config(mode, **keys):
 
 def start(mode, directory, run_id, **keys):
     cfg = config(mode, **keys)
-    return BackgroundLogger("W&B", lambda: WandbRecorder(cfg, directory, {"grpo": {"seed": 1}}, run_id))
+    return BackgroundLogger(
+        "W&B", lambda: WandbRecorder(cfg, directory, {"grpo": {"seed": 1}}, run_id), give_up=end_processes
+    )
 
 
 def test_offline_leaves_a_run_directory_with_what_was_logged(tmp_path):
@@ -95,13 +98,26 @@ def test_a_run_has_the_keys_that_group_it_with_others(tmp_path):
     assert stored == keys
 
 
-@pytest.mark.parametrize("system_metrics", [True, False])
-def test_wandb_measures_the_machine_where_it_is_asked_to(tmp_path, system_metrics):
-    logger = start(WandbMode.offline, tmp_path, new_run_id(), system_metrics=system_metrics)
+def record_kinds(directory):
+    return {record.WhichOneof("record_type") for record in stored_records(directory)}
+
+
+def test_wandb_measures_the_machine_where_it_is_asked_to(tmp_path):
+    logger = start(WandbMode.offline, tmp_path, new_run_id(), system_metrics=True)
+    logger.log(1, {"train/reward": 0.5})
+    # When the run starts, and then four times a minute.
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("wandb/*/*.wandb")) or "stats" not in record_kinds(tmp_path):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert logger.finish(timeout_s=60.0) is None
+
+
+def test_wandb_measures_the_machine_not_by_itself(tmp_path):
+    logger = start(WandbMode.offline, tmp_path, new_run_id())
     logger.log(1, {"train/reward": 0.5})
     assert logger.finish(timeout_s=60.0) is None
-    kinds = {record.WhichOneof("record_type") for record in stored_records(tmp_path)}
-    assert ("stats" in kinds) == system_metrics
+    assert "stats" not in record_kinds(tmp_path)
 
 
 def test_a_step_before_the_latest_is_left_out_without_a_complaint(tmp_path, capfd):
@@ -135,7 +151,7 @@ def test_neither_the_loggers_nor_their_back_ends_load_a_heavy_library(module, tm
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-KILLED_SERVICE = """
+HIT_SERVICE = """
 import pathlib, sys
 import psutil
 from nemo_like.config.schema import WandbMode
@@ -147,16 +163,30 @@ while not (services := [one for one in psutil.Process().children() if "wandb-cor
     pass
 while not list(pathlib.Path(sys.argv[1]).glob("wandb/offline-run-*/*.wandb")):
     pass
-services[0].kill()
-services[0].wait()
+HIT
 logger.log(2, {"train/reward": 0.5})
-print(logger.finish(timeout_s=60))
+print(logger.finish(timeout_s=DEADLINE), flush=True)
 """
 
 
+def program(hit, deadline_s):
+    return HIT_SERVICE.replace("HIT", hit).replace("DEADLINE", deadline_s)
+
+
 def test_a_service_that_is_killed_costs_a_warning_and_no_traceback(tmp_path):
-    command = [sys.executable, "-c", KILLED_SERVICE, str(tmp_path)]
+    killed = program("services[0].kill(); services[0].wait()", "60")
+    command = [sys.executable, "-c", killed, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("W&B failed: ")
     assert "Traceback" not in done.stderr
+
+
+def test_a_service_that_is_stopped_neither_keeps_the_process_nor_has_the_last_word(tmp_path):
+    command = [sys.executable, "-c", program("services[0].suspend()", "1"), str(tmp_path)]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.splitlines()[-1].startswith("W&B did not finish within 1.0 s")
+    assert "Traceback" not in done.stdout
