@@ -65,6 +65,29 @@ def callers_signals() -> Iterator[None]:
 
     Handlers belong to the main thread; elsewhere nothing changes.
     """
+    original = utils.set_sigterm_handler
+    utils.set_sigterm_handler = _start_nothing
+    try:
+        with _noted_signals(are_handled_at_once=True):
+            yield
+    finally:
+        utils.set_sigterm_handler = original
+
+
+@contextmanager
+def deferred_signals() -> Iterator[None]:
+    """SIGINT and SIGTERM that arrive in this block are handled at its end.
+
+    Whoever interrupts ``ray.shutdown`` has a Ray that is half gone, and ends the process without a word as
+    soon as Python frees one of its references. Handlers belong to the main thread; elsewhere nothing changes.
+    """
+    with _noted_signals(are_handled_at_once=False):
+        yield
+
+
+@contextmanager
+def _noted_signals(*, are_handled_at_once: bool) -> Iterator[None]:
+    """Handle SIGINT and SIGTERM of this block at its end, and, if asked, also when they arrive."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -77,16 +100,14 @@ def callers_signals() -> Iterator[None]:
 
     def handle(signum: int, frame: FrameType | None) -> None:
         received.append(signum)
-        handlers[signum](signum, frame)
+        if are_handled_at_once:
+            handlers[signum](signum, frame)
 
-    original = utils.set_sigterm_handler
-    utils.set_sigterm_handler = _start_nothing
     for signum in handlers:
         signal.signal(signum, handle)
     try:
         yield
     finally:
-        utils.set_sigterm_handler = original
         for signum, handler in handlers.items():
             signal.signal(signum, handler)
     for signum in received:

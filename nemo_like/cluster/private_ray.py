@@ -21,7 +21,7 @@ import ray
 from nemo_like.cluster.errors import ClusterError
 from nemo_like.cluster.gcs_watch import GcsWatch
 from nemo_like.cluster.janitor import MARK, clean_up
-from nemo_like.cluster.lean_ray import callers_signals, few_services, processes_with
+from nemo_like.cluster.lean_ray import callers_signals, deferred_signals, few_services, processes_with
 
 # Linux takes no longer path of a socket, and the longest here is this one of Ray's.
 _LONGEST_SOCKET = "/job-abcdefgh/rayabcdefgh/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
@@ -83,7 +83,12 @@ class PrivateRay:
                     shutil.copytree(logs, path, dirs_exist_ok=True)
 
     def stop(self) -> None:
-        """End every process of it, stopped ones too, and remove its files; safe to call twice."""
+        """End every process of it, stopped ones too, and remove its files; safe to call twice. A signal that
+        arrives meanwhile is handled afterwards."""
+        with deferred_signals():
+            self._stop()
+
+    def _stop(self) -> None:
         if self._watch is not None:
             self._watch.end_stopped()
         ray.shutdown()

@@ -135,6 +135,23 @@ def test_a_sigterm_while_ray_starts_interrupts(home: Path) -> None:
 
 
 @pytest.mark.timeout(300)
+def test_a_ctrl_c_while_ray_ends_interrupts_when_it_has_ended(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutdown = ray.shutdown
+
+    def interrupted_shutdown() -> None:
+        if ray.is_initialized():
+            signal.raise_signal(signal.SIGINT)
+        shutdown()
+
+    monkeypatch.setattr(ray, "shutdown", interrupted_shutdown)
+    with pytest.raises(KeyboardInterrupt), ray_runtime(needs(60), pytest.fail):
+        pass
+    assert not ray.is_initialized()
+
+
+@pytest.mark.timeout(300)
 def test_logs_of_a_ray_under_which_something_failed_are_kept(home: Path, tmp_path: Path) -> None:
     with pytest.raises(ClusterError), ray_runtime(needs(60, logs_path=tmp_path / "ray"), pytest.fail):
         raise ClusterError("a stage failed")

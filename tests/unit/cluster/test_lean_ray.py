@@ -7,7 +7,7 @@ from types import FrameType
 import pytest
 from ray._private import utils
 
-from nemo_like.cluster.lean_ray import callers_signals
+from nemo_like.cluster.lean_ray import callers_signals, deferred_signals
 from nemo_like.driver.stopping import sigterm_as_interrupt
 
 
@@ -24,6 +24,15 @@ def test_a_signal_interrupts_at_once_where_its_exception_is_not_lost() -> None:
     with pytest.raises(KeyboardInterrupt), callers_signals():
         signal.raise_signal(signal.SIGINT)
         pytest.fail("the signal was not handled")
+
+
+def test_a_deferred_signal_is_handled_at_the_end() -> None:
+    passed = []
+    with pytest.raises(KeyboardInterrupt), sigterm_as_interrupt(), deferred_signals():
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        passed.append("nothing is interrupted")
+    assert passed
 
 
 def test_ray_replaces_no_handler() -> None:
