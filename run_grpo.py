@@ -21,6 +21,7 @@ if find_spec("hydra") is None:
         )
     os.execv(python, [str(python), *sys.argv])
 
+from nemo_like.batch.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.config.environment_options import replaced_options
 from nemo_like.config.errors import ConfigError
 from nemo_like.config.loader import load_config, to_yaml
@@ -28,7 +29,6 @@ from nemo_like.config.machine_rules import Machine
 from nemo_like.config.model_info import read_model_info, shipped_shape
 from nemo_like.config.plan import format_plan, make_plan
 from nemo_like.config.validation import validate
-from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.driver import exit_codes
 from nemo_like.driver.errors import RunFailed
 from nemo_like.driver.stopping import sigterm_as_interrupt

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nemo_like.batch.columns import Column, Layout
+from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.data_plane import codec
-from nemo_like.data_plane.columns import Column, Layout
-from nemo_like.data_plane.meta import Chunk, KVBatchMeta
 from nemo_like.data_plane.segments import Part, Rows
 
 

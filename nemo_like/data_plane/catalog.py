@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from nemo_like.batch.columns import Column
 from nemo_like.data_plane.capacity import Capacity
-from nemo_like.data_plane.columns import Column
 from nemo_like.data_plane.errors import (
     DuplicateWrite,
     MissingData,

@@ -18,12 +18,12 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from nemo_like.batch.meta import Chunk, KVBatchMeta, TagValue
 from nemo_like.data_plane import codec, layout
 from nemo_like.data_plane.cache import PartitionCache, Span, spans
 from nemo_like.data_plane.deadline import Deadline
 from nemo_like.data_plane.errors import CorruptData, DataPlaneError, StorageFailed, UnknownPartition
 from nemo_like.data_plane.interface import ColumnData
-from nemo_like.data_plane.meta import Chunk, KVBatchMeta, TagValue
 from nemo_like.data_plane.operations import Operation
 from nemo_like.data_plane.segments import Commit, PartitionInfo, Segment, Want, at
 

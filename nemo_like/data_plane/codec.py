@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nemo_like.data_plane.columns import Column, Layout
+from nemo_like.batch.columns import Column, Layout
 from nemo_like.data_plane.errors import ColumnMismatch
 
 _ALIGN = 16

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from nemo_like.batch.columns import Column
 from nemo_like.cluster.actors import ActorHandle, Call
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.data_plane.columns import Column
 from nemo_like.data_plane.operations import Operation, OperationLog
 
 # How much later than the host's own deadline the driver gives up, so that the host's better message wins.

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+from nemo_like.batch.columns import Column
 from nemo_like.data_plane.capacity import Capacity
 from nemo_like.data_plane.catalog import Catalog
 from nemo_like.data_plane.client import DataPlaneClient
-from nemo_like.data_plane.columns import Column
 from nemo_like.data_plane.errors import DeadlineExceeded
 from nemo_like.data_plane.host import DataPlaneHost
 from nemo_like.data_plane.memory_storage import HostStore, InMemoryStorage

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from nemo_like.batch.columns import Column, Layout
+from nemo_like.batch.meta import Chunk, KVBatchMeta
+from nemo_like.batch.sharding import deal_chunks
 from nemo_like.data_plane import codec
-from nemo_like.data_plane.columns import Column, Layout
 from nemo_like.data_plane.errors import CorruptData, UnknownColumn
-from nemo_like.data_plane.meta import Chunk, KVBatchMeta
 from nemo_like.data_plane.segments import Part, PartitionInfo, Rows, Segment, Want, split
-from nemo_like.data_plane.sharding import deal_chunks
 
 # What is read together is one key as long as several storage units get their share.
 _MAX_SEGMENT_BYTES = 64 << 20

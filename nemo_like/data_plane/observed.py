@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from nemo_like.batch.meta import KVBatchMeta, TagValue
 from nemo_like.data_plane.client import DataPlaneClient, Store, Stored
 from nemo_like.data_plane.interface import ColumnData
-from nemo_like.data_plane.meta import KVBatchMeta, TagValue
 from nemo_like.data_plane.operations import Operation, OperationLog
 from nemo_like.data_plane.segments import Segment
 

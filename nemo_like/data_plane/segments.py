@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from nemo_like.data_plane.columns import Column
+from nemo_like.batch.columns import Column
 
 # (chunk, its rows; None: all of them, in order)
 Rows = tuple[tuple[str, tuple[int, ...] | None], ...]

@@ -14,8 +14,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nemo_like.algorithms.rewards import Outcome, informative_groups
+from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.config.schema import GRPOConfig
-from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.data_plane.operations import Operation
 from nemo_like.driver.errors import RunFailed
 from nemo_like.driver.interfaces import Rollout

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
+from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.config.schema import CheckpointWriting
-from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.data_plane.operations import Operation
 from nemo_like.observability.metrics import Metric
 from nemo_like.observability.summary import SampleAnswer

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nemo_like.algorithms.advantages import baseline_reward_metrics
 from nemo_like.algorithms.rewards import Outcome
-from nemo_like.data_plane.meta import KVBatchMeta
+from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.data_plane.operations import Operation, operation_metrics
 from nemo_like.driver.collection import Collected
 from nemo_like.observability.metrics import Metric

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import yaml
 
+from nemo_like.batch.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.checkpoint.store import CheckpointError
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.cluster import Cluster
@@ -29,7 +30,6 @@ from nemo_like.config.placement_rules import shares_gpus
 from nemo_like.config.plan import checkpoint_bytes, ray_cpus, ray_gpus, weight_bytes
 from nemo_like.config.schema import Config, Device, TimeoutAction
 from nemo_like.data.sampler import MixtureSampler
-from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.data_plane.handle import ObservedPartitionControl, PartitionControl
 from nemo_like.driver import exit_codes
 from nemo_like.driver.bundles import bundles

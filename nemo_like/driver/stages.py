@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from nemo_like.algorithms.estimators import AdvantageInputs, Advantages, KLToGo
 from nemo_like.algorithms.masking import mask_logprob_mismatch, mask_truncated
 from nemo_like.algorithms.rewards import Outcome, ResponseEnds, scaled_rewards, shaped_rewards
+from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.config.loss_rules import is_advantage_alone
 from nemo_like.config.schema import GRPOConfig, LossConfig
-from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.policy.interfaces import IS_IDLE, KL_SCALE, KL_SQUARE_SUM, KL_SUM
 from nemo_like.rollout.components import COMPONENT_PREFIX
 

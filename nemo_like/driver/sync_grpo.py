@@ -22,10 +22,10 @@ from dataclasses import dataclass
 
 from nemo_like.algorithms.estimators import build_estimator
 from nemo_like.algorithms.ordering import by_generation
+from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.config.loss_rules import scored_columns
 from nemo_like.config.schema import Config
 from nemo_like.data.sampler import MixtureSampler
-from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.driver.agreement import AgreementWatch
 from nemo_like.driver.checkpoints import RunCheckpoints
 from nemo_like.driver.collection import Collected, collect_groups

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nemo_like.data_plane.batching import model_length
-from nemo_like.data_plane.columns import INPUT_IDS, RESPONSE_MASK
-from nemo_like.data_plane.meta import MicroBatch, MicroBatchLayout, Schedule
+from nemo_like.batch.columns import INPUT_IDS, RESPONSE_MASK
+from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, Schedule
+from nemo_like.batch.micro_batches import model_length
 from nemo_like.policy.compute import on_device
 from nemo_like.policy.shared_prompts import SharedPrompts, SharedRow, pieces
 

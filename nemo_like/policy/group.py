@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from nemo_like.batch.meta import KVBatchMeta
+from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.cluster.actors import ActorHandle, Call
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
@@ -21,8 +23,6 @@ from nemo_like.config.deadlines import Stage
 from nemo_like.config.schema import CheckpointWriting, PolicyConfig
 from nemo_like.data_plane.errors import listed
 from nemo_like.data_plane.factory import DataPlaneSpec
-from nemo_like.data_plane.meta import KVBatchMeta
-from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.observability.metrics import Metric, merge, summed
 from nemo_like.policy.interfaces import IS_IDLE, WORKER_TAGS
 from nemo_like.policy.layout import gathers_weights, logprob_strategy, train_strategy

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nemo_like.batch.meta import Schedule
 from nemo_like.cluster.buckets import TensorSpec
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.data_plane.meta import Schedule
 from nemo_like.observability.metrics import Metric
 
 if TYPE_CHECKING:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
-from nemo_like.config.policy_layout import dynamic_length_multiple, length_multiple
-from nemo_like.config.schema import MicroBatchOrder, PolicyBackend, PolicyConfig
-from nemo_like.data_plane.batching import (
+from nemo_like.batch.micro_batches import (
     MicroBatching,
     dynamic_batches,
     fixed_size,
     in_order,
     sequence_packing,
 )
-from nemo_like.data_plane.prompt_sharing import PromptSharing
+from nemo_like.batch.prompt_sharing import PromptSharing
+from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
+from nemo_like.config.policy_layout import dynamic_length_multiple, length_multiple
+from nemo_like.config.schema import MicroBatchOrder, PolicyBackend, PolicyConfig
 
 
 def parallel_layout(cfg: PolicyConfig) -> ParallelLayout:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nemo_like.algorithms.divergence import DIVERGENCES, divergences
-from nemo_like.data_plane.columns import GENERATION_LOGPROBS, RESPONSE_MASK
+from nemo_like.batch.columns import GENERATION_LOGPROBS, RESPONSE_MASK
 from nemo_like.observability.metrics import Metric, mean
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.interfaces import SAMPLE_MASK

@@ -17,9 +17,7 @@ from torch import Tensor
 from nemo_like.algorithms.divergence import divergences
 from nemo_like.algorithms.logprobs import TokenScores
 from nemo_like.algorithms.losses import GlobalCounts, LossTokens, TokenMean, policy_loss, token_weights
-from nemo_like.config.loss_rules import scores_prev_logprobs
-from nemo_like.config.schema import LossConfig
-from nemo_like.data_plane.columns import (
+from nemo_like.batch.columns import (
     GENERATION_LOGPROBS,
     INPUT_IDS,
     PREV_LOGPROBS,
@@ -27,7 +25,9 @@ from nemo_like.data_plane.columns import (
     RESPONSE_MASK,
     Column,
 )
-from nemo_like.data_plane.meta import GlobalBatch
+from nemo_like.batch.meta import GlobalBatch
+from nemo_like.config.loss_rules import scores_prev_logprobs
+from nemo_like.config.schema import LossConfig
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
 from nemo_like.policy.interfaces import ADVANTAGE, KL_SCALE, SAMPLE_MASK
 from nemo_like.policy.reward_kl import reward_kl

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from nemo_like.batch.columns import Column
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.cluster.errors import Overdue
-from nemo_like.data_plane.columns import Column
 from nemo_like.data_plane.errors import DataPlaneError, DeadlineExceeded
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nemo_like.data_plane.meta import KVBatchMeta
+from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.data_plane.operations import Operation
 from nemo_like.observability.metrics import Metric
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from nemo_like.algorithms.losses import kl_to_go, kl_to_reference
+from nemo_like.batch.columns import PREV_LOGPROBS, REFERENCE_LOGPROBS, RESPONSE_MASK
 from nemo_like.config.schema import KLType
-from nemo_like.data_plane.columns import PREV_LOGPROBS, REFERENCE_LOGPROBS, RESPONSE_MASK
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.interfaces import KL_SQUARE_SUM, KL_SUM
 

@@ -19,6 +19,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from nemo_like.batch.columns import (
+    GENERATION_LOGPROBS,
+    INPUT_IDS,
+    PREV_LOGPROBS,
+    REFERENCE_LOGPROBS,
+    RESPONSE_MASK,
+    Column,
+)
+from nemo_like.batch.meta import KVBatchMeta, Schedule
 from nemo_like.checkpoint.digests import differing_files, own_share
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.cluster.gloo import one_gloo_device
@@ -31,18 +40,9 @@ from nemo_like.config.schema import (
     PolicyConfig,
     ReplicaFetch,
 )
-from nemo_like.data_plane.columns import (
-    GENERATION_LOGPROBS,
-    INPUT_IDS,
-    PREV_LOGPROBS,
-    REFERENCE_LOGPROBS,
-    RESPONSE_MASK,
-    Column,
-)
 from nemo_like.data_plane.errors import DataPlaneError
 from nemo_like.data_plane.factory import DataPlaneSpec, connect, reconnected
 from nemo_like.data_plane.interface import DataPlane
-from nemo_like.data_plane.meta import KVBatchMeta, Schedule
 from nemo_like.data_plane.operations import Operation
 from nemo_like.observability.metrics import Metric
 from nemo_like.observability.trace import span

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.data_plane.factory import DataPlaneSpec, connect, reconnected
-from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.data_plane.operations import Operation
 
 

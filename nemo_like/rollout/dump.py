@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.data.interface import Prompt
-from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.observability.disk import write_whole
 from nemo_like.rollout.conversation import Conversation
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nemo_like.data_plane.meta import TagValue
+from nemo_like.batch.meta import TagValue
 from nemo_like.rollout.conversation import Conversation, Segment
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.config.deadlines import Stage
 from nemo_like.data_plane.factory import DataPlaneSpec
-from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.data_plane.operations import Operation
 from nemo_like.observability.summary import SampleAnswer
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutResult

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.data.interface import SourceReport
-from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.data_plane.operations import Operation
 from nemo_like.environments.interface import Failure
 from nemo_like.observability.metrics import Metric

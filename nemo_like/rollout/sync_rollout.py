@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.config.deadlines import Stage, deadline_s
 from nemo_like.config.recordings import RecordingManifest
@@ -25,7 +26,6 @@ from nemo_like.data.datasets import Sources, build_sources
 from nemo_like.data.interface import PromptExample, Split
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.data_plane.factory import DataPlaneSpec
-from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.environments.pool import EnvironmentPool
 from nemo_like.generation.interface import GroupResult
 from nemo_like.observability.summary import SampleAnswer

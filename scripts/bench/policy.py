@@ -34,11 +34,11 @@ import torch.distributed as dist
 from plain_model import PlainModel
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from nemo_like.batch.columns import INPUT_IDS, PREV_LOGPROBS, RESPONSE_MASK
+from nemo_like.batch.meta import Chunk, KVBatchMeta, MicroBatch, Schedule
+from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.config.loader import load_config
 from nemo_like.config.schema import Config, LossConfig, PolicyConfig
-from nemo_like.data_plane.columns import INPUT_IDS, PREV_LOGPROBS, RESPONSE_MASK
-from nemo_like.data_plane.meta import Chunk, KVBatchMeta, MicroBatch, Schedule
-from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
 from nemo_like.policy.interfaces import ADVANTAGE, SAMPLE_MASK
 from nemo_like.policy.layout import logprob_strategy, parallel_layout, train_strategy

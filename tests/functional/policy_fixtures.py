@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
+from nemo_like.batch.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
+from nemo_like.batch.meta import GlobalBatch, KVBatchMeta, MicroBatch, Schedule
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.schema import (
     Device,
@@ -31,9 +33,7 @@ from nemo_like.config.schema import (
     SchedulerConfig,
     SequencePackingConfig,
 )
-from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.data_plane.interface import DataPlane
-from nemo_like.data_plane.meta import GlobalBatch, KVBatchMeta, MicroBatch, Schedule
 from nemo_like.policy.worker import PolicyWorker
 from tests.unit.algorithms.loss_cases import CONFIG
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from nemo_like.batch.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
+from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.config.schema import StorageBackend
-from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.data_plane.errors import (
     CorruptData,
     MissingData,
@@ -20,7 +21,6 @@ from nemo_like.data_plane.errors import (
     UnknownSamples,
 )
 from nemo_like.data_plane.handle import PartitionControl
-from nemo_like.data_plane.meta import Chunk, KVBatchMeta
 from nemo_like.data_plane.segments import PartitionInfo, Segment, Want
 from tests.functional.data_plane_fixtures import (
     TransferQueuePlanes,

@@ -11,9 +11,9 @@ import numpy as np
 import psutil
 import pytest
 
+from nemo_like.batch.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.cluster.actors import ActorSpec, start_actor
 from nemo_like.config.schema import StorageBackend
-from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.data_plane.errors import TooManyPartitions
 from nemo_like.data_plane.factory import DataPlaneSpec, connect
 from tests.functional.data_plane_fixtures import (

@@ -24,10 +24,10 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from nemo_like.batch.meta import GlobalBatch, MicroBatch, Schedule
+from nemo_like.batch.micro_batches import sequence_packing
 from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
 from nemo_like.config.schema import LossConfig, PolicyBackend, PolicyConfig
-from nemo_like.data_plane.batching import sequence_packing
-from nemo_like.data_plane.meta import GlobalBatch, MicroBatch, Schedule
 from tests.functional.dense_reference import DenseReference
 from tests.functional.policy_fixtures import VOCAB_SIZE, loss_config, policy_config, random_batch
 from tests.functional.worlds import run_world

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from nemo_like.batch.columns import POLICY_COLUMNS
+from nemo_like.batch.sharding import shard_for_training
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.schema import LossConfig, PolicyBackend, PolicyConfig
-from nemo_like.data_plane.columns import POLICY_COLUMNS
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
-from nemo_like.data_plane.sharding import shard_for_training
 from nemo_like.driver.stages import with_idle
 from nemo_like.observability.metrics import Metric, merge
 from nemo_like.policy.interfaces import IS_IDLE

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from nemo_like.batch.columns import POLICY_COLUMNS
+from nemo_like.batch.sharding import shard_for_training
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.schema import ImportanceSamplingType, KLType, LossConfig, PolicyBackend, PolicyConfig
-from nemo_like.data_plane.columns import POLICY_COLUMNS
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
-from nemo_like.data_plane.sharding import shard_for_training
 from nemo_like.observability.metrics import Metric, merge
 from nemo_like.policy.group import with_epochs
 from nemo_like.policy.layout import parallel_layout, train_strategy

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
+from nemo_like.batch.meta import Chunk, KVBatchMeta, Schedule
+from nemo_like.batch.sharding import shard_for_training
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.schema import LRDecayStyle, PolicyBackend, PolicyConfig, Precision
 from nemo_like.data_plane.errors import DataPlaneError, MissingData, StorageFailed
-from nemo_like.data_plane.meta import Chunk, KVBatchMeta, Schedule
-from nemo_like.data_plane.sharding import shard_for_training
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.fsdp.backend import FSDPPolicy
 from nemo_like.policy.layout import parallel_layout, train_strategy

@@ -16,13 +16,13 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as torch_checkpoint
 from safetensors.torch import load_file
 
+from nemo_like.batch.meta import KVBatchMeta
+from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.model_info import read_model_info
 from nemo_like.config.plan import checkpoint_bytes
 from nemo_like.config.schema import CheckpointWriting, PolicyBackend, PolicyConfig, Precision
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
-from nemo_like.data_plane.meta import KVBatchMeta
-from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.policy.layout import logprob_strategy, parallel_layout, train_strategy
 from nemo_like.policy.worker import PolicyWorker
 from tests.functional.policy_fixtures import (

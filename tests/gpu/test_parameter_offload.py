@@ -13,10 +13,10 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
+from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.schema import CheckpointWriting, Device, PolicyBackend, PolicyConfig, Precision
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
-from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.policy.fsdp.backend import FSDPPolicy
 from nemo_like.policy.layout import logprob_strategy, parallel_layout, train_strategy
 from nemo_like.policy.worker import PolicyWorker

@@ -16,10 +16,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from nemo_like.algorithms.logprobs import LogprobSettings
+from nemo_like.batch.meta import GlobalBatch, Schedule
 from nemo_like.cluster.buckets import TensorSpec
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.schema import LossConfig, PolicyConfig
-from nemo_like.data_plane.meta import GlobalBatch, Schedule
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.checkpoint_writer import CheckpointWriter

@@ -13,11 +13,11 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from torch import Tensor
 
 from nemo_like.algorithms.logprobs import LogprobSettings, TokenScores
+from nemo_like.batch.meta import GlobalBatch, Schedule
 from nemo_like.cluster.buckets import TensorSpec
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.policy_layout import length_multiple
 from nemo_like.config.schema import LossConfig, PolicyConfig
-from nemo_like.data_plane.meta import GlobalBatch, Schedule
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
 from nemo_like.policy.checkpoint_writer import CheckpointWriter

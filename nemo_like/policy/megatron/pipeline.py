@@ -14,7 +14,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from nemo_like.algorithms.logprobs import TokenScores
-from nemo_like.data_plane.meta import MicroBatch, MicroBatchLayout, Schedule
+from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, Schedule
 from nemo_like.policy.batch import ContextRank, ModelInputs, PolicyBatch
 from nemo_like.policy.megatron.cpu_shim import plain_torch
 from nemo_like.policy.megatron.modules import packed_parameters

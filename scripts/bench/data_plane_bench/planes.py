@@ -21,11 +21,11 @@ from data_plane_bench.batch import (
     Batch,
 )
 from nemo_like.algorithms.ordering import by_generation
-from nemo_like.data_plane.batching import fixed_size
-from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS, Column, Layout
+from nemo_like.batch.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS, Column, Layout
+from nemo_like.batch.meta import KVBatchMeta
+from nemo_like.batch.micro_batches import fixed_size
+from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.data_plane.factory import DataPlaneSpec, connect
-from nemo_like.data_plane.meta import KVBatchMeta
-from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
 
 # The flow of trainers whose driver computes advantages per token writes this column too.
 ADVANTAGES = Column("advantages", "float32", Layout.per_token, "driver", ("train",), "one float per token")

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from nemo_like.batch.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.config.model_info import read_model_info
 from nemo_like.config.plan import Plan, Role, format_plan, make_plan, ray_cpus, ray_gpus, roles
 from nemo_like.config.schema import Config
-from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from tests.unit.config.checkpoints import PADDED, SCORED
 
 Demo = Callable[..., Config]

@@ -18,7 +18,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nemo_like.data_plane.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS, Column, Layout
+from nemo_like.batch.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS, Column, Layout
+from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.data_plane.errors import (
     CapacityExceeded,
     ColumnMismatch,
@@ -30,7 +31,6 @@ from nemo_like.data_plane.errors import (
     UnknownSamples,
 )
 from nemo_like.data_plane.interface import DataPlane
-from nemo_like.data_plane.meta import KVBatchMeta
 from tests.unit.data_plane import fields
 
 # Chunks of 2, 3 and 1 samples; one sample without tokens.

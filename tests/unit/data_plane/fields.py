@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from nemo_like.data_plane.columns import Column, Layout
+from nemo_like.batch.columns import Column, Layout
 
 DTYPES = ("int64", "int32", "uint8", "bool", "float32", "float16", "bfloat16")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nemo_like.data_plane.columns import INPUT_IDS
+from nemo_like.batch.columns import INPUT_IDS
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 
 LENGTHS = (3, 1, 2, 4)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from nemo_like.batch.columns import INPUT_IDS, PREV_LOGPROBS
 from nemo_like.data_plane.capacity import Capacity
 from nemo_like.data_plane.catalog import Catalog
-from nemo_like.data_plane.columns import INPUT_IDS, PREV_LOGPROBS
 from nemo_like.data_plane.errors import PartitionExists, TooManyPartitions
 from nemo_like.data_plane.in_memory import InMemoryDataPlane, LocalHost
 from nemo_like.data_plane.segments import Commit, Part, Segment, Want

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from nemo_like.batch.columns import Column, Layout
 from nemo_like.data_plane import codec
-from nemo_like.data_plane.columns import Column, Layout
 
 RAGGED = Column("images", "", Layout.ragged, "rollout", ("train",), "")
 OBJECTS = Column("extra", "", Layout.objects, "rollout", ("train",), "")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from nemo_like.data_plane.columns import ROLLOUT_COLUMNS, Column
+from nemo_like.batch.columns import ROLLOUT_COLUMNS, Column
 from nemo_like.data_plane.in_memory import InMemoryDataPlane, LocalHost
 from tests.unit.data_plane.contract import DataPlaneContract
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nemo_like.data_plane.columns import GENERATION_LOGPROBS, POLICY_COLUMNS, ROLLOUT_COLUMNS
+from nemo_like.batch.columns import GENERATION_LOGPROBS, POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.data_plane.in_memory import InMemoryDataPlane, LocalHost
 from nemo_like.data_plane.observed import ObservedDataPlane, ObservedStore
 from nemo_like.data_plane.operations import Operation, OperationLog, operation_metrics

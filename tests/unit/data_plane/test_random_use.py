@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from nemo_like.data_plane.columns import GENERATION_LOGPROBS, INPUT_IDS, PREV_LOGPROBS, Column, Layout
+from nemo_like.batch.columns import GENERATION_LOGPROBS, INPUT_IDS, PREV_LOGPROBS, Column, Layout
+from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
-from nemo_like.data_plane.meta import KVBatchMeta
 
 NOTES = Column("notes", "", Layout.objects, "rollout", ("train",), "")
 LATER = (GENERATION_LOGPROBS, PREV_LOGPROBS)

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from nemo_like.data_plane.columns import ROLLOUT_COLUMNS
+from nemo_like.batch.columns import ROLLOUT_COLUMNS
+from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
-from nemo_like.data_plane.meta import KVBatchMeta
 from nemo_like.data_plane.operations import Operation
 from nemo_like.observability.metrics import summed
 from nemo_like.rollout.prompts import PromptBatch, RolloutResult

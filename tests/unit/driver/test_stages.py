@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from nemo_like.algorithms.estimators import AdvantageInputs, Advantages
+from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.config.loader import load_config
 from nemo_like.config.loss_rules import scored_columns
 from nemo_like.config.schema import GRPOConfig, LossConfig
-from nemo_like.data_plane.meta import Chunk, KVBatchMeta
 from nemo_like.driver.stages import (
     kl_in_reward,
     with_advantages,

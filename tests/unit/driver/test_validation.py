@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.config.loader import load_config
 from nemo_like.config.schema import GRPOConfig
 from nemo_like.data.interface import SourceReport
-from nemo_like.data_plane.meta import Chunk, KVBatchMeta
 from nemo_like.driver.errors import RunFailed
 from nemo_like.driver.validation import ValidationSet, reached_goal, validation_report, validation_sets
 from nemo_like.rollout.prompts import RolloutResult

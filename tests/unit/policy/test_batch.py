@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from nemo_like.data_plane.meta import MicroBatch, MicroBatchLayout, PromptRun, Schedule
+from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, PromptRun, Schedule
 from nemo_like.policy.batch import ContextRank, PolicyBatch, context_positions
 
 CPU = torch.device("cpu")

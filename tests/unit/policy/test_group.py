@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_like.data_plane.meta import Chunk, KVBatchMeta
-from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
+from nemo_like.batch.meta import Chunk, KVBatchMeta
+from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.policy.group import awaited_of, gathered_tags, with_epochs
 from nemo_like.policy.results import WorkerScores
 

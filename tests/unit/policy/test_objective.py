@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from nemo_like.algorithms.logprobs import TokenScores
+from nemo_like.batch.meta import GlobalBatch, MicroBatch, Schedule
 from nemo_like.config.schema import KLType, LossConfig
-from nemo_like.data_plane.meta import GlobalBatch, MicroBatch, Schedule
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.objective import train_reads, update_objective
 from nemo_like.policy.reward_kl import reward_kl_tags

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.data.interface import Message, PromptExample
-from nemo_like.data_plane.meta import Chunk, KVBatchMeta
 from nemo_like.environments.interface import Exchange, Failure, FailureKind
 from nemo_like.rollout.conversation import Conversation, Limits
 from nemo_like.rollout.dump import StepSamples

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-from nemo_like.data_plane.batching import MicroBatching, Prompt, fixed_size, model_length, round_up
-from nemo_like.data_plane.meta import GlobalBatch, KVBatchMeta, MicroBatch, MicroBatchLayout, Schedule
+from nemo_like.batch.meta import GlobalBatch, KVBatchMeta, MicroBatch, MicroBatchLayout, Schedule
+from nemo_like.batch.micro_batches import MicroBatching, Prompt, fixed_size, model_length, round_up
 
 # Whole chunks stay on one rank where the fullest rank then gets at most this much more tokens than an
 # equal share: one slice per chunk is moved instead of many.

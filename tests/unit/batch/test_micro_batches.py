@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemo_like.data_plane.batching import (
+from nemo_like.batch.meta import Chunk, KVBatchMeta, MicroBatchLayout
+from nemo_like.batch.micro_batches import (
     Strategy,
     dynamic_batches,
     fixed_size,
@@ -19,8 +20,7 @@ from nemo_like.data_plane.batching import (
     round_up,
     sequence_packing,
 )
-from nemo_like.data_plane.meta import Chunk, KVBatchMeta, MicroBatchLayout
-from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
+from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
 
 BUDGET = 60
 

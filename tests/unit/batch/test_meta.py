@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from nemo_like.data_plane.meta import Chunk, GlobalBatch, KVBatchMeta, MicroBatch, MicroBatchLayout, Schedule
+from nemo_like.batch.meta import Chunk, GlobalBatch, KVBatchMeta, MicroBatch, MicroBatchLayout, Schedule
 
 
 def batch(partition: str = "p", prefix: str = "1") -> KVBatchMeta:

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemo_like.data_plane.batching import model_length
-from nemo_like.data_plane.columns import ROLLOUT_COLUMNS
+from nemo_like.batch.columns import ROLLOUT_COLUMNS
+from nemo_like.batch.meta import Chunk, KVBatchMeta
+from nemo_like.batch.micro_batches import model_length
+from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
-from nemo_like.data_plane.meta import Chunk, KVBatchMeta
-from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
 
 
 def batch(lengths: list[int], group: int, sample_mask: list[int] | None = None) -> KVBatchMeta:

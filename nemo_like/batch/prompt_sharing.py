@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from nemo_like.data_plane.batching import Lengths, Prompt, Prompts, pack, round_up
-from nemo_like.data_plane.meta import MicroBatch, MicroBatchLayout, PromptRun
+from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, PromptRun
+from nemo_like.batch.micro_batches import Lengths, Prompt, Prompts, pack, round_up
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemo_like.data_plane.batching import Prompt, round_up
-from nemo_like.data_plane.meta import Chunk, KVBatchMeta, MicroBatch, MicroBatchLayout, PromptRun
-from nemo_like.data_plane.prompt_sharing import PromptSharing
-from nemo_like.data_plane.sharding import shard_for_logprobs, shard_for_training
+from nemo_like.batch.meta import Chunk, KVBatchMeta, MicroBatch, MicroBatchLayout, PromptRun
+from nemo_like.batch.micro_batches import Prompt, round_up
+from nemo_like.batch.prompt_sharing import PromptSharing
+from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
 
 BUDGET = 60
 Ranks = tuple[list[list[int]], list[list[Prompt]]]

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
-from nemo_like.data_plane.meta import MicroBatch, MicroBatchLayout, TagValue
+from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, TagValue
 
 
 class Prompt(NamedTuple):
