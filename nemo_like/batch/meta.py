@@ -13,7 +13,7 @@ from itertools import chain, islice
 from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
-TagValue = float | int | bool | str
+from nemo_like.batch.tags import Tag, TagValue, V
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,28 +154,31 @@ class KVBatchMeta:
         """Printable ids, ``chunk key/row``; they name samples in error messages."""
         return tuple(f"{self.chunks[chunk].key}/{row}" for chunk, row in self.rows)
 
-    def tag(self, name: str) -> tuple[TagValue, ...]:
+    def tag(self, tag: Tag[V]) -> tuple[V, ...]:
         """Values of one tag, in sample order. Raises KeyError that lists the tags there are."""
-        if name not in self.tags:
-            raise KeyError(f"no tag {name!r} on partition {self.partition!r}; there are {sorted(self.tags)}")
-        return self.tags[name]
+        if tag.name not in self.tags:
+            raise KeyError(
+                f"no tag {tag.name!r} on partition {self.partition!r}; there are {sorted(self.tags)}"
+            )
+        return cast("tuple[V, ...]", self.tags[tag.name])
 
-    def numbers(self, name: str) -> tuple[float, ...]:
-        """A tag whose values are numbers. Raises TypeError when one is a text."""
-        values = self.tag(name)
-        if str in set(map(type, values)):
-            raise TypeError(f"tag {name!r} on partition {self.partition!r} holds texts, not numbers")
-        return cast("tuple[float, ...]", values)
+    def has_tag(self, tag: Tag[Any]) -> bool:
+        """Whether the samples have this tag."""
+        return tag.name in self.tags
 
-    def with_tags(self, **tags: Sequence[TagValue]) -> KVBatchMeta:
-        """A copy with these tags added or replaced; each has one value per sample."""
+    def with_tag(self, tag: Tag[V], values: Sequence[V]) -> KVBatchMeta:
+        """A copy with this tag added or replaced; it has one value per sample."""
+        return self.with_tags({tag.name: values})
+
+    def with_tags(self, tags: Mapping[str, Sequence[TagValue]]) -> KVBatchMeta:
+        """A copy with these tags added or replaced, by name, as another process gave them."""
         added = {name: tuple(values) for name, values in tags.items()}
         self._check_tags(added)
         return self._with(tags={**self.tags, **added})
 
-    def only_tags(self, *names: str) -> KVBatchMeta:
+    def only_tags(self, *tags: Tag[Any]) -> KVBatchMeta:
         """A copy with no other tags than these. Raises KeyError where one is missing."""
-        return self._with(tags={name: self.tag(name) for name in names})
+        return self._with(tags={tag.name: self.tag(tag) for tag in tags})
 
     def with_columns(self, *names: str) -> KVBatchMeta:
         """A copy that knows these columns were written for every one of its samples."""
@@ -213,7 +216,7 @@ class KVBatchMeta:
         return self.subset(range(start, stop))
 
     def select(self, keep: Sequence[TagValue]) -> KVBatchMeta:
-        """The samples whose value in ``keep`` is true, e.g. ``meta.select(meta.tag("sample_mask"))``."""
+        """The samples whose value in ``keep`` is true, e.g. ``meta.select(meta.tag(SAMPLE_MASK))``."""
         if len(keep) != len(self):
             raise ValueError(f"select got {len(keep)} values for {len(self)} samples")
         if all(keep):

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
-from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, TagValue
+from nemo_like.batch.meta import MicroBatch, MicroBatchLayout
+from nemo_like.batch.tags import TagValue
 
 
 class Prompt(NamedTuple):

@@ -12,6 +12,7 @@ from itertools import chain
 
 from nemo_like.batch.meta import GlobalBatch, KVBatchMeta, MicroBatch, MicroBatchLayout, Schedule
 from nemo_like.batch.micro_batches import MicroBatching, Prompt, fixed_size, model_length, round_up
+from nemo_like.batch.tags import GROUP_ID, NUM_PROMPT_TOKENS, NUM_RESPONSE_TOKENS, SAMPLE_MASK
 
 # Whole chunks stay on one rank where the fullest rank then gets at most this much more tokens than an
 # equal share: one slice per chunk is moved instead of many.
@@ -209,7 +210,7 @@ def _assemble(
     ]
     where = [dict(zip(rows, range(len(rows)), strict=True)) for rows in shards]
     lengths = [model_length(length) for length in meta.lengths]
-    valid, tokens = meta.tag("sample_mask"), meta.tag("num_response_tokens")
+    valid, tokens = meta.tag(SAMPLE_MASK), meta.tag(NUM_RESPONSE_TOKENS)
     prompts = _prompts(meta) if _shares_prompts(strategy) else None
     batches: list[list[GlobalBatch]] = [[] for _ in range(num_shards)]
     for everyone, ranks in zip(counted, scheduled, strict=True):
@@ -218,7 +219,7 @@ def _assemble(
             [[prompts[row] for row in rows] for rows in ranks] if prompts else (),
         )
         rows_of_all = [row for rows in everyone for row in rows if valid[row]]
-        num_tokens = sum([int(tokens[row]) for row in rows_of_all])
+        num_tokens = sum([tokens[row] for row in rows_of_all])
         for rank, rows in enumerate(ranks):
             places = [where[rank][row] for row in rows]
             placed = tuple(
@@ -238,4 +239,4 @@ def _assemble(
 
 def _prompts(meta: KVBatchMeta) -> list[Prompt]:
     """Of every sample."""
-    return list(map(Prompt, meta.tag("group_id"), map(int, meta.numbers("num_prompt_tokens"))))
+    return list(map(Prompt, meta.tag(GROUP_ID), meta.tag(NUM_PROMPT_TOKENS)))

@@ -18,7 +18,8 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from nemo_like.batch.meta import Chunk, KVBatchMeta, TagValue
+from nemo_like.batch.meta import Chunk, KVBatchMeta
+from nemo_like.batch.tags import TagValue
 from nemo_like.data_plane import codec, layout
 from nemo_like.data_plane.cache import PartitionCache, Span, spans
 from nemo_like.data_plane.deadline import Deadline

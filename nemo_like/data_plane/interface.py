@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from nemo_like.batch.columns import Column
-from nemo_like.batch.meta import KVBatchMeta, TagValue
+from nemo_like.batch.meta import KVBatchMeta
+from nemo_like.batch.tags import TagValue
 from nemo_like.data_plane.operations import Operation
 
 # A per_token column of N samples travels through this interface packed: one contiguous array

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from nemo_like.batch.meta import KVBatchMeta, TagValue
+from nemo_like.batch.meta import KVBatchMeta
+from nemo_like.batch.tags import TagValue
 from nemo_like.data_plane.client import DataPlaneClient, Store, Stored
 from nemo_like.data_plane.interface import ColumnData
 from nemo_like.data_plane.operations import Operation, OperationLog

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from nemo_like.algorithms.rewards import Outcome, informative_groups
 from nemo_like.batch.meta import KVBatchMeta
+from nemo_like.batch.tags import GROUP_ID, REWARD, SAMPLE_MASK
 from nemo_like.config.schema import GRPOConfig
 from nemo_like.data_plane.operations import Operation
 from nemo_like.driver.errors import RunFailed
@@ -80,21 +81,21 @@ def collect_groups(
 
 
 def _groups_to_train(batch: KVBatchMeta, cfg: GRPOConfig) -> list[Hashable]:
-    group_ids = batch.tag("group_id")
+    group_ids = batch.tag(GROUP_ID)
     if not cfg.use_dynamic_sampling:
         return list(dict.fromkeys(group_ids))
-    return informative_groups(batch.numbers("reward"), group_ids, batch.numbers("sample_mask"))
+    return informative_groups(batch.tag(REWARD), group_ids, batch.tag(SAMPLE_MASK))
 
 
 def _of_groups(batch: KVBatchMeta, groups: Sequence[Hashable]) -> KVBatchMeta:
     chosen = set(groups)
-    return batch.select([group_id in chosen for group_id in batch.tag("group_id")])
+    return batch.select([group_id in chosen for group_id in batch.tag(GROUP_ID)])
 
 
 def _dropped(batch: KVBatchMeta, good: Sequence[Hashable], used: Sequence[Hashable]) -> list[KVBatchMeta]:
     """The groups that will not train, with the reason as their outcome."""
     trainable = set(good)
-    uniform = [group_id for group_id in dict.fromkeys(batch.tag("group_id")) if group_id not in trainable]
+    uniform = [group_id for group_id in dict.fromkeys(batch.tag(GROUP_ID)) if group_id not in trainable]
     parts = (
         with_outcome(_of_groups(batch, uniform), Outcome.uniform_group),
         with_outcome(_of_groups(batch, good[len(used) :]), Outcome.surplus_group),

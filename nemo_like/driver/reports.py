@@ -8,6 +8,17 @@ from dataclasses import dataclass
 from nemo_like.algorithms.advantages import baseline_reward_metrics
 from nemo_like.algorithms.rewards import Outcome
 from nemo_like.batch.meta import KVBatchMeta
+from nemo_like.batch.tags import (
+    ADVANTAGE,
+    GROUP_ID,
+    MULT_PROB_ERROR,
+    NUM_RESPONSE_TOKENS,
+    OUTCOME,
+    POLICY_VERSION,
+    REWARD,
+    SAMPLE_MASK,
+    SHAPED_REWARD,
+)
 from nemo_like.data_plane.operations import Operation, operation_metrics
 from nemo_like.driver.collection import Collected
 from nemo_like.observability.metrics import Metric
@@ -103,14 +114,14 @@ def reward_metrics(rollout: Collected) -> dict[str, float]:
     Samples whose reward failed count nowhere; a mean over no sample is left out.
     """
     generated = rollout.generated
-    rewards = [reward for part in generated for reward in part.numbers("reward")]
-    group_ids = [group_id for part in generated for group_id in part.tag("group_id")]
-    mask = [kept for part in generated for kept in part.numbers("sample_mask")]
-    kept = rollout.batch.numbers("sample_mask")
+    rewards = [reward for part in generated for reward in part.tag(REWARD)]
+    group_ids = [group_id for part in generated for group_id in part.tag(GROUP_ID)]
+    mask = [kept for part in generated for kept in part.tag(SAMPLE_MASK)]
+    kept = rollout.batch.tag(SAMPLE_MASK)
     return {
         **_masked_mean("reward", rewards, mask),
-        **_masked_mean("filtered_reward", rollout.batch.numbers("reward"), kept),
-        **_masked_mean("shaped_reward", rollout.batch.numbers("shaped_reward"), kept),
+        **_masked_mean("filtered_reward", rollout.batch.tag(REWARD), kept),
+        **_masked_mean("shaped_reward", rollout.batch.tag(SHAPED_REWARD), kept),
         "dynamic_sampling_num_gen_batches": float(rollout.num_rollouts),
         **baseline_reward_metrics(rewards, group_ids, sample_mask=mask),
     }
@@ -118,7 +129,7 @@ def reward_metrics(rollout: Collected) -> dict[str, float]:
 
 def outcome_metrics(batches: Sequence[KVBatchMeta]) -> dict[str, float]:
     """How many samples did not train, by reason."""
-    outcomes = [outcome for batch in batches for outcome in batch.tag("outcome")]
+    outcomes = [outcome for batch in batches for outcome in batch.tag(OUTCOME)]
     counted = {
         "num_overlong_filtered": Outcome.overlong,
         "num_masked_seqs_by_logprob_error": Outcome.logprob_mismatch,
@@ -136,11 +147,11 @@ def _masked_mean(name: str, values: Sequence[float], mask: Sequence[float]) -> d
 
 def _tag_metrics(batch: KVBatchMeta) -> dict[str, float]:
     """Advantages and counts of the samples that train."""
-    mask, all_advantages = batch.numbers("sample_mask"), batch.numbers("advantage")
+    mask, all_advantages = batch.tag(SAMPLE_MASK), batch.tag(ADVANTAGE)
     advantages = [advantage for advantage, kept in zip(all_advantages, mask, strict=True) if kept]
-    valid_tokens = sum(n for n, m in zip(batch.numbers("num_response_tokens"), mask, strict=True) if m)
+    valid_tokens = sum(n for n, m in zip(batch.tag(NUM_RESPONSE_TOKENS), mask, strict=True) if m)
     return {
-        "policy_version": float(max(batch.numbers("policy_version"))),
+        "policy_version": float(max(batch.tag(POLICY_VERSION))),
         "advantages/mean": _mean(advantages),
         "advantages/max": max(advantages, default=0.0),
         "advantages/min": min(advantages, default=0.0),
@@ -152,9 +163,9 @@ def _tag_metrics(batch: KVBatchMeta) -> dict[str, float]:
 
 def _sample_errors(batch: KVBatchMeta) -> dict[str, float]:
     """Per-sample mismatch; nothing where training does without prev_logprobs."""
-    if "mult_prob_error" not in batch.tags:
+    if not batch.has_tag(MULT_PROB_ERROR):
         return {}
-    errors = batch.numbers("mult_prob_error")
+    errors = batch.tag(MULT_PROB_ERROR)
     return {"max_seq_mult_prob_error": max(errors), "mean_seq_mult_prob_error": _mean(errors)}
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from nemo_like.algorithms.held_out import Answers, held_out_metrics
 from nemo_like.batch.meta import KVBatchMeta
+from nemo_like.batch.tags import ANSWER_ID, GROUP_ID, IS_TRUNCATED, NUM_RESPONSE_TOKENS, REWARD, SAMPLE_MASK
 from nemo_like.config.schema import GRPOConfig
 from nemo_like.data.interface import SourceReport
 from nemo_like.driver.errors import RunFailed
@@ -76,11 +77,11 @@ def reached_goal(metrics: Mapping[str, float], cfg: GRPOConfig) -> bool:
 
 
 def _metrics(batch: KVBatchMeta, cfg: GRPOConfig) -> dict[str, float]:
-    num_failed = len(batch) - sum(map(bool, batch.numbers("sample_mask")))
+    num_failed = len(batch) - sum(map(bool, batch.tag(SAMPLE_MASK)))
     return {
         **held_out_metrics(_answers(batch), cfg.num_val_generations_per_prompt, cfg.val_solved_reward),
-        "avg_length": sum(batch.numbers("num_response_tokens")) / len(batch),
-        "truncation_rate": sum(batch.numbers("is_truncated")) / len(batch),
+        "avg_length": sum(batch.tag(NUM_RESPONSE_TOKENS)) / len(batch),
+        "truncation_rate": sum(batch.tag(IS_TRUNCATED)) / len(batch),
         "num_samples": float(len(batch)),
         "num_failed_rewards": float(num_failed),
         "failed_reward_share": num_failed / len(batch),
@@ -91,14 +92,14 @@ def _answers(batch: KVBatchMeta) -> list[Answers]:
     """The judged answers to every problem."""
     problems: dict[object, tuple[list[float], list[int]]] = {}
     for group_id, reward, answer_id, kept in zip(
-        batch.tag("group_id"),
-        batch.numbers("reward"),
-        batch.numbers("answer_id"),
-        batch.numbers("sample_mask"),
+        batch.tag(GROUP_ID),
+        batch.tag(REWARD),
+        batch.tag(ANSWER_ID),
+        batch.tag(SAMPLE_MASK),
         strict=True,
     ):
         rewards, answer_ids = problems.setdefault(group_id, ([], []))
         if kept:
             rewards.append(reward)
-            answer_ids.append(int(answer_id))
+            answer_ids.append(answer_id)
     return [Answers(*problem) for problem in problems.values()]

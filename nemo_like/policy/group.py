@@ -15,6 +15,7 @@ from typing import Any
 
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
+from nemo_like.batch.tags import GROUP_ID, IS_IDLE, NUM_PROMPT_TOKENS, NUM_RESPONSE_TOKENS, Tag
 from nemo_like.cluster.actors import ActorHandle, Call
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
@@ -24,7 +25,7 @@ from nemo_like.config.schema import CheckpointWriting, PolicyConfig
 from nemo_like.data_plane.errors import listed
 from nemo_like.data_plane.factory import DataPlaneSpec
 from nemo_like.observability.metrics import Metric, merge, summed
-from nemo_like.policy.interfaces import IS_IDLE, WORKER_TAGS
+from nemo_like.policy.interfaces import WORKER_TAGS
 from nemo_like.policy.layout import gathers_weights, logprob_strategy, train_strategy
 from nemo_like.policy.results import ScoredBatch, TrainUpdate, WorkerScores, WorkerUpdate
 
@@ -83,7 +84,7 @@ class PolicyWorkerGroup:
         )
         answers: list[WorkerScores] = self._on_replicas("compute_logprobs", shards, columns)
         return ScoredBatch(
-            batch=batch.with_columns(*columns).with_tags(**gathered_tags(batch, shards, answers)),
+            batch=batch.with_columns(*columns).with_tags(gathered_tags(batch, shards, answers)),
             metrics=merge(answer.metrics for answer in answers),
             compute_s=max(answer.compute_s for answer in answers),
         )
@@ -99,7 +100,7 @@ class PolicyWorkerGroup:
             num_shards=self._num_replicas,
             global_batch_size=self._cfg.train_global_batch_size,
             strategy=train_strategy(self._cfg),
-            is_idle=[bool(idle) for idle in batch.tag(IS_IDLE)] if IS_IDLE in batch.tags else None,
+            is_idle=batch.tag(IS_IDLE) if batch.has_tag(IS_IDLE) else None,
         )
         num_computed = sum(shard.schedule.num_rows for shard in shards if shard.schedule)
         repeated = [with_epochs(shard, self._num_epochs) for shard in shards]
@@ -163,9 +164,9 @@ class PolicyWorkerGroup:
 
     def _with_needed_tags(self, batch: KVBatchMeta) -> KVBatchMeta:
         """Without those by which nothing is scheduled, and which no worker reads."""
-        needed = ["num_response_tokens", *(name for name in WORKER_TAGS if name in batch.tags)]
+        needed: list[Tag[Any]] = [NUM_RESPONSE_TOKENS, *(tag for tag in WORKER_TAGS if batch.has_tag(tag))]
         if self._cfg.sequence_packing.share_prompts:
-            needed += ["group_id", "num_prompt_tokens"]
+            needed += [GROUP_ID, NUM_PROMPT_TOKENS]
         return batch.only_tags(*needed)
 
     def _on_replicas(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nemo_like.batch.meta import Schedule
+from nemo_like.batch.tags import ADVANTAGE, KL_SCALE, SAMPLE_MASK
 from nemo_like.cluster.buckets import TensorSpec
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.observability.metrics import Metric
@@ -19,17 +20,8 @@ if TYPE_CHECKING:
     from nemo_like.policy.batch import PolicyBatch
     from nemo_like.policy.checkpoint_writer import CheckpointWriter
 
-# Tags that training needs on every sample.
-ADVANTAGE = "advantage"
-SAMPLE_MASK = "sample_mask"  # 0: the sample does not train
-# Whether a sample has no gradient, so that training need not compute it; optional.
-IS_IDLE = "is_idle"
-# With a KL in the reward: its multiple that each token's advantage loses.
-KL_SCALE = "kl_scale"
-# All that workers read, where a batch has it; beside them travel those by which it was scheduled.
+# All tags that workers read, where a batch has them; beside them travel those by which it was scheduled.
 WORKER_TAGS = (ADVANTAGE, SAMPLE_MASK, KL_SCALE)
-# What scoring adds then: sums of the KL to go and of its square over each sample's response tokens.
-KL_SUM, KL_SQUARE_SUM = "kl_to_go_sum", "kl_to_go_square_sum"
 
 
 class TrainingBackend(Protocol):

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from nemo_like.algorithms.divergence import DIVERGENCES, divergences
 from nemo_like.batch.columns import GENERATION_LOGPROBS, RESPONSE_MASK
+from nemo_like.batch.tags import SAMPLE_MASK
 from nemo_like.observability.metrics import Metric, mean
 from nemo_like.policy.batch import PolicyBatch
-from nemo_like.policy.interfaces import SAMPLE_MASK
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ def logprob_mismatch(batch: PolicyBatch, prev_logprobs: Tensor) -> Mismatch:
     generation = batch.columns[GENERATION_LOGPROBS.name].cpu()
     response_mask = batch.columns[RESPONSE_MASK.name].float()
     per_token = divergences(prev_logprobs, generation)
-    sample_mask = batch.sample_values[SAMPLE_MASK].cpu()
+    sample_mask = batch.sample_values[SAMPLE_MASK.name].cpu()
     weights = response_mask * torch.repeat_interleave(sample_mask, batch.lengths)
     figures = torch.stack([*(per_token[name] for name in DIVERGENCES), torch.ones_like(weights)])
     *totals, weight = (figures.double() @ weights.double()).tolist()

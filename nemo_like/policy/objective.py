@@ -26,10 +26,10 @@ from nemo_like.batch.columns import (
     Column,
 )
 from nemo_like.batch.meta import GlobalBatch
+from nemo_like.batch.tags import ADVANTAGE, KL_SCALE, SAMPLE_MASK
 from nemo_like.config.loss_rules import scores_prev_logprobs
 from nemo_like.config.schema import LossConfig
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
-from nemo_like.policy.interfaces import ADVANTAGE, KL_SCALE, SAMPLE_MASK
 from nemo_like.policy.reward_kl import reward_kl
 from nemo_like.policy.train_metrics import TrainMetrics
 
@@ -65,7 +65,7 @@ def update_objective(
     def loss(scores: TokenScores, inputs: ModelInputs) -> Tensor:
         tokens = _loss_tokens(scores, inputs, batch, counts, cfg)
         if kl_to_go is not None:
-            scale = batch.sample_values[KL_SCALE][inputs.rows][inputs.sample_index]
+            scale = batch.sample_values[KL_SCALE.name][inputs.rows][inputs.sample_index]
             lost = torch.where(tokens.mask > 0, scale * kl_to_go[inputs.packed_index], 0.0)
             tokens = replace(tokens, advantages=tokens.advantages - lost)
         terms = policy_loss(tokens, cfg)
@@ -87,7 +87,7 @@ def _loss_tokens(
 ) -> LossTokens:
     """The scored tokens with what the loss compares them to; advantages spread over their sample."""
     sample_index = inputs.sample_index
-    sample_mask = batch.sample_values[SAMPLE_MASK][inputs.rows]
+    sample_mask = batch.sample_values[SAMPLE_MASK.name][inputs.rows]
     response_lengths = batch.response_lengths[inputs.rows]
     mask = sample_mask[sample_index]
     current = scores.logprobs.detach()
@@ -103,7 +103,7 @@ def _loss_tokens(
     return LossTokens(
         logprobs=scores.logprobs,
         prev_logprobs=current if prev is None else prev,
-        advantages=batch.sample_values[ADVANTAGE][inputs.rows][sample_index],
+        advantages=batch.sample_values[ADVANTAGE.name][inputs.rows][sample_index],
         weights=token_weights(sample_index, sample_mask, response_lengths, counts, cfg),
         mask=mask,
         sample_index=sample_index,

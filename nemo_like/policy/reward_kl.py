@@ -13,9 +13,9 @@ from torch import Tensor
 
 from nemo_like.algorithms.losses import kl_to_go, kl_to_reference
 from nemo_like.batch.columns import PREV_LOGPROBS, REFERENCE_LOGPROBS, RESPONSE_MASK
+from nemo_like.batch.tags import KL_SQUARE_SUM, KL_SUM
 from nemo_like.config.schema import KLType
 from nemo_like.policy.batch import PolicyBatch
-from nemo_like.policy.interfaces import KL_SQUARE_SUM, KL_SUM
 
 
 def reward_kl(batch: PolicyBatch, kind: KLType) -> Tensor:
@@ -32,6 +32,6 @@ def reward_kl_tags(batch: PolicyBatch, kind: KLType) -> dict[str, list[float]]:
     mask = batch.columns[RESPONSE_MASK.name]
     to_go = reward_kl(batch, kind).cpu().double().masked_fill(mask == 0, 0.0)
     return {
-        KL_SUM: batch.sum_per_sample(to_go).tolist(),
-        KL_SQUARE_SUM: batch.sum_per_sample(to_go.square()).tolist(),
+        KL_SUM.name: batch.sum_per_sample(to_go).tolist(),
+        KL_SQUARE_SUM.name: batch.sum_per_sample(to_go.square()).tolist(),
     }

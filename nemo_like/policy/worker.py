@@ -28,6 +28,7 @@ from nemo_like.batch.columns import (
     Column,
 )
 from nemo_like.batch.meta import KVBatchMeta, Schedule
+from nemo_like.batch.tags import MULT_PROB_ERROR
 from nemo_like.checkpoint.digests import differing_files, own_share
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.cluster.gloo import one_gloo_device
@@ -137,7 +138,7 @@ class PolicyWorker:
         metrics: dict[str, Metric] = {}
         if PREV_LOGPROBS.name in logprobs:
             mismatch = logprob_mismatch(batch, logprobs[PREV_LOGPROBS.name])
-            tags["mult_prob_error"], metrics = mismatch.mult_prob_error, mismatch.metrics
+            tags[MULT_PROB_ERROR.name], metrics = mismatch.mult_prob_error, mismatch.metrics
         if REFERENCE_LOGPROBS.name in logprobs and self.loss.use_kl_in_reward:
             tags |= reward_kl_tags(batch, self.loss.reference_policy_kl_type)
         return WorkerScores(tags, metrics, compute.seconds)
@@ -296,8 +297,7 @@ class PolicyWorker:
             if self.cfg.replica_fetch is ReplicaFetch.leader:
                 fetched = self._replica.share(columns, sum(meta.lengths), fetched)
         assert fetched is not None
-        tags = {name: meta.tags[name] for name in WORKER_TAGS if name in meta.tags}
-        values = {name: [float(value) for value in tag] for name, tag in tags.items()}
+        values = {tag.name: list(map(float, meta.tag(tag))) for tag in WORKER_TAGS if meta.has_tag(tag)}
         return PolicyBatch(fetched, meta.lengths, values, self._backend.device)
 
 

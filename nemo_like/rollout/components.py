@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-# Before the name of a reward component, in tags.
-COMPONENT_PREFIX = "reward/"
+from nemo_like.batch.tags import reward_component
 
 
 def component_tags(names: Iterable[str], rewards: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
@@ -21,6 +20,6 @@ def component_tags(names: Iterable[str], rewards: Sequence[Mapping[str, float]])
                 f"there are {', '.join(there)}"
             )
     return {
-        COMPONENT_PREFIX + name: [float(components.get(name, 0.0)) for components in rewards]
+        reward_component(name).name: [float(components.get(name, 0.0)) for components in rewards]
         for name in names
     }

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from nemo_like.batch.meta import KVBatchMeta
+from nemo_like.batch.tags import ADVANTAGE, GROUP_ID, OUTCOME, REWARD, SCALED_REWARD, SHAPED_REWARD
 from nemo_like.data.interface import Prompt
 from nemo_like.observability.disk import write_whole
 from nemo_like.rollout.conversation import Conversation
 
 # Tags that say nothing of a sample whose reward failed: there they hold 0, which masks read.
-_REWARD_TAGS = ("reward", "scaled_reward", "shaped_reward", "advantage")
+_REWARD_TAGS = tuple(tag.name for tag in (REWARD, SCALED_REWARD, SHAPED_REWARD, ADVANTAGE))
 
 
 class StepSamples:
@@ -60,9 +61,9 @@ def _line(sample: Conversation, tags: dict[str, Any]) -> dict[str, Any]:
     if sample.failure is not None:
         tags = {name: None if name in _REWARD_TAGS else value for name, value in tags.items()}
     return {
-        "group": tags.pop("group_id"),
+        "group": tags.pop(GROUP_ID.name),
         "generation": sample.generation,
-        "outcome": tags.pop("outcome"),
+        "outcome": tags.pop(OUTCOME.name),
         "env": sample.example.env,
         "prompt": _as_text(sample.example.prompt),
         "turns": list(_turns(sample)),

@@ -7,7 +7,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nemo_like.batch.meta import TagValue
+from nemo_like.batch.columns import GENERATION_LOGPROBS, INPUT_IDS, RESPONSE_MASK
+from nemo_like.batch.tags import (
+    GROUP_ID,
+    IS_TRUNCATED,
+    NUM_PROMPT_TOKENS,
+    NUM_RESPONSE_TOKENS,
+    NUM_TURNS,
+    POLICY_VERSION,
+    REWARD,
+    SAMPLE_MASK,
+    TagValue,
+    named,
+)
 from nemo_like.rollout.conversation import Conversation, Segment
 
 
@@ -40,9 +52,9 @@ def flatten(groups: Sequence[Sequence[Conversation]], *, first_group: int = 0) -
     zeros = np.zeros(max(lengths), dtype=np.float32)
     return FlatBatch(
         columns={
-            "input_ids": np.concatenate([segment.token_ids for segment in segments]),
-            "response_mask": np.repeat(is_response, lengths),
-            "generation_logprobs": np.concatenate(
+            INPUT_IDS.name: np.concatenate([segment.token_ids for segment in segments]),
+            RESPONSE_MASK.name: np.repeat(is_response, lengths),
+            GENERATION_LOGPROBS.name: np.concatenate(
                 [
                     zeros[:length] if segment.logprobs is None else segment.logprobs
                     for segment, length in zip(segments, lengths, strict=True)
@@ -51,14 +63,16 @@ def flatten(groups: Sequence[Sequence[Conversation]], *, first_group: int = 0) -
         },
         lengths=[sample.num_tokens for sample in samples],
         chunk_sizes=[len(group) for group in groups],
-        tags={
-            "group_id": [first_group + index for index, group in enumerate(groups) for _ in group],
-            "reward": [sample.reward or 0.0 for sample in samples],
-            "sample_mask": [0 if sample.failure else 1 for sample in samples],
-            "num_prompt_tokens": [len(sample.prompt_ids) for sample in samples],
-            "num_response_tokens": [sample.num_response_tokens for sample in samples],
-            "num_turns": [sample.num_turns for sample in samples],
-            "is_truncated": [sample.is_truncated for sample in samples],
-            "policy_version": [sample.policy_version for sample in samples],
-        },
+        tags=named(
+            {
+                GROUP_ID: [first_group + index for index, group in enumerate(groups) for _ in group],
+                REWARD: [sample.reward or 0.0 for sample in samples],
+                SAMPLE_MASK: [0 if sample.failure else 1 for sample in samples],
+                NUM_PROMPT_TOKENS: [len(sample.prompt_ids) for sample in samples],
+                NUM_RESPONSE_TOKENS: [sample.num_response_tokens for sample in samples],
+                NUM_TURNS: [sample.num_turns for sample in samples],
+                IS_TRUNCATED: [sample.is_truncated for sample in samples],
+                POLICY_VERSION: [sample.policy_version for sample in samples],
+            }
+        ),
     )

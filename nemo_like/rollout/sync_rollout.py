@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nemo_like.batch.meta import KVBatchMeta
+from nemo_like.batch.tags import ANSWER_ID
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.config.deadlines import Stage, deadline_s
 from nemo_like.config.recordings import RecordingManifest
@@ -243,7 +244,7 @@ class SyncRolloutActor(DataPlaneUser):
             sample.rewards if sample.failure is None else {} for group in groups for sample in group
         ]
         if prompts.mode is RolloutMode.validation:
-            flat.tags["answer_id"] = [
+            flat.tags[ANSWER_ID.name] = [
                 number
                 for group in groups
                 for number in answer_ids([sample.latest_response for sample in group])

@@ -26,6 +26,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from nemo_like.batch.tags import ADVANTAGE, SAMPLE_MASK
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
@@ -40,7 +42,6 @@ from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.config.loader import load_config
 from nemo_like.config.schema import Config, LossConfig, PolicyConfig
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
-from nemo_like.policy.interfaces import ADVANTAGE, SAMPLE_MASK
 from nemo_like.policy.layout import logprob_strategy, parallel_layout, train_strategy
 from nemo_like.policy.megatron.backend import MegatronPolicy
 
@@ -140,11 +141,11 @@ def random_samples(model: Path, options: argparse.Namespace) -> tuple[KVBatchMet
         rows=tuple((0, row) for row in range(len(lengths))),
         columns=frozenset(),
         tags={
-            SAMPLE_MASK: (1.0,) * len(lengths),
+            SAMPLE_MASK.name: (1.0,) * len(lengths),
             "num_response_tokens": tuple(n - prompt for n in lengths),
             "num_prompt_tokens": (prompt,) * len(lengths),
             "group_id": tuple(group_ids),
-            ADVANTAGE: tuple(float(value) for value in rng.normal(size=len(lengths))),
+            ADVANTAGE.name: tuple(float(value) for value in rng.normal(size=len(lengths))),
         },
     )
     ids = rng.integers(0, vocabulary, sum(lengths)).astype(np.int32)
@@ -215,7 +216,7 @@ class Contest:
         return self._schedules[kind]["train"].global_batches[0].micro_batches
 
     def _batch(self, columns: dict[str, np.ndarray]) -> PolicyBatch:
-        values = {name: list(self._meta.numbers(name)) for name in (ADVANTAGE, SAMPLE_MASK)}
+        values = {tag.name: list(self._meta.tag(tag)) for tag in (ADVANTAGE, SAMPLE_MASK)}
         return PolicyBatch(columns, self._meta.lengths, values, torch.device("cpu"))
 
 
@@ -237,7 +238,7 @@ class PlainLoop:
         for spec in update.micro_batches:
             inputs = batch.micro_batch(spec, schedule)
             prev = batch.columns[PREV_LOGPROBS.name][inputs.packed_index]
-            advantages = batch.sample_values[ADVANTAGE][inputs.rows][inputs.sample_index]
+            advantages = batch.sample_values[ADVANTAGE.name][inputs.rows][inputs.sample_index]
             losses = self._plain.clipped_loss(self._score(inputs), prev, advantages)
             (losses.sum() / update.num_tokens).backward()
         self._plain.update()

@@ -25,8 +25,11 @@ from nemo_like.batch.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS, Column, Lay
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.micro_batches import fixed_size
 from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
+from nemo_like.batch.tags import ADVANTAGE, NUM_RESPONSE_TOKENS, REWARD, SAMPLE_MASK, Tag, named
 from nemo_like.data_plane.factory import DataPlaneSpec, connect
 
+# By which the check knows what it gets.
+ROW = Tag("row", int, "benchmark", (), "in the whole batch")
 # The flow of trainers whose driver computes advantages per token writes this column too.
 ADVANTAGES = Column("advantages", "float32", Layout.per_token, "driver", ("train",), "one float per token")
 OUR_COLUMNS = (*ROLLOUT_COLUMNS, *POLICY_COLUMNS, ADVANTAGES)
@@ -89,12 +92,14 @@ class Ours:
     def prepare(self, batch: Batch) -> None:
         self._columns = {name: batch.columns[name] for name in PUT_TOKEN_COLUMNS}
         self._lengths = batch.lengths.tolist()
-        self._tags = {
-            "row": list(range(batch.shape.num_rows)),
-            "reward": [0.5] * batch.shape.num_rows,
-            "sample_mask": batch.columns["sample_mask"].tolist(),
-            "num_response_tokens": [length // 2 for length in self._lengths],
-        }
+        self._tags = named(
+            {
+                ROW: list(range(batch.shape.num_rows)),
+                REWARD: [0.5] * batch.shape.num_rows,
+                SAMPLE_MASK: batch.columns[SAMPLE_MASK.name].tolist(),
+                NUM_RESPONSE_TOKENS: [length // 2 for length in self._lengths],
+            }
+        )
 
     def put(self, partition: str) -> Rows:
         meta = self._plane.put(
@@ -114,24 +119,26 @@ class Ours:
         return self._sharded(whole, shard_for_logprobs, num_shards)
 
     def shard_for_training(self, whole: Rows, num_shards: int) -> list[Rows]:
-        return self._sharded(whole, shard_for_training, num_shards, "advantage")
+        return self._sharded(whole, shard_for_training, num_shards, ADVANTAGE)
 
-    def _sharded(self, whole: Rows, shard: Callable[..., Any], num_shards: int, *tags: str) -> list[Rows]:
+    def _sharded(
+        self, whole: Rows, shard: Callable[..., Any], num_shards: int, *tags: Tag[Any]
+    ) -> list[Rows]:
         """With the tags that the stage needs, as the policy worker group sends them, and the check's."""
         shards = shard(
-            whole.handle.only_tags("sample_mask", "num_response_tokens", *tags, "row"),
+            whole.handle.only_tags(SAMPLE_MASK, NUM_RESPONSE_TOKENS, *tags, ROW),
             num_shards=num_shards,
             global_batch_size=len(whole.handle),
             strategy=_STRATEGY,
         )
-        return [Rows(meta, meta.tag("row")) for meta in shards]
+        return [Rows(meta, meta.tag(ROW)) for meta in shards]
 
     def fetch(self, rows: Rows, columns: Sequence[str]) -> dict[str, np.ndarray]:
         meta: KVBatchMeta = rows.handle
         tags = [name for name in columns if name in meta.tags]
         fetched = self._plane.fetch(meta, [name for name in columns if name not in tags])
         # Scalars of a sample are in the metadata already.
-        return fetched | {name: np.asarray(meta.tag(name), np.float32) for name in tags}
+        return fetched | {name: np.asarray(meta.tags[name], np.float32) for name in tags}
 
     def lay_out(self, rows: Rows, packed: np.ndarray) -> np.ndarray:
         # As the policy's workers give it, and then do not change it.
@@ -146,7 +153,7 @@ class Ours:
         return replace(whole, handle=whole.handle.with_columns(*written[0]))
 
     def tag(self, whole: Rows, advantages: Sequence[float]) -> Rows:
-        return replace(whole, handle=whole.handle.with_tags(advantage=advantages))
+        return replace(whole, handle=whole.handle.with_tag(ADVANTAGE, advantages))
 
     def forget(self, rows: Rows) -> None:
         self._plane.forget(rows.handle.partition)

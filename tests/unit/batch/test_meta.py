@@ -8,6 +8,7 @@ import random
 import pytest
 
 from nemo_like.batch.meta import Chunk, GlobalBatch, KVBatchMeta, MicroBatch, MicroBatchLayout, Schedule
+from nemo_like.batch.tags import ADVANTAGE, POLICY_VERSION, REWARD
 
 
 def batch(partition: str = "p", prefix: str = "1") -> KVBatchMeta:
@@ -25,7 +26,7 @@ def test_a_subset_keeps_order_tags_and_only_the_chunks_it_needs() -> None:
     part = batch().subset([4, 3])
     assert part.lengths == (5, 4)
     assert part.sample_ids == ("1.b/1", "1.b/0")
-    assert part.tag("reward") == (1.0, 1.0)
+    assert part.tag(REWARD) == (1.0, 1.0)
     assert part.chunks == (Chunk("1.b", (4, 5)),)
 
 
@@ -37,7 +38,7 @@ def test_a_slice_is_a_range_of_samples() -> None:
 
 
 def test_select_keeps_what_is_true() -> None:
-    assert batch().select(batch().tag("reward")).lengths == (2, 4, 5)
+    assert batch().select(batch().tag(REWARD)).lengths == (2, 4, 5)
     with pytest.raises(ValueError, match="4 values for 5 samples"):
         batch().select([1, 1, 1, 1])
 
@@ -47,7 +48,7 @@ def test_concat_joins_batches_and_shares_chunks() -> None:
     joined = KVBatchMeta.concat([whole.subset([3]), batch(prefix="2"), whole.subset([0, 4])])
     assert joined.lengths == (4, 1, 2, 3, 4, 5, 1, 5)
     assert [chunk.key for chunk in joined.chunks] == ["1.b", "2.a", "2.b", "1.a"]
-    assert joined.tag("reward") == (1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0)
+    assert joined.tag(REWARD) == (1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0)
     assert joined.subset([0, 6, 7]) == KVBatchMeta.concat([whole.subset([3]), whole.subset([0, 4])])
 
 
@@ -56,7 +57,7 @@ def test_concat_joins_batches_and_shares_chunks() -> None:
     [
         (batch(partition="q"), "different partitions"),
         (batch(prefix="2").with_columns("prev_logprobs"), "different columns"),
-        (batch(prefix="2").with_tags(advantage=[0.0] * 5), "different tags"),
+        (batch(prefix="2").with_tag(ADVANTAGE, [0.0] * 5), "different tags"),
         (batch(), "occurs twice"),
     ],
 )
@@ -86,14 +87,14 @@ def test_inconsistent_parts_are_refused() -> None:
 
 def test_changes_make_copies() -> None:
     original = batch()
-    original.with_tags(advantage=[0.0] * 5)
+    original.with_tag(ADVANTAGE, [0.0] * 5)
     original.with_columns("prev_logprobs")
     original.with_schedule(Schedule(()))
     assert original == batch()
     with pytest.raises(AttributeError):
         original.partition = "q"  # type: ignore[misc]
     with pytest.raises(KeyError, match=r"no tag 'advantage' .* there are \['reward'\]"):
-        original.tag("advantage")
+        original.tag(ADVANTAGE)
 
 
 def test_a_batch_arrives_as_it_was_sent() -> None:
@@ -101,7 +102,7 @@ def test_a_batch_arrives_as_it_was_sent() -> None:
     update = GlobalBatch(3, 5, micro_batches)
     schedule = Schedule((update, GlobalBatch(0, 0, ())), MicroBatchLayout.packed, length_multiple=4)
     sent = batch().subset([4, 1, 0]).with_schedule(schedule)
-    sent = sent.with_tags(kind=["a", "b", ""], number=[1, 2, 2**40], mixed=[1, 0.5, True])
+    sent = sent.with_tags({"kind": ["a", "b", ""], "number": [1, 2, 2**40], "mixed": [1, 0.5, True]})
     for meta in (sent, batch(), batch().subset([])):
         arrived = pickle.loads(pickle.dumps(meta, protocol=5))
         assert arrived == meta
@@ -111,11 +112,11 @@ def test_a_batch_arrives_as_it_was_sent() -> None:
 
 
 def test_only_the_named_tags_are_kept() -> None:
-    meta = batch().with_tags(advantage=[0.5] * 5)
-    assert set(meta.only_tags("advantage").tags) == {"advantage"}
+    meta = batch().with_tag(ADVANTAGE, [0.5] * 5)
+    assert set(meta.only_tags(ADVANTAGE).tags) == {"advantage"}
     assert meta.only_tags().columns == meta.columns
-    with pytest.raises(KeyError, match="no tag 'typo'"):
-        meta.only_tags("typo")
+    with pytest.raises(KeyError, match="no tag 'policy_version'"):
+        meta.only_tags(POLICY_VERSION)
 
 
 def test_a_batch_is_small_on_the_wire_whatever_its_lengths() -> None:

@@ -13,6 +13,7 @@ from nemo_like.batch.meta import Chunk, KVBatchMeta, MicroBatch, MicroBatchLayou
 from nemo_like.batch.micro_batches import Prompt, round_up
 from nemo_like.batch.prompt_sharing import PromptSharing
 from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
+from nemo_like.batch.tags import GROUP_ID
 
 BUDGET = 60
 Ranks = tuple[list[list[int]], list[list[Prompt]]]
@@ -140,7 +141,7 @@ def grouped_batch() -> KVBatchMeta:
 def test_whole_groups_stay_on_one_rank_though_others_then_have_less(shard: object) -> None:
     shards = shard(grouped_batch(), num_shards=2, global_batch_size=16, strategy=PromptSharing(200))
     for mine in shards:
-        groups = [mine.tag("group_id").count(group) for group in set(mine.tag("group_id"))]
+        groups = [mine.tag(GROUP_ID).count(group) for group in set(mine.tag(GROUP_ID))]
         assert groups == [GROUP_SIZE] * (GROUPS // 2)
         assert mine.schedule.layout is MicroBatchLayout.shared
         for update in mine.schedule.global_batches:
@@ -150,7 +151,7 @@ def test_whole_groups_stay_on_one_rank_though_others_then_have_less(shard: objec
 
 def test_idle_groups_leave_whole() -> None:
     batch = grouped_batch()
-    is_idle = [group in (0, 1, 2, 5) for group in batch.tag("group_id")]
+    is_idle = [group in (0, 1, 2, 5) for group in batch.tag(GROUP_ID)]
     shards = shard_for_training(
         batch, num_shards=1, global_batch_size=32, strategy=PromptSharing(400), is_idle=is_idle
     )

@@ -14,7 +14,12 @@ from nemo_like.batch.columns import ROLLOUT_COLUMNS
 from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.batch.micro_batches import model_length
 from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
+from nemo_like.batch.tags import SAMPLE_MASK, Tag
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
+
+# What these tests know their samples by.
+POSITION = Tag("position", int, "test", (), "in the whole batch")
+ROW = Tag("row", int, "test", (), "in the whole batch")
 
 
 def batch(lengths: list[int], group: int, sample_mask: list[int] | None = None) -> KVBatchMeta:
@@ -56,14 +61,14 @@ def test_every_update_is_its_consecutive_samples_each_once(case: tuple[KVBatchMe
     assert len(shards) == num_shards
     for update in range(len(meta) // batch_size):
         seen = [
-            shard.tag("position")[row]
+            shard.tag(POSITION)[row]
             for shard in shards
             for micro_batch in shard.schedule.global_batches[update].micro_batches
             for row in micro_batch.rows
         ]
         expected = range(update * batch_size, (update + 1) * batch_size)
         assert sorted(seen) == list(expected)
-        valid = [position for position in expected if meta.tag("sample_mask")[position]]
+        valid = [position for position in expected if meta.tag(SAMPLE_MASK)[position]]
         for shard in shards:
             counts = shard.schedule.global_batches[update]
             assert counts.num_samples == len(valid)
@@ -105,7 +110,7 @@ def test_idle_samples_count_and_are_left_out_alike_on_every_rank(
             assert shard.sample_ids == whole.sample_ids
             mine, all_rows = (
                 [
-                    shard.tag("position")[row]
+                    shard.tag(POSITION)[row]
                     for micro_batch in of.schedule.global_batches[update].micro_batches
                     for row in micro_batch.rows
                 ]
@@ -142,7 +147,7 @@ def test_both_stages_find_a_sample_at_the_same_place(case: tuple[KVBatchMeta, in
     training = shard_for_training(
         meta, num_shards=num_shards, global_batch_size=batch_size, micro_batch_size=size
     )
-    masked = meta.with_tags(sample_mask=[0] * len(meta))
+    masked = meta.with_tag(SAMPLE_MASK, [0] * len(meta))
     logprobs = shard_for_logprobs(
         masked, num_shards=num_shards, global_batch_size=batch_size, micro_batch_size=3
     )
@@ -178,7 +183,7 @@ def test_ranks_have_equally_many_samples_and_nearly_equally_many_tokens(
 def test_whole_chunks_stay_on_one_rank_where_they_balance() -> None:
     meta = batch([10, 12, 11, 11, 11, 11, 12, 10], group=2)
     shards = shard_for_training(meta, num_shards=2, global_batch_size=8, micro_batch_size=4)
-    assert [shard.tag("position") for shard in shards] == [(0, 1, 4, 5), (2, 3, 6, 7)]
+    assert [shard.tag(POSITION) for shard in shards] == [(0, 1, 4, 5), (2, 3, 6, 7)]
 
 
 def test_chunks_are_split_where_they_do_not_balance() -> None:
@@ -245,5 +250,5 @@ def test_what_a_rank_will_read_is_stored_together(num_readers: int, monkeypatch:
     monkeypatch.setattr(reader._store, "load", spy)
     for shard in shard_for_training(meta, num_shards=num_readers, global_batch_size=64, micro_batch_size=4):
         got = reader.fetch(shard, ["input_ids", "response_mask"])
-        assert got["input_ids"].tolist() == [row for row in shard.tag("row") for _ in range(lengths[row])]
+        assert got["input_ids"].tolist() == [row for row in shard.tag(ROW) for _ in range(lengths[row])]
     assert loaded == [1] * num_readers

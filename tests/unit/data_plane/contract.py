@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from nemo_like.batch.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS, Column, Layout
 from nemo_like.batch.meta import KVBatchMeta
+from nemo_like.batch.tags import REWARD
 from nemo_like.data_plane.errors import (
     CapacityExceeded,
     ColumnMismatch,
@@ -102,7 +103,7 @@ class DataPlaneContract:
         meta = put(planes.client(), opened(planes))
         assert meta.lengths == LENGTHS
         assert [len(chunk.lengths) for chunk in meta.chunks] == [2, 3, 1]
-        assert meta.tag("reward") == REWARDS["reward"]
+        assert meta.tag(REWARD) == REWARDS["reward"]
         assert meta.columns == {"input_ids"}
 
     @pytest.mark.parametrize(

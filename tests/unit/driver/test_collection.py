@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from nemo_like.batch.tags import GROUP_ID, OUTCOME, REWARD, SCALED_REWARD
 from nemo_like.config.loader import load_config
 from nemo_like.config.schema import GRPOConfig
 from nemo_like.driver.collection import Collected, collect_groups
@@ -49,12 +50,12 @@ def collect(dynamic: GRPOConfig) -> Callable[..., tuple[Collected, ScriptedRollo
 
 
 def outcomes(collected: Collected) -> list[set[object]]:
-    return [set(batch.tag("outcome")) for batch in collected.dropped]
+    return [set(batch.tag(OUTCOME)) for batch in collected.dropped]
 
 
 def test_without_dynamic_sampling_one_rollout_is_kept_as_it_is(collect) -> None:
     collected, rollout = collect([RIGHT, MIXED, WRONG], use_dynamic_sampling=False)
-    assert collected.batch.tag("group_id") == (0, 0, 1, 1, 2, 2)
+    assert collected.batch.tag(GROUP_ID) == (0, 0, 1, 1, 2, 2)
     assert collected.dropped == ()
     assert rollout.bytes_after_discard == []
 
@@ -62,11 +63,11 @@ def test_without_dynamic_sampling_one_rollout_is_kept_as_it_is(collect) -> None:
 def test_uniform_groups_are_replaced_until_exactly_as_many_groups_are_there(collect) -> None:
     collected, rollout = collect([RIGHT, MIXED, WRONG], [WRONG, MIXED, RIGHT], [MIXED, WRONG, MIXED])
     # The third rollout has one good group more than is missing.
-    assert collected.batch.tag("group_id") == (1, 1, 4, 4, 6, 6)
-    assert collected.batch.tag("reward") == (0.0, 1.0) * 3
+    assert collected.batch.tag(GROUP_ID) == (1, 1, 4, 4, 6, 6)
+    assert collected.batch.tag(REWARD) == (0.0, 1.0) * 3
     assert [batch.first_group for batch in rollout.asked] == [0, 3, 6]
     assert outcomes(collected) == [{"uniform_group"}] * 3 + [{"surplus_group"}]
-    assert set(collected.batch.tag("outcome")) == {"trained"}
+    assert set(collected.batch.tag(OUTCOME)) == {"trained"}
 
 
 def test_the_bytes_of_dropped_groups_are_free_before_the_next_rollout(collect) -> None:
@@ -92,20 +93,20 @@ def test_too_few_good_groups_end_the_run_with_the_reason(collect) -> None:
 
 def test_the_last_allowed_rollout_may_complete_the_step(collect) -> None:
     collected, _ = collect([WRONG, WRONG], [WRONG, WRONG], [MIXED, MIXED])
-    assert collected.batch.tag("group_id") == (4, 4, 5, 5)
+    assert collected.batch.tag(GROUP_ID) == (4, 4, 5, 5)
 
 
 def test_a_failed_reward_makes_no_difference_within_a_group(collect) -> None:
     collected, _ = collect([[None, 1.0], MIXED], [MIXED, RIGHT])
-    assert collected.batch.tag("group_id") == (1, 1, 2, 2)
-    assert collected.dropped[0].tag("outcome") == ("reward_failed", "uniform_group")
+    assert collected.batch.tag(GROUP_ID) == (1, 1, 2, 2)
+    assert collected.dropped[0].tag(OUTCOME) == ("reward_failed", "uniform_group")
 
 
 def test_the_raw_reward_decides_not_the_shaped_one(collect, dynamic: GRPOConfig) -> None:
     # The whole source range is mapped to one side: scaled rewards are all 1, raw ones differ.
     scaling = replace(dynamic.reward_scaling, enabled=True, source_min=-2.0, source_max=-1.0)
     collected, _ = collect([MIXED], reward_scaling=scaling)
-    assert collected.batch.tag("scaled_reward") == (1.0, 1.0)
+    assert collected.batch.tag(SCALED_REWARD) == (1.0, 1.0)
 
 
 def test_metrics_and_times_add_up_over_the_rollouts(collect) -> None:

@@ -8,6 +8,17 @@ import pytest
 
 from nemo_like.algorithms.estimators import AdvantageInputs, Advantages
 from nemo_like.batch.meta import Chunk, KVBatchMeta
+from nemo_like.batch.tags import (
+    ADVANTAGE,
+    IS_IDLE,
+    KL_SCALE,
+    MULT_PROB_ERROR,
+    OUTCOME,
+    REWARD,
+    SAMPLE_MASK,
+    SCALED_REWARD,
+    SHAPED_REWARD,
+)
 from nemo_like.config.loader import load_config
 from nemo_like.config.loss_rules import scored_columns
 from nemo_like.config.schema import GRPOConfig, LossConfig
@@ -57,19 +68,19 @@ def test_rewards_are_scaled_then_shaped_and_all_three_stay_in_the_ledger(cfg: GR
         overlong_buffer_penalty=1.0,
     )
     batch = with_shaped_rewards(rollout(), replace(cfg, reward_scaling=scaling, reward_shaping=shaping))
-    assert batch.tag("reward") == (1.0, 0.0, 0.0, 1.0)
-    assert batch.tag("scaled_reward") == (10.0, 0.0, 0.0, 10.0)
-    assert batch.tag("shaped_reward") == (10.0, -0.5, -1.0, 9.0)
-    assert batch.tag("outcome") == ("trained", "trained", "reward_failed", "trained")
+    assert batch.tag(REWARD) == (1.0, 0.0, 0.0, 1.0)
+    assert batch.tag(SCALED_REWARD) == (10.0, 0.0, 0.0, 10.0)
+    assert batch.tag(SHAPED_REWARD) == (10.0, -0.5, -1.0, 9.0)
+    assert batch.tag(OUTCOME) == ("trained", "trained", "reward_failed", "trained")
 
 
 def test_each_filter_names_what_it_masked_and_leaves_earlier_reasons(cfg: GRPOConfig) -> None:
     batch = without_truncated(with_shaped_rewards(rollout(), cfg))
-    assert batch.tag("sample_mask") == (1, 1, 0, 0)
-    assert batch.tag("outcome") == ("trained", "trained", "reward_failed", "overlong")
-    batch = without_mismatch(batch.with_tags(mult_prob_error=[1.0, 1.9, 9.0, 9.0]), 1.5)
-    assert batch.tag("sample_mask") == (1, 0, 0, 0)
-    assert batch.tag("outcome") == ("trained", "logprob_mismatch", "reward_failed", "overlong")
+    assert batch.tag(SAMPLE_MASK) == (1, 1, 0, 0)
+    assert batch.tag(OUTCOME) == ("trained", "trained", "reward_failed", "overlong")
+    batch = without_mismatch(batch.with_tag(MULT_PROB_ERROR, [1.0, 1.9, 9.0, 9.0]), 1.5)
+    assert batch.tag(SAMPLE_MASK) == (1, 0, 0, 0)
+    assert batch.tag(OUTCOME) == ("trained", "logprob_mismatch", "reward_failed", "overlong")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +101,7 @@ def test_what_is_scored_is_what_the_loss_compares_with(
 
 def test_truncated_everywhere_masks_everything(cfg: GRPOConfig) -> None:
     batch = without_truncated(with_shaped_rewards(rollout(is_truncated=(True,) * 4), cfg))
-    assert not any(batch.tag("sample_mask"))
+    assert not any(batch.tag(SAMPLE_MASK))
 
 
 def test_an_estimator_sees_shaped_rewards_groups_mask_lengths_and_components(cfg: GRPOConfig) -> None:
@@ -101,7 +112,7 @@ def test_an_estimator_sees_shaped_rewards_groups_mask_lengths_and_components(cfg
         return Advantages([0.0] * 4)
 
     batch = with_shaped_rewards(rollout(**{"reward/correct": (1.0, 0.0, 0.0, 1.0)}), cfg)
-    with_advantages(batch.with_tags(shaped_reward=[5.0, 6.0, 7.0, 8.0]), estimate, ["correct"])
+    with_advantages(batch.with_tag(SHAPED_REWARD, [5.0, 6.0, 7.0, 8.0]), estimate, ["correct"])
     assert seen == [
         AdvantageInputs(
             rewards=(5.0, 6.0, 7.0, 8.0),
@@ -123,8 +134,8 @@ def test_a_kl_in_the_reward_goes_from_what_scoring_found_to_a_scale_for_training
     assert kl is not None
     assert (kl.coefficient, kl.sums, kl.square_sums) == (0.5, (3.0, 1.0, 0.0, 2.0), (5.0, 1.0, 0.0, 4.0))
     scaled = with_advantages(batch, lambda inputs: Advantages([1.0] * 4, kl_scale=0.25), [], kl)
-    assert scaled.tag("advantage") == (1.0,) * 4
-    assert scaled.tag("kl_scale") == (0.25,) * 4
+    assert scaled.tag(ADVANTAGE) == (1.0,) * 4
+    assert scaled.tag(KL_SCALE) == (0.25,) * 4
 
 
 @pytest.mark.parametrize(
@@ -140,4 +151,4 @@ def test_idle_is_what_is_masked_or_has_no_advantage_where_nothing_else_enters_th
     loss: LossConfig, expected: tuple[int, ...]
 ) -> None:
     batch = with_idle(rollout(advantage=(0.5, 0.0, 0.3, -1.0)), loss)
-    assert batch.tag("is_idle") == expected
+    assert batch.tag(IS_IDLE) == expected

@@ -1,0 +1,67 @@
+"""Every tag of a batch, declared once: name, type, who writes it, who reads it.
+
+A tag is one small value per sample. It travels in the metadata, so the driver may read it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+TagValue = float | int | bool | str
+V = TypeVar("V", float, int, bool, str)
+
+
+@dataclass(frozen=True, slots=True)
+class Tag(Generic[V]):
+    """One declared tag; ``type`` is that of its values, an int being good for a float."""
+
+    name: str
+    type: type[V]
+    producer: str
+    consumers: tuple[str, ...]
+    description: str
+
+
+GROUP_ID = Tag(
+    "group_id", int, "rollout", ("driver", "logprobs", "train"), "the prompt's number within the step"
+)
+REWARD = Tag("reward", float, "rollout", ("driver",), "as the environment gave it; 0 where it failed")
+SAMPLE_MASK = Tag(
+    "sample_mask", float, "rollout, driver", ("driver", "logprobs", "train"), "0: the sample does not train"
+)
+NUM_PROMPT_TOKENS = Tag(
+    "num_prompt_tokens", int, "rollout", ("driver",), "tokens that the samples of a group have in common"
+)
+NUM_RESPONSE_TOKENS = Tag(
+    "num_response_tokens", int, "rollout", ("driver",), "tokens that the policy generated, of all turns"
+)
+NUM_TURNS = Tag("num_turns", int, "rollout", (), "turns of the conversation")
+IS_TRUNCATED = Tag("is_truncated", bool, "rollout", ("driver",), "whether it ran into a limit of tokens")
+POLICY_VERSION = Tag("policy_version", int, "rollout", ("driver",), "of the weights that generated it")
+ANSWER_ID = Tag("answer_id", int, "rollout", ("driver",), "validation: equal for equal answers of a group")
+SCALED_REWARD = Tag("scaled_reward", float, "driver", (), "the reward after grpo.reward_scaling")
+SHAPED_REWARD = Tag("shaped_reward", float, "driver", ("driver",), "and after grpo.reward_shaping")
+OUTCOME = Tag("outcome", str, "driver", ("driver",), "whether it trained, and if not, why")
+MULT_PROB_ERROR = Tag(
+    "mult_prob_error", float, "logprobs", ("driver",), "mean of exp|engine - trainer| over its tokens"
+)
+KL_SUM = Tag(
+    "kl_to_go_sum", float, "logprobs", ("driver",), "with a KL in the reward: the KL to go, over its tokens"
+)
+KL_SQUARE_SUM = Tag("kl_to_go_square_sum", float, "logprobs", ("driver",), "and its square")
+ADVANTAGE = Tag("advantage", float, "driver", ("driver", "train"), "of every token of the response")
+KL_SCALE = Tag(
+    "kl_scale", float, "driver", ("train",), "the multiple of the KL to go that a token's advantage loses"
+)
+IS_IDLE = Tag("is_idle", bool, "driver", ("driver",), "whether it has no gradient and need not be computed")
+
+
+def reward_component(name: str) -> Tag[float]:
+    """Return the tag of a named part of the reward."""
+    return Tag(f"reward/{name}", float, "rollout", ("driver",), "a part of the reward, for the estimator")
+
+
+def named(values: dict[Tag[Any], Any]) -> dict[str, Any]:
+    """Return the values by the names of their tags."""
+    return {tag.name: of_tag for tag, of_tag in values.items()}
