@@ -31,7 +31,7 @@ from nemo_like.config.plan import format_plan, make_plan
 from nemo_like.config.validation import validate
 from nemo_like.driver import exit_codes
 from nemo_like.driver.errors import RunFailed
-from nemo_like.driver.stopping import sigterm_as_interrupt
+from nemo_like.driver.stopping import ignore_first_interrupt, sigterm_as_interrupt
 from nemo_like.observability.run_lock import DirectoryInUse
 from nemo_like.preflight.checks import preflight
 
@@ -109,4 +109,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    ignore_first_interrupt()
+    sys.exit(exit_code)

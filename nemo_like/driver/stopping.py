@@ -33,6 +33,17 @@ def sigterm_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
+def ignore_first_interrupt() -> None:
+    """From now on the first SIGINT or SIGTERM changes nothing, since all is done; a second one ends what
+    keeps this process from its end."""
+
+    def ignore(signum: int, frame: FrameType | None) -> None:
+        signal.signal(signum, signal.SIG_DFL)
+
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, ignore)
+
+
 class StopRequests:
     """Collects them; the driver asks after every step."""
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nemo_like.driver.stopping import StopRequests
+from nemo_like.driver.stopping import StopRequests, ignore_first_interrupt
 
 
 def requests(limit: str | None = None, *, enabled: bool = True, **environment: str) -> StopRequests:
@@ -61,3 +61,15 @@ def test_without_checkpoints_signals_stay_what_they_are() -> None:
     with stop.listening():
         assert signal.getsignal(signal.SIGTERM) is before
     assert stop.reason(next_step_s=100.0) is None
+
+
+def test_when_all_is_done_only_a_second_interrupt_ends_the_process() -> None:
+    previous = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        ignore_first_interrupt()
+        signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert signal.getsignal(signal.SIGINT) is not signal.SIG_DFL
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
