@@ -1,0 +1,39 @@
+"""docs/step.md names what there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from nemo_like.batch import columns, tags
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "step.md").read_text(encoding="utf-8")
+CALLS = [
+    (re.findall(r"[a-z_]{3,}", call.split("▶")[0].split("◀")[0]), re.findall(r"[\w/]+\.py", files))
+    for call, files in re.findall(r"^([│├└][^\n]*?)\s{2,}(\S*\.py[^\n]*)$", PAGE, re.MULTILINE)
+]
+
+
+def test_the_picture_is_read() -> None:
+    assert len(CALLS) > 20
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"\b[\w/]+/\w+\.py", PAGE))))
+def test_every_file_is_there(path: str) -> None:
+    assert (ROOT / "nemo_like" / path).is_file()
+
+
+@pytest.mark.parametrize(("words", "files"), CALLS)
+def test_every_call_is_in_one_of_its_files(words: list[str], files: list[str]) -> None:
+    sources = "".join((ROOT / "nemo_like" / file).read_text(encoding="utf-8") for file in files)
+    assert re.search(rf"\b{words[0]}\b", sources)
+
+
+def test_every_column_and_tag_is_on_it() -> None:
+    declared = [*columns.ROLLOUT_COLUMNS, *columns.POLICY_COLUMNS]
+    declared += [value for value in vars(tags).values() if isinstance(value, tags.Tag)]
+    names = {one.name for one in declared} - {"answer_id"}  # of validation
+    assert not {name for name in names if f"`{name}`" not in PAGE}
