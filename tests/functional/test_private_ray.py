@@ -146,8 +146,12 @@ def test_a_ctrl_c_while_ray_ends_interrupts_when_it_has_ended(
         shutdown()
 
     monkeypatch.setattr(ray, "shutdown", interrupted_shutdown)
-    with pytest.raises(KeyboardInterrupt), ray_runtime(needs(60), pytest.fail):
-        pass
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), ray_runtime(needs(60), pytest.fail):
+            pass
+    finally:
+        signal.signal(signal.SIGINT, previous)
     assert not ray.is_initialized()
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+from collections.abc import Iterator
 from types import FrameType
 
 import pytest
@@ -9,6 +10,14 @@ from ray._private import utils
 
 from nemo_like.cluster.lean_ray import callers_signals, deferred_signals
 from nemo_like.driver.stopping import sigterm_as_interrupt
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_interrupts() -> Iterator[None]:
+    """Also where the shell that started the tests in the background has it ignored."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
 
 
 def test_a_signal_whose_exception_is_lost_is_raised_at_the_end() -> None:
