@@ -65,8 +65,7 @@ class RunCheckpoints:
 
     def __init__(self, cfg: CheckpointingConfig, directory: RunDirectory, expected_bytes: int) -> None:
         """Look for what an earlier process of this run left; ``expected_bytes`` is how large the first
-        checkpoint will be. Raises CheckpointError when there are
-        checkpoints, and none is whole."""
+        checkpoint will be. Raises CheckpointError when there are checkpoints, and none is whole."""
         self._cfg = cfg
         self.warnings: list[str] = []
         root = (
