@@ -111,6 +111,13 @@ class PrivateRay:
                 log_to_driver=False,
                 logging_level=logging.ERROR,
             )
+        _protect_token()
+
+
+def _protect_token() -> None:
+    """Keep the token that Ray made for this user from others, who may read the file as Ray writes it."""
+    with suppress(OSError):  # there is none, or it is another user's
+        (Path.home() / ".ray" / "auth_token").chmod(0o600)
 
 
 def _variables(directory: Path) -> dict[str, str]:

@@ -202,6 +202,21 @@ def test_a_control_process_that_is_stopped_does_not_keep_ray_from_its_end(home: 
 
 
 @pytest.mark.timeout(300)
+def test_nobody_else_may_read_the_token_that_ray_makes(tmp_path: Path) -> None:
+    program = """
+from nemo_like.cluster.runtime import RayNeeds, ray_runtime
+with ray_runtime(RayNeeds(address=None, num_cpus=1, num_gpus=0, start_timeout_s=60), print):
+    pass
+"""
+    unset = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
+    subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env={**environment, "HOME": str(tmp_path)}, check=True
+    )
+    assert (tmp_path / ".ray" / "auth_token").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.timeout(300)
 def test_a_driver_that_cannot_hear_of_it_says_why_it_ends() -> None:
     program = """
 import psutil, ray
