@@ -79,17 +79,29 @@ def deferred_signals() -> Iterator[None]:
     """SIGINT and SIGTERM that arrive in this block are handled at its end.
 
     Whoever interrupts ``ray.shutdown`` has a Ray that is half gone, and ends the process without a word as
-    soon as Python frees one of its references. Handlers belong to the main thread; elsewhere nothing changes.
+    soon as Python frees one of its references. And Ray takes the handler of SIGTERM from the kernel when it
+    is half through. Handlers belong to the main thread; elsewhere nothing changes.
     """
-    with _noted_signals(are_handled_at_once=False):
-        yield
+    kill_all_processes = Node.kill_all_processes  # what it does after that
+    with _noted_signals(are_handled_at_once=False) as install_again:
+
+        def kill_with_handlers(*args: Any, **kwargs: Any) -> Any:
+            install_again()
+            return kill_all_processes(*args, **kwargs)
+
+        Node.kill_all_processes = kill_with_handlers
+        try:
+            yield
+        finally:
+            Node.kill_all_processes = kill_all_processes
 
 
 @contextmanager
-def _noted_signals(*, are_handled_at_once: bool) -> Iterator[None]:
-    """Handle SIGINT and SIGTERM of this block at its end, and, if asked, also when they arrive."""
+def _noted_signals(*, are_handled_at_once: bool) -> Iterator[Callable[[], None]]:
+    """Handle SIGINT and SIGTERM of this block at its end, and, if asked, also when they arrive. Gives what
+    installs the handlers of this block again."""
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield lambda: None
         return
     handlers: dict[int, Callable] = {
         signum: handler
@@ -103,10 +115,13 @@ def _noted_signals(*, are_handled_at_once: bool) -> Iterator[None]:
         if are_handled_at_once:
             handlers[signum](signum, frame)
 
-    for signum in handlers:
-        signal.signal(signum, handle)
+    def install() -> None:
+        for signum in handlers:
+            signal.signal(signum, handle)
+
+    install()
     try:
-        yield
+        yield install
     finally:
         for signum, handler in handlers.items():
             signal.signal(signum, handler)

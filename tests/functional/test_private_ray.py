@@ -156,6 +156,28 @@ def test_a_ctrl_c_while_ray_ends_interrupts_when_it_has_ended(
 
 
 @pytest.mark.timeout(300)
+def test_a_sigterm_while_rays_processes_end_interrupts_when_they_have_ended() -> None:
+    program = """
+import signal, sys
+from ray._private.node import Node
+from nemo_like.cluster.runtime import RayNeeds, ray_runtime
+from nemo_like.driver.stopping import sigterm_as_interrupt
+kill_all_processes = Node.kill_all_processes
+def terminated(*args, **kwargs):
+    signal.raise_signal(signal.SIGTERM)
+    kill_all_processes(*args, **kwargs)
+Node.kill_all_processes = terminated
+try:
+    with sigterm_as_interrupt():
+        with ray_runtime(RayNeeds(address=None, num_cpus=1, num_gpus=0, start_timeout_s=60), print):
+            pass
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=120).returncode == 130
+
+
+@pytest.mark.timeout(300)
 def test_logs_of_a_ray_under_which_something_failed_are_kept(home: Path, tmp_path: Path) -> None:
     with pytest.raises(ClusterError), ray_runtime(needs(60, logs_path=tmp_path / "ray"), pytest.fail):
         raise ClusterError("a stage failed")
