@@ -23,9 +23,7 @@ class Tag(Generic[V]):
     description: str
 
 
-GROUP_ID = Tag(
-    "group_id", int, "rollout", ("driver", "logprobs", "train"), "the prompt's number within the step"
-)
+GROUP_ID = Tag("group_id", int, "rollout", ("driver",), "the prompt's number within the step")
 REWARD = Tag("reward", float, "rollout", ("driver",), "as the environment gave it; 0 where it failed")
 SAMPLE_MASK = Tag(
     "sample_mask", float, "rollout, driver", ("driver", "logprobs", "train"), "0: the sample does not train"

@@ -12,7 +12,7 @@ from nemo_like.batch import columns, tags
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "step.md").read_text(encoding="utf-8")
 CALLS = [
-    (re.findall(r"[a-z_]{3,}", call.split("▶")[0].split("◀")[0]), re.findall(r"[\w/]+\.py", files))
+    (re.findall(r"[a-z_]{3,}", call)[0], re.findall(r"[\w/]+\.py", files))
     for call, files in re.findall(r"^([│├└][^\n]*?)\s{2,}(\S*\.py[^\n]*)$", PAGE, re.MULTILINE)
 ]
 
@@ -26,10 +26,10 @@ def test_every_file_is_there(path: str) -> None:
     assert (ROOT / "nemo_like" / path).is_file()
 
 
-@pytest.mark.parametrize(("words", "files"), CALLS)
-def test_every_call_is_in_one_of_its_files(words: list[str], files: list[str]) -> None:
+@pytest.mark.parametrize(("name", "files"), CALLS)
+def test_every_call_is_in_one_of_its_files(name: str, files: list[str]) -> None:
     sources = "".join((ROOT / "nemo_like" / file).read_text(encoding="utf-8") for file in files)
-    assert re.search(rf"\b{words[0]}\b", sources)
+    assert re.search(rf"\b{name}\b", sources)
 
 
 def test_every_column_and_tag_is_on_it() -> None:
