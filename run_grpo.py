@@ -21,7 +21,7 @@ if find_spec("hydra") is None:
         )
     os.execv(python, [str(python), *sys.argv])
 
-from nemo_like.batch.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
+from nemo_like.batch.columns import bytes_per_token
 from nemo_like.config.environment_options import replaced_options
 from nemo_like.config.errors import ConfigError
 from nemo_like.config.loader import load_config, to_yaml
@@ -65,7 +65,7 @@ def _main(options: argparse.Namespace) -> int:
             return 0
         machine = Machine.another if options.dry_run else Machine.this
         validate(cfg, machine)
-        notes = preflight(cfg, machine, partial(print, file=sys.stderr))
+        checked = preflight(cfg, machine, partial(print, file=sys.stderr))
     except KeyboardInterrupt:
         return exit_codes.INTERRUPTED
     except ConfigError as error:
@@ -77,8 +77,9 @@ def _main(options: argparse.Namespace) -> int:
     if options.dry_run:
         name = cfg.policy.model_name
         sizes = name if Path(name).is_dir() else str(shipped_shape(name))
-        plan = make_plan(cfg, read_model_info(sizes, cfg.policy.backend), (*ROLLOUT_COLUMNS, *POLICY_COLUMNS))
-        print(format_plan(plan), "", *notes, sep="\n")
+        model = read_model_info(sizes, cfg.policy.backend)
+        plan = make_plan(cfg, model, bytes_per_token(checked.columns))
+        print(format_plan(plan), "", *checked.notes, sep="\n")
         return 0
     # Only now: this loads Ray, and the checks above must be quick.
     from nemo_like.driver.setup import run

@@ -9,7 +9,8 @@ on how the batch is cut into micro-batches or spread over ranks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,6 +52,9 @@ class LossTokens:
     reference_logprobs: Tensor | None = None  # with a KL penalty
     generation_logprobs: Tensor | None = None  # with importance-sampling correction
     entropy: Tensor | None = None  # with an entropy coefficient
+    # What a loss of the user's declares, by name: [M, *inner_shape] per token, else [n, *inner_shape] or a
+    # list of n values, which ``sample_index`` spreads over the tokens.
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

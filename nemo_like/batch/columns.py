@@ -1,9 +1,25 @@
-"""Every column of the data plane, declared once: name, dtype, shape per sample, producer, consumers."""
+"""Columns of a batch: what they are, those of every run, and how a run's own are gathered.
+
+    a dataset, an environment, an engine, a policy phase ── Declaration(writes, reads) ─┐
+    the loss                                             ── Declaration(reads) ─────────┴─▶ gather_columns
+
+Nothing else lists columns: what is gathered once, at the start of a run, every partition holds.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any, TypeVar
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+_DTYPES = (
+    "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64",
+    "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
+)  # fmt: skip
 
 
 class Layout(Enum):
@@ -21,58 +37,192 @@ class Column:
 
     ``dtype`` is the numpy name of the dtype, the narrowest that is exact; "bfloat16" columns are
     torch tensors, since numpy has no such dtype. ragged and objects columns carry dtypes of their
-    own and declare "".
+    own and declare "". ``per_prompt`` columns, which may have any other layout than per_token, have one
+    value for all samples of a prompt's group: a batch of C chunks has C values, [C, *inner] where dense.
+
+    Raises ValueError for a declaration that contradicts itself.
     """
 
     name: str
     dtype: str
     layout: Layout
-    producer: str
-    consumers: tuple[str, ...]
-    description: str
+    description: str = field(default="", compare=False)
     inner_shape: tuple[int, ...] = ()
+    per_prompt: bool = False
+    writer: str = field(default="", compare=False)  # the part of the run that writes it, once gathered
+
+    def __post_init__(self) -> None:
+        if not self.name or "/" in self.name:
+            raise ValueError(f"column {self.name!r}: a name must have letters, and no slash")
+        if self.is_dense and self.dtype not in _DTYPES:
+            raise ValueError(
+                f"column {self.name!r}: dtype={self.dtype!r} is none of {', '.join(_DTYPES)}, of which a "
+                f"{self.layout.value} column needs one"
+            )
+        if not self.is_dense and (self.dtype or self.inner_shape):
+            raise ValueError(
+                f"column {self.name!r}: a {self.layout.value} column has no dtype and no inner_shape of its "
+                'own; declare dtype=""'
+            )
+        if self.per_prompt and self.layout is Layout.per_token:
+            raise ValueError(
+                f"column {self.name!r}: values per token are each sample's own; per_prompt goes with "
+                "per_sample, ragged and objects"
+            )
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether a batch of it is one array rather than a sequence."""
+        return self.layout in (Layout.per_token, Layout.per_sample)
 
 
-INPUT_IDS = Column(
-    "input_ids",
-    "int32",
-    Layout.per_token,
-    "rollout",
-    ("logprobs", "train"),
-    "token ids of prompt and response",
-)
+INPUT_IDS = Column("input_ids", "int32", Layout.per_token, "token ids of prompt and response")
 RESPONSE_MASK = Column(
     "response_mask",
     "uint8",
     Layout.per_token,
-    "rollout",
-    ("logprobs", "train"),
     "1 on tokens the policy generated, 0 on prompt, tool and environment tokens",
 )
 GENERATION_LOGPROBS = Column(
     "generation_logprobs",
     "float32",
     Layout.per_token,
-    "rollout",
-    ("logprobs", "train"),
     "nats, log p(token t | tokens before t) as the generation engine sampled it; 0 where response_mask is 0",
 )
 PREV_LOGPROBS = Column(
     "prev_logprobs",
     "float32",
     Layout.per_token,
-    "policy",
-    ("logprobs", "train"),
     "nats, the same under the training engine's weights before the step; 0 where response_mask is 0",
 )
 REFERENCE_LOGPROBS = Column(
     "reference_logprobs",
     "float32",
     Layout.per_token,
-    "policy",
-    ("train",),
     "nats, the same under the frozen reference policy; 0 where response_mask is 0",
 )
 
 ROLLOUT_COLUMNS = (INPUT_IDS, RESPONSE_MASK, GENERATION_LOGPROBS)
 POLICY_COLUMNS = (PREV_LOGPROBS, REFERENCE_LOGPROBS)
+
+
+def bytes_per_token(columns: Iterable[Column]) -> int:
+    """What a token takes in the columns that have a value for each."""
+    return sum(
+        math.prod(column.inner_shape) * _bytes_of(column.dtype)
+        for column in columns
+        if column.layout is Layout.per_token
+    )
+
+
+def _bytes_of(dtype: str) -> int:
+    return 1 if dtype == "bool" else int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
+
+
+class ColumnError(ValueError):
+    """Two parts of a run write one column, or one reads what nobody writes so; the message names them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """The columns that one part of a run writes and reads.
+
+    ``part`` names it in messages, as its configuration key where it has one. Parts whose names agree up to
+    the first dot stand beside each other (two environments): a sample meets one of them only, so that
+    they may write the same column.
+    """
+
+    part: str
+    writes: tuple[Column, ...] = ()
+    reads: tuple[Column, ...] = ()
+
+
+def writes(*columns: Column) -> Callable[[T], T]:
+    """Mark a class or function of one's own as the writer of these columns."""
+    return _marked("columns_written", columns)
+
+
+def reads(*columns: Column) -> Callable[[T], T]:
+    """Mark a class or function of one's own as a reader of these columns."""
+    return _marked("columns_read", columns)
+
+
+def _marked(what: str, columns: tuple[Column, ...]) -> Callable[[T], T]:
+    def mark(part: T) -> T:
+        setattr(part, what, columns)
+        return part
+
+    return mark
+
+
+def declared_by(part: str, code: object) -> Declaration:
+    """What ``writes`` and ``reads`` say of a class, an instance or a function; nothing where it has none.
+
+    Raises ColumnError when it has attributes of these names that are no columns.
+    """
+    return Declaration(
+        part, _columns_of(part, code, "columns_written"), _columns_of(part, code, "columns_read")
+    )
+
+
+def _columns_of(part: str, code: object, what: str) -> tuple[Column, ...]:
+    marked = getattr(code, what, ())
+    if not isinstance(marked, list | tuple) or not all(isinstance(one, Column) for one in marked):
+        raise ColumnError(
+            f"{part}: its attribute {what} is {marked!r}, no tuple of Column; set it by @writes or @reads"
+        )
+    return tuple(marked)
+
+
+def gather_columns(declarations: Sequence[Declaration]) -> tuple[Column, ...]:
+    """Return the columns that are written, each with its ``writer``.
+
+    Raises ColumnError for a column that two parts write, or one part twice, and for one that is read and
+    that nobody writes, or not as its reader declares it.
+    """
+    written: dict[str, Column] = {}
+    for declaration in declarations:
+        for column in declaration.writes:
+            known = written.setdefault(column.name, replace(column, writer=declaration.part))
+            if known.writer != declaration.part or _count(column, declaration.writes) > 1:
+                _check_twice(known, column, declaration.part)
+    for declaration in declarations:
+        for column in declaration.reads:
+            _check_read(column, declaration.part, written)
+    return tuple(written.values())
+
+
+def _count(column: Column, columns: Iterable[Column]) -> int:
+    return sum(one.name == column.name for one in columns)
+
+
+def _check_twice(known: Column, column: Column, part: str) -> None:
+    are_beside = known.writer != part and known.writer.partition(".")[0] == part.partition(".")[0]
+    if not are_beside:
+        raise ColumnError(
+            f"column {column.name!r} is written by {known.writer} and by {part}; rename one of the two"
+        )
+    if known != column:
+        raise ColumnError(
+            f"column {column.name!r} is written by {known.writer} as {_shown(known)} and by {part} as "
+            f"{_shown(column)}; declare it alike, or rename one of the two"
+        )
+
+
+def _check_read(column: Column, part: str, written: dict[str, Column]) -> None:
+    known = written.get(column.name)
+    if known is None:
+        raise ColumnError(
+            f"column {column.name!r} is read by {part}, and nobody writes it; written are "
+            f"{', '.join(sorted(written))}"
+        )
+    if known != column:
+        raise ColumnError(
+            f"column {column.name!r} is read by {part} as {_shown(column)}, but {known.writer} writes it as "
+            f"{_shown(known)}; declare it alike"
+        )
+
+
+def _shown(column: Column) -> str:
+    parts = [column.layout.value, column.dtype + str(list(column.inner_shape)) * bool(column.inner_shape)]
+    return " ".join([*filter(None, parts), *(["once per prompt"] if column.per_prompt else [])])

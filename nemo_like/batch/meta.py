@@ -13,6 +13,7 @@ from itertools import chain, islice
 from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
+from nemo_like.batch.columns import Column
 from nemo_like.batch.tags import Tag, TagValue, V
 
 
@@ -150,6 +151,13 @@ class KVBatchMeta:
         return tuple([lengths[chunk][row] for chunk, row in self.rows])
 
     @property
+    def prompt_index(self) -> tuple[int, ...]:
+        """Which of the batch's prompts each sample belongs to, numbered as they first occur; a chunk is the
+        group of one prompt."""
+        numbers: dict[int, int] = {}
+        return tuple([numbers.setdefault(chunk, len(numbers)) for chunk, _ in self.rows])
+
+    @property
     def sample_ids(self) -> tuple[str, ...]:
         """Printable ids, ``chunk key/row``; they name samples in error messages."""
         return tuple(f"{self.chunks[chunk].key}/{row}" for chunk, row in self.rows)
@@ -180,9 +188,9 @@ class KVBatchMeta:
         """A copy with no other tags than these. Raises KeyError where one is missing."""
         return self._with(tags={tag.name: self.tag(tag) for tag in tags})
 
-    def with_columns(self, *names: str) -> KVBatchMeta:
+    def with_columns(self, *columns: Column) -> KVBatchMeta:
         """A copy that knows these columns were written for every one of its samples."""
-        return self._with(columns=self.columns | set(names))
+        return self._with(columns=self.columns | {column.name for column in columns})
 
     def with_schedule(self, schedule: Schedule | None) -> KVBatchMeta:
         return self._with(schedule=schedule)

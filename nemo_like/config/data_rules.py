@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -17,6 +18,12 @@ MAX_ARITHMETIC_DIGITS = 3
 
 # What load_dataset calls the reader of a file with this ending.
 FILE_READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv", ".arrow": "arrow"}
+
+# What data.*.columns may say of a field: "float32", "uint8[4, 2]", "per_token float32", "ragged", "objects".
+RECORD_COLUMN = re.compile(
+    r"(?:(?P<per_token>per_token )?(?P<dtype>bool|u?int(?:8|16|32|64)|float(?:16|32|64))"
+    r"(?:\[(?P<shape>\d+(?:, ?\d+)*)\])?|(?P<layout>ragged|objects))"
+)
 
 _PLACE = "{prompt}"
 _MISSING = {
@@ -34,6 +41,7 @@ def data_problems(cfg: Config, *, must_be_here: bool = True) -> Iterator[Problem
         yield from _numbers(key, source)
         yield from _prompts(key, source)
         yield from _path(key, source)
+        yield from _columns(key, source)
         if must_be_here and not is_here(source):
             yield Problem(key=f"{key}.path={source.path}", rule="is not a file", remedy=_MISSING[source.kind])
     for section, sources in (("train", cfg.data.train), ("validation", cfg.data.validation)):
@@ -73,6 +81,23 @@ def _prompts(key: str, source: DatasetConfig) -> Iterator[Problem]:
             rule="needs a conversation, and use_chat_template=false makes none",
             remedy=f"set {key}.use_chat_template=true, or write it into prompt_template",
         )
+
+
+def _columns(key: str, source: DatasetConfig) -> Iterator[Problem]:
+    if source.columns and source.kind not in _MISSING:
+        yield Problem(
+            key=f"{key}.columns",
+            rule=f"names fields of records, and kind={source.kind.value} has none",
+            remedy="set it to {}",
+        )
+    for name, text in source.columns.items():
+        if RECORD_COLUMN.fullmatch(text) is None:
+            yield Problem(
+                key=f"{key}.columns.{name}={text}",
+                rule="is no column",
+                remedy='write a dtype ("float32"), with a shape ("uint8[4, 2]") or a value for each token of '
+                'the prompt ("per_token float32"), or "ragged" or "objects"',
+            )
 
 
 def _names(section: str, sources: Sequence[DatasetConfig]) -> Iterator[Problem]:
@@ -126,7 +151,8 @@ def _json_lines(key: str, cfg: DatasetConfig, path: Path) -> Iterator[Problem]:
         record = None
     if not isinstance(record, dict):
         return  # the scan of all records says what and where
-    for name, field in (("prompt_key", cfg.prompt_key), ("answer_key", cfg.answer_key)):
+    named = [("prompt_key", cfg.prompt_key), ("answer_key", cfg.answer_key)]
+    for name, field in [*named, *(("columns", field) for field in cfg.columns)]:
         if field not in record:
             rule = f"is not a field of {path}, whose first record has {', '.join(sorted(record))}"
             yield Problem(key=f"{key}.{name}={field}", rule=rule, remedy="name one of them")

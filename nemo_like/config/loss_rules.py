@@ -7,27 +7,32 @@ from collections.abc import Iterator
 from nemo_like.config.errors import Problem
 from nemo_like.config.schema import AdvantageEstimatorName, Config, ImportanceSamplingType, LossConfig
 
+POLICY_GRADIENT = "policy_gradient"
+
 
 def scores_prev_logprobs(loss: LossConfig) -> bool:
     """Whether the trainer computes log-probs of the samples before it trains on them."""
     return not (loss.force_on_policy_ratio or loss.use_generation_logprobs_as_prev)
 
 
-def scored_columns(loss: LossConfig) -> tuple[str, ...]:
-    """The columns of log-probs that the loss compares with, besides those of the generation engine."""
-    columns = ["prev_logprobs"] if scores_prev_logprobs(loss) else []
-    if loss.reference_policy_kl_penalty > 0:
-        columns.append("reference_logprobs")
-    return tuple(columns)
+def is_own_loss(loss: LossConfig) -> bool:
+    """Whether ``loss_fn.kind`` names a function of the user's."""
+    return ":" in loss.kind
 
 
 def is_advantage_alone(loss: LossConfig) -> bool:
-    """Whether a sample of advantage 0 has no gradient: nothing else enters the loss."""
-    return not (loss.reference_policy_kl_penalty or loss.entropy_coef)
+    """Whether a sample of advantage 0 has no gradient: nothing else enters the loss, as far as we know."""
+    return not (loss.reference_policy_kl_penalty or loss.entropy_coef or is_own_loss(loss))
 
 
 def loss_problems(cfg: Config) -> Iterator[Problem]:
     """Every combination that would train something else than its keys say."""
+    if cfg.loss_fn.kind != POLICY_GRADIENT and not is_own_loss(cfg.loss_fn):
+        yield Problem(
+            key=f"loss_fn.kind={cfg.loss_fn.kind}",
+            rule="is no loss",
+            remedy=f"write {POLICY_GRADIENT}, or package.module:name for a loss of your own",
+        )
     yield from _surrogates(cfg.loss_fn)
     yield from _sequence_level(cfg.loss_fn)
     yield from _correction(cfg.loss_fn)

@@ -7,12 +7,10 @@ start-up code, the validation and ``--dry-run`` all read it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
 
-from nemo_like.config.loss_rules import scored_columns
+from nemo_like.config.loss_rules import scores_prev_logprobs
 from nemo_like.config.model_info import ModelInfo
 from nemo_like.config.placement_rules import shares_gpus
 from nemo_like.config.policy_layout import dynamic_length_multiple, length_multiple, policy_world_size
@@ -118,19 +116,6 @@ def _weight_bytes(policy: PolicyConfig, model: ModelInfo) -> int:
     return model.num_parameters * (4 if policy.precision is Precision.float32 else 2)
 
 
-class ColumnLike(Protocol):
-    """What the plan needs of a data-plane column with one value per token."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def dtype(self) -> str: ...
-
-
-_SCORES = {"prev_logprobs", "reference_logprobs"}  # columns that the trainer computes before it trains
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The numbers that ``--dry-run`` prints."""
@@ -150,7 +135,7 @@ class Plan:
     logprob_phases: int  # of prev_logprobs and reference_logprobs, those that are computed
     logprob_batches_per_phase: int  # on each data-parallel rank; likewise
     max_tokens_per_step: int
-    bytes_per_token: int  # over all columns
+    bytes_per_token: int  # over all columns with a value per token
     num_parameters: int
     weight_bytes: int  # one copy, as it travels to an engine
     num_engines: int
@@ -161,16 +146,13 @@ class Plan:
         return self.bytes_per_token * self.max_tokens_per_step
 
 
-def make_plan(cfg: Config, model: ModelInfo, columns: Iterable[ColumnLike]) -> Plan:
-    """The plan of a valid configuration; ``columns`` are those of the data plane."""
+def make_plan(cfg: Config, model: ModelInfo, bytes_per_token: int) -> Plan:
+    """The plan of a valid configuration; ``bytes_per_token`` are over all per_token columns."""
     grpo, policy = cfg.grpo, cfg.policy
     num_samples = grpo.num_prompts_per_step * grpo.num_generations_per_prompt
     rows_per_rank = num_samples // policy.data_parallel_size
     update_rows_per_rank = policy.train_global_batch_size // policy.data_parallel_size
     train, logprob = _micro_batches(policy)
-    scored = scored_columns(cfg.loss_fn)
-    unused = _SCORES.difference(scored)  # nobody writes them
-    stored = [column for column in columns if column.name not in unused]
     return Plan(
         roles=roles(cfg),
         num_cpus=ray_cpus(cfg),
@@ -184,10 +166,10 @@ def make_plan(cfg: Config, model: ModelInfo, columns: Iterable[ColumnLike]) -> P
         train_micro_batch=train.size,
         logprob_micro_batch=logprob.size,
         micro_batches_per_update=math.ceil(update_rows_per_rank / train.num_samples),
-        logprob_phases=len(scored),
+        logprob_phases=scores_prev_logprobs(cfg.loss_fn) + (cfg.loss_fn.reference_policy_kl_penalty > 0),
         logprob_batches_per_phase=math.ceil(rows_per_rank / logprob.num_samples),
         max_tokens_per_step=num_samples * policy.max_total_sequence_length,
-        bytes_per_token=sum(_dtype_bytes(column.dtype) for column in stored),
+        bytes_per_token=bytes_per_token,
         num_parameters=model.num_parameters,
         weight_bytes=weight_bytes(cfg, model),
         num_engines=cfg.generation.num_engines,
@@ -269,11 +251,3 @@ def _phases(plan: Plan) -> str:
         f"{'twice ' * (plan.logprob_phases - 1)}at most {plan.logprob_batches_per_phase} forwards "
         f"({plan.logprob_micro_batch}) per step on each data-parallel rank"
     )
-
-
-def _dtype_bytes(dtype: str) -> int:
-    """Size of a numpy dtype given by its name with bits, like "float32"."""
-    bits = dtype.lstrip("abcdefghijklmnopqrstuvwxyz")
-    if not bits.isdigit():
-        raise ValueError(f"dtype {dtype!r} does not end in its number of bits")
-    return int(bits) // 8

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 MANIFEST = "manifest.json"
 
@@ -16,6 +18,8 @@ class RecordingManifest:
 
     num_prompts_per_step: int
     num_generations_per_prompt: int
+    # Fields of ``batch.columns.Column``; None in recordings of a time when all had the same columns.
+    columns: Sequence[Mapping[str, Any]] | None = None
 
 
 def rollout_file(step: int, first_group: int) -> str:

@@ -229,6 +229,7 @@ class GRPOConfig:
 
 @dataclass(kw_only=True, slots=True)
 class LossConfig:
+    kind: str  # policy_gradient, which the keys below describe; or one of your own, package.module:name
     ratio_clip_min: float  # eps_low: the ratio is clipped at 1 - eps_low
     ratio_clip_max: float  # eps_high: the ratio is clipped at 1 + eps_high
     ratio_clip_c: float | None  # dual clip, > 1: where A < 0 the loss is at most -A * c
@@ -406,6 +407,7 @@ class DatasetConfig:
     use_chat_template: bool  # a text prompt becomes the user's message of a conversation
     system_prompt: str | None  # the conversation's first message
     env: str  # the environment that judges it, a key of env
+    columns: dict[str, str]  # jsonl, huggingface: fields that travel to the trainer, see docs/columns.md
 
 
 @dataclass(kw_only=True, slots=True)

@@ -66,7 +66,7 @@ def _problems(cfg: DatasetConfig, split: Split) -> PromptDataset:
         raise ValueError(f"data.{split}.path is null; kind={cfg.kind.value} needs a path")
     if cfg.kind is DatasetKind.reasoning_gym:
         return ReasoningGymDataset(cfg.path, cfg.options, split)
-    fields = RecordFields(cfg.prompt_key, cfg.answer_key)
+    fields = RecordFields(cfg.prompt_key, cfg.answer_key, tuple(cfg.columns))
     if cfg.kind is DatasetKind.jsonl:
         numbered = list(jsonl_records(cfg.path))
         records: Sequence[Mapping[str, Any]] = [record for _, record in numbered]

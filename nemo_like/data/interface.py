@@ -30,6 +30,7 @@ class PromptExample:
     answer: str
     data: Mapping[str, Any] = field(default_factory=dict)
     env: str = ""
+    columns: Mapping[str, Any] = field(default_factory=dict)  # what data.*.columns sends to the trainer
     as_written: Callable[[str], str] | None = None
 
 

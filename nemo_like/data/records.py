@@ -7,7 +7,7 @@ import json
 import os
 import re
 import reprlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,11 +43,12 @@ class RecordFields:
     """The names of the fields that hold the prompt and the reference answer.
 
     The prompt is text, or a list of ``{"role": ..., "content": ...}`` messages. All other fields of a
-    record become the example's ``data``.
+    record become the example's ``data``, and its ``columns`` those that are named so.
     """
 
     prompt: str  # data.*.prompt_key
     answer: str  # data.*.answer_key
+    columns: Collection[str] = ()  # keys of data.*.columns
 
     def example(self, record: Mapping[str, Any], where: str) -> PromptExample:
         """The problem of one record; an answer that is null becomes empty.
@@ -57,7 +58,8 @@ class RecordFields:
         prompt = self._prompt(_field(record, self.prompt, "prompt_key", where), where)
         answer = _field(record, self.answer, "answer_key", where)
         rest = {key: value for key, value in record.items() if key not in (self.prompt, self.answer)}
-        return PromptExample(prompt, "" if answer is None else str(answer), rest)
+        columns = {name: _field(record, name, "columns", where) for name in self.columns}
+        return PromptExample(prompt, "" if answer is None else str(answer), rest, columns=columns)
 
     def _prompt(self, value: Any, where: str) -> Prompt:
         if isinstance(value, str):

@@ -70,7 +70,7 @@ class PartitionCache:
                     units = [chunk.lengths[row] if per_token else 1 for row in part.rows]
                     offsets = dict(zip(part.rows, accumulate(units, initial=0), strict=False))
                 held.setdefault(part.chunk, []).append(_Held(values, start, offsets))
-            start += part.num_tokens if per_token else part.num_rows
+            start += 1 if column.per_prompt else part.num_tokens if per_token else part.num_rows
 
     def drop(self, dropped: Sequence[Span]) -> None:
         """Keep nothing of these samples' chunks: what is left of a chunk can be fetched again."""
@@ -100,8 +100,11 @@ class PartitionCache:
         )
 
     def gather(self, column: Column, wanted: Sequence[Span]) -> Any:
-        """The column of the spans' samples in their order; everything must be here."""
-        if not codec.is_dense(column):
+        """The column of the spans' samples in their order, or of their prompts in the order in which they
+        first occur; everything must be here."""
+        if column.per_prompt:
+            wanted = [Span(chunk, 0, 1, (0, 1)) for chunk in dict.fromkeys(span.chunk for span in wanted)]
+        if not column.is_dense:
             return [
                 codec.unpack_row(column, values, row)
                 for values, start, stop in self._slices(column, wanted)

@@ -188,7 +188,7 @@ class Catalog:
                         if state.segment_of(column, row) is None:
                             gaps.setdefault(column, []).append(f"{chunk}/{row}")
         text = "; ".join(
-            f"column {column!r}, to be written by {partition.columns[column].producer!r}, "
+            f"column {column!r}, to be written by {partition.columns[column].writer!r}, "
             f"of samples {listed(samples)}"
             for column, samples in gaps.items()
         )

@@ -100,8 +100,9 @@ class DataPlaneClient:
         return meta
 
     def write(self, meta: KVBatchMeta, columns: Mapping[str, ColumnData]) -> KVBatchMeta:
-        def save_and_keep(info: PartitionInfo) -> None:
+        def save_and_keep(info: PartitionInfo) -> KVBatchMeta:
             wired = self._wired(info, meta, columns)
+            layout.check_adds(info, columns)
             saved = layout.cut_write(info, meta, wired, self._keys)
             self._save(info, saved, {})
             kept = layout.cut_for_cache(info, meta, wired, saved)
@@ -109,10 +110,9 @@ class DataPlaneClient:
             with self._lock:
                 for name, parts, array in kept:
                     self._cache(info).add(info.columns[name], parts, array, chunks)
+            return meta.with_columns(*(info.columns[name] for name in columns))
 
-        if len(meta):
-            self._retry_if_reopened(meta.partition, save_and_keep)
-        return meta.with_columns(*columns)
+        return self._retry_if_reopened(meta.partition, save_and_keep) if len(meta) else meta
 
     def fetch(self, meta: KVBatchMeta, columns: Sequence[str]) -> dict[str, ColumnData]:
         if not columns:
@@ -166,7 +166,13 @@ class DataPlaneClient:
             raise ValueError(f"a write to partition {meta.partition!r} names no columns")
         lengths = meta.lengths
         return {
-            name: codec.to_wire(layout.declared(info, name), values, lengths=lengths, partition=info.name)
+            name: codec.to_wire(
+                layout.declared(info, name),
+                values,
+                lengths=lengths,
+                num_prompts=len(meta.chunks),
+                partition=info.name,
+            )
             for name, values in columns.items()
         }
 

@@ -27,38 +27,65 @@ _DTYPE_CODES = {name: code for code, name in enumerate(_DTYPES)}
 _NUMPY, _TORCH = 0, 1
 
 
-def is_dense(column: Column) -> bool:
-    """Whether a batch of the column is one array rather than a sequence."""
-    return column.layout in (Layout.per_token, Layout.per_sample)
-
-
 def wire_dtype(column: Column) -> np.dtype:
     """Dtype of the array in storage."""
-    if not is_dense(column):
+    if not column.is_dense:
         return np.dtype(np.uint8)
     return np.dtype(np.uint16 if column.dtype == "bfloat16" else column.dtype)
 
 
-def to_wire(column: Column, values: Any, *, lengths: Sequence[int], partition: str) -> Any:
+def wire_shape(column: Column, lengths: Sequence[int], num_prompts: int) -> tuple[int, ...]:
+    """Shape of a dense column's array for samples of these lengths."""
+    num_values = num_prompts if column.per_prompt else len(lengths)
+    return (sum(lengths) if column.layout is Layout.per_token else num_values, *column.inner_shape)
+
+
+def alignment(column: Column) -> int:
+    """Bytes to which the beginning of the column's array must be aligned."""
+    return wire_dtype(column).itemsize if column.is_dense else _ALIGN
+
+
+def whole_to_wire(
+    column: Column, values: Any, *, lengths: Sequence[int], num_prompts: int, partition: str
+) -> np.ndarray:
+    """A whole batch of a column of any layout as one array; ``whole_from_wire`` undoes it.
+
+    Raises ColumnMismatch when dtype, shape or count differ from the declaration.
+    """
+    wired = to_wire(column, values, lengths=lengths, num_prompts=num_prompts, partition=partition)
+    return wired if column.is_dense else pack_rows(column, wired)
+
+
+def whole_from_wire(column: Column, array: np.ndarray) -> Any:
+    """The batch as ``DataPlane.fetch`` gives it. Raises ColumnMismatch for bytes that were cut short."""
+    if column.is_dense:
+        return from_wire(column, array)
+    num_rows = num_packed_rows(array)
+    if num_rows < 0:
+        raise ColumnMismatch(f"column {column.name!r}: its {array.nbytes} bytes are no packed rows")
+    return [unpack_row(column, array, row) for row in range(num_rows)]
+
+
+def to_wire(column: Column, values: Any, *, lengths: Sequence[int], num_prompts: int, partition: str) -> Any:
     """Check a batch against its column; dense values come back as one contiguous array in wire dtype.
 
     Raises ColumnMismatch when dtype, shape or count differ from the declaration.
     """
     where = f"column {column.name!r} of partition {partition!r}"
-    if not is_dense(column):
+    num_values, unit = (num_prompts, "prompts") if column.per_prompt else (len(lengths), "samples")
+    if not column.is_dense:
         if isinstance(values, str | bytes) or not isinstance(values, Sequence):
             raise ColumnMismatch(
-                f"{where} takes a sequence of one value per sample, not {type(values).__name__}"
+                f"{where} takes a sequence of one value per {unit[:-1]}, not {type(values).__name__}"
             )
-        if len(values) != len(lengths):
-            raise ColumnMismatch(f"{where} has {len(values)} values for {len(lengths)} samples")
+        if len(values) != num_values:
+            raise ColumnMismatch(f"{where} has {len(values)} values for {num_values} {unit}")
         return values
     array = _as_array(column, values, where)
-    rows = sum(lengths) if column.layout is Layout.per_token else len(lengths)
-    expected = (rows, *column.inner_shape)
+    expected = wire_shape(column, lengths, num_prompts)
     if array.shape != expected:
         raise ColumnMismatch(
-            f"{where} has shape {list(array.shape)} where {len(lengths)} samples of {sum(lengths)} tokens "
+            f"{where} has shape {list(array.shape)} where {num_values} {unit} of {sum(lengths)} tokens "
             f"give {list(expected)}"
         )
     return np.ascontiguousarray(array)

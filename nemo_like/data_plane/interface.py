@@ -14,7 +14,9 @@ from nemo_like.data_plane.operations import Operation
 
 # A per_token column of N samples travels through this interface packed: one contiguous array
 # [sum of lengths, *inner_shape], samples in the meta's order. A per_sample column is one array
-# [N, *inner_shape]; ragged and objects columns are a sequence of N values.
+# [N, *inner_shape]; ragged and objects columns are a sequence of N values. Where it is per_prompt, it has a
+# value per chunk instead of per sample: put takes them in the order of the chunks, fetch gives them in the
+# order of ``KVBatchMeta.prompt_index``.
 ColumnData = np.ndarray | Sequence[Any]
 
 
@@ -30,12 +32,13 @@ class DataPlane(Protocol):
         chunk_sizes: Sequence[int],
         tags: Mapping[str, Sequence[TagValue]],
     ) -> KVBatchMeta:
-        """First write of N new samples into an open partition; sum(chunk_sizes) = N, consecutive rows."""
+        """First write of N new samples into an open partition; sum(chunk_sizes) = N, consecutive rows. A
+        chunk is the group of one prompt."""
 
     def write(self, meta: KVBatchMeta, columns: Mapping[str, ColumnData]) -> KVBatchMeta:
-        """Add columns to samples that exist; any subset of a chunk's rows. A second write of the same
-        (sample, column) raises. An array that is read-only is kept as it is, and must not change any more;
-        of another a copy is kept."""
+        """Add columns to samples that exist, none of them per_prompt; any subset of a chunk's rows. A second
+        write of the same (sample, column) raises. An array that is read-only is kept as it is, and must not
+        change any more; of another a copy is kept."""
 
     def fetch(self, meta: KVBatchMeta, columns: Sequence[str]) -> dict[str, ColumnData]:
         """The named columns of the meta's samples, in the meta's order. What this process fetched or

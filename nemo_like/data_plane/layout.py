@@ -13,7 +13,7 @@ from nemo_like.batch.columns import Column, Layout
 from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.batch.sharding import deal_chunks
 from nemo_like.data_plane import codec
-from nemo_like.data_plane.errors import CorruptData, UnknownColumn
+from nemo_like.data_plane.errors import ColumnMismatch, CorruptData, UnknownColumn
 from nemo_like.data_plane.segments import Part, PartitionInfo, Rows, Segment, Want, split
 
 # What is read together is one key as long as several storage units get their share.
@@ -30,6 +30,17 @@ def declared(info: PartitionInfo, name: str) -> Column:
             f"partition {info.name!r} has no column {name!r}; declared are: {', '.join(sorted(info.columns))}"
         )
     return info.columns[name]
+
+
+def check_adds(info: PartitionInfo, names: Iterable[str]) -> None:
+    """Raises ColumnMismatch for a column that cannot be added to samples that exist: who adds it has some
+    samples of a prompt's group, and does not know who has the rest."""
+    for name in names:
+        if info.columns[name].per_prompt:
+            raise ColumnMismatch(
+                f"column {name!r} of partition {info.name!r} has one value per prompt, so it must come with "
+                "the put of its samples"
+            )
 
 
 def cut_put(
@@ -74,7 +85,7 @@ def cut_for_cache(
     is copied unless it is read-only: the caller may use its buffer again."""
     parts = _parts(meta)
     for name, data in wired.items():
-        if codec.is_dense(info.columns[name]):
+        if info.columns[name].is_dense:
             yield name, parts, data.copy() if data.flags.writeable else data
         else:
             for segment, values in saved:
@@ -97,15 +108,22 @@ def _segments(
         values = {}
         for name, data in wired.items():
             column = info.columns[name]
-            bounds = tokens if column.layout is Layout.per_token else rows
+            bounds = _bounds(column, tokens, rows)
             pieces = [data[bounds[start] : bounds[stop]] for start, stop in runs]
-            if not codec.is_dense(column):
+            if not column.is_dense:
                 values[name] = codec.pack_rows(column, [value for piece in pieces for value in piece])
             else:
                 values[name] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
         segment = Segment(next(keys), tuple(wired), tuple([parts[index] for index in group]))
         saved.append((segment, values))
     return saved
+
+
+def _bounds(column: Column, tokens: Sequence[int], rows: Sequence[int]) -> Sequence[int]:
+    """Where each part's values begin in a batch of the column, and where the last part's end."""
+    if column.per_prompt:
+        return range(len(rows))
+    return tokens if column.layout is Layout.per_token else rows
 
 
 def _runs(ascending: Sequence[int]) -> list[tuple[int, int]]:
@@ -121,8 +139,8 @@ def _runs(ascending: Sequence[int]) -> list[tuple[int, int]]:
 
 def _sizes(info: PartitionInfo, parts: Sequence[Part], wired: Iterable[str]) -> list[int]:
     """Bytes of each part."""
-    token_bytes, row_bytes = _bytes_per_unit(info, wired)
-    return [part.num_tokens * token_bytes + part.num_rows * row_bytes for part in parts]
+    token_bytes, row_bytes, prompt_bytes = _bytes_per_unit(info, wired)
+    return [part.num_tokens * token_bytes + part.num_rows * row_bytes + prompt_bytes for part in parts]
 
 
 def _parts(meta: KVBatchMeta) -> list[Part]:
@@ -154,20 +172,22 @@ def by_columns(segments: Sequence[Segment]) -> dict[tuple[str, ...], list[Segmen
     return groups
 
 
-def _bytes_per_unit(info: PartitionInfo, wired: Iterable[str]) -> tuple[int, int]:
-    """Bytes per token of the per_token columns, and per row of the others (estimated where not dense)."""
-    token_bytes = row_bytes = 0
+def _bytes_per_unit(info: PartitionInfo, wired: Iterable[str]) -> tuple[int, int, int]:
+    """Bytes per token, per row and per prompt of the columns that have one value for each (estimated where
+    not dense)."""
+    token_bytes = row_bytes = prompt_bytes = 0
     for name in wired:
         column = info.columns[name]
-        if not codec.is_dense(column):
-            row_bytes += _GUESSED_ROW_BYTES
-            continue
-        size = codec.wire_dtype(column).itemsize * int(np.prod(column.inner_shape, dtype=np.int64))
+        size = _GUESSED_ROW_BYTES
+        if column.is_dense:
+            size = codec.wire_dtype(column).itemsize * int(np.prod(column.inner_shape, dtype=np.int64))
         if column.layout is Layout.per_token:
             token_bytes += size
+        elif column.per_prompt:
+            prompt_bytes += size
         else:
             row_bytes += size
-    return token_bytes, row_bytes
+    return token_bytes, row_bytes, prompt_bytes
 
 
 def check_segment(info: PartitionInfo, segment: Segment, chunks: Mapping[str, Chunk]) -> None:
@@ -189,12 +209,12 @@ def check_segment(info: PartitionInfo, segment: Segment, chunks: Mapping[str, Ch
 def check_loaded(info: PartitionInfo, column: Column, segment: Segment, array: Any) -> None:
     """The storage gave back exactly what the catalogue promises."""
     where = f"partition {info.name!r}, column {column.name!r}, segment {segment.key!r}"
-    num_rows = sum(part.num_rows for part in segment.parts)
+    num_rows = len(segment.parts) if column.per_prompt else sum(part.num_rows for part in segment.parts)
     if not isinstance(array, np.ndarray) or array.dtype != codec.wire_dtype(column):
         raise CorruptData(
             f"{where}: stored {codec.wire_dtype(column)}, got {getattr(array, 'dtype', type(array).__name__)}"
         )
-    if not codec.is_dense(column):
+    if not column.is_dense:
         if codec.num_packed_rows(array) != num_rows:
             raise CorruptData(f"{where}: stored {num_rows} rows, got {codec.num_packed_rows(array)}")
         return

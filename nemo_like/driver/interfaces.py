@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
+from nemo_like.batch.columns import Column
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.config.schema import CheckpointWriting
 from nemo_like.data_plane.operations import Operation
@@ -67,7 +68,7 @@ class SavedPolicy(Protocol):
 class Policy(SavedPolicy, Protocol):
     """The policy worker group, driven by metadata."""
 
-    def compute_logprobs(self, batch: KVBatchMeta, columns: Sequence[str]) -> ScoredBatch:
+    def compute_logprobs(self, batch: KVBatchMeta, columns: Sequence[Column]) -> ScoredBatch:
         """Adds these of the columns prev_logprobs and reference_logprobs, and their tags."""
 
     def train(self, batch: KVBatchMeta) -> TrainUpdate:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from nemo_like.batch.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
+from nemo_like.batch.columns import Column, ColumnError, gather_columns
 from nemo_like.checkpoint.store import CheckpointError
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.cluster import Cluster
@@ -53,7 +53,7 @@ from nemo_like.observability.summary import RunSummary, SampleAnswer
 from nemo_like.policy.group import PolicyWorkerGroup
 from nemo_like.policy.layout import parallel_layout
 from nemo_like.rollout.handle import RolloutHandle
-from nemo_like.rollout.prompts import RolloutMode, SourceReports
+from nemo_like.rollout.prompts import RolloutMode, RolloutParts, SourceReports
 from nemo_like.weight_sync.sync import NoEngines, WeightSync
 
 
@@ -211,13 +211,13 @@ class StartedRun:
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """Processes that are up, where they write, and what data the rollout actor found."""
+    """Processes that are up, where they write, and what the rollout actor found."""
 
     directory: RunDirectory
     cluster: Cluster
     starter: Starter
     actors: Actors
-    sources: SourceReports
+    rollout: RolloutParts
 
 
 @contextmanager
@@ -240,10 +240,10 @@ def started(
             starter = Starter(cfg, cluster, directory)
             actors = starter.all()
             logger.status("starting " + _what_starts(actors))
-            sources = _wait_until_ready(cluster, actors, cfg.cluster.start_timeout_s)
-            _report_sources(sources, logger)
+            rollout = _wait_until_ready(cluster, actors, cfg.cluster.start_timeout_s)
+            _report_sources(rollout.sources, logger)
             write_process_ids(cluster, actors, directory)
-            processes = _Started(directory, cluster, starter, actors, sources)
+            processes = _Started(directory, cluster, starter, actors, rollout)
             yield _connect(cfg, processes, logger, checkpoints)
         finally:
             cluster.stop()
@@ -251,7 +251,8 @@ def started(
 
 def _connect(cfg: Config, started: _Started, logger: RunLogger, checkpoints: RunCheckpoints) -> StartedRun:
     """Let the processes meet, bring them to where the run stands, and hand them to a driver."""
-    cluster, actors, sources = started.cluster, started.actors, started.sources
+    cluster, actors, sources = started.cluster, started.actors, started.rollout.sources
+    policy = None if cfg.rollout.generate_only else _policy(cfg, cluster, actors, logger)
     watch = RewardWatch(cfg.env, logger, started.directory.log_path(actors.rollout.name))
     rollout = RolloutHandle(
         cluster, actors.rollout, deadline_s=partial(deadline_s, cfg.cluster), inspect=watch.look
@@ -260,7 +261,7 @@ def _connect(cfg: Config, started: _Started, logger: RunLogger, checkpoints: Run
     partitions = control(
         cluster,
         actors.host,
-        columns=(*ROLLOUT_COLUMNS, *POLICY_COLUMNS),
+        columns=_columns(started.rollout, policy),
         # Dynamic sampling drops groups, after which nobody knows who gets the others.
         num_readers=None if cfg.grpo.use_dynamic_sampling else cfg.policy.data_parallel_size,
         timeout_s=cfg.data_plane.timeout_s,
@@ -274,7 +275,6 @@ def _connect(cfg: Config, started: _Started, logger: RunLogger, checkpoints: Run
         seed=cfg.grpo.seed,
         shuffle=cfg.data.shuffle,
     )
-    policy = None if cfg.rollout.generate_only else _policy(cfg, cluster, actors, logger)
     weight_sync = _weight_sync(cfg, cluster, actors, policy)
     recoverable = Recoverable(
         cluster=cluster,
@@ -319,6 +319,15 @@ def _connect(cfg: Config, started: _Started, logger: RunLogger, checkpoints: Run
     return StartedRun(SyncGRPODriver(cfg, components), policy)
 
 
+def _columns(rollout: RolloutParts, policy: PolicyWorkerGroup | None) -> tuple[Column, ...]:
+    """All columns of the run. Raises RunFailed where its parts do not agree on them."""
+    declarations = [*rollout.declarations, *(() if policy is None else policy.declarations())]
+    try:
+        return gather_columns(declarations)
+    except ColumnError as error:
+        raise RunFailed(str(error)) from error
+
+
 def _verify(checkpoints: RunCheckpoints, policy: PolicyWorkerGroup, logger: RunLogger) -> None:
     """Have the workers check the checkpoint to continue from; where it is corrupt, go further back."""
     expected = checkpoints.last_step
@@ -358,8 +367,8 @@ def _what_starts(actors: Actors) -> str:
     return " and ".join(["the data plane", *(name for name, handles in parts.items() if handles)])
 
 
-def _wait_until_ready(cluster: Cluster, actors: Actors, timeout_s: float) -> SourceReports:
-    """Returns what the datasets hold once every process is up and every environment can judge.
+def _wait_until_ready(cluster: Cluster, actors: Actors, timeout_s: float) -> RolloutParts:
+    """Returns what the rollout actor found once every process is up and every environment can judge.
 
     Raises RunFailed when one cannot.
     """
@@ -367,13 +376,13 @@ def _wait_until_ready(cluster: Cluster, actors: Actors, timeout_s: float) -> Sou
     if actors.environments:
         calls.append(actors.rollout.submit("check_environments"))
     try:
-        sources, *_ = cluster.gather(calls, stage="start", timeout_s=timeout_s)
+        rollout, *_ = cluster.gather(calls, stage="start", timeout_s=timeout_s)
     except ActorFailed as error:
         if isinstance(error.cause, EnvironmentCheckFailed):
             raise RunFailed(str(error.cause)) from error
         raise
     cluster.watch(actors.host, actors.host.submit("storage_failure"))
-    return sources
+    return rollout
 
 
 def _policy(cfg: Config, cluster: Cluster, actors: Actors, logger: RunLogger) -> PolicyWorkerGroup:

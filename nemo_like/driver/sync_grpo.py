@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from nemo_like.algorithms.estimators import build_estimator
 from nemo_like.algorithms.ordering import by_generation
 from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.config.loss_rules import scored_columns
 from nemo_like.config.schema import Config
 from nemo_like.data.sampler import MixtureSampler
 from nemo_like.driver.agreement import AgreementWatch
@@ -44,6 +43,7 @@ from nemo_like.driver.validation import ValidationReport, ValidationSet, reached
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.summary import SampleAnswer
 from nemo_like.observability.timers import SlowestPass, StageTimer
+from nemo_like.policy.columns import scored_columns
 from nemo_like.policy.results import ScoredBatch
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode
 

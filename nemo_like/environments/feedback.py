@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from nemo_like.batch.columns import Column
+from nemo_like.data_plane.errors import ColumnMismatch
+from nemo_like.environments.column_values import column_value
 from nemo_like.environments.interface import Failure, FailureKind, Feedback
 
 # What float32 holds: the advantages of a training batch are float32, and their squares fit into float64.
@@ -24,14 +29,15 @@ class Malformed(Exception):
         self.failure = Failure(kind, reason)
 
 
-def checked(answer: object) -> Feedback:
+def checked(answer: object, columns: Sequence[Column] = (), num_tokens: int = 0) -> Feedback:
     """Return the answer as plain ``Feedback`` of Python's own numbers; a failed one for a malformed answer.
 
     Numbers may be Python's, numpy's, or anything with one element and an ``item``; they must be finite and
-    fit into float32. A turn that is not done needs an observation.
+    fit into float32. A turn that is not done needs an observation. Values of columns must fit those that the
+    environment declares, ``columns``, and a response of ``num_tokens``.
     """
     try:
-        return _plain(answer)
+        return _plain(answer, columns, num_tokens)
     except Malformed as error:
         return Feedback(failure=error.failure)
 
@@ -49,7 +55,7 @@ def as_number(value: Any) -> float | None:
         return math.inf
 
 
-def _plain(answer: object) -> Feedback:
+def _plain(answer: object, columns: Sequence[Column], num_tokens: int) -> Feedback:
     """Raises Malformed."""
     if not isinstance(answer, Feedback):
         raise Malformed(f"the environment gave {_shown(answer)}, not a Feedback")
@@ -69,6 +75,7 @@ def _plain(answer: object) -> Feedback:
         is_done=bool(is_done),
         metrics=_metrics(answer.metrics),
         state=answer.state,
+        columns=_columns(answer.columns, columns, num_tokens) if answer.columns else {},
     )
 
 
@@ -84,6 +91,27 @@ def _metrics(values: object) -> dict[str, float]:
         if name.partition("/")[0] in _TAKEN_METRICS:
             raise Malformed(f"the metric {name!r} has a name that every environment has already; rename it")
     return metrics
+
+
+def _columns(values: object, columns: Sequence[Column], num_tokens: int) -> dict[str, Any]:
+    if not isinstance(values, Mapping):
+        raise Malformed(f"the columns are {_shown(values)}, not a mapping of names to values")
+    declared = {column.name: column for column in columns}
+    if unknown := values.keys() - declared.keys():
+        raise Malformed(
+            f"it brings the columns {sorted(map(str, unknown))}, and declares {sorted(declared)} (with "
+            "nemo_like.batch.columns.writes)"
+        )
+    given = {}
+    for name, value in values.items():
+        try:
+            given[name] = column_value(declared[name], value, num_tokens)
+        except ColumnMismatch as error:
+            raise Malformed(str(error)) from error
+        dense = given[name] if declared[name].is_dense else None
+        if dense is not None and not np.isfinite(dense).all():
+            raise Malformed(f"the column {name!r} has values that are not finite", FailureKind.not_finite)
+    return given
 
 
 def _numbers(values: object, what: str) -> dict[str, float]:

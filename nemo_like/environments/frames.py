@@ -6,12 +6,16 @@ import pickle
 from dataclasses import dataclass
 from typing import Any
 
+from nemo_like.batch.columns import Column
+
 LENGTH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The environment is there."""
+    """The environment is there, and its feedback may bring these columns."""
+
+    columns: tuple[Column, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ class Turn:
     history: tuple[Exchange, ...] = ()  # the turns before, oldest first
     is_last: bool = True  # a limit on turns or tokens lets no other turn follow
     state: Any = None  # what the feedback before kept; None in the first turn
+    # Token ids of the response with its closing eos, where the environment has a column per token; or empty.
+    response_ids: Sequence[int] = ()
 
 
 class FailureKind(Enum):
@@ -67,6 +69,8 @@ class Feedback:
     is_done: bool = True
     metrics: Mapping[str, float] = field(default_factory=dict)  # logged as means over turns that give them
     state: Any = None  # given back with the next turn; small and picklable
+    # By the names that ``batch.columns.writes`` declares, see docs/columns.md; per token of this response.
+    columns: Mapping[str, Any] = field(default_factory=dict)
     failure: Failure | None = None  # why there is no reward; such a sample must not train
 
     @classmethod
@@ -84,7 +88,8 @@ class Environment(Protocol):
     """Judges responses, and in longer conversations answers them.
 
     Keeps nothing between calls: what a conversation needs travels in ``Turn.state``, so that any
-    process can answer its next turn, and a turn that failed in a batch can be asked again alone.
+    process can answer its next turn, and a turn that failed in a batch can be asked again alone. Columns
+    that its feedback brings are declared on its class with ``batch.columns.writes``.
     """
 
     async def step(self, turns: Sequence[Turn]) -> Sequence[Feedback]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from nemo_like.batch.columns import declared_by
 from nemo_like.config.environment_options import CustomOptions, FunctionOptions
 from nemo_like.config.import_path import load_by_path
 from nemo_like.environments.feedback import as_number
@@ -21,7 +22,8 @@ def function(options: FunctionOptions) -> Environment:
     Raises ValueError when there is no such function.
     """
     judge = load_by_path(options.function)
-    return PerTurnEnvironment(partial(_judge, judge, options.arguments))
+    columns = declared_by(options.function, judge).writes
+    return PerTurnEnvironment(partial(_judge, judge, options.arguments), columns)
 
 
 def custom(options: CustomOptions) -> Environment:

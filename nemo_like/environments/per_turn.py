@@ -6,14 +6,19 @@ import inspect
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 
+from nemo_like.batch.columns import Column
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
 
 
 class PerTurnEnvironment:
     """An environment made of a function of one turn, plain or async."""
 
-    def __init__(self, judge: Callable[[Turn], Feedback | Awaitable[Feedback]]) -> None:
+    def __init__(
+        self, judge: Callable[[Turn], Feedback | Awaitable[Feedback]], columns: tuple[Column, ...] = ()
+    ) -> None:
+        """``columns`` are those that the feedback may bring."""
         self._judge = judge
+        self.columns_written = columns
 
     async def step(self, turns: Sequence[Turn]) -> Sequence[Feedback]:
         """One feedback per turn; a failed one where the function raises."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nemo_like.batch.columns import Column, Layout
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.columnar import Columnar
 from nemo_like.environments.interface import Feedback, Turn
@@ -15,6 +16,20 @@ class EnvironmentPool:
     def __init__(self, actors: Sequence[ActorHandle]) -> None:
         self._actors = tuple(actors)
         self._num_unanswered = [0] * len(self._actors)
+        self.columns: tuple[Column, ...] = ()  # that the feedback may bring, once ``meet`` returned
+
+    def move_to(self, actors: Sequence[ActorHandle]) -> None:
+        """Ask these from now on, which are as the ones before."""
+        self._actors, self._num_unanswered = tuple(actors), [0] * len(actors)
+
+    async def meet(self) -> None:
+        """Ask what the environment declares. Raises what its start raises."""
+        self.columns = await self._actors[0].submit("columns")
+
+    @property
+    def wants_tokens(self) -> bool:
+        """Whether turns need their ``response_ids``."""
+        return any(column.layout is Layout.per_token for column in self.columns)
 
     @property
     def unanswered(self) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 
+from nemo_like.batch.columns import Column, ColumnError, declared_by
 from nemo_like.config.environment_options import options_of
 from nemo_like.config.schema import EnvConfig, EnvironmentKind
 from nemo_like.environments.interface import Environment
@@ -35,6 +36,16 @@ def build_environment(cfg: EnvConfig) -> Environment:
     """The environment that ``cfg.kind`` names; raises what its constructor raises."""
     module, _, factory = _FACTORIES[cfg.kind].partition(":")
     return getattr(importlib.import_module(f"{_PACKAGE}.{module}"), factory)(options_of(cfg))
+
+
+def written_columns(environment: Environment) -> tuple[Column, ...]:
+    """The columns that its feedback may bring. Raises ColumnError for a declaration that is none, and for a
+    dtype that numpy lacks."""
+    columns = declared_by(type(environment).__name__, environment).writes
+    for column in columns:
+        if column.dtype == "bfloat16":
+            raise ColumnError(f"column {column.name!r} of an environment must have one of numpy's dtypes")
+    return columns
 
 
 def is_harmless(cfg: EnvConfig) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 
+from nemo_like.batch.columns import Column
 from nemo_like.cluster.columnar import Columnar
 from nemo_like.config.schema import EnvConfig
 from nemo_like.environments.feedback import checked
@@ -41,6 +42,11 @@ class EnvironmentServer:
         except RuntimeError as error:
             raise RuntimeError(f"env.{self._name}: {error}") from error
 
+    async def columns(self) -> tuple[Column, ...]:
+        """Those that its feedback may bring. Raises RuntimeError when the environment cannot be built."""
+        await self.start()
+        return (await self._shared_worker()).columns
+
     async def close(self) -> None:
         """End the environment's process."""
         if self._worker is not None:
@@ -54,7 +60,11 @@ class EnvironmentServer:
         """
         async with self._slots:
             try:
-                return Columnar(map(checked, await self._asked(turns)))
+                worker = await self._shared_worker()
+                answers = zip(await self._asked(turns), turns, strict=True)
+                return Columnar(
+                    [checked(answer, worker.columns, len(turn.response_ids)) for answer, turn in answers]
+                )
             except RuntimeError as error:
                 reason = f"the environment's process could not be started again: {error}"
                 return Columnar([Feedback.failed(FailureKind.died, reason)] * len(turns))

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
+from nemo_like.batch.columns import Column
 from nemo_like.config.schema import EnvConfig
 from nemo_like.environments.feedback import checked
 from nemo_like.environments.frames import LENGTH_BYTES, Raised, Refused, frame
 from nemo_like.environments.interface import Feedback, Turn
-from nemo_like.environments.registry import build_environment, is_harmless
+from nemo_like.environments.registry import build_environment, is_harmless, written_columns
 
 # Imports, and what an environment loads.
 _START_TIMEOUT_S = 120.0
@@ -33,7 +34,9 @@ class WorkerDied(Exception):
 
 
 class Worker(Protocol):
-    """Runs one environment; calls may interleave."""
+    """Runs one environment; calls may interleave. ``columns`` are those that its feedback may bring."""
+
+    columns: tuple[Column, ...]
 
     @property
     def is_alive(self) -> bool: ...
@@ -61,11 +64,15 @@ class _HereWorker:
 
     def __init__(self, cfg: EnvConfig) -> None:
         self._environment = build_environment(cfg)
+        self.columns = written_columns(self._environment)
 
     async def step(self, turns: Sequence[Turn], timeout_s: float) -> Sequence[Feedback]:
         try:
             answers = await asyncio.wait_for(self._environment.step(turns), timeout_s)
-            return [checked(answer) for answer in answers]
+            return [
+                checked(answer, self.columns, len(turn.response_ids))
+                for answer, turn in zip(answers, turns, strict=True)
+            ]
         except TimeoutError:
             raise
         except Exception as error:
@@ -84,6 +91,7 @@ class ProcessWorker:
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._call_ids = itertools.count()
         self._is_closed = False
+        self.columns: tuple[Column, ...] = ()
 
     async def start(self, cfg: EnvConfig) -> None:
         """Raises RuntimeError when the environment cannot be built."""
@@ -108,6 +116,7 @@ class ProcessWorker:
         if isinstance(answer, Refused):
             await self.close()
             raise RuntimeError(f"kind={cfg.kind.name}: {answer.message}")
+        self.columns = answer.columns
         self._reading = asyncio.get_running_loop().create_task(self._read())
 
     @property

@@ -20,12 +20,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO
 
+from nemo_like.batch.columns import Column
 from nemo_like.config.schema import EnvConfig
 from nemo_like.environments.feedback import checked
 from nemo_like.environments.frames import LENGTH_BYTES, Raised, Ready, Refused, frame
 from nemo_like.environments.guardian import run_guarded
 from nemo_like.environments.interface import Environment, Feedback, Turn
-from nemo_like.environments.registry import build_environment
+from nemo_like.environments.registry import build_environment, written_columns
 
 # Keeps what is awaited by nobody from being collected.
 _running: set[asyncio.Task[None]] = set()
@@ -41,13 +42,14 @@ def main() -> None:
     cfg: EnvConfig = _read(calls)
     try:
         environment = build_environment(cfg)
+        columns = written_columns(environment)
     except Exception as error:
         traceback.print_exc()
         _write(answers, Refused(f"{type(error).__name__}: {error}"))
         return
-    _write(answers, Ready())
+    _write(answers, Ready(columns))
     try:
-        asyncio.run(_serve(environment, calls, answers))
+        asyncio.run(_serve(environment, columns, calls, answers))
     except SystemExit as ended:
         # At once: an orderly end would close the calls, which the thread that reads them holds, and abort.
         traceback.print_exc()
@@ -55,7 +57,9 @@ def main() -> None:
         os._exit(ended.code if isinstance(ended.code, int) else 1)
 
 
-async def _serve(environment: Environment, calls: BinaryIO, answers: BinaryIO) -> None:
+async def _serve(
+    environment: Environment, columns: Sequence[Column], calls: BinaryIO, answers: BinaryIO
+) -> None:
     loop, waiting = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Sequence[Turn]]]()
 
     def read() -> None:
@@ -67,17 +71,27 @@ async def _serve(environment: Environment, calls: BinaryIO, answers: BinaryIO) -
     threading.Thread(target=read, name="calls", daemon=True).start()
     while True:
         call_id, turns = await waiting.get()
-        task = loop.create_task(_answer(environment, call_id, turns, answers))
+        task = loop.create_task(_answer(environment, columns, call_id, turns, answers))
         _running.add(task)
         task.add_done_callback(_running.discard)
 
 
-async def _answer(environment: Environment, call_id: int, turns: Sequence[Turn], answers: BinaryIO) -> None:
+async def _answer(
+    environment: Environment,
+    columns: Sequence[Column],
+    call_id: int,
+    turns: Sequence[Turn],
+    answers: BinaryIO,
+) -> None:
     try:
         given = list(await environment.step([_with_state(turn) for turn in turns]))
         if len(given) != len(turns):
             raise ValueError(f"the environment gave {len(given)} answers to {len(turns)} turns")
-        message = frame((call_id, [_with_pickled_state(checked(answer)) for answer in given]))
+        plain = [
+            checked(answer, columns, len(turn.response_ids))
+            for answer, turn in zip(given, turns, strict=True)
+        ]
+        message = frame((call_id, [_with_pickled_state(feedback) for feedback in plain]))
     except Exception as error:
         traceback.print_exc()
         message = frame((call_id, Raised(f"{type(error).__name__}: {error}")))

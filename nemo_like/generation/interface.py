@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -59,6 +59,7 @@ class Response:
     token_ids: np.ndarray
     logprobs: np.ndarray
     is_truncated: bool  # ran into max_new_tokens
+    columns: Mapping[str, Any] = field(default_factory=dict)  # further ``ENGINE_COLUMNS``, by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,8 @@ class GroupResult:
         token_ids = np.concatenate([response.token_ids for response in self.responses])
         logprobs = np.concatenate([response.logprobs for response in self.responses])
         is_truncated = [response.is_truncated for response in self.responses]
-        packed = (lengths, is_truncated, token_ids.tobytes(), logprobs.tobytes())
+        columns = [response.columns for response in self.responses]
+        packed = (lengths, is_truncated, token_ids.tobytes(), logprobs.tobytes(), columns)
         return _unpack_result, (self.request_id, self.policy_version, *packed)
 
 
@@ -84,13 +86,14 @@ def _unpack_result(
     is_truncated: list[bool],
     token_bytes: bytes,
     logprob_bytes: bytes,
+    columns: list[Mapping[str, Any]],
 ) -> GroupResult:
     token_ids = np.frombuffer(bytearray(token_bytes), np.int32)
     logprobs = np.frombuffer(bytearray(logprob_bytes), np.float32)
     responses, start = [], 0
-    for length, truncated in zip(lengths, is_truncated, strict=True):
+    for length, truncated, more in zip(lengths, is_truncated, columns, strict=True):
         end = start + length
-        responses.append(Response(token_ids[start:end], logprobs[start:end], truncated))
+        responses.append(Response(token_ids[start:end], logprobs[start:end], truncated, more))
         start = end
     return GroupResult(request_id, tuple(responses), policy_version)
 

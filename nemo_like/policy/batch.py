@@ -11,13 +11,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nemo_like.batch.columns import INPUT_IDS, RESPONSE_MASK
+from nemo_like.batch.columns import INPUT_IDS, RESPONSE_MASK, Column, Layout
 from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, Schedule
 from nemo_like.batch.micro_batches import model_length
 from nemo_like.policy.compute import on_device
@@ -129,10 +130,10 @@ class ModelInputs:
 class PolicyBatch:
     """N samples of one data-parallel rank: packed columns, lengths, and per-sample values.
 
-    ``columns`` are 1-D of sum(lengths) values in the samples' order; ``sample_values`` hold one
-    float per sample. ``response_lengths`` [N] float32 counts each sample's scored tokens. All of
+    ``columns`` are per token, [sum(lengths), *inner_shape] in the samples' order; ``sample_values`` hold
+    one float per sample. ``response_lengths`` [N] float32 counts each sample's scored tokens. All of
     these are on ``device``, except the token ids and the response mask: micro-batches are planned on
-    the host.
+    the host. Columns of any layout can be added.
 
     Raises ValueError when a column's size does not match the lengths, or when a sample's first token
     is marked as generated: nothing predicts it.
@@ -144,8 +145,12 @@ class PolicyBatch:
         lengths: Sequence[int],
         sample_values: Mapping[str, Sequence[float]],
         device: torch.device,
+        prompt_index: Sequence[int] = (),
     ) -> None:
+        """``prompt_index`` says which value of a per_prompt column is each sample's."""
         self.device = device
+        self._prompt_index = torch.tensor(prompt_index, dtype=torch.int64)
+        self._values: dict[str, Tensor | Sequence[Any]] = {}  # of other columns, per sample or per prompt
         self.lengths = torch.as_tensor(np.asarray(lengths, dtype=np.int64))
         self._model_lengths = torch.tensor(
             [model_length(length) for length in self.lengths.tolist()], dtype=torch.int64
@@ -153,22 +158,10 @@ class PolicyBatch:
         self.num_tokens = int(self.lengths.sum())
         ends = self.lengths.cumsum(0)
         self.offsets = ends - self.lengths
+        self.columns: dict[str, Tensor] = {}
         for name, values in columns.items():
-            if len(values) != self.num_tokens:
-                raise ValueError(
-                    f"column {name!r} has {len(values)} tokens for lengths that sum to {self.num_tokens}"
-                )
-        with warnings.catch_warnings():
-            # The data plane's arrays are read-only views; nothing here writes into a column.
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            self.columns = {
-                name: torch.as_tensor(values, device="cpu" if name in _PLANNING_COLUMNS else device)
-                for name, values in columns.items()
-            }
-        self.sample_values = {
-            name: torch.tensor(values, dtype=torch.float32, device=device)
-            for name, values in sample_values.items()
-        }
+            self._add_per_token(name, values)
+        self.set_sample_values(sample_values)
         mask = self.columns[RESPONSE_MASK.name]
         if self.num_tokens and bool(mask[self.offsets].any()):
             raise ValueError(
@@ -179,9 +172,45 @@ class PolicyBatch:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def add_columns(self, columns: Mapping[str, Tensor]) -> None:
-        """Further columns, packed [sum of lengths]."""
-        self.columns.update({name: values.to(self.device) for name, values in columns.items()})
+    def __contains__(self, column: Column) -> bool:
+        return column.name in self.columns or column.name in self._values
+
+    def add(self, columns: Mapping[Column, Any]) -> None:
+        """Further columns as the data plane gives them (``data_plane.interface.ColumnData``), or as tensors.
+
+        Raises ValueError for a per_token column whose size does not match the lengths.
+        """
+        for column, values in columns.items():
+            if column.layout is Layout.per_token:
+                self._add_per_token(column.name, values)
+            else:
+                self._values[column.name] = _tensor(values, self.device) if column.is_dense else values
+
+    def set_sample_values(self, values: Mapping[str, Sequence[float]]) -> None:
+        """One float per sample each, in place of those before."""
+        self.sample_values = {
+            name: torch.tensor(of_samples, dtype=torch.float32, device=self.device)
+            for name, of_samples in values.items()
+        }
+
+    def values_of(self, column: Column, inputs: ModelInputs) -> Tensor | list[Any]:
+        """A column's part of a micro-batch of n samples: [M, *inner_shape] at the scored tokens where it is
+        per token, else a value for each sample, [n, *inner_shape] or a list."""
+        if column.layout is Layout.per_token:
+            return self.columns[column.name][inputs.packed_index]
+        values = self._values[column.name]
+        rows = inputs.rows
+        if column.per_prompt:
+            rows = self._prompt_index[rows.cpu()].to(rows.device)
+        return values[rows] if isinstance(values, Tensor) else [values[row] for row in rows.tolist()]
+
+    def _add_per_token(self, name: str, values: np.ndarray | Tensor) -> None:
+        if len(values) != self.num_tokens:
+            raise ValueError(
+                f"column {name!r} has {len(values)} tokens for lengths that sum to {self.num_tokens}"
+            )
+        on_host = name in _PLANNING_COLUMNS
+        self.columns[name] = _tensor(values, torch.device("cpu") if on_host else self.device)
 
     def sum_per_sample(self, values: Tensor) -> Tensor:
         """[N] sums of a packed [sum of lengths] tensor on the host."""
@@ -311,3 +340,10 @@ class PolicyBatch:
         """Places in the packed columns of what the model predicts at these. After a sample of one token comes
         the next sample's first, which nobody scores."""
         return (places + 1).clamp_(max=self.num_tokens - 1)
+
+
+def _tensor(values: np.ndarray | Tensor, device: torch.device) -> Tensor:
+    with warnings.catch_warnings():
+        # The data plane's arrays are read-only views; nothing here writes into a column.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.as_tensor(values, device=device)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from nemo_like.batch.columns import Column, Declaration
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.batch.tags import GROUP_ID, IS_IDLE, NUM_PROMPT_TOKENS, NUM_RESPONSE_TOKENS, Tag
@@ -32,6 +33,7 @@ from nemo_like.policy.results import ScoredBatch, TrainUpdate, WorkerScores, Wor
 _STAGES = {
     "compute_logprobs": Stage.logprobs,
     "train": Stage.policy_training,
+    "declarations": Stage.logprobs,
     "connect_weights": Stage.weight_sync,
     "push_weights": Stage.weight_sync,
     "export_hf": Stage.checkpoint,
@@ -73,7 +75,12 @@ class PolicyWorkerGroup:
         """Let the workers that send weights meet the engines."""
         self._with_engines("connect_weights", self._calls("connect_weights", lambda place: True, receivers))
 
-    def compute_logprobs(self, batch: KVBatchMeta, columns: Sequence[str]) -> ScoredBatch:
+    def declarations(self) -> Sequence[Declaration]:
+        """The columns that the policy and the loss write and read, by the first worker's word. Raises
+        ActorFailed where the loss is one of the user's that cannot be found."""
+        return self._everywhere("declarations", lambda place: place.rank == 0)[0]
+
+    def compute_logprobs(self, batch: KVBatchMeta, columns: Sequence[Column]) -> ScoredBatch:
         """Adds these of the columns prev_logprobs, with tag mult_prob_error, and reference_logprobs, with its
         tags where the reward has a KL."""
         shards = shard_for_logprobs(
@@ -170,10 +177,10 @@ class PolicyWorkerGroup:
         return batch.only_tags(*needed)
 
     def _on_replicas(
-        self, method: str, shards: Sequence[KVBatchMeta], columns: Sequence[str] = ()
+        self, method: str, shards: Sequence[KVBatchMeta], columns: Sequence[Column] = ()
     ) -> list[Any]:
-        """Every worker of a replica gets its replica's shard, and the names of the columns that it owes where
-        there are any; the leaders' answers, by data-parallel rank."""
+        """Every worker of a replica gets its replica's shard, and the columns that it owes where there are
+        any; the leaders' answers, by data-parallel rank."""
         owed = [columns] if columns else []
         calls = [handle.submit(method, shards[place.dp], *owed) for handle, place in self._workers]
         try:
@@ -211,9 +218,9 @@ class PolicyWorkerGroup:
         )
 
 
-def awaited_of(method: str, shard: KVBatchMeta, columns: Sequence[str]) -> str:
+def awaited_of(method: str, shard: KVBatchMeta, columns: Sequence[Column]) -> str:
     """What a replica that has not answered would have brought."""
-    what = ", ".join(f"column {name!r}" for name in columns) or method
+    what = ", ".join(f"column {column.name!r}" for column in columns) or method
     samples = f"{len(shard)} samples {listed(shard.sample_ids)}"
     return f"partition {shard.partition!r}: {what} of its {samples} is awaited"
 

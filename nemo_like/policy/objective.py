@@ -10,26 +10,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nemo_like.algorithms.divergence import divergences
 from nemo_like.algorithms.logprobs import TokenScores
-from nemo_like.algorithms.losses import GlobalCounts, LossTokens, TokenMean, policy_loss, token_weights
+from nemo_like.algorithms.losses import (
+    GlobalCounts,
+    LossTerms,
+    LossTokens,
+    TokenMean,
+    policy_loss,
+    token_weights,
+)
 from nemo_like.batch.columns import (
     GENERATION_LOGPROBS,
-    INPUT_IDS,
     PREV_LOGPROBS,
     REFERENCE_LOGPROBS,
-    RESPONSE_MASK,
     Column,
+    declared_by,
 )
 from nemo_like.batch.meta import GlobalBatch
 from nemo_like.batch.tags import ADVANTAGE, KL_SCALE, SAMPLE_MASK
-from nemo_like.config.loss_rules import scores_prev_logprobs
+from nemo_like.config.import_path import load_by_path
+from nemo_like.config.loss_rules import is_own_loss, scores_prev_logprobs
 from nemo_like.config.schema import LossConfig
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
+from nemo_like.policy.columns import training_reads
 from nemo_like.policy.reward_kl import reward_kl
 from nemo_like.policy.train_metrics import TrainMetrics
 
@@ -38,22 +47,22 @@ from nemo_like.policy.train_metrics import TrainMetrics
 LossFunction = Callable[[TokenScores, ModelInputs], Tensor]
 
 
-def train_reads(cfg: LossConfig) -> tuple[Column, ...]:
-    """The columns that training fetches."""
-    reads = [INPUT_IDS, RESPONSE_MASK]
-    if scores_prev_logprobs(cfg):
-        reads.append(PREV_LOGPROBS)
-    if cfg.reference_policy_kl_penalty > 0:
-        reads.append(REFERENCE_LOGPROBS)
-    if cfg.use_importance_sampling_correction or not scores_prev_logprobs(cfg):
-        reads.append(GENERATION_LOGPROBS)
-    return tuple(reads)
+def own_reads(cfg: LossConfig) -> tuple[Column, ...]:
+    """The columns that a loss of the user's declares; imports it.
+
+    Raises ValueError when it cannot be found, ColumnError for a declaration that is none.
+    """
+    return declared_by(f"loss_fn.kind={cfg.kind}", load_by_path(cfg.kind)).reads if is_own_loss(cfg) else ()
 
 
 def update_objective(
     cfg: LossConfig, batch: PolicyBatch, update: GlobalBatch, metrics: TrainMetrics
 ) -> LossFunction:
-    """The loss of one optimizer update, to be called once per micro-batch; records into ``metrics``."""
+    """The loss of one optimizer update, to be called once per micro-batch; records into ``metrics``.
+
+    It raises TypeError and ValueError when a loss of the user's gives something else than its terms.
+    """
+    compute, own = _computed_by(cfg), own_reads(cfg)
     counts = GlobalCounts(num_tokens=update.num_tokens, num_samples=update.num_samples)
     kl_to_go: Tensor | None = None
     if cfg.use_kl_in_reward:
@@ -64,11 +73,13 @@ def update_objective(
 
     def loss(scores: TokenScores, inputs: ModelInputs) -> Tensor:
         tokens = _loss_tokens(scores, inputs, batch, counts, cfg)
+        if own:
+            tokens = replace(tokens, columns={one.name: batch.values_of(one, inputs) for one in own})
         if kl_to_go is not None:
             scale = batch.sample_values[KL_SCALE.name][inputs.rows][inputs.sample_index]
             lost = torch.where(tokens.mask > 0, scale * kl_to_go[inputs.packed_index], 0.0)
             tokens = replace(tokens, advantages=tokens.advantages - lost)
-        terms = policy_loss(tokens, cfg)
+        terms = compute(tokens, cfg)
         metrics.add_micro_batch(terms, tokens.mask)
         if compares_here and tokens.generation_logprobs is not None:
             gaps = divergences(tokens.logprobs.detach(), tokens.generation_logprobs)
@@ -76,6 +87,32 @@ def update_objective(
         return terms.loss
 
     return loss
+
+
+def _computed_by(cfg: LossConfig) -> Callable[[LossTokens, LossConfig], LossTerms]:
+    """The function behind ``loss_fn.kind``; what a user's gives is checked."""
+    if not is_own_loss(cfg):
+        return policy_loss
+    own = load_by_path(cfg.kind)
+
+    def checked(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
+        terms: Any = own(tokens, cfg)
+        if not isinstance(terms, LossTerms):
+            raise TypeError(f"loss_fn.kind={cfg.kind} returned {type(terms).__name__}, not LossTerms")
+        per_token = {"ratio": terms.ratio, "clipped_ratio": terms.clipped_ratio}
+        per_token |= {f"means[{name!r}].values": one.values for name, one in terms.means.items()}
+        wrong = {name: list(one.shape) for name, one in per_token.items() if one.shape != tokens.mask.shape}
+        if terms.loss.ndim or wrong:
+            shapes = {"loss": list(terms.loss.shape), **wrong}
+            raise ValueError(
+                f"loss_fn.kind={cfg.kind} returned the shapes {shapes} for {len(tokens.mask)} tokens; the "
+                "loss is a scalar, everything else has a value per token"
+            )
+        if not terms.loss.isfinite():
+            raise ValueError(f"loss_fn.kind={cfg.kind} returned a loss of {terms.loss.item()}")
+        return terms
+
+    return checked
 
 
 def _loss_tokens(
@@ -91,9 +128,10 @@ def _loss_tokens(
     response_lengths = batch.response_lengths[inputs.rows]
     mask = sample_mask[sample_index]
     current = scores.logprobs.detach()
+    reads = training_reads(cfg)
 
     def compared(column: Column) -> Tensor | None:
-        if column not in train_reads(cfg):
+        if column not in reads:
             return None
         # A sample may be masked because a log-prob of it is no number, which times 0 would still be none.
         return torch.where(mask > 0, batch.columns[column.name][inputs.packed_index], current)

@@ -11,9 +11,12 @@ import torch
 import torch.distributed as dist
 
 from nemo_like.batch.columns import Column
+from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.cluster.errors import Overdue
+from nemo_like.data_plane import codec
 from nemo_like.data_plane.errors import DataPlaneError, DeadlineExceeded
+from nemo_like.data_plane.interface import ColumnData
 
 
 class Replica:
@@ -51,32 +54,59 @@ class Replica:
             raise kind("another policy worker could not fetch its samples")
 
     def share(
-        self, columns: Sequence[Column], num_tokens: int, fetched: Mapping[str, np.ndarray] | None
-    ) -> dict[str, np.ndarray]:
-        """The leader's columns on every worker; only the leader gives ``fetched``.
+        self, columns: Sequence[Column], meta: KVBatchMeta, fetched: Mapping[str, ColumnData] | None
+    ) -> dict[str, ColumnData]:
+        """The leader's columns of the meta's samples on every worker; only the leader gives ``fetched``.
 
-        Columns are per token and packed, [num_tokens, *inner_shape]; they travel in one broadcast.
+        They travel in one broadcast; where sizes are not in the metadata (ragged, objects), another with
+        the sizes goes before it.
         """
         if self._size == 1:
             assert fetched is not None
             return dict(fetched)
-        # Widest items first keeps every column aligned in the common buffer.
-        ordered = sorted(columns, key=lambda column: -np.dtype(column.dtype).itemsize)
-        sizes = [
-            num_tokens * math.prod(column.inner_shape) * np.dtype(column.dtype).itemsize for column in ordered
-        ]
+        lengths, num_prompts = meta.lengths, len(set(meta.prompt_index))
+        wired: dict[str, np.ndarray] = {}
+        if fetched is not None:
+            wired = {
+                column.name: codec.whole_to_wire(
+                    column,
+                    fetched[column.name],
+                    lengths=lengths,
+                    num_prompts=num_prompts,
+                    partition=meta.partition,
+                )
+                for column in columns
+            }
+        shapes = {
+            column.name: codec.wire_shape(column, lengths, num_prompts)
+            for column in columns
+            if column.is_dense
+        }
+        shapes |= self._packed_shapes([column for column in columns if not column.is_dense], wired)
+        # Widest items first keeps every column aligned in the common buffer; packed rows want 16 bytes.
+        ordered = sorted(columns, key=lambda column: -codec.alignment(column))
+        sizes = [math.prod(shapes[column.name]) * codec.wire_dtype(column).itemsize for column in ordered]
         buffer = np.empty(sum(sizes), dtype=np.uint8)
-        ends = np.cumsum(sizes)
         parts = {
             column.name: buffer[end - size : end]
-            for column, size, end in zip(ordered, sizes, ends, strict=True)
+            for column, size, end in zip(ordered, sizes, np.cumsum(sizes), strict=True)
         }
-        if fetched is not None:
-            for column in columns:
-                values = np.ascontiguousarray(fetched[column.name], dtype=column.dtype)
-                parts[column.name][:] = values.reshape(-1).view(np.uint8)
+        for name, values in wired.items():
+            parts[name][:] = values.reshape(-1).view(np.uint8)
         dist.broadcast(torch.from_numpy(buffer), src=self._leader, group=self._group)
         return {
-            column.name: parts[column.name].view(column.dtype).reshape(num_tokens, *column.inner_shape)
+            column.name: codec.whole_from_wire(
+                column, parts[column.name].view(codec.wire_dtype(column)).reshape(shapes[column.name])
+            )
             for column in columns
         }
+
+    def _packed_shapes(
+        self, columns: Sequence[Column], wired: Mapping[str, np.ndarray]
+    ) -> dict[str, tuple[int, ...]]:
+        """Of columns whose sizes only the leader knows."""
+        if not columns:
+            return {}
+        sizes = torch.tensor([wired[column.name].nbytes if wired else 0 for column in columns])
+        dist.broadcast(sizes, src=self._leader, group=self._group)
+        return {column.name: (size,) for column, size in zip(columns, sizes.tolist(), strict=True)}

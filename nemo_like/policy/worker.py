@@ -14,19 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from nemo_like.batch.columns import (
-    GENERATION_LOGPROBS,
-    INPUT_IDS,
-    PREV_LOGPROBS,
-    REFERENCE_LOGPROBS,
-    RESPONSE_MASK,
-    Column,
-)
+from nemo_like.batch.columns import PREV_LOGPROBS, REFERENCE_LOGPROBS, Column, Declaration
 from nemo_like.batch.meta import KVBatchMeta, Schedule
 from nemo_like.batch.tags import MULT_PROB_ERROR
 from nemo_like.checkpoint.digests import differing_files, own_share
@@ -41,16 +32,14 @@ from nemo_like.config.schema import (
     PolicyConfig,
     ReplicaFetch,
 )
-from nemo_like.data_plane.errors import DataPlaneError
-from nemo_like.data_plane.factory import DataPlaneSpec, connect, reconnected
+from nemo_like.data_plane.factory import DataPlaneSpec, connect
 from nemo_like.data_plane.interface import DataPlane
-from nemo_like.data_plane.operations import Operation
 from nemo_like.observability.metrics import Metric
 from nemo_like.observability.trace import span
-from nemo_like.policy.batch import PolicyBatch
+from nemo_like.policy.batch_keeper import BatchKeeper
 from nemo_like.policy.checkpoint_writer import CheckpointWriter, told_in_short
+from nemo_like.policy.columns import policy_declarations, scoring_reads, training_reads
 from nemo_like.policy.interfaces import (
-    WORKER_TAGS,
     TrainingBackend,
     WeightSender,
     WeightSenderSpec,
@@ -58,20 +47,10 @@ from nemo_like.policy.interfaces import (
 )
 from nemo_like.policy.layout import gathers_weights
 from nemo_like.policy.mismatch import logprob_mismatch
-from nemo_like.policy.objective import train_reads
+from nemo_like.policy.objective import own_reads
 from nemo_like.policy.replica import Replica
 from nemo_like.policy.results import WorkerScores, WorkerUpdate
 from nemo_like.policy.reward_kl import reward_kl_tags
-
-
-def logprob_reads(columns: Sequence[str], loss: LossConfig) -> tuple[Column, ...]:
-    """The columns that a log-prob phase fetches in order to write these."""
-    reads = [INPUT_IDS, RESPONSE_MASK]
-    if PREV_LOGPROBS.name in columns:
-        reads.append(GENERATION_LOGPROBS)
-    elif loss.use_kl_in_reward:
-        reads.append(PREV_LOGPROBS)
-    return tuple(reads)
 
 
 class PolicyWorker:
@@ -93,6 +72,7 @@ class PolicyWorker:
         """``temperature`` is the sampling temperature; ``timeout_s`` bounds every collective."""
         self.cfg, self.loss, self.coordinates = cfg, loss, coordinates
         self.policy_version = 0
+        self._own_reads = own_reads(loss)
         self._is_updating = False
         self._temperature = temperature
         self._data_plane_source = data_plane
@@ -105,9 +85,11 @@ class PolicyWorker:
         with one_gloo_device():
             self._join()
         self._checkpoint: CheckpointWriter | None = None
+        source = self._data_plane_source
+        plane = None
         if self._fetches:
-            source = self._data_plane_source
-            self._data_plane = connect(source) if isinstance(source, DataPlaneSpec) else source
+            plane = connect(source) if isinstance(source, DataPlaneSpec) else source
+        self._batches = BatchKeeper(plane, self._replica, self.cfg.replica_fetch, self._backend.device)
         self._weight_sender: WeightSender | None = None
         if is_weight_sender(self.coordinates):
             sender = self._weight_sender_source
@@ -115,46 +97,51 @@ class PolicyWorker:
                 sender = load_target(sender.target)(coordinates=self.coordinates, **sender.kwargs)
             self._weight_sender = sender
 
-    def compute_logprobs(self, meta: KVBatchMeta, columns: Sequence[str]) -> WorkerScores | None:
+    def declarations(self) -> tuple[Declaration, ...]:
+        """The columns that the policy and the loss write and read. Raises ValueError for a loss of the user's
+        that cannot be found, or declares no columns where it should."""
+        return policy_declarations(self.loss, own_reads(self.loss))
+
+    def compute_logprobs(self, meta: KVBatchMeta, columns: Sequence[Column]) -> WorkerScores | None:
         """Write these columns, all at once: prev_logprobs, under the weights as they are, and
-        reference_logprobs, under those that the run started from.
+        reference_logprobs, under those that the run started from. They go to storage in the background.
 
         With prev_logprobs the answer has tag mult_prob_error and the mismatch metrics, with
         reference_logprobs the tags of the KL where the reward has one.
         """
         score = {
-            PREV_LOGPROBS.name: self._backend.logprobs,
-            REFERENCE_LOGPROBS.name: self._backend.reference_logprobs,
+            PREV_LOGPROBS: self._backend.logprobs,
+            REFERENCE_LOGPROBS: self._backend.reference_logprobs,
         }
-        batch = self._fetch(meta, logprob_reads(columns, self.loss))
+        batch = self._batches.batch(meta, scoring_reads(columns, self.loss))
         with span("compute"), _Stopwatch() as compute:
-            logprobs = {name: score[name](batch, _schedule(meta)) for name in columns}
+            logprobs = {column: score[column](batch, _schedule(meta)) for column in columns}
+        batch.add(logprobs)
         if not self.coordinates.is_leader:
             return None
-        with span("write"):
-            self._data_plane.write(meta, {name: _read_only(values) for name, values in logprobs.items()})
-        batch.add_columns(logprobs)
+        self._batches.write(meta, logprobs)
         tags: dict[str, list[float]] = {}
         metrics: dict[str, Metric] = {}
-        if PREV_LOGPROBS.name in logprobs:
-            mismatch = logprob_mismatch(batch, logprobs[PREV_LOGPROBS.name])
+        if PREV_LOGPROBS in logprobs:
+            mismatch = logprob_mismatch(batch, logprobs[PREV_LOGPROBS])
             tags[MULT_PROB_ERROR.name], metrics = mismatch.mult_prob_error, mismatch.metrics
-        if REFERENCE_LOGPROBS.name in logprobs and self.loss.use_kl_in_reward:
+        if REFERENCE_LOGPROBS in logprobs and self.loss.use_kl_in_reward:
             tags |= reward_kl_tags(batch, self.loss.reference_policy_kl_type)
         return WorkerScores(tags, metrics, compute.seconds)
 
     def train(self, meta: KVBatchMeta) -> WorkerUpdate | None:
-        """The schedule's optimizer updates; needs tags advantage and sample_mask. One version further."""
-        batch = self._fetch(meta, train_reads(self.loss))
+        """The schedule's optimizer updates; needs tags advantage and sample_mask. One version further.
+
+        Raises DataPlaneError, before anything is changed, also for what went wrong since
+        ``compute_logprobs`` while its columns were written.
+        """
+        batch = self._batches.batch(meta, training_reads(self.loss, self._own_reads))
         self._is_updating = True
         with span("compute"), _Stopwatch() as compute:
             metrics = self._backend.train(batch, _schedule(meta))
         self.policy_version += 1
         self._is_updating = False
-        operations: Sequence[Operation] = ()
-        if self._fetches:
-            self._data_plane.forget(meta.partition)
-            operations = self._data_plane.take_operations()
+        operations = self._batches.finish(meta.partition)
         if not self.coordinates.is_leader:
             return None
         return WorkerUpdate(metrics, self.policy_version, compute.seconds, operations)
@@ -162,14 +149,12 @@ class PolicyWorker:
     def settle(self) -> int | None:
         """Once the calls before have ended: the policy version of these weights, None when an update broke
         off. What a step that was given up left is forgotten."""
-        if self._fetches:
-            self._data_plane.take_operations()
+        self._batches.abandon()
         return None if self._is_updating else self.policy_version
 
     def reconnect_data_plane(self, spec: DataPlaneSpec) -> None:
         """Read and write there from now on."""
-        if self._fetches:
-            self._data_plane = reconnected(self._data_plane, spec)
+        self._batches.reconnect(spec)
 
     def connect_weights(self, receivers: Sequence[Any]) -> None:
         """Meet the generation engines' weight receivers."""
@@ -278,34 +263,6 @@ class PolicyWorker:
     @property
     def _fetches(self) -> bool:
         return self.coordinates.is_leader or self.cfg.replica_fetch is ReplicaFetch.every_rank
-
-    def _fetch(self, meta: KVBatchMeta, columns: Sequence[Column]) -> PolicyBatch:
-        """Every worker of the replica gets the same: from the data plane, or from the leader.
-
-        Raises DataPlaneError on every worker of the world when any could not fetch: nobody has computed then,
-        and nobody waits for another in a collective.
-        """
-        fetched: dict[str, Any] | None = None
-        failure: DataPlaneError | None = None
-        with span("fetch"):
-            if self._fetches:
-                try:
-                    fetched = self._data_plane.fetch(meta, [column.name for column in columns])
-                except DataPlaneError as error:
-                    failure = error
-            self._replica.agree(failure)
-            if self.cfg.replica_fetch is ReplicaFetch.leader:
-                fetched = self._replica.share(columns, sum(meta.lengths), fetched)
-        assert fetched is not None
-        values = {tag.name: list(map(float, meta.tag(tag))) for tag in WORKER_TAGS if meta.has_tag(tag)}
-        return PolicyBatch(fetched, meta.lengths, values, self._backend.device)
-
-
-def _read_only(values: Tensor) -> np.ndarray:
-    """The values of a tensor that nobody changes any more: the data plane keeps them without a copy."""
-    array: np.ndarray = values.numpy()
-    array.flags.writeable = False
-    return array
 
 
 def _random_state_path(path: str, coordinates: Coordinates) -> Path:

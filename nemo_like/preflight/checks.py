@@ -9,22 +9,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from nemo_like.batch.columns import (
+    Column,
+    ColumnError,
+    Declaration,
+    gather_columns,
+)
 from nemo_like.config.data_rules import is_here
 from nemo_like.config.errors import ConfigError, Problem
 from nemo_like.config.machine_rules import Machine
 from nemo_like.config.model_info import shipped_shape
+from nemo_like.config.recordings import read_manifest
 from nemo_like.config.schema import Config, DatasetConfig, DatasetKind, LoraConfig, PolicyBackend
 from nemo_like.config.tasks import data_sources, max_prompt_tokens
+from nemo_like.policy.columns import policy_declarations
 from nemo_like.preflight import adapters, targets
 from nemo_like.preflight.child import ChildCall, ChildFailed, ChildIsLate
 from nemo_like.preflight.data_scan import ScanReport, ScanRequest, SourceToScan, scan
 from nemo_like.preflight.notes import Note, Seen
+from nemo_like.rollout.declarations import recorded_declarations, rollout_declarations
 
 _SCAN_TIME_S = 60.0
 # What a child process may take beyond its work: imports, on a busy machine.
@@ -42,7 +51,15 @@ class _Check:
     conclude: Callable[[ChildCall], _Outcome]  # waits for the answer
 
 
-def preflight(cfg: Config, machine: Machine, say: Callable[[str], None]) -> list[Note]:
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """What was seen of a configuration with which a run can start."""
+
+    notes: Sequence[Note]
+    columns: tuple[Column, ...]  # of the whole run
+
+
+def preflight(cfg: Config, machine: Machine, say: Callable[[str], None]) -> Preflight:
     """Make every slow check that this configuration, a valid one, gives reason to.
 
     ``say`` tells the user what takes so long. Raises ConfigError that lists everything for which the run
@@ -50,26 +67,51 @@ def preflight(cfg: Config, machine: Machine, say: Callable[[str], None]) -> list
     """
     problems: list[Problem] = []
     notes = [*_unseen(cfg, machine)]
+    declared: list[Declaration] = []
     with ExitStack() as children:
-        waiting = [(children.enter_context(check.start()), check.conclude) for check in _checks(cfg)]
+        checks = _checks(cfg, declared)
+        waiting = [(children.enter_context(check.start()), check.conclude) for check in checks]
         if waiting:
             say("looking at data and own code before anything starts")
         for child, conclude in waiting:
             found, told = conclude(child)
             problems += found
             notes += told
+    columns: tuple[Column, ...] = ()
+    if not problems:
+        try:
+            columns = gather_columns(_declarations(cfg, declared))
+        except ColumnError as error:
+            problems.append(Problem(key="", rule=str(error), remedy=""))
     if problems:
         raise ConfigError(problems)
-    return sorted(notes, key=lambda note: [*Seen].index(note.seen))
+    return Preflight(sorted(notes, key=lambda note: [*Seen].index(note.seen)), columns)
 
 
-def _checks(cfg: Config) -> Iterator[_Check]:
+def _declarations(cfg: Config, own: Sequence[Declaration]) -> list[Declaration]:
+    """Every part's; ``own`` are those of the user's code."""
+    if cfg.rollout.replay is not None:
+        directory = Path(cfg.rollout.replay)
+        parts = [*recorded_declarations(cfg.rollout.replay, read_manifest(directory))]
+    else:
+        environments = {
+            one.part.removeprefix("env."): one.writes for one in own if one.part.startswith("env.")
+        }
+        parts = [*rollout_declarations(cfg, environments)]
+    if not cfg.rollout.generate_only:
+        of_loss = next((one.reads for one in own if one.part == "loss_fn"), ())
+        parts += policy_declarations(cfg.loss_fn, of_loss)
+    return parts
+
+
+def _checks(cfg: Config, declared: list[Declaration]) -> Iterator[_Check]:
+    """``declared`` is filled with what the user's code says of columns."""
     if request := _scan_request(cfg):
         start = partial(ChildCall, scan, request, timeout_s=request.time_s + _START_TIME_S)
         yield _Check(start, partial(_scanned, request))
     for target in targets.targets_of(cfg):
-        start = partial(ChildCall, targets.problem_of, target, timeout_s=_IMPORT_TIME_S)
-        yield _Check(start, partial(_imported, target))
+        start = partial(ChildCall, targets.inspected, target, timeout_s=_IMPORT_TIME_S)
+        yield _Check(start, partial(_imported, target, declared))
     lora, name = cfg.policy.fsdp_cfg.lora, cfg.policy.model_name
     if cfg.policy.backend is PolicyBackend.fsdp and lora.enabled and not cfg.rollout.generate_only:
         directory = name if Path(name).is_dir() else str(shipped_shape(name))
@@ -120,11 +162,14 @@ def _scanned(request: ScanRequest, child: ChildCall) -> _Outcome:
     return list(report.problems), list(report.notes)
 
 
-def _imported(target: targets.Target, child: ChildCall) -> _Outcome:
+def _imported(target: targets.Target, declared: list[Declaration], child: ChildCall) -> _Outcome:
     try:
-        rule = child.result()
+        seen: targets.Inspected = child.result()
     except ChildFailed as error:
-        rule = f"cannot be imported: {error}"
+        seen = targets.Inspected(f"cannot be imported: {error}")
+    rule = seen.problem
+    if seen.columns is not None:
+        declared.append(seen.columns)
     if rule is None:
         return [], [Note(Seen.checked, f"{target.key}: {target.path} can be imported and called so")]
     return [Problem(key=f"{target.key}={target.path}", rule=rule, remedy="")], []

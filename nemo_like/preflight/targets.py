@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from nemo_like.batch.columns import ColumnError, Declaration, declared_by
 from nemo_like.config.environment_options import options_of
 from nemo_like.config.import_path import load_by_path
+from nemo_like.config.loss_rules import is_own_loss
 from nemo_like.config.schema import Config, EnvironmentKind
 from nemo_like.config.tasks import used_environments
 
@@ -21,20 +23,30 @@ class TargetKind(Enum):
     reward_function = 1  # (turn, **arguments)
     advantage_estimator = 2  # (inputs)
     environment = 3  # (**arguments), which gives an object with the method step
+    loss = 4  # (tokens, cfg)
 
     @property
     def num_positional(self) -> int:
-        return 0 if self is TargetKind.environment else 1
+        return {TargetKind.environment: 0, TargetKind.loss: 2}.get(self, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``key`` is the full configuration key that names ``path``."""
+    """``key`` is the full configuration key that names ``path``; ``part`` is what declares columns by it."""
 
     key: str
     path: str  # package.module:name
     kind: TargetKind
     arguments: dict[str, Any]
+    part: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """``problem`` is what is wrong with a target, None when nothing shows; then there are its columns."""
+
+    problem: str | None
+    columns: Declaration | None = None
 
 
 def targets_of(cfg: Config) -> Iterator[Target]:
@@ -44,12 +56,26 @@ def targets_of(cfg: Config) -> Iterator[Target]:
         if env.kind is EnvironmentKind.function:
             options = options_of(env)
             kind = TargetKind.reward_function
-            yield Target(f"{prefix}.function", options.function, kind, options.arguments)
+            yield Target(f"{prefix}.function", options.function, kind, options.arguments, f"env.{name}")
         elif env.kind is EnvironmentKind.custom:
             options = options_of(env)
-            yield Target(f"{prefix}.target", options.target, TargetKind.environment, options.arguments)
+            kind = TargetKind.environment
+            yield Target(f"{prefix}.target", options.target, kind, options.arguments, f"env.{name}")
     if ":" in (estimator := cfg.grpo.adv_estimator.name):
-        yield Target("grpo.adv_estimator.name", estimator, TargetKind.advantage_estimator, {})
+        kind = TargetKind.advantage_estimator
+        yield Target("grpo.adv_estimator.name", estimator, kind, {}, "grpo.adv_estimator")
+    if is_own_loss(cfg.loss_fn):
+        yield Target("loss_fn.kind", cfg.loss_fn.kind, TargetKind.loss, {}, "loss_fn")
+
+
+def inspected(target: Target) -> Inspected:
+    """Look at a target without calling it."""
+    if problem := problem_of(target):
+        return Inspected(problem)
+    try:
+        return Inspected(None, declared_by(target.part, load_by_path(target.path)))
+    except ColumnError as error:
+        return Inspected(str(error))
 
 
 def problem_of(target: Target) -> str | None:

@@ -6,10 +6,10 @@ environment said is tokenised once and appended. Pure: nothing here waits or cal
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -37,10 +37,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """token_ids: [L] int32; logprobs: [L] float32, nats, or None where the policy did not generate."""
+    """token_ids: [L] int32; logprobs: [L] float32, nats, or None where the policy did not generate.
+
+    ``columns`` are values that came with these tokens, by name: of L tokens, or of the sample or prompt.
+    """
 
     token_ids: np.ndarray
     logprobs: np.ndarray | None
+    columns: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -65,6 +69,11 @@ class Conversation:
     policy_version: int = -1
     end: EndReason | None = None
     failure: Failure | None = None
+
+    @property
+    def prompt_segment(self) -> Segment:
+        """The prompt's tokens, and what its record brings."""
+        return Segment(np.asarray(self.prompt_ids, dtype=np.int32), None, dict(self.example.columns))
 
     @property
     def num_tokens(self) -> int:
@@ -100,13 +109,13 @@ class Conversation:
 
     def add_response(self, response: Response, text: str, policy_version: int) -> None:
         """What the policy said in this turn; ``text`` is its decoded form."""
-        self.segments.append(Segment(response.token_ids, response.logprobs))
+        self.segments.append(Segment(response.token_ids, response.logprobs, dict(response.columns)))
         self.latest_response, self.latest_is_truncated = text, response.is_truncated
         self.policy_version = policy_version
         self.num_turns += 1
 
-    def turn(self) -> Turn:
-        """What the environment is asked about the latest response."""
+    def turn(self, *, with_tokens: bool = False) -> Turn:
+        """What the environment is asked about the latest response, with its token ids or without."""
         return Turn(
             prompt=self.example.prompt,
             response=self.latest_response,
@@ -116,6 +125,7 @@ class Conversation:
             history=tuple(self.history),
             is_last=self._is_out_of_tokens or self._is_out_of_turns,
             state=self.state,
+            response_ids=cast("Sequence[int]", self.segments[-1].token_ids) if with_tokens else (),
         )
 
     def add_feedback(self, feedback: Feedback) -> None:
@@ -127,6 +137,7 @@ class Conversation:
             self.end = EndReason.failed
             return
         _add(self.rewards, feedback.rewards)
+        self.segments[-1].columns.update(feedback.columns)
         self.state = feedback.state
         if feedback.is_done:
             self.end = EndReason.done

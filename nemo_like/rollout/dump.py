@@ -14,11 +14,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from nemo_like.batch.columns import Column
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import ADVANTAGE, GROUP_ID, OUTCOME, REWARD, SCALED_REWARD, SHAPED_REWARD
 from nemo_like.data.interface import Prompt
 from nemo_like.observability.disk import write_whole
 from nemo_like.rollout.conversation import Conversation
+from nemo_like.rollout.flatten import brought
 
 # Tags that say nothing of a sample whose reward failed: there they hold 0, which masks read.
 _REWARD_TAGS = tuple(tag.name for tag in (REWARD, SCALED_REWARD, SHAPED_REWARD, ADVANTAGE))
@@ -30,25 +32,33 @@ class StepSamples:
     def __init__(self) -> None:
         self._step = 0
         self._samples: dict[str, Conversation] = {}
+        self._columns: Sequence[Column] = ()
 
-    def remember(self, step: int, batch: KVBatchMeta, groups: Sequence[Sequence[Conversation]]) -> None:
-        """Keep what was just put, in the batch's order; those of earlier steps are dropped."""
+    def remember(
+        self,
+        step: int,
+        batch: KVBatchMeta,
+        groups: Sequence[Sequence[Conversation]],
+        columns: Sequence[Column] = (),
+    ) -> None:
+        """Keep what was just put, in the batch's order; those of earlier steps are dropped. ``columns`` are
+        those that conversations bring besides tokens and log-probs."""
         if step != self._step:
-            self._step, self._samples = step, {}
+            self._step, self._samples, self._columns = step, {}, columns
         samples = [sample for group in groups for sample in group]
         self._samples |= dict(zip(batch.sample_ids, samples, strict=True))
 
     def write(self, path: Path, step: int, ledger: Sequence[KVBatchMeta]) -> None:
         """One line per sample of the ledger, ordered by (group, generation); they are then forgotten."""
         lines = [
-            {"step": step, **_line(self._samples[sample_id], tags)}
+            {"step": step, **_line(self._samples[sample_id], tags, self._columns)}
             for batch in ledger
             for sample_id, tags in _rows(batch)
         ]
         lines.sort(key=lambda line: (line["group"], line["generation"]))
         self._samples = {}
         path.parent.mkdir(exist_ok=True)
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        text = "".join(json.dumps(line, ensure_ascii=False, default=_shown) + "\n" for line in lines)
         write_whole(path, text.encode(), f"the rollouts of step {step}")
 
 
@@ -57,7 +67,7 @@ def _rows(batch: KVBatchMeta) -> Iterator[tuple[str, dict[str, Any]]]:
         yield sample_id, {name: _json_value(values[index]) for name, values in batch.tags.items()}
 
 
-def _line(sample: Conversation, tags: dict[str, Any]) -> dict[str, Any]:
+def _line(sample: Conversation, tags: dict[str, Any], columns: Sequence[Column]) -> dict[str, Any]:
     if sample.failure is not None:
         tags = {name: None if name in _REWARD_TAGS else value for name, value in tags.items()}
     return {
@@ -70,8 +80,20 @@ def _line(sample: Conversation, tags: dict[str, Any]) -> dict[str, Any]:
         "answer": sample.example.answer,
         "rewards": {name: _json_value(value) for name, value in sample.rewards.items()},
         "failure": None if sample.failure is None else sample.failure.reason,
+        **({"columns": _columns_of(sample, columns)} if columns else {}),
         **tags,
     }
+
+
+def _columns_of(sample: Conversation, columns: Sequence[Column]) -> dict[str, Any]:
+    """A sample's values; of a column per prompt those that this sample gives."""
+    segments = [sample.prompt_segment, *sample.segments]
+    return {column.name: brought(column, segments) for column in columns}
+
+
+def _shown(value: Any) -> Any:
+    """What JSON has no word for: arrays and tensors as lists and numbers, other objects in Python's words."""
+    return value.tolist() if hasattr(value, "tolist") else repr(value)
 
 
 def _turns(sample: Conversation) -> Iterator[dict[str, str]]:

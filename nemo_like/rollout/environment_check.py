@@ -6,7 +6,7 @@ first problem of a source ──▶ Turn whose response is the reference answer 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from nemo_like.config.schema import Config, DatasetConfig, EnvironmentKind
 from nemo_like.config.tasks import source_name
@@ -19,9 +19,13 @@ _MAX_SHOWN_CHARACTERS = 200
 
 
 async def check_environments(
-    cfg: Config, sources: Sequence[tuple[Sequence[DatasetConfig], Sources]], judges: Mapping[str, Judge]
+    cfg: Config,
+    sources: Sequence[tuple[Sequence[DatasetConfig], Sources]],
+    judges: Mapping[str, Judge],
+    encode: Callable[[str], Sequence[int]],
 ) -> None:
     """Ask each environment with ``check_at_start`` once; ``sources`` are training's, then validation's.
+    ``encode`` gives the tokens of a text.
 
     Raises EnvironmentCheckFailed that lists all which gave no reward. How high a reward is does not matter.
     """
@@ -31,7 +35,7 @@ async def check_environments(
             if cfg.env[source.env].check_at_start:
                 first.setdefault(source.env, (name, example))
     problems = await asyncio.gather(
-        *(_problem(cfg, env, judges[env], name, example) for env, (name, example) in first.items())
+        *(_problem(cfg, env, judges[env], name, example, encode) for env, (name, example) in first.items())
     )
     if any(problems):
         raise EnvironmentCheckFailed("\n".join(problem for problem in problems if problem))
@@ -47,7 +51,14 @@ def _first_examples(
         start += report.num_prompts
 
 
-async def _problem(cfg: Config, env: str, judge: Judge, source: str, example: PromptExample) -> str:
+async def _problem(
+    cfg: Config,
+    env: str,
+    judge: Judge,
+    source: str,
+    example: PromptExample,
+    encode: Callable[[str], Sequence[int]],
+) -> str:
     """What is wrong with this environment; empty when it gives a reward."""
     question = Turn(
         prompt=example.prompt,
@@ -56,6 +67,7 @@ async def _problem(cfg: Config, env: str, judge: Judge, source: str, example: Pr
         is_truncated=False,
         data=example.data,
         is_last=cfg.env[env].max_turns == 1,
+        response_ids=encode(example.answer) if judge.wants_tokens else (),
     )
     (feedback,) = await judge.step([question])
     if feedback.failure is None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise
+from typing import Any
 
 import numpy as np
 
-from nemo_like.batch.columns import GENERATION_LOGPROBS, INPUT_IDS, RESPONSE_MASK
+from nemo_like.batch.columns import GENERATION_LOGPROBS, INPUT_IDS, RESPONSE_MASK, Column, Layout
 from nemo_like.batch.tags import (
     GROUP_ID,
     IS_TRUNCATED,
@@ -20,6 +22,8 @@ from nemo_like.batch.tags import (
     TagValue,
     named,
 )
+from nemo_like.data_plane.interface import ColumnData
+from nemo_like.environments.column_values import column_value, nothing
 from nemo_like.rollout.conversation import Conversation, Segment
 
 
@@ -27,26 +31,29 @@ from nemo_like.rollout.conversation import Conversation, Segment
 class FlatBatch:
     """N = sum of chunk_sizes samples, ordered by (prompt, generation); what ``DataPlane.put`` takes."""
 
-    columns: dict[str, np.ndarray]  # each packed, [sum of lengths]
+    columns: dict[str, ColumnData]
     lengths: list[int]  # tokens per sample: prompt, responses and observations
     chunk_sizes: list[int]  # one chunk per group
     tags: dict[str, Sequence[TagValue]]
 
 
-def flatten(groups: Sequence[Sequence[Conversation]], *, first_group: int = 0) -> FlatBatch:
+def flatten(
+    groups: Sequence[Sequence[Conversation]], columns: Sequence[Column] = (), *, first_group: int = 0
+) -> FlatBatch:
     """Lay out every sample's tokens one after the other; ``groups[i]`` are the samples of prompt i, and
-    are numbered from ``first_group``.
+    are numbered from ``first_group``. ``columns`` are those that segments bring besides the log-probs; where
+    one brings nothing it is ``nothing``.
 
     Columns: input_ids int32; response_mask uint8, 1 on what the policy generated; generation_logprobs
     float32, nats, 0 elsewhere. Tags: group_id, reward (0 where the environment failed), sample_mask (0
     there), num_prompt_tokens, num_response_tokens (generated ones), num_turns, is_truncated, policy_version.
     """
-    samples = [sample for group in groups for sample in group]
-    segments: list[Segment] = []
+    samples = list(chain.from_iterable(groups))
+    rows: list[list[Segment]] = []  # per sample
     for group in groups:
-        prompt = Segment(np.asarray(group[0].prompt_ids, dtype=np.int32), None)
-        for sample in group:
-            segments += (prompt, *sample.segments)
+        prompt = group[0].prompt_segment
+        rows += [[prompt, *sample.segments] for sample in group]
+    segments = list(chain.from_iterable(rows))
     lengths = [len(segment.token_ids) for segment in segments]
     is_response = np.array([segment.logprobs is not None for segment in segments], dtype=np.uint8)
     zeros = np.zeros(max(lengths), dtype=np.float32)
@@ -60,6 +67,7 @@ def flatten(groups: Sequence[Sequence[Conversation]], *, first_group: int = 0) -
                     for segment, length in zip(segments, lengths, strict=True)
                 ]
             ),
+            **{column.name: _batch_of(column, rows, groups) for column in columns},
         },
         lengths=[sample.num_tokens for sample in samples],
         chunk_sizes=[len(group) for group in groups],
@@ -76,3 +84,35 @@ def flatten(groups: Sequence[Sequence[Conversation]], *, first_group: int = 0) -
             }
         ),
     )
+
+
+def brought(column: Column, segments: Sequence[Segment]) -> Any:
+    """A sample's value of a column that its segments bring, the prompt's first: per token all in a row, else
+    the latest that was given; ``nothing`` where none was. Raises ColumnMismatch for one that does not fit."""
+    if column.layout is Layout.per_token:
+        return np.concatenate([_given(column, segment) for segment in segments])
+    given = (segment for segment in reversed(segments) if column.name in segment.columns)
+    return _given(column, next(given, segments[0]))
+
+
+def _given(column: Column, segment: Segment) -> Any:
+    num_tokens = len(segment.token_ids)
+    if column.name not in segment.columns:
+        return nothing(column, num_tokens)
+    return column_value(column, segment.columns[column.name], num_tokens)
+
+
+def _batch_of(
+    column: Column, rows: Sequence[Sequence[Segment]], groups: Sequence[Sequence[Conversation]]
+) -> ColumnData:
+    """A column of the whole batch; a prompt's value is that of the first of its samples that has one."""
+    if column.per_prompt:
+        ends = list(accumulate(map(len, groups), initial=0))
+        of_groups = [list(chain.from_iterable(rows[start:stop])) for start, stop in pairwise(ends)]
+        # Latest first, as ``brought`` looks.
+        values = [brought(column, segments[::-1]) for segments in of_groups]
+    else:
+        values = [brought(column, segments) for segments in rows]
+    if not column.is_dense:
+        return values
+    return np.concatenate(values) if column.layout is Layout.per_token else np.stack(values)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from nemo_like.batch.columns import Declaration
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.data.interface import SourceReport
 from nemo_like.data_plane.operations import Operation
@@ -22,6 +23,14 @@ class RolloutMode(Enum):
 
 # Of every source, in the order of the configuration.
 SourceReports = Mapping[RolloutMode, tuple[SourceReport, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutParts:
+    """What a rollout actor found at its start: the data, and the columns that its parts write."""
+
+    sources: SourceReports
+    declarations: tuple[Declaration, ...]
 
 
 @dataclass(frozen=True, slots=True)

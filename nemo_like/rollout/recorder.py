@@ -1,7 +1,7 @@
 """Training rollouts as files: what one run records, another trains from.
 
-    recorded/manifest.json        how many prompts and samples a rollout has
-    recorded/step_12-0.npz        one rollout: packed columns, lengths, chunk sizes, tags and metrics
+    recorded/manifest.json        how many prompts and samples a rollout has, and which columns
+    recorded/step_12-0.npz        one rollout: columns as they are stored, lengths, chunk sizes, tags, metrics
     recorded/step_12-128.npz      its refill by dynamic sampling, whose first group is number 128
 
 A rollout is recorded as it was put, before any reward is scaled or group dropped: a replay may use
@@ -11,7 +11,7 @@ another estimator, another loss or another layout.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
@@ -19,9 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from nemo_like.batch.columns import Column
 from nemo_like.config.recordings import MANIFEST, RecordingManifest, rollout_file
+from nemo_like.data_plane import codec
 from nemo_like.observability.disk import write_whole
 from nemo_like.observability.metrics import Metric, Reduction
+from nemo_like.rollout.declarations import recorded_columns
 from nemo_like.rollout.flatten import FlatBatch
 from nemo_like.rollout.prompts import PromptBatch
 
@@ -41,17 +44,12 @@ class RolloutRecorder:
 
     def __init__(self, directory: Path, manifest: RecordingManifest) -> None:
         self._directory = directory
+        self._columns = {column.name: column for column in recorded_columns(manifest)}
         directory.mkdir(parents=True, exist_ok=True)
         (directory / MANIFEST).write_text(json.dumps(asdict(manifest), indent=2) + "\n", encoding="utf-8")
 
     def write(self, prompts: PromptBatch, flat: FlatBatch, metrics: Mapping[str, Metric]) -> None:
-        """One rollout; a file with its name is there only when it is whole.
-
-        Raises ValueError for a column that is not one numeric array.
-        """
-        for name, values in flat.columns.items():
-            if not isinstance(values, np.ndarray) or values.dtype.hasobject:
-                raise ValueError(f"column {name!r} is not a numeric array, so rollout.record cannot keep it")
+        """One rollout; a file with its name is there only when it is whole."""
         description = {
             "tags": {name: list(values) for name, values in flat.tags.items()},
             "metrics": {
@@ -59,7 +57,16 @@ class RolloutRecorder:
                 for name, metric in metrics.items()
             },
         }
-        entries: dict[str, Any] = {_COLUMN_PREFIX + name: values for name, values in flat.columns.items()}
+        entries: dict[str, Any] = {
+            _COLUMN_PREFIX + name: codec.whole_to_wire(
+                self._columns[name],
+                values,
+                lengths=flat.lengths,
+                num_prompts=len(flat.chunk_sizes),
+                partition=f"step {prompts.step}",
+            )
+            for name, values in flat.columns.items()
+        }
         entries[_LENGTHS] = np.asarray(flat.lengths, np.int64)
         entries[_CHUNK_SIZES] = np.asarray(flat.chunk_sizes, np.int64)
         entries[_DESCRIPTION] = np.frombuffer(json.dumps(description).encode(), np.uint8)
@@ -69,8 +76,8 @@ class RolloutRecorder:
         write_whole(path, contents.getbuffer(), f"the recording of step {prompts.step}")
 
 
-def read_rollout(directory: Path, prompts: PromptBatch) -> RecordedRollout:
-    """The rollout that was recorded for this step and first group.
+def read_rollout(directory: Path, columns: Iterable[Column], prompts: PromptBatch) -> RecordedRollout:
+    """The rollout that was recorded for this step and first group, with these columns.
 
     Raises ValueError when there is none, or when it has other numbers of groups or samples than asked.
     """
@@ -84,9 +91,8 @@ def read_rollout(directory: Path, prompts: PromptBatch) -> RecordedRollout:
         description: dict[str, Any] = json.loads(entries[_DESCRIPTION].tobytes())
         flat = FlatBatch(
             columns={
-                name.removeprefix(_COLUMN_PREFIX): entries[name]
-                for name in entries.files
-                if name.startswith(_COLUMN_PREFIX)
+                column.name: codec.whole_from_wire(column, entries[_COLUMN_PREFIX + column.name])
+                for column in columns
             },
             lengths=entries[_LENGTHS].tolist(),
             chunk_sizes=entries[_CHUNK_SIZES].tolist(),

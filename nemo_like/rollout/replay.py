@@ -12,13 +12,15 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from nemo_like.batch.columns import Column
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.config.recordings import read_manifest
 from nemo_like.data.interface import SourceReport
 from nemo_like.data_plane.factory import DataPlaneSpec
 from nemo_like.observability.summary import SampleAnswer
 from nemo_like.rollout.data_plane_user import DataPlaneUser
-from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutResult, SourceReports
+from nemo_like.rollout.declarations import recorded_columns, recorded_declarations
+from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutParts, RolloutResult
 from nemo_like.rollout.recorder import read_rollout
 
 
@@ -27,13 +29,19 @@ class ReplayRolloutActor(DataPlaneUser):
 
     def __init__(self, *, directory: str, data_plane: DataPlaneSpec) -> None:
         self._directory = Path(directory)
+        self._columns: tuple[Column, ...] = ()
         super().__init__(data_plane)
 
-    def attach(self, own_handle: ActorHandle) -> SourceReports:
-        """One source with as many prompts as a rollout has, and nothing to validate on."""
-        num_prompts = read_manifest(self._directory).num_prompts_per_step
-        source = SourceReport(name="replay", num_prompts=num_prompts, num_too_long=0)
-        return {RolloutMode.training: (source,), RolloutMode.validation: ()}
+    def attach(self, own_handle: ActorHandle) -> RolloutParts:
+        """One source with as many prompts as a rollout has, and nothing to validate on; the columns that were
+        recorded."""
+        manifest = read_manifest(self._directory)
+        self._columns = recorded_columns(manifest)
+        source = SourceReport(name="replay", num_prompts=manifest.num_prompts_per_step, num_too_long=0)
+        return RolloutParts(
+            {RolloutMode.training: (source,), RolloutMode.validation: ()},
+            recorded_declarations(str(self._directory), manifest),
+        )
 
     async def run(self, prompts: PromptBatch, partition: str) -> RolloutResult:
         """The recorded rollout of this step; raises ValueError when there is none that fits."""
@@ -59,7 +67,7 @@ class ReplayRolloutActor(DataPlaneUser):
         return []
 
     def _replay(self, prompts: PromptBatch, partition: str, started_s: float) -> RolloutResult:
-        recorded = read_rollout(self._directory, prompts)
+        recorded = read_rollout(self._directory, self._columns, prompts)
         flat = recorded.flat
         batch = self._data_plane.put(
             partition, flat.columns, lengths=flat.lengths, chunk_sizes=flat.chunk_sizes, tags=flat.tags

@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from nemo_like.batch.columns import ROLLOUT_COLUMNS, Column
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import ANSWER_ID
 from nemo_like.cluster.actors import ActorHandle
@@ -35,6 +36,7 @@ from nemo_like.rollout.answers import answer_ids
 from nemo_like.rollout.components import component_tags
 from nemo_like.rollout.conversation import Conversation, Limits
 from nemo_like.rollout.data_plane_user import DataPlaneUser
+from nemo_like.rollout.declarations import rollout_declarations, written_down
 from nemo_like.rollout.dump import StepSamples
 from nemo_like.rollout.environment_check import check_environments
 from nemo_like.rollout.flatten import FlatBatch, flatten
@@ -42,8 +44,8 @@ from nemo_like.rollout.prompts import (
     FailedReward,
     PromptBatch,
     RolloutMode,
+    RolloutParts,
     RolloutResult,
-    SourceReports,
 )
 from nemo_like.rollout.recorder import RolloutRecorder
 from nemo_like.rollout.rollout_metrics import rollout_metrics
@@ -70,7 +72,8 @@ class SyncRolloutActor(DataPlaneUser):
         """``environments`` has the actors of each environment that the data name."""
         self._cfg = cfg
         self._run_directory = Path(run_directory)
-        self._recorder = _recorder(cfg, self._run_directory) if cfg.rollout.record else None
+        self._recorder: RolloutRecorder | None = None
+        self._columns: tuple[Column, ...] = ()  # what conversations bring besides log-probs
         self._samples = StepSamples()
         self._engines = list(engines)
         self._pools = {name: EnvironmentPool(actors) for name, actors in environments.items()}
@@ -86,17 +89,27 @@ class SyncRolloutActor(DataPlaneUser):
         self._sink: ActorHandle | None = None
         self._sample_answers: list[SampleAnswer] = []
 
-    def attach(self, own_handle: ActorHandle) -> SourceReports:
-        """Learn the handle the engines shall call back; returns what the datasets hold."""
+    async def attach(self, own_handle: ActorHandle) -> RolloutParts:
+        """Learn the handle the engines shall call back, and what the environments bring; returns what the
+        datasets hold and which columns there are. Raises RuntimeError where an environment does not start."""
         self._sink = own_handle
-        return {mode: sources.reports for mode, sources in self._sources.items()}
+        await self._meet_environments()
+        environments = {name: pool.columns for name, pool in self._pools.items()}
+        declarations = rollout_declarations(self._cfg, environments)
+        written = {column.name: column for part in declarations for column in part.writes}
+        self._columns = tuple(column for column in written.values() if column not in ROLLOUT_COLUMNS)
+        if self._cfg.rollout.record:
+            self._recorder = _recorder(self._cfg, self._run_directory, written.values())
+        sources = {mode: read.reports for mode, read in self._sources.items()}
+        return RolloutParts(sources, declarations)
 
     async def check_environments(self) -> None:
         """Raises EnvironmentCheckFailed when an environment cannot judge its first problem's own answer."""
         data = self._cfg.data
         sections = [(data.train, RolloutMode.training), (data.validation, RolloutMode.validation)]
         sources = [(section, self._sources[mode]) for section, mode in sections]
-        await check_environments(self._cfg, sources, self._pools)
+        await self._meet_environments()
+        await check_environments(self._cfg, sources, self._pools, self._tokenizer.encode_prompt)
 
     async def run(self, prompts: PromptBatch, partition: str) -> RolloutResult:
         """Generate, reward, flatten and put; rows ordered by (prompt, generation).
@@ -125,7 +138,8 @@ class SyncRolloutActor(DataPlaneUser):
     ) -> None:
         """Go on with these processes, of which some are new."""
         self._engines = list(engines)
-        self._pools = {name: EnvironmentPool(actors) for name, actors in environments.items()}
+        for name, actors in environments.items():
+            self._pools[name].move_to(actors)
         self._move_to(data_plane)
 
     async def _run(self, prompts: PromptBatch, partition: str) -> RolloutResult:
@@ -147,7 +161,7 @@ class SyncRolloutActor(DataPlaneUser):
             self._keep_sample_answers(loop.groups)
         else:
             if self._cfg.rollout.dump_period:
-                self._samples.remember(prompts.step, batch, loop.groups)
+                self._samples.remember(prompts.step, batch, loop.groups, self._columns)
             if self._recorder is not None:
                 await asyncio.to_thread(self._recorder.write, prompts, flat, metrics)
         return RolloutResult(
@@ -178,6 +192,9 @@ class SyncRolloutActor(DataPlaneUser):
     def sample_answers(self) -> list[SampleAnswer]:
         """A few answers of the latest validation, for a person to read."""
         return self._sample_answers
+
+    async def _meet_environments(self) -> None:
+        await asyncio.gather(*(pool.meet() for pool in self._pools.values()))
 
     def _read(self, sources: Sequence[DatasetConfig], split: Split) -> Sources:
         return build_sources(
@@ -239,7 +256,7 @@ class SyncRolloutActor(DataPlaneUser):
         )
 
     def _flatten(self, prompts: PromptBatch, groups: Sequence[Sequence[Conversation]]) -> FlatBatch:
-        flat = flatten(groups, first_group=prompts.first_group)
+        flat = flatten(groups, self._columns, first_group=prompts.first_group)
         components = [
             sample.rewards if sample.failure is None else {} for group in groups for sample in group
         ]
@@ -271,10 +288,11 @@ class SyncRolloutActor(DataPlaneUser):
         ]
 
 
-def _recorder(cfg: Config, run_directory: Path) -> RolloutRecorder:
+def _recorder(cfg: Config, run_directory: Path, columns: Iterable[Column]) -> RolloutRecorder:
     manifest = RecordingManifest(
         num_prompts_per_step=cfg.grpo.num_prompts_per_step,
         num_generations_per_prompt=cfg.grpo.num_generations_per_prompt,
+        columns=written_down(columns),
     )
     return RolloutRecorder(run_directory / "recorded", manifest)
 

@@ -44,6 +44,10 @@ class Judge(Protocol):
     def unanswered(self) -> Sequence[str]:
         """Names of the actors that have a call to answer."""
 
+    @property
+    def wants_tokens(self) -> bool:
+        """Whether turns need their ``response_ids``."""
+
     async def step(self, turns: Sequence[Turn]) -> Sequence[Feedback]: ...
 
 
@@ -178,7 +182,8 @@ class TurnLoop:
 
     async def _judge(self, task: Task, conversations: Sequence[Conversation]) -> None:
         """Ask the environment, and request the next turn of those that go on."""
-        feedback = await task.judge.step([conversation.turn() for conversation in conversations])
+        with_tokens = task.judge.wants_tokens
+        feedback = await task.judge.step([one.turn(with_tokens=with_tokens) for one in conversations])
         for conversation, answer in zip(conversations, feedback, strict=True):
             conversation.add_feedback(answer)
             if conversation.end is None:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as torch_checkpoint
 from safetensors.torch import load_file
 
+from nemo_like.batch.columns import PREV_LOGPROBS
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.cluster.coordinates import Coordinates
@@ -97,7 +98,7 @@ def train(worker: PolicyWorker, meta: KVBatchMeta) -> list[float]:
     sizes = {"num_shards": coordinates.layout.dp, "global_batch_size": 8}
     worker.compute_logprobs(
         shard_for_logprobs(meta, strategy=logprob_strategy(worker.cfg), **sizes)[coordinates.dp],
-        ["prev_logprobs"],
+        [PREV_LOGPROBS],
     )
     update = worker.train(
         shard_for_training(meta, strategy=train_strategy(worker.cfg), **sizes)[coordinates.dp]

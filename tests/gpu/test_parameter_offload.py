@@ -13,6 +13,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
+from nemo_like.batch.columns import POLICY_COLUMNS
 from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.schema import CheckpointWriting, Device, PolicyBackend, PolicyConfig, Precision
@@ -53,7 +54,7 @@ def two_steps(coordinates: Coordinates, cfg: PolicyConfig, path: Path) -> Report
                 (shard_for_training, train_strategy),
             )
         )
-        worker.compute_logprobs(scoring, ["prev_logprobs", "reference_logprobs"])
+        worker.compute_logprobs(scoring, POLICY_COLUMNS)
         held.append(held_bytes(worker))
         logprobs = torch.from_numpy(plane.fetch(scoring, ["prev_logprobs"])["prev_logprobs"].copy())
         worker.train(training)

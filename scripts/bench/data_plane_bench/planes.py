@@ -31,8 +31,9 @@ from nemo_like.data_plane.factory import DataPlaneSpec, connect
 # By which the check knows what it gets.
 ROW = Tag("row", int, "benchmark", (), "in the whole batch")
 # The flow of trainers whose driver computes advantages per token writes this column too.
-ADVANTAGES = Column("advantages", "float32", Layout.per_token, "driver", ("train",), "one float per token")
+ADVANTAGES = Column("advantages", "float32", Layout.per_token, "one float per token")
 OUR_COLUMNS = (*ROLLOUT_COLUMNS, *POLICY_COLUMNS, ADVANTAGES)
+_BY_NAME = {column.name: column for column in OUR_COLUMNS}
 
 # dtypes of the tensors that trainers index and mask with, for the planes that carry torch tensors.
 _TENSOR_DTYPES = {"input_ids": "int64", "response_mask": "int64", "lengths": "int64"}
@@ -150,7 +151,7 @@ class Ours:
         return tuple(columns)
 
     def merge(self, whole: Rows, written: Sequence[Any]) -> Rows:
-        return replace(whole, handle=whole.handle.with_columns(*written[0]))
+        return replace(whole, handle=whole.handle.with_columns(*(_BY_NAME[name] for name in written[0])))
 
     def tag(self, whole: Rows, advantages: Sequence[float]) -> Rows:
         return replace(whole, handle=whole.handle.with_tag(ADVANTAGE, advantages))

@@ -11,6 +11,7 @@ from nemo_like.algorithms.losses import LossTokens
 from nemo_like.config.schema import KLType, LossConfig
 
 CONFIG = LossConfig(
+    kind="policy_gradient",
     ratio_clip_min=0.2,
     ratio_clip_max=0.28,
     ratio_clip_c=None,

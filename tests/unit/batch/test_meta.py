@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from nemo_like.batch.columns import PREV_LOGPROBS
 from nemo_like.batch.meta import Chunk, GlobalBatch, KVBatchMeta, MicroBatch, MicroBatchLayout, Schedule
 from nemo_like.batch.tags import ADVANTAGE, POLICY_VERSION, REWARD
 
@@ -56,7 +57,7 @@ def test_concat_joins_batches_and_shares_chunks() -> None:
     ("other", "message"),
     [
         (batch(partition="q"), "different partitions"),
-        (batch(prefix="2").with_columns("prev_logprobs"), "different columns"),
+        (batch(prefix="2").with_columns(PREV_LOGPROBS), "different columns"),
         (batch(prefix="2").with_tag(ADVANTAGE, [0.0] * 5), "different tags"),
         (batch(), "occurs twice"),
     ],
@@ -88,7 +89,7 @@ def test_inconsistent_parts_are_refused() -> None:
 def test_changes_make_copies() -> None:
     original = batch()
     original.with_tag(ADVANTAGE, [0.0] * 5)
-    original.with_columns("prev_logprobs")
+    original.with_columns(PREV_LOGPROBS)
     original.with_schedule(Schedule(()))
     assert original == batch()
     with pytest.raises(AttributeError):

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from nemo_like.batch.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
+from nemo_like.batch.columns import ROLLOUT_COLUMNS, bytes_per_token
 from nemo_like.config.model_info import read_model_info
 from nemo_like.config.plan import Plan, Role, format_plan, make_plan, ray_cpus, ray_gpus, roles
 from nemo_like.config.schema import Config
+from nemo_like.policy.columns import scored_columns
 from tests.unit.config.checkpoints import PADDED, SCORED
 
 Demo = Callable[..., Config]
@@ -15,7 +16,7 @@ Demo = Callable[..., Config]
 
 def plan(cfg: Config) -> Plan:
     model = read_model_info(cfg.policy.model_name, cfg.policy.backend)
-    return make_plan(cfg, model, (*ROLLOUT_COLUMNS, *POLICY_COLUMNS))
+    return make_plan(cfg, model, bytes_per_token((*ROLLOUT_COLUMNS, *scored_columns(cfg.loss_fn))))
 
 
 def test_the_demo_asks_ray_for_one_cpu_per_worker_engine_and_transfer_queue_process(demo: Demo) -> None:

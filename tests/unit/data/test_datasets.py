@@ -33,6 +33,7 @@ def config(kind, path=None, split=None, prompt_key="question", answer_key="solut
         use_chat_template=False,
         system_prompt=None,
         env="sums",
+        columns={},
     )
     return replace(source, **changes)
 

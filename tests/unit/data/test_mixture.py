@@ -36,6 +36,7 @@ def source(**changes: object) -> DatasetConfig:
         "use_chat_template": False,
         "system_prompt": None,
         "env": "sums",
+        "columns": {},
     }
     return DatasetConfig(**{**values, **changes})  # type: ignore[arg-type]
 

@@ -18,7 +18,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nemo_like.batch.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS, Column, Layout
+from nemo_like.batch.columns import (
+    POLICY_COLUMNS,
+    ROLLOUT_COLUMNS,
+    Column,
+    Declaration,
+    Layout,
+    gather_columns,
+)
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import REWARD
 from nemo_like.data_plane.errors import (
@@ -66,13 +73,14 @@ _numbers = count()
 def dense(
     name: str, dtype: str, inner_shape: tuple[int, ...] = (), layout: Layout = Layout.per_token
 ) -> Column:
-    return Column(name, dtype, layout, "rollout", ("train",), "for tests", inner_shape)
+    return Column(name, dtype, layout, "for tests", inner_shape)
 
 
 def opened(planes: Planes, *columns: Column) -> str:
     """A fresh partition with these columns besides those of a GRPO step."""
     name = f"partition-{next(_numbers)}"
-    planes.open(name, (*ROLLOUT_COLUMNS, *POLICY_COLUMNS, *columns))
+    parts = {"rollout": ROLLOUT_COLUMNS, "policy": POLICY_COLUMNS, "test": columns}
+    planes.open(name, gather_columns([Declaration(part, of_part) for part, of_part in parts.items()]))
     return name
 
 
@@ -141,7 +149,7 @@ class DataPlaneContract:
 
     def test_samples_carry_different_numbers_of_tensors_of_different_shapes(self, planes: Planes) -> None:
         """Multimodal inputs: images of several sizes, grids, none at all."""
-        partition = opened(planes, Column("images", "", Layout.ragged, "rollout", ("train",), ""))
+        partition = opened(planes, Column("images", "", Layout.ragged))
         values: list[list[Any]] = [
             [np.ones((3, 2, 2), np.float32), np.array([1, 2], np.int64)],
             [],
@@ -175,12 +183,41 @@ class DataPlaneContract:
             tags={},
         )
         positions = data.draw(st.lists(st.integers(0, len(lengths) - 1), unique=True, min_size=1))
-        got = planes.other_client().fetch(meta.subset(positions), [kind.name for kind in values])
+        part = meta.subset(positions)
+        got = planes.other_client().fetch(part, [kind.name for kind in values])
         for kind, column in values.items():
-            expected = [fields.rows(kind, column, lengths)[position] for position in positions]
-            read = fields.rows(kind, got[kind.name], [lengths[position] for position in positions])
+            whole = fields.rows(kind, column, lengths, meta.prompt_index)
+            expected = [whole[position] for position in positions]
+            read = fields.rows(kind, got[kind.name], part.lengths, part.prompt_index)
             assert fields.frozen(read) == fields.frozen(expected)
         planes.close(partition)
+
+    def test_what_a_prompt_has_is_stored_once_for_its_group(self, planes: Planes) -> None:
+        levels = Column("levels", "float64", Layout.per_sample, "", (50,), per_prompt=True)
+        pictures = Column("pictures", "", Layout.ragged, per_prompt=True)
+        partition = opened(planes, levels, pictures)
+        values = np.random.default_rng(0).random((3, 50))
+        pixels = [[np.full((prompt + 1, 10), prompt)] for prompt in range(3)]
+        meta = put(planes.client(), partition, {"levels": values, "pictures": pixels})
+        assert planes.num_stored_bytes(partition) < 15 * 4 + values.nbytes + 1000
+        reader = planes.other_client()
+        got = reader.fetch(meta.subset([5, 1, 0]), ["levels", "pictures"])
+        np.testing.assert_array_equal(got["levels"], values[[2, 0]])
+        assert [picture.shape for (picture,) in got["pictures"]] == [(3, 10), (1, 10)]
+        again = reader.fetch(meta, ["levels", "pictures"])
+        np.testing.assert_array_equal(again["levels"], values)
+        planes.client().clear(meta.subset([0]))
+        left = planes.other_client().fetch(meta.subset([1, 2]), ["levels"])
+        np.testing.assert_array_equal(left["levels"], values[:2])
+
+    def test_what_a_prompt_has_comes_with_its_samples(self, planes: Planes) -> None:
+        levels = Column("levels", "float32", Layout.per_sample, per_prompt=True)
+        partition = opened(planes, levels)
+        with pytest.raises(ColumnMismatch, match="has shape"):
+            put(planes.client(), partition, {"levels": np.zeros(6, np.float32)})
+        meta = put(planes.client(), partition)
+        with pytest.raises(ColumnMismatch, match="must come with the put of its samples"):
+            planes.client().write(meta, {"levels": np.zeros(3, np.float32)})
 
     def test_samples_that_are_all_empty_survive(self, planes: Planes) -> None:
         meta = planes.client().put(
@@ -194,7 +231,7 @@ class DataPlaneContract:
         }
 
     def test_any_python_object_survives(self, planes: Planes) -> None:
-        partition = opened(planes, Column("extra", "", Layout.objects, "rollout", ("train",), ""))
+        partition = opened(planes, Column("extra", "", Layout.objects))
         log = [
             {"role": "user", "content": "1+1=", "ids": np.array([1, 2])},
             {"role": "assistant", "content": "2"},
@@ -207,7 +244,7 @@ class DataPlaneContract:
         assert [*got[:2], *got[3:]] == [*values[:2], *values[3:]]
 
     def test_a_changed_result_does_not_change_the_next_fetch(self, planes: Planes) -> None:
-        partition = opened(planes, Column("extra", "", Layout.objects, "rollout", ("train",), ""))
+        partition = opened(planes, Column("extra", "", Layout.objects))
         meta = put(planes.client(), partition, {"extra": [[1], [2], [3], [4], [5], [6]]})
         reader = planes.other_client()
         reader.fetch(meta, ["extra"])["extra"][0].append("changed")
@@ -300,14 +337,14 @@ class DataPlaneContract:
         assert partition in str(raised.value)
 
     def test_objects_need_one_value_per_sample(self, planes: Planes) -> None:
-        partition = opened(planes, Column("extra", "", Layout.objects, "rollout", ("train",), ""))
+        partition = opened(planes, Column("extra", "", Layout.objects))
         with pytest.raises(ColumnMismatch, match="5 values for 6 samples"):
             put(planes.client(), partition, {"extra": [1, 2, 3, 4, 5]})
         with pytest.raises(ColumnMismatch, match="one value per sample, not str"):
             put(planes.client(), partition, {"extra": "abcdef"})
 
     def test_object_arrays_are_no_tensors(self, planes: Planes) -> None:
-        partition = opened(planes, Column("images", "", Layout.ragged, "rollout", ("train",), ""))
+        partition = opened(planes, Column("images", "", Layout.ragged))
         with pytest.raises(ColumnMismatch, match="Declare it as objects"):
             put(planes.client(), partition, {"images": [[np.array([{}])]] * 6})
 
@@ -429,7 +466,7 @@ class DataPlaneContract:
 
     def test_clearing_a_group_frees_its_bytes_in_every_layout(self, planes: Planes) -> None:
         client, reader = planes.client(), planes.other_client()
-        images = Column("images", "", Layout.ragged, "rollout", ("train",), "")
+        images = Column("images", "", Layout.ragged)
         partition = opened(planes, dense("extra", "int64", (2,), Layout.per_sample), images)
         pixels = [[np.full((row + 1, 50), row, np.int16)] for row in range(6)]
         extra = np.arange(12).reshape(6, 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,16 +19,18 @@ DTYPES = ("int64", "int32", "uint8", "bool", "float32", "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class Kind:
-    """A way to fill a column: ``fill(rng, lengths)`` gives the values of a batch."""
+    """A way to fill a column: ``fill(rng, lengths)`` gives the values of a batch, with a length per sample;
+    where the column is per prompt, per prompt."""
 
     name: str
     layout: Layout
     dtype: str = ""
     inner_shape: tuple[int, ...] = ()
+    per_prompt: bool = False
 
     @property
     def column(self) -> Column:
-        return Column(self.name, self.dtype, self.layout, "rollout", ("train",), "", self.inner_shape)
+        return Column(self.name, self.dtype, self.layout, "", self.inner_shape, self.per_prompt)
 
     def fill(self, rng: np.random.Generator, lengths: list[int]) -> Any:
         if self.layout is Layout.per_token:
@@ -48,6 +51,10 @@ KINDS = (
     Kind("nothing in it", Layout.per_sample, "float32", (0,)),
     Kind("multimodal inputs", Layout.ragged),
     Kind("message logs", Layout.objects),
+    Kind("levels", Layout.per_sample, "float32", (2,), per_prompt=True),
+    Kind("codes", Layout.per_sample, "bfloat16", per_prompt=True),
+    Kind("pictures of the prompt", Layout.ragged, per_prompt=True),
+    Kind("notes of the prompt", Layout.objects, per_prompt=True),
 )
 
 
@@ -88,11 +95,17 @@ def batches(draw: st.DrawFn) -> tuple[list[int], list[int], dict[Kind, Any]]:
     chunk_sizes = [cut] if cut == len(lengths) else [cut, len(lengths) - cut]
     kinds = draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=5, unique=True))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    return lengths, chunk_sizes, {kind: kind.fill(rng, lengths) for kind in kinds}
+    return (
+        lengths,
+        chunk_sizes,
+        {kind: kind.fill(rng, chunk_sizes if kind.per_prompt else lengths) for kind in kinds},
+    )
 
 
-def rows(kind: Kind, values: Any, lengths: list[int]) -> list[Any]:
+def rows(kind: Kind, values: Any, lengths: Sequence[int], prompt_index: Sequence[int]) -> list[Any]:
     """A batch's values, one entry per sample."""
+    if kind.per_prompt:
+        return [values[prompt] for prompt in prompt_index]
     if kind.layout is Layout.per_token:
         bounds = itertools.accumulate(lengths, initial=0)
         return [values[start:stop] for start, stop in itertools.pairwise(bounds)]

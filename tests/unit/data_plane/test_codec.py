@@ -15,8 +15,8 @@ from hypothesis.extra import numpy as hnp
 from nemo_like.batch.columns import Column, Layout
 from nemo_like.data_plane import codec
 
-RAGGED = Column("images", "", Layout.ragged, "rollout", ("train",), "")
-OBJECTS = Column("extra", "", Layout.objects, "rollout", ("train",), "")
+RAGGED = Column("images", "", Layout.ragged)
+OBJECTS = Column("extra", "", Layout.objects)
 TORCH_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.int64, torch.uint8, torch.bool)
 NUMPY_DTYPES = ("bool", "uint8", "int8", "int32", "int64", "uint16", "float16", "float32", "float64")
 
@@ -93,8 +93,8 @@ def test_an_array_that_was_cut_short_has_no_rows() -> None:
 
 
 def test_packing_a_dense_column_copies_nothing() -> None:
-    column = Column("logprobs", "float32", Layout.per_token, "policy", ("train",), "")
+    column = Column("logprobs", "float32", Layout.per_token)
     values = np.arange(6, dtype=np.float32)
-    wire = codec.to_wire(column, values, lengths=(2, 4), partition="p")
+    wire = codec.to_wire(column, values, lengths=(2, 4), num_prompts=1, partition="p")
     assert np.shares_memory(wire, values)
     assert np.shares_memory(codec.from_wire(column, wire), values)

@@ -11,7 +11,7 @@ from nemo_like.batch.columns import GENERATION_LOGPROBS, INPUT_IDS, PREV_LOGPROB
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 
-NOTES = Column("notes", "", Layout.objects, "rollout", ("train",), "")
+NOTES = Column("notes", "", Layout.objects)
 LATER = (GENERATION_LOGPROBS, PREV_LOGPROBS)
 
 

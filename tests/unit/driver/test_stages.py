@@ -20,7 +20,6 @@ from nemo_like.batch.tags import (
     SHAPED_REWARD,
 )
 from nemo_like.config.loader import load_config
-from nemo_like.config.loss_rules import scored_columns
 from nemo_like.config.schema import GRPOConfig, LossConfig
 from nemo_like.driver.stages import (
     kl_in_reward,
@@ -30,6 +29,7 @@ from nemo_like.driver.stages import (
     without_mismatch,
     without_truncated,
 )
+from nemo_like.policy.columns import scored_columns
 from tests.unit.algorithms.loss_cases import CONFIG
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -96,7 +96,7 @@ def test_each_filter_names_what_it_masked_and_leaves_earlier_reasons(cfg: GRPOCo
 def test_what_is_scored_is_what_the_loss_compares_with(
     changes: dict[str, Any], columns: tuple[str, ...]
 ) -> None:
-    assert scored_columns(replace(CONFIG, **changes)) == columns
+    assert tuple(column.name for column in scored_columns(replace(CONFIG, **changes))) == columns
 
 
 def test_truncated_everywhere_masks_everything(cfg: GRPOConfig) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nemo_like.batch.columns import POLICY_COLUMNS
 from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.policy.group import awaited_of, gathered_tags, with_epochs
@@ -57,7 +58,7 @@ def test_epochs_repeat_every_update_in_order_on_the_same_rows() -> None:
 
 def test_what_a_late_replica_owes_has_partition_samples_and_column() -> None:
     shard = batch_of([4] * 4).slice(1, 3)
-    assert awaited_of("compute_logprobs", shard, ["prev_logprobs", "reference_logprobs"]) == (
+    assert awaited_of("compute_logprobs", shard, POLICY_COLUMNS) == (
         "partition 'train-1': column 'prev_logprobs', column 'reference_logprobs' of its 2 samples a/1, b/0 "
         "is awaited"
     )

@@ -13,7 +13,8 @@ from nemo_like.algorithms.logprobs import TokenScores
 from nemo_like.batch.meta import GlobalBatch, MicroBatch, Schedule
 from nemo_like.config.schema import KLType, LossConfig
 from nemo_like.policy.batch import PolicyBatch
-from nemo_like.policy.objective import train_reads, update_objective
+from nemo_like.policy.columns import training_reads
+from nemo_like.policy.objective import update_objective
 from nemo_like.policy.reward_kl import reward_kl_tags
 from nemo_like.policy.train_metrics import TrainMetrics
 from tests.unit.algorithms.loss_cases import CONFIG
@@ -138,5 +139,5 @@ def test_scoring_sums_the_kl_to_go_and_its_square_over_each_sample() -> None:
     ],
 )
 def test_training_fetches_the_columns_that_its_loss_needs(changes: dict[str, Any], columns: set[str]) -> None:
-    reads = {column.name for column in train_reads(replace(CONFIG, **changes))}
+    reads = {column.name for column in training_reads(replace(CONFIG, **changes))}
     assert reads == columns | {"input_ids", "response_mask"}

@@ -10,6 +10,7 @@ import pytest
 
 from nemo_like.config.errors import ConfigError
 from nemo_like.config.machine_rules import Machine
+from nemo_like.config.recordings import MANIFEST
 from nemo_like.config.schema import Config
 from nemo_like.preflight.checks import preflight
 from tests.unit.config.checkpoints import REPOSITORY
@@ -23,7 +24,7 @@ def say(line: str) -> None:
 
 def test_a_run_on_sums_starts_no_process_for_its_checks(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("subprocess.Popen", None)
-    assert preflight(demo(), Machine.this, say) == []
+    assert preflight(demo(), Machine.this, say).notes == []
 
 
 def test_everything_that_is_wrong_is_told_at_once(
@@ -54,16 +55,17 @@ def test_lora_on_layers_that_the_model_lacks_is_refused_by_the_model_itself(demo
     qwen3 = REPOSITORY / "recipes" / "shapes" / "Qwen3-8B"
     lora = ("policy.backend=fsdp", "policy.fsdp_cfg.lora.enabled=true", f"policy.model_name={qwen3}")
     targets = "policy.fsdp_cfg.lora.target_modules"
-    (note,) = preflight(demo(*lora, f"{targets}=[q_proj, v_proj]"), Machine.this, say)
+    (note,) = preflight(demo(*lora, f"{targets}=[q_proj, v_proj]"), Machine.this, say).notes
     assert str(note) == f"checked      {targets}: the model has q_proj, v_proj"
     with pytest.raises(ConfigError) as raised:
         preflight(demo(*lora, f"{targets}=[q_proj, v_prj]"), Machine.this, say)
     assert "no layer of the model is called v_prj; its linear layers are down_proj, " in str(raised.value)
 
 
-def test_a_replay_reads_no_data(demo: Demo) -> None:
-    cfg = demo("data.train.kind=jsonl", "data.train.path=/nowhere.jsonl", "rollout.replay=recorded")
-    assert preflight(cfg, Machine.this, say) == []
+def test_a_replay_reads_no_data(demo: Demo, tmp_path: Path) -> None:
+    (tmp_path / MANIFEST).write_text('{"num_prompts_per_step": 1, "num_generations_per_prompt": 1}')
+    cfg = demo("data.train.kind=jsonl", "data.train.path=/nowhere.jsonl", f"rollout.replay={tmp_path}")
+    assert preflight(cfg, Machine.this, say).notes == []
 
 
 def test_a_plan_says_what_it_could_not_see(demo: Demo) -> None:
@@ -72,7 +74,7 @@ def test_a_plan_says_what_it_could_not_see(demo: Demo) -> None:
         *(f"data.{section}={{{there_is_none}}}" for section in ("train", "validation")),
         "policy.model_name=models/Qwen3-8B",
     )
-    assert [str(note) for note in preflight(cfg, Machine.another, say)] == [
+    assert [str(note) for note in preflight(cfg, Machine.another, say).notes] == [
         "assumed      policy.model_name: models/Qwen3-8B is not here; its sizes are those shipped in "
         "recipes/shapes",
         "not checked  policy.model_name: weights and tokenizer of models/Qwen3-8B, so no prompt's length",

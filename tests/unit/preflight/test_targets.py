@@ -38,7 +38,7 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def target(path: str, kind: TargetKind, **arguments: object) -> Target:
-    return Target("key", path, kind, arguments)
+    return Target("key", path, kind, arguments, "part")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,14 @@ def test_targets_are_those_of_the_environments_in_use_and_of_the_advantages(
             "own_targets:brevity",
             TargetKind.reward_function,
             {"limit": 3},
+            "env.arithmetic",
         ),
-        Target("grpo.adv_estimator.name", "own_targets:estimate", TargetKind.advantage_estimator, {}),
+        Target(
+            "grpo.adv_estimator.name",
+            "own_targets:estimate",
+            TargetKind.advantage_estimator,
+            {},
+            "grpo.adv_estimator",
+        ),
     ]
     assert list(targets_of(demo())) == []

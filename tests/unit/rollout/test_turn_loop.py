@@ -62,6 +62,7 @@ class Judge:
     feedback: Callable[[Turn], Awaitable[Feedback]]
     calls: list[list[str]] = field(default_factory=list)
     unanswered: Sequence[str] = ("sums-0",)
+    wants_tokens: bool = False
 
     async def step(self, turns: Sequence[Turn]) -> list[Feedback]:
         self.calls.append([turn.response for turn in turns])

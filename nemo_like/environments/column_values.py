@@ -1,0 +1,77 @@
+"""What a record or an environment gives as a column's value, as the data plane wants it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nemo_like.batch.columns import Column, Layout
+from nemo_like.data_plane.errors import ColumnMismatch
+
+
+def column_value(column: Column, value: Any, num_tokens: int) -> Any:
+    """One value in the column's dtype and shape: Python's numbers, lists and numpy's arrays become arrays,
+    [num_tokens, *inner_shape] per token and [*inner_shape] otherwise; ragged ones a list of arrays.
+
+    Raises ColumnMismatch where it does not fit, or would change by the dtype: a fraction is no integer.
+    """
+    if column.layout is Layout.objects:
+        return value
+    if column.layout is Layout.ragged:
+        if isinstance(value, str | bytes) or not hasattr(value, "__iter__"):
+            raise ColumnMismatch(f"column {column.name!r} takes a list of arrays, not {_shown(value)}")
+        return [one if _is_tensor(one) else _array(column, one) for one in value]
+    array = _cast(column, _array(column, value))
+    expected = (num_tokens, *column.inner_shape) if column.layout is Layout.per_token else column.inner_shape
+    if array.shape != expected:
+        per = f" for {num_tokens} tokens" if column.layout is Layout.per_token else ""
+        raise ColumnMismatch(
+            f"column {column.name!r} has shape {list(array.shape)}, where {list(expected)} is declared{per}"
+        )
+    return array
+
+
+def nothing(column: Column, num_tokens: int) -> Any:
+    """What stands where nobody gave a value: zeros, no array, None."""
+    if column.layout is Layout.objects:
+        return None
+    if column.layout is Layout.ragged:
+        return []
+    shape = (num_tokens, *column.inner_shape) if column.layout is Layout.per_token else column.inner_shape
+    return np.zeros(shape, column.dtype)
+
+
+def _is_tensor(value: Any) -> bool:
+    return type(value).__module__.startswith("torch")
+
+
+def _array(column: Column, value: Any) -> np.ndarray:
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise ColumnMismatch(f"column {column.name!r}: {_shown(value)} is no array: {error}") from error
+    if array.dtype.kind not in "biufc":
+        raise ColumnMismatch(f"column {column.name!r}: {_shown(value)} is no array of numbers")
+    return array
+
+
+def _cast(column: Column, array: np.ndarray) -> np.ndarray:
+    dtype = np.dtype(column.dtype)
+    if array.dtype == dtype:
+        return array
+    is_exact = dtype.kind in "biu"
+    if not is_exact and not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise ColumnMismatch(
+            f"column {column.name!r} is declared {dtype}, and {array.dtype} is no such number"
+        )
+    with np.errstate(all="ignore"):
+        cast = array.astype(dtype)
+    if is_exact and not np.array_equal(cast, array):
+        raise ColumnMismatch(f"column {column.name!r} is declared {dtype}, which cannot hold {_shown(array)}")
+    return cast
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 80 else shown[:80] + "..."

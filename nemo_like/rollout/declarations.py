@@ -1,0 +1,91 @@
+"""Which columns the parts of a rollout write. Standard library only: a run is checked by this before anything
+heavy is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from nemo_like.batch.columns import (
+    GENERATION_LOGPROBS,
+    INPUT_IDS,
+    RESPONSE_MASK,
+    ROLLOUT_COLUMNS,
+    Column,
+    Declaration,
+    Layout,
+)
+from nemo_like.config.data_rules import RECORD_COLUMN
+from nemo_like.config.recordings import RecordingManifest
+from nemo_like.config.schema import Config
+from nemo_like.config.tasks import data_sources
+
+# What engines' results bring: the log-probs that every ``Response`` has, and what is in its ``columns``.
+ENGINE_COLUMNS = (GENERATION_LOGPROBS,)
+
+
+def rollout_declarations(
+    cfg: Config, environments: Mapping[str, Sequence[Column]]
+) -> tuple[Declaration, ...]:
+    """``environments`` are what those bring, by name."""
+    return (
+        Declaration("rollout", writes=(INPUT_IDS, RESPONSE_MASK)),
+        Declaration("generation", writes=ENGINE_COLUMNS),
+        *_of_records(cfg),
+        *(Declaration(f"env.{name}", writes=tuple(columns)) for name, columns in environments.items()),
+    )
+
+
+def recorded_declarations(directory: str, manifest: RecordingManifest) -> tuple[Declaration, ...]:
+    """What a replay puts: all that was recorded."""
+    return (Declaration(f"rollout.replay={directory}", writes=recorded_columns(manifest)),)
+
+
+def recorded_columns(manifest: RecordingManifest) -> tuple[Column, ...]:
+    """A recording of a time before columns were written down has those that every run has."""
+    if manifest.columns is None:
+        return ROLLOUT_COLUMNS
+    return tuple(
+        Column(
+            one["name"],
+            one["dtype"],
+            Layout(one["layout"]),
+            inner_shape=tuple(one["inner_shape"]),
+            per_prompt=one["per_prompt"],
+        )
+        for one in manifest.columns
+    )
+
+
+def written_down(columns: Iterable[Column]) -> list[dict[str, Any]]:
+    """What a manifest keeps of columns, for ``recorded_columns``."""
+    return [
+        {
+            "name": column.name,
+            "dtype": column.dtype,
+            "layout": column.layout.value,
+            "inner_shape": list(column.inner_shape),
+            "per_prompt": column.per_prompt,
+        }
+        for column in columns
+    ]
+
+
+def record_column(name: str, text: str) -> Column:
+    """The column of a record's field by what ``data.*.columns`` says; once per prompt unless per token."""
+    match = RECORD_COLUMN.fullmatch(text)
+    if match is None:
+        raise ValueError(f"data.*.columns.{name}={text} is no column")
+    if match["layout"]:
+        return Column(name, "", Layout(match["layout"]), per_prompt=True)
+    shape = tuple(int(size) for size in match["shape"].split(",")) if match["shape"] else ()
+    is_per_token = match["per_token"] is not None
+    layout = Layout.per_token if is_per_token else Layout.per_sample
+    return Column(name, match["dtype"], layout, inner_shape=shape, per_prompt=not is_per_token)
+
+
+def _of_records(cfg: Config) -> Iterator[Declaration]:
+    for key, source in data_sources(cfg):
+        if source.columns:
+            columns = [record_column(name, text) for name, text in source.columns.items()]
+            yield Declaration(key, writes=tuple(columns))
