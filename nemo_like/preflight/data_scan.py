@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from nemo_like.batch.columns import Column, Layout
 from nemo_like.config.errors import Problem
 from nemo_like.config.schema import DatasetConfig, DatasetKind, EnvConfig
 from nemo_like.config.tasks import source_name
 from nemo_like.data.interface import Prompt, PromptExample, Split
+from nemo_like.data_plane.errors import ColumnMismatch
 from nemo_like.environments.record_needs import check_of
 from nemo_like.preflight.notes import Note, Seen
+from nemo_like.rollout.declarations import record_column
 
 # Records between two looks at the clock, whose tokens are counted together.
 _BATCH = 1000
@@ -128,14 +131,37 @@ class _Scan:
                 self._found(f"{where}: env.{self.source.cfg.env} cannot judge it: {error}")
                 if len(self.problems) >= _MAX_PROBLEMS:
                     return
+        lengths: Sequence[int | None] = [None] * len(batch)
         if self.prompt_lengths is not None:
-            lengths = self.prompt_lengths([example.prompt for _, example in batch])
-            for (where, _), length in zip(batch, lengths, strict=True):
-                if length == 0:
-                    self._found(f"{where}: the tokenizer makes no token of its prompt")
-            self.num_too_long += sum(length > self.max_prompt_tokens for length in lengths)
-            self.longest = max(self.longest, *lengths)
+            lengths = self._counted(batch)
+        columns = [record_column(name, text) for name, text in self.source.cfg.columns.items()]
+        for (where, example), length in zip(batch, lengths, strict=True) if columns else ():
+            self._look_at_columns(where, example, columns, length)
         self.num_read += len(batch)
+
+    def _counted(self, batch: Sequence[tuple[str, PromptExample]]) -> Sequence[int]:
+        """The tokens of each prompt."""
+        assert self.prompt_lengths is not None
+        lengths = self.prompt_lengths([example.prompt for _, example in batch])
+        for (where, _), length in zip(batch, lengths, strict=True):
+            if length == 0:
+                self._found(f"{where}: the tokenizer makes no token of its prompt")
+        self.num_too_long += sum(length > self.max_prompt_tokens for length in lengths)
+        self.longest = max(self.longest, *lengths)
+        return lengths
+
+    def _look_at_columns(
+        self, where: str, example: PromptExample, columns: Sequence[Column], num_tokens: int | None
+    ) -> None:
+        from nemo_like.environments.column_values import column_value
+
+        for column in columns:
+            if num_tokens is None and column.layout is Layout.per_token:
+                continue
+            try:
+                column_value(column, example.columns[column.name], num_tokens or 0)
+            except ColumnMismatch as error:
+                self._found(f"{where}: {error}")
 
     def _judge(self) -> None:
         if self.is_whole and not self.num_read:
@@ -178,7 +204,7 @@ def _examples(source: SourceToScan) -> Iterator[tuple[str, PromptExample]]:
 
     cfg = source.cfg
     if cfg.kind is DatasetKind.jsonl:
-        fields = RecordFields(cfg.prompt_key, cfg.answer_key)
+        fields = RecordFields(cfg.prompt_key, cfg.answer_key, tuple(cfg.columns))
         for number, record in jsonl_records(str(cfg.path)):
             where = f"{cfg.path}:{number}"
             yield where, templated(fields.example(record, where), cfg)

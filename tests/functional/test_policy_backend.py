@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
+from nemo_like.batch.columns import Column, Layout
 from nemo_like.batch.meta import Chunk, KVBatchMeta, Schedule
 from nemo_like.batch.sharding import shard_for_training
 from nemo_like.cluster.coordinates import Coordinates
@@ -31,6 +33,7 @@ from tests.functional.policy_fixtures import (
     random_batch,
 )
 from tests.functional.worlds import WorldPool
+from tests.unit.data_plane.fields import frozen
 
 NUM_SAMPLES = 16
 VOCAB_SIZE = 4096
@@ -144,6 +147,39 @@ def test_when_one_worker_cannot_fetch_none_computes(pool: WorldPool) -> None:
     others, own = pool.run(fetch_with_failures_on_rank_1, layout)
     assert own == ["StorageFailed", "MissingData", "nothing"]
     assert others == ["DataPlaneError", "DeadlineExceeded", "nothing"]
+
+
+SHARED = (
+    Column("credit", "float32", Layout.per_token, inner_shape=(2,)),
+    Column("score", "bool", Layout.per_sample),
+    Column("state", "bfloat16", Layout.per_token),
+    Column("level", "float64", Layout.per_sample, inner_shape=(3,), per_prompt=True),
+    Column("images", "", Layout.ragged, per_prompt=True),
+    Column("notes", "", Layout.objects),
+)
+
+
+def share_all_layouts(coordinates: Coordinates) -> Any:
+    """What each worker of a replica gets of the leader's columns, in a form that compares."""
+    meta = KVBatchMeta("p", (Chunk("a", (2, 3)), Chunk("b", (1,))), ((0, 0), (0, 1), (1, 0)), frozenset())
+    fetched = {
+        "credit": np.arange(12, dtype=np.float32).reshape(6, 2),
+        "score": np.array([True, False, True]),
+        "state": torch.arange(6).to(torch.bfloat16),
+        "level": np.arange(6.0).reshape(2, 3),
+        "images": [[np.ones((2, 2), np.uint8), torch.zeros(3)], []],
+        "notes": [{"said": "é"}, None, [1, 2]],
+    }
+    replica = Replica(coordinates, timeout_s=30.0)
+    return frozen(replica.share(SHARED, meta, fetched if coordinates.is_leader else None))
+
+
+def test_a_leader_shares_columns_of_every_layout(pool: WorldPool) -> None:
+    leader, other = pool.run(share_all_layouts, parallel_layout(policy_config(Path(), tp=2)))
+    assert leader == other
+    assert len(leader[1]) == len(SHARED)
+    (alone,) = pool.run(share_all_layouts, parallel_layout(policy_config(Path())))
+    assert dict(leader[1]) == dict(alone[1])
 
 
 def test_without_a_kl_term_there_is_no_second_model(pool: WorldPool, model: Path) -> None:

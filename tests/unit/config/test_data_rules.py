@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +23,10 @@ Demo = Callable[..., Config]
         ("data.validation=[{}, {}]", "data.validation has 2 sources called arithmetic"),
         ("data.validation=[{}, {name: b, digits: 9}]", "data.validation[1].digits=9 must be at least 1"),
         ("data.max_input_seq_length=0", "data.max_input_seq_length=0 must be at least 1"),
+        (
+            "++data.train.columns={level: float32}",
+            "data.train.columns names fields of records, and kind=arith",
+        ),
         ("data.chat_template=/nowhere.jinja", "data.chat_template=/nowhere.jinja is not a file"),
     ],
 )
@@ -62,3 +67,22 @@ def test_sources_are_called_by_their_name_their_file_or_their_kind(demo: Demo) -
         "data.train[2]": "arithmetic",
         "data.validation": "arithmetic",
     }
+
+
+@pytest.mark.parametrize("text", ["float", "float32[", "bfloat16", "per_token ragged", "per_sample int8", ""])
+def test_what_is_no_column_is_refused(demo: Demo, text: str, tmp_path: Path) -> None:
+    path = tmp_path / "problems.jsonl"
+    path.write_text('{"prompt": "1+1=", "answer": "2", "level": 1}\n')
+    cfg = demo(
+        "data.train.kind=jsonl", f"data.train.path={path}", f"++data.train.columns={{level: '{text}'}}"
+    )
+    (found,) = data_problems(cfg)
+    assert str(found).startswith(f"data.train.columns.level={text} is no column; write a dtype")
+
+
+def test_a_column_of_a_field_that_records_lack_is_refused(demo: Demo, tmp_path: Path) -> None:
+    path = tmp_path / "problems.jsonl"
+    path.write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    cfg = demo("data.train.kind=jsonl", f"data.train.path={path}", "++data.train.columns={level: int8}")
+    (found,) = data_problems(cfg)
+    assert "data.train.columns=level is not a field of" in str(found)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nemo_like.batch.columns import Column, Layout
 from nemo_like.environments.feedback import as_number, checked
 from nemo_like.environments.interface import Failure, FailureKind, Feedback
 from tests.unit.environments.asking import judge
@@ -95,3 +96,54 @@ def test_a_function_without_a_result_is_named() -> None:
     feedback = judge("function", "x", function=f"{MODULE}:forgetful")
     assert feedback.failure is not None
     assert "forgetful returned NoneType, not a number, mapping or Feedback" in feedback.failure.reason
+
+
+CREDIT = Column("credit", "float32", Layout.per_token)
+LEVEL = Column("level", "uint8", Layout.per_sample, inner_shape=(2,))
+IMAGES = Column("images", "", Layout.ragged)
+NOTES = Column("notes", "", Layout.objects)
+COLUMNS = (CREDIT, LEVEL, IMAGES, NOTES)
+
+
+def test_columns_become_arrays_of_their_dtype() -> None:
+    given = {
+        "credit": [1, 0.5, 0],
+        "level": (3.0, 4),
+        "images": [[[1, 2]], np.zeros(3)],
+        "notes": {"a": None},
+    }
+    feedback = checked(Feedback({"a": 1.0}, columns=given), COLUMNS, 3)
+    assert feedback.failure is None
+    assert (feedback.columns["credit"].tolist(), feedback.columns["credit"].dtype) == (
+        [1, 0.5, 0],
+        np.float32,
+    )
+    assert (feedback.columns["level"].tolist(), feedback.columns["level"].dtype) == ([3, 4], np.uint8)
+    assert [image.shape for image in feedback.columns["images"]] == [(1, 2), (3,)]
+    assert feedback.columns["notes"] == {"a": None}
+    assert checked(feedback, COLUMNS, 3).columns.keys() == given.keys()
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ([1.0], "the columns are [1.0], not a mapping of names to values"),
+        (
+            {"credits": [1.0]},
+            "it brings the columns ['credits'], and declares ['credit', 'images', 'level', ",
+        ),
+        ({"credit": [1.0, 2.0]}, "column 'credit' has shape [2], where [3] is declared for 3 tokens"),
+        ({"credit": ["a", "b", "c"]}, "column 'credit': ['a', 'b', 'c'] is no array of numbers"),
+        ({"credit": [1j, 1, 1]}, "column 'credit' is declared float32, and complex128 is no such number"),
+        ({"credit": [1, np.nan, 1]}, "the column 'credit' has values that are not finite"),
+        ({"level": 1}, "column 'level' has shape [], where [2] is declared"),
+        ({"level": [0.5, 1]}, "column 'level' is declared uint8, which cannot hold"),
+        ({"level": [-1, 1]}, "column 'level' is declared uint8, which cannot hold"),
+        ({"images": 5}, "column 'images' takes a list of arrays, not 5"),
+        ({"images": ["a"]}, "column 'images': 'a' is no array of numbers"),
+    ],
+)
+def test_a_column_that_does_not_fit_fails_its_sample(columns: Any, reason: str) -> None:
+    failure = checked(Feedback({"a": 1.0}, columns=columns), COLUMNS, 3).failure
+    assert failure is not None
+    assert reason in failure.reason

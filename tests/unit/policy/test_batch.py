@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from nemo_like.batch.columns import Column, Layout
 from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, PromptRun, Schedule
 from nemo_like.policy.batch import ContextRank, PolicyBatch, context_positions
 
@@ -20,6 +21,31 @@ def two_samples() -> PolicyBatch:
         "prev_logprobs": np.arange(8, dtype=np.float32),
     }
     return PolicyBatch(columns, [4, 4], {"advantage": [1.5, -1.0]}, CPU)
+
+
+def test_a_micro_batch_has_its_part_of_columns_of_every_layout() -> None:
+    columns = {
+        Column("credit", "float32", Layout.per_token, inner_shape=(2,)): np.arange(16).reshape(8, 2),
+        Column("score", "float32", Layout.per_sample): np.array([1.0, 2.0, 3.0][:2]),
+        Column("level", "float32", Layout.per_sample, per_prompt=True): np.array([7.0]),
+        Column("images", "", Layout.ragged): [["a"], ["b"]],
+        Column("notes", "", Layout.objects, per_prompt=True): ["of both"],
+    }
+    names = {
+        "input_ids": np.arange(8, dtype=np.int32),
+        "response_mask": two_samples().columns["response_mask"],
+    }
+    batch = PolicyBatch(names, [4, 4], {}, CPU, prompt_index=[0, 0])
+    batch.add(columns)
+    inputs = batch.micro_batch(MicroBatch(rows=(1, 0), padded_length=6), PADDED)
+    credit, score, level, images, notes = (batch.values_of(column, inputs) for column in columns)
+    assert credit.tolist() == [[10, 11], [14, 15], [4, 5], [6, 7]]
+    assert score.tolist() == [2.0, 1.0]
+    assert level.tolist() == [7.0, 7.0]
+    assert images == [["b"], ["a"]]
+    assert notes == ["of both", "of both"]
+    assert all(column in batch for column in columns)
+    assert Column("other", "", Layout.objects) not in batch
 
 
 def test_a_micro_batch_is_padded_on_the_right_and_names_the_tokens_to_score() -> None:

@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from nemo_like.algorithms.logprobs import TokenScores
+from nemo_like.algorithms.losses import LossTerms, LossTokens, policy_loss
+from nemo_like.batch.columns import Column, Layout, reads
 from nemo_like.batch.meta import GlobalBatch, MicroBatch, Schedule
 from nemo_like.config.schema import KLType, LossConfig
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.columns import training_reads
-from nemo_like.policy.objective import update_objective
+from nemo_like.policy.objective import own_reads, update_objective
 from nemo_like.policy.reward_kl import reward_kl_tags
 from nemo_like.policy.train_metrics import TrainMetrics
 from tests.unit.algorithms.loss_cases import CONFIG
@@ -141,3 +143,50 @@ def test_scoring_sums_the_kl_to_go_and_its_square_over_each_sample() -> None:
 def test_training_fetches_the_columns_that_its_loss_needs(changes: dict[str, Any], columns: set[str]) -> None:
     reads = {column.name for column in training_reads(replace(CONFIG, **changes))}
     assert reads == columns | {"input_ids", "response_mask"}
+
+
+CREDIT = Column("credit", "float32", Layout.per_token)
+
+
+@reads(CREDIT)
+def own_loss(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
+    return policy_loss(replace(tokens, advantages=tokens.advantages * tokens.columns["credit"]), cfg)
+
+
+def no_terms(tokens: LossTokens, cfg: LossConfig) -> Any:
+    return tokens.logprobs.sum()
+
+
+def per_token(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
+    return replace(policy_loss(tokens, cfg), loss=tokens.logprobs)
+
+
+def not_finite(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
+    return replace(policy_loss(tokens, cfg), loss=tokens.logprobs.sum() * torch.nan)
+
+
+def own(name: str) -> LossConfig:
+    return replace(CONFIG, kind=f"{__name__}:{name}")
+
+
+def test_a_loss_of_one_s_own_gets_the_columns_that_it_declares() -> None:
+    assert own_reads(own("own_loss")) == (CREDIT,)
+    assert own_reads(CONFIG) == ()
+    batch = batch_of(prev_logprobs=[-1.0] * 5)
+    batch.add({CREDIT: np.array([9, 0.5, 2, 9, 9], np.float32)})
+    loss, grad, _ = run(own("own_loss"), batch)
+    assert loss == pytest.approx(-2 * (0.5 + 2) / 2)
+    assert grad == pytest.approx([-0.5, -2.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("no_terms", TypeError, r"test_objective:no_terms returned Tensor, not LossTerms"),
+        ("per_token", ValueError, r"returned the shapes {'loss': \[3\]} for 3 tokens; the loss is a scalar"),
+        ("not_finite", ValueError, r"test_objective:not_finite returned a loss of nan"),
+    ],
+)
+def test_a_wrong_loss_says_what_it_returned(name: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        run(own(name), batch_of(prev_logprobs=[-1.0] * 5))

@@ -200,3 +200,19 @@ def test_a_record_without_what_its_judge_needs_is_told(
 )
 def test_a_record_with_what_its_judge_needs_passes(look: Look, kind: str, record: dict[str, Any]) -> None:
     assert look([{"prompt": "1+1=", **record}], env=env_config(kind)).problems == ()
+
+
+def test_a_record_s_columns_are_looked_at(look: Look) -> None:
+    columns = "{level: int8, weights: per_token float32}"
+    records = [
+        {**GOOD, "level": 1, "weights": [1, 0.5, 0, 1]},
+        {**GOOD, "level": 0.5, "weights": [1, 0.5, 0, 1]},
+        {**GOOD, "level": 1, "weights": [1]},
+    ]
+    first, second = look(records, f"++data.default.columns={columns}").problems
+    assert "problems.jsonl:2: column 'level' is declared int8, which cannot hold" in str(first)
+    assert "problems.jsonl:3: column 'weights' has shape [1], where [4] is declared for 4 tokens" in str(
+        second
+    )
+    (missing,) = look([GOOD], f"++data.default.columns={columns}").problems
+    assert "problems.jsonl:1: no field 'level' (data.*.columns)" in str(missing)

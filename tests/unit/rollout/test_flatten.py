@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from nemo_like.batch.columns import Column, Layout
+from nemo_like.data_plane.errors import ColumnMismatch
 from nemo_like.environments.interface import FailureKind, Feedback
 from nemo_like.rollout.flatten import FlatBatch, flatten
 from tests.unit.rollout.conversations import conversation, finished, response
@@ -75,3 +78,55 @@ def test_observations_are_neither_masked_in_nor_given_logprobs() -> None:
     assert flat.lengths == [8]
     assert flat.tags["num_response_tokens"] == [3]
     assert flat.tags["num_turns"] == [2]
+
+
+CREDIT = Column("credit", "float32", Layout.per_token, inner_shape=(2,))
+SCORE = Column("score", "int32", Layout.per_sample)
+LEVEL = Column("level", "float32", Layout.per_sample, per_prompt=True)
+NOTES = Column("notes", "", Layout.objects)
+IMAGES = Column("images", "", Layout.ragged, per_prompt=True)
+
+
+def test_columns_of_every_layout_go_where_they_belong() -> None:
+    pixels = [np.ones((2, 2), np.uint8)]
+    first = conversation((4, 5), max_turns=2, columns={"images": pixels})
+    first.add_response(response([7, 1], [-1.0, -2.0]), "seven", 3)
+    credit = np.array([[1, 2], [3, 4]])
+    first.add_feedback(Feedback(observation="go on", is_done=False, columns={"credit": credit, "notes": "a"}))
+    first.add_observation("go on", [20])
+    first.add_response(response([8], [-3.0]), "eight", 3)
+    first.add_feedback(Feedback({"a": 1.0}, columns={"notes": "b", "score": 7}))
+    second = conversation((4, 5), generation=1, columns={"images": pixels})
+    second.add_response(response([9], [-1.0]), "nine", 3)
+    second.add_feedback(Feedback({"a": 1.0}, columns={"credit": [[5, 6]], "level": 2.5}))
+    other = finished((6,), response([9]), Feedback({"a": 1.0}))
+    columns = flatten([[first, second], [other]], (CREDIT, SCORE, LEVEL, NOTES, IMAGES)).columns
+    none = [0, 0]
+    expected = [none, none, [1, 2], [3, 4], none, none, none, none, [5, 6], none, none]
+    assert np.asarray(columns["credit"]).tolist() == expected
+    assert np.asarray(columns["score"]).tolist() == [7, 0, 0]
+    assert np.asarray(columns["level"]).tolist() == [2.5, 0.0]
+    assert columns["notes"] == ["b", None, None]
+    assert [[image.shape for image in images] for images in columns["images"]] == [[(2, 2)], []]
+    assert [np.asarray(columns[name]).dtype for name in ("credit", "score", "level")] == [
+        np.float32,
+        np.int32,
+        np.float32,
+    ]
+
+
+def test_what_an_engine_brings_stands_on_its_tokens() -> None:
+    answered = response([7, 1])
+    object.__setattr__(answered, "columns", {"credit": [[1, 2], [3, 4]]})
+    columns = flatten([[finished((4,), answered, Feedback({"a": 1.0}))]], (CREDIT,)).columns
+    assert np.asarray(columns["credit"]).tolist() == [[0, 0], [1, 2], [3, 4]]
+
+
+def test_a_record_s_values_per_token_are_as_many_as_its_prompt_has() -> None:
+    weights = Column("weights", "float32", Layout.per_token)
+    right, wrong = (conversation((4, 5), columns={"weights": [0.5] * count}) for count in (2, 3))
+    for sample in (right, wrong):
+        sample.add_response(response([7]), "seven", 3)
+    assert np.asarray(flatten([[right]], (weights,)).columns["weights"]).tolist() == [0.5, 0.5, 0.0]
+    with pytest.raises(ColumnMismatch, match=r"has shape \[3\], where \[2\] is declared for 2 tokens"):
+        flatten([[wrong]], (weights,))
