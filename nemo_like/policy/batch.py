@@ -197,7 +197,8 @@ class PolicyBatch:
         """A column's part of a micro-batch of n samples: [M, *inner_shape] at the scored tokens where it is
         per token, else a value for each sample, [n, *inner_shape] or a list."""
         if column.layout is Layout.per_token:
-            return self.columns[column.name][inputs.packed_index]
+            tokens = self.columns[column.name]
+            return tokens[inputs.packed_index.to(tokens.device)].to(self.device)
         values = self._values[column.name]
         rows = inputs.rows
         if column.per_prompt:

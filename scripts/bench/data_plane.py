@@ -11,8 +11,8 @@ between real processes. Planes:
     ours                  this framework's data plane; every stage fetches again, the driver reads and
                           writes columns, as usual integrations do
     ours_as_used          the same plane as this framework's driver uses it: one phase writes both columns
-                          of log-probs, workers keep what they fetched or wrote, advantages are scalars in
-                          the metadata
+                          of log-probs, in the background, workers keep what they fetched or wrote,
+                          advantages are scalars in the metadata
     transfer_queue_plain  TransferQueue's own calls, a key per sample, jagged tensors
     ray_object_store      dictionaries of padded tensors in Ray's object store
     memcpy                a warm copy of our bytes within one process

@@ -6,9 +6,9 @@
                          └─ fetch ─▶ worker 0..DP-1, training
 
 In the usual flow every stage fetches all that it needs, and the driver reads and writes columns. As
-this framework's driver works, one stage writes both columns of log-probs, workers keep what they fetched
-or wrote, an advantage is a scalar per sample in the metadata, and the driver goes on while a partition
-is closed.
+this framework's driver works, one stage writes both columns of log-probs, in the background, workers keep
+what they fetched or wrote, an advantage is a scalar per sample in the metadata, and the driver goes on while
+a partition is closed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Cast:
 _partitions = itertools.count()
 _LOGPROBS = Stage(LOGPROB_READS, ("prev_logprobs",))
 _REFERENCE = Stage(REFERENCE_READS, ("reference_logprobs",))
-_BOTH = Stage(LOGPROB_READS, ("prev_logprobs", "reference_logprobs"), forgets=False)
+_BOTH = Stage(LOGPROB_READS, ("prev_logprobs", "reference_logprobs"), keeps=True)
 _DRIVER = Stage(DRIVER_READS, ("advantages",))
 _TRAIN = Stage((*TRAIN_READS, "advantages"))
 

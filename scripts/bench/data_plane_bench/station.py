@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,9 @@ class Stage:
 
     reads: tuple[str, ...]
     writes: tuple[str, ...] = ()
-    forgets: bool = True  # drop what was fetched, so that the next stage fetches again
+    # As policy workers do: keep what was fetched and written for the next stage, which also waits for what is
+    # still being written. Else each stage waits itself, forgets, and the next one fetches again.
+    keeps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,8 @@ class Station:
         self._batch: Batch | None = None
         self._laid_out: dict[tuple[str, str, tuple[int, ...]], Any] = {}
         self._buffers: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._writer = ThreadPoolExecutor(1)
+        self._writing: Future[Any] | None = None
 
     def pid(self) -> int:
         return os.getpid()
@@ -61,12 +66,19 @@ class Station:
         client = self._planes[plane]
         fetch_s = write_s = 0.0
         written = None
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
         if stage.reads:
             _, fetch_s = _timed(lambda: client.fetch(rows, stage.reads))
         if stage.writes:
             columns = {name: self._written(plane, name, rows) for name in stage.writes}
-            written, write_s = _timed(lambda: client.write(rows, columns))
-        if stage.forgets:
+            if stage.keeps:
+                self._writing = self._writer.submit(client.write, rows, columns)
+                written = tuple(columns)
+            else:
+                written, write_s = _timed(lambda: client.write(rows, columns))
+        if not stage.keeps:
             client.forget(rows)
         return StageResult(fetch_s, write_s, written)
 
