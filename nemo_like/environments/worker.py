@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 from nemo_like.batch.columns import Column
 from nemo_like.config.schema import EnvConfig
-from nemo_like.environments.feedback import checked
 from nemo_like.environments.frames import LENGTH_BYTES, Raised, Refused, frame
 from nemo_like.environments.interface import Feedback, Turn
 from nemo_like.environments.registry import build_environment, is_harmless, written_columns
@@ -34,7 +33,8 @@ class WorkerDied(Exception):
 
 
 class Worker(Protocol):
-    """Runs one environment; calls may interleave. ``columns`` are those that its feedback may bring."""
+    """Runs one environment; calls may interleave. ``columns`` are those that its feedback may bring; its caller
+    checks what is in that."""
 
     columns: tuple[Column, ...]
 
@@ -69,10 +69,9 @@ class _HereWorker:
     async def step(self, turns: Sequence[Turn], timeout_s: float) -> Sequence[Feedback]:
         try:
             answers = await asyncio.wait_for(self._environment.step(turns), timeout_s)
-            return [
-                checked(answer, self.columns, len(turn.response_ids))
-                for answer, turn in zip(answers, turns, strict=True)
-            ]
+            if len(answers) != len(turns):
+                raise ValueError(f"the environment gave {len(answers)} answers to {len(turns)} turns")
+            return answers
         except TimeoutError:
             raise
         except Exception as error:
