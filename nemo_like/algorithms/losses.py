@@ -8,9 +8,9 @@ on how the batch is cut into micro-batches or spread over ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,10 @@ from nemo_like.config.schema import KLType, LossConfig
 _COUNT_EPSILON = 1e-8
 # Limit of the KL estimates, nats.
 _KL_LIMIT = 10.0
+# Where ``logs`` writes what it is told.
+LOGGED_MEANS = "logged_means"
+
+T = TypeVar("T", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +39,10 @@ class GlobalCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTokens:
-    """The scored tokens of a micro-batch of n samples, all those of each sample; log-probs in nats.
+    """The scored tokens of a micro-batch of n samples: all that the policy generated. Log-probs in nats.
 
-    Every tensor is [M] float32 unless said otherwise. ``logprobs`` and ``entropy`` carry the gradient.
+    Every tensor is [M] float32 unless said otherwise, and entry i of each belongs to the same token.
+    ``logprobs`` and ``entropy`` carry the gradient.
     ``weights`` are shares of the global mean, ``mask`` is 1 on tokens of samples that train and 0 on
     the others.
     """
@@ -50,10 +55,12 @@ class LossTokens:
     sample_index: Tensor  # [M] int64, which of the n samples a token belongs to
     response_lengths: Tensor  # [n] float32, tokens of each sample
     reference_logprobs: Tensor | None = None  # with a KL penalty
-    generation_logprobs: Tensor | None = None  # with importance-sampling correction
+    generation_logprobs: Tensor | None = (
+        None  # with importance-sampling correction, or no prev_logprobs scored
+    )
     entropy: Tensor | None = None  # with an entropy coefficient
-    # What a loss of the user's declares, by name: [M, *inner_shape] per token, else [n, *inner_shape] or a
-    # list of n values, which ``sample_index`` spreads over the tokens.
+    # What a loss of the user's declares, by name: [M, *inner_shape] per token; else [n, *inner_shape], which
+    # ``values[sample_index]`` spreads over the tokens, or a list of n values.
     columns: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -69,14 +76,26 @@ class TokenMean:
 class LossTerms:
     """``loss`` is the scalar to differentiate; the rest is without gradient, for the metrics.
 
-    ``ratio`` and ``clipped_ratio`` are [M]. ``means`` are metrics by name: kl_penalty (not multiplied
-    by its coefficient; 0 without a reference), entropy and is_oob_ratio where there are such.
+    ``loss`` is the sum over tokens of their weights times their losses; those of all micro-batches and ranks
+    are summed again. ``ratio`` and ``clipped_ratio`` are [M]; ones where there is no ratio. ``means`` are
+    metrics by name: kl_penalty (not multiplied by its coefficient; 0 without a reference), entropy and
+    is_oob_ratio where there are such, and those that ``logs`` announces.
     """
 
     loss: Tensor
     ratio: Tensor
     clipped_ratio: Tensor
     means: Mapping[str, TokenMean]
+
+
+def logs(*names: str) -> Callable[[T], T]:
+    """Mark a loss of one's own with the names of the means that it gives besides those of ``LossTerms``."""
+
+    def mark(loss: T) -> T:
+        setattr(loss, LOGGED_MEANS, names)
+        return loss
+
+    return mark
 
 
 def token_weights(

@@ -1,4 +1,4 @@
-"""Columns of a batch: what they are, those of every run, and how a run's own are gathered.
+"""Columns of a batch: what they are, those of GRPO, and how a run's are gathered.
 
     a dataset, an environment, an engine, a policy phase ── Declaration(writes, reads) ─┐
     the loss                                             ── Declaration(reads) ─────────┴─▶ gather_columns
@@ -138,12 +138,18 @@ class Declaration:
 
 
 def writes(*columns: Column) -> Callable[[T], T]:
-    """Mark a class or function of one's own as the writer of these columns."""
+    """Mark an environment's class, or a reward function, as the writer of these columns.
+
+    Raises ValueError for bfloat16, of which numpy has no values.
+    """
+    for column in columns:
+        if getattr(column, "dtype", "") == "bfloat16":
+            raise ValueError(f"column {column.name!r}: numpy has no bfloat16; declare float32")
     return _marked("columns_written", columns)
 
 
 def reads(*columns: Column) -> Callable[[T], T]:
-    """Mark a class or function of one's own as a reader of these columns."""
+    """Mark a loss of one's own as a reader of these columns."""
     return _marked("columns_read", columns)
 
 

@@ -10,11 +10,16 @@ from nemo_like.batch.columns import Column, Layout
 from nemo_like.data_plane.errors import ColumnMismatch
 
 
+class NotFinite(ColumnMismatch):
+    """A value is NaN, infinite or too large for the column's dtype."""
+
+
 def column_value(column: Column, value: Any, num_tokens: int) -> Any:
     """One value in the column's dtype and shape: Python's numbers, lists and numpy's arrays become arrays,
     [num_tokens, *inner_shape] per token and [*inner_shape] otherwise; ragged ones a list of arrays.
 
-    Raises ColumnMismatch where it does not fit, or would change by the dtype: a fraction is no integer.
+    Raises ColumnMismatch where it does not fit or is no such number: a fraction is no integer. Floats are
+    rounded to the dtype; NotFinite for those that are not finite, or too large for it.
     """
     if column.layout is Layout.objects:
         return value
@@ -29,6 +34,8 @@ def column_value(column: Column, value: Any, num_tokens: int) -> Any:
         raise ColumnMismatch(
             f"column {column.name!r} has shape {list(array.shape)}, where {list(expected)} is declared{per}"
         )
+    if not np.isfinite(array).all():
+        raise NotFinite(f"column {column.name!r} has values that are not finite in {column.dtype}")
     return array
 
 

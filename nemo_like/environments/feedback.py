@@ -7,11 +7,9 @@ import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from nemo_like.batch.columns import Column
 from nemo_like.data_plane.errors import ColumnMismatch
-from nemo_like.environments.column_values import column_value
+from nemo_like.environments.column_values import NotFinite, column_value
 from nemo_like.environments.interface import Failure, FailureKind, Feedback
 
 # What float32 holds: the advantages of a training batch are float32, and their squares fit into float64.
@@ -106,11 +104,10 @@ def _columns(values: object, columns: Sequence[Column], num_tokens: int) -> dict
     for name, value in values.items():
         try:
             given[name] = column_value(declared[name], value, num_tokens)
+        except NotFinite as error:
+            raise Malformed(str(error), FailureKind.not_finite) from error
         except ColumnMismatch as error:
             raise Malformed(str(error)) from error
-        dense = given[name] if declared[name].is_dense else None
-        if dense is not None and not np.isfinite(dense).all():
-            raise Malformed(f"the column {name!r} has values that are not finite", FailureKind.not_finite)
     return given
 
 

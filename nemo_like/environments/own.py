@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from nemo_like.batch.columns import declared_by
+from nemo_like.batch.columns import declared_by, writes
 from nemo_like.config.environment_options import CustomOptions, FunctionOptions
 from nemo_like.config.import_path import load_by_path
 from nemo_like.environments.feedback import as_number
@@ -28,7 +28,11 @@ def function(options: FunctionOptions) -> Environment:
 
 def custom(options: CustomOptions) -> Environment:
     """Raises ValueError when there is no such class, or what its constructor raises."""
-    return load_by_path(options.target)(**options.arguments)
+    target = load_by_path(options.target)
+    environment = target(**options.arguments)
+    if columns := declared_by(options.target, target).writes:
+        return writes(*columns)(environment)  # also of a function that makes it
+    return environment
 
 
 async def _judge(judge: Callable[..., Any], arguments: Mapping[str, Any], turn: Turn) -> Feedback:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from nemo_like.batch.columns import Column, ColumnError, declared_by
+from nemo_like.batch.columns import Column, declared_by
 from nemo_like.config.environment_options import options_of
 from nemo_like.config.schema import EnvConfig, EnvironmentKind
 from nemo_like.environments.interface import Environment
@@ -39,13 +39,8 @@ def build_environment(cfg: EnvConfig) -> Environment:
 
 
 def written_columns(environment: Environment) -> tuple[Column, ...]:
-    """The columns that its feedback may bring. Raises ColumnError for a declaration that is none, and for a
-    dtype that numpy lacks."""
-    columns = declared_by(type(environment).__name__, environment).writes
-    for column in columns:
-        if column.dtype == "bfloat16":
-            raise ColumnError(f"column {column.name!r} of an environment must have one of numpy's dtypes")
-    return columns
+    """The columns that its feedback may bring. Raises ColumnError for a declaration that is none."""
+    return declared_by(type(environment).__name__, environment).writes
 
 
 def is_harmless(cfg: EnvConfig) -> bool:

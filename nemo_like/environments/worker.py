@@ -33,8 +33,8 @@ class WorkerDied(Exception):
 
 
 class Worker(Protocol):
-    """Runs one environment; calls may interleave. ``columns`` are those that its feedback may bring; its caller
-    checks what is in that."""
+    """Runs one environment; calls may interleave. ``columns`` are those that its feedback may bring; whoever
+    calls checks them."""
 
     columns: tuple[Column, ...]
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from nemo_like.algorithms.divergence import divergences
 from nemo_like.algorithms.logprobs import TokenScores
 from nemo_like.algorithms.losses import (
+    LOGGED_MEANS,
     GlobalCounts,
     LossTerms,
     LossTokens,
@@ -40,7 +41,7 @@ from nemo_like.config.schema import LossConfig
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
 from nemo_like.policy.columns import training_reads
 from nemo_like.policy.reward_kl import reward_kl
-from nemo_like.policy.train_metrics import TrainMetrics
+from nemo_like.policy.train_metrics import KNOWN_MEANS, TrainMetrics
 
 # A micro-batch's part of the loss, a scalar to differentiate. Parts of all micro-batches and ranks are
 # summed, and so are their gradients: no averaging over ranks.
@@ -53,6 +54,11 @@ def own_reads(cfg: LossConfig) -> tuple[Column, ...]:
     Raises ValueError when it cannot be found, ColumnError for a declaration that is none.
     """
     return declared_by(f"loss_fn.kind={cfg.kind}", load_by_path(cfg.kind)).reads if is_own_loss(cfg) else ()
+
+
+def own_means(cfg: LossConfig) -> tuple[str, ...]:
+    """The means that a loss of the user's announces; imports it."""
+    return getattr(load_by_path(cfg.kind), LOGGED_MEANS, ()) if is_own_loss(cfg) else ()
 
 
 def update_objective(
@@ -93,14 +99,21 @@ def _computed_by(cfg: LossConfig) -> Callable[[LossTokens, LossConfig], LossTerm
     """The function behind ``loss_fn.kind``; what a user's gives is checked."""
     if not is_own_loss(cfg):
         return policy_loss
-    own = load_by_path(cfg.kind)
+    own, named = load_by_path(cfg.kind), (*KNOWN_MEANS, *own_means(cfg))
 
     def checked(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
         terms: Any = own(tokens, cfg)
-        if not isinstance(terms, LossTerms):
-            raise TypeError(f"loss_fn.kind={cfg.kind} returned {type(terms).__name__}, not LossTerms")
+        if not isinstance(terms, LossTerms) or not isinstance(terms.loss, Tensor):
+            what = f"LossTerms(loss={terms.loss!r})" if isinstance(terms, LossTerms) else type(terms).__name__
+            raise TypeError(f"loss_fn.kind={cfg.kind} returned {what}, not LossTerms with a tensor")
+        if unknown := terms.means.keys() - set(named):
+            raise ValueError(
+                f"loss_fn.kind={cfg.kind} gives the means {sorted(unknown)}, which it does not announce; "
+                f"mark it with nemo_like.algorithms.losses.logs, or choose of {', '.join(named)}"
+            )
         per_token = {"ratio": terms.ratio, "clipped_ratio": terms.clipped_ratio}
-        per_token |= {f"means[{name!r}].values": one.values for name, one in terms.means.items()}
+        for name, one in terms.means.items():
+            per_token |= {f"means[{name!r}].values": one.values, f"means[{name!r}].weights": one.weights}
         wrong = {name: list(one.shape) for name, one in per_token.items() if one.shape != tokens.mask.shape}
         if terms.loss.ndim or wrong:
             shapes = {"loss": list(terms.loss.shape), **wrong}

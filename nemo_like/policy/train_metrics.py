@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -12,8 +12,7 @@ from nemo_like.algorithms.losses import LossTerms, TokenMean
 from nemo_like.observability.metrics import Metric, maximum, mean, minimum
 
 # Means that a training phase can report; which of them it does is a matter of the loss.
-_MEANS = ("probs_ratio", "probs_ratio_clamped", "kl_penalty", "entropy", "is_oob_ratio", *DIVERGENCES)
-_PLACES = {name: place for place, name in enumerate(_MEANS)}
+KNOWN_MEANS = ("probs_ratio", "probs_ratio_clamped", "kl_penalty", "entropy", "is_oob_ratio", *DIVERGENCES)
 
 
 class TrainMetrics:
@@ -24,11 +23,14 @@ class TrainMetrics:
     replica a weight of 1 / num_replicas, so that the merged weight is the number of updates.
     """
 
-    def __init__(self, device: torch.device, num_replicas: int) -> None:
+    def __init__(self, device: torch.device, num_replicas: int, own_means: Sequence[str] = ()) -> None:
+        """``own_means`` are those that a loss of the user's gives besides ours."""
         self._num_replicas = num_replicas
+        self._names = (*KNOWN_MEANS, *own_means)
+        self._places = {name: place for place, name in enumerate(self._names)}
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         # of each mean: weighted sum, sum of weights
-        self._sums = torch.zeros(len(_MEANS), 2, dtype=torch.float64, device=device)
+        self._sums = torch.zeros(len(self._names), 2, dtype=torch.float64, device=device)
         # largest of: ratio, -ratio, clipped ratio, -clipped ratio
         self._extremes = torch.full((4,), -torch.inf, dtype=torch.float32, device=device)
         self._grad_norms: list[float] = []
@@ -65,7 +67,7 @@ class TrainMetrics:
         values = torch.stack([part.values for part in means.values()])
         weights = torch.stack([part.weights for part in means.values()])
         sums = torch.stack(((values * weights).sum(dim=1), weights.sum(dim=1)), dim=1)
-        self._sums[[_PLACES[name] for name in means]] += sums
+        self._sums[[self._places[name] for name in means]] += sums
 
     def add_update(self, *, grad_norm: float, learning_rate: float) -> None:
         """One optimizer update is done."""
@@ -81,7 +83,7 @@ class TrainMetrics:
             "grad_norm": mean(sum(self._grad_norms) * share, updates),
             "lr": mean(sum(self._learning_rates) * share, updates),
         }
-        for name, (total, weight) in zip(_MEANS, self._sums.tolist(), strict=True):
+        for name, (total, weight) in zip(self._names, self._sums.tolist(), strict=True):
             if weight:
                 metrics[name] = mean(total, weight)
         ratio_max, ratio_min, clipped_max, clipped_min = self._extremes.tolist()

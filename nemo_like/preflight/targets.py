@@ -73,9 +73,15 @@ def inspected(target: Target) -> Inspected:
     if problem := problem_of(target):
         return Inspected(problem)
     try:
-        return Inspected(None, declared_by(target.part, load_by_path(target.path)))
+        columns = declared_by(target.part, load_by_path(target.path))
     except ColumnError as error:
         return Inspected(str(error))
+    is_environment = target.kind in (TargetKind.environment, TargetKind.reward_function)
+    if columns.reads and target.kind is not TargetKind.loss:
+        return Inspected("is marked with @reads, and only a loss gets columns")
+    if columns.writes and not is_environment:
+        return Inspected("is marked with @writes, and only an environment brings columns")
+    return Inspected(None, columns)
 
 
 def problem_of(target: Target) -> str | None:

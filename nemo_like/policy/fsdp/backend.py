@@ -40,7 +40,7 @@ from nemo_like.policy.fsdp.optimizer import ShardedAdamW
 from nemo_like.policy.fsdp.tensor_parallel import TensorParallelModel, parallelize
 from nemo_like.policy.fsdp.weights import fill, full_tensor, hf_tensors, load_source, logit_scale
 from nemo_like.policy.learning_rate import learning_rate
-from nemo_like.policy.objective import update_objective
+from nemo_like.policy.objective import own_means, update_objective
 from nemo_like.policy.parking import HostParking, always_there
 from nemo_like.policy.reference import ReferenceWeights, reference_in_place
 from nemo_like.policy.train_metrics import TrainMetrics
@@ -129,7 +129,7 @@ class FSDPPolicy:
 
     def train(self, batch: PolicyBatch, schedule: Schedule) -> dict[str, Metric]:
         """One optimizer update per global batch of the schedule; this replica's part of the metrics."""
-        metrics = TrainMetrics(self.device, num_replicas=self.coordinates.layout.dp)
+        metrics = TrainMetrics(self.device, self.coordinates.layout.dp, own_means(self.loss))
         with self._weights_in_use(), self._moments_in_use():
             for update in schedule.global_batches:
                 self._update(batch, schedule, update, metrics)

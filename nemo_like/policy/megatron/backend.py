@@ -43,7 +43,7 @@ from nemo_like.policy.megatron.description import ModelDescription, describe_mod
 from nemo_like.policy.megatron.model import ScoringGPTModel, transformer_config
 from nemo_like.policy.megatron.optimizer import build_optimizer
 from nemo_like.policy.megatron.pipeline import Pipeline
-from nemo_like.policy.objective import update_objective
+from nemo_like.policy.objective import own_means, update_objective
 from nemo_like.policy.parking import HostParking, always_there
 from nemo_like.policy.reference import ReferenceWeights, reference_in_place
 from nemo_like.policy.train_metrics import TrainMetrics
@@ -128,7 +128,7 @@ class MegatronPolicy:
 
     def train(self, batch: PolicyBatch, schedule: Schedule) -> dict[str, Metric]:
         """One optimizer update per global batch of the schedule; this replica's part of the metrics."""
-        metrics = TrainMetrics(self.device, num_replicas=self.coordinates.layout.dp)
+        metrics = TrainMetrics(self.device, self.coordinates.layout.dp, own_means(self.loss))
         with self._megatron(), self._weights_in_use():
             with self._optimizer_on_device():
                 for update in schedule.global_batches:

@@ -135,7 +135,7 @@ def test_columns_become_arrays_of_their_dtype() -> None:
         ({"credit": [1.0, 2.0]}, "column 'credit' has shape [2], where [3] is declared for 3 tokens"),
         ({"credit": ["a", "b", "c"]}, "column 'credit': ['a', 'b', 'c'] is no array of numbers"),
         ({"credit": [1j, 1, 1]}, "column 'credit' is declared float32, and complex128 is no such number"),
-        ({"credit": [1, np.nan, 1]}, "the column 'credit' has values that are not finite"),
+        ({"credit": [1, np.nan, 1]}, "column 'credit' has values that are not finite in float32"),
         ({"level": 1}, "column 'level' has shape [], where [2] is declared"),
         ({"level": [0.5, 1]}, "column 'level' is declared uint8, which cannot hold"),
         ({"level": [-1, 1]}, "column 'level' is declared uint8, which cannot hold"),

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from nemo_like.algorithms.logprobs import TokenScores
-from nemo_like.algorithms.losses import LossTerms, LossTokens, policy_loss
+from nemo_like.algorithms.losses import LossTerms, LossTokens, TokenMean, logs, policy_loss
 from nemo_like.batch.columns import Column, Layout, reads
 from nemo_like.batch.meta import GlobalBatch, MicroBatch, Schedule
 from nemo_like.config.schema import KLType, LossConfig
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.columns import training_reads
-from nemo_like.policy.objective import own_reads, update_objective
+from nemo_like.policy.objective import own_means, own_reads, update_objective
 from nemo_like.policy.reward_kl import reward_kl_tags
 from nemo_like.policy.train_metrics import TrainMetrics
 from tests.unit.algorithms.loss_cases import CONFIG
@@ -153,6 +153,27 @@ def own_loss(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
     return policy_loss(replace(tokens, advantages=tokens.advantages * tokens.columns["credit"]), cfg)
 
 
+@logs("credit")
+@reads(CREDIT)
+def logged(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
+    terms = policy_loss(tokens, cfg)
+    return replace(terms, means={**terms.means, "credit": TokenMean(tokens.columns["credit"], tokens.mask)})
+
+
+def unannounced(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
+    terms = policy_loss(tokens, cfg)
+    return replace(terms, means={"mine": TokenMean(tokens.mask, tokens.mask)})
+
+
+def wrong_weights(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
+    terms = policy_loss(tokens, cfg)
+    return replace(terms, means={"entropy": TokenMean(tokens.mask, tokens.mask[:1])})
+
+
+def no_tensor(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
+    return replace(policy_loss(tokens, cfg), loss=1.0)  # type: ignore[arg-type]
+
+
 def no_terms(tokens: LossTokens, cfg: LossConfig) -> Any:
     return tokens.logprobs.sum()
 
@@ -179,9 +200,21 @@ def test_a_loss_of_one_s_own_gets_the_columns_that_it_declares() -> None:
     assert grad == pytest.approx([-0.5, -2.0, 0.0])
 
 
+def test_a_loss_of_one_s_own_logs_means_that_it_announces() -> None:
+    cfg = own("logged")
+    batch = batch_of(prev_logprobs=[-1.0] * 5)
+    batch.add({CREDIT: np.array([9, 0.5, 2, 9, 9], np.float32)})
+    metrics = TrainMetrics(CPU, 1, own_means(cfg))
+    one_update(cfg, batch, metrics, logprob=-1.0)
+    assert metrics.result()["credit"].value == pytest.approx(1.25)
+
+
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
+        ("unannounced", ValueError, r"gives the means \['mine'\], which it does not announce; mark it with"),
+        ("wrong_weights", ValueError, r"returned the shapes .*means\['entropy'\]\.weights.: \[1\]"),
+        ("no_tensor", TypeError, r"returned LossTerms\(loss=1\.0\), not LossTerms with a tensor"),
         ("no_terms", TypeError, r"test_objective:no_terms returned Tensor, not LossTerms"),
         ("per_token", ValueError, r"returned the shapes {'loss': \[3\]} for 3 tokens; the loss is a scalar"),
         ("not_finite", ValueError, r"test_objective:not_finite returned a loss of nan"),

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from nemo_like.batch.columns import Column, Layout
 from nemo_like.config.schema import Config
-from nemo_like.preflight.targets import Target, TargetKind, problem_of, targets_of
+from nemo_like.preflight.targets import Target, TargetKind, inspected, problem_of, targets_of
 
 MODULE = """
+from nemo_like.batch.columns import Column, Layout, reads, writes
 
 def brevity(turn, limit=100): ...
 
@@ -27,6 +29,20 @@ class NoGame: ...
 
 
 number = 3
+
+A = Column("a", "float32", Layout.per_token)
+
+
+@writes(A)
+def bringing(turn): ...
+
+
+@reads(A)
+def weighing(tokens, cfg): ...
+
+
+@writes("a")
+def wrong(turn): ...
 """
 
 
@@ -96,3 +112,29 @@ def test_targets_are_those_of_the_environments_in_use_and_of_the_advantages(
         ),
     ]
     assert list(targets_of(demo())) == []
+
+
+def test_what_code_says_of_columns_is_seen_without_calling_it() -> None:
+    bringing = inspected(target("own_targets:bringing", TargetKind.reward_function))
+    weighing = inspected(target("own_targets:weighing", TargetKind.loss))
+    assert (bringing.problem, weighing.problem) == (None, None)
+    assert bringing.columns is not None
+    assert weighing.columns is not None
+    assert bringing.columns.writes == weighing.columns.reads == (Column("a", "float32", Layout.per_token),)
+
+
+@pytest.mark.parametrize(
+    ("refused", "problem"),
+    [
+        (target("own_targets:weighing", TargetKind.loss), ""),
+        (target("own_targets:bringing", TargetKind.loss), "does not take what it would be given"),
+        (
+            target("own_targets:bringing", TargetKind.advantage_estimator),
+            "is marked with @writes, and only an",
+        ),
+        (target("own_targets:wrong", TargetKind.reward_function), "no tuple of Column"),
+        (target("own_targets:Gam", TargetKind.environment), "has no 'Gam'"),
+    ],
+)
+def test_a_mark_that_nobody_would_read_is_refused(refused: Target, problem: str) -> None:
+    assert problem in (inspected(refused).problem or "")
