@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T", bound=Callable[..., Any])
 
-_DTYPES = (
+# Of values in storage; the order is that of their codes there.
+DTYPES = (
     "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64",
     "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
 )  # fmt: skip
@@ -52,11 +53,12 @@ class Column:
     writer: str = field(default="", compare=False)  # the part of the run that writes it, once gathered
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "inner_shape", tuple(self.inner_shape))
         if not self.name or "/" in self.name:
             raise ValueError(f"column {self.name!r}: a name must have letters, and no slash")
-        if self.is_dense and self.dtype not in _DTYPES:
+        if self.is_dense and self.dtype not in DTYPES:
             raise ValueError(
-                f"column {self.name!r}: dtype={self.dtype!r} is none of {', '.join(_DTYPES)}, of which a "
+                f"column {self.name!r}: dtype={self.dtype!r} is none of {', '.join(DTYPES)}, of which a "
                 f"{self.layout.value} column needs one"
             )
         if not self.is_dense and (self.dtype or self.inner_shape):
@@ -64,6 +66,8 @@ class Column:
                 f"column {self.name!r}: a {self.layout.value} column has no dtype and no inner_shape of its "
                 'own; declare dtype=""'
             )
+        if not all(isinstance(size, int) and size >= 0 for size in self.inner_shape):
+            raise ValueError(f"column {self.name!r}: inner_shape={self.inner_shape} is not made of sizes")
         if self.per_prompt and self.layout is Layout.per_token:
             raise ValueError(
                 f"column {self.name!r}: values per token are each sample's own; per_prompt goes with "
@@ -129,12 +133,13 @@ class Declaration:
 
     ``part`` names it in messages, as its configuration key where it has one. Parts whose names agree up to
     the first dot stand beside each other (two environments): a sample meets one of them only, so that
-    they may write the same column.
+    they may write the same column. ``trains``: some of its samples do, and not only validate.
     """
 
     part: str
     writes: tuple[Column, ...] = ()
     reads: tuple[Column, ...] = ()
+    trains: bool = True
 
 
 def writes(*columns: Column) -> Callable[[T], T]:
@@ -184,7 +189,7 @@ def gather_columns(declarations: Sequence[Declaration]) -> tuple[Column, ...]:
     """Return the columns that are written, each with its ``writer``.
 
     Raises ColumnError for a column that two parts write, or one part twice, and for one that is read and
-    that nobody writes, or not as its reader declares it.
+    that nobody writes for samples that train, or not as its reader declares it.
     """
     written: dict[str, Column] = {}
     for declaration in declarations:
@@ -192,9 +197,15 @@ def gather_columns(declarations: Sequence[Declaration]) -> tuple[Column, ...]:
             known = written.setdefault(column.name, replace(column, writer=declaration.part))
             if known.writer != declaration.part or _count(column, declaration.writes) > 1:
                 _check_twice(known, column, declaration.part)
+    of_training = {column.name for part in declarations if part.trains for column in part.writes}
     for declaration in declarations:
         for column in declaration.reads:
             _check_read(column, declaration.part, written)
+            if column.name not in of_training:
+                raise ColumnError(
+                    f"column {column.name!r} is read by {declaration.part}, and "
+                    f"{written[column.name].writer}, which writes it, is for validation only"
+                )
     return tuple(written.values())
 
 

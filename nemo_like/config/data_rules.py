@@ -90,6 +90,9 @@ def _columns(key: str, source: DatasetConfig) -> Iterator[Problem]:
             rule=f"names fields of records, and kind={source.kind.value} has none",
             remedy="set it to {}",
         )
+    for name in source.columns:
+        if "/" in name:
+            yield Problem(key=f"{key}.columns.{name}", rule="has a slash in its name", remedy="rename it")
     for name, text in source.columns.items():
         if RECORD_COLUMN.fullmatch(text) is None:
             yield Problem(

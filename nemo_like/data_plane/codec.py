@@ -14,16 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from nemo_like.batch.columns import Column, Layout
+from nemo_like.batch.columns import DTYPES, Column, Layout
 from nemo_like.data_plane.errors import ColumnMismatch
 
 _ALIGN = 16
 _INT = np.dtype(np.int64)
-_DTYPES = (
-    "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64",
-    "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
-)  # fmt: skip
-_DTYPE_CODES = {name: code for code, name in enumerate(_DTYPES)}
+_DTYPE_CODES = {name: code for code, name in enumerate(DTYPES)}
 _NUMPY, _TORCH = 0, 1
 
 
@@ -187,7 +183,7 @@ def _encode_tensors(tensors: Any, name: str) -> list[np.ndarray]:
         is_array = isinstance(tensor, np.ndarray)
         if dtype not in _DTYPE_CODES or not (is_array or type(tensor).__module__.startswith("torch")):
             raise ColumnMismatch(
-                f"ragged column {name!r} takes numpy arrays and torch tensors of {', '.join(_DTYPES)}; "
+                f"ragged column {name!r} takes numpy arrays and torch tensors of {', '.join(DTYPES)}; "
                 f"got {type(tensor).__name__} of dtype {dtype}. Declare it as objects"
             )
         header += [_NUMPY if is_array else _TORCH, _DTYPE_CODES[dtype], len(tensor.shape), *tensor.shape]
@@ -203,7 +199,7 @@ def _decode_tensors(data: np.ndarray) -> list[Any]:
     for _ in range(next(numbers)):
         library, code, ndim = next(numbers), next(numbers), next(numbers)
         shape = tuple(next(numbers) for _ in range(ndim))
-        name = _DTYPES[code]
+        name = DTYPES[code]
         itemsize = 2 if name == "bfloat16" else np.dtype(name).itemsize
         nbytes = int(np.prod(shape, dtype=np.int64)) * itemsize
         tensors.append(_DECODERS[library](data[position : position + nbytes], name, shape))

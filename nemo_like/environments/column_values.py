@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from nemo_like.batch.columns import Column, Layout
+from nemo_like.batch.columns import DTYPES, Column, Layout
 from nemo_like.data_plane.errors import ColumnMismatch
 
 
@@ -26,7 +26,7 @@ def column_value(column: Column, value: Any, num_tokens: int) -> Any:
     if column.layout is Layout.ragged:
         if isinstance(value, str | bytes) or not hasattr(value, "__iter__"):
             raise ColumnMismatch(f"column {column.name!r} takes a list of arrays, not {_shown(value)}")
-        return [one if _is_tensor(one) else _array(column, one) for one in value]
+        return [_ragged(column, one) for one in value]
     array = _cast(column, _array(column, value))
     expected = (num_tokens, *column.inner_shape) if column.layout is Layout.per_token else column.inner_shape
     if array.shape != expected:
@@ -49,8 +49,19 @@ def nothing(column: Column, num_tokens: int) -> Any:
     return np.zeros(shape, column.dtype)
 
 
-def _is_tensor(value: Any) -> bool:
-    return type(value).__module__.startswith("torch")
+def _ragged(column: Column, value: Any) -> Any:
+    """An array or torch tensor of a dtype that can be stored."""
+    tensor = value if type(value).__module__.startswith("torch") else _array(column, value)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if isinstance(tensor, np.ndarray) and not tensor.dtype.isnative:
+        tensor = tensor.astype(tensor.dtype.newbyteorder("="))
+        dtype = str(tensor.dtype)
+    if dtype not in DTYPES:
+        raise ColumnMismatch(f"column {column.name!r} takes arrays of {', '.join(DTYPES)}, not of {dtype}")
+    is_finite = np.isfinite(tensor) if isinstance(tensor, np.ndarray) else tensor.isfinite()
+    if not is_finite.all():
+        raise NotFinite(f"column {column.name!r} has values that are not finite")
+    return tensor
 
 
 def _array(column: Column, value: Any) -> np.ndarray:

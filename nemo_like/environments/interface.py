@@ -30,8 +30,8 @@ class Turn:
     history: tuple[Exchange, ...] = ()  # the turns before, oldest first
     is_last: bool = True  # a limit on turns or tokens lets no other turn follow
     state: Any = None  # what the feedback before kept; None in the first turn
-    # Token ids of the response with its closing eos, where the environment has a column per token; or empty.
-    response_ids: Sequence[int] = ()
+    # Token ids of the response, with a closing eos, where the environment has a column per token; or empty.
+    response_ids: tuple[int, ...] = ()
 
 
 class FailureKind(Enum):

@@ -30,8 +30,9 @@ def custom(options: CustomOptions) -> Environment:
     """Raises ValueError when there is no such class, or what its constructor raises."""
     target = load_by_path(options.target)
     environment = target(**options.arguments)
-    if columns := declared_by(options.target, target).writes:
-        return writes(*columns)(environment)  # also of a function that makes it
+    columns = declared_by(options.target, target).writes
+    if columns and not declared_by(options.target, environment).writes:  # of a function that makes it
+        return writes(*columns)(environment)
     return environment
 
 

@@ -168,10 +168,12 @@ class ProcessWorker:
                 if (answered := self._calls.get(call_id)) is not None and not answered.done():
                     answered.set_result(answer)
         except EOFError:
-            code = await self._process.wait()
+            why = _how_it_ended(await self._process.wait())
+        except Exception as error:
+            why = f"its answer cannot be read: {type(error).__name__}: {error}"
         for answered in self._calls.values():
             if not answered.done():
-                answered.set_exception(WorkerDied(_how_it_ended(code)))
+                answered.set_exception(WorkerDied(why))
 
 
 def _how_it_ended(code: int) -> str:

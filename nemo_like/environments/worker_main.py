@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO
 
-from nemo_like.batch.columns import Column
+from nemo_like.batch.columns import Column, Layout
 from nemo_like.config.schema import EnvConfig
 from nemo_like.environments.feedback import checked
 from nemo_like.environments.frames import LENGTH_BYTES, Raised, Ready, Refused, frame
@@ -92,6 +92,8 @@ async def _answer(
             for answer, turn in zip(given, turns, strict=True)
         ]
         message = frame((call_id, [_with_pickled_state(feedback) for feedback in plain]))
+        if any(column.layout is Layout.objects for column in columns):
+            pickle.loads(message[LENGTH_BYTES:])  # not everything that becomes a pickle comes back from one
     except Exception as error:
         traceback.print_exc()
         message = frame((call_id, Raised(f"{type(error).__name__}: {error}")))

@@ -31,6 +31,7 @@ from nemo_like.batch.columns import (
     PREV_LOGPROBS,
     REFERENCE_LOGPROBS,
     Column,
+    Layout,
     declared_by,
 )
 from nemo_like.batch.meta import GlobalBatch
@@ -80,7 +81,7 @@ def update_objective(
     def loss(scores: TokenScores, inputs: ModelInputs) -> Tensor:
         tokens = _loss_tokens(scores, inputs, batch, counts, cfg)
         if own:
-            tokens = replace(tokens, columns={one.name: batch.values_of(one, inputs) for one in own})
+            tokens = replace(tokens, columns={one.name: _own(one, batch, inputs, tokens.mask) for one in own})
         if kl_to_go is not None:
             scale = batch.sample_values[KL_SCALE.name][inputs.rows][inputs.sample_index]
             lost = torch.where(tokens.mask > 0, scale * kl_to_go[inputs.packed_index], 0.0)
@@ -93,6 +94,14 @@ def update_objective(
         return terms.loss
 
     return loss
+
+
+def _own(column: Column, batch: PolicyBatch, inputs: ModelInputs, mask: Tensor) -> Tensor | list[Any]:
+    """A column that the user's loss reads; 0 on tokens that do not train, where it may be no number."""
+    values = batch.values_of(column, inputs)
+    if column.layout is not Layout.per_token or not isinstance(values, Tensor):
+        return values
+    return values.masked_fill((mask == 0).view(-1, *(1 for _ in column.inner_shape)), 0)
 
 
 def _computed_by(cfg: LossConfig) -> Callable[[LossTokens, LossConfig], LossTerms]:

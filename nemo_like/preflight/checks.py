@@ -17,7 +17,6 @@ from pathlib import Path
 
 from nemo_like.batch.columns import (
     Column,
-    ColumnError,
     Declaration,
     gather_columns,
 )
@@ -81,7 +80,7 @@ def preflight(cfg: Config, machine: Machine, say: Callable[[str], None]) -> Pref
     if not problems:
         try:
             columns = gather_columns(_declarations(cfg, declared))
-        except ColumnError as error:
+        except ValueError as error:  # ColumnError, or a recording that cannot be read
             problems.append(Problem(key="", rule=str(error), remedy=""))
     if problems:
         raise ConfigError(problems)

@@ -6,10 +6,10 @@ environment said is tokenised once and appended. Pure: nothing here waits or cal
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -125,7 +125,7 @@ class Conversation:
             history=tuple(self.history),
             is_last=self._is_out_of_tokens or self._is_out_of_turns,
             state=self.state,
-            response_ids=cast("Sequence[int]", self.segments[-1].token_ids) if with_tokens else (),
+            response_ids=tuple(self.segments[-1].token_ids.tolist()) if with_tokens else (),
         )
 
     def add_feedback(self, feedback: Feedback) -> None:

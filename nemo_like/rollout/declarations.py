@@ -32,7 +32,10 @@ def rollout_declarations(
         Declaration("rollout", writes=(INPUT_IDS, RESPONSE_MASK)),
         Declaration("generation", writes=ENGINE_COLUMNS),
         *_of_records(cfg),
-        *(Declaration(f"env.{name}", writes=tuple(columns)) for name, columns in environments.items()),
+        *(
+            Declaration(f"env.{name}", tuple(columns), trains=any(one.env == name for one in cfg.data.train))
+            for name, columns in environments.items()
+        ),
     )
 
 
@@ -88,4 +91,4 @@ def _of_records(cfg: Config) -> Iterator[Declaration]:
     for key, source in data_sources(cfg):
         if source.columns:
             columns = [record_column(name, text) for name, text in source.columns.items()]
-            yield Declaration(key, writes=tuple(columns))
+            yield Declaration(key, tuple(columns), trains=key.startswith("data.train"))

@@ -58,7 +58,7 @@ class StepSamples:
         lines.sort(key=lambda line: (line["group"], line["generation"]))
         self._samples = {}
         path.parent.mkdir(exist_ok=True)
-        text = "".join(json.dumps(line, ensure_ascii=False, default=_shown) + "\n" for line in lines)
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         write_whole(path, text.encode(), f"the rollouts of step {step}")
 
 
@@ -88,12 +88,27 @@ def _line(sample: Conversation, tags: dict[str, Any], columns: Sequence[Column])
 def _columns_of(sample: Conversation, columns: Sequence[Column]) -> dict[str, Any]:
     """A sample's values; of a column per prompt those that this sample gives."""
     segments = [sample.prompt_segment, *sample.segments]
-    return {column.name: brought(column, segments) for column in columns}
+    return {column.name: _shown(brought(column, segments)) for column in columns}
 
 
 def _shown(value: Any) -> Any:
-    """What JSON has no word for: arrays and tensors as lists and numbers, other objects in Python's words."""
-    return value.tolist() if hasattr(value, "tolist") else repr(value)
+    """A value in JSON's words: arrays and tensors as lists and numbers, what else it has none for as Python
+    writes it."""
+    try:
+        return _shown_parts(value)
+    except RecursionError:
+        return repr(value)
+
+
+def _shown_parts(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, dict):
+        names = (key if isinstance(key, str) else repr(key) for key in value)
+        return dict(zip(names, map(_shown_parts, value.values()), strict=True))
+    if isinstance(value, list | tuple):
+        return list(map(_shown_parts, value))
+    return _json_value(value) if isinstance(value, str | int | float | None) else repr(value)
 
 
 def _turns(sample: Conversation) -> Iterator[dict[str, str]]:

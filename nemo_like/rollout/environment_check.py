@@ -67,7 +67,7 @@ async def _problem(
         is_truncated=False,
         data=example.data,
         is_last=cfg.env[env].max_turns == 1,
-        response_ids=encode(example.answer) if judge.wants_tokens else (),
+        response_ids=tuple(encode(example.answer)) if judge.wants_tokens else (),
     )
     (feedback,) = await judge.step([question])
     if feedback.failure is None:

@@ -102,15 +102,20 @@ def _given(column: Column, segment: Segment) -> Any:
     return column_value(column, segment.columns[column.name], num_tokens)
 
 
+def _first_that_has(column: Column, samples: Sequence[Sequence[Segment]]) -> Sequence[Segment]:
+    """The segments of the first sample that was given a value; of the first where none was."""
+    having = (one for one in samples if any(column.name in segment.columns for segment in one))
+    return next(having, samples[0])
+
+
 def _batch_of(
     column: Column, rows: Sequence[Sequence[Segment]], groups: Sequence[Sequence[Conversation]]
 ) -> ColumnData:
     """A column of the whole batch; a prompt's value is that of the first of its samples that has one."""
     if column.per_prompt:
         ends = list(accumulate(map(len, groups), initial=0))
-        of_groups = [list(chain.from_iterable(rows[start:stop])) for start, stop in pairwise(ends)]
-        # Latest first, as ``brought`` looks.
-        values = [brought(column, segments[::-1]) for segments in of_groups]
+        of_groups = [rows[start:stop] for start, stop in pairwise(ends)]
+        values = [brought(column, _first_that_has(column, samples)) for samples in of_groups]
     else:
         values = [brought(column, segments) for segments in rows]
     if not column.is_dense:

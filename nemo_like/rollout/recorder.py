@@ -11,7 +11,7 @@ another estimator, another loss or another layout.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
@@ -76,7 +76,7 @@ class RolloutRecorder:
         write_whole(path, contents.getbuffer(), f"the recording of step {prompts.step}")
 
 
-def read_rollout(directory: Path, columns: Iterable[Column], prompts: PromptBatch) -> RecordedRollout:
+def read_rollout(directory: Path, columns: Sequence[Column], prompts: PromptBatch) -> RecordedRollout:
     """The rollout that was recorded for this step and first group, with these columns.
 
     Raises ValueError when there is none, or when it has other numbers of groups or samples than asked.
@@ -88,6 +88,12 @@ def read_rollout(directory: Path, columns: Iterable[Column], prompts: PromptBatc
             f"for step {prompts.step}"
         )
     with np.load(path, allow_pickle=False) as entries:
+        missing = [column.name for column in columns if _COLUMN_PREFIX + column.name not in entries.files]
+        if missing:
+            raise ValueError(
+                f"{path} has no column {missing[0]!r}: it was recorded before the run brought one; replay "
+                "the steps after it, or record again"
+            )
         description: dict[str, Any] = json.loads(entries[_DESCRIPTION].tobytes())
         flat = FlatBatch(
             columns={

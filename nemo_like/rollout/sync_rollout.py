@@ -47,6 +47,7 @@ from nemo_like.rollout.prompts import (
     RolloutParts,
     RolloutResult,
 )
+from nemo_like.rollout.record_check import check_records
 from nemo_like.rollout.recorder import RolloutRecorder
 from nemo_like.rollout.rollout_metrics import rollout_metrics
 from nemo_like.rollout.sample_answers import sample_answer
@@ -197,12 +198,14 @@ class SyncRolloutActor(DataPlaneUser):
         await asyncio.gather(*(pool.meet() for pool in self._pools.values()))
 
     def _read(self, sources: Sequence[DatasetConfig], split: Split) -> Sources:
-        return build_sources(
+        read = build_sources(
             sources,
             split,
             prompt_lengths=self._tokenizer.prompt_lengths,
             max_prompt_tokens=max_prompt_tokens(self._cfg),
         )
+        check_records(sources, read, self._tokenizer.prompt_lengths)
+        return read
 
     def _turn_loop(self, prompts: PromptBatch) -> TurnLoop:
         dataset = self._sources[prompts.mode].problems

@@ -12,6 +12,7 @@ import time
 
 import numpy as np
 
+from nemo_like.batch.columns import Column, Layout, writes
 from nemo_like.environments.interface import Feedback
 
 HOUR_S = 3600.0
@@ -128,3 +129,21 @@ def reward(turn):
         case "nan":
             return math.nan
     return float(turn.response == turn.answer)
+
+
+@writes(Column("notes", "", Layout.objects), Column("credit", "float32", Layout.per_token))
+class Columns:
+    """Brings what cannot travel, or does not fit, where the response says so."""
+
+    async def step(self, turns):
+        return [Feedback({"a": 1.0}, columns=self._columns(turn)) for turn in turns]
+
+    def _columns(self, turn):
+        match turn.response:
+            case "unreadable":
+                return {"notes": Unreadable()}
+            case "undeclared":
+                return {"other": 1.0}
+            case "too long":
+                return {"credit": [1.0] * (len(turn.response_ids) + 1)}
+        return {"notes": [turn.response], "credit": [0.5] * len(turn.response_ids)}

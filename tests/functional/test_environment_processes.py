@@ -53,6 +53,25 @@ def test_the_environment_is_the_one_that_the_config_names():
     assert [item.reward for item in feedback] == [1.0, 0.0]
 
 
+def test_columns_that_do_not_fit_or_cannot_travel_fail_their_own_sample():
+    async def use(shared):
+        columns = await shared.columns()
+        responses = ("good", "unreadable", "undeclared", "too long", "good")
+        turns = [replace(turn(response), response_ids=(1, 2)) for response in responses]
+        return columns, await shared.step(turns)
+
+    columns, feedback = run(use, target="Columns", timeout_s=4.0)
+    assert [column.name for column in columns] == ["notes", "credit"]
+    assert [item.reward for item in feedback] == [1.0, None, None, None, 1.0]
+    assert feedback[0].columns["notes"] == ["good"]
+    assert feedback[0].columns["credit"].tolist() == [0.5, 0.5]
+    unreadable, undeclared, too_long = (item.failure for item in feedback[1:4])
+    assert unreadable.kind is FailureKind.raised
+    assert "invalid literal for int()" in unreadable.reason
+    assert (undeclared.kind, too_long.kind) == (FailureKind.malformed, FailureKind.malformed)
+    assert "column 'credit' has shape [3], where [2] is declared for 2 tokens" in too_long.reason
+
+
 def test_every_kind_of_failure_fails_its_own_sample_with_its_reason_and_no_other():
     # Long enough for the processes that have to be started again within it.
     feedback = ask("good", "raise", "wait", "block", "kill", "exit", "nan", "inf", "good", timeout_s=4.0)

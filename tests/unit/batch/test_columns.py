@@ -35,6 +35,8 @@ LEVEL = Column("level", "float32", Layout.per_sample, per_prompt=True)
         ({"layout": Layout.ragged}, "has no dtype"),
         ({"layout": Layout.objects, "dtype": "", "inner_shape": (2,)}, "no inner_shape of its own"),
         ({"per_prompt": True}, "per token are each sample's own"),
+        ({"inner_shape": (2.5,)}, "inner_shape=(2.5,) is not made of sizes"),
+        ({"inner_shape": (-1,)}, "is not made of sizes"),
     ],
 )
 def test_a_declaration_that_contradicts_itself_is_refused(fields: dict[str, Any], message: str) -> None:
@@ -97,6 +99,25 @@ def test_a_run_s_columns_are_those_that_its_parts_write_with_their_writers() -> 
 def test_parts_that_do_not_agree_are_named(parts: list[Declaration], message: str) -> None:
     with pytest.raises(ColumnError, match=re.escape(message)):
         gather_columns(parts)
+
+
+def test_what_only_validation_brings_cannot_be_read() -> None:
+    held_out = Declaration("data.validation", writes=(LEVEL,), trains=False)
+    loss = Declaration("loss_fn", reads=(LEVEL,))
+    with pytest.raises(ColumnError, match=r"data\.validation, which writes it, is for validation only"):
+        gather_columns([held_out, loss])
+    assert gather_columns([held_out, Declaration("data.train", writes=(LEVEL,)), loss]) == (LEVEL,)
+
+
+def test_a_shape_may_be_a_list() -> None:
+    column = Column("credit", "float32", Layout.per_token, inner_shape=[2])  # type: ignore[arg-type]
+    assert column == Column("credit", "float32", Layout.per_token, inner_shape=(2,))
+    assert hash(column)
+
+
+def test_an_environment_s_values_are_numpy_s() -> None:
+    with pytest.raises(ValueError, match="numpy has no bfloat16"):
+        writes(Column("state", "bfloat16", Layout.per_token))
 
 
 def test_code_is_marked_with_what_it_writes_and_reads() -> None:

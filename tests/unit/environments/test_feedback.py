@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from nemo_like.batch.columns import Column, Layout
 from nemo_like.environments.feedback import as_number, checked
@@ -124,6 +125,13 @@ def test_columns_become_arrays_of_their_dtype() -> None:
     assert checked(feedback, COLUMNS, 3).columns.keys() == given.keys()
 
 
+def test_arrays_of_another_machine_s_byte_order_are_turned() -> None:
+    given = checked(Feedback({"a": 1.0}, columns={"images": [np.array([1.5], ">f4")]}), COLUMNS, 3)
+    (image,) = given.columns["images"]
+    assert image.dtype.isnative
+    assert image.tolist() == [1.5]
+
+
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
@@ -140,6 +148,10 @@ def test_columns_become_arrays_of_their_dtype() -> None:
         ({"level": [0.5, 1]}, "column 'level' is declared uint8, which cannot hold"),
         ({"level": [-1, 1]}, "column 'level' is declared uint8, which cannot hold"),
         ({"images": 5}, "column 'images' takes a list of arrays, not 5"),
+        ({"images": [np.array([1], np.longdouble)]}, "column 'images' takes arrays of bool, uint8, int8"),
+        ({"images": [np.array([np.nan])]}, "column 'images' has values that are not finite"),
+        ({"images": [torch.tensor([torch.inf])]}, "column 'images' has values that are not finite"),
+        ({"credit": [1e300, 1, 1]}, "column 'credit' has values that are not finite in float32"),
         ({"images": ["a"]}, "column 'images': 'a' is no array of numbers"),
     ],
 )

@@ -43,3 +43,15 @@ def test_records_and_environments_write_beside_the_rollout_and_the_engines(
     ]
     with pytest.raises(ColumnError, match=r"'level' is written by data\.train and by env\.math"):
         gather_columns(rollout_declarations(cfg, {"math": (record_column("level", "float32"),)}))
+
+
+def test_what_serves_validation_alone_does_not_train(demo: Demo, tmp_path: Path) -> None:
+    path = tmp_path / "none.jsonl"
+    cfg = demo(f"data.validation={{kind: jsonl, path: {path}, env: other, columns: {{level: float32}}}}")
+    credit = Column("credit", "float32", Layout.per_token)
+    declarations = rollout_declarations(cfg, {"arithmetic": (credit,), "other": (credit,)})
+    assert {one.part: one.trains for one in declarations[2:]} == {
+        "data.validation": False,
+        "env.arithmetic": True,
+        "env.other": False,
+    }

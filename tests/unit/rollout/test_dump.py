@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from nemo_like.batch.columns import Column, Layout
 from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.data.interface import Message, PromptExample
 from nemo_like.environments.interface import Exchange, Failure, FailureKind
-from nemo_like.rollout.conversation import Conversation, Limits
+from nemo_like.rollout.conversation import Conversation, Limits, Segment
 from nemo_like.rollout.dump import StepSamples
 
 
@@ -105,3 +108,36 @@ def test_samples_of_an_earlier_step_are_not_kept(tmp_path: Path) -> None:
     samples.write(tmp_path / "new.jsonl", 4, [new])
     with pytest.raises(KeyError):
         samples.write(tmp_path / "old.jsonl", 3, [old])
+
+
+class Shape:
+    def __repr__(self) -> str:
+        return "Shape()"
+
+
+def test_columns_are_shown_whatever_is_in_them(tmp_path: Path) -> None:
+    columns = (
+        Column("credit", "float32", Layout.per_token),
+        Column("images", "", Layout.ragged),
+        Column("notes", "", Layout.objects),
+    )
+    circle: list[object] = []
+    circle.append(circle)
+    notes = {(0, 1): 2, "nan": math.nan, "array": np.array([1, 2]), "shape": Shape(), "circle": circle}
+    sample = conversation(0, "640")
+    given = {"credit": [0.5, 1.0], "images": [np.ones((1, 2), np.uint8)], "notes": notes}
+    sample.segments.append(Segment(np.array([5, 6], np.int32), np.zeros(2, np.float32), given))
+    samples, batch = StepSamples(), batch_of("a", 5, [1.0])
+    samples.remember(3, batch, [[sample]], columns)
+    path = tmp_path / "rollouts" / "step_3.jsonl"
+    samples.write(path, 3, [batch])
+    assert "NaN" not in path.read_text()
+    (line,) = read(path)
+    assert line["columns"]["credit"] == [0.0, 0.5, 1.0]  # type: ignore[index]
+    assert line["columns"]["images"] == [[[1, 1]]]  # type: ignore[index]
+    assert isinstance(line["columns"]["notes"], str)  # type: ignore[index]
+    notes.pop("circle")
+    samples.remember(4, batch, [[sample]], columns)
+    samples.write(path, 4, [batch])
+    (line,) = read(path)
+    assert line["columns"]["notes"] == {"(0, 1)": 2, "nan": None, "array": [1, 2], "shape": "Shape()"}  # type: ignore[index]

@@ -130,3 +130,17 @@ def test_a_record_s_values_per_token_are_as_many_as_its_prompt_has() -> None:
     assert np.asarray(flatten([[right]], (weights,)).columns["weights"]).tolist() == [0.5, 0.5, 0.0]
     with pytest.raises(ColumnMismatch, match=r"has shape \[3\], where \[2\] is declared for 2 tokens"):
         flatten([[wrong]], (weights,))
+
+
+def test_of_a_prompt_s_samples_the_first_that_gives_a_value_counts_and_of_its_turns_the_latest() -> None:
+    silent = conversation((4,))
+    silent.add_response(response([7]), "seven", 3)
+    silent.add_feedback(Feedback({"a": 1.0}))
+    sample = conversation((4,), generation=1, max_turns=2)
+    sample.add_response(response([7]), "seven", 3)
+    sample.add_feedback(Feedback(observation="go on", is_done=False, columns={"level": 1.0}))
+    sample.add_observation("go on", [20])
+    sample.add_response(response([8]), "eight", 3)
+    sample.add_feedback(Feedback({"a": 1.0}, columns={"level": 9.0}))
+    last = finished((4,), response([7]), Feedback({"a": 1.0}, columns={"level": 3.0}))
+    assert np.asarray(flatten([[silent, sample, last]], (LEVEL,)).columns["level"]).tolist() == [9.0]

@@ -99,3 +99,10 @@ def test_columns_of_every_layout_come_back(tmp_path: Path) -> None:
 
 def test_a_recording_that_names_no_columns_has_those_of_every_run() -> None:
     assert recorded_columns(MANIFEST) == ROLLOUT_COLUMNS
+
+
+def test_a_column_that_was_not_recorded_is_named(tmp_path: Path) -> None:
+    RolloutRecorder(tmp_path, MANIFEST).write(PROMPTS, flat_batch(), METRICS)
+    credit = Column("credit", "float32", Layout.per_token)
+    with pytest.raises(ValueError, match=r"step_3-0\.npz has no column 'credit': it was recorded before"):
+        read_rollout(tmp_path, (*ROLLOUT_COLUMNS, credit), PROMPTS)

@@ -1,0 +1,36 @@
+"""A look at the columns of every record, so that one that does not fit ends no step later on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+
+from nemo_like.config.schema import DatasetConfig
+from nemo_like.config.tasks import source_name
+from nemo_like.data.datasets import Sources
+from nemo_like.data.interface import Prompt
+from nemo_like.data_plane.errors import ColumnMismatch
+from nemo_like.environments.column_values import column_value
+from nemo_like.rollout.declarations import record_column
+
+
+def check_records(
+    section: Sequence[DatasetConfig],
+    read: Sources,
+    prompt_lengths: Callable[[Sequence[Prompt]], Sequence[int]],
+) -> None:
+    """``read`` has the problems of the section's sources. Raises ValueError for one that does not fit."""
+    bounds = accumulate((report.num_prompts for report in read.reports), initial=0)
+    for source, (start, stop) in zip(section, pairwise(bounds), strict=True):
+        columns = [record_column(name, text) for name, text in source.columns.items()]
+        for index in range(start, stop) if columns else ():
+            example = read.problems[index]
+            (num_tokens,) = prompt_lengths([example.prompt])
+            try:
+                for column in columns:
+                    column_value(column, example.columns[column.name], num_tokens)
+            except ColumnMismatch as error:
+                raise ValueError(
+                    f"{source_name(source)}: the problem with the prompt {str(example.prompt)[:80]!r} "
+                    f"cannot be used: {error}"
+                ) from error
