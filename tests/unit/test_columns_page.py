@@ -8,11 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from nemo_like.batch.columns import declared_by
+from nemo_like.config.loader import load_config
 from nemo_like.environments.feedback import checked
 from nemo_like.environments.interface import Turn
 from tests.functional import own_columns
 
 PAGE = (Path(__file__).parents[2] / "docs" / "columns.md").read_text(encoding="utf-8")
+
+
+def test_the_configuration_is_one(tmp_path: Path) -> None:
+    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    cfg = load_config(path, [])
+    assert {source.env for source in (*cfg.data.train, *cfg.data.validation)} == {"judge"}
+    assert cfg.env["judge"].options == {"target": "my_columns:Judge", "arguments": {}}
+    assert cfg.loss_fn.kind == "my_columns:weighted"
 
 
 def test_the_example_is_the_one_that_is_run() -> None:
