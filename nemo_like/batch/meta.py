@@ -104,11 +104,6 @@ class Schedule:
         return sum(len(mb.rows) for batch in self.global_batches for mb in batch.micro_batches)
 
     @property
-    def global_batch_sizes(self) -> tuple[int, ...]:
-        """Valid samples per optimizer update, over all ranks."""
-        return tuple(batch.num_samples for batch in self.global_batches)
-
-    @property
     def micro_batch_indices(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
         """[update][micro-batch][row position within the shard]."""
         return tuple(tuple(mb.rows for mb in batch.micro_batches) for batch in self.global_batches)

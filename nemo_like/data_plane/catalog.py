@@ -82,10 +82,6 @@ class Catalog:
         self._open: dict[str, _Partition] = {}
         self._num_opened = 0
 
-    @property
-    def open_partitions(self) -> tuple[str, ...]:
-        return tuple(self._open)
-
     def open(self, name: str, columns: Sequence[Column], num_readers: int | None = None) -> bool:
         """Register a partition; False, and nothing changed, while too many are open.
 

@@ -76,8 +76,7 @@ class PolicyWorkerGroup:
         self._with_engines("connect_weights", self._calls("connect_weights", lambda place: True, receivers))
 
     def declarations(self) -> Sequence[Declaration]:
-        """The columns that the policy and the loss write and read, by the first worker's word. Raises
-        ActorFailed where the loss is one of the user's that cannot be found."""
+        """The columns that the policy and the loss write and read, by the first worker's word."""
         return self._everywhere("declarations", lambda place: place.rank == 0)[0]
 
     def compute_logprobs(self, batch: KVBatchMeta, columns: Sequence[Column]) -> ScoredBatch:

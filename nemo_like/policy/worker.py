@@ -69,7 +69,10 @@ class PolicyWorker:
         master_port: int,
         timeout_s: float,
     ) -> None:
-        """``temperature`` is the sampling temperature; ``timeout_s`` bounds every collective."""
+        """``temperature`` is the sampling temperature; ``timeout_s`` bounds every collective.
+
+        Raises ValueError for a loss of the user's that cannot be found.
+        """
         self.cfg, self.loss, self.coordinates = cfg, loss, coordinates
         self.policy_version = 0
         self._own_reads = own_reads(loss)
@@ -98,9 +101,8 @@ class PolicyWorker:
             self._weight_sender = sender
 
     def declarations(self) -> tuple[Declaration, ...]:
-        """The columns that the policy and the loss write and read. Raises ValueError for a loss of the user's
-        that cannot be found, or declares no columns where it should."""
-        return policy_declarations(self.loss, own_reads(self.loss))
+        """The columns that the policy and the loss write and read."""
+        return policy_declarations(self.loss, self._own_reads)
 
     def compute_logprobs(self, meta: KVBatchMeta, columns: Sequence[Column]) -> WorkerScores | None:
         """Write these columns, all at once: prev_logprobs, under the weights as they are, and

@@ -105,7 +105,7 @@ def test_every_step_says_what_its_data_plane_moved(demo: FinishedRun) -> None:
         assert tokens <= record["data_plane/fetch/response_mask/bytes"] <= 2 * tokens
         # Training reads what its worker wrote itself.
         assert record["data_plane/write/prev_logprobs/bytes"] == 4 * tokens
-        assert record["data_plane/fetch/prev_logprobs/bytes"] == 0
+        assert "data_plane/fetch/prev_logprobs/bytes" not in record
         assert record["data_plane/open/count"] == 1
         assert 0 < record["data_plane/put/latency_p50_s"] <= record["data_plane/put/latency_max_s"] < 10
 
