@@ -188,6 +188,16 @@ def control_process() -> psutil.Process:
     return next(one for one in psutil.Process().children() if one.name() == "gcs_server")
 
 
+def control_process_of_a_ray_in_use() -> psutil.Process:
+    """Return it once an actor has answered: a thread that Ray starts with itself asks the control process
+    for something, and cannot be ended before it has the answer."""
+    cluster = Cluster()
+    sleeper = cluster.start(ActorSpec("sleeper", f"{__name__}:Sleeper"))
+    cluster.gather([sleeper.process_id()], stage="start", timeout_s=60)
+    cluster.stop()
+    return control_process()
+
+
 @pytest.mark.timeout(300)
 def test_a_wait_says_that_rays_control_process_died_and_another_ray_starts(home: Path) -> None:
     for shall_die in (True, False):
@@ -208,7 +218,7 @@ def test_a_control_process_that_is_stopped_for_long_counts_as_dead(
 ) -> None:
     monkeypatch.setattr(gcs_watch, "_STOPPED_S", 0.5)
     with ray_runtime(needs(60), pytest.fail) as ray_failure:
-        control_process().suspend()
+        control_process_of_a_ray_in_use().suspend()
         while ray_failure() is None:
             threading.Event().wait(0.05)
     assert ray_failure() is None  # it is none of this Ray's any more
@@ -217,7 +227,7 @@ def test_a_control_process_that_is_stopped_for_long_counts_as_dead(
 @pytest.mark.timeout(300)
 def test_a_control_process_that_is_stopped_does_not_keep_ray_from_its_end(home: Path) -> None:
     with ray_runtime(needs(60), pytest.fail):
-        process = control_process()
+        process = control_process_of_a_ray_in_use()
         process.suspend()
         while process.status() != psutil.STATUS_STOPPED:
             threading.Event().wait(0.01)
