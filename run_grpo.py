@@ -23,14 +23,14 @@ if find_spec("hydra") is None:
 
 from nemo_like.batch.columns import bytes_per_token
 from nemo_like.config.environment_options import replaced_options
-from nemo_like.config.errors import ConfigError
 from nemo_like.config.loader import load_config, to_yaml
 from nemo_like.config.machine_rules import Machine
 from nemo_like.config.model_info import read_model_info, shipped_shape
 from nemo_like.config.plan import format_plan, make_plan
-from nemo_like.config.validation import validate
+from nemo_like.config.problems import ConfigError
+from nemo_like.config.rules import validate
 from nemo_like.driver import exit_codes
-from nemo_like.driver.errors import RunFailed
+from nemo_like.driver.run_failures import RunFailed
 from nemo_like.driver.stopping import ignore_first_interrupt, sigterm_as_interrupt
 from nemo_like.observability.run_lock import DirectoryInUse
 from nemo_like.preflight.checks import preflight

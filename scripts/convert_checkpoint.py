@@ -25,10 +25,10 @@ from nemo_like.checkpoint.store import (
     read_checkpoint,
     verify_policy_files,
 )
-from nemo_like.config.errors import ConfigError
 from nemo_like.config.loader import load_config
 from nemo_like.config.model_info import read_model_info
 from nemo_like.config.plan import weight_bytes
+from nemo_like.config.problems import ConfigError
 from nemo_like.config.schema import Config
 from nemo_like.data.chat_template import set_chat_template
 from nemo_like.observability.disk import DiskFull, whole_directory

@@ -93,10 +93,9 @@ def make(output: Path, digits: int, seed: int) -> None:
 
     print(f"Teaching a tiny Qwen3 {digits}-digit addition, until {TARGET_ACCURACY:.0%} are right ...")
     import torch
+    from demo_model.tiny_tokenizer import save_tokenizer
+    from demo_model.warm_start import WarmStartProgress, warm_start
     from transformers.utils import logging
-
-    from nemo_like.data.tiny_tokenizer import save_tokenizer
-    from nemo_like.data.warm_start import WarmStartProgress, warm_start
 
     torch.set_num_threads(1)
     logging.disable_progress_bar()

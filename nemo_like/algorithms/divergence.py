@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor, logaddexp
 
-from nemo_like.algorithms.log_ratio import limited
+from nemo_like.algorithms.logprobs import limited
 
 # Means over response tokens, in this order wherever they are computed.
 DIVERGENCES = (

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nemo_like.algorithms.log_ratio import limited
+from nemo_like.algorithms.logprobs import limited
 from nemo_like.config.schema import ImportanceSamplingType, LossConfig
 
 

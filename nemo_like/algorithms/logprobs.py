@@ -143,3 +143,12 @@ def _combine(
         log_share = normalisers - whole
         entropy = (log_share.exp() * (entropies[0] - log_share)).sum(dim=0)
     return whole, picks.sum(dim=0), entropy
+
+
+# Nats, as in verl. exp(88) is the last in float32, and infinity times an advantage of 0 is no number.
+LIMIT = 20.0
+
+
+def limited(log_ratio: Tensor) -> Tensor:
+    """Return ``log_ratio`` limited to +-20, any shape; where the limit holds nothing flows."""
+    return log_ratio.clamp(-LIMIT, LIMIT)

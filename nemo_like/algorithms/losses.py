@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nemo_like.algorithms.importance_sampling import importance_correction, sample_means
-from nemo_like.algorithms.log_ratio import limited
+from nemo_like.algorithms.logprobs import limited
 from nemo_like.config.schema import KLType, LossConfig
 
 # Guards a mean over no valid token; the same constant as in NeMo-RL.

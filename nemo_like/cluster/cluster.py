@@ -11,8 +11,15 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from nemo_like.cluster.actor_errors import (
+    ActorDied,
+    ActorFailed,
+    ClusterError,
+    Overdue,
+    RayDied,
+    StageTimeout,
+)
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Call, start_actor
-from nemo_like.cluster.errors import ActorDied, ActorFailed, ClusterError, Overdue, RayDied, StageTimeout
 from nemo_like.cluster.placement import Bundle, Reservation, reserve
 from nemo_like.cluster.watchdog import Watchdog, end_processes
 

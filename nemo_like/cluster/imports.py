@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
+
+from nemo_like.config.import_path import load_by_path
 
 
 @contextmanager
@@ -31,8 +33,8 @@ def lasting_imports(without: Sequence[str] = ()) -> Iterator[None]:
             del sys.modules[name]
 
 
-def load_target(path: str) -> type:
-    """The class behind "package.module:Class"."""
-    module, _, name = path.partition(":")
+def load_target(path: str) -> Any:
+    """Return the object behind "package.module:name", imported for good. Raises ValueError as
+    ``load_by_path`` does."""
     with lasting_imports():
-        return getattr(importlib.import_module(module), name)
+        return load_by_path(path)

@@ -13,7 +13,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from nemo_like.cluster.errors import ClusterError
+from nemo_like.cluster.actor_errors import ClusterError
 from nemo_like.cluster.runtime import free_port
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import ray
 
-from nemo_like.cluster.errors import ClusterError
+from nemo_like.cluster.actor_errors import ClusterError
 from nemo_like.cluster.gcs_watch import GcsWatch
 from nemo_like.cluster.janitor import MARK, clean_up
 from nemo_like.cluster.lean_ray import callers_signals, deferred_signals, few_services, processes_with

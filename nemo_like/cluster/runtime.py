@@ -17,7 +17,7 @@ import psutil
 import ray
 from ray.exceptions import AuthenticationError
 
-from nemo_like.cluster.errors import ClusterError
+from nemo_like.cluster.actor_errors import ClusterError
 from nemo_like.cluster.janitor import MARK
 from nemo_like.cluster.lean_ray import callers_signals
 from nemo_like.cluster.private_ray import PrivateRay

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import reduce
 
-from nemo_like.config.errors import Problem
+from nemo_like.config.problems import Problem
 from nemo_like.config.schema import Config, Device, PolicyBackend, PolicyConfig
 
 # What asks a backend for something, with the value that asks for nothing.

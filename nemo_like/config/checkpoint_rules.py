@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from nemo_like.config.errors import ConfigError, Problem
+from nemo_like.config.derived import stage_size
 from nemo_like.config.machine_rules import Machine
 from nemo_like.config.model_info import ModelInfo, read_model_info, shipped_shape
-from nemo_like.config.policy_layout import stage_size
+from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.schema import Config, DatasetKind, Device, PolicyBackend
 
 # Who publishes models whose names begin so, on the Hugging Face hub.

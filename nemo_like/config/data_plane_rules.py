@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from nemo_like.config.errors import Problem
+from nemo_like.config.problems import Problem
 from nemo_like.config.schema import Config, MooncakeConfig, MooncakeProtocol, StorageBackend
 
 # What Mooncake's own libraries are linked with and not every machine has: library -> Debian package.

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from nemo_like.config.errors import Problem
+from nemo_like.config.problems import Problem
 from nemo_like.config.schema import Config, DatasetConfig, DatasetKind
 from nemo_like.config.tasks import data_sources, source_name
 

@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from nemo_like.config import fields
-from nemo_like.config.errors import Problem
+from nemo_like.config.problems import Problem
 from nemo_like.config.schema import EnvConfig, EnvironmentKind
 
 

@@ -10,7 +10,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, TypeGuard, Union, get_args, get_origin, get_type_hints
 
-from nemo_like.config.errors import Problem
+from nemo_like.config.problems import Problem
 
 _SCALAR_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 

@@ -32,8 +32,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from nemo_like.config import fields
-from nemo_like.config.errors import ConfigError, Problem
 from nemo_like.config.lists import complete_lists, interpolations, make_lists, single_groups
+from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.resolvers import register_resolvers
 from nemo_like.config.schema import Config
 

@@ -12,7 +12,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from urllib.parse import urlparse
 
-from nemo_like.config.errors import Problem
+from nemo_like.config.derived import mlflow_directory
+from nemo_like.config.problems import Problem
 from nemo_like.config.schema import Config, WandbMode
 
 _WANDB_FORBIDDEN = "/\\#?%:"
@@ -60,12 +61,6 @@ def logger_machine_problems(cfg: Config) -> Iterator[Problem]:
             rule=f"begins with {scheme}:, which no installed part of MLflow understands",
             remedy="name a directory, a server (http://HOST:5000) or a database (sqlite:///FILE)",
         )
-
-
-def mlflow_directory(uri: str) -> Path | None:
-    """The local directory that a tracking URI names; None when it names something else."""
-    parsed = urlparse(uri)
-    return Path(parsed.path).absolute() if parsed.scheme in ("", "file") else None
 
 
 def _wandb(cfg: Config) -> Iterator[Problem]:

@@ -4,25 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nemo_like.config.errors import Problem
+from nemo_like.config.derived import is_own_loss, scores_prev_logprobs
+from nemo_like.config.problems import Problem
 from nemo_like.config.schema import AdvantageEstimatorName, Config, ImportanceSamplingType, LossConfig
 
 POLICY_GRADIENT = "policy_gradient"
-
-
-def scores_prev_logprobs(loss: LossConfig) -> bool:
-    """Whether the trainer computes log-probs of the samples before it trains on them."""
-    return not (loss.force_on_policy_ratio or loss.use_generation_logprobs_as_prev)
-
-
-def is_own_loss(loss: LossConfig) -> bool:
-    """Whether ``loss_fn.kind`` names a function of the user's."""
-    return ":" in loss.kind
-
-
-def is_advantage_alone(loss: LossConfig) -> bool:
-    """Whether a sample of advantage 0 has no gradient: nothing else enters the loss, as far as we know."""
-    return not (loss.reference_policy_kl_penalty or loss.entropy_coef or is_own_loss(loss))
 
 
 def loss_problems(cfg: Config) -> Iterator[Problem]:

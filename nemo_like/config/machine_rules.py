@@ -10,10 +10,10 @@ from pathlib import Path
 
 from nemo_like.config.data_plane_rules import data_plane_machine_problems
 from nemo_like.config.data_rules import data_problems
-from nemo_like.config.errors import ConfigError, Problem
 from nemo_like.config.logger_rules import logger_machine_problems, logger_problems
 from nemo_like.config.model_info import read_model_info
 from nemo_like.config.plan import Role, ray_cpus, ray_gpus, roles, weight_bytes
+from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.sandbox_rules import sandbox_machine_problems
 from nemo_like.config.schema import Config, Device
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from nemo_like.config.errors import Problem
+from nemo_like.config.problems import Problem
 from nemo_like.config.schema import Config
 from nemo_like.config.tasks import source_name, used_environments
 

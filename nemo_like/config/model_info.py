@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_like.config.errors import ConfigError, Problem
+from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.schema import PolicyBackend
 
 SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3", "qwen3_moe")

@@ -4,22 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nemo_like.config.errors import Problem
-from nemo_like.config.policy_layout import policy_world_size
-from nemo_like.config.schema import Config, Device, Placement, WeightTransport
-
-
-def shares_gpus(cfg: Config) -> bool:
-    """Whether engines have the policy workers' GPUs, and sleep while the policy computes."""
-    has_both = cfg.rollout.replay is None and not cfg.rollout.generate_only
-    on_gpu = cfg.policy.device is Device.cuda
-    return has_both and on_gpu and cfg.cluster.placement is Placement.colocated
-
-
-def weight_transport(cfg: Config) -> WeightTransport:
-    """The configured one; between processes on one GPU there is a single way."""
-    transport = cfg.generation.weight_transport
-    return WeightTransport.cuda_ipc if transport is WeightTransport.auto and shares_gpus(cfg) else transport
+from nemo_like.config.derived import policy_world_size, shares_gpus
+from nemo_like.config.problems import Problem
+from nemo_like.config.schema import Config, Device, WeightTransport
 
 
 def placement_problems(cfg: Config) -> Iterator[Problem]:

@@ -10,13 +10,17 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from nemo_like.config.loss_rules import scores_prev_logprobs
+from nemo_like.config.derived import (
+    dynamic_length_multiple,
+    length_multiple,
+    policy_world_size,
+    scores_prev_logprobs,
+    shares_gpus,
+)
 from nemo_like.config.model_info import ModelInfo
-from nemo_like.config.placement_rules import shares_gpus
-from nemo_like.config.policy_layout import dynamic_length_multiple, length_multiple, policy_world_size
 from nemo_like.config.schema import Config, Device, PolicyBackend, PolicyConfig, Precision, StorageBackend
-from nemo_like.config.sizes import format_size
 from nemo_like.config.tasks import used_environments
+from nemo_like.config.units import format_size
 
 # Shares of a GPU that a policy worker and an engine hold together: two workers, or two engines, on one GPU
 # are thereby impossible.

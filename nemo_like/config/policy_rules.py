@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nemo_like.config.errors import Problem
-from nemo_like.config.policy_layout import dynamic_length_multiple, length_multiple
+from nemo_like.config.derived import dynamic_length_multiple, length_multiple
+from nemo_like.config.problems import Problem
 from nemo_like.config.schema import (
     Config,
     Device,

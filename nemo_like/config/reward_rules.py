@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from nemo_like.config.errors import Problem
+from nemo_like.config.problems import Problem
 from nemo_like.config.schema import AdvantageEstimatorName, Config
 
 _ESTIMATORS = AdvantageEstimatorName.__members__

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from nemo_like.config.environment_options import SandboxMode
-from nemo_like.config.errors import Problem
+from nemo_like.config.problems import Problem
 from nemo_like.config.schema import Config, EnvironmentKind
 from nemo_like.config.tasks import used_environments
 

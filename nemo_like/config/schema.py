@@ -2,7 +2,7 @@
 
 Values live in ``configs/`` (one commented default per group); no field here has a default, so a
 default is written down in exactly one place. ``config.loader`` merges YAML and overrides into these
-classes, ``config.validation`` checks the rules that span several keys.
+classes, ``config.rules`` checks the rules that span several keys.
 
 Names follow NeMo-RL where it has one, so that runs can be compared.
 """

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 
 from nemo_like.config.environment_options import option_problems
-from nemo_like.config.errors import Problem
+from nemo_like.config.problems import Problem
 from nemo_like.config.schema import Config, EnvConfig
 from nemo_like.config.tasks import (
     SourcedSampling,

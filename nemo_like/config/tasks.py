@@ -9,23 +9,27 @@ from pathlib import PurePath
 from nemo_like.config.schema import Config, DatasetConfig, EnvConfig, SamplingConfig
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """How the responses of one task are sampled."""
+@dataclass(frozen=True, slots=True)
+class SamplingSettings:
+    """How the responses of one task are sampled; part of every request to an engine."""
 
     temperature: float  # 0 is greedy
     top_p: float
     top_k: int  # 0: all tokens
-    min_p: float
     max_new_tokens: int  # per turn
-    stop_strings: tuple[str, ...]
+    stop_token_ids: tuple[int, ...] = ()  # a response ends with the first of these
+    min_p: float = 0.0
+    stop_strings: tuple[str, ...] = ()  # or with one of these, which stays in it
 
 
 @dataclass(frozen=True, slots=True)
 class SourcedSampling:
-    """``keys[name]`` is the full configuration key that decided field ``name``."""
+    """What the configuration says of one task's sampling, without the tokens that end a response.
 
-    sampling: Sampling
+    ``keys[name]`` is the full configuration key that decided field ``name``.
+    """
+
+    sampling: SamplingSettings
     keys: dict[str, str]
 
 
@@ -82,7 +86,7 @@ def has_stop_strings(cfg: Config) -> bool:
 
 
 def _resolve(cfg: Config, layers: list[tuple[str, SamplingConfig]]) -> SourcedSampling:
-    names = [field.name for field in fields(Sampling)]
+    names = [field.name for field in fields(SamplingSettings) if field.name != "stop_token_ids"]
     values = {name: getattr(cfg.generation, name) for name in names}
     keys = {name: f"generation.{name}" for name in names}
     for prefix, layer in layers:
@@ -91,4 +95,4 @@ def _resolve(cfg: Config, layers: list[tuple[str, SamplingConfig]]) -> SourcedSa
                 values[name], keys[name] = value, f"{prefix}.{name}"
     values["top_k"] = values["top_k"] or 0
     values["stop_strings"] = tuple(values["stop_strings"])
-    return SourcedSampling(Sampling(**values), keys)
+    return SourcedSampling(SamplingSettings(**values), keys)

@@ -14,7 +14,7 @@ from nemo_like.data_plane import codec
 from nemo_like.data_plane.segments import Part, Rows
 
 
-class Span(NamedTuple):
+class Extent(NamedTuple):
     """Consecutive samples of a batch that are consecutive rows of one chunk."""
 
     chunk: str
@@ -23,21 +23,21 @@ class Span(NamedTuple):
     bounds: tuple[int, ...]  # tokens before each row of the chunk, and in all of it
 
 
-def spans(meta: KVBatchMeta) -> list[Span]:
-    """The batch as few spans as possible: one per chunk where whole chunks stayed together."""
+def extents(meta: KVBatchMeta) -> list[Extent]:
+    """The batch as few extents as possible: one per chunk where whole chunks stayed together."""
     bounds = [tuple(accumulate(chunk.lengths, initial=0)) for chunk in meta.chunks]
-    found: list[Span] = []
+    found: list[Extent] = []
     chunk = start = stop = -1
     for place in meta.rows:
         if place == (chunk, stop):
             stop += 1
             continue
         if stop >= 0:
-            found.append(Span(meta.chunks[chunk].key, start, stop, bounds[chunk]))
+            found.append(Extent(meta.chunks[chunk].key, start, stop, bounds[chunk]))
         chunk, start = place
         stop = start + 1
     if stop >= 0:
-        found.append(Span(meta.chunks[chunk].key, start, stop, bounds[chunk]))
+        found.append(Extent(meta.chunks[chunk].key, start, stop, bounds[chunk]))
     return found
 
 
@@ -72,38 +72,40 @@ class PartitionCache:
                 held.setdefault(part.chunk, []).append(_Held(values, start, offsets))
             start += 1 if column.per_prompt else part.num_tokens if per_token else part.num_rows
 
-    def drop(self, dropped: Sequence[Span]) -> None:
+    def drop(self, dropped: Sequence[Extent]) -> None:
         """Keep nothing of these samples' chunks: what is left of a chunk can be fetched again."""
-        chunks = {span.chunk for span in dropped}
+        chunks = {extent.chunk for extent in dropped}
         for held in self._held.values():
             for chunk in chunks & held.keys():
                 del held[chunk]
 
-    def missing(self, column: str, wanted: Sequence[Span]) -> Rows:
+    def missing(self, column: str, wanted: Sequence[Extent]) -> Rows:
         """(chunk, its rows that are not here; None: all of them)."""
         held = self._held.get(column, {})
         rows: dict[str, list[int]] = {}
         num_rows: dict[str, int] = {}
-        for span in wanted:
-            here = held.get(span.chunk, ())
+        for extent in wanted:
+            here = held.get(extent.chunk, ())
             if any(one.offsets is None for one in here):
                 continue
-            absent: Sequence[int] = range(span.start, span.stop)
+            absent: Sequence[int] = range(extent.start, extent.stop)
             if here:
                 absent = [row for row in absent if _find(here, row) is None]
             if absent:
-                rows.setdefault(span.chunk, []).extend(absent)
-                num_rows[span.chunk] = len(span.bounds) - 1
+                rows.setdefault(extent.chunk, []).extend(absent)
+                num_rows[extent.chunk] = len(extent.bounds) - 1
         return tuple(
             (chunk, None if len(of_chunk) == num_rows[chunk] else tuple(of_chunk))
             for chunk, of_chunk in rows.items()
         )
 
-    def gather(self, column: Column, wanted: Sequence[Span]) -> Any:
-        """The column of the spans' samples in their order, or of their prompts in the order in which they
+    def gather(self, column: Column, wanted: Sequence[Extent]) -> Any:
+        """The column of the extents' samples in their order, or of their prompts in the order in which they
         first occur; everything must be here."""
         if column.per_prompt:
-            wanted = [Span(chunk, 0, 1, (0, 1)) for chunk in dict.fromkeys(span.chunk for span in wanted)]
+            wanted = [
+                Extent(chunk, 0, 1, (0, 1)) for chunk in dict.fromkeys(extent.chunk for extent in wanted)
+            ]
         if not column.is_dense:
             return [
                 codec.unpack_row(column, values, row)
@@ -118,28 +120,30 @@ class PartitionCache:
             self._settle(column, wanted, pieces[0])
         return codec.from_wire(column, pieces[0])
 
-    def _settle(self, column: Column, gathered: Sequence[Span], values: np.ndarray) -> None:
+    def _settle(self, column: Column, gathered: Sequence[Extent], values: np.ndarray) -> None:
         """Keep the gathered ``values`` instead of the pieces they were made of, chunk by chunk where all
         of a chunk is in them: a stage that wants the same samples in the same order copies nothing."""
         held = self._held[column.name]
         per_token = column.layout is Layout.per_token
         offsets: dict[str, dict[int, int]] = {}
         begin = 0
-        for span in gathered:
-            bounds: Sequence[int] = span.bounds if per_token else range(len(span.bounds))
-            first = bounds[span.start]
-            num_rows = len(span.bounds) - 1
-            if span.stop - span.start == num_rows:
-                held[span.chunk] = [_Held(values, begin, None)]
+        for extent in gathered:
+            bounds: Sequence[int] = extent.bounds if per_token else range(len(extent.bounds))
+            first = bounds[extent.start]
+            num_rows = len(extent.bounds) - 1
+            if extent.stop - extent.start == num_rows:
+                held[extent.chunk] = [_Held(values, begin, None)]
             else:
-                of_chunk = offsets.setdefault(span.chunk, {})
-                of_chunk.update((row, begin + bounds[row] - first) for row in range(span.start, span.stop))
+                of_chunk = offsets.setdefault(extent.chunk, {})
+                of_chunk.update(
+                    (row, begin + bounds[row] - first) for row in range(extent.start, extent.stop)
+                )
                 if len(of_chunk) == num_rows:
-                    held[span.chunk] = [_Held(values, 0, of_chunk)]
-            begin += bounds[span.stop] - first
+                    held[extent.chunk] = [_Held(values, 0, of_chunk)]
+            begin += bounds[extent.stop] - first
 
-    def _slices(self, column: Column, wanted: Sequence[Span]) -> Iterator[tuple[np.ndarray, int, int]]:
-        """Slices (values, start, stop) that make up the spans; neighbours in one array are merged."""
+    def _slices(self, column: Column, wanted: Sequence[Extent]) -> Iterator[tuple[np.ndarray, int, int]]:
+        """Slices (values, start, stop) that make up the extents; neighbours in one array are merged."""
         values, start, stop = None, 0, 0
         for found, begin, end in self._places(column, wanted):
             if found is values and begin == stop:
@@ -151,17 +155,21 @@ class PartitionCache:
         if values is not None:
             yield values, start, stop
 
-    def _places(self, column: Column, wanted: Sequence[Span]) -> Iterator[tuple[np.ndarray, int, int]]:
+    def _places(self, column: Column, wanted: Sequence[Extent]) -> Iterator[tuple[np.ndarray, int, int]]:
         held = self._held.get(column.name, {})
         per_token = column.layout is Layout.per_token
-        for span in wanted:
-            bounds: Sequence[int] = span.bounds if per_token else range(len(span.bounds))
-            here = held[span.chunk]
+        for extent in wanted:
+            bounds: Sequence[int] = extent.bounds if per_token else range(len(extent.bounds))
+            here = held[extent.chunk]
             whole = next((one for one in here if one.offsets is None), None)
             if whole is not None:
-                yield whole.values, whole.start + bounds[span.start], whole.start + bounds[span.stop]
+                yield (
+                    whole.values,
+                    whole.start + bounds[extent.start],
+                    whole.start + bounds[extent.stop],
+                )
                 continue
-            for row in range(span.start, span.stop):
+            for row in range(extent.start, extent.stop):
                 one = _find(here, row)
                 assert one is not None
                 assert one.offsets is not None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from nemo_like.data_plane.errors import CapacityExceeded, listed
+from nemo_like.data_plane.storage_errors import CapacityExceeded, listed
 
 
 class Capacity:

@@ -12,7 +12,15 @@ from dataclasses import dataclass, field
 
 from nemo_like.batch.columns import Column
 from nemo_like.data_plane.capacity import Capacity
-from nemo_like.data_plane.errors import (
+from nemo_like.data_plane.segments import (
+    Commit,
+    Part,
+    PartitionInfo,
+    Rows,
+    Segment,
+    Want,
+)
+from nemo_like.data_plane.storage_errors import (
     DuplicateWrite,
     MissingData,
     PartitionExists,
@@ -21,14 +29,6 @@ from nemo_like.data_plane.errors import (
     UnknownPartition,
     UnknownSamples,
     listed,
-)
-from nemo_like.data_plane.segments import (
-    Commit,
-    Part,
-    PartitionInfo,
-    Rows,
-    Segment,
-    Want,
 )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
@@ -20,13 +21,12 @@ import numpy as np
 
 from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.batch.tags import TagValue
-from nemo_like.data_plane import codec, layout
-from nemo_like.data_plane.cache import PartitionCache, Span, spans
-from nemo_like.data_plane.deadline import Deadline
-from nemo_like.data_plane.errors import CorruptData, DataPlaneError, StorageFailed, UnknownPartition
+from nemo_like.data_plane import codec, cutting
+from nemo_like.data_plane.cache import Extent, PartitionCache, extents
 from nemo_like.data_plane.interface import ColumnData
 from nemo_like.data_plane.operations import Operation
 from nemo_like.data_plane.segments import Commit, PartitionInfo, Segment, Want, at
+from nemo_like.data_plane.storage_errors import CorruptData, DataPlaneError, StorageFailed, UnknownPartition
 
 Stored = Mapping[str, Sequence[np.ndarray]]  # column -> one array per segment
 _T = TypeVar("_T")
@@ -94,7 +94,7 @@ class DataPlaneClient:
 
         def save(info: PartitionInfo) -> None:
             wired = self._wired(info, meta, columns)
-            self._save(info, layout.cut_put(info, meta, wired, self._keys), new_chunks)
+            self._save(info, cutting.cut_put(info, meta, wired, self._keys), new_chunks)
 
         self._retry_if_reopened(partition, save)
         return meta
@@ -102,10 +102,10 @@ class DataPlaneClient:
     def write(self, meta: KVBatchMeta, columns: Mapping[str, ColumnData]) -> KVBatchMeta:
         def save_and_keep(info: PartitionInfo) -> KVBatchMeta:
             wired = self._wired(info, meta, columns)
-            layout.check_adds(info, columns)
-            saved = layout.cut_write(info, meta, wired, self._keys)
+            cutting.check_adds(info, columns)
+            saved = cutting.cut_write(info, meta, wired, self._keys)
             self._save(info, saved, {})
-            kept = layout.cut_for_cache(info, meta, wired, saved)
+            kept = cutting.cut_for_cache(info, meta, wired, saved)
             chunks = {chunk.key: chunk for chunk in meta.chunks}
             with self._lock:
                 for name, parts, array in kept:
@@ -127,7 +127,7 @@ class DataPlaneClient:
 
     def clear(self, meta: KVBatchMeta) -> None:
         if len(meta):
-            self._retry_if_reopened(meta.partition, lambda info: self._clear(info, spans(meta)))
+            self._retry_if_reopened(meta.partition, lambda info: self._clear(info, extents(meta)))
 
     def forget(self, partition: str) -> None:
         with self._lock:
@@ -167,7 +167,7 @@ class DataPlaneClient:
         lengths = meta.lengths
         return {
             name: codec.to_wire(
-                layout.declared(info, name),
+                cutting.declared(info, name),
                 values,
                 lengths=lengths,
                 num_prompts=len(meta.chunks),
@@ -176,7 +176,7 @@ class DataPlaneClient:
             for name, values in columns.items()
         }
 
-    def _save(self, info: PartitionInfo, saved: Sequence[layout.Filled], new_chunks: dict[str, int]) -> None:
+    def _save(self, info: PartitionInfo, saved: Sequence[cutting.Filled], new_chunks: dict[str, int]) -> None:
         """Reserve, save and commit; what fails on the way is freed."""
         deadline = Deadline(self._timeout_s)
         segments = tuple([segment for segment, _ in saved])
@@ -196,13 +196,13 @@ class DataPlaneClient:
     def _fetch(
         self, info: PartitionInfo | None, meta: KVBatchMeta, columns: Sequence[str]
     ) -> dict[str, ColumnData]:
-        wanted = spans(meta)
+        wanted = extents(meta)
         with self._lock:
             cache = PartitionCache() if info is None else self._cache(info)
-            wants = layout.wants({name: cache.missing(name, wanted) for name in columns})
+            wants = cutting.wants({name: cache.missing(name, wanted) for name in columns})
         if wants or info is None:
             info = self._load(info, meta, wants)
-        declared = {name: layout.declared(info, name) for name in columns}
+        declared = {name: cutting.declared(info, name) for name in columns}
         with self._lock:
             cache = self._cache(info)
             return {name: cache.gather(column, wanted) for name, column in declared.items()}
@@ -242,19 +242,19 @@ class DataPlaneClient:
         segments: Sequence[Segment],
         chunks: Mapping[str, Chunk],
         deadline: Deadline,
-    ) -> list[layout.Filled]:
-        loaded: list[layout.Filled] = []
-        for columns, group in layout.by_columns(segments).items():
+    ) -> list[cutting.Filled]:
+        loaded: list[cutting.Filled] = []
+        for columns, group in cutting.by_columns(segments).items():
             values = self._store.load(group, columns, deadline.remaining())
             for position, segment in enumerate(group):
-                layout.check_segment(info, segment, chunks)
+                cutting.check_segment(info, segment, chunks)
                 of_segment = {name: values[name][position] for name in columns}
                 for name, array in of_segment.items():
-                    layout.check_loaded(info, info.columns[name], segment, array)
+                    cutting.check_loaded(info, info.columns[name], segment, array)
                 loaded.append((segment, of_segment))
         return loaded
 
-    def _clear(self, info: PartitionInfo, dropped: Sequence[Span]) -> None:
+    def _clear(self, info: PartitionInfo, dropped: Sequence[Extent]) -> None:
         with self._lock:
             self._cache(info).drop(dropped)
         rows = PartitionCache().missing("", dropped)
@@ -289,3 +289,12 @@ class DataPlaneClient:
                 name: one for name, one in self._infos.items() if one.storage_id in info.open_ids
             } | {info.name: info}
             self._caches = {key: cache for key, cache in self._caches.items() if key in info.open_ids}
+
+
+class Deadline:
+    def __init__(self, timeout_s: float) -> None:
+        self._end = time.monotonic() + timeout_s
+
+    def remaining(self) -> float:
+        """Seconds left; a little where there are none, so that what is ready already is still seen."""
+        return max(0.001, self._end - time.monotonic())

@@ -8,13 +8,15 @@ from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
 
+from nemo_like.cluster.imports import lasting_imports
 from nemo_like.config.schema import StorageBackend
 from nemo_like.data_plane.client import DataPlaneClient, Store
-from nemo_like.data_plane.errors import DataPlaneError, DeadlineExceeded, StorageFailed
-from nemo_like.data_plane.factory import DataPlaneSpec
+from nemo_like.data_plane.interface import DataPlane
 from nemo_like.data_plane.memory_storage import HostStore
-from nemo_like.data_plane.observed import ObservedStore
+from nemo_like.data_plane.observed import ObservedDataPlane, ObservedStore
 from nemo_like.data_plane.operations import OperationLog
+from nemo_like.data_plane.spec import TRANSFER_QUEUE_ENVIRONMENT, DataPlaneSpec
+from nemo_like.data_plane.storage_errors import DataPlaneError, DeadlineExceeded, StorageFailed
 
 # How much later than the host's own deadline a caller gives up, so that the host's better message wins.
 _GRACE_S = 5.0
@@ -48,18 +50,32 @@ class ActorHost:
             ) from error
 
 
-def connected_client(spec: DataPlaneSpec, log: OperationLog | None) -> DataPlaneClient:
-    """Connect this process, which waits for the storage to be up. What moves is counted in ``log``.
+def connect(spec: DataPlaneSpec) -> DataPlane:
+    """Return the data plane of this process, once the storage is up. Raises StorageFailed when it can't be
+    reached."""
+    if not spec.is_observed:
+        return _connected_client(spec, None)
+    log = OperationLog()
+    return ObservedDataPlane(_connected_client(spec, log), log)
 
-    Raises StorageFailed when the storage can't be reached.
-    """
+
+def reconnected(plane: DataPlane, spec: DataPlaneSpec) -> DataPlane:
+    """Disconnect this process from ``plane`` and return its data plane over there."""
+    plane.close()
+    return connect(spec)
+
+
+def _connected_client(spec: DataPlaneSpec, log: OperationLog | None) -> DataPlaneClient:
+    """Return the client, which counts what moves in ``log``."""
     host = ActorHost(spec)
     client_id, addresses = host.ask("connect", "", spec.start_timeout_s)
     store: Store
     if spec.backend is StorageBackend.in_memory:
         store = HostStore(host)
     else:
-        from nemo_like.data_plane.transfer_queue import TransferQueueStore  # loads torch
+        os.environ.update(TRANSFER_QUEUE_ENVIRONMENT)
+        with lasting_imports():  # loads torch
+            from nemo_like.data_plane.transfer_queue import TransferQueueStore
 
         store = TransferQueueStore(addresses, client_id, spec.host.submit("storage_failure").ref.future())
     return DataPlaneClient(

@@ -14,9 +14,14 @@ from nemo_like.batch.columns import Column
 from nemo_like.config.schema import DataPlaneConfig, StorageBackend
 from nemo_like.data_plane.capacity import Capacity
 from nemo_like.data_plane.catalog import Catalog
-from nemo_like.data_plane.errors import CapacityExceeded, DataPlaneError, DeadlineExceeded, StorageFailed
 from nemo_like.data_plane.memory_storage import InMemoryStorage
 from nemo_like.data_plane.segments import Commit, PartitionInfo, Rows, Segment, Want, at
+from nemo_like.data_plane.storage_errors import (
+    CapacityExceeded,
+    DataPlaneError,
+    DeadlineExceeded,
+    StorageFailed,
+)
 
 _T = TypeVar("_T")
 

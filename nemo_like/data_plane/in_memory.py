@@ -14,9 +14,9 @@ from nemo_like.batch.columns import Column
 from nemo_like.data_plane.capacity import Capacity
 from nemo_like.data_plane.catalog import Catalog
 from nemo_like.data_plane.client import DataPlaneClient
-from nemo_like.data_plane.errors import DeadlineExceeded
 from nemo_like.data_plane.host import DataPlaneHost
 from nemo_like.data_plane.memory_storage import HostStore, InMemoryStorage
+from nemo_like.data_plane.storage_errors import DeadlineExceeded
 
 # How much later than the host's own deadline a caller gives up, so that the host's better message wins.
 _GRACE_S = 5.0

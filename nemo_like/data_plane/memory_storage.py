@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from nemo_like.data_plane.client import Host, Stored
-from nemo_like.data_plane.errors import StorageFailed
 from nemo_like.data_plane.segments import Segment
+from nemo_like.data_plane.storage_errors import StorageFailed
 
 
 class InMemoryStorage:

@@ -20,7 +20,7 @@ from tenacity import AsyncRetrying, retry_if_result, wait_exponential
 
 from nemo_like.cluster.runtime import free_port
 from nemo_like.config.schema import MooncakeConfig
-from nemo_like.data_plane.errors import StorageFailed
+from nemo_like.data_plane.storage_errors import StorageFailed
 
 # How often to try again when another process took the port that was free a moment ago.
 _NUM_ATTEMPTS = 3

@@ -30,10 +30,10 @@ from transfer_queue.metadata import BatchMeta
 from nemo_like.cluster.actors import log_to
 from nemo_like.config.schema import DataPlaneConfig, StorageBackend
 from nemo_like.data_plane.client import Stored
-from nemo_like.data_plane.errors import CapacityExceeded, CorruptData, DeadlineExceeded, StorageFailed
-from nemo_like.data_plane.factory import TRANSFER_QUEUE_ENVIRONMENT, import_storage
 from nemo_like.data_plane.mooncake import Master, MooncakeStorageUnit, client_settings, environment
 from nemo_like.data_plane.segments import Segment
+from nemo_like.data_plane.spec import TRANSFER_QUEUE_ENVIRONMENT, import_storage
+from nemo_like.data_plane.storage_errors import CapacityExceeded, CorruptData, DeadlineExceeded, StorageFailed
 from nemo_like.data_plane.zmq_guard import Secret, SimpleStorageUnit, TransferQueueController, guard, guarding
 
 _SIMPLE, _MOONCAKE = "SimpleStorage", "MooncakeStore"  # as TransferQueue calls them

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from nemo_like.config.schema import Config, Device, Precision
-from nemo_like.driver.errors import RunFailed
+from nemo_like.driver.run_failures import RunFailed
 
 _METRIC = "train/token_mult_prob_error"
 # Means of exp|generation - trainer log-prob| over tokens above which it is not rounding. In float32 on the

@@ -7,7 +7,7 @@ import math
 from nemo_like.cluster.placement import Bundle
 from nemo_like.config.plan import Role, RoleNeeds, roles
 from nemo_like.config.schema import Config, Placement
-from nemo_like.policy.layout import parallel_layout
+from nemo_like.policy.parallelism import parallel_layout
 
 
 def actor_name(role: Role, needs: RoleNeeds, index: int | str) -> str:

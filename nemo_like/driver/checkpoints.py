@@ -22,10 +22,10 @@ from nemo_like.checkpoint.store import (
     Retention,
     verify_policy_files,
 )
-from nemo_like.cluster.errors import ActorFailed
+from nemo_like.cluster.actor_errors import ActorFailed
 from nemo_like.config.schema import CheckpointingConfig, CheckpointWriting
 from nemo_like.data.sampler import MixtureSampler
-from nemo_like.driver.interfaces import SavedPolicy
+from nemo_like.driver.interface import SavedPolicy
 from nemo_like.observability.run_directory import RunDirectory
 
 

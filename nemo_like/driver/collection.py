@@ -18,8 +18,8 @@ from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import GROUP_ID, REWARD, SAMPLE_MASK
 from nemo_like.config.schema import GRPOConfig
 from nemo_like.data_plane.operations import Operation
-from nemo_like.driver.errors import RunFailed
-from nemo_like.driver.interfaces import Rollout
+from nemo_like.driver.interface import Rollout
+from nemo_like.driver.run_failures import RunFailed
 from nemo_like.driver.stages import with_outcome, with_shaped_rewards
 from nemo_like.observability.metrics import Metric, merge
 from nemo_like.rollout.prompts import PromptBatch, RolloutResult

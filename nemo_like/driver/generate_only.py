@@ -15,10 +15,9 @@ from nemo_like.algorithms.estimators import build_estimator
 from nemo_like.config.schema import Config
 from nemo_like.data.sampler import MixtureSampler
 from nemo_like.driver.collection import collect_groups
-from nemo_like.driver.interfaces import Partitions, Recovery, Rollout, StepObserver
+from nemo_like.driver.interface import Partitions, Recovery, Rollout, StepObserver
 from nemo_like.driver.reports import StepReport, generation_report
-from nemo_like.driver.schedule import dumps_rollouts_of
-from nemo_like.driver.stages import with_advantages, without_truncated
+from nemo_like.driver.stages import dumps_rollouts_of, with_advantages, without_truncated
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.summary import SampleAnswer
 from nemo_like.observability.timers import StageTimer

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from fnmatch import fnmatch
 from typing import Any
 
+from nemo_like.cluster.actor_errors import ClusterError
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.cluster.errors import ClusterError
 from nemo_like.config.schema import LoggerConfig
 from nemo_like.observability.disk import write_whole
 from nemo_like.observability.metrics import merge

@@ -17,19 +17,18 @@ from nemo_like.cluster.actors import ActorHandle, ActorSpec, Call, Concurrency
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.cpu_environment import CPU_ENVIRONMENT
 from nemo_like.cluster.runtime import free_port
-from nemo_like.config.deadlines import longest_deadline_s
-from nemo_like.config.placement_rules import shares_gpus, weight_transport
+from nemo_like.config.derived import longest_deadline_s, shares_gpus, weight_transport
 from nemo_like.config.plan import Role, roles
 from nemo_like.config.schema import Config, Device
 from nemo_like.config.tasks import has_stop_strings, used_environments
-from nemo_like.data_plane.factory import DataPlaneSpec, host_actor
+from nemo_like.data_plane.spec import DataPlaneSpec, host_actor
 from nemo_like.driver.bundles import actor_name
 from nemo_like.generation.environment import engine_environment
 from nemo_like.generation.sleep import Sleeps
 from nemo_like.observability.disk import write_whole
 from nemo_like.observability.run_directory import RunDirectory
-from nemo_like.policy.interfaces import WeightSenderSpec
-from nemo_like.policy.layout import parallel_layout
+from nemo_like.policy.interface import WeightSenderSpec
+from nemo_like.policy.parallelism import parallel_layout
 
 # Exchanges with processes that are up already and have nothing to compute.
 SHORT_TIMEOUT_S = 30.0

@@ -15,19 +15,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from nemo_like.cluster.actor_errors import ActorDied, ActorFailed
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.cluster.errors import ActorDied, ActorFailed
 from nemo_like.config.schema import ClusterConfig
 from nemo_like.data.sampler import MixtureSampler
-from nemo_like.data_plane.handle import PartitionControl
+from nemo_like.data_plane.partition_control import PartitionControl
 from nemo_like.driver.observation import StepObservation
 from nemo_like.driver.processes import Actors, Starter, write_process_ids
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.policy.group import PolicyWorkerGroup
-from nemo_like.rollout.handle import RolloutHandle
-from nemo_like.weight_sync.sync import NoEngines, WeightSync
+from nemo_like.rollout.rollout_handle import RolloutHandle
+from nemo_like.weight_sync.sync import EngineWeights, NoEngines
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class Recoverable:
     rollout: RolloutHandle
     partitions: PartitionControl
     policy: PolicyWorkerGroup | None  # none where nothing is trained
-    weight_sync: WeightSync | NoEngines
+    weight_sync: EngineWeights | NoEngines
     train_sampler: MixtureSampler
     observation: StepObservation
     logger: RunLogger
@@ -57,7 +57,7 @@ class ActorRecovery:
     def __init__(self, cfg: ClusterConfig, parts: Recoverable) -> None:
         self._cfg, self._parts = cfg, parts
         self._num_recoveries = 0
-        self._strangers: set[str] = set()  # started again, and not connected with the others yet
+        self._not_connected: set[str] = set()  # started again, and not connected with the others yet
 
     def completed(self, name: str, policy_version: int, work: Callable[[], T]) -> T:
         """See ``interfaces.Recovery``; ``cluster.max_recoveries`` times at most."""
@@ -106,17 +106,17 @@ class ActorRecovery:
         for worker in actors.workers:
             if worker.name in dead:
                 raise ActorDied(worker.name, _STAGE, worker.log_path)
-        if actors.rollout.name not in dead | self._strangers:
+        if actors.rollout.name not in dead | self._not_connected:
             parts.rollout.abandon()
         dead |= {engine.name for engine in actors.engines if not self._drops_requests(engine)}
         parts.partitions.take_operations()
         self._start_again(dead)
-        self._strangers |= dead
-        started = [handle for handle in actors.all() if handle.name in self._strangers]
+        self._not_connected |= dead
+        started = [handle for handle in actors.all() if handle.name in self._not_connected]
         parts.cluster.gather(actors.readiness(started), stage=_STAGE, timeout_s=self._cfg.start_timeout_s)
-        self._connect(self._strangers)
+        self._connect(self._not_connected)
         write_process_ids(parts.cluster, actors, parts.directory)
-        self._strangers = set()
+        self._not_connected = set()
 
     def _drops_requests(self, engine: ActorHandle) -> bool:
         """Whether the engine lives, and has not failed: then it has nothing left to generate."""

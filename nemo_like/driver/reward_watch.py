@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from nemo_like.config.schema import EnvConfig
-from nemo_like.driver.errors import RewardsFailed
+from nemo_like.driver.run_failures import RewardsFailed
 from nemo_like.environments.interface import FailureKind
 from nemo_like.observability.logger import RunLogger
 from nemo_like.rollout.prompts import FailedReward, PromptBatch, RolloutResult

@@ -17,24 +17,23 @@ import yaml
 
 from nemo_like.batch.columns import Column, ColumnError, gather_columns
 from nemo_like.checkpoint.store import CheckpointError
+from nemo_like.cluster.actor_errors import ActorDied, ActorFailed, ClusterError, RayDied, StageTimeout
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.cluster.errors import ActorDied, ActorFailed, ClusterError, RayDied, StageTimeout
 from nemo_like.cluster.janitor import swept_directory
 from nemo_like.cluster.private_ray import temporary_parent
 from nemo_like.cluster.runtime import RayNeeds, ray_runtime
-from nemo_like.config.deadlines import deadline_s
+from nemo_like.config.derived import deadline_s, shares_gpus
 from nemo_like.config.loader import to_yaml
 from nemo_like.config.model_info import read_model_info
-from nemo_like.config.placement_rules import shares_gpus
 from nemo_like.config.plan import checkpoint_bytes, ray_cpus, ray_gpus, weight_bytes
 from nemo_like.config.schema import Config, Device, TimeoutAction
+from nemo_like.data.interface import SourceReport
 from nemo_like.data.sampler import MixtureSampler
-from nemo_like.data_plane.handle import ObservedPartitionControl, PartitionControl
+from nemo_like.data_plane.partition_control import ObservedPartitionControl, PartitionControl
 from nemo_like.driver import exit_codes
 from nemo_like.driver.bundles import bundles
 from nemo_like.driver.checkpoints import RunCheckpoints
-from nemo_like.driver.errors import RewardsFailed, RunFailed, failure_reason
 from nemo_like.driver.final_export import FinalExport
 from nemo_like.driver.generate_only import GenerationComponents, GenerationDriver
 from nemo_like.driver.holding import HeldDirectories
@@ -42,6 +41,7 @@ from nemo_like.driver.observation import StepObservation
 from nemo_like.driver.processes import Actors, Starter, write_process_ids
 from nemo_like.driver.recovery import ActorRecovery, Recoverable
 from nemo_like.driver.reward_watch import RewardWatch
+from nemo_like.driver.run_failures import RewardsFailed, RunFailed, failure_reason
 from nemo_like.driver.stopping import StopRequests
 from nemo_like.driver.sync_grpo import Components, SyncGRPODriver
 from nemo_like.driver.validation import reached_goal, validation_sets
@@ -51,10 +51,10 @@ from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.observability.summary import RunSummary, SampleAnswer
 from nemo_like.policy.group import PolicyWorkerGroup
-from nemo_like.policy.layout import parallel_layout
-from nemo_like.rollout.handle import RolloutHandle
+from nemo_like.policy.parallelism import parallel_layout
 from nemo_like.rollout.prompts import RolloutMode, RolloutParts, SourceReports
-from nemo_like.weight_sync.sync import NoEngines, WeightSync
+from nemo_like.rollout.rollout_handle import RolloutHandle
+from nemo_like.weight_sync.sync import EngineWeights, NoEngines
 
 
 def run(cfg: Config, config_name: str) -> int:
@@ -257,24 +257,11 @@ def _connect(cfg: Config, started: _Started, logger: RunLogger, checkpoints: Run
     rollout = RolloutHandle(
         cluster, actors.rollout, deadline_s=partial(deadline_s, cfg.cluster), inspect=watch.look
     )
-    control = ObservedPartitionControl if cfg.data_plane.log_operations else PartitionControl
-    partitions = control(
-        cluster,
-        actors.host,
-        columns=_columns(started.rollout, policy),
-        # Dynamic sampling drops groups, after which nobody knows who gets the others.
-        num_readers=None if cfg.grpo.use_dynamic_sampling else cfg.policy.data_parallel_size,
-        timeout_s=cfg.data_plane.timeout_s,
-    )
+    partitions = _partitions(cfg, cluster, actors, _columns(started.rollout, policy))
     gpu_actors = partial(_gpu_actors, cfg, actors)
     observer = StepObservation(cfg.logger, cluster, actors.all, started.directory, gpu_actors)
     observer.mark_ranges([*actors.engines, *actors.workers])
-    sampler = MixtureSampler(
-        [source.num_prompts for source in sources[RolloutMode.training]],
-        _weights(cfg),
-        seed=cfg.grpo.seed,
-        shuffle=cfg.data.shuffle,
-    )
+    sampler = _train_sampler(cfg, sources[RolloutMode.training])
     weight_sync = _weight_sync(cfg, cluster, actors, policy)
     recoverable = Recoverable(
         cluster=cluster,
@@ -317,6 +304,29 @@ def _connect(cfg: Config, started: _Started, logger: RunLogger, checkpoints: Run
     if checkpoints.found is not None:
         logger.status(f"continuing after step {checkpoints.last_step}")
     return StartedRun(SyncGRPODriver(cfg, components), policy)
+
+
+def _partitions(cfg: Config, cluster: Cluster, actors: Actors, columns: Sequence[Column]) -> PartitionControl:
+    """Build the driver's side of the data plane."""
+    control = ObservedPartitionControl if cfg.data_plane.log_operations else PartitionControl
+    return control(
+        cluster,
+        actors.host,
+        columns=columns,
+        # Dynamic sampling drops groups, after which nobody knows who gets the others.
+        num_readers=None if cfg.grpo.use_dynamic_sampling else cfg.policy.data_parallel_size,
+        timeout_s=cfg.data_plane.timeout_s,
+    )
+
+
+def _train_sampler(cfg: Config, sources: Sequence[SourceReport]) -> MixtureSampler:
+    """Build what draws the prompts of each training step."""
+    return MixtureSampler(
+        [source.num_prompts for source in sources],
+        _weights(cfg),
+        seed=cfg.grpo.seed,
+        shuffle=cfg.data.shuffle,
+    )
 
 
 def _columns(rollout: RolloutParts, policy: PolicyWorkerGroup | None) -> tuple[Column, ...]:
@@ -403,7 +413,7 @@ def _policy(cfg: Config, cluster: Cluster, actors: Actors, logger: RunLogger) ->
 
 def _weight_sync(
     cfg: Config, cluster: Cluster, actors: Actors, policy: PolicyWorkerGroup | None
-) -> WeightSync | NoEngines:
+) -> EngineWeights | NoEngines:
     if policy is None or not actors.engines:
         return NoEngines()
 
@@ -411,4 +421,4 @@ def _weight_sync(
         calls = [engine.submit("sleep") for engine in actors.engines]
         cluster.gather(calls, stage="sleep", timeout_s=cfg.cluster.stage_timeout_s, watching=actors.engines)
 
-    return WeightSync(policy.push_weights, put_to_sleep if shares_gpus(cfg) else None)
+    return EngineWeights(policy.push_weights, put_to_sleep if shares_gpus(cfg) else None)

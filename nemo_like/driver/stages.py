@@ -32,8 +32,8 @@ from nemo_like.batch.tags import (
     SHAPED_REWARD,
     reward_component,
 )
-from nemo_like.config.loss_rules import is_advantage_alone
-from nemo_like.config.schema import GRPOConfig, LossConfig
+from nemo_like.config.derived import is_advantage_alone
+from nemo_like.config.schema import GRPOConfig, LossConfig, RolloutConfig
 
 
 def with_shaped_rewards(batch: KVBatchMeta, cfg: GRPOConfig) -> KVBatchMeta:
@@ -117,3 +117,17 @@ def _masked(batch: KVBatchMeta, sample_mask: Sequence[float], why: Outcome) -> K
         for was_kept, kept, old in zip(batch.tag(SAMPLE_MASK), sample_mask, batch.tag(OUTCOME), strict=True)
     ]
     return batch.with_tag(SAMPLE_MASK, sample_mask).with_tag(OUTCOME, outcomes)
+
+
+def validates_after(step: int, cfg: GRPOConfig) -> bool:
+    """Whether to validate after rollout step ``step`` (counted from 1; 0 is before the first)."""
+    if step == 0:
+        return cfg.val_at_start
+    if step == cfg.max_num_steps and cfg.val_at_end:
+        return True
+    return cfg.val_period > 0 and step % cfg.val_period == 0
+
+
+def dumps_rollouts_of(step: int, cfg: RolloutConfig) -> bool:
+    """Whether the conversations of training step ``step`` are written down."""
+    return cfg.dump_period > 0 and step % cfg.dump_period == 0

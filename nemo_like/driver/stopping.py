@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 
-from nemo_like.config.durations import parse_duration_s
 from nemo_like.config.schema import CheckpointingConfig
+from nemo_like.config.units import parse_duration_s
 
 _SLURM_END_TIME = "SLURM_JOB_END_TIME"  # seconds since 1970, set by Slurm 22.05 and newer
 

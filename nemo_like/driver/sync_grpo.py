@@ -21,18 +21,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from nemo_like.algorithms.estimators import build_estimator
-from nemo_like.algorithms.ordering import by_generation
 from nemo_like.batch.meta import KVBatchMeta
+from nemo_like.batch.sharding import by_generation
 from nemo_like.config.schema import Config
 from nemo_like.data.sampler import MixtureSampler
 from nemo_like.driver.agreement import AgreementWatch
 from nemo_like.driver.checkpoints import RunCheckpoints
 from nemo_like.driver.collection import Collected, collect_groups
-from nemo_like.driver.interfaces import Partitions, Policy, Recovery, Rollout, StepObserver, WeightSync
+from nemo_like.driver.interface import Partitions, Policy, Recovery, Rollout, StepObserver, WeightSync
 from nemo_like.driver.reports import StepReport, StepResults, train_report
-from nemo_like.driver.schedule import dumps_rollouts_of, validates_after
 from nemo_like.driver.stages import (
+    dumps_rollouts_of,
     kl_in_reward,
+    validates_after,
     with_advantages,
     with_idle,
     without_mismatch,
@@ -43,7 +44,7 @@ from nemo_like.driver.validation import ValidationReport, ValidationSet, reached
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.summary import SampleAnswer
 from nemo_like.observability.timers import SlowestPass, StageTimer
-from nemo_like.policy.columns import scored_columns
+from nemo_like.policy.policy_columns import scored_columns
 from nemo_like.policy.results import ScoredBatch
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode
 

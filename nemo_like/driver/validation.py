@@ -10,7 +10,7 @@ from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import ANSWER_ID, GROUP_ID, IS_TRUNCATED, NUM_RESPONSE_TOKENS, REWARD, SAMPLE_MASK
 from nemo_like.config.schema import GRPOConfig
 from nemo_like.data.interface import SourceReport
-from nemo_like.driver.errors import RunFailed
+from nemo_like.driver.run_failures import RunFailed
 from nemo_like.rollout.prompts import RolloutResult
 
 

@@ -9,9 +9,8 @@ from functools import partial
 from typing import Any
 
 from nemo_like.config.environment_options import CalculatorOptions
-from nemo_like.environments.answers import extract_answer
 from nemo_like.environments.interface import Feedback, Turn
-from nemo_like.environments.per_turn import PerTurnEnvironment
+from nemo_like.environments.per_turn import PerTurnEnvironment, extract_answer
 
 Number = int | float
 

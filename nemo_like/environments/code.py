@@ -7,9 +7,9 @@ import logging
 from collections.abc import Sequence
 
 from nemo_like.config.environment_options import CodeOptions, SandboxMode
-from nemo_like.environments.answers import extract_answer
-from nemo_like.environments.inside.harness import Outcome
+from nemo_like.environments.inside.harness import TestOutcome
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
+from nemo_like.environments.per_turn import extract_answer
 from nemo_like.environments.programs import Harness, passes_beside, run_program
 from nemo_like.environments.sandbox import ProgramLimits, Sandbox, check_sandbox
 
@@ -56,11 +56,11 @@ class CodeEnvironment:
             if self._options.share_objects:
                 return self._feedback(float(await passes_beside(program, tests, self._sandbox)))
             verdict = await self._harness.judge(program, tests)
-        if verdict.outcome is Outcome.refused:
+        if verdict.outcome is TestOutcome.refused:
             reason = f"these tests cannot be run by value: {verdict.reason}"
             remedy = "change them, or set options.share_objects=true"
             return Feedback.failed(FailureKind.raised, f"{reason}; {remedy}")
-        return self._feedback(float(verdict.outcome is Outcome.passed), verdict.returned is not None)
+        return self._feedback(float(verdict.outcome is TestOutcome.passed), verdict.returned is not None)
 
     async def _prints(self, source: str, stdin: str, expected: str) -> bool:
         async with self._slots:

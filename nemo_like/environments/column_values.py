@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from nemo_like.batch.columns import DTYPES, Column, Layout
-from nemo_like.data_plane.errors import ColumnMismatch
+from nemo_like.data_plane.storage_errors import ColumnMismatch
 
 
 class NotFinite(ColumnMismatch):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nemo_like.batch.columns import Column
-from nemo_like.data_plane.errors import ColumnMismatch
+from nemo_like.data_plane.storage_errors import ColumnMismatch
 from nemo_like.environments.column_values import NotFinite, column_value
 from nemo_like.environments.interface import Failure, FailureKind, Feedback
 

@@ -26,7 +26,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Raised:
+class CallRaised:
     """A call raised."""
 
     message: str

@@ -11,9 +11,8 @@ import jsonschema
 from jsonschema.protocols import Validator
 
 from nemo_like.config.environment_options import JsonSchemaOptions
-from nemo_like.environments.answers import extract_answer
 from nemo_like.environments.interface import Feedback, Turn
-from nemo_like.environments.per_turn import PerTurnEnvironment
+from nemo_like.environments.per_turn import PerTurnEnvironment, extract_answer
 
 
 def json_schema(options: JsonSchemaOptions) -> PerTurnEnvironment:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -36,3 +37,14 @@ class PerTurnEnvironment:
 def raised(error: Exception) -> Feedback:
     """Feedback for a turn whose reward raised this."""
     return Feedback.failed(FailureKind.raised, f"the reward raised {type(error).__name__}: {error}")
+
+
+def extract_answer(response: str, pattern: str | None) -> str | None:
+    """Group 1 of the last match, "." matching newlines too; without a pattern the whole response.
+
+    None when nothing matches.
+    """
+    if pattern is None:
+        return response
+    matches = list(re.finditer(pattern, response, re.DOTALL))
+    return matches[-1].group(1) if matches else None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nemo_like.batch.columnar import Columnar
 from nemo_like.batch.columns import Column, Layout
 from nemo_like.cluster.actors import ActorHandle
-from nemo_like.cluster.columnar import Columnar
 from nemo_like.environments.interface import Feedback, Turn
 
 

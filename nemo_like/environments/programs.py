@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 
-from nemo_like.environments.inside.harness import Outcome
+from nemo_like.environments.inside.harness import TestOutcome
 from nemo_like.environments.sandbox import Sandbox, data_file
 
 MAX_OUTPUT_BYTES = 1_000_000
@@ -32,7 +32,7 @@ class ProgramResult:
 class Verdict:
     """What tests said of a program."""
 
-    outcome: Outcome
+    outcome: TestOutcome
     reason: str = ""
     returned: str | None = None  # the type of an object that a function returned where plain data must come
 
@@ -98,13 +98,13 @@ class Harness:
                         pipe.close_writer()
                     content = await _read(verdict.take_reader())
             except TimeoutError:
-                return Verdict(Outcome.failed, "the time ran out")
+                return Verdict(TestOutcome.failed, "the time ran out")
         if not content:
             raise RuntimeError("the process that runs the tests has ended")
         if not content.strip():
-            return Verdict(Outcome.failed, "the tests were ended before their end")
+            return Verdict(TestOutcome.failed, "the tests were ended before their end")
         said = json.loads(content)
-        return Verdict(Outcome(said["outcome"]), said["reason"], said["returned"])
+        return Verdict(TestOutcome(said["outcome"]), said["reason"], said["returned"])
 
     def close(self) -> None:
         """End the process."""

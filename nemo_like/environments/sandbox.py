@@ -56,7 +56,7 @@ class ProgramLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class SandboxStart:
     """What ``subprocess`` needs to start the process."""
 
     command: Sequence[str]
@@ -74,22 +74,22 @@ class Sandbox:
     is_real: bool = True  # False: limits alone, for programs that are trusted
 
     @contextmanager
-    def program(self, mode: str, source: str) -> Iterator[Start]:
+    def program(self, mode: str, source: str) -> Iterator[SandboxStart]:
         """Start ``inside/program.py`` with this source."""
         own = {"CPU": math.ceil(self.limits.timeout_s), "NPROC": self.limits.max_processes}
         with data_file(source) as descriptor:
             arguments = ["program", mode, str(descriptor)]
             with self._start(arguments, own) as start:
-                yield Start(start.command, [*start.pass_fds, descriptor], start.cwd, start.env)
+                yield SandboxStart(start.command, [*start.pass_fds, descriptor], start.cwd, start.env)
 
     @contextmanager
-    def harness(self) -> Iterator[Start]:
+    def harness(self) -> Iterator[SandboxStart]:
         """Start ``inside/harness.py``."""
         with self._start(["harness"], {"NPROC": _MAX_HARNESS_PROCESSES}) as start:
             yield start
 
     @contextmanager
-    def _start(self, arguments: Sequence[str], own_limits: dict[str, int]) -> Iterator[Start]:
+    def _start(self, arguments: Sequence[str], own_limits: dict[str, int]) -> Iterator[SandboxStart]:
         common = {"CORE": 0, "FSIZE": FOLDER_MIB * 2**20, "NOFILE": _MAX_OPEN_FILES}
         limits = {"AS": self.limits.memory_mib * 2**20, **common, **own_limits}
         if self.is_real:
@@ -97,7 +97,7 @@ class Sandbox:
             python = _python("/runner", arguments, user, limits)
             with data_file(filter_program()) as filter_fd:
                 command = [*_bubblewrap(self.readable_paths), "--seccomp", str(filter_fd), "--", *python]
-                yield Start(command, [filter_fd], "/", _environment(_FOLDER))
+                yield SandboxStart(command, [filter_fd], "/", _environment(_FOLDER))
             return
         # Without a namespace all other processes of the user would count, too.
         limits.pop("NPROC")
@@ -105,7 +105,7 @@ class Sandbox:
         try:
             root = str(Path(__file__).parents[2])
             command = ["setpriv", "--pdeathsig", "KILL", *_python(root, arguments, KEEP_USER, limits)]
-            yield Start(command, [], folder, _environment(folder))
+            yield SandboxStart(command, [], folder, _environment(folder))
         finally:
             _remove(folder)
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 
+from nemo_like.batch.columnar import Columnar
 from nemo_like.batch.columns import Column
-from nemo_like.cluster.columnar import Columnar
 from nemo_like.config.schema import EnvConfig
+from nemo_like.environments.environment_process import RewardRaised, Worker, WorkerDied, start_worker
 from nemo_like.environments.feedback import checked
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
-from nemo_like.environments.worker import RewardRaised, Worker, WorkerDied, start_worker
 
 # Processes that ask turns alone, side by side.
 _MAX_LANES = 8

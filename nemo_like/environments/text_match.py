@@ -8,9 +8,8 @@ from collections import Counter
 from functools import partial
 
 from nemo_like.config.environment_options import ExactMatchOptions, MatchOptions, NoOptions, RegexOptions
-from nemo_like.environments.answers import extract_answer
 from nemo_like.environments.interface import Feedback, Turn
-from nemo_like.environments.per_turn import PerTurnEnvironment
+from nemo_like.environments.per_turn import PerTurnEnvironment, extract_answer
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)

@@ -6,9 +6,8 @@ from functools import cache, partial
 from typing import Any
 
 from nemo_like.config.environment_options import MatchOptions
-from nemo_like.environments.answers import extract_answer
 from nemo_like.environments.interface import Feedback, Turn
-from nemo_like.environments.per_turn import PerTurnEnvironment
+from nemo_like.environments.per_turn import PerTurnEnvironment, extract_answer
 
 
 def math_verify(options: MatchOptions) -> PerTurnEnvironment:

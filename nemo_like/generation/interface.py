@@ -8,25 +8,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from nemo_like.cluster.buckets import TensorSpec
-from nemo_like.cluster.errors import Overdue
+from nemo_like.cluster.actor_errors import Overdue
+from nemo_like.weight_transport.buckets import TensorSpec
 
 if TYPE_CHECKING:
-    from nemo_like.cluster.process_groups import GroupAddress
-    from nemo_like.cluster.shared_memory import MemoryAddress, Transfer
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingSettings:
-    """How to sample; part of every request, so that training and validation share one path."""
-
-    temperature: float  # 0 is greedy
-    top_p: float
-    top_k: int  # 0: all tokens
-    max_new_tokens: int
-    stop_token_ids: tuple[int, ...]  # a response ends with the first of these
-    min_p: float = 0.0
-    stop_strings: tuple[str, ...] = ()  # or of these, which stays in it
+    from nemo_like.config.tasks import SamplingSettings
+    from nemo_like.weight_transport.process_groups import GroupAddress
+    from nemo_like.weight_transport.shared_memory import MemoryAddress, Transfer
 
 
 @dataclass(frozen=True, slots=True)

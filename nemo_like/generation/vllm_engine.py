@@ -32,8 +32,8 @@ from vllm.sampling_params import RequestOutputKind
 
 from nemo_like.cluster.gloo import one_gloo_device
 from nemo_like.cluster.runtime import use_temporary_directory_of_session
-from nemo_like.cluster.shared_memory import Transfer
 from nemo_like.config.schema import Device, GenerationConfig, Precision
+from nemo_like.config.tasks import SamplingSettings
 from nemo_like.generation.engine_args import engine_args
 from nemo_like.generation.interface import (
     EngineOverdue,
@@ -43,13 +43,13 @@ from nemo_like.generation.interface import (
     GroupResult,
     Response,
     ResultSink,
-    SamplingSettings,
     WeightEndpoint,
     WeightGroup,
 )
 from nemo_like.generation.shared_names import remove_names, track_names
 from nemo_like.generation.sleep import EngineMemory, Sleeps, has_sleep_mode
 from nemo_like.observability.trace import span
+from nemo_like.weight_transport.shared_memory import Transfer
 
 _T = TypeVar("_T")
 

@@ -21,9 +21,9 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from nemo_like.cluster.process_groups import GroupAddress, NamedProcessGroup
-from nemo_like.cluster.shared_memory import MemoryReceiver, Transfer
 from nemo_like.generation.interface import WeightGroup
+from nemo_like.weight_transport.process_groups import GroupAddress, NamedProcessGroup
+from nemo_like.weight_transport.shared_memory import MemoryReceiver, Transfer
 
 BACKEND = "nemo_like"
 

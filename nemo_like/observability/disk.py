@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from nemo_like.config.sizes import format_size
+from nemo_like.config.units import format_size
 
 _REMEDY = "Free some space, then run again: a run with a logger.run_name continues from its last checkpoint"
 _FULL = (errno.ENOSPC, errno.EDQUOT)

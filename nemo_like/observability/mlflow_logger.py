@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nemo_like.config.logger_rules import mlflow_directory
+from nemo_like.config.derived import mlflow_directory
 from nemo_like.config.schema import MlflowConfig
 from nemo_like.observability.summary import SampleAnswer
 

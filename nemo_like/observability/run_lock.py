@@ -35,7 +35,7 @@ class DirectoryInUse(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class RunStart:
     """Who started a run. Process ids mean something to processes of the same ``boot_id`` and
     ``pid_namespace`` alone: containers on one machine count their processes each for themselves."""
 
@@ -50,7 +50,7 @@ class Start:
     ended: str | None = None
 
     @classmethod
-    def of_this_process(cls, environment: Mapping[str, str] = os.environ) -> Start:
+    def of_this_process(cls, environment: Mapping[str, str] = os.environ) -> RunStart:
         """The start that this process is."""
         job = environment.get("SLURM_JOB_ID")
         return cls(
@@ -64,7 +64,7 @@ class Start:
             began=_now(),
         )
 
-    def is_over(self, seen_by: Start, silence_s: float) -> bool:
+    def is_over(self, seen_by: RunStart, silence_s: float) -> bool:
         """Whether this start has ended, as the start ``seen_by`` sees it."""
         if self.ended is not None:
             return True
@@ -76,7 +76,7 @@ class Start:
             is_requeued = False
         return is_requeued or silence_s >= LEASE_S
 
-    def describe(self, seen_by: Start, silence_s: float) -> str:
+    def describe(self, seen_by: RunStart, silence_s: float) -> str:
         """What a start that is not over does, for the user of the start ``seen_by``."""
         job = f" (Slurm job {self.slurm_job.rpartition('/')[2]})" if self.slurm_job else ""
         who = f"process {self.pid} on host {self.host}{job} has held it since {self.began}"
@@ -84,7 +84,7 @@ class Start:
             return f"{who} and is running"
         return f"{who} and gave a sign of life {max(0.0, silence_s):.0f} s ago"
 
-    def _shares_processes_with(self, other: Start) -> bool:
+    def _shares_processes_with(self, other: RunStart) -> bool:
         own = (self.host, self.boot_id, self.pid_namespace)
         return self.pid_namespace is not None and own == (other.host, other.boot_id, other.pid_namespace)
 
@@ -97,7 +97,7 @@ class DirectoryLock:
         self.directory = directory
         self._starts = directory / "starts"
         self._starts.mkdir(parents=True, exist_ok=True)
-        self._start = Start.of_this_process()
+        self._start = RunStart.of_this_process()
         self._number = self._take()
 
     def renew(self) -> str | None:
@@ -164,7 +164,7 @@ class DirectoryLock:
         return self._starts / f"{number}.json"
 
 
-def _create(path: Path, candidate: Path, start: Start) -> bool:
+def _create(path: Path, candidate: Path, start: RunStart) -> bool:
     """Give ``candidate`` this name too; False when another file has it already."""
     try:
         os.link(candidate, path)
@@ -182,14 +182,14 @@ def _create(path: Path, candidate: Path, start: Start) -> bool:
     return True
 
 
-def _write(path: Path, start: Start) -> None:
+def _write(path: Path, start: RunStart) -> None:
     path.write_text(json.dumps(asdict(start), indent=1) + "\n", encoding="utf-8")
 
 
-def _read(path: Path) -> Start | None:
+def _read(path: Path) -> RunStart | None:
     """None when the file says nothing that can be understood."""
     try:
-        return Start(**json.loads(path.read_text(encoding="utf-8")))
+        return RunStart(**json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError):
         return None
 

@@ -21,7 +21,7 @@ from torch.nn import functional
 from nemo_like.batch.columns import INPUT_IDS, RESPONSE_MASK, Column, Layout
 from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, Schedule
 from nemo_like.batch.micro_batches import model_length
-from nemo_like.policy.compute import on_device
+from nemo_like.policy.devices import on_device
 from nemo_like.policy.shared_prompts import SharedPrompts, SharedRow, pieces
 
 _PLANNING_COLUMNS = frozenset({INPUT_IDS.name, RESPONSE_MASK.name})
@@ -36,7 +36,7 @@ class ContextRank:
     size: int
 
 
-WHOLE = ContextRank(0, 1)
+WHOLE_CONTEXT = ContextRank(0, 1)
 
 
 def context_positions(length: int, rank: int, num_ranks: int) -> Tensor:
@@ -218,7 +218,9 @@ class PolicyBatch:
         owner = torch.repeat_interleave(torch.arange(len(self)), self.lengths)
         return torch.zeros(len(self), dtype=values.dtype).index_add_(0, owner, values)
 
-    def micro_batch(self, spec: MicroBatch, schedule: Schedule, context: ContextRank = WHOLE) -> ModelInputs:
+    def micro_batch(
+        self, spec: MicroBatch, schedule: Schedule, context: ContextRank = WHOLE_CONTEXT
+    ) -> ModelInputs:
         """The samples ``spec.rows`` as the schedule's layout has them, or one context-parallel rank's part.
 
         Raises ValueError when they do not fit into ``spec.padded_length`` tokens, or do not begin with the

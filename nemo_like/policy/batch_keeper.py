@@ -19,13 +19,14 @@ from torch import Tensor
 from nemo_like.batch.columns import INPUT_IDS, RESPONSE_MASK, Column
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.config.schema import ReplicaFetch
-from nemo_like.data_plane.errors import DataPlaneError
-from nemo_like.data_plane.factory import DataPlaneSpec, reconnected
+from nemo_like.data_plane.connection import reconnected
 from nemo_like.data_plane.interface import ColumnData, DataPlane
 from nemo_like.data_plane.operations import Operation
+from nemo_like.data_plane.spec import DataPlaneSpec
+from nemo_like.data_plane.storage_errors import DataPlaneError
 from nemo_like.observability.trace import span
 from nemo_like.policy.batch import PolicyBatch
-from nemo_like.policy.interfaces import WORKER_TAGS
+from nemo_like.policy.interface import WORKER_TAGS
 from nemo_like.policy.replica import Replica
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from nemo_like.cluster.runtime import free_port
 from nemo_like.config.schema import Device, LossConfig, PolicyConfig
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
-from nemo_like.policy.layout import parallel_layout
+from nemo_like.policy.parallelism import parallel_layout
 from nemo_like.policy.worker import PolicyWorker
 
 _TIMEOUT_S = 3600.0

@@ -17,17 +17,17 @@ from nemo_like.batch.columns import Column, Declaration
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.batch.tags import GROUP_ID, IS_IDLE, NUM_PROMPT_TOKENS, NUM_RESPONSE_TOKENS, Tag
+from nemo_like.cluster.actor_errors import StageTimeout
 from nemo_like.cluster.actors import ActorHandle, Call
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
-from nemo_like.cluster.errors import StageTimeout
-from nemo_like.config.deadlines import Stage
+from nemo_like.config.derived import Stage
 from nemo_like.config.schema import CheckpointWriting, PolicyConfig
-from nemo_like.data_plane.errors import listed
-from nemo_like.data_plane.factory import DataPlaneSpec
+from nemo_like.data_plane.spec import DataPlaneSpec
+from nemo_like.data_plane.storage_errors import listed
 from nemo_like.observability.metrics import Metric, merge, summed
-from nemo_like.policy.interfaces import WORKER_TAGS
-from nemo_like.policy.layout import gathers_weights, logprob_strategy, train_strategy
+from nemo_like.policy.interface import WORKER_TAGS
+from nemo_like.policy.parallelism import gathers_weights, logprob_strategy, train_strategy
 from nemo_like.policy.results import ScoredBatch, TrainUpdate, WorkerScores, WorkerUpdate
 
 _STAGES = {

@@ -36,11 +36,11 @@ from nemo_like.batch.columns import (
 )
 from nemo_like.batch.meta import GlobalBatch
 from nemo_like.batch.tags import ADVANTAGE, KL_SCALE, SAMPLE_MASK
+from nemo_like.config.derived import is_own_loss, scores_prev_logprobs
 from nemo_like.config.import_path import load_by_path
-from nemo_like.config.loss_rules import is_own_loss, scores_prev_logprobs
 from nemo_like.config.schema import LossConfig
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
-from nemo_like.policy.columns import training_reads
+from nemo_like.policy.policy_columns import training_reads
 from nemo_like.policy.reward_kl import reward_kl
 from nemo_like.policy.train_metrics import KNOWN_MEANS, TrainMetrics
 

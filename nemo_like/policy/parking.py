@@ -55,7 +55,7 @@ class HostParking:
             _bytes_of(storage).copy_(held)
 
 
-def always_there() -> contextlib.AbstractContextManager[None]:
+def stays_on_device() -> contextlib.AbstractContextManager[None]:
     """In place of ``HostParking.in_use`` where nothing leaves the device."""
     return contextlib.nullcontext()
 

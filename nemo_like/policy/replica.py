@@ -12,11 +12,11 @@ import torch.distributed as dist
 
 from nemo_like.batch.columns import Column
 from nemo_like.batch.meta import KVBatchMeta
+from nemo_like.cluster.actor_errors import Overdue
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.cluster.errors import Overdue
 from nemo_like.data_plane import codec
-from nemo_like.data_plane.errors import DataPlaneError, DeadlineExceeded
 from nemo_like.data_plane.interface import ColumnData
+from nemo_like.data_plane.storage_errors import DataPlaneError, DeadlineExceeded
 
 
 class Replica:

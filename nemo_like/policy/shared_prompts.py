@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nemo_like.policy.compute import on_device
+from nemo_like.policy.devices import on_device
 
 
 class SharedRow:

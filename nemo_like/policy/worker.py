@@ -32,22 +32,23 @@ from nemo_like.config.schema import (
     PolicyConfig,
     ReplicaFetch,
 )
-from nemo_like.data_plane.factory import DataPlaneSpec, connect
+from nemo_like.data_plane.connection import connect
 from nemo_like.data_plane.interface import DataPlane
+from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.observability.metrics import Metric
 from nemo_like.observability.trace import span
 from nemo_like.policy.batch_keeper import BatchKeeper
 from nemo_like.policy.checkpoint_writer import CheckpointWriter, told_in_short
-from nemo_like.policy.columns import policy_declarations, scoring_reads, training_reads
-from nemo_like.policy.interfaces import (
+from nemo_like.policy.interface import (
     TrainingBackend,
     WeightSender,
     WeightSenderSpec,
     is_weight_sender,
 )
-from nemo_like.policy.layout import gathers_weights
 from nemo_like.policy.mismatch import logprob_mismatch
 from nemo_like.policy.objective import own_reads
+from nemo_like.policy.parallelism import gathers_weights
+from nemo_like.policy.policy_columns import policy_declarations, scoring_reads, training_reads
 from nemo_like.policy.replica import Replica
 from nemo_like.policy.results import WorkerScores, WorkerUpdate
 from nemo_like.policy.reward_kl import reward_kl_tags

@@ -4,7 +4,7 @@
         ──▶ targets    ├── each in a child process, all at once ──▶ problems, or notes for the plan
         ──▶ adapters  ─┘
 
-``config.validation`` has the quick ones, which come first. This process loads nothing for them.
+``config.rules`` has the quick ones, which come first. This process loads nothing for them.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from nemo_like.batch.columns import (
     gather_columns,
 )
 from nemo_like.config.data_rules import is_here
-from nemo_like.config.errors import ConfigError, Problem
 from nemo_like.config.machine_rules import Machine
 from nemo_like.config.model_info import shipped_shape
+from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.recordings import read_manifest
 from nemo_like.config.schema import Config, DatasetConfig, DatasetKind, LoraConfig, PolicyBackend
 from nemo_like.config.tasks import data_sources, max_prompt_tokens
-from nemo_like.policy.columns import policy_declarations
-from nemo_like.preflight import adapters, targets
+from nemo_like.policy.policy_columns import policy_declarations
+from nemo_like.preflight import targets
 from nemo_like.preflight.child import ChildCall, ChildFailed, ChildIsLate
 from nemo_like.preflight.data_scan import ScanReport, ScanRequest, SourceToScan, scan
 from nemo_like.preflight.notes import Note, Seen
-from nemo_like.rollout.declarations import recorded_declarations, rollout_declarations
+from nemo_like.rollout.rollout_columns import recorded_declarations, rollout_declarations
 
 _SCAN_TIME_S = 60.0
 # What a child process may take beyond its work: imports, on a busy machine.
@@ -114,7 +114,7 @@ def _checks(cfg: Config, declared: list[Declaration]) -> Iterator[_Check]:
     lora, name = cfg.policy.fsdp_cfg.lora, cfg.policy.model_name
     if cfg.policy.backend is PolicyBackend.fsdp and lora.enabled and not cfg.rollout.generate_only:
         directory = name if Path(name).is_dir() else str(shipped_shape(name))
-        start = partial(ChildCall, adapters.problem_of, directory, lora, timeout_s=_IMPORT_TIME_S)
+        start = partial(ChildCall, adapter_problem, directory, lora, timeout_s=_IMPORT_TIME_S)
         yield _Check(start, partial(_adapted, name, lora))
 
 
@@ -145,7 +145,7 @@ def _scan_request(cfg: Config) -> ScanRequest | None:
 
 
 def _is_made_here(source: DatasetConfig) -> bool:
-    """Sums, whose lengths ``config.validation`` knows unless something is put around them."""
+    """Sums, whose lengths ``config.rules`` knows unless something is put around them."""
     is_plain = source.prompt_template is None and not source.use_chat_template
     return source.kind is DatasetKind.arithmetic and is_plain
 
@@ -202,3 +202,19 @@ def _unseen(cfg: Config, machine: Machine) -> Iterator[Note]:
         if not is_here(source):
             yield Note(Seen.not_checked, f"{key}: {source.path} is not here")
     yield Note(Seen.not_checked, "GPUs, memory and disk of the machines that will run it")
+
+
+def adapter_problem(model_directory: str, lora: LoraConfig) -> str | None:
+    """Say why adapters cannot be put beside the layers that ``lora`` names; None when they can.
+
+    Asked of the model itself, built without weights. Runs in a child process.
+    """
+    from nemo_like.policy.fsdp.lora import add_adapters
+    from nemo_like.policy.fsdp.model import empty_model
+
+    model = empty_model(Path(model_directory))
+    try:
+        add_adapters(model, lora)
+    except ValueError as error:
+        return str(error)
+    return None

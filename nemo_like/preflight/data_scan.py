@@ -12,14 +12,14 @@ from itertools import islice
 from typing import Any
 
 from nemo_like.batch.columns import Column, Layout
-from nemo_like.config.errors import Problem
+from nemo_like.config.problems import Problem
 from nemo_like.config.schema import DatasetConfig, DatasetKind, EnvConfig
 from nemo_like.config.tasks import source_name
 from nemo_like.data.interface import Prompt, PromptExample, Split
-from nemo_like.data_plane.errors import ColumnMismatch
+from nemo_like.data_plane.storage_errors import ColumnMismatch
 from nemo_like.environments.record_needs import check_of
 from nemo_like.preflight.notes import Note, Seen
-from nemo_like.rollout.declarations import record_column
+from nemo_like.rollout.rollout_columns import record_column
 
 # Records between two looks at the clock, whose tokens are counted together.
 _BATCH = 1000

@@ -10,9 +10,9 @@ from enum import Enum
 from typing import Any
 
 from nemo_like.batch.columns import ColumnError, Declaration, declared_by
+from nemo_like.config.derived import is_own_loss
 from nemo_like.config.environment_options import options_of
 from nemo_like.config.import_path import load_by_path
-from nemo_like.config.loss_rules import is_own_loss
 from nemo_like.config.schema import Config, EnvironmentKind
 from nemo_like.config.tasks import used_environments
 

@@ -36,7 +36,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class Passage:
     """token_ids: [L] int32; logprobs: [L] float32, nats, or None where the policy did not generate.
 
     ``columns`` are values that came with these tokens, by name: of L tokens, or of the sample or prompt.
@@ -57,7 +57,7 @@ class Conversation:
     generation: int  # within its group
     limits: Limits
     seed: int  # of the first response; later ones derive theirs
-    segments: list[Segment] = field(default_factory=list)  # after the prompt
+    passages: list[Passage] = field(default_factory=list)  # after the prompt
     history: list[Exchange] = field(default_factory=list)  # turns that were answered
     latest_response: str = ""
     latest_is_truncated: bool = False
@@ -71,18 +71,18 @@ class Conversation:
     failure: Failure | None = None
 
     @property
-    def prompt_segment(self) -> Segment:
+    def prompt_passage(self) -> Passage:
         """The prompt's tokens, and what its record brings."""
-        return Segment(np.asarray(self.prompt_ids, dtype=np.int32), None, dict(self.example.columns))
+        return Passage(np.asarray(self.prompt_ids, dtype=np.int32), None, dict(self.example.columns))
 
     @property
     def num_tokens(self) -> int:
-        return len(self.prompt_ids) + sum(len(segment.token_ids) for segment in self.segments)
+        return len(self.prompt_ids) + sum(len(passage.token_ids) for passage in self.passages)
 
     @property
     def num_response_tokens(self) -> int:
         """Tokens that the policy generated."""
-        return sum(len(segment.token_ids) for segment in self.segments if segment.logprobs is not None)
+        return sum(len(passage.token_ids) for passage in self.passages if passage.logprobs is not None)
 
     @property
     def num_tokens_left(self) -> int:
@@ -100,16 +100,16 @@ class Conversation:
 
     @property
     def last_token_id(self) -> int:
-        return int(self.segments[-1].token_ids[-1])
+        return int(self.passages[-1].token_ids[-1])
 
     def token_ids(self) -> tuple[int, ...]:
         """All so far: the prompt of the next turn."""
-        generated = (token for segment in self.segments for token in segment.token_ids.tolist())
+        generated = (token for passage in self.passages for token in passage.token_ids.tolist())
         return (*self.prompt_ids, *generated)
 
     def add_response(self, response: Response, text: str, policy_version: int) -> None:
         """What the policy said in this turn; ``text`` is its decoded form."""
-        self.segments.append(Segment(response.token_ids, response.logprobs, dict(response.columns)))
+        self.passages.append(Passage(response.token_ids, response.logprobs, dict(response.columns)))
         self.latest_response, self.latest_is_truncated = text, response.is_truncated
         self.policy_version = policy_version
         self.num_turns += 1
@@ -125,7 +125,7 @@ class Conversation:
             history=tuple(self.history),
             is_last=self._is_out_of_tokens or self._is_out_of_turns,
             state=self.state,
-            response_ids=tuple(self.segments[-1].token_ids.tolist()) if with_tokens else (),
+            response_ids=tuple(self.passages[-1].token_ids.tolist()) if with_tokens else (),
         )
 
     def add_feedback(self, feedback: Feedback) -> None:
@@ -137,7 +137,7 @@ class Conversation:
             self.end = EndReason.failed
             return
         _add(self.rewards, feedback.rewards)
-        self.segments[-1].columns.update(feedback.columns)
+        self.passages[-1].columns.update(feedback.columns)
         self.state = feedback.state
         if feedback.is_done:
             self.end = EndReason.done
@@ -151,7 +151,7 @@ class Conversation:
         if len(token_ids) >= self.num_tokens_left:
             self.end = EndReason.token_limit
             return
-        self.segments.append(Segment(np.asarray(token_ids, dtype=np.int32), None))
+        self.passages.append(Passage(np.asarray(token_ids, dtype=np.int32), None))
         self.history.append(Exchange(self.latest_response, text))
 
     def transcript(self) -> str:

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Sequence
 
 from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.data_plane.factory import DataPlaneSpec, connect, reconnected
+from nemo_like.data_plane.connection import connect, reconnected
 from nemo_like.data_plane.operations import Operation
+from nemo_like.data_plane.spec import DataPlaneSpec
 
 
 class DataPlaneUser:

@@ -87,8 +87,8 @@ def _line(sample: Conversation, tags: dict[str, Any], columns: Sequence[Column])
 
 def _columns_of(sample: Conversation, columns: Sequence[Column]) -> dict[str, Any]:
     """A sample's values; of a column per prompt those that this sample gives."""
-    segments = [sample.prompt_segment, *sample.segments]
-    return {column.name: _shown(brought(column, segments)) for column in columns}
+    passages = [sample.prompt_passage, *sample.passages]
+    return {column.name: _shown(brought(column, passages)) for column in columns}
 
 
 def _shown(value: Any) -> Any:

@@ -24,7 +24,7 @@ from nemo_like.batch.tags import (
 )
 from nemo_like.data_plane.interface import ColumnData
 from nemo_like.environments.column_values import column_value, nothing
-from nemo_like.rollout.conversation import Conversation, Segment
+from nemo_like.rollout.conversation import Conversation, Passage
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def flatten(
     groups: Sequence[Sequence[Conversation]], columns: Sequence[Column] = (), *, first_group: int = 0
 ) -> FlatBatch:
     """Lay out every sample's tokens one after the other; ``groups[i]`` are the samples of prompt i, and
-    are numbered from ``first_group``. ``columns`` are those that segments bring besides the log-probs; where
+    are numbered from ``first_group``. ``columns`` are those that passages bring besides the log-probs; where
     one brings nothing it is ``nothing``.
 
     Columns: input_ids int32; response_mask uint8, 1 on what the policy generated; generation_logprobs
@@ -49,22 +49,22 @@ def flatten(
     there), num_prompt_tokens, num_response_tokens (generated ones), num_turns, is_truncated, policy_version.
     """
     samples = list(chain.from_iterable(groups))
-    rows: list[list[Segment]] = []  # per sample
+    rows: list[list[Passage]] = []  # per sample
     for group in groups:
-        prompt = group[0].prompt_segment
-        rows += [[prompt, *sample.segments] for sample in group]
-    segments = list(chain.from_iterable(rows))
-    lengths = [len(segment.token_ids) for segment in segments]
-    is_response = np.array([segment.logprobs is not None for segment in segments], dtype=np.uint8)
+        prompt = group[0].prompt_passage
+        rows += [[prompt, *sample.passages] for sample in group]
+    passages = list(chain.from_iterable(rows))
+    lengths = [len(passage.token_ids) for passage in passages]
+    is_response = np.array([passage.logprobs is not None for passage in passages], dtype=np.uint8)
     zeros = np.zeros(max(lengths), dtype=np.float32)
     return FlatBatch(
         columns={
-            INPUT_IDS.name: np.concatenate([segment.token_ids for segment in segments]),
+            INPUT_IDS.name: np.concatenate([passage.token_ids for passage in passages]),
             RESPONSE_MASK.name: np.repeat(is_response, lengths),
             GENERATION_LOGPROBS.name: np.concatenate(
                 [
-                    zeros[:length] if segment.logprobs is None else segment.logprobs
-                    for segment, length in zip(segments, lengths, strict=True)
+                    zeros[:length] if passage.logprobs is None else passage.logprobs
+                    for passage, length in zip(passages, lengths, strict=True)
                 ]
             ),
             **{column.name: _batch_of(column, rows, groups) for column in columns},
@@ -86,30 +86,30 @@ def flatten(
     )
 
 
-def brought(column: Column, segments: Sequence[Segment]) -> Any:
-    """A sample's value of a column that its segments bring, the prompt's first: per token all in a row, else
+def brought(column: Column, passages: Sequence[Passage]) -> Any:
+    """A sample's value of a column that its passages bring, the prompt's first: per token all in a row, else
     the latest that was given; ``nothing`` where none was. Raises ColumnMismatch for one that does not fit."""
     if column.layout is Layout.per_token:
-        return np.concatenate([_given(column, segment) for segment in segments])
-    given = (segment for segment in reversed(segments) if column.name in segment.columns)
-    return _given(column, next(given, segments[0]))
+        return np.concatenate([_given(column, passage) for passage in passages])
+    given = (passage for passage in reversed(passages) if column.name in passage.columns)
+    return _given(column, next(given, passages[0]))
 
 
-def _given(column: Column, segment: Segment) -> Any:
-    num_tokens = len(segment.token_ids)
-    if column.name not in segment.columns:
+def _given(column: Column, passage: Passage) -> Any:
+    num_tokens = len(passage.token_ids)
+    if column.name not in passage.columns:
         return nothing(column, num_tokens)
-    return column_value(column, segment.columns[column.name], num_tokens)
+    return column_value(column, passage.columns[column.name], num_tokens)
 
 
-def _first_that_has(column: Column, samples: Sequence[Sequence[Segment]]) -> Sequence[Segment]:
-    """The segments of the first sample that was given a value; of the first where none was."""
-    having = (one for one in samples if any(column.name in segment.columns for segment in one))
+def _first_that_has(column: Column, samples: Sequence[Sequence[Passage]]) -> Sequence[Passage]:
+    """The passages of the first sample that was given a value; of the first where none was."""
+    having = (one for one in samples if any(column.name in passage.columns for passage in one))
     return next(having, samples[0])
 
 
 def _batch_of(
-    column: Column, rows: Sequence[Sequence[Segment]], groups: Sequence[Sequence[Conversation]]
+    column: Column, rows: Sequence[Sequence[Passage]], groups: Sequence[Sequence[Conversation]]
 ) -> ColumnData:
     """A column of the whole batch; a prompt's value is that of the first of its samples that has one."""
     if column.per_prompt:
@@ -117,7 +117,7 @@ def _batch_of(
         of_groups = [rows[start:stop] for start, stop in pairwise(ends)]
         values = [brought(column, _first_that_has(column, samples)) for samples in of_groups]
     else:
-        values = [brought(column, segments) for segments in rows]
+        values = [brought(column, passages) for passages in rows]
     if not column.is_dense:
         return values
     return np.concatenate(values) if column.layout is Layout.per_token else np.stack(values)

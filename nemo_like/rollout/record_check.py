@@ -9,9 +9,9 @@ from nemo_like.config.schema import DatasetConfig
 from nemo_like.config.tasks import source_name
 from nemo_like.data.datasets import Sources
 from nemo_like.data.interface import Prompt
-from nemo_like.data_plane.errors import ColumnMismatch
+from nemo_like.data_plane.storage_errors import ColumnMismatch
 from nemo_like.environments.column_values import column_value
-from nemo_like.rollout.declarations import record_column
+from nemo_like.rollout.rollout_columns import record_column
 
 
 def check_records(

@@ -24,9 +24,9 @@ from nemo_like.config.recordings import MANIFEST, RecordingManifest, rollout_fil
 from nemo_like.data_plane import codec
 from nemo_like.observability.disk import write_whole
 from nemo_like.observability.metrics import Metric, Reduction
-from nemo_like.rollout.declarations import recorded_columns
 from nemo_like.rollout.flatten import FlatBatch
 from nemo_like.rollout.prompts import PromptBatch
+from nemo_like.rollout.rollout_columns import recorded_columns
 
 # Entries of a file that are not columns.
 _DESCRIPTION, _LENGTHS, _CHUNK_SIZES = "description.json", "lengths", "chunk_sizes"

@@ -16,12 +16,12 @@ from nemo_like.batch.columns import Column
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.config.recordings import read_manifest
 from nemo_like.data.interface import SourceReport
-from nemo_like.data_plane.factory import DataPlaneSpec
+from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.observability.summary import SampleAnswer
 from nemo_like.rollout.data_plane_user import DataPlaneUser
-from nemo_like.rollout.declarations import recorded_columns, recorded_declarations
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutParts, RolloutResult
 from nemo_like.rollout.recorder import read_rollout
+from nemo_like.rollout.rollout_columns import recorded_columns, recorded_declarations
 
 
 class ReplayRolloutActor(DataPlaneUser):

@@ -14,29 +14,27 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from nemo_like.batch.columns import ROLLOUT_COLUMNS, Column
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import ANSWER_ID
 from nemo_like.cluster.actors import ActorHandle
-from nemo_like.config.deadlines import Stage, deadline_s
+from nemo_like.config.derived import Stage, deadline_s
 from nemo_like.config.recordings import RecordingManifest
 from nemo_like.config.schema import Config, DatasetConfig
-from nemo_like.config.tasks import max_prompt_tokens
+from nemo_like.config.tasks import max_prompt_tokens, training_sampling, validation_sampling
 from nemo_like.data.datasets import Sources, build_sources
 from nemo_like.data.interface import PromptExample, Split
 from nemo_like.data.tokenizer import Tokenizer
-from nemo_like.data_plane.factory import DataPlaneSpec
+from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.environments.pool import EnvironmentPool
 from nemo_like.generation.interface import GroupResult
 from nemo_like.observability.summary import SampleAnswer
 from nemo_like.observability.trace import span
-from nemo_like.rollout.answers import answer_ids
-from nemo_like.rollout.components import component_tags
 from nemo_like.rollout.conversation import Conversation, Limits
 from nemo_like.rollout.data_plane_user import DataPlaneUser
-from nemo_like.rollout.declarations import rollout_declarations, written_down
 from nemo_like.rollout.dump import StepSamples
 from nemo_like.rollout.environment_check import check_environments
 from nemo_like.rollout.flatten import FlatBatch, flatten
@@ -46,13 +44,14 @@ from nemo_like.rollout.prompts import (
     RolloutMode,
     RolloutParts,
     RolloutResult,
+    response_seeds,
 )
 from nemo_like.rollout.record_check import check_records
 from nemo_like.rollout.recorder import RolloutRecorder
+from nemo_like.rollout.rollout_columns import rollout_declarations, written_down
 from nemo_like.rollout.rollout_metrics import rollout_metrics
 from nemo_like.rollout.sample_answers import sample_answer
-from nemo_like.rollout.sampling import sampling_settings
-from nemo_like.rollout.seeds import response_seeds
+from nemo_like.rollout.sample_tags import answer_ids, component_tags
 from nemo_like.rollout.turn_loop import Task, TurnLoop
 
 _log = logging.getLogger(__name__)
@@ -250,9 +249,12 @@ class SyncRolloutActor(DataPlaneUser):
 
     def _task(self, mode: RolloutMode, env: str) -> Task:
         cfg = self._cfg.env[env]
+        resolved = training_sampling if mode is RolloutMode.training else validation_sampling
         return Task(
             judge=self._pools[env],
-            sampling=sampling_settings(self._cfg, mode, env, self._tokenizer.eos_token_id),
+            sampling=replace(
+                resolved(self._cfg, env).sampling, stop_token_ids=(self._tokenizer.eos_token_id,)
+            ),
             max_turns=cfg.max_turns,
             batch_size=cfg.batch_size,
             observation_role=cfg.observation_role,

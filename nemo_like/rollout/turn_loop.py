@@ -17,14 +17,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from nemo_like.cluster.columnar import Columnar
-from nemo_like.cluster.errors import Overdue
+from nemo_like.batch.columnar import Columnar
+from nemo_like.cluster.actor_errors import Overdue
+from nemo_like.config.tasks import SamplingSettings
 from nemo_like.data.interface import Prompt
-from nemo_like.data_plane.errors import listed
+from nemo_like.data_plane.storage_errors import listed
 from nemo_like.environments.interface import Feedback, Turn
-from nemo_like.generation.interface import GroupRequest, GroupResult, SamplingSettings
+from nemo_like.generation.interface import GroupRequest, GroupResult
 from nemo_like.rollout.conversation import Conversation
-from nemo_like.rollout.seeds import turn_seed
+from nemo_like.rollout.prompts import turn_seed
 
 
 class Engine(Protocol):

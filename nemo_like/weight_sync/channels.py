@@ -12,10 +12,10 @@ from typing import Protocol
 
 import torch
 
-from nemo_like.cluster.buckets import TensorSpec
-from nemo_like.cluster.process_groups import GroupAddress, NamedProcessGroup, Rendezvous
-from nemo_like.cluster.shared_memory import MemoryAddress, MemorySender, Transfer
 from nemo_like.config.schema import Device
+from nemo_like.weight_transport.buckets import TensorSpec
+from nemo_like.weight_transport.process_groups import GroupAddress, NamedProcessGroup, Rendezvous
+from nemo_like.weight_transport.shared_memory import MemoryAddress, MemorySender, Transfer
 
 Weights = Iterator[tuple[str, torch.Tensor]]
 

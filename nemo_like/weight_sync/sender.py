@@ -23,14 +23,14 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from nemo_like.cluster.actors import ActorHandle, Call
-from nemo_like.cluster.buckets import TensorSpec
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.cluster.process_groups import GroupAddress, Rendezvous
-from nemo_like.cluster.shared_memory import Transfer
 from nemo_like.config.schema import Device, WeightTransport
 from nemo_like.generation.interface import WeightEndpoint, WeightGroup
 from nemo_like.observability.metrics import Metric, maximum, summed
 from nemo_like.weight_sync.channels import CollectiveChannel, MemoryChannel, WeightChannel, Weights
+from nemo_like.weight_transport.buckets import TensorSpec
+from nemo_like.weight_transport.process_groups import GroupAddress, Rendezvous
+from nemo_like.weight_transport.shared_memory import Transfer
 
 _LOOPBACK = "127.0.0.1"
 # After a broken broadcast: how long an engine has to say what broke it.

@@ -1,4 +1,4 @@
-"""``WeightSync``: the driver names a policy version and waits once. No tensor library is imported here."""
+"""``EngineWeights``: the driver names a policy version and waits once. No tensor library is imported here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from nemo_like.observability.metrics import Metric, maximum
 
 
-class WeightSync:
+class EngineWeights:
     """Keeps the engines at the trainer's weights; the transfer itself is the trainer's work."""
 
     def __init__(
@@ -54,7 +54,7 @@ class WeightSync:
 
 
 class NoEngines:
-    """In place of ``WeightSync`` where nothing generates: every version is fine."""
+    """In place of ``EngineWeights`` where nothing generates: every version is fine."""
 
     version: int | None = None
 

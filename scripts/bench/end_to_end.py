@@ -21,8 +21,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from nemo_like.config.loader import load_config
+from nemo_like.config.rules import validate
 from nemo_like.config.schema import Config
-from nemo_like.config.validation import validate
 from nemo_like.driver.setup import StartedRun, run_checkpoints, started
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory

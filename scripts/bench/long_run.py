@@ -29,8 +29,8 @@ import psutil
 import ray
 
 from nemo_like.config.loader import load_config
+from nemo_like.config.rules import validate
 from nemo_like.config.schema import Config
-from nemo_like.config.validation import validate
 from nemo_like.driver.setup import run_checkpoints, started
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory

@@ -42,8 +42,8 @@ from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.config.loader import load_config
 from nemo_like.config.schema import Config, LossConfig, PolicyConfig
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
-from nemo_like.policy.layout import logprob_strategy, parallel_layout, train_strategy
 from nemo_like.policy.megatron.backend import MegatronPolicy
+from nemo_like.policy.parallelism import logprob_strategy, parallel_layout, train_strategy
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GROUP_SIZE = 8

@@ -23,9 +23,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from nemo_like.cluster.buckets import TensorSpec
-from nemo_like.cluster.process_groups import GroupAddress, NamedProcessGroup, Rendezvous
-from nemo_like.cluster.shared_memory import MemoryAddress, MemoryReceiver, MemorySender, Transfer
+from nemo_like.weight_transport.buckets import TensorSpec
+from nemo_like.weight_transport.process_groups import GroupAddress, NamedProcessGroup, Rendezvous
+from nemo_like.weight_transport.shared_memory import MemoryAddress, MemoryReceiver, MemorySender, Transfer
 
 TIMEOUT_S = 60.0
 BUCKET_BYTES = 64 << 20

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Concurrency
-from nemo_like.cluster.buckets import TensorSpec
 from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.config.schema import (
     Device,
@@ -27,6 +26,7 @@ from nemo_like.generation.environment import engine_environment
 from nemo_like.generation.interface import GroupResult
 from nemo_like.observability.metrics import Metric
 from nemo_like.weight_sync.sender import EngineWeightSender
+from nemo_like.weight_transport.buckets import TensorSpec
 
 VOCAB_SIZE = 64
 EOS = 1

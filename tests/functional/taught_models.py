@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from transformers import Qwen3ForCausalLM
 
-from nemo_like.data.tiny_tokenizer import EOS, PAD, UNKNOWN, save_tokenizer, vocabulary
-from nemo_like.data.warm_start import tiny_config
+from scripts.demo_model.tiny_tokenizer import EOS, PAD, UNKNOWN, save_tokenizer, vocabulary
+from scripts.demo_model.warm_start import tiny_config
 
 # (text, whether the policy says it); what the policy says may end with EOS.
 Said = tuple[str, bool]

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from nemo_like.cluster.actor_errors import ActorDied, ActorFailed, StageTimeout
 from nemo_like.cluster.actors import ActorSpec, Concurrency
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.cluster.errors import ActorDied, ActorFailed, StageTimeout
 
 WORKER = "tests.functional.test_cluster:Worker"
 

@@ -12,7 +12,9 @@ from nemo_like.batch.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.config.schema import StorageBackend
-from nemo_like.data_plane.errors import (
+from nemo_like.data_plane.partition_control import PartitionControl
+from nemo_like.data_plane.segments import PartitionInfo, Segment, Want
+from nemo_like.data_plane.storage_errors import (
     CorruptData,
     MissingData,
     StorageFailed,
@@ -20,8 +22,6 @@ from nemo_like.data_plane.errors import (
     UnknownPartition,
     UnknownSamples,
 )
-from nemo_like.data_plane.handle import PartitionControl
-from nemo_like.data_plane.segments import PartitionInfo, Segment, Want
 from tests.functional.data_plane_fixtures import (
     TransferQueuePlanes,
     data_plane_config,

@@ -18,7 +18,7 @@ import ray
 from nemo_like.batch.columns import ROLLOUT_COLUMNS
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.config.schema import StorageBackend
-from nemo_like.data_plane.errors import CapacityExceeded, DataPlaneError, StorageFailed
+from nemo_like.data_plane.storage_errors import CapacityExceeded, DataPlaneError, StorageFailed
 from tests.functional.data_plane_fixtures import (
     CONTROLLER,
     MOONCAKE_MASTER,

@@ -14,8 +14,9 @@ import pytest
 from nemo_like.batch.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.cluster.actors import ActorSpec, start_actor
 from nemo_like.config.schema import StorageBackend
-from nemo_like.data_plane.errors import TooManyPartitions
-from nemo_like.data_plane.factory import DataPlaneSpec, connect
+from nemo_like.data_plane.connection import connect
+from nemo_like.data_plane.spec import DataPlaneSpec
+from nemo_like.data_plane.storage_errors import TooManyPartitions
 from tests.functional.data_plane_fixtures import (
     CONTROLLER,
     SIMPLE_UNIT,

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from nemo_like.batch.meta import Schedule
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.schema import LossConfig, PolicyBackend, PolicyConfig, Precision
-from nemo_like.policy.layout import parallel_layout
+from nemo_like.policy.parallelism import parallel_layout
 from tests.functional.dense_reference import DenseReference
 from tests.functional.policy_fixtures import (
     loss_config,

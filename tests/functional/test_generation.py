@@ -16,11 +16,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from nemo_like.cluster.actor_errors import ActorDied, ActorFailed
 from nemo_like.cluster.actors import ActorHandle, Call
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.cluster.errors import ActorDied, ActorFailed
 from nemo_like.config.checkpoint_rules import CPU_HEAD_SIZES
-from nemo_like.generation.interface import EngineStats, GroupRequest, GroupResult, SamplingSettings
+from nemo_like.config.tasks import SamplingSettings
+from nemo_like.generation.interface import EngineStats, GroupRequest, GroupResult
 from tests.functional.generation_fixtures import (
     EOS,
     MAX_LENGTH,

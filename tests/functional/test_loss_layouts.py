@@ -23,7 +23,7 @@ from nemo_like.config.schema import ImportanceSamplingType, KLType, LossConfig, 
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.observability.metrics import Metric, merge
 from nemo_like.policy.group import with_epochs
-from nemo_like.policy.layout import parallel_layout, train_strategy
+from nemo_like.policy.parallelism import parallel_layout, train_strategy
 from tests.functional.dense_reference import dense_kl
 from tests.functional.policy_fixtures import (
     MicroBatching,

@@ -12,9 +12,9 @@ import pytest
 
 from nemo_like.config.recordings import read_manifest
 from nemo_like.observability.jsonl import without_measurements
-from nemo_like.rollout.declarations import recorded_columns
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode
 from nemo_like.rollout.recorder import read_rollout
+from nemo_like.rollout.rollout_columns import recorded_columns
 from tests.functional.runs import ROOT, SCORED, FinishedRun, run_grpo
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.whole_run]

@@ -12,9 +12,9 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster as RayNodes
 
+from nemo_like.cluster.actor_errors import ActorDied, ClusterError
 from nemo_like.cluster.actors import ActorSpec
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.cluster.errors import ActorDied, ClusterError
 from nemo_like.cluster.placement import Bundle
 from nemo_like.cluster.runtime import interface_of
 from nemo_like.cluster.watchdog import on_every_node

@@ -19,11 +19,11 @@ from nemo_like.batch.meta import Chunk, KVBatchMeta, Schedule
 from nemo_like.batch.sharding import shard_for_training
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.schema import LRDecayStyle, PolicyBackend, PolicyConfig, Precision
-from nemo_like.data_plane.errors import DataPlaneError, MissingData, StorageFailed
+from nemo_like.data_plane.storage_errors import DataPlaneError, MissingData, StorageFailed
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.fsdp.backend import FSDPPolicy
-from nemo_like.policy.layout import parallel_layout, train_strategy
 from nemo_like.policy.megatron.backend import MegatronPolicy
+from nemo_like.policy.parallelism import parallel_layout, train_strategy
 from nemo_like.policy.replica import Replica
 from tests.functional.policy_fixtures import (
     MicroBatching,

@@ -25,8 +25,8 @@ from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
 from nemo_like.config.schema import LossConfig, PolicyConfig, ReferencePlacement, ReplicaFetch
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.observability.metrics import Metric, merge
-from nemo_like.policy.columns import scored_columns
-from nemo_like.policy.layout import logprob_strategy, parallel_layout, train_strategy
+from nemo_like.policy.parallelism import logprob_strategy, parallel_layout, train_strategy
+from nemo_like.policy.policy_columns import scored_columns
 from nemo_like.policy.results import WorkerScores, WorkerUpdate
 from tests.functional.dense_reference import DenseReference, DenseUpdate
 from tests.functional.policy_fixtures import (

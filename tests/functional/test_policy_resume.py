@@ -24,7 +24,7 @@ from nemo_like.config.model_info import read_model_info
 from nemo_like.config.plan import checkpoint_bytes
 from nemo_like.config.schema import CheckpointWriting, PolicyBackend, PolicyConfig, Precision
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
-from nemo_like.policy.layout import logprob_strategy, parallel_layout, train_strategy
+from nemo_like.policy.parallelism import logprob_strategy, parallel_layout, train_strategy
 from nemo_like.policy.worker import PolicyWorker
 from tests.functional.policy_fixtures import (
     loss_config,

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from nemo_like.data.arithmetic import ArithmeticDataset
 from nemo_like.data.tokenizer import Tokenizer
-from nemo_like.data.warm_start import sampled_accuracy
+from scripts.demo_model.warm_start import sampled_accuracy
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "prepare_arithmetic.py"
 

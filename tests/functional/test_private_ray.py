@@ -16,9 +16,9 @@ import pytest
 import ray
 
 from nemo_like.cluster import gcs_watch
+from nemo_like.cluster.actor_errors import ClusterError, RayDied
 from nemo_like.cluster.actors import ActorSpec
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.cluster.errors import ClusterError, RayDied
 from nemo_like.cluster.janitor import MARK, clean_up
 from nemo_like.cluster.runtime import RayNeeds, free_port, ray_runtime
 from nemo_like.driver.stopping import sigterm_as_interrupt

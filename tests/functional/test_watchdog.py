@@ -14,11 +14,12 @@ import pytest
 
 from nemo_like.batch.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.cluster import stacks
+from nemo_like.cluster.actor_errors import Overdue, StageTimeout
 from nemo_like.cluster.actors import ActorHandle, ActorSpec
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.cluster.errors import Overdue, StageTimeout
 from nemo_like.config.schema import StorageBackend
-from nemo_like.data_plane.factory import DataPlaneSpec, connect, host_actor
+from nemo_like.data_plane.connection import connect
+from nemo_like.data_plane.spec import DataPlaneSpec, host_actor
 from tests.functional.data_plane_fixtures import START_TIMEOUT_S, data_plane_config
 from tests.functional.runs import read_metrics, running, wait_for_step, wait_until_gone
 from tests.unit.data_plane.contract import put

@@ -11,13 +11,14 @@ import numpy as np
 import psutil
 import pytest
 
+from nemo_like.cluster.actor_errors import ActorDied, ActorFailed
 from nemo_like.cluster.actors import ActorHandle, Call
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.cluster.errors import ActorDied, ActorFailed
 from nemo_like.config.schema import WeightTransport
-from nemo_like.generation.interface import EngineStats, GroupRequest, GroupResult, SamplingSettings
+from nemo_like.config.tasks import SamplingSettings
+from nemo_like.generation.interface import EngineStats, GroupRequest, GroupResult
 from nemo_like.observability.metrics import Metric, merge
-from nemo_like.weight_sync.sync import WeightSync
+from nemo_like.weight_sync.sync import EngineWeights
 from tests.functional.generation_fixtures import (
     TIMEOUT_S,
     collector_spec,
@@ -142,7 +143,7 @@ def test_every_expert_arrives(experts: Setup) -> None:
 
 
 def test_every_engine_samples_from_the_trainers_new_weights(tied: Setup) -> None:
-    sync = WeightSync(tied.push)
+    sync = EngineWeights(tied.push)
     sync.ensure_version(0)
     assert tied.logprob_error(tied.generate("v0")) < 1e-4
     for version in (1, 2):

@@ -10,8 +10,8 @@ import psutil
 import pytest
 import torch
 
-from nemo_like.cluster.buckets import TensorSpec
-from nemo_like.cluster.process_groups import GroupAddress, NamedProcessGroup, Rendezvous
+from nemo_like.weight_transport.buckets import TensorSpec
+from nemo_like.weight_transport.process_groups import GroupAddress, NamedProcessGroup, Rendezvous
 
 CPU = torch.device("cpu")
 LOOPBACK = "127.0.0.1"

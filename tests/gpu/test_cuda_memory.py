@@ -13,8 +13,8 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 
-from nemo_like.cluster.buckets import TensorSpec
-from nemo_like.cluster.shared_memory import MemoryAddress, MemoryReceiver, MemorySender, Transfer
+from nemo_like.weight_transport.buckets import TensorSpec
+from nemo_like.weight_transport.shared_memory import MemoryAddress, MemoryReceiver, MemorySender, Transfer
 
 TENSORS = (
     TensorSpec("a.weight", "float32", (33, 7)),

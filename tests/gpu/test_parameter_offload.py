@@ -19,7 +19,7 @@ from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.schema import CheckpointWriting, Device, PolicyBackend, PolicyConfig, Precision
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.policy.fsdp.backend import FSDPPolicy
-from nemo_like.policy.layout import logprob_strategy, parallel_layout, train_strategy
+from nemo_like.policy.parallelism import logprob_strategy, parallel_layout, train_strategy
 from nemo_like.policy.worker import PolicyWorker
 from tests.functional.policy_fixtures import (
     loss_config,

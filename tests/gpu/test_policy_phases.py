@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from nemo_like.config.schema import Device, LossConfig, PolicyBackend, PolicyConfig, Precision
-from nemo_like.policy.layout import parallel_layout
+from nemo_like.policy.parallelism import parallel_layout
 from tests.functional.dense_reference import DenseReference
 from tests.functional.policy_fixtures import (
     MicroBatching,

@@ -38,7 +38,7 @@ _MAX_MESSAGE_BYTES = 64
 _MAX_REASON = 500
 
 
-class Outcome(Enum):
+class TestOutcome(Enum):
     passed = "passed"
     failed = "failed"
     refused = "refused"  # by what the tests are, whatever the program
@@ -91,21 +91,21 @@ def _judge_and_exit(timeout_s: float, tests: int, calls: int, replies: int, verd
         os._exit(0)
 
 
-def judge(tests: str, program: RemoteProgram) -> tuple[Outcome, str]:
+def judge(tests: str, program: RemoteProgram) -> tuple[TestOutcome, str]:
     """Run tests to their end; return what came out, and why where they did not pass."""
     try:
         names = functions_called(tests)
     except RefusedTests as refused:
-        return Outcome.refused, str(refused)
+        return TestOutcome.refused, str(refused)
     failure = _run(tests, {name: RemoteFunction(program, name) for name in names})
     if program.refusal is not None:
-        return Outcome.refused, program.refusal
+        return TestOutcome.refused, program.refusal
     failure = program.failure or failure
     if failure is not None:
-        return Outcome.failed, failure
+        return TestOutcome.failed, failure
     if program.num_calls == 0:
-        return Outcome.refused, "they ended without calling a function of the program"
-    return Outcome.passed, ""
+        return TestOutcome.refused, "they ended without calling a function of the program"
+    return TestOutcome.passed, ""
 
 
 def _run(tests: str, functions: dict[str, RemoteFunction]) -> str | None:

@@ -17,13 +17,12 @@ from torch.distributed.tensor import DTensor
 
 from nemo_like.algorithms.logprobs import LogprobSettings
 from nemo_like.batch.meta import GlobalBatch, Schedule
-from nemo_like.cluster.buckets import TensorSpec
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.schema import LossConfig, PolicyConfig
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.checkpoint_writer import CheckpointWriter
-from nemo_like.policy.compute import DTYPES, compute_device
+from nemo_like.policy.devices import DTYPES, compute_device
 from nemo_like.policy.export import complete_checkpoint, write_weights
 from nemo_like.policy.fsdp.checkpoint import checkpoint_state, load_checkpoint
 from nemo_like.policy.fsdp.lora import Adapters, add_adapters, checkpoint_name, initial_values
@@ -41,9 +40,10 @@ from nemo_like.policy.fsdp.tensor_parallel import TensorParallelModel, paralleli
 from nemo_like.policy.fsdp.weights import fill, full_tensor, hf_tensors, load_source, logit_scale
 from nemo_like.policy.learning_rate import learning_rate
 from nemo_like.policy.objective import own_means, update_objective
-from nemo_like.policy.parking import HostParking, always_there
+from nemo_like.policy.parking import HostParking, stays_on_device
 from nemo_like.policy.reference import ReferenceWeights, reference_in_place
 from nemo_like.policy.train_metrics import TrainMetrics
+from nemo_like.weight_transport.buckets import TensorSpec
 
 # Of an export: the adapters without the weights that they are merged into.
 ADAPTER_DIRECTORY = "adapter"
@@ -90,9 +90,9 @@ class FSDPPolicy:
             tensor_group=self._mesh.get_group(TENSOR_AXIS),
         )
         leaves = cfg.offload_parameters_between_phases
-        self._weights_in_use = HostParking(self._local_parts()).in_use if leaves else always_there
+        self._weights_in_use = HostParking(self._local_parts()).in_use if leaves else stays_on_device
         leaves = cfg.offload_optimizer_for_logprob
-        self._moments_in_use = HostParking(self._moments()).in_use if leaves else always_there
+        self._moments_in_use = HostParking(self._moments()).in_use if leaves else stays_on_device
         # Adapter dropout: alike on the tensor-parallel ranks, whose inputs are alike.
         torch.manual_seed(coordinates.dp)
 

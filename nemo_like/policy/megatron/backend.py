@@ -14,17 +14,15 @@ from torch import Tensor
 
 from nemo_like.algorithms.logprobs import LogprobSettings, TokenScores
 from nemo_like.batch.meta import GlobalBatch, Schedule
-from nemo_like.cluster.buckets import TensorSpec
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.policy_layout import length_multiple
+from nemo_like.config.derived import length_multiple
 from nemo_like.config.schema import LossConfig, PolicyConfig
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
 from nemo_like.policy.checkpoint_writer import CheckpointWriter
-from nemo_like.policy.compute import DTYPES, compute_device
+from nemo_like.policy.devices import DTYPES, compute_device
 from nemo_like.policy.export import complete_checkpoint, write_weights
-from nemo_like.policy.interfaces import is_weight_sender
-from nemo_like.policy.layout import shards_optimizer
+from nemo_like.policy.interface import is_weight_sender
 from nemo_like.policy.learning_rate import learning_rate
 from nemo_like.policy.megatron.checkpoint import load_checkpoint, save_checkpoint
 from nemo_like.policy.megatron.convert import (
@@ -44,9 +42,11 @@ from nemo_like.policy.megatron.model import ScoringGPTModel, transformer_config
 from nemo_like.policy.megatron.optimizer import build_optimizer
 from nemo_like.policy.megatron.pipeline import Pipeline
 from nemo_like.policy.objective import own_means, update_objective
-from nemo_like.policy.parking import HostParking, always_there
+from nemo_like.policy.parallelism import shards_optimizer
+from nemo_like.policy.parking import HostParking, stays_on_device
 from nemo_like.policy.reference import ReferenceWeights, reference_in_place
 from nemo_like.policy.train_metrics import TrainMetrics
+from nemo_like.weight_transport.buckets import TensorSpec
 
 
 class MegatronPolicy:
@@ -96,7 +96,7 @@ class MegatronPolicy:
                 self._offload_optimizer()
             self._pipeline = Pipeline(self._ddp, config, length_multiple(cfg))
         leaves = cfg.offload_parameters_between_phases
-        self._weights_in_use = HostParking(self._model.parameters()).in_use if leaves else always_there
+        self._weights_in_use = HostParking(self._model.parameters()).in_use if leaves else stays_on_device
 
     # Log-probs
 

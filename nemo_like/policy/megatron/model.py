@@ -24,7 +24,7 @@ from nemo_like.algorithms.logprobs import LogprobSettings, TokenScores, Vocabula
 from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.config.schema import PolicyConfig, Precision
 from nemo_like.policy.batch import ModelInputs
-from nemo_like.policy.compute import DTYPES
+from nemo_like.policy.devices import DTYPES
 from nemo_like.policy.megatron.convert import Cut, ModelPart, rule_for
 from nemo_like.policy.megatron.description import Mixture, ModelDescription
 from nemo_like.policy.megatron.modules import PromptSharingRow, layer_spec, uses_transformer_engine

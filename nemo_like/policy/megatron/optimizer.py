@@ -6,8 +6,8 @@ import torch
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 
 from nemo_like.config.schema import PolicyConfig, Precision
-from nemo_like.policy.layout import shards_optimizer
 from nemo_like.policy.megatron.foreach import use_torch_kernels
+from nemo_like.policy.parallelism import shards_optimizer
 
 
 def build_optimizer(cfg: PolicyConfig, model: torch.nn.Module, dtype: torch.dtype) -> MegatronOptimizer:

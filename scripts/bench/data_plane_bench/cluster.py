@@ -22,8 +22,8 @@ from nemo_like.cluster.cpu_environment import CPU_ENVIRONMENT
 from nemo_like.cluster.lean_ray import few_services
 from nemo_like.config.loader import load_config
 from nemo_like.config.schema import DataPlaneConfig, MooncakeConfig, StorageBackend
-from nemo_like.data_plane.factory import TRANSFER_QUEUE_ENVIRONMENT, DataPlaneSpec, host_actor
 from nemo_like.data_plane.mooncake import Master, environment
+from nemo_like.data_plane.spec import TRANSFER_QUEUE_ENVIRONMENT, DataPlaneSpec, host_actor
 
 PLANES = ("ours", "transfer_queue_plain", "ray_object_store")
 _ROOT = Path(__file__).resolve().parents[3]

@@ -20,13 +20,13 @@ from data_plane_bench.batch import (
     PUT_TOKEN_COLUMNS,
     Batch,
 )
-from nemo_like.algorithms.ordering import by_generation
 from nemo_like.batch.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS, Column, Layout
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.micro_batches import fixed_size
-from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
+from nemo_like.batch.sharding import by_generation, shard_for_logprobs, shard_for_training
 from nemo_like.batch.tags import ADVANTAGE, NUM_RESPONSE_TOKENS, REWARD, SAMPLE_MASK, Tag, named
-from nemo_like.data_plane.factory import DataPlaneSpec, connect
+from nemo_like.data_plane.connection import connect
+from nemo_like.data_plane.spec import DataPlaneSpec
 
 # By which the check knows what it gets.
 ROW = Tag("row", int, "benchmark", (), "in the whole batch")

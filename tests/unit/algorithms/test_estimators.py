@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemo_like.algorithms import estimators
-from nemo_like.algorithms.estimators import AdvantageInputs, KLToGo, build_estimator, gdpo, rloo
+from nemo_like.algorithms.advantage_estimators import reinforce_plus_plus as plain
+from nemo_like.algorithms.advantage_estimators import reinforce_plus_plus_baseline as with_baseline
+from nemo_like.algorithms.advantage_estimators.gdpo import gdpo
+from nemo_like.algorithms.advantage_estimators.rloo import rloo
+from nemo_like.algorithms.estimators import AdvantageInputs, KLToGo, build_estimator
 from nemo_like.config.loader import load_config
 from nemo_like.config.schema import AdvantageEstimatorName, GRPOConfig
 
@@ -29,11 +32,11 @@ def inputs(rewards, group_ids=None, mask=None, tokens=None, **components):
 
 
 def reinforce_plus_plus(batch):
-    return estimators.reinforce_plus_plus(batch).per_sample
+    return plain.reinforce_plus_plus(batch).per_sample
 
 
 def reinforce_plus_plus_baseline(batch):
-    return estimators.reinforce_plus_plus_baseline(batch).per_sample
+    return with_baseline.reinforce_plus_plus_baseline(batch).per_sample
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +79,7 @@ def test_a_kl_in_the_reward_is_part_of_what_is_whitened():
     # beta 1/2. The first sample has two tokens of KL to go 2 and 1, so returns 3 - 1 and 3 - 1/2; the second
     # one token of KL to go 3, return 1 - 3/2. Mean of 2, 2.5, -0.5: 4/3; of their squares: 10.5 / 3.
     kl = KLToGo(coefficient=0.5, sums=[3.0, 3.0], square_sums=[5.0, 9.0])
-    result = estimators.reinforce_plus_plus(replace(inputs([3.0, 1.0], tokens=[2, 1]), kl=kl))
+    result = plain.reinforce_plus_plus(replace(inputs([3.0, 1.0], tokens=[2, 1]), kl=kl))
     std = math.sqrt(3.5 - 16 / 9)
     of_tokens = [
         result.per_sample[sample] - result.kl_scale * to_go for sample, to_go in [(0, 2), (0, 1), (1, 3)]
@@ -87,7 +90,7 @@ def test_a_kl_in_the_reward_is_part_of_what_is_whitened():
 def test_a_kl_tells_equal_rewards_apart_and_a_masked_one_counts_nothing():
     kl = KLToGo(coefficient=1.0, sums=[2.0, 0.0, math.nan], square_sums=[4.0, 0.0, math.nan])
     batch = replace(inputs([1.0, 1.0, 1.0], ["a", "a", "b"], mask=[1, 1, 0]), kl=kl)
-    for estimate in (estimators.reinforce_plus_plus, estimators.reinforce_plus_plus_baseline):
+    for estimate in (plain.reinforce_plus_plus, with_baseline.reinforce_plus_plus_baseline):
         # Returns -1 and 1 around their mean.
         result = estimate(batch)
         assert result.per_sample == pytest.approx([1.0, 1.0, 0.0])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nemo_like.batch.columns import ROLLOUT_COLUMNS
 from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.batch.micro_batches import model_length
-from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
+from nemo_like.batch.sharding import by_generation, shard_for_logprobs, shard_for_training
 from nemo_like.batch.tags import SAMPLE_MASK, Tag
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 
@@ -252,3 +252,17 @@ def test_what_a_rank_will_read_is_stored_together(num_readers: int, monkeypatch:
         got = reader.fetch(shard, ["input_ids", "response_mask"])
         assert got["input_ids"].tolist() == [row for row in shard.tag(ROW) for _ in range(lengths[row])]
     assert loaded == [1] * num_readers
+
+
+def test_all_first_generations_come_first() -> None:
+    assert by_generation(num_prompts=3, num_generations=2) == [0, 2, 4, 1, 3, 5]
+
+
+def test_neighbours_of_a_prompt_stay_together() -> None:
+    assert by_generation(num_prompts=2, num_generations=5, kept_together=2) == [0, 1, 5, 6, 2, 3, 7, 8, 4, 9]
+
+
+@given(st.integers(1, 20), st.integers(1, 20), st.integers(1, 25))
+def test_every_sample_comes_exactly_once(num_prompts: int, num_generations: int, kept_together: int) -> None:
+    order = by_generation(num_prompts, num_generations, kept_together)
+    assert sorted(order) == list(range(num_prompts * num_generations))

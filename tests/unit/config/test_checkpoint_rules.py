@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from nemo_like.config.checkpoint_rules import checkpoint_problems
-from nemo_like.config.errors import ConfigError
 from nemo_like.config.machine_rules import Machine
 from nemo_like.config.model_info import read_model_info
+from nemo_like.config.problems import ConfigError
 from nemo_like.config.schema import Config, PolicyBackend
 from tests.unit.config.checkpoints import write_checkpoint
 

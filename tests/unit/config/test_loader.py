@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nemo_like.config.errors import ConfigError
 from nemo_like.config.loader import load_config, to_dict, to_yaml
+from nemo_like.config.problems import ConfigError
 from nemo_like.config.schema import Config, Device, KLType, LRDecayStyle, PolicyConfig
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from nemo_like.config.errors import ConfigError
+from nemo_like.config.problems import ConfigError
+from nemo_like.config.rules import validate
 from nemo_like.config.schema import Config
-from nemo_like.config.validation import validate
 from tests.unit.config.checkpoints import SCORED
 
 Demo = Callable[..., Config]

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from nemo_like.config.errors import ConfigError
-from nemo_like.config.placement_rules import shares_gpus, weight_transport
+from nemo_like.config.derived import shares_gpus, weight_transport
+from nemo_like.config.problems import ConfigError
+from nemo_like.config.rules import validate
 from nemo_like.config.schema import Config, WeightTransport
-from nemo_like.config.validation import validate
 
 Demo = Callable[..., Config]
 

@@ -8,7 +8,7 @@ from nemo_like.batch.columns import ROLLOUT_COLUMNS, bytes_per_token
 from nemo_like.config.model_info import read_model_info
 from nemo_like.config.plan import Plan, Role, format_plan, make_plan, ray_cpus, ray_gpus, roles
 from nemo_like.config.schema import Config
-from nemo_like.policy.columns import scored_columns
+from nemo_like.policy.policy_columns import scored_columns
 from tests.unit.config.checkpoints import PADDED, SCORED
 
 Demo = Callable[..., Config]

@@ -20,7 +20,7 @@ WEIGHT = "++grpo.adv_estimator.reward_weights.correct=1.0"
         (f"{ESTIMATOR}=rloo",),
         (f"{ESTIMATOR}=reinforce_plus_plus", "grpo.num_generations_per_prompt=1"),
         (f"{ESTIMATOR}=gdpo", WEIGHT),
-        (f"{ESTIMATOR}='nemo_like.algorithms.estimators:rloo'",),
+        (f"{ESTIMATOR}='nemo_like.algorithms.advantage_estimators.rloo:rloo'",),
         ("grpo.reward_scaling.enabled=true", "grpo.reward_scaling.target_min=-1.0"),
         ("grpo.reward_shaping.enabled=true", "grpo.reward_shaping.overlong_buffer_length=2"),
         ("grpo.use_dynamic_sampling=true", "grpo.overlong_filtering=true"),

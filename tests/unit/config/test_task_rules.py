@@ -9,12 +9,12 @@ import pytest
 
 from nemo_like.config import sandbox_rules
 from nemo_like.config.environment_options import SandboxMode, options_of, replaced_options
-from nemo_like.config.errors import ConfigError
 from nemo_like.config.loader import load_config
 from nemo_like.config.machine_rules import Machine
+from nemo_like.config.problems import ConfigError
+from nemo_like.config.rules import validate
 from nemo_like.config.schema import Config, EnvironmentKind
 from nemo_like.config.tasks import training_sampling, used_environments, validation_sampling
-from nemo_like.config.validation import validate
 from tests.unit.config.checkpoints import REPOSITORY
 
 Demo = Callable[..., Config]

@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from nemo_like.data.chat_template import set_chat_template
-from nemo_like.data.tiny_tokenizer import save_tokenizer
+from scripts.demo_model.tiny_tokenizer import save_tokenizer
 
 OWN, OTHER = "{{ messages[0].content }}", "{{ messages[0].role }}: größer"
 

@@ -5,8 +5,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from nemo_like.data.interface import Message
-from nemo_like.data.tiny_tokenizer import save_tokenizer, vocabulary
 from nemo_like.data.tokenizer import Tokenizer
+from scripts.demo_model.tiny_tokenizer import save_tokenizer, vocabulary
 
 
 @pytest.fixture(scope="module")

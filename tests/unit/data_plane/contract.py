@@ -28,7 +28,8 @@ from nemo_like.batch.columns import (
 )
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import REWARD
-from nemo_like.data_plane.errors import (
+from nemo_like.data_plane.interface import DataPlane
+from nemo_like.data_plane.storage_errors import (
     CapacityExceeded,
     ColumnMismatch,
     DuplicateWrite,
@@ -38,7 +39,6 @@ from nemo_like.data_plane.errors import (
     UnknownPartition,
     UnknownSamples,
 )
-from nemo_like.data_plane.interface import DataPlane
 from tests.unit.data_plane import fields
 
 # Chunks of 2, 3 and 1 samples; one sample without tokens.

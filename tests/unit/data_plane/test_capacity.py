@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nemo_like.data_plane.capacity import Capacity
-from nemo_like.data_plane.errors import CapacityExceeded
+from nemo_like.data_plane.storage_errors import CapacityExceeded
 
 
 def test_a_write_fits_to_the_last_byte_and_one_more_is_refused_whole() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from nemo_like.config.loader import load_config
 from nemo_like.driver.agreement import AgreementWatch, mismatch_limit
-from nemo_like.driver.errors import RunFailed
+from nemo_like.driver.run_failures import RunFailed
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -9,7 +9,7 @@ import pytest
 
 from nemo_like.checkpoint.digests import differing_files, share_digests
 from nemo_like.checkpoint.store import CheckpointError
-from nemo_like.cluster.errors import ActorFailed
+from nemo_like.cluster.actor_errors import ActorFailed
 from nemo_like.config.schema import CheckpointWriting
 from nemo_like.data.sampler import MixtureSampler
 from nemo_like.driver.checkpoints import RunCheckpoints, RunPosition

@@ -10,7 +10,7 @@ from nemo_like.batch.tags import GROUP_ID, OUTCOME, REWARD, SCALED_REWARD
 from nemo_like.config.loader import load_config
 from nemo_like.config.schema import GRPOConfig
 from nemo_like.driver.collection import Collected, collect_groups
-from nemo_like.driver.errors import RunFailed
+from nemo_like.driver.run_failures import RunFailed
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode
 from tests.unit.driver.scripted_rollout import BYTES_PER_SAMPLE, NUM_TOKENS, PARTITION, ScriptedRollout
 

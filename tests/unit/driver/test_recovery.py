@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from nemo_like.cluster.errors import ActorDied, ActorFailed
+from nemo_like.cluster.actor_errors import ActorDied, ActorFailed
 from nemo_like.data.sampler import MixtureSampler
 from nemo_like.driver.processes import Actors
 from nemo_like.driver.recovery import ActorRecovery, Recoverable
 from nemo_like.observability.metrics import Metric
-from nemo_like.weight_sync.sync import WeightSync
+from nemo_like.weight_sync.sync import EngineWeights
 
 VERSION = 4
 
@@ -53,7 +53,7 @@ class Run:
             rollout=Process("rollout"),  # type: ignore[arg-type]
         )
         self.sampler = MixtureSampler([100], [1.0], seed=1, shuffle=False)
-        self.weight_sync = WeightSync(self._push)
+        self.weight_sync = EngineWeights(self._push)
         self.recovery = ActorRecovery(
             SimpleNamespace(max_recoveries=2, start_timeout_s=1.0, stage_timeout_s=1.0),  # type: ignore[arg-type]
             Recoverable(  # type: ignore[arg-type]

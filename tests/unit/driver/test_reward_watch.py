@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from nemo_like.driver.errors import RewardsFailed
 from nemo_like.driver.reward_watch import RewardWatch
+from nemo_like.driver.run_failures import RewardsFailed
 from nemo_like.environments.interface import Failure, FailureKind
 from nemo_like.observability.metrics import Metric, summed
 from nemo_like.rollout.prompts import FailedReward, PromptBatch, RolloutMode, RolloutResult

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,13 +24,14 @@ from nemo_like.config.loader import load_config
 from nemo_like.config.schema import GRPOConfig, LossConfig
 from nemo_like.driver.stages import (
     kl_in_reward,
+    validates_after,
     with_advantages,
     with_idle,
     with_shaped_rewards,
     without_mismatch,
     without_truncated,
 )
-from nemo_like.policy.columns import scored_columns
+from nemo_like.policy.policy_columns import scored_columns
 from tests.unit.algorithms.loss_cases import CONFIG
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -152,3 +154,18 @@ def test_idle_is_what_is_masked_or_has_no_advantage_where_nothing_else_enters_th
 ) -> None:
     batch = with_idle(rollout(advantage=(0.5, 0.0, 0.3, -1.0)), loss)
     assert batch.tag(IS_IDLE) == expected
+
+
+@pytest.mark.parametrize(
+    ("period", "at_start", "at_end", "expected"),
+    [
+        (0, False, False, []),
+        (0, True, True, [0, 7]),
+        (3, False, False, [3, 6]),
+        (3, True, True, [0, 3, 6, 7]),
+        (7, False, True, [7]),
+    ],
+)
+def test_validation_falls_on_the_period_the_start_and_the_end(period, at_start, at_end, expected) -> None:
+    grpo = SimpleNamespace(val_period=period, val_at_start=at_start, val_at_end=at_end, max_num_steps=7)
+    assert [step for step in range(8) if validates_after(step, grpo)] == expected

@@ -9,7 +9,7 @@ from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.config.loader import load_config
 from nemo_like.config.schema import GRPOConfig
 from nemo_like.data.interface import SourceReport
-from nemo_like.driver.errors import RunFailed
+from nemo_like.driver.run_failures import RunFailed
 from nemo_like.driver.validation import ValidationSet, reached_goal, validation_report, validation_sets
 from nemo_like.rollout.prompts import RolloutResult
 

@@ -12,7 +12,7 @@ from threading import Barrier
 
 import pytest
 
-from nemo_like.observability.run_lock import LEASE_S, DirectoryInUse, DirectoryLock, Start
+from nemo_like.observability.run_lock import LEASE_S, DirectoryInUse, DirectoryLock, RunStart
 
 HOLDER = """
 import sys
@@ -218,6 +218,6 @@ def test_nothing_but_the_starts_is_left_in_the_directory(tmp_path):
 
 def test_a_process_knows_its_own_start(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    start = Start.of_this_process()
+    start = RunStart.of_this_process()
     assert (start.pid, start.slurm_job, start.slurm_restarts) == (os.getpid(), "/7", 0)
     assert not start.is_over(start, silence_s=1e9)

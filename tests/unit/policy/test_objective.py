@@ -15,8 +15,8 @@ from nemo_like.batch.columns import Column, Layout, reads
 from nemo_like.batch.meta import GlobalBatch, MicroBatch, Schedule
 from nemo_like.config.schema import KLType, LossConfig
 from nemo_like.policy.batch import PolicyBatch
-from nemo_like.policy.columns import training_reads
 from nemo_like.policy.objective import own_means, own_reads, update_objective
+from nemo_like.policy.policy_columns import training_reads
 from nemo_like.policy.reward_kl import reward_kl_tags
 from nemo_like.policy.train_metrics import TrainMetrics
 from tests.unit.algorithms.loss_cases import CONFIG

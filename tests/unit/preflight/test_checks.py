@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nemo_like.config.errors import ConfigError
 from nemo_like.config.machine_rules import Machine
+from nemo_like.config.problems import ConfigError
 from nemo_like.config.recordings import MANIFEST
 from nemo_like.config.schema import Config
 from nemo_like.preflight.checks import preflight

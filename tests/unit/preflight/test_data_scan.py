@@ -9,8 +9,8 @@ import pytest
 
 from nemo_like.config.schema import Config
 from nemo_like.config.tasks import data_sources, max_prompt_tokens
-from nemo_like.data.tiny_tokenizer import save_tokenizer
 from nemo_like.preflight.data_scan import ScanReport, ScanRequest, SourceToScan, scan
+from scripts.demo_model.tiny_tokenizer import save_tokenizer
 from tests.unit.environments.configs import env_config
 
 GOOD = {"prompt": "1+1=", "answer": "2"}

@@ -11,7 +11,7 @@ from nemo_like.batch.columns import Column, Layout
 from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.data.interface import Message, PromptExample
 from nemo_like.environments.interface import Exchange, Failure, FailureKind
-from nemo_like.rollout.conversation import Conversation, Limits, Segment
+from nemo_like.rollout.conversation import Conversation, Limits, Passage
 from nemo_like.rollout.dump import StepSamples
 
 
@@ -126,7 +126,7 @@ def test_columns_are_shown_whatever_is_in_them(tmp_path: Path) -> None:
     notes = {(0, 1): 2, "nan": math.nan, "array": np.array([1, 2]), "shape": Shape(), "circle": circle}
     sample = conversation(0, "640")
     given = {"credit": [0.5, 1.0], "images": [np.ones((1, 2), np.uint8)], "notes": notes}
-    sample.segments.append(Segment(np.array([5, 6], np.int32), np.zeros(2, np.float32), given))
+    sample.passages.append(Passage(np.array([5, 6], np.int32), np.zeros(2, np.float32), given))
     samples, batch = StepSamples(), batch_of("a", 5, [1.0])
     samples.remember(3, batch, [[sample]], columns)
     path = tmp_path / "rollouts" / "step_3.jsonl"

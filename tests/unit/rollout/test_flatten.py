@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nemo_like.batch.columns import Column, Layout
-from nemo_like.data_plane.errors import ColumnMismatch
+from nemo_like.data_plane.storage_errors import ColumnMismatch
 from nemo_like.environments.interface import FailureKind, Feedback
 from nemo_like.rollout.flatten import FlatBatch, flatten
 from tests.unit.rollout.conversations import conversation, finished, response

@@ -10,10 +10,10 @@ import torch
 from nemo_like.batch.columns import ROLLOUT_COLUMNS, Column, Layout
 from nemo_like.config.recordings import RecordingManifest, read_manifest, recorded_steps
 from nemo_like.observability.metrics import maximum, mean
-from nemo_like.rollout.declarations import recorded_columns, written_down
 from nemo_like.rollout.flatten import FlatBatch
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode
 from nemo_like.rollout.recorder import RolloutRecorder, read_rollout
+from nemo_like.rollout.rollout_columns import recorded_columns, written_down
 from tests.unit.data_plane.fields import frozen
 
 MANIFEST = RecordingManifest(num_prompts_per_step=2, num_generations_per_prompt=1)

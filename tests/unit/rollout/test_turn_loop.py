@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from nemo_like.cluster.errors import Overdue
+from nemo_like.cluster.actor_errors import Overdue
+from nemo_like.config.tasks import SamplingSettings
 from nemo_like.environments.interface import Feedback, Turn
-from nemo_like.generation.interface import GroupRequest, GroupResult, SamplingSettings
+from nemo_like.generation.interface import GroupRequest, GroupResult
 from nemo_like.rollout.conversation import Conversation, EndReason
-from nemo_like.rollout.seeds import turn_seed
+from nemo_like.rollout.prompts import turn_seed
 from nemo_like.rollout.turn_loop import Task, TurnLoop
 from tests.unit.rollout.conversations import conversation, response
 

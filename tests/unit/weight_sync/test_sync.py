@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nemo_like.observability.metrics import Metric, summed
-from nemo_like.weight_sync.sync import WeightSync
+from nemo_like.weight_sync.sync import EngineWeights
 
 
 class Trainer:
@@ -24,7 +24,7 @@ class Trainer:
 
 def test_the_first_version_is_always_transferred() -> None:
     trainer = Trainer()
-    metrics = WeightSync(trainer.push_weights).ensure_version(0)
+    metrics = EngineWeights(trainer.push_weights).ensure_version(0)
     assert trainer.pushed == [0]
     assert metrics["weight_sync_bytes"].value == 100
     assert metrics["weight_sync_s"].value >= 0
@@ -32,7 +32,7 @@ def test_the_first_version_is_always_transferred() -> None:
 
 def test_a_version_the_engines_have_is_not_transferred_again() -> None:
     trainer = Trainer()
-    sync = WeightSync(trainer.push_weights)
+    sync = EngineWeights(trainer.push_weights)
     sync.ensure_version(3)
     assert sync.ensure_version(3) == {}
     assert trainer.pushed == [3]
@@ -40,7 +40,7 @@ def test_a_version_the_engines_have_is_not_transferred_again() -> None:
 
 def test_an_older_version_is_refused() -> None:
     trainer = Trainer()
-    sync = WeightSync(trainer.push_weights)
+    sync = EngineWeights(trainer.push_weights)
     sync.ensure_version(3)
     with pytest.raises(ValueError, match="version=2 is older"):
         sync.ensure_version(2)
@@ -49,7 +49,7 @@ def test_an_older_version_is_refused() -> None:
 
 def test_a_failed_transfer_leaves_the_version_unknown() -> None:
     trainer = Trainer()
-    sync = WeightSync(trainer.push_weights)
+    sync = EngineWeights(trainer.push_weights)
     sync.ensure_version(3)
     trainer.fails = True
     with pytest.raises(RuntimeError, match="engine-0 died"):
@@ -61,7 +61,7 @@ def test_a_failed_transfer_leaves_the_version_unknown() -> None:
 
 def test_engines_that_share_gpus_sleep_when_generation_is_over_and_keep_their_version() -> None:
     trainer, slept = Trainer(), []
-    sync = WeightSync(trainer.push_weights, lambda: slept.append(True))
+    sync = EngineWeights(trainer.push_weights, lambda: slept.append(True))
     sync.ensure_version(3)
     assert slept == []
     sync.generation_is_over()

@@ -1,0 +1,50 @@
+"""GDPO: each reward component normalised by itself (arXiv 2601.05242).
+
+s = sum_k w_k (r_k - mean_group) / (std_group + 1e-6)      A = (s - mean(s)) / (std(s) + 1e-6)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nemo_like.algorithms.advantages import group_relative_advantages
+from nemo_like.algorithms.estimators import AdvantageEstimator, AdvantageInputs
+from nemo_like.config.schema import GRPOConfig
+
+
+def build(cfg: GRPOConfig) -> AdvantageEstimator:
+    """Return the estimator with the weights of ``grpo.adv_estimator.reward_weights``."""
+    return lambda inputs: gdpo(inputs, cfg.adv_estimator.reward_weights)
+
+
+def gdpo(inputs: AdvantageInputs, weights: Mapping[str, float]) -> list[float]:
+    """Each reward component normalised in its group, their weighted sum normalised over the batch.
+
+    ``A = (s - mean(s)) / (std(s) + 1e-6)`` with ``s = sum_k w_k (r_k - mean_group) / (std_group + 1e-6)``,
+    both std unbiased (arXiv 2601.05242). A component that is uniform in a group adds nothing there.
+
+    Raises ValueError when the inputs lack a component that has a weight.
+    """
+    absent = sorted(weights.keys() - inputs.components.keys())
+    if absent:
+        raise ValueError(
+            f"grpo.adv_estimator.reward_weights names {', '.join(absent)}, which the samples do not have; "
+            f"they have {', '.join(sorted(inputs.components)) or 'no components'}"
+        )
+    sums = [0.0] * len(inputs.rewards)
+    for name, weight in weights.items():
+        normalized = group_relative_advantages(
+            inputs.components[name],
+            inputs.group_ids,
+            normalize_rewards=True,
+            use_leave_one_out_baseline=False,
+            sample_mask=inputs.sample_mask,
+        )
+        sums = [total + weight * value for total, value in zip(sums, normalized, strict=True)]
+    return group_relative_advantages(
+        sums,
+        ["the whole batch"] * len(sums),
+        normalize_rewards=True,
+        use_leave_one_out_baseline=False,
+        sample_mask=inputs.sample_mask,
+    )

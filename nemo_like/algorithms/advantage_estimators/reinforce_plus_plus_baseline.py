@@ -1,0 +1,28 @@
+"""REINFORCE++ with the group's mean as baseline (arXiv 2501.03262).
+
+A_t = (R - mean(R of the group) - beta K_t - mean) / std      mean and std over all response tokens
+"""
+
+from __future__ import annotations
+
+from nemo_like.algorithms.advantage_estimators.whitening import whitened_over_tokens
+from nemo_like.algorithms.advantages import group_relative_advantages
+from nemo_like.algorithms.estimators import AdvantageEstimator, AdvantageInputs, Advantages
+from nemo_like.config.schema import GRPOConfig
+
+
+def build(cfg: GRPOConfig) -> AdvantageEstimator:
+    """Return the estimator, which has no settings."""
+    return reinforce_plus_plus_baseline
+
+
+def reinforce_plus_plus_baseline(inputs: AdvantageInputs) -> Advantages:
+    """Whiten the return, less the mean reward of the group, over all response tokens of the batch."""
+    centred = group_relative_advantages(
+        inputs.rewards,
+        inputs.group_ids,
+        normalize_rewards=False,
+        use_leave_one_out_baseline=False,
+        sample_mask=inputs.sample_mask,
+    )
+    return whitened_over_tokens(centred, inputs)

@@ -1,0 +1,26 @@
+"""RLOO: REINFORCE with the mean of the others as baseline (arXiv 2402.14740).
+
+A = R - mean(R of the group's other samples)
+"""
+
+from __future__ import annotations
+
+from nemo_like.algorithms.advantages import group_relative_advantages
+from nemo_like.algorithms.estimators import AdvantageEstimator, AdvantageInputs
+from nemo_like.config.schema import GRPOConfig
+
+
+def build(cfg: GRPOConfig) -> AdvantageEstimator:
+    """Return the estimator, which has no settings."""
+    return rloo
+
+
+def rloo(inputs: AdvantageInputs) -> list[float]:
+    """Reward minus the mean of the group's other rewards (arXiv 2402.14740); 0 where there is no other."""
+    return group_relative_advantages(
+        inputs.rewards,
+        inputs.group_ids,
+        normalize_rewards=False,
+        use_leave_one_out_baseline=True,
+        sample_mask=inputs.sample_mask,
+    )

@@ -1,0 +1,43 @@
+"""What the estimators share whose advantages have mean 0 and variance 1 over the tokens of a batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from nemo_like.algorithms.estimators import AdvantageInputs, Advantages
+
+_MIN_VARIANCE = 1e-8
+
+
+def whitened_over_tokens(values: Sequence[float], inputs: AdvantageInputs) -> Advantages:
+    """``(x - mean) / sqrt(max(variance, 1e-8))`` of every token's ``x = value - beta K_t``, with the mean and
+    the biased variance over all response tokens.
+
+    Masked samples count nothing and get 0, and without a KL so does everybody when all values are equal.
+
+    Raises ValueError when an unmasked value is not finite.
+    """
+    valid = [i for i, kept in enumerate(inputs.sample_mask) if kept]
+    for i in valid:
+        if not math.isfinite(values[i]):
+            raise ValueError(f"reward of sample {i} is {values[i]}; mask the sample (sample_mask 0) instead")
+    tokens, kl = inputs.num_response_tokens, inputs.kl
+    num_tokens = math.fsum(tokens[i] for i in valid)
+    if not num_tokens or (kl is None and len({values[i] for i in valid}) == 1):
+        return Advantages([0.0] * len(values))
+    beta = kl.coefficient if kl else 0.0
+    kl_sums, kl_squares = (kl.sums, kl.square_sums) if kl else ([0.0] * len(values),) * 2
+    mean = math.fsum(tokens[i] * values[i] - beta * kl_sums[i] for i in valid) / num_tokens
+    # Of (c - beta K)^2 with c = value - mean, summed over a sample's tokens.
+    squares = (
+        tokens[i] * (values[i] - mean) ** 2
+        - 2 * beta * (values[i] - mean) * kl_sums[i]
+        + beta**2 * kl_squares[i]
+        for i in valid
+    )
+    scale = 1.0 / math.sqrt(max(math.fsum(squares) / num_tokens, _MIN_VARIANCE))
+    whitened = [0.0] * len(values)
+    for i in valid:
+        whitened[i] = (values[i] - mean) * scale
+    return Advantages(whitened, beta * scale)

@@ -1,0 +1,385 @@
+"""Rules on the values, checked before anything is started.
+
+A range concerns one key. A rule spans several, and is skipped while a range of one of them is broken.
+What the checkpoint and the machine must be like is in ``checkpoint_rules`` and ``machine_rules``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import reduce
+
+from nemo_like.config.backend_rules import backend_problems
+from nemo_like.config.checkpoint_rules import checkpoint_problems
+from nemo_like.config.data_plane_rules import data_plane_problems
+from nemo_like.config.data_rules import MAX_ARITHMETIC_DIGITS
+from nemo_like.config.derived import Stage
+from nemo_like.config.loss_rules import loss_problems
+from nemo_like.config.machine_rules import Machine, machine_problems
+from nemo_like.config.metric_rules import metric_problems
+from nemo_like.config.placement_rules import placement_problems
+from nemo_like.config.plan import updates_per_step
+from nemo_like.config.policy_rules import policy_problems
+from nemo_like.config.problems import ConfigError, Problem
+from nemo_like.config.reward_rules import reward_problems
+from nemo_like.config.rollout_rules import rollout_problems
+from nemo_like.config.schema import (
+    Config,
+    DatasetKind,
+    Device,
+    LRDecayStyle,
+)
+from nemo_like.config.task_rules import task_problems
+from nemo_like.config.tasks import data_sources
+from nemo_like.config.units import parse_duration_s
+
+
+def validate(cfg: Config, machine: Machine = Machine.this) -> None:
+    """Raises ConfigError that lists everything for which this configuration cannot run on the machine."""
+    broken = {limits.key: problem for limits in _RANGES if (problem := limits.problem(cfg))}
+    problems = list(broken.values())
+    for rule in _RULES:
+        if not broken.keys() & rule.keys:
+            problems += rule.check(cfg)
+    if not any(key.startswith("policy.") for key in broken):
+        problems += policy_problems(cfg)
+    problems += [problem for problem in task_problems(cfg) if problem.key.partition("=")[0] not in broken]
+    problems += reward_problems(cfg)
+    problems += rollout_problems(cfg)
+    problems += loss_problems(cfg)
+    problems += backend_problems(cfg)
+    problems += placement_problems(cfg)
+    if not any(key.startswith("data_plane.") for key in broken):
+        problems += data_plane_problems(cfg)
+    if not any(key.startswith("grpo.") for key in broken):
+        problems += metric_problems(cfg)
+    problems += checkpoint_problems(cfg, machine)
+    problems += machine_problems(cfg, machine)
+    if problems:
+        raise ConfigError(problems)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Range:
+    """Limits of one number; null passes, where the schema allows it."""
+
+    key: str
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+    remedy: str = ""
+
+    def problem(self, cfg: Config) -> Problem | None:
+        value = reduce(getattr, self.key.split("."), cfg)
+        if value is None:
+            return None
+        # Written so that NaN satisfies nothing.
+        limits = (
+            (self.at_least, "at least", lambda limit: value >= limit),
+            (self.above, "above", lambda limit: value > limit),
+            (self.at_most, "at most", lambda limit: value <= limit),
+            (self.below, "below", lambda limit: value < limit),
+        )
+        asked = [(name, limit, holds) for limit, name, holds in limits if limit is not None]
+        if all(holds(limit) for _, limit, holds in asked):
+            return None
+        rule = "must be " + " and ".join(f"{name} {limit:g}" for name, limit, _ in asked)
+        return Problem(key=f"{self.key}={value}", rule=rule, remedy=self.remedy)
+
+
+def _count(key: str) -> _Range:
+    return _Range(key=key, at_least=1)
+
+
+_RANGES = (
+    _count("grpo.num_prompts_per_step"),
+    _count("grpo.num_generations_per_prompt"),
+    _count("grpo.samples_kept_together"),
+    _count("grpo.max_num_steps"),
+    _count("grpo.num_epochs_per_rollout"),
+    _Range(key="grpo.seed", at_least=0),
+    _Range(
+        key="grpo.seq_logprob_error_threshold",
+        above=1,
+        remedy="it bounds a mean of exp|difference|, which is never below 1; null switches it off",
+    ),
+    _Range(
+        key="grpo.max_token_mult_prob_error",
+        above=1,
+        remedy="it bounds a mean of exp|difference|, which is never below 1; null never ends a run",
+    ),
+    _Range(key="grpo.val_period", at_least=0),
+    _count("grpo.max_val_samples"),
+    _count("grpo.num_val_generations_per_prompt"),
+    _Range(key="loss_fn.ratio_clip_min", above=0, below=1),
+    _Range(key="loss_fn.ratio_clip_max", above=0),
+    _Range(key="loss_fn.ratio_clip_c", above=1, remedy="3 is usual; null switches the dual clip off"),
+    _Range(key="loss_fn.reference_policy_kl_penalty", at_least=0),
+    _Range(key="loss_fn.sequence_length_normalizer", at_least=1),
+    _Range(key="loss_fn.entropy_coef", at_least=0),
+    _Range(key="loss_fn.truncated_importance_sampling_ratio", at_least=1),
+    _Range(key="loss_fn.truncated_importance_sampling_ratio_min", at_least=0, at_most=1),
+    _count("policy.data_parallel_size"),
+    _count("policy.train_global_batch_size"),
+    _count("policy.train_micro_batch_size"),
+    _count("policy.logprob_batch_size"),
+    _count("policy.sequence_packing.train_mb_tokens"),
+    _count("policy.sequence_packing.logprob_mb_tokens"),
+    _count("policy.dynamic_batching.train_mb_tokens"),
+    _count("policy.dynamic_batching.logprob_mb_tokens"),
+    _count("policy.dynamic_batching.sequence_length_round"),
+    _count("policy.max_total_sequence_length"),
+    _Range(key="policy.max_grad_norm", above=0),
+    _count("policy.megatron_cfg.tensor_model_parallel_size"),
+    _count("policy.megatron_cfg.pipeline_model_parallel_size"),
+    _count("policy.megatron_cfg.context_parallel_size"),
+    _count("policy.megatron_cfg.expert_model_parallel_size"),
+    _count("policy.fsdp_cfg.tensor_parallel_size"),
+    _count("policy.fsdp_cfg.lora.rank"),
+    _Range(key="policy.fsdp_cfg.lora.alpha", above=0, remedy="twice the rank is usual"),
+    _Range(key="policy.fsdp_cfg.lora.dropout", at_least=0, below=1),
+    _Range(key="policy.optimizer.lr", above=0),
+    _Range(key="policy.optimizer.weight_decay", at_least=0),
+    _Range(key="policy.optimizer.adam_beta1", at_least=0, below=1),
+    _Range(key="policy.optimizer.adam_beta2", at_least=0, below=1),
+    _Range(key="policy.optimizer.adam_eps", above=0),
+    _Range(key="policy.scheduler.warmup_updates", at_least=0),
+    _count("policy.scheduler.decay_updates"),
+    _Range(key="policy.scheduler.min_lr", at_least=0),
+    _count("generation.num_engines"),
+    _count("generation.max_new_tokens"),
+    _count("generation.weight_bucket_mib"),
+    _Range(
+        key="generation.temperature",
+        above=0,
+        remedy="training samples must vary; use generation.validation.temperature=0 for greedy validation",
+    ),
+    _count("generation.vllm_cfg.tensor_parallel_size"),
+    _count("generation.vllm_cfg.max_num_seqs"),
+    _Range(key="generation.vllm_cfg.kv_cache_gib", above=0),
+    _Range(key="generation.vllm_cfg.gpu_memory_utilization", above=0, at_most=1),
+    _Range(key="logger.num_sample_answers", at_least=0),
+    _Range(key="checkpointing.save_period", at_least=0),
+    _count("checkpointing.keep_top_k"),
+    _count("cluster.num_cpus"),
+    _Range(key="cluster.num_gpus", at_least=0),
+    _Range(key="cluster.max_recoveries", at_least=0),
+    _Range(key="cluster.max_restarts", at_least=0),
+    _Range(key="cluster.start_timeout_s", above=0),
+    _Range(key="cluster.stage_timeout_s", above=0),
+    *(_Range(key=f"cluster.stage_timeouts_s.{stage.name}", above=0) for stage in Stage),
+    _count("data_plane.num_storage_units"),
+    _Range(key="data_plane.capacity_gib", above=0, remedy="null is no limit"),
+    _Range(key="data_plane.mooncake_cfg.segment_gib", above=0),
+    _count("data_plane.mooncake_cfg.buffer_mib"),
+    _Range(
+        key="data_plane.mooncake_cfg.master_port", at_least=1, at_most=65535, remedy="null is a free port"
+    ),
+    _count("data_plane.max_open_partitions"),
+    _Range(key="data_plane.timeout_s", above=0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    keys: frozenset[str]
+    check: Callable[[Config], Iterator[Problem]]
+
+
+_RULES: list[_Rule] = []
+
+
+def _rule(
+    *keys: str,
+) -> Callable[[Callable[[Config], Iterator[Problem]]], Callable[[Config], Iterator[Problem]]]:
+    """Registers a rule with the keys whose ranges it relies on."""
+
+    def register(check: Callable[[Config], Iterator[Problem]]) -> Callable[[Config], Iterator[Problem]]:
+        _RULES.append(_Rule(frozenset(keys), check))
+        return check
+
+    return register
+
+
+@_rule("grpo.num_generations_per_prompt")
+def _leave_one_out(cfg: Config) -> Iterator[Problem]:
+    size = cfg.grpo.num_generations_per_prompt
+    if cfg.grpo.use_leave_one_out_baseline and cfg.grpo.normalize_rewards and size < 3:
+        yield Problem(
+            key=f"grpo.num_generations_per_prompt={size}",
+            rule=(
+                "must be at least 3 with use_leave_one_out_baseline=true and normalize_rewards=true, "
+                "because the one other reward has no standard deviation"
+            ),
+            remedy="use a group of 3 or more, or set grpo.normalize_rewards=false",
+        )
+
+
+@_rule(
+    "grpo.num_prompts_per_step",
+    "grpo.num_generations_per_prompt",
+    "policy.train_global_batch_size",
+    "policy.data_parallel_size",
+)
+def _batch_sizes(cfg: Config) -> Iterator[Problem]:
+    prompts, group = cfg.grpo.num_prompts_per_step, cfg.grpo.num_generations_per_prompt
+    batch, ranks = cfg.policy.train_global_batch_size, cfg.policy.data_parallel_size
+    num_samples = prompts * group
+    if num_samples % batch == 0 and batch % ranks == 0:
+        return
+    valid = [size for size in range(ranks, num_samples + 1, ranks) if num_samples % size == 0]
+    if valid:
+        remedy = f"try {_nearest(valid, batch)}"
+    else:
+        fitting = [count for count in range(1, prompts + ranks + 1) if count * group % ranks == 0]
+        remedy = f"N is no multiple of {ranks}: try grpo.num_prompts_per_step={_nearest(fitting, prompts)}"
+    yield Problem(
+        key=f"policy.train_global_batch_size={batch}",
+        rule=(
+            f"must divide the N = {prompts} prompts x {group} generations = {num_samples} samples of a step "
+            f"and be a multiple of policy.data_parallel_size={ranks}"
+        ),
+        remedy=remedy,
+    )
+
+
+@_rule("generation.max_new_tokens", "policy.max_total_sequence_length")
+def _lengths(cfg: Config) -> Iterator[Problem]:
+    new, total = cfg.generation.max_new_tokens, cfg.policy.max_total_sequence_length
+    if new >= total:
+        yield Problem(
+            key=f"generation.max_new_tokens={new}",
+            rule=f"must be below policy.max_total_sequence_length={total}, which holds the prompt too",
+            remedy=f"raise policy.max_total_sequence_length, or try at most {total // 2}",
+        )
+
+
+@_rule("generation.max_new_tokens", "policy.max_total_sequence_length")
+def _arithmetic_lengths(cfg: Config) -> Iterator[Problem]:
+    sources = [source for _, source in data_sources(cfg) if source.kind is DatasetKind.arithmetic]
+    digits = max((source.digits for source in sources), default=0)
+    new, total = cfg.generation.max_new_tokens, cfg.policy.max_total_sequence_length
+    if not 1 <= digits <= MAX_ARITHMETIC_DIGITS:
+        return
+    if new < digits + 2:
+        yield Problem(
+            key=f"generation.max_new_tokens={new}",
+            rule=f"cannot hold the sum of two numbers of {digits} digits: {digits + 1} digits and the end",
+            remedy=f"try {digits + 2}",
+        )
+    elif new < total < 2 * digits + 2 + new:
+        yield Problem(
+            key=f"policy.max_total_sequence_length={total}",
+            rule=f"cannot hold a prompt of {2 * digits + 2} tokens and max_new_tokens={new}",
+            remedy=f"try {2 * digits + 2 + new} or more",
+        )
+
+
+@_rule()
+def _early_stop(cfg: Config) -> Iterator[Problem]:
+    if cfg.grpo.val_stop_threshold is not None and cfg.grpo.val_period == 0:
+        yield Problem(
+            key=f"grpo.val_stop_threshold={cfg.grpo.val_stop_threshold:g}",
+            rule="stops nothing with grpo.val_period=0, which never validates between steps",
+            remedy="set grpo.val_period, or grpo.val_stop_threshold=null",
+        )
+
+
+@_rule("generation.num_engines", "grpo.num_prompts_per_step")
+def _engines(cfg: Config) -> Iterator[Problem]:
+    engines, prompts = cfg.generation.num_engines, cfg.grpo.num_prompts_per_step
+    if engines > prompts:
+        yield Problem(
+            key=f"generation.num_engines={engines}",
+            rule=f"is more than grpo.num_prompts_per_step={prompts}, so engines would idle",
+            remedy=f"try {prompts}",
+        )
+
+
+@_rule("grpo.max_num_steps")
+def _observed_steps(cfg: Config) -> Iterator[Problem]:
+    asked = {"logger.trace_steps": cfg.logger.trace_steps, "logger.profile.steps": cfg.logger.profile.steps}
+    for key, steps in asked.items():
+        if any(not 1 <= step <= cfg.grpo.max_num_steps for step in steps):
+            yield Problem(
+                key=f"{key}={steps}",
+                rule=f"must name steps from 1 to grpo.max_num_steps={cfg.grpo.max_num_steps}",
+                remedy="the third step is past what only first steps do",
+            )
+
+
+@_rule()
+def _nvtx_ranges(cfg: Config) -> Iterator[Problem]:
+    if cfg.logger.nvtx_ranges and cfg.policy.device is Device.cpu:
+        yield Problem(
+            key="logger.nvtx_ranges=true",
+            rule="needs policy.device=cuda",
+            remedy="on CPU use logger.trace_steps or logger.profile",
+        )
+
+
+@_rule()
+def _must_save_by(cfg: Config) -> Iterator[Problem]:
+    limit = cfg.checkpointing.checkpoint_must_save_by
+    if limit is None:
+        return
+    key = f"checkpointing.checkpoint_must_save_by={limit}"
+    try:
+        parse_duration_s(limit)
+    except ValueError as error:
+        yield Problem(key=key, rule=str(error), remedy="for 3 hours 50 minutes write '00:03:50:00'")
+    if not cfg.checkpointing.enabled:
+        yield Problem(key=key, rule="needs checkpointing.enabled=true", remedy="enable it, or set null")
+
+
+@_rule("generation.vllm_cfg.kv_cache_gib")
+def _kv_cache(cfg: Config) -> Iterator[Problem]:
+    if cfg.policy.device is Device.cpu and cfg.generation.vllm_cfg.kv_cache_gib is None:
+        yield Problem(
+            key="generation.vllm_cfg.kv_cache_gib=null",
+            rule="must be a size with policy.device=cpu, where an engine cannot measure free memory",
+            remedy="try 1.0",
+        )
+
+
+@_rule(
+    "grpo.max_num_steps",
+    "grpo.num_epochs_per_rollout",
+    "grpo.num_prompts_per_step",
+    "grpo.num_generations_per_prompt",
+    "policy.train_global_batch_size",
+    "policy.optimizer.lr",
+    "policy.scheduler.warmup_updates",
+    "policy.scheduler.decay_updates",
+    "policy.scheduler.min_lr",
+)
+def _scheduler(cfg: Config) -> Iterator[Problem]:
+    scheduler, lr = cfg.policy.scheduler, cfg.policy.optimizer.lr
+    if scheduler.decay_style is LRDecayStyle.constant:
+        return
+    total = cfg.grpo.max_num_steps * updates_per_step(cfg)
+    if scheduler.min_lr > lr:
+        rule = f"must be at most policy.optimizer.lr={lr:g}"
+        yield Problem(key=f"policy.scheduler.min_lr={scheduler.min_lr:g}", rule=rule, remedy="")
+    key = f"policy.scheduler.decay_updates={scheduler.decay_updates}"
+    if scheduler.decay_updates <= scheduler.warmup_updates:
+        yield Problem(
+            key=key,
+            rule=f"must be above warmup_updates={scheduler.warmup_updates}, which it includes",
+            remedy=f"the run makes {total} updates",
+        )
+    elif scheduler.min_lr == 0 and scheduler.decay_updates < total:
+        yield Problem(
+            key=key,
+            rule=f"reaches a learning rate of 0 before the last of {total} updates",
+            remedy=f"set it to {total}, or policy.scheduler.min_lr above 0",
+        )
+
+
+def _nearest(values: list[int], wanted: int) -> str:
+    """The value below and the value above what was asked for."""
+    below = [value for value in values if value < wanted]
+    above = [value for value in values if value > wanted]
+    return " or ".join(str(value) for value in below[-1:] + above[:1])

@@ -1,0 +1,224 @@
+"""Which samples go into which segment, and the checks of what comes back. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from nemo_like.batch.columns import Column, Layout
+from nemo_like.batch.meta import Chunk, KVBatchMeta
+from nemo_like.batch.sharding import deal_chunks
+from nemo_like.data_plane import codec
+from nemo_like.data_plane.segments import Part, PartitionInfo, Rows, Segment, Want, split
+from nemo_like.data_plane.storage_errors import ColumnMismatch, CorruptData, UnknownColumn
+
+# What is read together is one key as long as several storage units get their share.
+_MAX_SEGMENT_BYTES = 64 << 20
+# Bytes that a row of a ragged or objects column is taken to have, before it is packed.
+_GUESSED_ROW_BYTES = 8 << 10
+
+Filled = tuple[Segment, Mapping[str, np.ndarray]]  # a segment and its values by column
+
+
+def declared(info: PartitionInfo, name: str) -> Column:
+    if name not in info.columns:
+        raise UnknownColumn(
+            f"partition {info.name!r} has no column {name!r}; declared are: {', '.join(sorted(info.columns))}"
+        )
+    return info.columns[name]
+
+
+def check_adds(info: PartitionInfo, names: Iterable[str]) -> None:
+    """Raises ColumnMismatch for a column that cannot be added to samples that exist: who adds it has some
+    samples of a prompt's group, and does not know who has the rest."""
+    for name in names:
+        if info.columns[name].per_prompt:
+            raise ColumnMismatch(
+                f"column {name!r} of partition {info.name!r} has one value per prompt, so it must come with "
+                "the put of its samples"
+            )
+
+
+def cut_put(
+    info: PartitionInfo, meta: KVBatchMeta, wired: Mapping[str, Any], keys: Iterator[str]
+) -> list[Filled]:
+    """Cut new samples into segments: the chunks that one rank will read lie together, where the partition's
+    readers are known; else each chunk by itself, since it may be dropped.
+
+    ``wired`` are checked columns; each segment takes the next key.
+    """
+    parts = _parts(meta)
+    if info.num_readers is None:
+        groups = [[index] for index in range(len(parts))]
+    else:
+        tokens, num_rows = [part.num_tokens for part in parts], [part.num_rows for part in parts]
+        homes = deal_chunks(tokens, num_rows, info.num_readers) or [list(range(len(parts)))]
+        sizes = _sizes(info, parts, wired)
+        groups = [
+            group
+            for home in homes
+            for group in split(home, [sizes[index] for index in home], _MAX_SEGMENT_BYTES)
+        ]
+    return _segments(info, parts, wired, groups, keys)
+
+
+def cut_write(
+    info: PartitionInfo, meta: KVBatchMeta, wired: Mapping[str, Any], keys: Iterator[str]
+) -> list[Filled]:
+    """Cut samples that exist as ``cut_put`` does: who writes them together mostly reads them together."""
+    parts = _parts(meta)
+    groups = split(range(len(parts)), _sizes(info, parts, wired), _MAX_SEGMENT_BYTES)
+    return _segments(info, parts, wired, groups, keys)
+
+
+def cut_for_cache(
+    info: PartitionInfo,
+    meta: KVBatchMeta,
+    wired: Mapping[str, Any],
+    saved: Sequence[Filled],
+) -> Iterator[tuple[str, Sequence[Part], np.ndarray]]:
+    """What the writer of ``saved`` keeps: column, parts, their values. A dense column stays in one piece, and
+    is copied unless it is read-only: the caller may use its buffer again."""
+    parts = _parts(meta)
+    for name, data in wired.items():
+        if info.columns[name].is_dense:
+            yield name, parts, data.copy() if data.flags.writeable else data
+        else:
+            for segment, values in saved:
+                yield name, segment.parts, values[name]
+
+
+def _segments(
+    info: PartitionInfo,
+    parts: Sequence[Part],
+    wired: Mapping[str, Any],
+    groups: Iterable[Sequence[int]],
+    keys: Iterator[str],
+) -> list[Filled]:
+    """Fill a segment per group; ``groups`` are positions of parts, ascending in each."""
+    tokens = list(itertools.accumulate((part.num_tokens for part in parts), initial=0))
+    rows = list(itertools.accumulate((part.num_rows for part in parts), initial=0))
+    saved: list[Filled] = []
+    for group in groups:
+        runs = _runs(group)
+        values = {}
+        for name, data in wired.items():
+            column = info.columns[name]
+            bounds = _bounds(column, tokens, rows)
+            pieces = [data[bounds[start] : bounds[stop]] for start, stop in runs]
+            if not column.is_dense:
+                values[name] = codec.pack_rows(column, [value for piece in pieces for value in piece])
+            else:
+                values[name] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        segment = Segment(next(keys), tuple(wired), tuple([parts[index] for index in group]))
+        saved.append((segment, values))
+    return saved
+
+
+def _bounds(column: Column, tokens: Sequence[int], rows: Sequence[int]) -> Sequence[int]:
+    """Where each part's values begin in a batch of the column, and where the last part's end."""
+    if column.per_prompt:
+        return range(len(rows))
+    return tokens if column.layout is Layout.per_token else rows
+
+
+def _runs(ascending: Sequence[int]) -> list[tuple[int, int]]:
+    """Consecutive numbers as [start, stop)."""
+    runs: list[tuple[int, int]] = []
+    for number in ascending:
+        if runs and runs[-1][1] == number:
+            runs[-1] = (runs[-1][0], number + 1)
+        else:
+            runs.append((number, number + 1))
+    return runs
+
+
+def _sizes(info: PartitionInfo, parts: Sequence[Part], wired: Iterable[str]) -> list[int]:
+    """Bytes of each part."""
+    token_bytes, row_bytes, prompt_bytes = _bytes_per_unit(info, wired)
+    return [part.num_tokens * token_bytes + part.num_rows * row_bytes + prompt_bytes for part in parts]
+
+
+def _parts(meta: KVBatchMeta) -> list[Part]:
+    """Runs of consecutive samples of the same chunk."""
+    parts = []
+    for index, run in itertools.groupby(meta.rows, key=itemgetter(0)):
+        chunk = meta.chunks[index]
+        rows = tuple(map(itemgetter(1), run))
+        if rows == tuple(range(len(chunk.lengths))):
+            parts.append(Part(chunk.key, None, len(rows), sum(chunk.lengths)))
+        else:
+            parts.append(Part(chunk.key, rows, len(rows), sum([chunk.lengths[row] for row in rows])))
+    return parts
+
+
+def wants(missing: Mapping[str, Rows]) -> tuple[Want, ...]:
+    """Columns that miss the same rows share one entry."""
+    columns: dict[Rows, list[str]] = {}
+    for name, rows in missing.items():
+        if rows:
+            columns.setdefault(rows, []).append(name)
+    return tuple(Want(tuple(names), rows) for rows, names in columns.items())
+
+
+def by_columns(segments: Sequence[Segment]) -> dict[tuple[str, ...], list[Segment]]:
+    groups: dict[tuple[str, ...], list[Segment]] = {}
+    for segment in segments:
+        groups.setdefault(segment.columns, []).append(segment)
+    return groups
+
+
+def _bytes_per_unit(info: PartitionInfo, wired: Iterable[str]) -> tuple[int, int, int]:
+    """Bytes per token, per row and per prompt of the columns that have one value for each (estimated where
+    not dense)."""
+    token_bytes = row_bytes = prompt_bytes = 0
+    for name in wired:
+        column = info.columns[name]
+        size = _GUESSED_ROW_BYTES
+        if column.is_dense:
+            size = codec.wire_dtype(column).itemsize * int(np.prod(column.inner_shape, dtype=np.int64))
+        if column.layout is Layout.per_token:
+            token_bytes += size
+        elif column.per_prompt:
+            prompt_bytes += size
+        else:
+            row_bytes += size
+    return token_bytes, row_bytes, prompt_bytes
+
+
+def check_segment(info: PartitionInfo, segment: Segment, chunks: Mapping[str, Chunk]) -> None:
+    """Catalogue and meta agree on what the segment holds of these chunks."""
+    for part in segment.parts:
+        chunk = chunks.get(part.chunk)
+        if chunk is not None:
+            lengths: Sequence[int] = chunk.lengths
+            if part.rows is not None:
+                lengths = [lengths[row] for row in part.rows if row < len(lengths)]
+            if len(lengths) != part.num_rows or sum(lengths) != part.num_tokens:
+                raise CorruptData(
+                    f"partition {info.name!r}, segment {segment.key!r}: chunk {part.chunk} was written with "
+                    f"{part.num_rows} rows of {part.num_tokens} tokens, but the batch says "
+                    f"{len(lengths)} rows of {sum(lengths)} tokens"
+                )
+
+
+def check_loaded(info: PartitionInfo, column: Column, segment: Segment, array: Any) -> None:
+    """The storage gave back exactly what the catalogue promises."""
+    where = f"partition {info.name!r}, column {column.name!r}, segment {segment.key!r}"
+    num_rows = len(segment.parts) if column.per_prompt else sum(part.num_rows for part in segment.parts)
+    if not isinstance(array, np.ndarray) or array.dtype != codec.wire_dtype(column):
+        raise CorruptData(
+            f"{where}: stored {codec.wire_dtype(column)}, got {getattr(array, 'dtype', type(array).__name__)}"
+        )
+    if not column.is_dense:
+        if codec.num_packed_rows(array) != num_rows:
+            raise CorruptData(f"{where}: stored {num_rows} rows, got {codec.num_packed_rows(array)}")
+        return
+    num_tokens = sum(part.num_tokens for part in segment.parts)
+    expected = (num_tokens if column.layout is Layout.per_token else num_rows, *column.inner_shape)
+    if array.shape != expected:
+        raise CorruptData(f"{where}: stored shape {list(expected)}, got {list(array.shape)}")

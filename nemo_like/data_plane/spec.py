@@ -1,0 +1,59 @@
+"""What a process has to know to reach the run's data plane, and the actor behind it.
+
+Imports neither numpy nor torch nor TransferQueue.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+
+from nemo_like.cluster.actors import ActorHandle, ActorSpec, Concurrency
+from nemo_like.cluster.imports import lasting_imports
+from nemo_like.config.schema import DataPlaneConfig, StorageBackend
+
+# TransferQueue reads these when it is imported. The deadlines are ours: another attempt after a long
+# silence would only repeat what a live storage unit has queued already.
+TRANSFER_QUEUE_ENVIRONMENT = {
+    "TQ_SIMPLE_STORAGE_SEND_RECV_TIMEOUT": "3600",
+    "TQ_SIMPLE_STORAGE_MAX_ATTEMPTS": "1",
+    "TQ_NUM_THREADS": "1",
+    "TQ_LOGGING_LEVEL": "ERROR",
+    # Mooncake's, which TransferQueue imports.
+    "MC_LOG_LEVEL": "ERROR",
+    "MC_STORE_CLIENT_METRIC": "0",
+    # Each takes several seconds, and a master that is gone does not come back.
+    "MC_STORE_CLIENT_SETUP_RETRIES": "3",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataPlaneSpec:
+    """Everything a process needs to connect; picklable."""
+
+    host: ActorHandle  # the run's DataPlaneHost
+    backend: StorageBackend
+    timeout_s: float  # deadline of one put, write, fetch or clear
+    start_timeout_s: float  # deadline of connecting, which waits for the storage to be up
+    is_observed: bool  # whether the clients note their operations, for ``take_operations``
+
+
+def host_actor(
+    cfg: DataPlaneConfig, *, run_id: str, start_timeout_s: float, log_path: str | None = None
+) -> ActorSpec:
+    """Return the actor that owns storage and catalogue; it starts the storage's processes by itself."""
+    return ActorSpec(
+        name="data_plane",
+        target="nemo_like.data_plane.host:start_host",
+        kwargs={"cfg": cfg, "run_id": run_id, "start_timeout_s": start_timeout_s, "log_path": log_path},
+        num_cpus=0.0,
+        env=TRANSFER_QUEUE_ENVIRONMENT,
+        concurrency=Concurrency.asyncio,
+        log_path=log_path,
+    )
+
+
+def import_storage() -> None:
+    """What a process of the storage does first. Ray imports the actor's class with collections on."""
+    with lasting_imports():
+        importlib.import_module("nemo_like.data_plane.transfer_queue")

@@ -1,0 +1,26 @@
+"""Errors that end a run with a sentence instead of a traceback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nemo_like.cluster.actor_errors import ActorFailed
+from nemo_like.observability.disk import DiskFull, disk_full, is_disk_full
+
+
+class RunFailed(RuntimeError):
+    """The run cannot go on; the message says why and what to change."""
+
+
+class RewardsFailed(RunFailed):
+    """An environment could not judge more samples of a step or validation than the configuration allows."""
+
+
+def failure_reason(error: Exception, run_directory: Path) -> str:
+    """Say why a run failed. What a full disk broke is told as that, whatever process met it first."""
+    cause = error.cause if isinstance(error, ActorFailed) else error
+    if isinstance(cause, DiskFull):
+        return str(cause)
+    if is_disk_full(error, run_directory):
+        return f"{disk_full('what the run writes', run_directory, None)}. It was noticed by: {error}"
+    return str(error)

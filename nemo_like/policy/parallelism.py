@@ -1,0 +1,70 @@
+"""What a policy's configuration says of its parallel layout and micro-batches. Standard library only."""
+
+from __future__ import annotations
+
+from nemo_like.batch.micro_batches import (
+    MicroBatching,
+    dynamic_batches,
+    fixed_size,
+    in_order,
+    sequence_packing,
+)
+from nemo_like.batch.prompt_sharing import PromptSharing
+from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
+from nemo_like.config.derived import dynamic_length_multiple, length_multiple
+from nemo_like.config.schema import MicroBatchOrder, PolicyBackend, PolicyConfig
+
+
+def parallel_layout(cfg: PolicyConfig) -> ParallelLayout:
+    """Sizes of the named axes."""
+    if cfg.backend is PolicyBackend.fsdp:
+        return ParallelLayout(tp=cfg.fsdp_cfg.tensor_parallel_size, cp=1, dp=cfg.data_parallel_size, pp=1)
+    return ParallelLayout(
+        tp=cfg.megatron_cfg.tensor_model_parallel_size,
+        cp=cfg.megatron_cfg.context_parallel_size,
+        dp=cfg.data_parallel_size,
+        pp=cfg.megatron_cfg.pipeline_model_parallel_size,
+        ep=cfg.megatron_cfg.expert_model_parallel_size,
+    )
+
+
+def shards_optimizer(cfg: PolicyConfig) -> bool:
+    """Whether optimizer state is spread over data-parallel ranks. The two kinds have checkpoints of their
+    own, so one rank uses the configured kind too, though it has nothing to spread."""
+    return cfg.megatron_cfg.use_distributed_optimizer
+
+
+def gathers_weights(cfg: PolicyConfig, place: Coordinates) -> bool:
+    """Whether this worker holds a part of what its stage's sender gathers. With FSDP every worker does, one
+    that no other has; with Megatron-core the sender's tensor-parallel ranks hold parts of every tensor, and
+    its expert-parallel ranks some of the experts."""
+    layout = place.layout
+    return cfg.backend is PolicyBackend.fsdp or place.rank % layout.stage_size < max(layout.tp, layout.ep)
+
+
+def train_strategy(cfg: PolicyConfig) -> MicroBatching:
+    """How the samples of an update become micro-batches."""
+    if cfg.sequence_packing.enabled:
+        return _packing_strategy(cfg, cfg.sequence_packing.train_mb_tokens)
+    if cfg.dynamic_batching.enabled:
+        return dynamic_batches(cfg.dynamic_batching.train_mb_tokens, dynamic_length_multiple(cfg))
+    return _fixed_strategy(cfg, cfg.train_micro_batch_size)
+
+
+def logprob_strategy(cfg: PolicyConfig) -> MicroBatching:
+    """The same for the log-prob phases, which hold fewer activations and so larger micro-batches."""
+    if cfg.sequence_packing.enabled:
+        return _packing_strategy(cfg, cfg.sequence_packing.logprob_mb_tokens)
+    if cfg.dynamic_batching.enabled:
+        return dynamic_batches(cfg.dynamic_batching.logprob_mb_tokens, dynamic_length_multiple(cfg))
+    return _fixed_strategy(cfg, cfg.logprob_batch_size)
+
+
+def _packing_strategy(cfg: PolicyConfig, max_tokens: int) -> MicroBatching:
+    kind = PromptSharing if cfg.sequence_packing.share_prompts else sequence_packing
+    return kind(max_tokens, length_multiple(cfg))
+
+
+def _fixed_strategy(cfg: PolicyConfig, size: int) -> MicroBatching:
+    kind = fixed_size if cfg.micro_batch_order is MicroBatchOrder.by_length else in_order
+    return kind(size, length_multiple(cfg))

@@ -1,0 +1,271 @@
+"""Tensors from one process to others of the same node, through memory that all of them map.
+
+    sender                                   receivers
+      listen on a socket in the file system ◀── connect
+      memory's file descriptor ───────────────▶ map it
+      write everything, then announce it ─────▶ read it where it lies: nothing is copied
+
+The memory has no name and no file: it is gone with the last process that maps it, however that ends.
+Memory of a CUDA device is mapped version by version instead, with a ticket in each announcement.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import socket
+import struct
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import repeat
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from nemo_like.weight_transport.buckets import Bucket, TensorSpec, plan_buckets
+from nemo_like.weight_transport.cuda_memory import CudaMemory, map_ticket
+from nemo_like.weight_transport.packing import check_exhausted, pack, view
+
+# (number of the transfer, version, whether the sender could write all of it); a ticket may follow.
+_ANNOUNCEMENT = struct.Struct("<qq?")
+_MAX_MESSAGE_BYTES = 1 << 16
+_HOST = torch.device("cpu")
+
+
+class MemoryKind(Enum):
+    """Where the tensors lie."""
+
+    host = "host"
+    cuda = "cuda"  # on the sender's device
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """``number`` counts the attempts, and every sender and receiver counts alike: a version that is tried
+    again is another transfer, so that nobody takes what a failed one left for it."""
+
+    number: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryAddress:
+    """Where the receivers of one sender meet it."""
+
+    name: str
+    path: str  # of the socket, in a directory that only this user may enter
+    timeout_s: float  # deadline for connecting, and for each announcement
+    kind: MemoryKind = MemoryKind.host
+
+
+class Memory(Protocol):
+    """The sender's side of memory that others map."""
+
+    def begin(self) -> Tensor:
+        """[bytes] uint8, to write a version to."""
+
+    def ticket(self) -> bytes:
+        """What one receiver needs to map this version, beside what it got when it joined."""
+
+    def let_go(self) -> None:
+        """Nothing more is written to this version."""
+
+
+class HostMemory:
+    """Mapped once, written again and again. Raises OSError when the memory cannot be had."""
+
+    def __init__(self, name: str, bucket: Bucket) -> None:
+        self.descriptor = os.memfd_create(f"nemo_like-{name}", os.MFD_CLOEXEC)
+        os.ftruncate(self.descriptor, _mapped_bytes(bucket))
+        self._mapped = _map(self.descriptor, bucket)
+
+    def begin(self) -> Tensor:
+        return self._mapped
+
+    def ticket(self) -> bytes:
+        return b""
+
+    def let_go(self) -> None:
+        """It stays for the next version."""
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+class MemorySender:
+    """Offers the same tensors again and again, in memory of the host or of a CUDA ``device``.
+
+    Raises OSError when the memory cannot be had.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tensors: Sequence[TensorSpec],
+        num_receivers: int,
+        timeout_s: float,
+        device: torch.device = _HOST,
+    ) -> None:
+        kind = MemoryKind.host if device.type == "cpu" else MemoryKind.cuda
+        self.address = MemoryAddress(name, str(_private_directory() / "socket"), timeout_s, kind)
+        self._num_receivers = num_receivers
+        self._bucket = _whole(tensors)
+        self._host = HostMemory(name, self._bucket) if kind is MemoryKind.host else None
+        self._memory: Memory = self._host or CudaMemory(_mapped_bytes(self._bucket), device)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(self.address.path)
+        self._listener.listen(num_receivers)
+        self._receivers: list[socket.socket] = []
+
+    def open(self) -> None:
+        """Wait until every receiver has connected. Raises TimeoutError that says how many are missing."""
+        deadline = time.monotonic() + self.address.timeout_s
+        try:
+            while len(self._receivers) < self._num_receivers:
+                self._listener.settimeout(max(1e-3, deadline - time.monotonic()))
+                receiver, _ = self._listener.accept()
+                self._receivers.append(receiver)
+                if self._host is not None:
+                    socket.send_fds(receiver, [b"memory"], [self._host.descriptor])
+        except TimeoutError:
+            missing = self._num_receivers - len(self._receivers)
+            raise TimeoutError(
+                f"{self.address.name!r}: {missing} of {self._num_receivers} receivers did not connect within "
+                f"{self.address.timeout_s:g} s"
+            ) from None
+        finally:
+            self._stop_listening()
+
+    def offer(self, transfer: Transfer, values: Iterable[tuple[str, Tensor]]) -> int:
+        """Write the values, which must be the tensors in their order, and announce them; returns bytes.
+
+        No receiver may still be reading the transfer before. Raises ValueError when a name, dtype or
+        shape differs from its spec; the receivers then hear that this transfer does not come.
+        """
+        tickets = None
+        try:
+            stream = iter(values)
+            pack(self._bucket, stream, self._memory.begin())
+            check_exhausted(stream)
+            tickets = [self._memory.ticket() for _ in self._receivers]
+        finally:
+            announcement = _ANNOUNCEMENT.pack(transfer.number, transfer.version, tickets is not None)
+            for receiver, ticket in zip(self._receivers, tickets or repeat(b""), strict=False):
+                receiver.send(announcement + ticket)
+            self._memory.let_go()
+        return self._bucket.num_bytes
+
+    def let_go(self) -> None:
+        """Every receiver has read the latest transfer."""
+        self._memory.let_go()
+
+    def close(self) -> None:
+        """Drop the connections: a receiver that waits fails at once. Safe to call twice."""
+        self._stop_listening()
+        for receiver in self._receivers:
+            receiver.close()
+        self._receivers.clear()
+        if self._host is not None:
+            self._host.close()
+
+    def _stop_listening(self) -> None:
+        self._listener.close()
+        shutil.rmtree(Path(self.address.path).parent, ignore_errors=True)
+
+
+class MemoryReceiver:
+    """The other side, which reads memory of a CUDA device on ``device``. Raises OSError (TimeoutError is one)
+    when the sender cannot be reached."""
+
+    def __init__(
+        self, address: MemoryAddress, tensors: Sequence[TensorSpec], device: torch.device = _HOST
+    ) -> None:
+        self._address, self._device = address, device
+        self._bucket = _whole(tensors)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(address.timeout_s)
+        self._socket.connect(address.path)
+        self._memory: Tensor | None = None
+        if address.kind is MemoryKind.host:
+            _, [descriptor], _, _ = socket.recv_fds(self._socket, 16, maxfds=1)
+            self._memory = _map(descriptor, self._bucket)
+            os.close(descriptor)
+
+    def fetch(self, transfer: Transfer) -> None:
+        """Wait until this transfer is announced, and have it mapped.
+
+        Raises RuntimeError when the sender has another version, could not write it, or is gone, and
+        TimeoutError when it says nothing.
+        """
+        name, version = self._address.name, transfer.version
+        number = -1
+        while number < transfer.number:  # passes over what earlier transfers left
+            number, announced, is_whole, ticket = self._announcement(version)
+            if ticket:  # also of those: a sender's memory is free once all tickets for it were taken
+                self._memory = map_ticket(ticket, self._device)
+        if (number, announced) != (transfer.number, version):
+            raise RuntimeError(
+                f"{name!r} sent version {announced} in transfer {number}, but version {version} in transfer "
+                f"{transfer.number} was asked for"
+            )
+        if not is_whole:
+            raise RuntimeError(f"{name!r} could not send version {version}")
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Views of the memory, valid until ``let_go`` or until the next transfer is offered."""
+        if self._memory is None:
+            raise RuntimeError(f"{self._address.name!r} sent nothing yet, or what it sent was let go of")
+        for slot in self._bucket.slots:
+            yield slot.spec.name, view(self._memory, slot)
+
+    def let_go(self) -> None:
+        """Nothing more is read of this transfer: a device's memory is the sender's to free."""
+        if self._address.kind is MemoryKind.cuda:
+            self._memory = None
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        self.let_go()
+        self._socket.close()
+
+    def _announcement(self, version: int) -> tuple[int, int, bool, bytes]:
+        """(number, version, whole, ticket) of the next; ``version`` is the one that is waited for."""
+        name, timeout_s = self._address.name, self._address.timeout_s
+        try:
+            message = self._socket.recv(_MAX_MESSAGE_BYTES)
+        except TimeoutError:
+            raise TimeoutError(f"{name!r} announced no version {version} within {timeout_s:g} s") from None
+        if not message:
+            raise RuntimeError(f"{name!r} went away while version {version} was waited for")
+        number, announced, is_whole = _ANNOUNCEMENT.unpack_from(message)
+        return number, announced, is_whole, message[_ANNOUNCEMENT.size :]
+
+
+def _private_directory() -> Path:
+    return Path(tempfile.mkdtemp(prefix="nemo_like-"))
+
+
+def _whole(tensors: Sequence[TensorSpec]) -> Bucket:
+    """All tensors in one bucket, since memory that is mapped already costs nothing to keep."""
+    num_bytes = 1 + sum(spec.num_bytes + 64 for spec in tensors)
+    [bucket] = plan_buckets(tensors, num_bytes) or [Bucket((), 0)]
+    return bucket
+
+
+def _mapped_bytes(bucket: Bucket) -> int:
+    return max(bucket.num_bytes, 1)  # nothing cannot be mapped
+
+
+def _map(descriptor: int, bucket: Bucket) -> Tensor:
+    """[bytes of the bucket] uint8; the mapping lives as long as the tensor."""
+    mapped = mmap.mmap(descriptor, _mapped_bytes(bucket))
+    return torch.frombuffer(mapped, dtype=torch.uint8)

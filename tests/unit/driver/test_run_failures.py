@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from nemo_like.cluster.actor_errors import ActorFailed
+from nemo_like.driver.run_failures import failure_reason
+from nemo_like.observability.disk import DiskFull
+
+
+def failed(cause: Exception) -> ActorFailed:
+    return ActorFailed("rollout", "dump", "generation", cause, "logs/rollout.log")
+
+
+def test_a_full_disk_is_told_as_that_whichever_process_met_it(tmp_path: Path) -> None:
+    assert (
+        failure_reason(failed(DiskFull("no space for the rollouts")), tmp_path) == "no space for the rollouts"
+    )
+    told = failure_reason(failed(OSError(errno.ENOSPC, "No space left on device")), tmp_path)
+    assert told.startswith("no space for what the run writes: ")
+    assert "rollout.dump failed" in told
+
+
+def test_any_other_failure_is_told_as_it_is(tmp_path: Path) -> None:
+    assert failure_reason(failed(ValueError("a wrong value")), tmp_path) == str(
+        failed(ValueError("a wrong value"))
+    )

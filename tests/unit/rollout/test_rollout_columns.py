@@ -1,0 +1,57 @@
+"""Which columns the parts of a rollout write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nemo_like.batch.columns import Column, ColumnError, Layout, gather_columns
+from nemo_like.config.schema import Config
+from nemo_like.rollout.rollout_columns import record_column, rollout_declarations
+
+Demo = Callable[..., Config]
+
+
+@pytest.mark.parametrize(
+    ("text", "column"),
+    [
+        ("float32", Column("a", "float32", Layout.per_sample, per_prompt=True)),
+        ("uint8[32, 3]", Column("a", "uint8", Layout.per_sample, inner_shape=(32, 3), per_prompt=True)),
+        ("per_token int16[2]", Column("a", "int16", Layout.per_token, inner_shape=(2,))),
+        ("ragged", Column("a", "", Layout.ragged, per_prompt=True)),
+        ("objects", Column("a", "", Layout.objects, per_prompt=True)),
+    ],
+)
+def test_a_field_s_column_is_written_as_a_word(text: str, column: Column) -> None:
+    assert record_column("a", text) == column
+
+
+def test_records_and_environments_write_beside_the_rollout_and_the_engines(
+    demo: Demo, tmp_path: Path
+) -> None:
+    train = f"{{kind: jsonl, path: {tmp_path / 'none.jsonl'}, columns: {{level: float32}}}}"
+    cfg = demo(f"data.train={train}")
+    credit = Column("credit", "float32", Layout.per_token)
+    declarations = rollout_declarations(cfg, {"math": (credit,)})
+    assert [(one.part, [column.name for column in one.writes]) for one in declarations] == [
+        ("rollout", ["input_ids", "response_mask"]),
+        ("generation", ["generation_logprobs"]),
+        ("data.train", ["level"]),
+        ("env.math", ["credit"]),
+    ]
+    with pytest.raises(ColumnError, match=r"'level' is written by data\.train and by env\.math"):
+        gather_columns(rollout_declarations(cfg, {"math": (record_column("level", "float32"),)}))
+
+
+def test_what_serves_validation_alone_does_not_train(demo: Demo, tmp_path: Path) -> None:
+    path = tmp_path / "none.jsonl"
+    cfg = demo(f"data.validation={{kind: jsonl, path: {path}, env: other, columns: {{level: float32}}}}")
+    credit = Column("credit", "float32", Layout.per_token)
+    declarations = rollout_declarations(cfg, {"arithmetic": (credit,), "other": (credit,)})
+    assert {one.part: one.trains for one in declarations[2:]} == {
+        "data.validation": False,
+        "env.arithmetic": True,
+        "env.other": False,
+    }
