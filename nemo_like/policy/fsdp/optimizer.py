@@ -1,6 +1,8 @@
-"""AdamW on each rank's own parts of the parameters, with gradient clipping over all ranks.
+"""AdamW on the sharded parameters, with gradient clipping over all ranks.
 
-AdamW works element by element, so the parts need no communication; only the gradient norm does.
+AdamW works element by element, so it needs no communication; only the gradient norm does. Norm and clipping
+are our own: those of ``torch.nn.utils`` refuse the two meshes that parameters have under tensor parallelism
+("Cannot run aten.mul.Tensor on inputs with different meshes") and find other last bits on several ranks.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from collections.abc import Collection, Mapping
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from nemo_like.config.schema import PolicyConfig
@@ -34,20 +37,15 @@ class ShardedAdamW:
         tensor_group: dist.ProcessGroup,
     ) -> None:
         self._max_norm, self._device = cfg.max_grad_norm, device
-        self._names, self._parameters = list(parameters), list(parameters.values())
-        self._parts = [torch.nn.Parameter(parameter.to_local().detach()) for parameter in self._parameters]
-        self._is_cut = [_is_cut_over_tensor_ranks(parameter) for parameter in self._parameters]
-        self._partial = [index for index, name in enumerate(parameters) if name in partial_gradients]
+        self._parameters, self._partial = dict(parameters), partial_gradients
         self._tensor_group = tensor_group
-        pairs = list(zip(self._parameters, self._parts, strict=True))
-        adam = cfg.optimizer
+        everything, adam = list(parameters.values()), cfg.optimizer
+        matrices = [parameter for parameter in everything if parameter.dim() > 1]
+        others = [parameter for parameter in everything if parameter.dim() <= 1]
         self._adam = torch.optim.AdamW(
             [
-                {
-                    "params": [part for parameter, part in pairs if parameter.dim() > 1],
-                    "weight_decay": adam.weight_decay,
-                },
-                {"params": [part for parameter, part in pairs if parameter.dim() <= 1], "weight_decay": 0.0},
+                {"params": matrices, "weight_decay": adam.weight_decay},
+                {"params": others, "weight_decay": 0.0},
             ],
             lr=adam.lr,
             betas=(adam.adam_beta1, adam.adam_beta2),
@@ -57,14 +55,15 @@ class ShardedAdamW:
 
     def step(self, learning_rate: float) -> float:
         """Clip, update, and drop the gradients; the norm over all ranks before clipping."""
-        for parameter, part in zip(self._parameters, self._parts, strict=True):
-            part.grad = None if parameter.grad is None else parameter.grad.to_local()
-            parameter.grad = None
-        self._sum_partial_gradients()
-        norm = self._norm()
+        grads = {
+            name: parameter.grad.to_local()
+            for name, parameter in self._parameters.items()
+            if parameter.grad is not None
+        }
+        self._sum_over_tensor_ranks([grad for name, grad in grads.items() if name in self._partial])
+        norm = self._norm(grads)
         if norm > self._max_norm:
-            factor = self._max_norm / (norm + _NORM_EPSILON)
-            torch._foreach_mul_([part.grad for part in self._parts if part.grad is not None], factor)
+            torch._foreach_mul_(list(grads.values()), self._max_norm / (norm + _NORM_EPSILON))
         for group in self._adam.param_groups:
             group["lr"] = learning_rate
         self._adam.step()
@@ -75,43 +74,35 @@ class ShardedAdamW:
         """Adam's two moments of every parameter, cut as the parameter is; zero before the first update.
         They share the optimizer's memory."""
         found = {}
-        for name, parameter, part in zip(self._names, self._parameters, self._parts, strict=True):
-            state = self._adam.state[part]
+        for name, parameter in self._parameters.items():
+            state = self._adam.state[parameter]
             if not state:
-                state["step"] = torch.zeros((), dtype=torch.float32, device=part.device)
-                state.update({moment: torch.zeros_like(part.data) for moment in _MOMENTS})
-            for moment in _MOMENTS:
-                found[f"{name}.{moment}"] = DTensor.from_local(
-                    state[moment],
-                    parameter.device_mesh,
-                    parameter.placements,
-                    shape=parameter.shape,
-                    stride=parameter.stride(),
-                )
+                state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                state.update({moment: torch.zeros_like(parameter.detach()) for moment in _MOMENTS})
+            found.update({f"{name}.{moment}": state[moment] for moment in _MOMENTS})
         return found
 
     def continue_after(self, num_updates: int) -> None:
         """Count on from so many updates, after which ``moments`` were read."""
-        for part in self._parts:
-            self._adam.state[part]["step"].fill_(num_updates)
+        for state in self._adam.state.values():
+            state["step"].fill_(num_updates)
 
-    def _norm(self) -> float:
+    def _norm(self, grads: Mapping[str, Tensor]) -> float:
         """Each rank adds the squares of its parts; a part that all tensor-parallel ranks have counts once."""
         squares = []
         for wanted, copies in ((True, 1), (False, self._tensor_group.size())):
-            grads = [
-                part.grad
-                for part, is_cut in zip(self._parts, self._is_cut, strict=True)
-                if is_cut is wanted and part.grad is not None
+            parts = [
+                grad
+                for name, grad in grads.items()
+                if _is_cut_over_tensor_ranks(self._parameters[name]) is wanted
             ]
-            squares.append(torch.nn.utils.get_total_norm(grads).to(self._device).square() / copies)
+            squares.append(torch.nn.utils.get_total_norm(parts).to(self._device).square() / copies)
         total = torch.stack(squares).sum()
         dist.all_reduce(total)
         return float(total.sqrt())
 
-    def _sum_partial_gradients(self) -> None:
+    def _sum_over_tensor_ranks(self, grads: list[Tensor]) -> None:
         """In one collective."""
-        grads = [grad for index in self._partial if (grad := self._parts[index].grad) is not None]
         if not grads:
             return
         flat = torch.cat([grad.flatten() for grad in grads]).to(self._device)
