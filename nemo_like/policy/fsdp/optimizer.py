@@ -1,8 +1,8 @@
 """AdamW on the sharded parameters, with gradient clipping over all ranks.
 
 AdamW works element by element, so it needs no communication; only the gradient norm does. Norm and clipping
-are our own: those of ``torch.nn.utils`` refuse the two meshes that parameters have under tensor parallelism
-("Cannot run aten.mul.Tensor on inputs with different meshes") and find other last bits on several ranks.
+are our own: ``torch.nn.utils.clip_grad_norm_`` refuses the two meshes that parameters have under tensor
+parallelism, and even with one its norm or its factor differs from ours in the last bits.
 """
 
 from __future__ import annotations
