@@ -1,4 +1,8 @@
-"""A tool in text: calls of a calculator are found in the response and answered; the rest is an answer."""
+"""A tool in text: calls of a calculator are found in the response and answered; the rest is an answer.
+
+Expressions are evaluated here: the package simpleeval takes twice the time (20 against 10 µs) and would need
+the same bounds put around it, as it computes ``9 ** 999999`` (157 ms), takes True for 1, and compares.
+"""
 
 from __future__ import annotations
 

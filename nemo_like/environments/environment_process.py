@@ -1,4 +1,9 @@
-"""Where an environment's code runs: in a child process that can be replaced, or, if harmless, right here."""
+"""Where an environment's code runs: in a child process that can be replaced, or, if harmless, right here.
+
+The child process is our own: pebble's ``ProcessPool`` keeps deadlines too, but gives a process one call at a
+time (16 that wait for 0.2 s take 3.4 s instead of 0.3), and what a reward started in a session of its own
+outlives the deadline and the pool, as a busy process outlives a server that is killed.
+"""
 
 from __future__ import annotations
 
