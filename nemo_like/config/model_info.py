@@ -38,17 +38,24 @@ _OTHER_NAMES = {
 }
 # Where a model leaves the size of its feed-forward layers out, it is this many times the hidden size.
 _USUAL_FFN_FACTOR = 4
+# What transformers takes where config.json says nothing.
+_USUAL_NORM_EPSILON = 1e-6
+_USUAL_ROPE_THETA = 10000.0
+# The one rope scaling that Megatron-core implements, that of Llama 3.1 (the factor is free).
+_LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _UNSUPPORTED_FEATURES = ("attention_bias", "mlp_bias", "use_sliding_window")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """The sizes of a causal language model."""
+    """What config.json says of a causal language model."""
 
     model_type: str
     hidden_size: int
     intermediate_size: int  # of one expert in a mixture
     num_experts: int | None  # per layer; None: no mixture
+    num_experts_per_token: int  # 0: no mixture
+    normalises_chosen_experts: bool  # the weights of a token's experts sum to 1
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -56,7 +63,24 @@ class ModelInfo:
     vocab_size: int
     max_position_embeddings: int
     has_tied_embeddings: bool
+    norm_epsilon: float
+    rope_theta: float
+    rope_scaling_factor: float | None  # Llama 3.1's; None where there is none, or another kind
     num_stored_scalars: int | None  # counted in the weight files; None for a type whose sizes tell it
+
+    @property
+    def has_qkv_bias(self) -> bool:
+        """Whether queries, keys and values have biases."""
+        return self.model_type == "qwen2"
+
+    @property
+    def has_qk_norm(self) -> bool:
+        """Whether queries and keys are normalised."""
+        return self.model_type in ("qwen3", "qwen3_moe")
+
+    def padded_vocab_size(self, tp: int) -> int:
+        """Return the rows of the embedding over ``tp`` ranks: the vocabulary, rounded up to a multiple."""
+        return -(-self.vocab_size // tp) * tp
 
     @property
     def num_parameters(self) -> int:
@@ -66,10 +90,10 @@ class ModelInfo:
         query = self.num_heads * self.head_size
         key_value = 2 * self.num_kv_heads * self.head_size
         attention = self.hidden_size * (query + key_value) + query * self.hidden_size
-        if self.model_type == "qwen2":
-            attention += query + key_value  # biases
-        if self.model_type in ("qwen3", "qwen3_moe"):
-            attention += 2 * self.head_size  # norms of queries and keys
+        if self.has_qkv_bias:
+            attention += query + key_value
+        if self.has_qk_norm:
+            attention += 2 * self.head_size
         mlp = 3 * self.hidden_size * self.intermediate_size
         if self.num_experts is not None:
             mlp = self.num_experts * (mlp + self.hidden_size)  # and a row of the router
@@ -114,6 +138,10 @@ def read_model_info(model_name: str, backend: PolicyBackend) -> ModelInfo:
     if backend is PolicyBackend.megatron and _has_layers_without_experts(content):
         rule = "has layers without experts (mlp_only_layers or decoder_sparse_step), which is not supported"
         raise _error(model_name, rule, "use a checkpoint with experts in every layer")
+    rope = _rope(content)
+    if backend is PolicyBackend.megatron and rope is None:
+        rule = f"has rope scaling {_rope_settings(content)}, which is not supported"
+        raise _error(model_name, rule, "use a checkpoint with none, or with that of Llama 3.1")
     is_known = model_type in SUPPORTED_MODEL_TYPES
     return _model_info(content, None if is_known else count_stored_scalars(Path(model_name)))
 
@@ -149,7 +177,25 @@ def _with_usual_names(content: Mapping[str, Any]) -> dict[str, Any]:
     return named
 
 
+def _rope_settings(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The key of transformers 5, or of those before it."""
+    return content.get("rope_parameters") or content.get("rope_scaling") or {}
+
+
+def _rope(content: Mapping[str, Any]) -> tuple[float, float | None] | None:
+    """Return theta and the scaling factor of Llama 3.1 or None; None for another kind of scaling."""
+    settings = _rope_settings(content)
+    theta = float(settings.get("rope_theta", content.get("rope_theta", _USUAL_ROPE_THETA)))
+    kind = settings.get("rope_type", settings.get("type", "default"))
+    if kind == "default":
+        return theta, None
+    if kind != "llama3" or any(settings.get(key) != value for key, value in _LLAMA3_ROPE.items()):
+        return None
+    return theta, float(settings["factor"])
+
+
 def _model_info(content: Mapping[str, Any], num_stored_scalars: int | None) -> ModelInfo:
+    theta, scaling_factor = _rope(content) or (_USUAL_ROPE_THETA, None)
     num_heads = content["num_attention_heads"]
     is_mixture = content["model_type"] == "qwen3_moe"
     return ModelInfo(
@@ -157,6 +203,8 @@ def _model_info(content: Mapping[str, Any], num_stored_scalars: int | None) -> M
         hidden_size=content["hidden_size"],
         intermediate_size=content["moe_intermediate_size" if is_mixture else "intermediate_size"],
         num_experts=content["num_experts"] if is_mixture else None,
+        num_experts_per_token=content["num_experts_per_tok"] if is_mixture else 0,
+        normalises_chosen_experts=bool(content.get("norm_topk_prob", False)),
         num_layers=content["num_hidden_layers"],
         num_heads=num_heads,
         num_kv_heads=content.get("num_key_value_heads") or num_heads,
@@ -164,6 +212,9 @@ def _model_info(content: Mapping[str, Any], num_stored_scalars: int | None) -> M
         vocab_size=content["vocab_size"],
         max_position_embeddings=content["max_position_embeddings"],
         has_tied_embeddings=bool(content.get("tie_word_embeddings", False)),
+        norm_epsilon=content.get("rms_norm_eps", _USUAL_NORM_EPSILON),
+        rope_theta=theta,
+        rope_scaling_factor=scaling_factor,
         num_stored_scalars=num_stored_scalars,
     )
 

@@ -16,6 +16,7 @@ from nemo_like.algorithms.logprobs import LogprobSettings, TokenScores
 from nemo_like.batch.meta import GlobalBatch, Schedule
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.derived import length_multiple
+from nemo_like.config.model_info import ModelInfo, read_model_info
 from nemo_like.config.schema import LossConfig, PolicyConfig
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
@@ -27,6 +28,7 @@ from nemo_like.policy.learning_rate import learning_rate
 from nemo_like.policy.megatron.checkpoint import load_checkpoint, save_checkpoint
 from nemo_like.policy.megatron.convert import (
     Cut,
+    Geometry,
     HFCheckpoint,
     ModelPart,
     Rule,
@@ -37,7 +39,6 @@ from nemo_like.policy.megatron.convert import (
     split,
 )
 from nemo_like.policy.megatron.cpu_shim import cuda_means_cpu
-from nemo_like.policy.megatron.description import ModelDescription, describe_model
 from nemo_like.policy.megatron.model import ScoringGPTModel, transformer_config
 from nemo_like.policy.megatron.optimizer import build_optimizer
 from nemo_like.policy.megatron.pipeline import Pipeline
@@ -63,16 +64,16 @@ class MegatronPolicy:
         self.num_updates = 0
         self._dtype = DTYPES[cfg.precision]
         self._source = Path(cfg.model_name)
-        self._description = describe_model(self._source)
-        self._geometry = self._description.geometry(coordinates.layout.tp)
+        self._model_info = read_model_info(cfg.model_name, cfg.backend)
+        self._geometry = Geometry.of(self._model_info, coordinates.layout.tp)
         with self._megatron():
             _initialise_parallel_state(coordinates)
-            config = transformer_config(self._description, cfg, coordinates.layout)
-            self._part = _model_part(coordinates, self._description)
+            config = transformer_config(self._model_info, cfg, coordinates.layout)
+            self._part = _model_part(coordinates, self._model_info)
             scoring = LogprobSettings(temperature=temperature, with_entropy=loss.entropy_coef is not None)
             self._model = ScoringGPTModel(
                 config,
-                self._description,
+                self._model_info,
                 scoring,
                 self._part,
                 shares_prompts=cfg.sequence_packing.share_prompts,
@@ -224,7 +225,7 @@ class MegatronPolicy:
                 yield name, parameter
 
     def _is_tied_output(self, name: str) -> bool:
-        return name == "output_layer.weight" and self._description.is_tied
+        return name == "output_layer.weight" and self._model_info.has_tied_embeddings
 
     def _gather(self, rule: Rule, part: Tensor) -> list[Tensor]:
         """Every rank's part where this rank and the stage's sender share a group, else nothing."""
@@ -262,16 +263,16 @@ class MegatronPolicy:
             dist.broadcast(tensor, src=source, group=parallel_state.get_pipeline_model_parallel_group())
 
 
-def _model_part(coordinates: Coordinates, description: ModelDescription) -> ModelPart:
+def _model_part(coordinates: Coordinates, model: ModelInfo) -> ModelPart:
     """Which part of the model is at these coordinates; every stage has equally many layers."""
-    layout, mixture = coordinates.layout, description.mixture
+    layout = coordinates.layout
     return ModelPart(
-        first_layer=coordinates.pp * (description.num_layers // layout.pp),
+        first_layer=coordinates.pp * (model.num_layers // layout.pp),
         tp_rank=coordinates.tp,
         tp_size=layout.tp,
         ep_rank=coordinates.ep,
         ep_size=layout.ep,
-        num_local_experts=0 if mixture is None else mixture.num_experts // layout.ep,
+        num_local_experts=(model.num_experts or 0) // layout.ep,
     )
 
 

@@ -20,6 +20,8 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.nn import functional
 
+from nemo_like.config.model_info import ModelInfo
+
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")
 
@@ -101,6 +103,17 @@ class Geometry:
     head_size: int
     vocab_size: int  # tokens; the embedding may have more rows, to divide by the ranks
     padded_vocab_size: int
+
+    @classmethod
+    def of(cls, model: ModelInfo, tp: int) -> Geometry:
+        """Return that of ``model`` over ``tp`` tensor-parallel ranks."""
+        return cls(
+            num_attention_heads=model.num_heads,
+            num_query_groups=model.num_kv_heads,
+            head_size=model.head_size,
+            vocab_size=model.vocab_size,
+            padded_vocab_size=model.padded_vocab_size(tp),
+        )
 
 
 class HFCheckpoint:

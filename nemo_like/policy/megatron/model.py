@@ -22,31 +22,29 @@ from torch.nn import functional
 
 from nemo_like.algorithms.logprobs import LogprobSettings, TokenScores, VocabularyShard, linear_scores
 from nemo_like.cluster.coordinates import ParallelLayout
+from nemo_like.config.model_info import ModelInfo
 from nemo_like.config.schema import PolicyConfig, Precision
 from nemo_like.policy.batch import ModelInputs
 from nemo_like.policy.devices import DTYPES
 from nemo_like.policy.megatron.convert import Cut, ModelPart, rule_for
-from nemo_like.policy.megatron.description import Mixture, ModelDescription
 from nemo_like.policy.megatron.modules import PromptSharingRow, layer_spec, uses_transformer_engine
 
 
-def transformer_config(
-    description: ModelDescription, cfg: PolicyConfig, layout: ParallelLayout
-) -> TransformerConfig:
+def transformer_config(model: ModelInfo, cfg: PolicyConfig, layout: ParallelLayout) -> TransformerConfig:
     """Megatron-core's configuration of this model under this layout."""
     device = torch.device(cfg.device.name)
     dtype = DTYPES[cfg.precision]
     return TransformerConfig(
-        num_layers=description.num_layers,
-        hidden_size=description.hidden_size,
-        ffn_hidden_size=description.ffn_hidden_size,
-        num_attention_heads=description.num_attention_heads,
-        num_query_groups=description.num_query_groups,
-        kv_channels=description.head_size,
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        ffn_hidden_size=model.intermediate_size,
+        num_attention_heads=model.num_heads,
+        num_query_groups=model.num_kv_heads,
+        kv_channels=model.head_size,
         normalization="RMSNorm",
-        layernorm_epsilon=description.norm_epsilon,
-        qk_layernorm=description.has_qk_norm,
-        add_qkv_bias=description.has_qkv_bias,
+        layernorm_epsilon=model.norm_epsilon,
+        qk_layernorm=model.has_qk_norm,
+        add_qkv_bias=model.has_qkv_bias,
         add_bias_linear=False,
         gated_linear_unit=True,
         activation_func=functional.silu,
@@ -59,7 +57,7 @@ def transformer_config(
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
         context_parallel_size=layout.cp,
-        **_mixture_options(description.mixture, layout),
+        **_mixture_options(model, layout),
         **_recompute_options(cfg),
         sequence_parallel=cfg.megatron_cfg.sequence_parallel and layout.tp > 1,
         # Weights come from a checkpoint, so nothing is drawn at random.
@@ -81,14 +79,14 @@ def transformer_config(
     )
 
 
-def _mixture_options(mixture: Mixture | None, layout: ParallelLayout) -> dict[str, Any]:
-    if mixture is None:
+def _mixture_options(model: ModelInfo, layout: ParallelLayout) -> dict[str, Any]:
+    if model.num_experts is None:
         return {}
     return {
-        "num_moe_experts": mixture.num_experts,
-        "moe_router_topk": mixture.num_experts_per_token,
+        "num_moe_experts": model.num_experts,
+        "moe_router_topk": model.num_experts_per_token,
         # Softmax over the chosen experts alone makes their weights sum to 1.
-        "moe_router_pre_softmax": not mixture.normalises_chosen,
+        "moe_router_pre_softmax": not model.normalises_chosen_experts,
         "moe_router_load_balancing_type": "none",
         # The one dispatcher that allows micro-batches of different lengths.
         "moe_token_dispatcher_type": "alltoall",
@@ -113,7 +111,7 @@ class ScoringGPTModel(GPTModel):
     def __init__(
         self,
         config: TransformerConfig,
-        description: ModelDescription,
+        model: ModelInfo,
         settings: LogprobSettings,
         part: ModelPart,
         *,
@@ -124,23 +122,23 @@ class ScoringGPTModel(GPTModel):
         super().__init__(
             config=config,
             transformer_layer_spec=layer_spec(config, device, shares_prompts=shares_prompts),
-            vocab_size=description.padded_vocab_size(tp),
-            max_sequence_length=description.max_position_embeddings,
+            vocab_size=model.padded_vocab_size(tp),
+            max_sequence_length=model.max_position_embeddings,
             pre_process=parallel_state.is_pipeline_first_stage(),
             post_process=parallel_state.is_pipeline_last_stage(),
-            share_embeddings_and_output_weights=description.is_tied,
+            share_embeddings_and_output_weights=model.has_tied_embeddings,
             position_embedding_type="rope",
-            rotary_base=description.rope_theta,
-            rope_scaling=description.rope_scaling_factor is not None,
-            rope_scaling_factor=description.rope_scaling_factor or 1.0,
+            rotary_base=model.rope_theta,
+            rope_scaling=model.rope_scaling_factor is not None,
+            rope_scaling_factor=model.rope_scaling_factor or 1.0,
         )
         self._mark_parameters(part)
-        rows = description.padded_vocab_size(tp) // tp
+        rows = model.padded_vocab_size(tp) // tp
         first = parallel_state.get_tensor_model_parallel_rank() * rows
         self.logprob_settings = settings
         self.vocabulary_shard = VocabularyShard(
             first=first,
-            num_valid=max(0, min(rows, description.vocab_size - first)),
+            num_valid=max(0, min(rows, model.vocab_size - first)),
             group=parallel_state.get_tensor_model_parallel_group() if tp > 1 else None,
         )
 

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from nemo_like.policy.megatron.description import Mixture, describe_model
+from nemo_like.config.model_info import ModelInfo, read_model_info
+from nemo_like.config.problems import ConfigError
+from nemo_like.config.schema import PolicyBackend
 
 QWEN3 = {
     "model_type": "qwen3",
@@ -20,6 +22,7 @@ QWEN3 = {
     "rms_norm_eps": 1e-6,
     "max_position_embeddings": 128,
 }
+MIXTURE = {"moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True}
 LLAMA31_ROPE = {
     "rope_type": "llama3",
     "factor": 32.0,
@@ -34,37 +37,42 @@ def checkpoint(path: Path, **changes: Any) -> Path:
     return path
 
 
+def described(path: Path) -> ModelInfo:
+    return read_model_info(str(path), PolicyBackend.megatron)
+
+
 def test_qwen3_has_query_key_norms_and_a_head_size_of_its_own(tmp_path: Path) -> None:
-    model = describe_model(checkpoint(tmp_path, tie_word_embeddings=True))
-    assert (model.has_qk_norm, model.has_qkv_bias, model.is_tied) == (True, False, True)
-    assert (model.head_size, model.num_query_groups) == (32, 2)
+    model = described(checkpoint(tmp_path, tie_word_embeddings=True))
+    assert (model.has_qk_norm, model.has_qkv_bias, model.has_tied_embeddings) == (True, False, True)
+    assert (model.head_size, model.num_kv_heads) == (32, 2)
 
 
 def test_qwen2_has_attention_biases_and_heads_that_share_the_hidden_size(tmp_path: Path) -> None:
-    model = describe_model(checkpoint(tmp_path, model_type="qwen2", head_dim=None))
-    assert (model.has_qk_norm, model.has_qkv_bias, model.is_tied) == (False, True, False)
+    model = described(checkpoint(tmp_path, model_type="qwen2", head_dim=None))
+    assert (model.has_qk_norm, model.has_qkv_bias, model.has_tied_embeddings) == (False, True, False)
     assert model.head_size == 16
 
 
 def test_without_key_value_heads_every_head_has_its_own(tmp_path: Path) -> None:
-    assert describe_model(checkpoint(tmp_path, num_key_value_heads=None)).num_query_groups == 4
+    assert described(checkpoint(tmp_path, num_key_value_heads=None)).num_kv_heads == 4
 
 
 @pytest.mark.parametrize("key", ["num_experts", "num_local_experts"])
 def test_a_mixture_has_the_size_of_one_expert(tmp_path: Path, key: str) -> None:
-    sizes = {"moe_intermediate_size": 24, key: 8, "num_experts_per_tok": 2, "norm_topk_prob": True}
-    model = describe_model(checkpoint(tmp_path, model_type="qwen3_moe", **sizes))
-    assert model.mixture == Mixture(num_experts=8, num_experts_per_token=2, normalises_chosen=True)
-    assert (model.ffn_hidden_size, model.has_qk_norm) == (24, True)
+    sizes = {name: value for name, value in MIXTURE.items() if name != "num_experts"} | {key: 8}
+    model = described(checkpoint(tmp_path, model_type="qwen3_moe", **sizes))
+    assert (model.num_experts, model.num_experts_per_token) == (8, 2)
+    assert model.normalises_chosen_experts
+    assert (model.intermediate_size, model.has_qk_norm) == (24, True)
 
 
 def test_a_mixture_with_layers_that_have_no_experts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="layers without experts"):
-        describe_model(checkpoint(tmp_path, model_type="qwen3_moe", mlp_only_layers=[0]))
+        described(checkpoint(tmp_path, model_type="qwen3_moe", mlp_only_layers=[0], **MIXTURE))
 
 
 def test_the_embedding_is_padded_to_a_multiple_of_the_ranks(tmp_path: Path) -> None:
-    model = describe_model(checkpoint(tmp_path))
+    model = described(checkpoint(tmp_path))
     assert [model.padded_vocab_size(tp) for tp in (1, 2, 4)] == [97, 98, 100]
 
 
@@ -81,27 +89,35 @@ def test_the_embedding_is_padded_to_a_multiple_of_the_ranks(tmp_path: Path) -> N
 def test_rope_is_read_as_old_and_new_transformers_write_it(
     tmp_path: Path, changes: dict[str, Any], theta: float, factor: float | None
 ) -> None:
-    model = describe_model(checkpoint(tmp_path, **changes))
+    model = described(checkpoint(tmp_path, **changes))
     assert (model.rope_theta, model.rope_scaling_factor) == (theta, factor)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type='gpt2' is not one of llama, qwen2, qwen3"),
-        ({"attention_bias": True}, "attention_bias=true is not supported"),
-        ({"use_sliding_window": True}, "use_sliding_window=true is not supported"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope scaling .*yarn.* is not supported"),
-        ({"rope_scaling": LLAMA31_ROPE | {"high_freq_factor": 8.0}}, "rope scaling .* is not supported"),
+        ({"model_type": "gpt2"}, "is a model of type 'gpt2'; supported are llama, qwen2, qwen3"),
+        ({"attention_bias": True}, "has attention_bias=true, which is not supported"),
+        ({"use_sliding_window": True}, "has use_sliding_window=true, which is not supported"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope scaling .*yarn.* which is not supported"),
+        (
+            {"rope_scaling": LLAMA31_ROPE | {"high_freq_factor": 8.0}},
+            "rope scaling .* which is not supported",
+        ),
     ],
 )
 def test_what_the_conversion_does_not_cover_is_refused(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        describe_model(checkpoint(tmp_path, **changes))
+        described(checkpoint(tmp_path, **changes))
 
 
 def test_a_directory_without_a_configuration_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"config\.json"):
-        describe_model(tmp_path)
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        described(tmp_path)
+
+
+def test_another_backend_trains_models_whatever_their_rope(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path, rope_scaling={"type": "yarn", "factor": 4.0})
+    assert read_model_info(str(path), PolicyBackend.fsdp).rope_scaling_factor is None
