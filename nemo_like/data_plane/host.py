@@ -188,7 +188,7 @@ class DataPlaneHost:
         if freeing := [task for tasks in self._freeing.values() for task in tasks]:
             await asyncio.wait(freeing, timeout=self._timeout_s)
 
-    async def shutdown(self) -> None:
+    async def stop(self) -> None:
         """End the storage; everything in it is gone."""
         if self._watch is not None:
             self._watch.cancel()

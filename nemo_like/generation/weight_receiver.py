@@ -63,7 +63,7 @@ class _Channel(Protocol):
     def receive(self) -> Iterator[NamedTensors]:
         """The tensors, in parts."""
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """What was received is loaded."""
 
     def close(self) -> None: ...
@@ -74,7 +74,7 @@ class _Memory:
 
     def __init__(self, memory: MemoryReceiver) -> None:
         self._memory = memory
-        self.fetch, self.let_go, self.close = memory.fetch, memory.let_go, memory.close
+        self.fetch, self.release, self.close = memory.fetch, memory.release, memory.close
 
     def receive(self) -> Iterator[NamedTensors]:
         yield list(self._memory.tensors())
@@ -90,7 +90,7 @@ class _Broadcast:
     def fetch(self, transfer: Transfer) -> None:
         """Nothing comes in advance."""
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Buckets went with their loading."""
 
     def receive(self) -> Iterator[NamedTensors]:
@@ -144,7 +144,7 @@ class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         """Raises RuntimeError, naming them, when parameters of the model were not among the tensors."""
         finalize_layerwise_reload(self.model, self.model_config)
         for name in self._channels:
-            self._channel(name).let_go()
+            self._channel(name).release()
         if torch.device(self.device).type == "cpu":
             self._repack_tied_output_layer()
             self._repack_experts()

@@ -39,7 +39,7 @@ def export_checkpoint(cfg: PolicyConfig, loss: LossConfig, checkpoint: Path, out
         worker.load_checkpoint(str(checkpoint), policy_version=0)
         worker.export_hf(str(output))
     finally:
-        worker.shutdown()
+        worker.stop()
 
 
 def _become_one_process(cfg: PolicyConfig) -> None:

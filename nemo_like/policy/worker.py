@@ -225,7 +225,7 @@ class PolicyWorker:
         if random_state.is_file():
             torch.set_rng_state(torch.load(random_state))
 
-    def shutdown(self) -> None:
+    def stop(self) -> None:
         """Leave the other workers and the engines; safe to call twice."""
         if self._weight_sender is not None:
             self._weight_sender.close()

@@ -36,7 +36,7 @@ class WeightChannel(Protocol):
     def deliver(self) -> int:
         """Returns when the offered weights are sent; their bytes."""
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Every engine has loaded what was delivered; a stage not told so keeps it until its next offer."""
 
     def close(self) -> None:
@@ -65,8 +65,8 @@ class MemoryChannel:
     def deliver(self) -> int:
         return self._num_bytes
 
-    def let_go(self) -> None:
-        self._memory.let_go()
+    def release(self) -> None:
+        self._memory.release()
 
     def close(self) -> None:
         self._memory.close()
@@ -102,7 +102,7 @@ class CollectiveChannel:
             raise RuntimeError(f"group {self.address.name!r} is not open, so nothing can be sent")
         return self._group.send(self._tensors, self._offered, self._bucket_bytes)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Nothing is kept."""
 
     def close(self) -> None:

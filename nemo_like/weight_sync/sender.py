@@ -116,7 +116,7 @@ class EngineWeightSender:
             _raise_cause(loads)
             raise
         _wait_for_commits(version, loads, deadline)
-        self._channel.let_go()
+        self._channel.release()
         return {
             "weight_sync_bytes": summed(sent_bytes),
             "weight_sync_load_s": maximum(time.monotonic() - started_s),

@@ -56,7 +56,7 @@ class CudaMemory:
 
     def begin(self) -> Tensor:
         """[bytes] uint8, to write a version to."""
-        self.let_go()
+        self.release()
         self._buffer = torch.empty(self._num_bytes, dtype=torch.uint8, device=self._device)
         return self._buffer
 
@@ -68,7 +68,7 @@ class CudaMemory:
         uuid = str(torch.cuda.get_device_properties(self._device).uuid)
         return Ticket(uuid, reduce_tensor(self._buffer)[1]).to_bytes()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Safe to call twice."""
         self._buffer = None
         torch.cuda.ipc_collect()

@@ -73,7 +73,7 @@ class Memory(Protocol):
     def ticket(self) -> bytes:
         """What one receiver needs to map this version, beside what it got when it joined."""
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Nothing more is written to this version."""
 
 
@@ -91,7 +91,7 @@ class HostMemory:
     def ticket(self) -> bytes:
         return b""
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """It stays for the next version."""
 
     def close(self) -> None:
@@ -161,12 +161,12 @@ class MemorySender:
             announcement = _ANNOUNCEMENT.pack(transfer.number, transfer.version, tickets is not None)
             for receiver, ticket in zip(self._receivers, tickets or repeat(b""), strict=False):
                 receiver.send(announcement + ticket)
-            self._memory.let_go()
+            self._memory.release()
         return self._bucket.num_bytes
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Every receiver has read the latest transfer."""
-        self._memory.let_go()
+        self._memory.release()
 
     def close(self) -> None:
         """Drop the connections: a receiver that waits fails at once. Safe to call twice."""
@@ -221,20 +221,20 @@ class MemoryReceiver:
             raise RuntimeError(f"{name!r} could not send version {version}")
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Views of the memory, valid until ``let_go`` or until the next transfer is offered."""
+        """Views of the memory, valid until ``release`` or until the next transfer is offered."""
         if self._memory is None:
             raise RuntimeError(f"{self._address.name!r} sent nothing yet, or what it sent was let go of")
         for slot in self._bucket.slots:
             yield slot.spec.name, view(self._memory, slot)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Nothing more is read of this transfer: a device's memory is the sender's to free."""
         if self._address.kind is MemoryKind.cuda:
             self._memory = None
 
     def close(self) -> None:
         """Safe to call twice."""
-        self.let_go()
+        self.release()
         self._socket.close()
 
     def _announcement(self, version: int) -> tuple[int, int, bool, bytes]:

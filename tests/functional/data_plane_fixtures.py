@@ -117,7 +117,7 @@ class TransferQueuePlanes:
         for client in self._clients:
             client.close()
         with contextlib.suppress(ray.exceptions.RayActorError):  # a test may have killed it
-            self.call("shutdown")
+            self.call("stop")
         self.host.kill()
 
     def _connected(self, number: int) -> DataPlane:

@@ -46,7 +46,7 @@ def read(address: MemoryAddress, device: str, connection: Connection) -> None:
             held = {name: tensor.double().flatten().tolist() for name, tensor in receiver.tensors()}
         except RuntimeError as error:
             said = str(error)
-        receiver.let_go()
+        receiver.release()
         connection.send((said, held))
     receiver.close()
 
@@ -118,5 +118,5 @@ def test_the_senders_memory_is_free_once_all_have_let_go_of_it(world: World) -> 
         world.sender.offer(Transfer(number, number), values(number, world.device))
         assert torch.cuda.memory_allocated() > before
         world.fetch(Transfer(number, number))
-        world.sender.let_go()
+        world.sender.release()
         assert torch.cuda.memory_allocated() == before

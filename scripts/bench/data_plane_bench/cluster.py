@@ -109,7 +109,7 @@ def _our_host(cfg: DataPlaneConfig) -> tuple[ActorHandle, DataPlaneSpec]:
 
 
 def _stop_host(host: ActorHandle) -> None:
-    host.submit("shutdown").result(_START_TIMEOUT_S)
+    host.submit("stop").result(_START_TIMEOUT_S)
 
 
 @contextmanager
