@@ -106,7 +106,8 @@ def use_temporary_directory_of_session() -> None:
     if not ray.is_initialized() or MARK in os.environ:
         return
     # On each node, below the directory in which Ray keeps its own sockets and logs.
-    directory = Path(ray._private.worker._global_node.get_session_dir_path()) / "tmp"
+    context = ray.get_runtime_context()
+    directory = Path(context.get_temp_dir(), context.get_session_name(), "tmp")
     if len(str(directory)) + len(f"/{uuid.uuid4()}") < _MAX_SOCKET_PATH:
         directory.mkdir(exist_ok=True)
         os.environ["TMPDIR"] = tempfile.tempdir = str(directory)

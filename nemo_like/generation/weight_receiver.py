@@ -196,5 +196,4 @@ class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
                 kernel.fused_experts.process_weights_after_loading(layer)
 
 
-if BACKEND not in WeightTransferEngineFactory._registry:
-    WeightTransferEngineFactory.register_engine(BACKEND, TrainerWeightReceiver)
+WeightTransferEngineFactory.register_engine(BACKEND, TrainerWeightReceiver)

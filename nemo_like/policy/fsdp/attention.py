@@ -37,7 +37,7 @@ def has_plain_attention(model: PreTrainedModel) -> bool:
     else:
         is_full = set(layer_types) == {"full_attention"}
     is_capped = getattr(config, "attn_logit_softcapping", None) is not None
-    return bool(model._supports_attention_backend) and is_full and not is_capped
+    return bool(model.is_backend_compatible()) and is_full and not is_capped
 
 
 def causal_attention(

@@ -103,7 +103,7 @@ class ScoringCausalLM(nn.Module):
                 f"the attention of {type(self.causal_lm).__name__} is not plain and causal, so cannot share "
                 "prompts; set policy.sequence_packing.share_prompts=false"
             )
-        if not self.causal_lm._supports_attention_backend:
+        if not self.causal_lm.is_backend_compatible():
             raise ValueError(
                 f"the attention of {type(self.causal_lm).__name__} cannot keep packed samples apart; set "
                 "policy.sequence_packing.enabled=false"
@@ -167,7 +167,7 @@ def materialise(model: nn.Module, device: torch.device, cfg: FsdpConfig) -> None
     model.to_empty(device=torch.device("cpu") if cfg.cpu_offload else device)
     for name, value in buffers.items():
         parent, _, leaf = name.rpartition(".")
-        model.get_submodule(parent)._buffers[leaf] = value.to(device)
+        setattr(model.get_submodule(parent), leaf, value.to(device))
     for unit in units(model):
         # Settles which memory the parameters lie in: it may change when a unit is first gathered.
         unit.unshard()

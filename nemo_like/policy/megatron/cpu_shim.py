@@ -102,25 +102,19 @@ def _install() -> None:
         with plain_torch():
             run_backward(*args, **kwargs)
 
-    replacements: dict[tuple[Any, str], Any] = {
-        (torch.cuda, "current_device"): lambda: _CPU,
-        (torch.cuda, "synchronize"): lambda *args, **kwargs: None,
-        (torch.cuda, "empty_cache"): lambda: None,
-        (torch.cuda, "manual_seed"): torch.manual_seed,
-        (torch.cuda, "get_rng_state"): get_state,
-        (torch.cuda, "set_rng_state"): set_state,
-        (torch.cuda, "Stream"): _InlineStream,
-        (torch.cuda, "current_stream"): lambda *args: _InlineStream(),
-        (torch.cuda, "default_stream"): lambda *args: _InlineStream(),
-        (torch.cuda, "stream"): lambda stream: contextlib.nullcontext(),
-        (torch.cuda, "Event"): _InlineStream,
-        (schedules, "custom_backward"): plain_backward,
-        (token_dispatcher, "maybe_move_tensor_to_cpu"): _on_host,
-        (megatron_random, "_get_cuda_rng_state"): get_state,
-        (megatron_random, "_set_cuda_rng_state"): set_state,
-    }
-    for (owner, name), value in replacements.items():
-        setattr(owner, name, value)
+    torch.cuda.current_device = lambda: _CPU
+    torch.cuda.synchronize = lambda *args, **kwargs: None
+    torch.cuda.empty_cache = lambda: None
+    torch.cuda.manual_seed = torch.manual_seed
+    torch.cuda.get_rng_state = get_state
+    torch.cuda.set_rng_state = set_state
+    torch.cuda.Stream = torch.cuda.Event = _InlineStream
+    torch.cuda.current_stream = torch.cuda.default_stream = lambda *args: _InlineStream()
+    torch.cuda.stream = lambda stream: contextlib.nullcontext()
+    schedules.custom_backward = plain_backward
+    token_dispatcher.maybe_move_tensor_to_cpu = _on_host
+    megatron_random._get_cuda_rng_state = get_state
+    megatron_random._set_cuda_rng_state = set_state
     logging.getLogger(megatron_random.__name__).addFilter(_is_not_rng_notice)
 
 

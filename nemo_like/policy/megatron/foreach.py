@@ -16,6 +16,8 @@ from megatron.core.optimizer import clip_grads, distrib_optimizer
 from megatron.core.optimizer import optimizer as mixed_precision
 from megatron.core.transformer.moe import moe_utils
 from torch import Tensor
+from torch.nn.utils import get_total_norm
+from torch.optim.adamw import adamw
 
 
 class GroupStepAdamW(torch.optim.Optimizer):
@@ -56,15 +58,16 @@ class GroupStepAdamW(torch.optim.Optimizer):
                 }
         states = [self.state[param] for param in params]
         beta1, beta2 = group["betas"]
-        # The kernel reads one step per parameter; they are all the group's.
-        step = torch.tensor(float(group["step"]), device=params[0].device)
-        torch._fused_adamw_(
+        # torch counts the steps of each parameter up before it uses them; here they are all the group's.
+        steps = torch.full((len(params),), group["step"] - 1.0, device=params[0].device)
+        adamw(
             params,
             [param.grad for param in params],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
             [],
-            [step] * len(params),
+            [*steps.unbind()],
+            fused=True,
             amsgrad=False,
             lr=group["lr"],
             beta1=beta1,
@@ -94,7 +97,7 @@ def _l2_norm(
     chunk_size: int, overflow: Tensor, tensors: list[list[Tensor]], per_tensor: bool
 ) -> tuple[Tensor, None]:
     """[1] norm over all the tensors, in the signature of Apex's kernel."""
-    return torch.stack(torch._foreach_norm(tensors[0])).norm().reshape(1), None
+    return get_total_norm(tensors[0]).reshape(1), None
 
 
 def _scale(chunk_size: int, overflow: Tensor, tensors: list[list[Tensor]], factor: float) -> None:

@@ -57,7 +57,7 @@ def test_an_option_that_changes_the_attention_is_refused() -> None:
     ],
 )
 def test_attention_is_plain_when_every_layer_sees_all_earlier_tokens(config: dict, is_plain: bool) -> None:
-    model = SimpleNamespace(config=SimpleNamespace(**config), _supports_attention_backend=True)
+    model = SimpleNamespace(config=SimpleNamespace(**config), is_backend_compatible=lambda: True)
     assert has_plain_attention(model) is is_plain
-    model._supports_attention_backend = False
+    model.is_backend_compatible = lambda: False
     assert has_plain_attention(model) is False
