@@ -150,9 +150,6 @@ class GenerationEngine(Protocol):
         """Give the device's memory to others until the next request or weight update. Raises RuntimeError for
         an engine that was not started to sleep, or still generates."""
 
-    def shutdown(self) -> None:
-        """End the engine; unfinished requests are dropped."""
-
 
 class WeightReceiver(Protocol):
     """The weight side of an engine, driven by the trainer: join once; then pause, fetch, load per version.

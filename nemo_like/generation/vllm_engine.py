@@ -114,7 +114,7 @@ class VllmEngine:
         self._generation_s = 0.0
         self._num_generated_tokens = 0
         self._num_processes = 0  # of workers beside this one
-        self._started = self._stopping = False
+        self._did_not_start = False
         self._thread = threading.Thread(target=self._serve, name=f"{name}-step", daemon=True)
         self._thread.start()
         self._call(self._start_engine)
@@ -142,12 +142,6 @@ class VllmEngine:
 
     def sleep(self) -> None:
         self._call(self._fall_asleep)
-
-    def shutdown(self) -> None:
-        """End the step thread and the engine; safe to call twice."""
-        if self._thread.is_alive():
-            self._commands.put(_Command(self._stop, Future()))
-            self._thread.join(self._timeout_s)
 
     # ------------------------------------------------------------------ weights
 
@@ -183,13 +177,13 @@ class VllmEngine:
             raise EngineOverdue(message, [self._name]) from None
 
     def _serve(self) -> None:
-        while not self._stopping:
+        while not self._did_not_start:
             self._run_commands()
             if not self._is_idle():
                 self._step()
 
     def _is_idle(self) -> bool:
-        return self._stopping or self._paused_for is not None or not self._unfinished
+        return self._paused_for is not None or not self._unfinished
 
     def _run_commands(self) -> None:
         """All that are queued; blocks for the first when there is nothing to decode."""
@@ -202,7 +196,7 @@ class VllmEngine:
             pass
 
     def _run(self, command: _Command) -> None:
-        if self._failure is not None and command.run != self._stop:
+        if self._failure is not None:
             command.done.set_exception(GenerationError(self._failure))
             return
         try:
@@ -248,9 +242,8 @@ class VllmEngine:
             with one_gloo_device():
                 self._engine = LLMEngine.from_engine_args(self._engine_args)
         except Exception as error:
-            self._stopping = True
+            self._did_not_start = True
             raise GenerationError(f"engine {self._name!r} did not start: {error}") from error
-        self._started = True
         self._memory = EngineMemory(self._engine)
         self._num_processes = len(multiprocessing.active_children())
         if self._num_processes:
@@ -261,11 +254,6 @@ class VllmEngine:
         gc.collect()
         gc.freeze()
         gc.set_threshold(_GC_THRESHOLD)
-
-    def _stop(self) -> None:
-        self._stopping = True
-        if self._started:
-            self._engine.engine_core.shutdown()
 
     def _add(
         self, requests: Sequence[GroupRequest], params: Sequence[SamplingParams], sink: ResultSink
