@@ -1,0 +1,55 @@
+"""What of Ray's private parts would be missed in silence: a run without it only takes more."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import pytest
+import ray
+from ray._private import ray_constants
+from ray._private.node import Node
+
+from nemo_like.cluster import private_ray, runtime
+
+RAY = Path(ray.__file__).parent
+# Settings of Ray's C++ part are called so in its binaries, without "RAY_".
+COMPILED = ("prestart_worker_first_driver", "worker_niceness", "task_events_report_interval_ms")
+READ_BY = {
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "_private/accelerators/accelerator.py",
+    "RAY_IGNORE_UNHANDLED_ERRORS": "_private/worker.py",
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_ray_knows_the_settings_of_its_compiled_part(name: str) -> None:
+    assert f'"RAY_{name}"' in "".join(
+        Path(str(module.__file__)).read_text() for module in (private_ray, runtime)
+    )
+    with (
+        open(RAY / "_raylet.so", "rb") as binary,
+        mmap.mmap(binary.fileno(), 0, access=mmap.ACCESS_READ) as content,
+    ):
+        assert content.find(name.encode()) > 0
+
+
+@pytest.mark.parametrize("name", READ_BY)
+def test_ray_reads_the_variables_of_its_python_part(name: str) -> None:
+    assert f'"{name}"' in Path(str(runtime.__file__)).read_text()
+    assert name in (RAY / READ_BY[name]).read_text()
+
+
+def test_ray_calls_the_setup_hook_that_a_process_has_in_its_environment() -> None:
+    assert "WORKER_PROCESS_SETUP_HOOK_ENV_VAR" in (RAY / "_private/workers/default_worker.py").read_text()
+    assert ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR.isidentifier()
+
+
+@pytest.mark.parametrize("name", ["start_api_server", "start_monitor", "start_log_monitor"])
+def test_ray_starts_needless_processes_by_methods_that_can_be_replaced(name: str) -> None:
+    assert callable(getattr(Node, name))
+
+
+def test_rays_agents_look_for_the_dashboard_where_they_are_told_of_none() -> None:
+    agent = (RAY / "dashboard/modules/event/event_agent.py").read_text()
+    assert "ray_constants.DASHBOARD_ADDRESS" in agent
+    assert "ray_constants.KV_NAMESPACE_DASHBOARD" in agent

@@ -1,0 +1,38 @@
+"""vLLM has what is used of it without being documented. Its source is read, since loading it takes long."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+SPEC = find_spec("vllm")
+assert SPEC is not None
+assert SPEC.origin is not None
+VLLM = Path(SPEC.origin).parent
+MOE = "model_executor/layers/fused_moe"
+
+
+@pytest.mark.parametrize(
+    ("file", "pattern"),
+    [
+        ("v1/engine/llm_engine.py", r"self\.model_executor = "),
+        ("v1/executor/multiproc_executor.py", r"def register_failure_callback\(self, callback"),
+        ("sampling_params.py", r"skip_clone: bool = False"),
+        ("model_executor/model_loader/reload/__init__.py", r'"initialize_layerwise_reload",'),
+        ("model_executor/model_loader/reload/__init__.py", r'"finalize_layerwise_reload",'),
+        (
+            "model_executor/layers/vocab_parallel_embedding.py",
+            r"def process_weights_after_loading\(self, layer",
+        ),
+        (f"{MOE}/fused_moe_method_base.py", r"self\.moe_kernel: "),
+        (f"{MOE}/unquantized_fused_moe_method.py", r"layer\.w13_weight"),
+        (f"{MOE}/modular_kernel.py", r"def process_weights_after_loading\(self, layer"),
+        ("distributed/weight_transfer/factory.py", r"def register_engine\("),
+        ("utils/network_utils.py", r"/vllm_dist_\{"),
+    ],
+)
+def test_it_is_there(file: str, pattern: str) -> None:
+    assert re.search(pattern, (VLLM / file).read_text(encoding="utf-8"))
