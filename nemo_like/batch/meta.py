@@ -200,7 +200,7 @@ class KVBatchMeta:
         pick = _picker(positions)
         rows = pick(self.rows)
         kept = list(dict.fromkeys([chunk for chunk, _ in rows]))
-        if kept != list(range(len(self.chunks))):
+        if len(kept) != len(self.chunks) or kept != list(range(len(kept))):
             renumbered = {old: new for new, old in enumerate(kept)}
             rows = tuple([(renumbered[chunk], row) for chunk, row in rows])
         return self._with(

@@ -13,11 +13,12 @@ none is empty: unequal numbers would leave a rank alone in a collective.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import NamedTuple, Protocol
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple, Protocol, TypeVar
 
 from nemo_like.batch.meta import MicroBatch, MicroBatchLayout
 from nemo_like.batch.tags import TagValue
@@ -29,6 +30,8 @@ class Prompt(NamedTuple):
     group: TagValue
     num_tokens: int
 
+
+Bin = TypeVar("Bin")
 
 Lengths = Sequence[Sequence[int]]  # [rank][sample] tokens that enter the model
 Prompts = Sequence[Sequence[Prompt]]  # [rank][sample]
@@ -132,7 +135,10 @@ def dynamic_batches(max_tokens: int, length_multiple: int = 1) -> Strategy:
             if (place + 1 - bounds[-1]) * longest[bounds[-1]] > max_tokens:
                 bounds.append(place)
         bounds.append(len(longest))
-        return [[order[start:stop] for start, stop in pairwise(bounds) if stop > start] for order in orders]
+        return [
+            [order[start:stop] for start, stop in itertools.pairwise(bounds) if stop > start]
+            for order in orders
+        ]
 
     return Strategy(cut, length_multiple=length_multiple)
 
@@ -170,7 +176,7 @@ def pack(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     the others a pair of items over a sixth; then every bin what still fits, largest first. What is left
     goes first-fit decreasing into new bins. Never more than 71/60 of the optimum, plus one.
     """
-    order = sorted(range(len(sizes)), key=lambda index: (-sizes[index], index))
+    order = _longest_first(sizes)
     large = [index for index in order if 2 * sizes[index] > capacity]
     rest = _Descending([index for index in order if 2 * sizes[index] <= capacity], sizes)
     bins = [[index] for index in large]
@@ -190,12 +196,13 @@ def pack(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     for place in range(len(bins)):
         while (fitting := rest.largest_within(room[place])) is not None:
             put(place, rest.take(fitting))
-    for index in rest.items:
-        place = next((p for p in range(len(large), len(bins)) if sizes[index] <= room[p]), len(bins))
+    left = rest.left()
+    opened = _FirstFit(len(left), capacity)
+    for index in left:
+        place = len(large) + opened.put(sizes[index])
         if place == len(bins):
             bins.append([])
-            room.append(capacity)
-        put(place, index)
+        bins[place].append(index)
     return bins
 
 
@@ -204,28 +211,72 @@ def round_up(value: int, multiple: int) -> int:
 
 
 class _Descending:
-    """Items by size, largest first, from which some are taken."""
+    """Items by size, largest first, from which some are taken; places are those before any was."""
 
     def __init__(self, items: list[int], sizes: Sequence[int]) -> None:
-        self.items = items
+        self._items = items
         self._negative = [-sizes[index] for index in items]
+        # Links to the nearest place that is not taken: a place that is there leads to itself, one that is
+        # taken on towards it. Those that lead back are moved by one, so that 0 is before the first place.
+        self._onward = list(range(len(items) + 1))
+        self._back = list(range(len(items) + 1))
+
+    def left(self) -> list[int]:
+        """The items that were not taken, largest first."""
+        return [item for place, item in enumerate(self._items) if self._onward[place] == place]
 
     def largest_within(self, limit: int, above: float = -1.0) -> int | None:
         """Place of the largest item of at most ``limit`` and more than ``above``."""
-        place = bisect_left(self._negative, -limit)
-        return place if place < len(self.items) and -self._negative[place] > above else None
+        place = _followed(self._onward, bisect_left(self._negative, -limit))
+        return place if place < len(self._items) and self.size(place) > above else None
 
     def smallest_above(self, limit: float) -> int | None:
         """Place of the smallest item of more than ``limit``."""
-        place = bisect_left(self._negative, -limit) - 1
-        return place if place >= 0 else None
+        return self.before(bisect_left(self._negative, -limit))
+
+    def before(self, place: int) -> int | None:
+        """The nearest place before this one that has an item."""
+        found = _followed(self._back, place)
+        return found - 1 if found else None
 
     def size(self, place: int) -> int:
         return -self._negative[place]
 
     def take(self, place: int) -> int:
-        del self._negative[place]
-        return self.items.pop(place)
+        self._onward[place] = place + 1
+        self._back[place + 1] = place
+        return self._items[place]
+
+
+def _followed(links: list[int], place: int) -> int:
+    """Where the links end that begin at ``place``; they are shortened on the way, so that following them
+    takes next to constant time on average."""
+    while links[place] != place:
+        links[place] = place = links[links[place]]
+    return place
+
+
+class _FirstFit:
+    """Bins in a row, of which each item gets the first that has room; a tree of the most room below each
+    node finds it in logarithmic time."""
+
+    def __init__(self, max_bins: int, capacity: int) -> None:
+        self._num_leaves = 1 << max(0, max_bins - 1).bit_length()
+        self._most_room = [capacity] * (2 * self._num_leaves)
+
+    def put(self, size: int) -> int:
+        """The number of the item's bin."""
+        most_room, node = self._most_room, 1
+        while node < self._num_leaves:
+            node *= 2
+            if most_room[node] < size:
+                node += 1
+        place = node - self._num_leaves
+        most_room[node] -= size
+        while node > 1:
+            node //= 2
+            most_room[node] = max(most_room[2 * node], most_room[2 * node + 1])
+        return place
 
 
 def _put_pair(
@@ -233,7 +284,10 @@ def _put_pair(
 ) -> None:
     """The smallest item above a sixth and the largest other one that fits beside it, if there are two."""
     smallest = rest.smallest_above(above)
-    if smallest is None or smallest == 0 or rest.size(smallest) + rest.size(smallest - 1) > room[place]:
+    next_larger = None if smallest is None else rest.before(smallest)
+    if smallest is None or next_larger is None:
+        return
+    if rest.size(smallest) + rest.size(next_larger) > room[place]:
         return
     left = room[place] - rest.size(smallest)
     put(place, rest.take(smallest))
@@ -242,17 +296,43 @@ def _put_pair(
     put(place, rest.take(partner))
 
 
+def split_to(
+    count: int,
+    bins: Sequence[Bin],
+    *,
+    weight: Callable[[Bin], int],
+    num_samples: Callable[[Bin], int],
+    halves: Callable[[Bin], tuple[Bin, Bin]],
+) -> list[Bin]:
+    """Cut bins in two until there are ``count``, heaviest first and of equally heavy ones the first; halves
+    go behind all others. Raises ValueError when no bin with two samples is left."""
+    numbered = dict(enumerate(bins))
+    heaviest = [(-weight(one), number) for number, one in numbered.items() if num_samples(one) > 1]
+    heapify(heaviest)
+    numbers = itertools.count(len(bins))
+    while len(numbered) < count:
+        if not heaviest:
+            raise ValueError(f"{len(numbered)} samples can't fill {count} micro-batches")
+        _, cut = heappop(heaviest)
+        for half in halves(numbered.pop(cut)):
+            number = next(numbers)
+            numbered[number] = half
+            if num_samples(half) > 1:
+                heappush(heaviest, (-weight(half), number))
+    return list(numbered.values())
+
+
 def _split_to(count: int, bins: list[list[int]], sizes: Sequence[int]) -> list[list[int]]:
-    """Cut bins in two until there are ``count``, fullest first."""
-    bins = list(bins)
-    while len(bins) < count:
-        splittable = [place for place, indices in enumerate(bins) if len(indices) > 1]
-        if not splittable:
-            raise ValueError(f"{len(bins)} samples can't fill {count} micro-batches")
-        fullest = max(splittable, key=lambda place: sum(sizes[index] for index in bins[place]))
-        indices = sorted(bins.pop(fullest), key=lambda index: (-sizes[index], index))
-        bins += [indices[0::2], indices[1::2]]
-    return bins
+    """Every other of a bin's samples, by size, goes into either half."""
+
+    def halves(indices: list[int]) -> tuple[list[int], list[int]]:
+        ordered = sorted(indices, key=lambda index: (-sizes[index], index))
+        return ordered[0::2], ordered[1::2]
+
+    def weight(indices: list[int]) -> int:
+        return sum([sizes[index] for index in indices])
+
+    return split_to(count, bins, weight=weight, num_samples=len, halves=halves)
 
 
 def _check_budget(lengths: Lengths, max_tokens: int, length_multiple: int) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, PromptRun
-from nemo_like.batch.micro_batches import Lengths, Prompt, Prompts, pack, round_up
+from nemo_like.batch.micro_batches import Lengths, Prompt, Prompts, pack, round_up, split_to
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +115,15 @@ def _num_tokens(parts: Sequence[_Part]) -> int:
 
 
 def _split_to(count: int, bins: list[list[_Part]]) -> list[list[_Part]]:
-    """Cut bins in two until there are ``count``, fullest first; a group only where it is alone."""
-    bins = list(bins)
-    while len(bins) < count:
-        splittable = [
-            place for place, parts in enumerate(bins) if sum([len(part.indices) for part in parts]) > 1
-        ]
-        if not splittable:
-            raise ValueError(f"{len(bins)} samples can't fill {count} micro-batches")
-        parts = bins.pop(max(splittable, key=lambda place: _num_tokens(bins[place])))
+    """A group is divided only where it is alone in its bin."""
+
+    def halves(parts: list[_Part]) -> tuple[list[_Part], list[_Part]]:
         if len(parts) == 1:
             parts = [*parts[0].halves()]
         middle = len(parts) // 2
-        bins += [parts[:middle], parts[middle:]]
-    return bins
+        return parts[:middle], parts[middle:]
+
+    def num_samples(parts: list[_Part]) -> int:
+        return sum([len(part.indices) for part in parts])
+
+    return split_to(count, bins, weight=_num_tokens, num_samples=num_samples, halves=halves)

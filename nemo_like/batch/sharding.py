@@ -104,10 +104,21 @@ def _place(meta: KVBatchMeta, num_shards: int, global_batch_size: int, strategy:
     homes = _whole_chunks(meta, lengths, range(len(meta)), num_shards)
     # A chunk is a group: apart, its samples could not share their prompt.
     keeps_chunks = _shares_prompts(strategy)
+    updates = [range(start, start + global_batch_size) for start in range(0, len(meta), global_batch_size)]
+    by_home = _of_updates(homes, updates) if homes else [None] * len(updates)
     return [
-        _place_update(meta, lengths, range(start, start + global_batch_size), num_shards, homes, keeps_chunks)
-        for start in range(0, len(meta), global_batch_size)
+        _place_update(meta, lengths, positions, num_shards, at_home, keeps_chunks)
+        for positions, at_home in zip(updates, by_home, strict=True)
     ]
+
+
+def _of_updates(homes: list[list[int]], updates: Sequence[range]) -> Placement:
+    """The ranks' rows by update; the updates follow each other and are of one size."""
+    of_updates: Placement = [[[] for _ in homes] for _ in updates]
+    for rank, home in enumerate(homes):
+        for row in home:
+            of_updates[row // len(updates[0])][rank].append(row)
+    return of_updates
 
 
 def _place_update(
@@ -115,19 +126,18 @@ def _place_update(
     lengths: Sequence[int],
     positions: range,
     num_shards: int,
-    homes: list[list[int]] | None,
+    by_home: list[list[int]] | None,
     keeps_chunks: bool,
 ) -> list[list[int]]:
-    """Whole chunks where balanced enough: those of the batch (an update has a few rows of every chunk), or
-    those of this update (it has every row of a few chunks), which may be kept whole whatever the balance.
-    Single rows otherwise."""
+    """Whole chunks where balanced enough: those of the batch, ``by_home`` (an update has a few rows of every
+    chunk), or those of this update (it has every row of a few chunks), which may be kept whole whatever the
+    balance. Single rows otherwise."""
     # No placement can do better than equal shares.
     enough = _CHUNK_SLACK * sum([lengths[position] for position in positions]) / num_shards
-    is_whole = len(positions) == len(meta)
-    by_home = homes if is_whole else homes and [[row for row in home if row in positions] for home in homes]
     if by_home and _is_even(by_home, lengths, enough):
         return by_home
-    by_chunk = homes if is_whole else _whole_chunks(meta, lengths, positions, num_shards)
+    is_whole = len(positions) == len(meta)
+    by_chunk = by_home if is_whole else _whole_chunks(meta, lengths, positions, num_shards)
     if by_chunk and (keeps_chunks or _is_even(by_chunk, lengths, enough)):
         return by_chunk
     single = _deal([lengths[position] for position in positions], num_shards)
@@ -165,11 +175,12 @@ def _deal(weight: Sequence[int], num_shards: int) -> list[list[int]]:
     In a round the heaviest item goes to the rank with the fewest tokens, and so on. Two ranks' loads
     then never differ by more than the heaviest item differs from the lightest.
     """
-    order = sorted(range(len(weight)), key=lambda index: (-weight[index], index))
+    # Sorting is stable, also in reverse: equals stay in order.
+    order = sorted(range(len(weight)), key=weight.__getitem__, reverse=True)
     ranks: list[list[int]] = [[] for _ in range(num_shards)]
     load = [0] * num_shards
     for start in range(0, len(order), num_shards):
-        emptiest = sorted(range(num_shards), key=lambda rank: (load[rank], rank))
+        emptiest = sorted(range(num_shards), key=load.__getitem__)
         for rank, index in zip(emptiest, order[start : start + num_shards], strict=True):
             ranks[rank].append(index)
             load[rank] += weight[index]

@@ -19,6 +19,7 @@ from nemo_like.batch.micro_batches import (
     pack,
     round_up,
     sequence_packing,
+    split_to,
 )
 from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
 
@@ -127,6 +128,12 @@ def test_a_half_empty_bin_gets_the_smallest_of_the_small_with_the_largest_beside
     assert pack([16, 6, 7, 8], 30) == [[0, 1, 3], [2]]
 
 
+def test_what_fits_beside_nothing_large_goes_into_the_first_bin_with_room() -> None:
+    """Capacity 10, largest first: 5 and 4 leave room for 1 in the first bin, 4, 3 and 3 fill the second, and
+    the 1 goes back to the first."""
+    assert pack([5, 4, 4, 3, 3, 1], 10) == [[0, 1, 5], [2, 3, 4]]
+
+
 def test_dynamic_batches_by_hand() -> None:
     """Longest over both ranks: 8, 4, 4, 2. A budget of 8 holds one of 8, two of 4, or the one of 2."""
     assert dynamic_batches(8).cut([[4, 8, 2, 1], [3, 2, 4, 4]]) == [[[1], [0, 2], [3]], [[2], [3, 0], [1]]]
@@ -142,6 +149,25 @@ def test_a_rank_with_fewer_bins_splits_its_fullest() -> None:
     """Rank 0 packs 5+5 and 5+5, rank 1 needs four bins."""
     cut = sequence_packing(10).cut([[5, 5, 5, 5], [9, 9, 9, 9]])
     assert [len(of_rank) for of_rank in cut] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        (3, ["aaaa", "bb", "cccc"]),
+        (4, ["bb", "cccc", "aa", "aa"]),
+        (5, ["bb", "aa", "aa", "cc", "cc"]),
+        (6, ["aa", "aa", "cc", "cc", "b", "b"]),
+    ],
+)
+def test_of_equally_full_bins_the_first_is_cut_and_its_halves_go_last(
+    count: int, expected: list[str]
+) -> None:
+    def halves(letters: str) -> tuple[str, str]:
+        return letters[: len(letters) // 2], letters[len(letters) // 2 :]
+
+    bins = ["aaaa", "bb", "cccc"]
+    assert split_to(count, bins, weight=len, num_samples=len, halves=halves) == expected
 
 
 @pytest.mark.parametrize("strategy", [dynamic_batches(16, 8), sequence_packing(16, 8)])
