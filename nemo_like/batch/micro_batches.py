@@ -272,10 +272,11 @@ class _FirstFit:
             if most_room[node] < size:
                 node += 1
         place = node - self._num_leaves
-        most_room[node] -= size
-        while node > 1:
+        room = most_room[node] - size
+        while node and most_room[node] != room:
+            most_room[node] = room
+            room = max(room, most_room[node ^ 1])  # of the two nodes below the next one up
             node //= 2
-            most_room[node] = max(most_room[2 * node], most_room[2 * node + 1])
         return place
 
 

@@ -21,6 +21,7 @@ from nemo_like.cluster.actor_errors import StageTimeout
 from nemo_like.cluster.actors import ActorHandle, Call
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
+from nemo_like.cluster.pickled import Pickled
 from nemo_like.config.derived import Stage
 from nemo_like.config.schema import CheckpointWriting, PolicyConfig
 from nemo_like.data_plane.spec import DataPlaneSpec
@@ -178,10 +179,11 @@ class PolicyWorkerGroup:
     def _on_replicas(
         self, method: str, shards: Sequence[KVBatchMeta], columns: Sequence[Column] = ()
     ) -> list[Any]:
-        """Every worker of a replica gets its replica's shard, and the columns that it owes where there are
-        any; the leaders' answers, by data-parallel rank."""
+        """Every worker of a replica gets its replica's shard, which is pickled once for all of them, and the
+        columns that it owes where there are any; the leaders' answers, by data-parallel rank."""
         owed = [columns] if columns else []
-        calls = [handle.submit(method, shards[place.dp], *owed) for handle, place in self._workers]
+        pickled = [Pickled(shard) for shard in shards]
+        calls = [handle.submit(method, pickled[place.dp], *owed) for handle, place in self._workers]
         try:
             answers = self._wait(method, calls)
         except StageTimeout as error:
@@ -233,10 +235,12 @@ def gathered_tags(
     batch: KVBatchMeta, shards: Sequence[KVBatchMeta], answers: Iterable[WorkerScores]
 ) -> dict[str, list[float]]:
     """The leaders' tags in the order of the whole batch."""
-    position = {sample: index for index, sample in enumerate(batch.sample_ids)}
+    position = {row: index for index, row in enumerate(batch.rows)}
+    chunk_number = {chunk.key: number for number, chunk in enumerate(batch.chunks)}
     tags: dict[str, list[float]] = {}
     for shard, answer in zip(shards, answers, strict=True):
-        places = [position[sample] for sample in shard.sample_ids]
+        numbers = [chunk_number[chunk.key] for chunk in shard.chunks]
+        places = [position[numbers[chunk], row] for chunk, row in shard.rows]
         for name, values in answer.tags.items():
             whole = tags.setdefault(name, [0.0] * len(batch))
             for place, value in zip(places, values, strict=True):
