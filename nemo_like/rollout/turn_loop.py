@@ -1,7 +1,7 @@
 """The turns of one rollout's conversations, from the first request to the last reward.
 
     requests ──▶ engines ──▶ on_groups (a callback per engine step in which responses finished)
-       ▲                         │ decode
+       ▲                         │ decode, in a thread
        │ observation             ▼
        └──────────────── environment ──▶ rewards; the last one resolves the rollout
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ from nemo_like.config.tasks import SamplingSettings
 from nemo_like.data.interface import Prompt
 from nemo_like.data_plane.storage_errors import listed
 from nemo_like.environments.interface import Feedback, Turn
-from nemo_like.generation.interface import GroupRequest, GroupResult
+from nemo_like.generation.interface import GroupRequest, GroupResult, Response
 from nemo_like.rollout.conversation import Conversation
 from nemo_like.rollout.prompts import turn_seed
 
@@ -100,7 +100,7 @@ class TurnLoop:
         self._requested: dict[str, _Request] = {}
         self._num_unfinished = sum(len(group) for group in groups)
         self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._judging: set[asyncio.Task[None]] = set()
+        self._working: set[asyncio.Task[None]] = set()
         # On the monotonic clock: of the first request, and of the last response.
         self.started_s = self.generated_s = 0.0
 
@@ -119,7 +119,7 @@ class TurnLoop:
         except TimeoutError:
             raise self._overdue(timeout_s) from None
         finally:
-            for task in self._judging:
+            for task in self._working:
                 task.cancel()
 
     def on_groups(self, results: Sequence[GroupResult]) -> None:
@@ -157,7 +157,7 @@ class TurnLoop:
         return self._engines[conversation.position % len(self._engines)]
 
     def _accept(self, results: Sequence[GroupResult]) -> None:
-        answered: dict[str, list[Conversation]] = {}
+        answered: list[tuple[Conversation, Response]] = []
         for result in results:
             request = self._requested.pop(result.request_id, None)
             if request is None:
@@ -167,19 +167,33 @@ class TurnLoop:
                     f"group {result.request_id!r} was sampled by policy version {result.policy_version}, "
                     f"not by {self._policy_version}"
                 )
-            for conversation, response in zip(request.conversations, result.responses, strict=True):
-                text = self._codec.decode(response.token_ids)
-                conversation.add_response(response, text, result.policy_version)
-                answered.setdefault(conversation.example.env, []).append(conversation)
+            answered += zip(request.conversations, result.responses, strict=True)
         if not self._requested:
             self.generated_s = time.monotonic()
-        for env, conversations in answered.items():
+        if answered:
+            self._start(self._have_judged(answered))
+
+    async def _have_judged(self, answered: Sequence[tuple[Conversation, Response]]) -> None:
+        """Add the responses to their conversations, and ask the environments."""
+        # In a thread: meanwhile this one takes in what else arrives.
+        texts = await asyncio.to_thread(self._decoded, [response for _, response in answered])
+        by_env: dict[str, list[Conversation]] = {}
+        for (conversation, response), text in zip(answered, texts, strict=True):
+            conversation.add_response(response, text, self._policy_version)
+            by_env.setdefault(conversation.example.env, []).append(conversation)
+        for env, conversations in by_env.items():
             size = self._tasks[env].batch_size
             for start in range(0, len(conversations), size):
-                batch = conversations[start : start + size]
-                task = asyncio.get_running_loop().create_task(self._judge(self._tasks[env], batch))
-                task.add_done_callback(self._on_judged)
-                self._judging.add(task)
+                self._start(self._judge(self._tasks[env], conversations[start : start + size]))
+
+    def _decoded(self, responses: Sequence[Response]) -> list[str]:
+        return [self._codec.decode(response.token_ids) for response in responses]
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let it run beside what else does; when it raises, the rollout fails."""
+        task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(self._on_done)
+        self._working.add(task)
 
     async def _judge(self, task: Task, conversations: Sequence[Conversation]) -> None:
         """Ask the environment, and request the next turn of those that go on."""
@@ -198,9 +212,9 @@ class TurnLoop:
         token_ids = self._codec.encode_observation(prompt, text, task.observation_role, last_token_id)
         conversation.add_observation(text, token_ids)
 
-    def _on_judged(self, task: asyncio.Task[None]) -> None:
-        """The last reward resolves the rollout, an environment call that raised fails it."""
-        self._judging.discard(task)
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        """The last reward resolves the rollout, what raised fails it."""
+        self._working.discard(task)
         if task.cancelled():
             return
         if error := task.exception():

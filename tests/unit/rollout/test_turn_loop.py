@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from nemo_like.environments.interface import Feedback, Turn
 from nemo_like.generation.interface import GroupRequest, GroupResult
 from nemo_like.rollout.conversation import Conversation, EndReason
 from nemo_like.rollout.prompts import turn_seed
-from nemo_like.rollout.turn_loop import Task, TurnLoop
+from nemo_like.rollout.turn_loop import Codec, Task, TurnLoop
 from tests.unit.rollout.conversations import conversation, response
 
 SAMPLING = SamplingSettings(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=8, stop_token_ids=(1,))
@@ -31,6 +32,17 @@ class Text:
 
     def encode_observation(self, prompt: Any, text: str, role: str, last_token_id: int) -> list[int]:
         return [20 + ord(letter) - ord("a") for letter in text]
+
+
+class HeldText(Text):
+    """Decodes once it may."""
+
+    def __init__(self) -> None:
+        self.may_decode = threading.Event()
+
+    def decode(self, token_ids: Any) -> str:
+        assert self.may_decode.wait(TIMEOUT_S)
+        return super().decode(token_ids)
 
 
 @dataclass
@@ -75,10 +87,15 @@ def result(request_id: str, *tokens: list[int], version: int = 5) -> GroupResult
 
 
 def loop_of(
-    groups: list[list[Conversation]], judge: Judge, *, max_turns: int = 1, batch_size: int = 8
+    groups: list[list[Conversation]],
+    judge: Judge,
+    *,
+    max_turns: int = 1,
+    batch_size: int = 8,
+    codec: Codec | None = None,
 ) -> TurnLoop:
     task = Task(judge, SAMPLING, max_turns, batch_size, observation_role="user")
-    return TurnLoop("training/6", groups, {"sums": task}, Text(), policy_version=5)
+    return TurnLoop("training/6", groups, {"sums": task}, codec or Text(), policy_version=5)
 
 
 async def right(turn: Turn) -> Feedback:
@@ -131,6 +148,24 @@ def test_a_sample_goes_on_while_its_siblings_are_still_generating() -> None:
         await running
         assert [c.num_turns for c in group] == [2, 1]
         assert [c.end for c in group] == [EndReason.done, EndReason.done]
+
+    play(scenario)
+
+
+def test_decoding_holds_up_nobody() -> None:
+    """The event loop goes on after the first responses came, or nobody would let them be decoded."""
+
+    async def scenario() -> None:
+        groups = [[conversation((4,), position=0)], [conversation((5,), position=1)]]
+        codec, engine = HeldText(), Engine()
+        loop = loop_of(groups, Judge(right), codec=codec)
+        running = asyncio.create_task(loop.run([engine], None, TIMEOUT_S))
+        await engine.request("training/6/1")
+        loop.on_groups([result("training/6/0", [20])])
+        loop.on_groups([result("training/6/1", [21])])
+        codec.may_decode.set()
+        await running
+        assert [group[0].latest_response for group in groups] == ["a", "b"]
 
     play(scenario)
 
