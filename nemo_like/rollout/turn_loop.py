@@ -101,6 +101,7 @@ class TurnLoop:
         self._num_unfinished = sum(len(group) for group in groups)
         self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._working: set[asyncio.Task[None]] = set()
+        self._decoding = asyncio.Lock()
         # On the monotonic clock: of the first request, and of the last response.
         self.started_s = self.generated_s = 0.0
 
@@ -175,8 +176,10 @@ class TurnLoop:
 
     async def _have_judged(self, answered: Sequence[tuple[Conversation, Response]]) -> None:
         """Add the responses to their conversations, and ask the environments."""
-        # In a thread: meanwhile this one takes in what else arrives.
-        texts = await asyncio.to_thread(self._decoded, [response for _, response in answered])
+        # In a thread, since meanwhile this one takes in what else arrives; in one at a time, since several
+        # would leave it less of the interpreter, and so that what came first is judged first.
+        async with self._decoding:
+            texts = await asyncio.to_thread(self._decoded, [response for _, response in answered])
         by_env: dict[str, list[Conversation]] = {}
         for (conversation, response), text in zip(answered, texts, strict=True):
             conversation.add_response(response, text, self._policy_version)
