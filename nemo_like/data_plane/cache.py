@@ -72,7 +72,7 @@ class PartitionCache:
                 held.setdefault(part.chunk, []).append(_Held(values, start, offsets))
             start += 1 if column.per_prompt else part.num_tokens if per_token else part.num_rows
 
-    def drop(self, dropped: Sequence[Extent]) -> None:
+    def clear(self, dropped: Sequence[Extent]) -> None:
         """Keep nothing of these samples' chunks: what is left of a chunk can be fetched again."""
         chunks = {extent.chunk for extent in dropped}
         for held in self._held.values():

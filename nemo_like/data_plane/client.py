@@ -256,7 +256,7 @@ class DataPlaneClient:
 
     def _clear(self, info: PartitionInfo, dropped: Sequence[Extent]) -> None:
         with self._lock:
-            self._cache(info).drop(dropped)
+            self._cache(info).clear(dropped)
         rows = PartitionCache().missing("", dropped)
         self._ask("clear", info, Deadline(self._timeout_s), info.storage_id, rows)
 

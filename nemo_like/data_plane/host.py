@@ -38,10 +38,10 @@ class Storage(Protocol):
     async def register(self, storage_id: str, keys: Sequence[str]) -> Any:
         """Make keys known; returns the description with which a client saves under them."""
 
-    async def drop(self, segments: Sequence[Segment]) -> None:
+    async def clear(self, segments: Sequence[Segment]) -> None:
         """Free segments, also those that were saved in part."""
 
-    async def drop_partition(self, storage_id: str) -> None:
+    async def clear_partition(self, storage_id: str) -> None:
         """Free everything that was saved in a partition."""
 
     async def stop(self) -> None:
@@ -231,7 +231,7 @@ class DataPlaneHost:
         """Free segments in the background; their bytes count until they are free."""
 
         async def free() -> None:
-            await self._storage.drop(segments)
+            await self._storage.clear(segments)
             self._catalog.capacity.release(storage_id, [segment.key for segment in segments])
 
         if segments:
@@ -242,7 +242,7 @@ class DataPlaneHost:
         """Free all of a partition that was closed. Raises what freeing parts of it raised."""
         self._free(storage_id, self._unfinished.pop(storage_id, []))
         await asyncio.gather(*self._freeing.pop(storage_id, ()))
-        await self._storage.drop_partition(storage_id)
+        await self._storage.clear_partition(storage_id)
 
     async def _finish(self, work: Coroutine[Any, Any, _T], doing: str) -> _T:
         """Wait for the storage. It swallows errors while it clears, so ask for the dead afterwards too."""

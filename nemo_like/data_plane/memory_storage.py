@@ -62,12 +62,12 @@ class InMemoryStorage:
             raise StorageFailed(f"segments {absent} are not in storage")
         return {name: [kept[key][name] for key in keys] for name in columns}
 
-    async def drop(self, segments: Sequence[Segment]) -> None:
+    async def clear(self, segments: Sequence[Segment]) -> None:
         """Forget these segments' values."""
         for segment in segments:
             self._values.get(segment.write, {}).pop(segment.key, None)
 
-    async def drop_partition(self, storage_id: str) -> None:
+    async def clear_partition(self, storage_id: str) -> None:
         """Forget all values of a partition."""
         self._values.pop(storage_id, None)
 

@@ -168,7 +168,7 @@ class TransferQueueStorage:
             raise CorruptData(f"TransferQueue registered {len(meta)} of {len(keys)} keys")
         return meta
 
-    async def drop(self, segments: Sequence[Segment]) -> None:
+    async def clear(self, segments: Sequence[Segment]) -> None:
         """Free segments' values and keys."""
         assert self._client is not None
         # One by one, since they may have other columns. Mooncake frees by column, also what was never saved.
@@ -178,7 +178,7 @@ class TransferQueueStorage:
             meta.add_fields(TensorDict(fields, batch_size=len(meta)))
             await _unblocked(self._addresses, self._client.async_clear_samples(meta))
 
-    async def drop_partition(self, storage_id: str) -> None:
+    async def clear_partition(self, storage_id: str) -> None:
         """Free what is left in a partition."""
         assert self._client is not None
         # It is unknown where nothing was registered, and Mooncake refuses to clear keys without a column.

@@ -70,7 +70,7 @@ def collect_groups(
         kept.append(_of_groups(batch, used))
         unused = _dropped(batch, good, used)
         if unused:
-            discards += rollout.discard(unused)
+            discards += rollout.clear(unused)
             dropped += unused
         if num_kept == wanted:
             collected = _collected(results, kept, dropped)

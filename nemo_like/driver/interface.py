@@ -34,7 +34,7 @@ class Rollout(Protocol):
     def run(self, prompts: PromptBatch, partition: str) -> RolloutResult:
         """Generate, reward, flatten and put; rows ordered by (prompt, generation)."""
 
-    def discard(self, batches: Sequence[KVBatchMeta]) -> Sequence[Operation]:
+    def clear(self, batches: Sequence[KVBatchMeta]) -> Sequence[Operation]:
         """Free the bytes of samples that will not train; what that took in the data plane."""
 
     def sample_answers(self) -> Sequence[SampleAnswer]:

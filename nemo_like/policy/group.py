@@ -74,11 +74,13 @@ class PolicyWorkerGroup:
 
     def connect_weights(self, receivers: Sequence[Any]) -> None:
         """Let the workers that send weights meet the engines."""
-        self._with_engines("connect_weights", self._calls("connect_weights", lambda place: True, receivers))
+        self._with_engines(
+            "connect_weights", self._calls("connect_weights", lambda coordinates: True, receivers)
+        )
 
     def declarations(self) -> Sequence[Declaration]:
         """The columns that the policy and the loss write and read, by the first worker's word."""
-        return self._everywhere("declarations", lambda place: place.rank == 0)[0]
+        return self._everywhere("declarations", lambda coordinates: coordinates.rank == 0)[0]
 
     def compute_logprobs(self, batch: KVBatchMeta, columns: Sequence[Column]) -> ScoredBatch:
         """Adds these of the columns prev_logprobs, with tag mult_prob_error, and reference_logprobs, with its
@@ -137,37 +139,37 @@ class PolicyWorkerGroup:
     def save_checkpoint(self, path: str, writing: CheckpointWriting) -> None:
         """Write what training continues from into the empty directory ``path``; in the background, this
         returns when it is copied."""
-        self._everywhere("save_checkpoint", lambda place: True, path, writing)
+        self._everywhere("save_checkpoint", lambda coordinates: True, path, writing)
 
     def has_written_checkpoint(self) -> bool:
         """Whether the latest checkpoint is on disk; raises ActorFailed when it could not be written."""
-        return all(self._everywhere("has_written_checkpoint", lambda place: True))
+        return all(self._everywhere("has_written_checkpoint", lambda coordinates: True))
 
     def wait_for_checkpoint(self) -> dict[str, str]:
         """Wait until the latest checkpoint is on disk; the SHA-256 of its files by name. Raises ActorFailed
         when it could not be written."""
-        shares = self._everywhere("wait_for_checkpoint", lambda place: True)
+        shares = self._everywhere("wait_for_checkpoint", lambda coordinates: True)
         return {name: digest for share in shares for name, digest in share.items()}
 
     def corrupt_checkpoint_files(self, path: str, digests: Mapping[str, str]) -> list[str]:
         """Have the workers hash a checkpoint's files, each its share; names of those that differ from
         ``digests``."""
-        shares = self._everywhere("corrupt_checkpoint_files", lambda place: True, path, digests)
+        shares = self._everywhere("corrupt_checkpoint_files", lambda coordinates: True, path, digests)
         return [name for share in shares for name in share]
 
     def load_checkpoint(self, path: str, policy_version: int) -> None:
         """Continue from a checkpoint, which another parallel layout may have written."""
-        self._everywhere("load_checkpoint", lambda place: True, path, policy_version)
+        self._everywhere("load_checkpoint", lambda coordinates: True, path, policy_version)
 
     def settle(self) -> int | None:
         """Wait until the workers have ended what they were asked, and forget what a step that was given up
         left in them. The policy version that all of them hold whole; None when there is none."""
-        versions = set(self._everywhere("settle", lambda place: True))
+        versions = set(self._everywhere("settle", lambda coordinates: True))
         return versions.pop() if len(versions) == 1 else None
 
     def reconnect_data_plane(self, spec: DataPlaneSpec) -> None:
         """Let the workers read and write there from now on."""
-        self._everywhere("reconnect_data_plane", lambda place: True, spec)
+        self._everywhere("reconnect_data_plane", lambda coordinates: True, spec)
 
     def _with_needed_tags(self, batch: KVBatchMeta) -> KVBatchMeta:
         """Without those by which nothing is scheduled, and which no worker reads."""
@@ -183,17 +185,21 @@ class PolicyWorkerGroup:
         columns that it owes where there are any; the leaders' answers, by data-parallel rank."""
         owed = [columns] if columns else []
         pickled = [Pickled(shard) for shard in shards]
-        calls = [handle.submit(method, pickled[place.dp], *owed) for handle, place in self._workers]
+        calls = [
+            handle.submit(method, pickled[coordinates.dp], *owed) for handle, coordinates in self._workers
+        ]
         try:
             answers = self._wait(method, calls)
         except StageTimeout as error:
-            late = {place.dp for handle, place in self._workers if handle.name in error.waiting_for}
+            late = {
+                coordinates.dp for handle, coordinates in self._workers if handle.name in error.waiting_for
+            }
             error.awaited = "\n".join(awaited_of(method, shards[dp], columns) for dp in sorted(late))
             raise
         leaders = [
-            (place.dp, answer)
-            for (_, place), answer in zip(self._workers, answers, strict=True)
-            if place.is_leader
+            (coordinates.dp, answer)
+            for (_, coordinates), answer in zip(self._workers, answers, strict=True)
+            if coordinates.is_leader
         ]
         return [answer for _, answer in sorted(leaders, key=lambda leader: leader[0])]
 
@@ -201,7 +207,7 @@ class PolicyWorkerGroup:
         return self._wait(method, self._calls(method, where, *args))
 
     def _calls(self, method: str, where: Callable[[Coordinates], bool], *args: Any) -> list[Call]:
-        return [handle.submit(method, *args) for handle, place in self._workers if where(place)]
+        return [handle.submit(method, *args) for handle, coordinates in self._workers if where(coordinates)]
 
     def _with_engines(self, method: str, calls: Sequence[Call]) -> list[Any]:
         """Any death ends it."""

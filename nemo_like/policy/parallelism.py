@@ -34,12 +34,14 @@ def shards_optimizer(cfg: PolicyConfig) -> bool:
     return cfg.megatron_cfg.use_distributed_optimizer
 
 
-def gathers_weights(cfg: PolicyConfig, place: Coordinates) -> bool:
+def gathers_weights(cfg: PolicyConfig, coordinates: Coordinates) -> bool:
     """Whether this worker holds a part of what its stage's sender gathers. With FSDP every worker does, one
     that no other has; with Megatron-core the sender's tensor-parallel ranks hold parts of every tensor, and
     its expert-parallel ranks some of the experts."""
     layout = place.layout
-    return cfg.backend is PolicyBackend.fsdp or place.rank % layout.stage_size < max(layout.tp, layout.ep)
+    return cfg.backend is PolicyBackend.fsdp or coordinates.rank % layout.stage_size < max(
+        layout.tp, layout.ep
+    )
 
 
 def train_strategy(cfg: PolicyConfig) -> MicroBatching:

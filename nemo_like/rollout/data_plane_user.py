@@ -17,7 +17,7 @@ class DataPlaneUser:
     def __init__(self, data_plane: DataPlaneSpec) -> None:
         self._data_plane_spec, self._data_plane = data_plane, connect(data_plane)
 
-    async def discard(self, batches: Sequence[KVBatchMeta]) -> Sequence[Operation]:
+    async def clear(self, batches: Sequence[KVBatchMeta]) -> Sequence[Operation]:
         """Free the bytes of samples that will not train; what that took in the data plane."""
         for batch in batches:
             await asyncio.to_thread(self._data_plane.clear, batch)

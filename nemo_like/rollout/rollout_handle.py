@@ -43,9 +43,9 @@ class RolloutHandle:
         self._inspect(prompts, result)
         return result
 
-    def discard(self, batches: Sequence[KVBatchMeta]) -> Sequence[Operation]:
+    def clear(self, batches: Sequence[KVBatchMeta]) -> Sequence[Operation]:
         """Free the bytes of samples that will not train; returns once they are free, with what that took."""
-        return self._wait("discard", tuple(batches))
+        return self._wait("clear", tuple(batches))
 
     def dump(self, step: int, ledger: Sequence[KVBatchMeta]) -> None:
         """Write ``rollouts/step_N.jsonl``; see ``SyncRolloutActor.dump``."""

@@ -57,7 +57,7 @@ class ScriptedRollout:
         metrics = {"total_num_tokens": summed(NUM_TOKENS * count)}
         return RolloutResult(batch, metrics, generation_s=2.0, reward_s=0.5, put_s=0.25, operations=())
 
-    def discard(self, batches: Sequence[KVBatchMeta]) -> Sequence[Operation]:
+    def clear(self, batches: Sequence[KVBatchMeta]) -> Sequence[Operation]:
         for batch in batches:
             self.plane.clear(batch)
         self.bytes_after_discard.append(self.plane.host.storage.num_bytes)
