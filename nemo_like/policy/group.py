@@ -74,13 +74,11 @@ class PolicyWorkerGroup:
 
     def connect_weights(self, receivers: Sequence[Any]) -> None:
         """Let the workers that send weights meet the engines."""
-        self._with_engines(
-            "connect_weights", self._calls("connect_weights", lambda coordinates: True, receivers)
-        )
+        self._with_engines("connect_weights", self._calls("connect_weights", _every_worker, receivers))
 
     def declarations(self) -> Sequence[Declaration]:
         """The columns that the policy and the loss write and read, by the first worker's word."""
-        return self._everywhere("declarations", lambda coordinates: coordinates.rank == 0)[0]
+        return self._ask("declarations", _first_worker)[0]
 
     def compute_logprobs(self, batch: KVBatchMeta, columns: Sequence[Column]) -> ScoredBatch:
         """Adds these of the columns prev_logprobs, with tag mult_prob_error, and reference_logprobs, with its
@@ -134,42 +132,42 @@ class PolicyWorkerGroup:
 
     def export_hf(self, path: str) -> None:
         """Write a Hugging Face checkpoint directory."""
-        self._everywhere("export_hf", partial(gathers_weights, self._cfg), path)
+        self._ask("export_hf", partial(gathers_weights, self._cfg), path)
 
     def save_checkpoint(self, path: str, writing: CheckpointWriting) -> None:
         """Write what training continues from into the empty directory ``path``; in the background, this
         returns when it is copied."""
-        self._everywhere("save_checkpoint", lambda coordinates: True, path, writing)
+        self._ask("save_checkpoint", _every_worker, path, writing)
 
     def has_written_checkpoint(self) -> bool:
         """Whether the latest checkpoint is on disk; raises ActorFailed when it could not be written."""
-        return all(self._everywhere("has_written_checkpoint", lambda coordinates: True))
+        return all(self._ask("has_written_checkpoint", _every_worker))
 
     def wait_for_checkpoint(self) -> dict[str, str]:
         """Wait until the latest checkpoint is on disk; the SHA-256 of its files by name. Raises ActorFailed
         when it could not be written."""
-        shares = self._everywhere("wait_for_checkpoint", lambda coordinates: True)
+        shares = self._ask("wait_for_checkpoint", _every_worker)
         return {name: digest for share in shares for name, digest in share.items()}
 
     def corrupt_checkpoint_files(self, path: str, digests: Mapping[str, str]) -> list[str]:
         """Have the workers hash a checkpoint's files, each its share; names of those that differ from
         ``digests``."""
-        shares = self._everywhere("corrupt_checkpoint_files", lambda coordinates: True, path, digests)
+        shares = self._ask("corrupt_checkpoint_files", _every_worker, path, digests)
         return [name for share in shares for name in share]
 
     def load_checkpoint(self, path: str, policy_version: int) -> None:
         """Continue from a checkpoint, which another parallel layout may have written."""
-        self._everywhere("load_checkpoint", lambda coordinates: True, path, policy_version)
+        self._ask("load_checkpoint", _every_worker, path, policy_version)
 
     def settle(self) -> int | None:
         """Wait until the workers have ended what they were asked, and forget what a step that was given up
         left in them. The policy version that all of them hold whole; None when there is none."""
-        versions = set(self._everywhere("settle", lambda coordinates: True))
+        versions = set(self._ask("settle", _every_worker))
         return versions.pop() if len(versions) == 1 else None
 
     def reconnect_data_plane(self, spec: DataPlaneSpec) -> None:
         """Let the workers read and write there from now on."""
-        self._everywhere("reconnect_data_plane", lambda coordinates: True, spec)
+        self._ask("reconnect_data_plane", _every_worker, spec)
 
     def _with_needed_tags(self, batch: KVBatchMeta) -> KVBatchMeta:
         """Without those by which nothing is scheduled, and which no worker reads."""
@@ -203,7 +201,7 @@ class PolicyWorkerGroup:
         ]
         return [answer for _, answer in sorted(leaders, key=lambda leader: leader[0])]
 
-    def _everywhere(self, method: str, where: Callable[[Coordinates], bool], *args: Any) -> list[Any]:
+    def _ask(self, method: str, where: Callable[[Coordinates], bool], *args: Any) -> list[Any]:
         return self._wait(method, self._calls(method, where, *args))
 
     def _calls(self, method: str, where: Callable[[Coordinates], bool], *args: Any) -> list[Call]:
@@ -235,6 +233,14 @@ def awaited_of(method: str, shard: KVBatchMeta, columns: Sequence[Column]) -> st
 def with_epochs(shard: KVBatchMeta, num_epochs: int) -> KVBatchMeta:
     """The shard with its schedule's updates once per epoch."""
     return shard.with_schedule(shard.schedule and shard.schedule.repeated(num_epochs))
+
+
+def _every_worker(coordinates: Coordinates) -> bool:
+    return True
+
+
+def _first_worker(coordinates: Coordinates) -> bool:
+    return coordinates.rank == 0
 
 
 def gathered_tags(

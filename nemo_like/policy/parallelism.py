@@ -38,7 +38,7 @@ def gathers_weights(cfg: PolicyConfig, coordinates: Coordinates) -> bool:
     """Whether this worker holds a part of what its stage's sender gathers. With FSDP every worker does, one
     that no other has; with Megatron-core the sender's tensor-parallel ranks hold parts of every tensor, and
     its expert-parallel ranks some of the experts."""
-    layout = place.layout
+    layout = coordinates.layout
     return cfg.backend is PolicyBackend.fsdp or coordinates.rank % layout.stage_size < max(
         layout.tp, layout.ep
     )
