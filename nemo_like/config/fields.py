@@ -10,6 +10,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, TypeGuard, Union, get_args, get_origin, get_type_hints
 
+from nemo_like.config.other_frameworks import has_names_below, known_name, nearest_name
 from nemo_like.config.problems import Problem
 
 _SCALAR_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
@@ -87,8 +88,8 @@ def nearest_key(group: type, key: str) -> str | None:
     attempts: tuple[tuple[str, dict[str, str], float], ...] = (
         (leaf, siblings if parent else {}, 0.7),
         (key, {known: known for known in keys if known.count(".") == key.count(".")}, 0.8),
-        (leaf, by_leaf, 0.7),
-        (key, {known: known for known in keys}, 0.6),
+        (leaf, by_leaf, 0.8),
+        (key, {known: known for known in keys}, 0.7),
     )
     for word, candidates, cutoff in attempts:
         if close := get_close_matches(word, candidates, n=1, cutoff=cutoff):
@@ -105,10 +106,20 @@ def check_tree(
     for name, value in tree.items():
         key = f"{prefix}{name}"
         if name not in known:
-            problems.append(unknown_key(key, where, root=root))
+            problems += (unknown_key(each, where, root=root) for each in _misplaced(key, value))
         else:
             problems += check_value(key, value, known[name], where, root)
     return problems
+
+
+def _misplaced(key: str, value: Any) -> Iterator[str]:
+    """Yield the keys to tell of where ``key`` is unknown: those below it, where another framework has the
+    group, since what they are called here differs for each."""
+    if isinstance(value, Mapping) and has_names_below(key):
+        for name, inner in value.items():
+            yield from _misplaced(f"{key}.{name}", inner)
+    else:
+        yield key
 
 
 def unknown_key(key: str, where: str, *, root: type) -> Problem:
@@ -116,7 +127,15 @@ def unknown_key(key: str, where: str, *, root: type) -> Problem:
     parent, _, leaf = key.rpartition(".")
     group = find(root, parent) if parent else root
     near = get_close_matches(leaf, hints(group), n=1, cutoff=0.7) if parent and is_group(group) else []
-    meant = f"{parent}.{near[0]}" if near else nearest_key(root, key)
+    meant = f"{parent}.{near[0]}" if near else None
+    theirs = known_name(key)
+    if meant is None and theirs is not None:
+        remedy = f"{theirs.framework}'s {theirs.name} is {theirs.here} here"
+        return Problem(key=key, rule="is not a key of the configuration", remedy=remedy, where=where)
+    meant = meant or nearest_key(root, key)
+    if meant is None and (theirs := nearest_name(key)) is not None:
+        remedy = f"did you mean {theirs.here}, which is {theirs.framework}'s {theirs.name}?"
+        return Problem(key=key, rule="is not a key of the configuration", remedy=remedy, where=where)
     if meant is not None:
         remedy = f"did you mean {meant}?"
     else:

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nemo_like.config import fields
+from nemo_like.config.loader import load_config
+from nemo_like.config.other_frameworks import NAMES
+from nemo_like.config.problems import ConfigError
+from nemo_like.config.schema import Config
+
+DEMO = Path(__file__).parents[3] / "configs" / "grpo_arithmetic_cpu.yaml"
+ENTRIES = [(framework, name, here) for framework, names in NAMES.items() for name, here in names.items()]
+
+
+def message(*overrides: str, path: Path = DEMO) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("framework", "name", "here"), ENTRIES)
+def test_every_name_leads_to_a_key_that_exists_and_is_none_itself(
+    framework: str, name: str, here: str
+) -> None:
+    key, _, value = here.partition("=")
+    annotation = fields.find(Config, key)
+    assert annotation is not None
+    assert not value or not fields.check_value(key, value, annotation, "", Config)
+    assert fields.find(Config, name) is None
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("max_completion_length=8", "TRL's max_completion_length is generation.max_new_tokens here"),
+        ("grpo.beta=0.1", "TRL's beta is loss_fn.reference_policy_kl_penalty here"),
+        (
+            "actor_rollout_ref.rollout.n=4",
+            "verl's actor_rollout_ref.rollout.n is grpo.num_generations_per_prompt here",
+        ),
+        (
+            "policy.dtensor_cfg.enabled=true",
+            "NeMo-RL's policy.dtensor_cfg.enabled is policy.backend=fsdp here",
+        ),
+        ("logger.wandb_enabled=true", "NeMo-RL's logger.wandb_enabled is logger.wandb.mode here"),
+        ("n_samples_per_prompt=4", "OpenRLHF's n_samples_per_prompt is grpo.num_generations_per_prompt here"),
+        ("grpo.lerning_rate=1", "did you mean policy.optimizer.lr, which is TRL's learning_rate?"),
+    ],
+)
+def test_a_name_of_another_framework_is_told_in_the_words_of_this_one(argument: str, expected: str) -> None:
+    assert f"is not a key of the configuration; {expected}" in message(argument)
+
+
+def test_a_typing_error_in_a_key_of_its_group_wins_over_other_frameworks() -> None:
+    assert "did you mean grpo.max_num_steps?" in message("grpo.max_steps=4")
+
+
+def test_each_key_of_another_frameworks_file_is_told_by_itself(tmp_path: Path) -> None:
+    path = tmp_path / "theirs.yaml"
+    path.write_text(
+        f"defaults: {DEMO}\n"
+        "actor_rollout_ref: {rollout: {n: 4, temperature: 0.7}, model: {path: here}}\n"
+        "algorithm: {adv_estimator: grpo}\n"
+    )
+    told = message(path=path)
+    assert "5 problems" not in told and "4 problems" in told
+    for expected in (
+        "verl's actor_rollout_ref.rollout.n is grpo.num_generations_per_prompt here",
+        "verl's actor_rollout_ref.rollout.temperature is generation.temperature here",
+        "verl's actor_rollout_ref.model.path is policy.model_name here",
+        "verl's algorithm.adv_estimator is grpo.adv_estimator.name here",
+    ):
+        assert expected in told
