@@ -14,7 +14,7 @@ _STD_EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class GroupBaselines:
-    """``mean[i]`` and ``std[i]`` of the rewards that sample i is compared with."""
+    """For each sample i, ``mean[i]`` and ``std[i]`` of the rewards that it is compared with."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]  # unbiased; 0 where fewer than two rewards define it
@@ -27,11 +27,11 @@ def group_baselines(
     use_leave_one_out_baseline: bool,
     sample_mask: Sequence[float] | None = None,
 ) -> GroupBaselines:
-    """Mean and unbiased standard deviation of each sample's group.
+    """Compute, for each sample, the mean and the unbiased standard deviation of its group's rewards.
 
     With ``use_leave_one_out_baseline`` both are those of the *other* samples of the group. Samples
-    whose ``sample_mask`` is 0 count in nobody's statistics. A sample that nothing can be compared
-    with has its own reward as mean, and so an advantage of 0.
+    whose ``sample_mask`` is 0 count in nobody's statistics. In a group with fewer than two unmasked
+    samples there is nothing to compare: each sample has its own reward as mean, and so an advantage of 0.
 
     Raises ValueError when the sequences differ in length or an unmasked reward is not finite.
     """
@@ -59,11 +59,11 @@ def group_relative_advantages(
     use_leave_one_out_baseline: bool,
     sample_mask: Sequence[float] | None = None,
 ) -> list[float]:
-    """GRPO's advantage of every sample, in sample order.
+    """Compute GRPO's advantage of every sample, in sample order.
 
-    ``reward - mean`` of the group and, with ``normalize_rewards``, divided by ``std + 1e-6`` where
-    std > 0. Masked samples (``sample_mask`` 0) get 0 and influence nobody. Arguments and errors are
-    those of ``group_baselines``.
+    An advantage is ``reward - mean`` of the group; ``normalize_rewards`` divides it by ``std + 1e-6``
+    where std > 0. Masked samples (``sample_mask`` 0) get 0 and influence no other sample. The other
+    arguments and the errors are those of ``group_baselines``.
     """
     baselines = group_baselines(
         rewards,
@@ -85,10 +85,11 @@ def group_relative_advantages(
 def baseline_reward_metrics(
     rewards: Sequence[float], group_ids: Sequence[Hashable], *, sample_mask: Sequence[float] | None = None
 ) -> dict[str, float]:
-    """Per cent of samples whose group's mean reward is exactly 0, exactly 1, and neither.
+    """Compute the per cent of samples whose group's mean reward is exactly 0, exactly 1, and neither.
 
-    For 0/1 rewards only the mixed groups carry a gradient: at 0 nothing is ever solved, at 1
-    everything already is. Masked samples are not counted; nothing for a batch without others.
+    For 0/1 rewards only the mixed groups carry a gradient: where the mean is 0 no sample solved its
+    prompt, where it is 1 every sample did. Masked samples are not counted; the result is empty when all
+    samples are masked.
     """
     baselines = group_baselines(rewards, group_ids, use_leave_one_out_baseline=False, sample_mask=sample_mask)
     means = [mean for i, mean in enumerate(baselines.mean) if sample_mask is None or sample_mask[i]]
@@ -104,7 +105,7 @@ def baseline_reward_metrics(
 
 
 def _groups(group_ids: Sequence[Hashable]) -> list[list[int]]:
-    """Positions of each group's samples, which need not be neighbours."""
+    """Return the positions of each group's samples, which need not be neighbours."""
     groups: dict[Hashable, list[int]] = {}
     for position, group_id in enumerate(group_ids):
         groups.setdefault(group_id, []).append(position)
@@ -112,7 +113,8 @@ def _groups(group_ids: Sequence[Hashable]) -> list[list[int]]:
 
 
 def _mean_and_std(values: Sequence[float]) -> tuple[float, float]:
-    """Equal values have a std of exactly 0: rounding must not turn a uniform group into a signal."""
+    """Compute mean and unbiased std. Equal values have a std of exactly 0, because rounding must not turn a
+    uniform group into a signal."""
     first = values[0]
     if all(value == first for value in values):
         return first, 0.0

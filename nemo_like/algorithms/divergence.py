@@ -1,4 +1,4 @@
-"""Per-token figures of how far two engines' log-probs of the same tokens are apart."""
+"""Per-token figures that say how far trainer and generation engine disagree on the same tokens' log-probs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, logaddexp
 
 from nemo_like.algorithms.logprobs import limited
 
-# Means over response tokens, in this order wherever they are computed.
+# Metrics report the mean of each over response tokens. Code that computes them keeps this order.
 DIVERGENCES = (
     "token_mult_prob_error",
     "gen_kl_error",
@@ -20,12 +20,14 @@ DIVERGENCES = (
 
 
 def divergences(trainer: Tensor, generation: Tensor) -> dict[str, Tensor]:
-    """Figures by name, ``DIVERGENCES`` all of them; log-probs and results are [M] float32, nats.
+    """Compute every figure of ``DIVERGENCES``, by name, for M tokens.
+
+    Both arguments are log-probs, [M] float32, nats; so is each result. Every log-ratio is limited to +-20.
 
     token_mult_prob_error: exp|generation - trainer|. The KL figures are k3 estimates: gen_kl_error of
-    KL(generation || trainer), policy_kl_error of KL(trainer || generation), js_divergence_error the mean
-    of both sides' KL to the 50/50 mixture. sampling_importance_ratio: p_trainer / p_generation.
-    approx_entropy: the trainer's entropy, estimated from the samples. Every log-ratio is limited to +-20.
+    KL(generation || trainer), policy_kl_error of KL(trainer || generation), and js_divergence_error is the
+    mean of both sides' KL to the 50/50 mixture. sampling_importance_ratio: p_trainer / p_generation.
+    approx_entropy: the trainer's entropy, estimated from the samples.
     """
     difference = limited(trainer - generation)
     ratio = difference.exp()
@@ -41,6 +43,6 @@ def divergences(trainer: Tensor, generation: Tensor) -> dict[str, Tensor]:
 
 
 def _k3(log_ratio: Tensor) -> Tensor:
-    """exp(x) - 1 - x of the limited x, which is >= 0 and 0 only at x = 0."""
+    """Return exp(x) - 1 - x of the limited log-ratio x; it is >= 0, and 0 only at x = 0."""
     log_ratio = limited(log_ratio)
     return log_ratio.exp() - 1 - log_ratio

@@ -1,9 +1,12 @@
 """Advantage estimators by name: one float per sample, from rewards, group ids and masks alone.
 
-Standard library only: the driver calls these on tags. An estimator is any function from
+Standard library only: the driver calls estimators on tags. An estimator is any function from
 ``AdvantageInputs`` to one float per sample; the configuration names one of ``AdvantageEstimatorName``,
-or a user's own as "package.module:function". With a KL in the reward a token's advantage is its
-sample's less a multiple of what the workers know: the KL of the token and of those after it.
+or a user's own as "package.module:function".
+
+With a KL in the reward, the advantages of a sample's tokens differ. The estimator then also returns a
+scale; the policy workers, which know the KL of every token, subtract from each token's advantage the scale
+times the KL to go (the KL of that token and of all after it in its sample).
 """
 
 from __future__ import annotations
@@ -16,13 +19,14 @@ from dataclasses import dataclass, field
 from nemo_like.config.import_path import load_by_path
 from nemo_like.config.schema import AdvantageEstimatorName, GRPOConfig
 
-# A file for each estimator, named as the configuration names it, with ``build(cfg)``.
+# This package has a file for each estimator, named as the configuration names it, with ``build(cfg)``.
 _PACKAGE = "nemo_like.algorithms.advantage_estimators"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KLToGo:
-    """K_t, the KL to the reference of response token t and of all after it, summed over each sample's t."""
+    """Sums over each sample's response tokens t of K_t, the KL to go: the KL to the reference of token t and
+    of all response tokens after it."""
 
     coefficient: float  # beta: token t returns reward - beta K_t
     sums: Sequence[float]  # of K_t, nats; one per sample
@@ -31,33 +35,36 @@ class KLToGo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageInputs:
-    """N samples in any order; every sequence has one entry per sample."""
+    """What an estimator computes the advantages of N samples from; every sequence has one entry per sample.
+
+    The samples come in any order.
+    """
 
     rewards: Sequence[float]  # after scaling and shaping
     group_ids: Sequence[Hashable]  # samples of one prompt share one
     sample_mask: Sequence[float]  # 0: counts in nobody's statistics, and its advantage is 0
-    num_response_tokens: Sequence[float]  # weights of an average over tokens
-    components: Mapping[str, Sequence[float]] = field(default_factory=dict)  # raw, by name
-    kl: KLToGo | None = None  # with a KL in the reward
+    num_response_tokens: Sequence[float]  # a sample's weight in an average over tokens
+    components: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of the raw reward, by name
+    kl: KLToGo | None = None  # None without a KL in the reward
 
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """Token t of a sample has ``per_sample - kl_scale * K_t``."""
+    """What an estimator returns: token t of sample i has advantage ``per_sample[i] - kl_scale * K_t``."""
 
     per_sample: Sequence[float]
     kl_scale: float = 0.0
 
 
-# A user's own gives the floats alone.
+# A user's own estimator may return the floats alone.
 AdvantageEstimator = Callable[[AdvantageInputs], Sequence[float] | Advantages]
 
 
 def build_estimator(cfg: GRPOConfig) -> Callable[[AdvantageInputs], Advantages]:
-    """The estimator that ``grpo.adv_estimator.name`` names, its result checked.
+    """Return the estimator that ``grpo.adv_estimator.name`` names, wrapped so that its result is checked.
 
-    Raises ValueError when the name is neither known nor an import path that exists; the estimator
-    itself raises ValueError when it does not give one finite float per sample.
+    Raises ValueError when the name is neither known nor an import path that exists. The returned
+    function raises ValueError when the estimator does not give one finite float per sample.
     """
     name = cfg.adv_estimator.name
     if name in AdvantageEstimatorName.__members__:

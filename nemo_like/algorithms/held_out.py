@@ -1,4 +1,7 @@
-"""How well held-out problems are solved, from several answers to each. Standard library only."""
+"""Metrics that say how well a policy solves held-out problems, from one or more answers to each.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,16 @@ class Answers:
     """The judged answers to one problem; both sequences have one entry per answer."""
 
     rewards: Sequence[float]
-    answer_ids: Sequence[int]  # answers that say the same have the same id
+    answer_ids: Sequence[int]  # equal for answers that say the same
 
 
 def held_out_metrics(problems: Sequence[Answers], num_answers: int, solved_at: float) -> dict[str, float]:
-    """Accuracy, which is the share of answers that solve their problem, the mean reward and, with several
-    answers each, pass@k, mean@k and majority@k.
+    """Compute accuracy, mean reward and, with several answers per problem, pass@k, mean@k and majority@k.
 
-    An answer solves its problem when its reward is at least ``solved_at``. ``num_answers`` is how many
-    were asked for; a problem with fewer judged ones counts for every k that it has answers for. What no
-    problem counts for is left out.
+    Accuracy is the share of answers that solve their problem; an answer does when its reward is at least
+    ``solved_at``. ``num_answers`` is how many answers to each problem were asked for. A problem with fewer
+    judged answers counts only in the pass@k that it has at least k answers for; a pass@k in which no problem
+    counts is left out. The result is empty when no answer was judged.
     """
     rewards = [reward for problem in problems for reward in problem.rewards]
     if not rewards:
@@ -51,9 +54,10 @@ def held_out_metrics(problems: Sequence[Answers], num_answers: int, solved_at: f
 
 
 def pass_at_k(num_answers: int, num_solved: int, k: int) -> float:
-    """Probability that k of the answers, drawn without replacement, include a right one.
+    """Return the probability that k of the answers, drawn without replacement, include a right one.
 
-    ``1 - C(n - c, k) / C(n, k)`` (arXiv 2107.03374). Raises ValueError unless 1 <= k <= n.
+    It is ``1 - C(n - c, k) / C(n, k)`` for c right ones of n answers (arXiv 2107.03374). Raises ValueError
+    unless 1 <= k <= n.
     """
     if not 1 <= k <= num_answers:
         raise ValueError(f"pass@{k} of {num_answers} answers: k must be from 1 to the number of answers")
@@ -61,7 +65,7 @@ def pass_at_k(num_answers: int, num_solved: int, k: int) -> float:
 
 
 def majority_reward(problem: Answers) -> float:
-    """Mean reward of the answers that say what most say; of several such groups, the one that came first."""
+    """Return the mean reward of the most frequent answer; among equally frequent ones, of the first given."""
     votes: dict[int, list[float]] = {}
     for answer_id, reward in zip(problem.answer_ids, problem.rewards, strict=True):
         votes.setdefault(answer_id, []).append(reward)
@@ -73,7 +77,7 @@ def _num_solved(problem: Answers, solved_at: float) -> int:
 
 
 def _powers_of_two(limit: int) -> list[int]:
-    """1, 2, 4, ... below the limit, and the limit."""
+    """Return 1, 2, 4, ... below the limit, and the limit."""
     powers = [1 << exponent for exponent in range(limit.bit_length()) if 1 << exponent < limit]
     return [*powers, limit]
 

@@ -1,10 +1,10 @@
-"""Correction for the difference between the engine that sampled and the trainer that learns.
+"""Importance-sampling correction for the difference between the engine that sampled and the trainer.
 
-Both have the same weights, but other kernels and precisions, so a token was drawn from a slightly
-other distribution than the one that is differentiated. Each token's loss is multiplied by
-w = p_trainer / p_engine of the token, or with GSPO of its sample, bounded in one of three ways.
-Everything is packed: [M] tensors of the scored tokens, all those of a sample together in
-``sample_index``.
+Both have the same weights, but different kernels and precisions, so a token was drawn from a slightly
+different distribution than the one that is differentiated. The loss multiplies each token's loss by
+w = p_trainer / p_engine of the token, or with GSPO of its whole sample. The configuration bounds w in one
+of three ways, or not at all. Tensors are packed: they hold the M scored tokens of all samples, and
+``sample_index`` says which sample a token belongs to.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from nemo_like.config.schema import ImportanceSamplingType, LossConfig
 
 @dataclass(frozen=True, slots=True)
 class ImportanceCorrection:
-    """``weights`` [M] multiply the token losses. ``is_out_of_bounds`` [M] is 1 on tokens whose weight was
-    clamped or zeroed, and ``counts`` [M] says what each counts in its mean: 1, or for GSPO and seq_mask,
-    which judge whole samples, its share of its sample."""
+    """The result of ``importance_correction``; every tensor is [M] float32.
+
+    ``weights`` multiply the token losses. ``is_out_of_bounds`` is 1 on tokens whose weight was clamped or
+    zeroed. ``counts`` says how much each token counts in the mean of ``is_out_of_bounds``: 1, or, with GSPO
+    and seq_mask, which judge whole samples, 1 / the tokens of its sample.
+    """
 
     weights: Tensor
     is_out_of_bounds: Tensor
@@ -30,10 +33,10 @@ class ImportanceCorrection:
 
 
 def sample_means(values: Tensor, sample_index: Tensor, response_lengths: Tensor) -> Tensor:
-    """Each token's value replaced by the mean over its sample's tokens; [M].
+    """Replace each token's value by the mean of ``values`` over its sample's tokens; [M].
 
     ``sample_index`` [M] int64 says which of n samples a token belongs to; ``response_lengths`` [n]
-    float32 counts them.
+    float32 says how many tokens each sample has.
     """
     sums = torch.zeros_like(response_lengths).index_add(0, sample_index, values)
     return (sums / response_lengths.clamp(min=1))[sample_index]
@@ -47,10 +50,10 @@ def importance_correction(
     response_lengths: Tensor,
     cfg: LossConfig,
 ) -> ImportanceCorrection:
-    """w = exp(prev - generation), without gradient, the log-ratio limited to +-20, bounded as configured.
+    """Compute w = exp(prev - generation), bounded as ``truncated_importance_sampling_type`` says.
 
-    One per token; with GSPO (arXiv 2507.18071) one per sample, the product over its tokens, as in
-    NeMo-RL.
+    There is one w per token; with GSPO (arXiv 2507.18071) one per sample, the product over its tokens, as in
+    NeMo-RL. Log-ratios are limited to +-20. The result carries no gradient.
 
     tis: clamped to [min, max] (F. Yao et al., "Your efficient RL framework secretly brings you
     off-policy RL training"). icepop: zero outside [min, max] (Ling team, arXiv 2510.18855). seq_mask:
@@ -76,6 +79,6 @@ def importance_correction(
 
 
 def _bounds(cfg: LossConfig) -> tuple[float, float]:
-    """[min, max]; a bound that is not set is no bound."""
+    """Return the configured (min, max); 0 and infinity, which bound nothing, stand for what is not set."""
     low, high = cfg.truncated_importance_sampling_ratio_min, cfg.truncated_importance_sampling_ratio
     return 0.0 if low is None else low, torch.inf if high is None else high

@@ -1,9 +1,9 @@
-"""Scores of given tokens straight from hidden states, without ever holding all logits.
+"""Log-probs and entropies of given tokens straight from hidden states, without ever holding all logits.
 
-The output projection, the softmax over a vocabulary that may be spread over ranks, the pick of one
-token per position and the entropy are one differentiable function that works through the positions in
-chunks. Its memory is a chunk of logits, not [positions, vocabulary]; the backward recomputes a
-chunk's logits instead of keeping them.
+One differentiable function does the output projection, the softmax over a vocabulary that may be spread
+over ranks, the pick of one token per position, and the entropy. It works through the positions in pieces,
+so that its memory is the logits of one piece, not [positions, vocabulary]; the backward pass recomputes
+the logits of a piece instead of keeping them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _BYTES_PER_FLOAT = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenScores:
-    """What a model says of M scored tokens; both are [M] float32, nats, and carry a gradient in training.
+    """What a model says of the M scored tokens of a micro-batch, in the micro-batch's order.
 
-    They are all scored tokens of a micro-batch, in its order: a backend that spreads a sequence over
-    ranks brings the parts together first, so that what concerns whole samples needs no communication.
-    ``entropy`` is that of the distribution each token was drawn from; None where it was not asked for.
+    Both tensors are [M] float32, nats, and carry a gradient in training. ``entropy`` is that of the
+    distribution each token was drawn from; None where it was not asked for. A backend that spreads a sequence
+    over ranks gathers the parts first, so that a loss over whole samples needs no communication.
     """
 
     logprobs: Tensor
@@ -35,7 +35,7 @@ class TokenScores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VocabularyShard:
-    """This rank's rows of the output projection and the group that holds the others.
+    """Which rows of the output projection this rank has, and the ranks that have the others.
 
     ``first`` is the token id of the first row; rows beyond ``num_valid`` are padding and have no token.
     """
@@ -49,16 +49,16 @@ class VocabularyShard:
 class LogprobSettings:
     temperature: float  # logits are divided by it, as the generation engine does
     with_entropy: bool = False  # costs another pass over every chunk of logits
-    max_chunk_bytes: int = 1 << 28  # float32 logits that exist at once; twice that with entropy
+    max_chunk_bytes: int = 1 << 28  # of float32 logits that exist at once; twice that with entropy
 
 
 def linear_scores(
     hidden: Tensor, weight: Tensor, token_ids: Tensor, shard: VocabularyShard, settings: LogprobSettings
 ) -> TokenScores:
-    """Scores under p = softmax(hidden @ weight.T / temperature): log p[token], and -sum(p log p).
+    """Compute log p[token] and the entropy -sum(p log p) under p = softmax(hidden @ weight.T / temperature).
 
     hidden: [M, H]; weight: [rows of this rank, H], same dtype; token_ids: [M] int64, ids of the whole
-    vocabulary. The gradient of ``hidden`` is this rank's part: with a vocabulary over several ranks
+    vocabulary. The gradient of ``hidden`` is only this rank's part: with a vocabulary over several ranks
     the caller sums it over the group.
     """
     logprobs, entropy = _LinearScores.apply(hidden, weight, token_ids, shard, settings)
@@ -132,23 +132,25 @@ def _chunks(num_positions: int, vocabulary: int, max_bytes: int) -> Iterator[sli
 def _combine(
     normaliser: Tensor, picked: Tensor, entropy: Tensor | None, group: dist.ProcessGroup
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Whole-vocabulary figures from each rank's own, in one collective."""
+    """Compute normaliser, picked logits and entropy over the whole vocabulary from each rank's own, in one
+    collective."""
     mine = torch.stack((normaliser, picked) if entropy is None else (normaliser, picked, entropy))
     everyone = mine.new_empty(group.size() * mine.numel())
     dist.all_gather_into_tensor(everyone, mine.flatten(), group=group)
     normalisers, picks, *entropies = everyone.view(group.size(), *mine.shape).unbind(dim=1)
     whole = torch.logsumexp(normalisers, dim=0)
     if entropies:
-        # A rank's entropy is that of its part of the vocabulary alone, which has this log-probability.
+        # Each rank's entropy is that of its part of the vocabulary alone; log_share is that part's
+        # log-probability.
         log_share = normalisers - whole
         entropy = (log_share.exp() * (entropies[0] - log_share)).sum(dim=0)
     return whole, picks.sum(dim=0), entropy
 
 
-# Nats, as in verl. exp(88) is the last in float32, and infinity times an advantage of 0 is no number.
+# Nats, as in verl. exp(x) overflows float32 beyond x = 88, and infinity times an advantage of 0 is NaN.
 LIMIT = 20.0
 
 
 def limited(log_ratio: Tensor) -> Tensor:
-    """Return ``log_ratio`` limited to +-20, any shape; where the limit holds nothing flows."""
+    """Return ``log_ratio``, of any shape, limited to +-20; no gradient flows where the limit applies."""
     return log_ratio.clamp(-LIMIT, LIMIT)

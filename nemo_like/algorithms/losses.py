@@ -19,11 +19,11 @@ from nemo_like.algorithms.importance_sampling import importance_correction, samp
 from nemo_like.algorithms.logprobs import limited
 from nemo_like.config.schema import KLType, LossConfig
 
-# Guards a mean over no valid token; the same constant as in NeMo-RL.
+# Keeps a mean over no valid token from dividing by 0; the same constant as in NeMo-RL.
 _COUNT_EPSILON = 1e-8
 # Limit of the KL estimates, nats.
 _KL_LIMIT = 10.0
-# Where ``logs`` writes what it is told.
+# The attribute of a loss under which ``logs`` stores the names.
 LOGGED_MEANS = "logged_means"
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -31,7 +31,8 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalCounts:
-    """What normalises the loss: counts over all ranks and micro-batches, sample_mask applied."""
+    """The counts that normalise the loss: over all ranks and micro-batches of an update, without samples
+    whose sample_mask is 0."""
 
     num_tokens: int
     num_samples: int
@@ -39,12 +40,11 @@ class GlobalCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTokens:
-    """The scored tokens of a micro-batch of n samples: all that the policy generated. Log-probs in nats.
+    """The M scored tokens of a micro-batch of n samples: all that the policy generated. Log-probs in nats.
 
     Every tensor is [M] float32 unless said otherwise, and entry i of each belongs to the same token.
-    ``logprobs`` and ``entropy`` carry the gradient.
-    ``weights`` are shares of the global mean, ``mask`` is 1 on tokens of samples that train and 0 on
-    the others.
+    ``logprobs`` and ``entropy`` carry the gradient. ``weights`` are each token's share of the global mean;
+    ``mask`` is 1 on tokens of samples that train and 0 on the others.
     """
 
     logprobs: Tensor
@@ -54,19 +54,20 @@ class LossTokens:
     mask: Tensor
     sample_index: Tensor  # [M] int64, which of the n samples a token belongs to
     response_lengths: Tensor  # [n] float32, tokens of each sample
-    reference_logprobs: Tensor | None = None  # with a KL penalty
+    reference_logprobs: Tensor | None = None  # None without a KL penalty
     generation_logprobs: Tensor | None = (
-        None  # with importance-sampling correction, or no prev_logprobs scored
+        None  # given with importance-sampling correction, or where no prev_logprobs are scored
     )
-    entropy: Tensor | None = None  # with an entropy coefficient
-    # What a loss of the user's declares, by name: [M, *inner_shape] per token; else [n, *inner_shape], which
-    # ``values[sample_index]`` spreads over the tokens, or a list of n values.
+    entropy: Tensor | None = None  # None without an entropy coefficient
+    # The columns that a user's own loss declares, by name: [M, *inner_shape] for a value per token; otherwise
+    # [n, *inner_shape], which ``values[sample_index]`` spreads over the tokens, or a list of n values.
     columns: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenMean:
-    """A metric: sum(values * weights) / sum(weights) over all tokens of the global batch; both [M]."""
+    """A metric that is sum(values * weights) / sum(weights) over all tokens of the global batch; both are
+    [M]."""
 
     values: Tensor
     weights: Tensor
@@ -74,12 +75,13 @@ class TokenMean:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTerms:
-    """``loss`` is the scalar to differentiate; the rest is without gradient, for the metrics.
+    """What a loss returns: ``loss``, the scalar to differentiate, and values without gradient for metrics.
 
-    ``loss`` is the sum over tokens of their weights times their losses; those of all micro-batches and ranks
-    are summed again. ``ratio`` and ``clipped_ratio`` are [M]; ones where there is no ratio. ``means`` are
-    metrics by name: kl_penalty (not multiplied by its coefficient; 0 without a reference), entropy and
-    is_oob_ratio where there are such, and those that ``logs`` announces.
+    ``loss`` is the sum of weight times loss over the micro-batch's tokens; the sum of all micro-batches' and
+    ranks' ``loss`` is the mean over the global batch. ``ratio`` and ``clipped_ratio`` are [M]; a user's loss
+    that has no ratio gives ones. ``means`` are metrics by name: kl_penalty (not multiplied by its
+    coefficient; 0 without a reference), entropy and is_oob_ratio where the configuration asks for them, and
+    the names given to ``logs``.
     """
 
     loss: Tensor
@@ -89,7 +91,7 @@ class LossTerms:
 
 
 def logs(*names: str) -> Callable[[T], T]:
-    """Mark a loss of one's own with the names of the means that it gives besides those of ``LossTerms``."""
+    """Mark a user's own loss with the names of the ``means`` that it returns besides the built-in ones."""
 
     def mark(loss: T) -> T:
         setattr(loss, LOGGED_MEANS, names)
@@ -105,12 +107,12 @@ def token_weights(
     counts: GlobalCounts,
     cfg: LossConfig,
 ) -> Tensor:
-    """Each token's share of the global mean, [M] float32.
+    """Compute each token's share of the global mean, [M] float32; 0 where its sample is masked.
 
     ``sample_index`` [M] int64 says which of the micro-batch's n samples a token belongs to;
-    ``sample_mask`` and ``response_lengths`` are [n] float32. Token level: 1 / tokens of the global
-    batch. Sequence level: 1 / (tokens of the sample x samples of the global batch), where Dr.GRPO
-    (arXiv 2503.20783) has a constant in place of the tokens of the sample.
+    ``sample_mask`` and ``response_lengths`` are [n] float32. At token level a share is 1 / tokens of the
+    global batch. At sequence level it is 1 / (tokens of the sample x samples of the global batch); Dr.GRPO
+    (arXiv 2503.20783) has a constant, ``sequence_length_normalizer``, in place of the tokens of the sample.
     """
     if cfg.token_level_loss:
         per_sample = sample_mask / (counts.num_tokens + _COUNT_EPSILON)
@@ -125,7 +127,7 @@ def token_weights(
 def clipped_policy_gradient(
     ratio: Tensor, clipped_ratio: Tensor, advantages: Tensor, *, dual_clip: float | None
 ) -> Tensor:
-    """PPO's pessimistic surrogate per token, [M]: max(-A r, -A clip(r)) (arXiv 1707.06347).
+    """Compute PPO's pessimistic surrogate per token, [M]: max(-A r, -A clip(r)) (arXiv 1707.06347).
 
     With ``dual_clip`` c > 1 the loss is at most -A c where A < 0, which bounds the push away from
     tokens that became much more likely (arXiv 1912.09729).
@@ -137,23 +139,26 @@ def clipped_policy_gradient(
 
 
 def cispo(logprobs: Tensor, clipped_ratio: Tensor, advantages: Tensor) -> Tensor:
-    """-A stop_gradient(clip(r)) log p per token, [M]: clipping bounds a token's weight and never takes its
-    gradient away (arXiv 2506.13585)."""
+    """Compute CISPO's loss -A stop_gradient(clip(r)) log p per token, [M] (arXiv 2506.13585).
+
+    Clipping bounds a token's weight and never takes its gradient away.
+    """
     return -advantages * clipped_ratio.detach() * logprobs
 
 
 def reinforce(logprobs: Tensor, advantages: Tensor) -> Tensor:
-    """-A log p per token, [M]: no ratio and no clipping."""
+    """Compute -A log p per token, [M]; it has no ratio and no clipping."""
     return -advantages * logprobs
 
 
 def kl_to_reference(logprobs: Tensor, reference_logprobs: Tensor, kind: KLType) -> Tensor:
-    """Estimate of KL(policy || reference) per token, [M], nats.
+    """Estimate KL(policy || reference) per token, [M], nats.
 
     With x = reference - policy, limited to +-20: k1 = -x, k2 = x^2 / 2, k3 = e^x - 1 - x. The factor
     exp(logp - stop_gradient(logp)), whose value is 1, adds the score-function part of the gradient
-    (arXiv 2506.09477). Only then is the estimate limited to +-10, as in NeMo-RL, so that nothing flows
-    where that limit holds; the other way round the factor would push the policy away from the reference.
+    (arXiv 2506.09477). The estimate is limited to +-10, as in NeMo-RL, after the factor is applied, so that
+    no gradient flows where that limit applies; if it were limited before, the factor would push the policy
+    away from the reference there.
     """
     log_ratio = limited(reference_logprobs - logprobs)
     if kind is KLType.k1:
@@ -167,11 +172,11 @@ def kl_to_reference(logprobs: Tensor, reference_logprobs: Tensor, kind: KLType) 
 
 
 def kl_to_go(kl: Tensor, lengths: Tensor) -> Tensor:
-    """K_t: the sum of ``kl`` from token t to the end of its sample, [sum of lengths] float32.
+    """Compute K_t, the sum of ``kl`` from token t to the end of its sample, [sum of lengths] float32.
 
-    ``kl`` [sum of lengths] float32 is packed, samples one after the other, 0 on tokens that count
-    nothing; ``lengths`` [N] int64. A sample with a value that is not finite is NaN throughout, and
-    spoils no other.
+    ``kl`` [sum of lengths] float32 is packed, samples one after the other, and is 0 on tokens that do not
+    count; ``lengths`` [N] int64 are those of the N samples. A sample with a value that is not finite becomes
+    NaN throughout; other samples are not affected.
     """
     owner = torch.repeat_interleave(torch.arange(len(lengths), device=kl.device), lengths)
     is_spoiled = (
@@ -184,9 +189,10 @@ def kl_to_go(kl: Tensor, lengths: Tensor) -> Tensor:
 
 
 def policy_ratio(tokens: LossTokens, cfg: LossConfig) -> Tensor:
-    """exp(logp - prev) per token, [M]; with GSPO (arXiv 2507.18071) the geometric mean over its sample.
+    """Compute the ratio exp(logp - prev) of each token, [M].
 
-    The log-ratio, or its mean, is limited to +-20: beyond, the ratio has no gradient.
+    With GSPO (arXiv 2507.18071) a token has the geometric mean over its sample. The log-ratio, or with GSPO
+    its mean, is limited to +-20; beyond that the ratio has no gradient.
     """
     log_ratio = tokens.logprobs - tokens.prev_logprobs
     if cfg.sequence_level_importance_ratios:
@@ -195,7 +201,7 @@ def policy_ratio(tokens: LossTokens, cfg: LossConfig) -> Tensor:
 
 
 def policy_loss(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
-    """The configured loss of one micro-batch: its part of the global mean."""
+    """Compute the configured loss of one micro-batch, which is its part of the mean over the global batch."""
     ratio = policy_ratio(tokens, cfg)
     clipped_ratio = ratio.clamp(1 - cfg.ratio_clip_min, 1 + cfg.ratio_clip_max)
     if cfg.disable_ppo_ratio:

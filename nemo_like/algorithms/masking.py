@@ -1,4 +1,4 @@
-"""Which samples must not train. Standard library only; the driver calls this on tags."""
+"""Masks for samples that must not train. Standard library only; the driver calls this on tags."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class MaskedSamples:
-    """``sample_mask[i]`` is 0 for a sample that must not train."""
+    """A new sample mask: ``sample_mask[i]`` is 0 when sample i must not train."""
 
     sample_mask: tuple[float, ...]
-    num_masked: int  # how many were switched from training to not training
+    num_masked: int  # how many samples trained by the old mask and do not by this one
 
 
 def mask_logprob_mismatch(
@@ -20,8 +20,8 @@ def mask_logprob_mismatch(
     """Mask the samples on which trainer and generation engine disagree too much.
 
     ``mult_prob_error[i]`` is sample i's mean over response tokens of exp|generation - prev log-prob|,
-    1 where both agree. Samples above ``threshold`` are masked, and so are those whose error is not a
-    number. ``None`` masks nothing.
+    1 where both agree. Samples whose error is above ``threshold`` or NaN are masked; a ``threshold`` of
+    None masks nothing.
 
     Raises ValueError when the sequences differ in length.
     """
@@ -36,7 +36,7 @@ def mask_logprob_mismatch(
 
 
 def mask_truncated(sample_mask: Sequence[float], is_truncated: Sequence[float]) -> MaskedSamples:
-    """The overlong filter: mask the samples whose response ran into a token limit (arXiv 2503.14476)."""
+    """Mask the samples whose response ran into a token limit: the overlong filter (arXiv 2503.14476)."""
     return _masked_where(sample_mask, is_truncated)
 
 

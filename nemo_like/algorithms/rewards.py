@@ -1,4 +1,4 @@
-"""From raw rewards to those that advantages are made of: scaling, shaping, and which groups say anything.
+"""Scaling and shaping of rewards before advantages are computed, and the choice of groups worth training on.
 
 Standard library only: the driver calls these on tags.
 """
@@ -13,14 +13,15 @@ from nemo_like.config.schema import RewardScalingConfig, RewardShapingConfig
 
 
 class Outcome(Enum):
-    """What became of a sample, in the ledger; every value but ``trained`` names why it did not train."""
+    """Why a sample trained or did not, as the ledger of samples records it; every value but ``trained`` is a
+    reason why it did not."""
 
     trained = "trained"
     reward_failed = "reward_failed"  # the environment gave no finite reward
     uniform_group = "uniform_group"  # dynamic sampling: all raw rewards of its group are equal
-    surplus_group = "surplus_group"  # dynamic sampling: a good group more than the step needs
-    overlong = "overlong"  # truncated, with grpo.overlong_filtering
-    logprob_mismatch = "logprob_mismatch"  # above grpo.seq_logprob_error_threshold
+    surplus_group = "surplus_group"  # dynamic sampling: the step had enough informative groups without it
+    overlong = "overlong"  # truncated, with grpo.overlong_filtering=true
+    logprob_mismatch = "logprob_mismatch"  # its log-prob error is above grpo.seq_logprob_error_threshold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +33,10 @@ class ResponseEnds:
 
 
 def scaled_rewards(rewards: Sequence[float], cfg: RewardScalingConfig) -> list[float]:
-    """The linear map that takes [source_min, source_max] to [target_min, target_max].
+    """Map rewards linearly from [source_min, source_max] to [target_min, target_max].
 
-    With ``clamp``, rewards outside the source range end up at the nearer end of the target range.
+    With ``clamp``, rewards outside the source range end up at the nearer end of the target range. Rewards
+    stay as they are when scaling is not enabled.
     """
     if not cfg.enabled:
         return list(rewards)
@@ -45,12 +47,12 @@ def scaled_rewards(rewards: Sequence[float], cfg: RewardScalingConfig) -> list[f
 
 
 def shaped_rewards(rewards: Sequence[float], ends: ResponseEnds, cfg: RewardShapingConfig) -> list[float]:
-    """Rewards minus the overlong penalty, then the stop-properly penalty.
+    """Subtract the overlong penalty from each reward, then apply the stop-properly penalty.
 
-    DAPO's overlong penalty (arXiv 2503.14476, eq. 13): 0 up to max_response_length -
-    overlong_buffer_length tokens, then linear to overlong_buffer_penalty at max_response_length, and
-    no more beyond. Stop-properly: what a truncated response earned above 0 is multiplied by
-    stop_properly_penalty_coef.
+    DAPO's overlong penalty (arXiv 2503.14476, eq. 13) is 0 up to max_response_length -
+    overlong_buffer_length tokens, then grows linearly to overlong_buffer_penalty at max_response_length, and
+    no more beyond. The stop-properly penalty multiplies a truncated response's reward, where it is above 0,
+    by stop_properly_penalty_coef. Rewards stay as they are when shaping is not enabled.
     """
     if not cfg.enabled:
         return list(rewards)
@@ -68,9 +70,9 @@ def shaped_rewards(rewards: Sequence[float], ends: ResponseEnds, cfg: RewardShap
 def informative_groups(
     raw_rewards: Sequence[float], group_ids: Sequence[Hashable], sample_mask: Sequence[float]
 ) -> list[Hashable]:
-    """Groups in which two unmasked samples have different raw rewards, in order of first appearance.
+    """Return the groups in which unmasked samples have different raw rewards, in order of first appearance.
 
-    These are the groups whose raw std is above 0; all others have no advantage to learn from.
+    These are the groups whose raw std is above 0, which dynamic sampling keeps.
     """
     seen: dict[Hashable, set[float]] = {}
     for reward, group_id, kept in zip(raw_rewards, group_ids, sample_mask, strict=True):

@@ -11,10 +11,10 @@ Record = TypeVar("Record")
 
 
 class Columnar(list[Record]):
-    """A list of dataclass instances, received by another process as a plain list. Those of one class travel
-    column by column.
+    """A list of dataclass instances that another process receives as a plain list.
 
-    Pickling hundreds of small dataclasses one by one takes longer than most of what is done with them.
+    When all instances are of one class, pickle gets one tuple per field instead of the instances. Pickling
+    hundreds of small dataclasses one by one takes longer than most of what is done with them.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:

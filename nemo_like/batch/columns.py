@@ -1,9 +1,9 @@
-"""Columns of a batch: what they are, those of GRPO, and how a run's are gathered.
+"""Columns of a batch: how one is declared, those of GRPO, and how the columns of a run are gathered.
 
     a dataset, an environment, an engine, a policy phase ── Declaration(writes, reads) ─┐
     the loss                                             ── Declaration(reads) ─────────┴─▶ gather_columns
 
-Nothing else lists columns: what is gathered once, at the start of a run, every partition holds.
+Nothing else lists columns: they are gathered once, at the start of a run, and every partition has them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T", bound=Callable[..., Any])
 
-# Of values in storage; the order is that of their codes there.
+# The dtypes that stored values may have. Storage encodes a dtype by its position here.
 DTYPES = (
     "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64",
     "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
@@ -24,9 +24,9 @@ DTYPES = (
 
 
 class Layout(Enum):
-    """Shape of one sample's value; T is the sample's own length (prompt and response)."""
+    """The shape of one sample's value; T is the sample's own length (prompt and response)."""
 
-    per_token = "per_token"  # [T, *inner]: a batch is one array [sum of T, *inner], lengths are the meta's
+    per_token = "per_token"  # [T, *inner]: a batch is one array [sum of T, *inner]; the meta has the lengths
     per_sample = "per_sample"  # [*inner]: a batch is one array [N, *inner]
     ragged = "ragged"  # any number of arrays or torch tensors, each of any shape and dtype
     objects = "objects"  # an arbitrary Python object
@@ -37,9 +37,9 @@ class Column:
     """One declared column.
 
     ``dtype`` is the numpy name of the dtype, the narrowest that is exact; "bfloat16" columns are
-    torch tensors, since numpy has no such dtype. ragged and objects columns carry dtypes of their
-    own and declare "". ``per_prompt`` columns, which may have any other layout than per_token, have one
-    value for all samples of a prompt's group: a batch of C chunks has C values, [C, *inner] where dense.
+    torch tensors, since numpy has no such dtype. The values of ragged and objects columns have dtypes of
+    their own, so these columns declare "". A ``per_prompt`` column has one value for all samples of a
+    prompt's group: a batch of C chunks has C values, [C, *inner] where dense. It cannot be per_token.
 
     Raises ValueError for a declaration that contradicts itself.
     """
@@ -50,7 +50,7 @@ class Column:
     description: str = field(default="", compare=False)
     inner_shape: tuple[int, ...] = ()
     per_prompt: bool = False
-    writer: str = field(default="", compare=False)  # the part of the run that writes it, once gathered
+    writer: str = field(default="", compare=False)  # the part of the run that writes it; "" until gathered
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "inner_shape", tuple(self.inner_shape))
@@ -76,7 +76,7 @@ class Column:
 
     @property
     def is_dense(self) -> bool:
-        """Whether a batch of it is one array rather than a sequence."""
+        """Whether a batch of this column is one array rather than a sequence of values."""
         return self.layout in (Layout.per_token, Layout.per_sample)
 
 
@@ -111,7 +111,7 @@ POLICY_COLUMNS = (PREV_LOGPROBS, REFERENCE_LOGPROBS)
 
 
 def bytes_per_token(columns: Iterable[Column]) -> int:
-    """What a token takes in the columns that have a value for each."""
+    """Return how many bytes one token takes in all per_token columns together."""
     return sum(
         math.prod(column.inner_shape) * _bytes_of(column.dtype)
         for column in columns
@@ -124,16 +124,20 @@ def _bytes_of(dtype: str) -> int:
 
 
 class ColumnError(ValueError):
-    """Two parts of a run write one column, or one reads what nobody writes so; the message names them."""
+    """The parts of a run disagree on a column: two write it, or one reads it and none writes it as declared.
+
+    The message names the column and the parts.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
     """The columns that one part of a run writes and reads.
 
-    ``part`` names it in messages, as its configuration key where it has one. Parts whose names agree up to
-    the first dot stand beside each other (two environments): a sample meets one of them only, so that
-    they may write the same column. ``trains``: some of its samples do, and not only validate.
+    ``part`` is the part's name in messages: its configuration key where it has one. Parts whose names agree
+    up to the first dot, such as two environments, are alternatives: a sample meets only one of them, so that
+    both may write the same column. ``trains`` says whether samples for training, and not only for validation,
+    come through this part.
     """
 
     part: str
@@ -145,7 +149,7 @@ class Declaration:
 def writes(*columns: Column) -> Callable[[T], T]:
     """Mark an environment's class, or a reward function, as the writer of these columns.
 
-    Raises ValueError for bfloat16, of which numpy has no values.
+    Raises ValueError for a bfloat16 column, because numpy has no such dtype.
     """
     for column in columns:
         if getattr(column, "dtype", "") == "bfloat16":
@@ -154,7 +158,7 @@ def writes(*columns: Column) -> Callable[[T], T]:
 
 
 def reads(*columns: Column) -> Callable[[T], T]:
-    """Mark a loss of one's own as a reader of these columns."""
+    """Mark a user's own loss as a reader of these columns."""
     return _marked("columns_read", columns)
 
 
@@ -167,9 +171,10 @@ def _marked(what: str, columns: tuple[Column, ...]) -> Callable[[T], T]:
 
 
 def declared_by(part: str, code: object) -> Declaration:
-    """What ``writes`` and ``reads`` say of a class, an instance or a function; nothing where it has none.
+    """Return the columns with which ``writes`` and ``reads`` marked a class, an instance or a function.
 
-    Raises ColumnError when it has attributes of these names that are no columns.
+    Code that was not marked writes and reads nothing. Raises ColumnError when an attribute
+    ``columns_written`` or ``columns_read`` is no sequence of columns.
     """
     return Declaration(
         part, _columns_of(part, code, "columns_written"), _columns_of(part, code, "columns_read")
@@ -186,10 +191,11 @@ def _columns_of(part: str, code: object, what: str) -> tuple[Column, ...]:
 
 
 def gather_columns(declarations: Sequence[Declaration]) -> tuple[Column, ...]:
-    """Return the columns that are written, each with its ``writer``.
+    """Return every column that some part writes, once, with its ``writer`` filled in.
 
-    Raises ColumnError for a column that two parts write, or one part twice, and for one that is read and
-    that nobody writes for samples that train, or not as its reader declares it.
+    Raises ColumnError when a column is written twice, except by alternatives that declare it alike (see
+    ``Declaration``); when a column is read that nobody writes, or that its writer declares otherwise; and
+    when a column is read that is written for validation only.
     """
     written: dict[str, Column] = {}
     for declaration in declarations:

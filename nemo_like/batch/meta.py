@@ -19,10 +19,10 @@ from nemo_like.batch.tags import Tag, TagValue, V
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A stored group of rows, the unit of storage. A key is a chunk, never a row.
+    """The samples of one group as they were put into the data plane; ``key`` names the chunk, rows have none.
 
-    ``lengths`` are those of *all* rows the chunk was written with, in order, because the rows'
-    offsets inside its contiguous values follow from them.
+    ``lengths`` has one entry for *every* row that was put, in order, even when a batch has only some of
+    them: the rows' offsets inside the chunk's contiguous values follow from the lengths.
     """
 
     key: str
@@ -38,23 +38,26 @@ class MicroBatchLayout(Enum):
 
 
 class PromptRun(NamedTuple):
-    """Neighbours in a micro-batch that begin with the same tokens."""
+    """Neighbouring rows of a micro-batch that begin with the same prompt."""
 
     num_rows: int
-    num_tokens: int
+    num_tokens: int  # of the prompt
 
 
 class MicroBatch(NamedTuple):
-    """Rows of one forward (and backward) on one data-parallel rank. A tuple, since a step makes many."""
+    """The rows of one forward (and backward) pass on one data-parallel rank.
+
+    It is a tuple rather than a dataclass because a step makes many of them.
+    """
 
     rows: tuple[int, ...]  # positions within the shard's meta
-    padded_length: int  # tokens, of each row or of all end to end; the same on every rank
-    runs: tuple[PromptRun, ...] = ()  # layout shared: all rows, by prompt
+    padded_length: int  # tokens: of each row, or of all rows end to end; the same on every rank
+    runs: tuple[PromptRun, ...] = ()  # layout shared: every row is in one run, in the order of ``rows``
 
 
 @dataclass(frozen=True, slots=True)
 class GlobalBatch:
-    """One optimizer update: this rank's micro-batches and the *global* counts that normalise the loss."""
+    """One update on one rank: the rank's micro-batches, and the *global* counts that normalise the loss."""
 
     num_samples: int  # over all ranks, sample_mask applied
     num_tokens: int  # response tokens over all ranks, sample_mask applied
@@ -63,18 +66,21 @@ class GlobalBatch:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Which rows make up which micro-batch. Made once, on lengths alone; workers never re-derive it."""
+    """Which rows of a shard make up which micro-batch of which update.
+
+    The driver makes it once, on lengths alone; the workers follow it and never derive their own.
+    """
 
     global_batches: tuple[GlobalBatch, ...]
     layout: MicroBatchLayout = MicroBatchLayout.padded
-    length_multiple: int = 1  # packed: a sample takes its tokens rounded up to a multiple of this
+    length_multiple: int = 1  # packed: every sample's length is rounded up to a multiple of this
 
     def repeated(self, times: int) -> Schedule:
-        """Every update ``times`` times over: one pass after the other, each in the same order."""
+        """Return a schedule of ``times`` passes over the updates, each pass in the same order."""
         return replace(self, global_batches=self.global_batches * times)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # There are many micro-batches: one object each would cost more than what is in them.
+        # There are many micro-batches: pickling an object for each would cost more than its contents.
         micro_batches = [one for batch in self.global_batches for one in batch.micro_batches]
         counts = tuple(
             [(one.num_samples, one.num_tokens, len(one.micro_batches)) for one in self.global_batches]
@@ -95,26 +101,26 @@ class Schedule:
 
     @property
     def num_microbatches(self) -> tuple[int, ...]:
-        """Micro-batches per optimizer update; equal on every rank."""
+        """The number of micro-batches in each update; equal on every rank."""
         return tuple(len(batch.micro_batches) for batch in self.global_batches)
 
     @property
     def num_rows(self) -> int:
-        """How many rows all its micro-batches have."""
+        """The number of rows in all micro-batches of all updates."""
         return sum(len(mb.rows) for batch in self.global_batches for mb in batch.micro_batches)
 
     @property
     def micro_batch_indices(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        """[update][micro-batch][row position within the shard]."""
+        """Row positions within the shard, as [update][micro-batch][row]."""
         return tuple(tuple(mb.rows for mb in batch.micro_batches) for batch in self.global_batches)
 
 
 @dataclass(frozen=True, slots=True)
 class KVBatchMeta:
-    """Keys, lengths, tags and a schedule of N samples; never a token.
+    """The metadata of a batch of N samples: keys, lengths, tags and a schedule; never a token.
 
-    ``rows[i] = (chunk index, row in the chunk)`` places sample i. ``tags`` hold one small scalar
-    per sample. ``columns`` are the names that can be fetched for every sample.
+    ``rows[i] = (index into chunks, row in the chunk)`` says where sample i is. ``tags`` hold one small value
+    per sample. ``columns`` are the names of the columns that can be fetched for every sample.
 
     Raises ValueError when the parts are inconsistent.
     """
@@ -147,18 +153,20 @@ class KVBatchMeta:
 
     @property
     def prompt_index(self) -> tuple[int, ...]:
-        """Which of the batch's prompts each sample belongs to, numbered as they first occur; a chunk is the
-        group of one prompt."""
+        """The number of each sample's prompt; prompts are numbered from 0 as they first occur in the batch.
+
+        A chunk is the group of one prompt, so samples of one chunk have the same number.
+        """
         numbers: dict[int, int] = {}
         return tuple([numbers.setdefault(chunk, len(numbers)) for chunk, _ in self.rows])
 
     @property
     def sample_ids(self) -> tuple[str, ...]:
-        """Printable ids, ``chunk key/row``; they name samples in error messages."""
+        """One printable id per sample, ``chunk key/row``; error messages name samples by these."""
         return tuple(f"{self.chunks[chunk].key}/{row}" for chunk, row in self.rows)
 
     def tag(self, tag: Tag[V]) -> tuple[V, ...]:
-        """Values of one tag, in sample order. Raises KeyError that lists the tags there are."""
+        """Return the values of one tag, in sample order. Raises KeyError, which lists the tags there are."""
         if tag.name not in self.tags:
             raise KeyError(
                 f"no tag {tag.name!r} on partition {self.partition!r}; there are {sorted(self.tags)}"
@@ -166,34 +174,41 @@ class KVBatchMeta:
         return cast("tuple[V, ...]", self.tags[tag.name])
 
     def has_tag(self, tag: Tag[Any]) -> bool:
-        """Whether the samples have this tag."""
+        """Return whether the samples have this tag."""
         return tag.name in self.tags
 
     def with_tag(self, tag: Tag[V], values: Sequence[V]) -> KVBatchMeta:
-        """A copy with this tag added or replaced; it has one value per sample."""
+        """Return a copy with this tag added or replaced; ``values`` has one value per sample.
+
+        Raises ValueError for another number of values.
+        """
         return self.with_tags({tag.name: values})
 
     def with_tags(self, tags: Mapping[str, Sequence[TagValue]]) -> KVBatchMeta:
-        """A copy with these tags added or replaced, by name, as another process gave them."""
+        """Return a copy with these tags, by name, added or replaced.
+
+        For tags that another process sent by name. Raises ValueError unless each has one value per sample.
+        """
         added = {name: tuple(values) for name, values in tags.items()}
         self._check_tags(added)
         return self._with(tags={**self.tags, **added})
 
     def only_tags(self, *tags: Tag[Any]) -> KVBatchMeta:
-        """A copy with no other tags than these. Raises KeyError where one is missing."""
+        """Return a copy with no other tags than these. Raises KeyError when the batch lacks one of them."""
         return self._with(tags={tag.name: self.tag(tag) for tag in tags})
 
     def with_columns(self, *columns: Column) -> KVBatchMeta:
-        """A copy that knows these columns were written for every one of its samples."""
+        """Return a copy that lists these columns too, after they were written for every sample."""
         return self._with(columns=self.columns | {column.name for column in columns})
 
     def with_schedule(self, schedule: Schedule | None) -> KVBatchMeta:
         return self._with(schedule=schedule)
 
     def subset(self, positions: Sequence[int]) -> KVBatchMeta:
-        """The samples at these positions, in this order; the schedule, being positional, is dropped.
+        """Return the samples at these positions, in this order.
 
-        Chunks of which no row is left are dropped too.
+        The result has no schedule, because schedules are positional, and no chunk without rows. Raises
+        ValueError when a position occurs twice.
         """
         if len(set(positions)) != len(positions):
             raise ValueError(f"partition {self.partition!r}: a sample occurs twice in the batch")
@@ -211,7 +226,7 @@ class KVBatchMeta:
         )
 
     def slice(self, start: int, stop: int) -> KVBatchMeta:
-        """Samples [start, stop), as ``subset``. Raises ValueError outside the batch."""
+        """Return samples [start, stop), as ``subset`` does. Raises ValueError for a range outside the batch."""
         if not 0 <= start <= stop <= len(self):
             raise ValueError(
                 f"partition {self.partition!r}: no samples [{start}, {stop}) in a batch of {len(self)}"
@@ -219,7 +234,10 @@ class KVBatchMeta:
         return self.subset(range(start, stop))
 
     def select(self, keep: Sequence[TagValue]) -> KVBatchMeta:
-        """The samples whose value in ``keep`` is true, e.g. ``meta.select(meta.tag(SAMPLE_MASK))``."""
+        """Return the samples whose value in ``keep`` is true, e.g. ``meta.select(meta.tag(SAMPLE_MASK))``.
+
+        The result has no schedule. Raises ValueError unless there is one value per sample.
+        """
         if len(keep) != len(self):
             raise ValueError(f"select got {len(keep)} values for {len(self)} samples")
         if all(keep):
@@ -228,9 +246,10 @@ class KVBatchMeta:
 
     @staticmethod
     def concat(metas: Sequence[KVBatchMeta]) -> KVBatchMeta:
-        """Batches of one partition one after the other; the schedules are dropped.
+        """Return one batch with the samples of all ``metas``, one after the other; it has no schedule.
 
-        Raises ValueError when partition, columns or tag names differ, or a sample would occur twice.
+        Raises ValueError when there is no meta; when partitions, columns or tag names differ; when one chunk
+        key comes with different lengths; or when a sample would occur twice.
         """
         if not metas:
             raise ValueError("concat needs at least one batch")
@@ -266,12 +285,12 @@ class KVBatchMeta:
                 raise ValueError(f"tag {name!r} has {len(values)} values for {len(self.rows)} samples")
 
     def _with(self, **changes: Any) -> KVBatchMeta:
-        """A copy with other parts, which are known to be consistent: nothing is checked again."""
+        """Return a copy with ``changes``, which the caller knows to be consistent: nothing is checked again."""
         parts = {name: getattr(self, name) for name in _META_PARTS}
         return _unchecked(KVBatchMeta, {**parts, **changes})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Few objects: rows, lengths and micro-batches of their own would cost more than all values.
+        # Few objects: pickling every row and length by itself would cost more than their values.
         rows = array("i", chain.from_iterable(self.rows)).tobytes()
         keys = tuple([chunk.key for chunk in self.chunks])
         sizes = tuple([len(chunk.lengths) for chunk in self.chunks])
@@ -300,7 +319,7 @@ def _restored(
     tags: Mapping[str, Any],
     schedule: Schedule | None,
 ) -> KVBatchMeta:
-    """The meta that ``__reduce__`` took apart."""
+    """Rebuild the meta that ``__reduce__`` took apart."""
     of_chunks, numbers = iter(_integers(lengths)), iter(_integers(rows))
     chunks = tuple(
         [Chunk(key, tuple(islice(of_chunks, size))) for key, size in zip(keys, sizes, strict=True)]
@@ -342,7 +361,7 @@ def _restored_schedule(
 
 
 def _runs_of(num_rows: int, runs: Iterator[PromptRun]) -> tuple[PromptRun, ...]:
-    """The next runs of so many rows; none where the layout has none."""
+    """Take the next runs that together have ``num_rows`` rows; none in a layout without runs."""
     taken: list[PromptRun] = []
     while num_rows and (run := next(runs, None)):
         taken.append(run)
@@ -357,7 +376,7 @@ def _integers(data: bytes) -> array[int]:
 
 
 def _packed(values: tuple[TagValue, ...]) -> tuple[TagValue, ...] | bytes:
-    """A tag of floats as bytes, others as they are."""
+    """Return the values of a tag of floats as bytes, those of any other tag as they are."""
     is_float = set(map(type, values)) == {float}
     return array("d", cast("tuple[float, ...]", values)).tobytes() if is_float else values
 
@@ -371,7 +390,7 @@ def _unpacked(values: tuple[TagValue, ...] | bytes) -> tuple[TagValue, ...]:
 
 
 def _picker(positions: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """The values at these positions."""
+    """Return a function that picks the values at these positions."""
     if len(positions) > 1:
         return itemgetter(*positions)
     return lambda values: tuple([values[position] for position in positions])

@@ -14,7 +14,7 @@ V = TypeVar("V", float, int, bool, str)
 
 @dataclass(frozen=True, slots=True)
 class Tag(Generic[V]):
-    """One declared tag; ``type`` is that of its values, an int being good for a float."""
+    """One declared tag; ``type`` is the type of its values, where an int may stand for a float."""
 
     name: str
     type: type[V]

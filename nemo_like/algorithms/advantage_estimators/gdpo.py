@@ -1,4 +1,4 @@
-"""GDPO: each reward component normalised by itself (arXiv 2601.05242).
+"""GDPO normalises each reward component by itself (arXiv 2601.05242).
 
 s = sum_k w_k (r_k - mean_group) / (std_group + 1e-6)      A = (s - mean(s)) / (std(s) + 1e-6)
 """
@@ -13,15 +13,15 @@ from nemo_like.config.schema import GRPOConfig
 
 
 def build(cfg: GRPOConfig) -> AdvantageEstimator:
-    """Return the estimator with the weights of ``grpo.adv_estimator.reward_weights``."""
+    """Return the estimator that weighs components by ``grpo.adv_estimator.reward_weights``."""
     return lambda inputs: gdpo(inputs, cfg.adv_estimator.reward_weights)
 
 
 def gdpo(inputs: AdvantageInputs, weights: Mapping[str, float]) -> list[float]:
-    """Each reward component normalised in its group, their weighted sum normalised over the batch.
+    """Normalise each reward component in its group, and their weighted sum over the batch.
 
-    ``A = (s - mean(s)) / (std(s) + 1e-6)`` with ``s = sum_k w_k (r_k - mean_group) / (std_group + 1e-6)``,
-    both std unbiased (arXiv 2601.05242). A component that is uniform in a group adds nothing there.
+    ``A = (s - mean(s)) / (std(s) + 1e-6)`` with ``s = sum_k w_k (r_k - mean_group) / (std_group + 1e-6)``;
+    both std are unbiased (arXiv 2601.05242). A component that is uniform in a group adds nothing there.
 
     Raises ValueError when the inputs lack a component that has a weight.
     """

@@ -1,7 +1,9 @@
-"""GRPO: the reward relative to its group (arXiv 2402.03300).
+"""GRPO judges a reward relative to its group (arXiv 2402.03300).
 
-A = (R - mean) / (std + 1e-6)      of the group; without ``grpo.normalize_rewards`` no division, and with
-``grpo.use_leave_one_out_baseline`` the mean of the group's other samples
+A = (R - mean) / (std + 1e-6)      mean and std of the group's rewards
+
+With ``grpo.normalize_rewards=false`` nothing is divided. With ``grpo.use_leave_one_out_baseline`` mean and
+std are those of the group's other samples.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""REINFORCE++: the return of each token, whitened over the batch (arXiv 2501.03262).
+"""REINFORCE++ whitens the return of each token over the batch (arXiv 2501.03262).
 
 A_t = (R - beta K_t - mean) / std      K_t: the KL to go of token t; mean and std over all response tokens
 """
@@ -16,8 +16,8 @@ def build(cfg: GRPOConfig) -> AdvantageEstimator:
 
 
 def reinforce_plus_plus(inputs: AdvantageInputs) -> Advantages:
-    """The return itself, whitened over all response tokens of the batch (arXiv 2501.03262).
+    """Whiten the return of each token over all response tokens of the batch (arXiv 2501.03262).
 
-    A token's return is the reward, less beta times its KL to go where there is one.
+    A token's return is its sample's reward, minus beta times the token's KL to go with a KL in the reward.
     """
     return whitened_over_tokens(inputs.rewards, inputs)

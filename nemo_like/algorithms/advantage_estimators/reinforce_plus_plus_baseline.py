@@ -17,7 +17,8 @@ def build(cfg: GRPOConfig) -> AdvantageEstimator:
 
 
 def reinforce_plus_plus_baseline(inputs: AdvantageInputs) -> Advantages:
-    """Whiten the return, less the mean reward of the group, over all response tokens of the batch."""
+    """Subtract the group's mean reward from each token's return, and whiten the result over all response
+    tokens of the batch."""
     centred = group_relative_advantages(
         inputs.rewards,
         inputs.group_ids,

@@ -1,4 +1,4 @@
-"""RLOO: REINFORCE with the mean of the others as baseline (arXiv 2402.14740).
+"""RLOO is REINFORCE with the mean reward of the group's other samples as baseline (arXiv 2402.14740).
 
 A = R - mean(R of the group's other samples)
 """
@@ -16,7 +16,7 @@ def build(cfg: GRPOConfig) -> AdvantageEstimator:
 
 
 def rloo(inputs: AdvantageInputs) -> list[float]:
-    """Reward minus the mean of the group's other rewards (arXiv 2402.14740); 0 where there is no other."""
+    """Subtract the mean of the group's other rewards from each reward; 0 where there is no other one."""
     return group_relative_advantages(
         inputs.rewards,
         inputs.group_ids,

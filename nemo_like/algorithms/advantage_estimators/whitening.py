@@ -1,4 +1,4 @@
-"""What the estimators share whose advantages have mean 0 and variance 1 over the tokens of a batch."""
+"""Whitening, shared by the estimators whose advantages have mean 0 and variance 1 over a batch's tokens."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ _MIN_VARIANCE = 1e-8
 
 
 def whitened_over_tokens(values: Sequence[float], inputs: AdvantageInputs) -> Advantages:
-    """``(x - mean) / sqrt(max(variance, 1e-8))`` of every token's ``x = value - beta K_t``, with the mean and
-    the biased variance over all response tokens.
+    """Compute ``(x - mean) / sqrt(max(variance, 1e-8))`` of every token's ``x = value - beta K_t``.
 
-    Masked samples count nothing and get 0, and without a KL so does everybody when all values are equal.
+    ``values`` has one value per sample; mean and the biased variance are over all response tokens of unmasked
+    samples. Masked samples get 0. All samples get 0 when there is no response token, or when, without a KL
+    in the reward, all unmasked values are equal.
 
     Raises ValueError when an unmasked value is not finite.
     """
@@ -29,7 +30,7 @@ def whitened_over_tokens(values: Sequence[float], inputs: AdvantageInputs) -> Ad
     beta = kl.coefficient if kl else 0.0
     kl_sums, kl_squares = (kl.sums, kl.square_sums) if kl else ([0.0] * len(values),) * 2
     mean = math.fsum(tokens[i] * values[i] - beta * kl_sums[i] for i in valid) / num_tokens
-    # Of (c - beta K)^2 with c = value - mean, summed over a sample's tokens.
+    # For each sample: the sum over its tokens of (c - beta K_t)^2, with c = value - mean.
     squares = (
         tokens[i] * (values[i] - mean) ** 2
         - 2 * beta * (values[i] - mean) * kl_sums[i]
