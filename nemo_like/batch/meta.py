@@ -68,7 +68,8 @@ class GlobalBatch:
 class Schedule:
     """Which rows of a shard make up which micro-batch of which update.
 
-    The driver makes it once, on lengths alone; the workers follow it and never derive their own.
+    The driver makes it once, from lengths (and prompts, where those are shared); the workers follow it and
+    never derive their own.
     """
 
     global_batches: tuple[GlobalBatch, ...]
@@ -226,7 +227,7 @@ class KVBatchMeta:
         )
 
     def slice(self, start: int, stop: int) -> KVBatchMeta:
-        """Return samples [start, stop), as ``subset`` does. Raises ValueError for a range outside the batch."""
+        """Return samples [start, stop), as ``subset`` does. Raises ValueError when some are not there."""
         if not 0 <= start <= stop <= len(self):
             raise ValueError(
                 f"partition {self.partition!r}: no samples [{start}, {stop}) in a batch of {len(self)}"
@@ -285,7 +286,7 @@ class KVBatchMeta:
                 raise ValueError(f"tag {name!r} has {len(values)} values for {len(self.rows)} samples")
 
     def _with(self, **changes: Any) -> KVBatchMeta:
-        """Return a copy with ``changes``, which the caller knows to be consistent: nothing is checked again."""
+        """Return a copy with ``changes``, unchecked: the caller knows that they are consistent."""
         parts = {name: getattr(self, name) for name in _META_PARTS}
         return _unchecked(KVBatchMeta, {**parts, **changes})
 

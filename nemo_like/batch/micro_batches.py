@@ -1,14 +1,14 @@
-"""Cutting a rank's samples into micro-batches, on lengths alone. Standard library only.
+"""Strategies that cut each rank's samples into micro-batches, by their lengths. Standard library only.
 
 A strategy gets the lengths of every rank's samples and returns, for every rank, the same number of
-micro-batches, each a list of indices into that rank's samples. Every sample is in exactly one, and
-none is empty: unequal numbers would leave a rank alone in a collective.
+micro-batches, because a rank with fewer would leave the others waiting in a collective. A micro-batch is
+a list of indices into the rank's samples. Every sample is in exactly one micro-batch, and none is empty.
 
-    fixed_size        so many samples of like length each
-    in_order          so many samples each, as they come
+    fixed_size        at most so many samples each, of similar length
+    in_order          at most so many samples each, in the order in which they come
     dynamic_batches   as many samples as the token budget holds once they are padded to the longest
     sequence_packing  as many samples as the token budget holds end to end, without padding
-    PromptSharing     the same, where the samples of one prompt hold it once: prompt_sharing.py
+    PromptSharing     like sequence_packing, with each prompt once for all its samples: prompt_sharing.py
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nemo_like.batch.tags import TagValue
 
 
 class Prompt(NamedTuple):
-    """What the samples of a group begin with."""
+    """The prompt of a sample, as far as micro-batches depend on it: samples of one group share it."""
 
     group: TagValue
     num_tokens: int
@@ -39,12 +39,12 @@ MicroBatches = list[list[list[int]]]  # [rank][micro-batch][index of a sample]
 
 
 def model_length(num_tokens: int) -> int:
-    """Tokens of a sample that enter the model: all but its last, which is predicted and predicts nothing."""
+    """Return how many tokens of a sample enter the model: all but its last, which only gets predicted."""
     return num_tokens - 1 if num_tokens > 1 else num_tokens
 
 
 class MicroBatching(Protocol):
-    """How samples become micro-batches."""
+    """A strategy that cuts the samples of every rank into micro-batches."""
 
     @property
     def layout(self) -> MicroBatchLayout: ...
@@ -53,20 +53,26 @@ class MicroBatching(Protocol):
     def length_multiple(self) -> int: ...
 
     def micro_batches(self, lengths: Lengths, prompts: Prompts) -> list[list[MicroBatch]]:
-        """[rank][number]; rows are indices into the rank's samples. ``prompts`` are read in layout shared."""
+        """Return each rank's micro-batches, [rank][number]; rows are indices into the rank's samples.
+
+        ``prompts`` are read only in layout shared.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """Cuts by lengths; ``length_multiple`` rounds the micro-batch's length up, where a parallel layout
-    needs it."""
+    """A strategy that looks at lengths alone: ``cut`` says which samples make up which micro-batch.
+
+    Lengths are rounded up to a multiple of ``length_multiple``, where a parallel layout needs that: in layout
+    packed the length of each sample, in layout padded that of the micro-batch.
+    """
 
     cut: Callable[[Lengths], MicroBatches]
     layout: MicroBatchLayout = MicroBatchLayout.padded
     length_multiple: int = 1
 
     def micro_batches(self, lengths: Lengths, prompts: Prompts = ()) -> list[list[MicroBatch]]:
-        """[rank][number]; rows are indices into the rank's samples."""
+        """Return each rank's micro-batches, [rank][number]; rows are indices into the rank's samples."""
         cut = self.cut(lengths)
         common = self.common_lengths(lengths, cut)
         return [
@@ -75,7 +81,10 @@ class Strategy:
         ]
 
     def common_lengths(self, lengths: Lengths, cut: MicroBatches) -> list[int]:
-        """Tokens of each micro-batch's row, the same on every rank; ``cut`` is that of these ``lengths``."""
+        """Return the padded length of each micro-batch, in tokens: what the rank with the most needs.
+
+        ``cut`` is what ``self.cut(lengths)`` returned.
+        """
         multiple = self.length_multiple
         take: Callable[[list[int]], int] = max
         if self.layout is MicroBatchLayout.packed:
@@ -88,12 +97,15 @@ class Strategy:
 
 
 def fixed_size(size: int, length_multiple: int = 1) -> Strategy:
-    """At most ``size`` samples each, longest first, so that padding is small on all ranks alike."""
+    """Make micro-batches of at most ``size`` samples, longest samples first, so that little is padded.
+
+    All ranks order their samples so; micro-batches that run at the same time then have similar lengths.
+    """
     return _of_size(size, length_multiple, _longest_first)
 
 
 def in_order(size: int, length_multiple: int = 1) -> Strategy:
-    """At most ``size`` consecutive samples each, padded to whatever the longest of them is."""
+    """Make micro-batches of at most ``size`` consecutive samples, padded to the longest of them."""
     return _of_size(size, length_multiple, lambda lengths: list(range(len(lengths))))
 
 
@@ -109,10 +121,13 @@ def _of_size(size: int, length_multiple: int, order: Callable[[Sequence[int]], l
 
 
 def dynamic_batches(max_tokens: int, length_multiple: int = 1) -> Strategy:
-    """Samples by length, grouped while count x longest, over all ranks and rounded up, is at most
-    ``max_tokens``; every rank has the same boundaries, so needs equally many samples.
+    """Make micro-batches of at most ``max_tokens``, padding included, of samples sorted by length.
 
-    Raises ValueError when the longest sample alone is over the budget.
+    A micro-batch takes samples while count x longest is at most ``max_tokens``; the longest is that of all
+    ranks, rounded up to a multiple of ``length_multiple``. Every rank is cut at the same places.
+
+    The strategy raises ValueError when the longest sample alone is over the budget, or when the ranks have
+    different numbers of samples.
     """
 
     def cut(lengths: Lengths) -> MicroBatches:
@@ -131,7 +146,7 @@ def dynamic_batches(max_tokens: int, length_multiple: int = 1) -> Strategy:
         ]
         bounds = [0]
         for place in range(len(longest)):
-            # Longest first: the first of a micro-batch sets its length.
+            # Samples are sorted longest first: the first of a micro-batch sets its length.
             if (place + 1 - bounds[-1]) * longest[bounds[-1]] > max_tokens:
                 bounds.append(place)
         bounds.append(len(longest))
@@ -144,11 +159,13 @@ def dynamic_batches(max_tokens: int, length_multiple: int = 1) -> Strategy:
 
 
 def sequence_packing(max_tokens: int, length_multiple: int = 1) -> Strategy:
-    """Samples end to end in bins of at most ``max_tokens``, each sample rounded up; few bins, and equally
-    many on every rank.
+    """Make micro-batches of samples end to end, of at most ``max_tokens`` each.
 
-    Raises ValueError when the longest sample alone is over the budget, or a rank has too few samples to
-    fill as many bins as another needs.
+    There are few of them, and equally many on every rank. Each sample counts with its length rounded up to a
+    multiple of ``length_multiple``.
+
+    The strategy raises ValueError when the longest sample alone is over the budget, or when a rank has fewer
+    samples than another rank needs micro-batches.
     """
 
     def cut(lengths: Lengths) -> MicroBatches:
@@ -156,7 +173,7 @@ def sequence_packing(max_tokens: int, length_multiple: int = 1) -> Strategy:
         rounded = [[round_up(length, length_multiple) for length in rank] for rank in lengths]
         bins = [pack(rank, max_tokens) for rank in rounded]
         count = max(len(of_rank) for of_rank in bins)
-        # Heaviest first on every rank: what runs at the same time then takes about as long.
+        # Heaviest first on every rank: micro-batches that run at the same time then take about as long.
         return [
             _heaviest_first(_split_to(count, of_rank, rank), rank)
             for of_rank, rank in zip(bins, rounded, strict=True)
@@ -170,11 +187,13 @@ def _heaviest_first(groups: list[list[int]], sizes: Sequence[int]) -> list[list[
 
 
 def pack(sizes: Sequence[int], capacity: int) -> list[list[int]]:
-    """Indices of ``sizes`` in bins of at most ``capacity``, by modified first-fit decreasing.
+    """Pack indices of ``sizes`` into bins of at most ``capacity``, by modified first-fit decreasing.
 
-    Items over half of the capacity open a bin each. Bins with room for it then get an item over a third;
-    the others a pair of items over a sixth; then every bin what still fits, largest first. What is left
-    goes first-fit decreasing into new bins. Never more than 71/60 of the optimum, plus one.
+    Every item over half of the capacity opens a bin. Each of these bins that has room for an item over a
+    third of the capacity gets one; each of the others gets a pair of items, the smaller over a sixth, where a
+    pair fits. Then every bin is filled with whatever still fits, largest first. The remaining items go
+    first-fit decreasing into new bins. There are never more than 71/60 of the least possible number of bins,
+    plus one.
     """
     order = _longest_first(sizes)
     large = [index for index in order if 2 * sizes[index] > capacity]
@@ -211,13 +230,16 @@ def round_up(value: int, multiple: int) -> int:
 
 
 class _Descending:
-    """Items by size, largest first, from which some are taken; places are those before any was."""
+    """Items sorted by size, largest first, that can be taken one by one.
+
+    A place is an item's position among all items; it stays the same when others are taken.
+    """
 
     def __init__(self, items: list[int], sizes: Sequence[int]) -> None:
         self._items = items
         self._negative = [-sizes[index] for index in items]
-        # Links to the nearest place that is not taken: a place that is there leads to itself, one that is
-        # taken on towards it. Those that lead back are moved by one, so that 0 is before the first place.
+        # From each place, links lead to the nearest place that is not taken, onward or back: a free place
+        # links to itself, a taken one to its neighbour. In _back, place p has index p + 1, and 0 means none.
         self._onward = list(range(len(items) + 1))
         self._back = list(range(len(items) + 1))
 
@@ -226,16 +248,19 @@ class _Descending:
         return [item for place, item in enumerate(self._items) if self._onward[place] == place]
 
     def largest_within(self, limit: int, above: float = -1.0) -> int | None:
-        """Place of the largest item of at most ``limit`` and more than ``above``."""
+        """Return the place of the largest item of at most ``limit``.
+
+        Returns None when there is no such item, or when that item is not more than ``above``.
+        """
         place = _followed(self._onward, bisect_left(self._negative, -limit))
         return place if place < len(self._items) and self.size(place) > above else None
 
     def smallest_above(self, limit: float) -> int | None:
-        """Place of the smallest item of more than ``limit``."""
+        """Return the place of the smallest item of more than ``limit``; None when there is none."""
         return self.before(bisect_left(self._negative, -limit))
 
     def before(self, place: int) -> int | None:
-        """The nearest place before this one that has an item."""
+        """Return the nearest place before this one whose item is not taken; None when there is none."""
         found = _followed(self._back, place)
         return found - 1 if found else None
 
@@ -249,23 +274,28 @@ class _Descending:
 
 
 def _followed(links: list[int], place: int) -> int:
-    """Where the links end that begin at ``place``; they are shortened on the way, so that following them
-    takes next to constant time on average."""
+    """Follow the links from ``place`` to their end and return that.
+
+    Links are shortened on the way, so that following them takes next to constant time on average.
+    """
     while links[place] != place:
         links[place] = place = links[links[place]]
     return place
 
 
 class _FirstFit:
-    """Bins in a row, of which each item gets the first that has room; a tree of the most room below each
-    node finds it in logarithmic time."""
+    """Bins in a row; each item goes into the first bin with room for it.
+
+    A binary tree, whose leaves are the bins and whose nodes hold the most room of any bin below them, finds
+    that bin in logarithmic time.
+    """
 
     def __init__(self, max_bins: int, capacity: int) -> None:
         self._num_leaves = 1 << max(0, max_bins - 1).bit_length()
         self._most_room = [capacity] * (2 * self._num_leaves)
 
     def put(self, size: int) -> int:
-        """The number of the item's bin."""
+        """Put an item into the first bin with room for it, and return the bin's number."""
         most_room, node = self._most_room, 1
         while node < self._num_leaves:
             node *= 2
@@ -275,7 +305,7 @@ class _FirstFit:
         room = most_room[node] - size
         while node and most_room[node] != room:
             most_room[node] = room
-            room = max(room, most_room[node ^ 1])  # of the two nodes below the next one up
+            room = max(room, most_room[node ^ 1])  # what the parent now has: the larger of its two nodes
             node //= 2
         return place
 
@@ -283,7 +313,10 @@ class _FirstFit:
 def _put_pair(
     rest: _Descending, place: int, room: Sequence[int], put: Callable[[int, int], None], above: float
 ) -> None:
-    """The smallest item above a sixth and the largest other one that fits beside it, if there are two."""
+    """Put two items larger than ``above`` into the bin at ``place``, if two such items fit.
+
+    These are the smallest such item, and the largest other one that fits beside it.
+    """
     smallest = rest.smallest_above(above)
     next_larger = None if smallest is None else rest.before(smallest)
     if smallest is None or next_larger is None:
@@ -305,8 +338,11 @@ def split_to(
     num_samples: Callable[[Bin], int],
     halves: Callable[[Bin], tuple[Bin, Bin]],
 ) -> list[Bin]:
-    """Cut bins in two until there are ``count``, heaviest first and of equally heavy ones the first; halves
-    go behind all others. Raises ValueError when no bin with two samples is left."""
+    """Cut bins in two until there are ``count``, always the heaviest bin that has at least two samples.
+
+    Of equally heavy bins the first is cut; halves go behind all other bins. Raises ValueError when no bin
+    with two samples is left.
+    """
     numbered = dict(enumerate(bins))
     heaviest = [(-weight(one), number) for number, one in numbered.items() if num_samples(one) > 1]
     heapify(heaviest)
@@ -324,7 +360,7 @@ def split_to(
 
 
 def _split_to(count: int, bins: list[list[int]], sizes: Sequence[int]) -> list[list[int]]:
-    """Every other of a bin's samples, by size, goes into either half."""
+    """Split bins until there are ``count``; the halves of a bin take its samples in turns, largest first."""
 
     def halves(indices: list[int]) -> tuple[list[int], list[int]]:
         ordered = sorted(indices, key=lambda index: (-sizes[index], index))
@@ -352,7 +388,10 @@ def _longest_first(lengths: Sequence[int]) -> list[int]:
 
 
 def _cut_evenly(indices: list[int], count: int) -> list[list[int]]:
-    """``count`` consecutive groups whose sizes differ by at most one."""
+    """Cut ``indices`` into ``count`` consecutive pieces whose sizes differ by at most one.
+
+    Raises ValueError when there are fewer indices than pieces.
+    """
     if len(indices) < count:
         raise ValueError(f"{len(indices)} samples can't fill {count} micro-batches")
     bounds = [len(indices) * group // count for group in range(count + 1)]

@@ -1,10 +1,10 @@
-"""Micro-batches in which the samples of one prompt hold it once. Standard library only.
+"""Micro-batches that hold each prompt once for all its samples. Standard library only.
 
     [prompt 1][prompt 2]  [after 1][after 1][after 1]  [after 2][after 2]  [unused]
 
-A group of G samples then enters the model as one prompt and G responses instead of G of both. What is
-behind a prompt attends to that prompt and to itself, so every output is what it would be without sharing
-(as in Prefix Grouper, arXiv 2506.05433).
+A group of G samples then enters the model as one prompt and G responses instead of G prompts and G
+responses. What follows the prompt in a sample attends to that prompt and to itself, so every output is what
+it would be without sharing (as in Prefix Grouper, arXiv 2506.05433).
 """
 
 from __future__ import annotations
@@ -19,25 +19,28 @@ from nemo_like.batch.micro_batches import Lengths, Prompt, Prompts, pack, round_
 
 @dataclass(frozen=True, slots=True)
 class PromptSharing:
-    """Groups in bins of at most ``max_tokens``, each prompt counted once; few bins, and equally many on every
-    rank. Only a group that is over the budget, or that a rank needs to have enough bins, is divided.
+    """A strategy that packs whole groups into few micro-batches of at most ``max_tokens``, each prompt once.
 
-    ``micro_batches`` raises ValueError when one sample alone is over the budget, or a rank has too few
-    samples to fill as many bins as another needs.
+    Every rank gets equally many micro-batches. A group is divided only when it is over the budget by itself,
+    or when its rank would otherwise have fewer micro-batches than another rank.
     """
 
     max_tokens: int
-    length_multiple: int = 1  # of a bin
+    length_multiple: int = 1  # micro-batches have lengths that are multiples of this
 
     @property
     def layout(self) -> MicroBatchLayout:
         return MicroBatchLayout.shared
 
     def micro_batches(self, lengths: Lengths, prompts: Prompts) -> list[list[MicroBatch]]:
-        """[rank][number]; rows are indices into the rank's samples."""
+        """Return each rank's micro-batches, [rank][number]; rows are indices into the rank's samples.
+
+        Raises ValueError when one sample alone is over the budget, or when a rank has fewer samples than
+        another rank needs micro-batches.
+        """
         ranks = [self._bins(*of_rank) for of_rank in zip(lengths, prompts, strict=True)]
         count = max(map(len, ranks))
-        # Heaviest first on every rank: what runs at the same time then takes about as long.
+        # Heaviest first on every rank: micro-batches that run at the same time then take about as long.
         ranks = [sorted(_split_to(count, bins), key=_num_tokens, reverse=True) for bins in ranks]
         needed = [max(map(_num_tokens, of_number)) for of_number in zip(*ranks, strict=True)]
         return [
@@ -69,19 +72,22 @@ class PromptSharing:
 
 
 class _Part(NamedTuple):
-    """Samples of one prompt that are in one micro-batch."""
+    """The samples of one prompt that are in one micro-batch."""
 
     indices: list[int]
-    after: list[int]  # tokens behind the prompt in each
+    after: list[int]  # for each sample, how many of its tokens that enter the model follow the prompt
     prompt_tokens: int
 
     @classmethod
     def of_group(
         cls, prompt: Prompt, indices: list[int], lengths: Sequence[int], capacity: int
     ) -> Iterator[_Part]:
-        """One part, or several where that would be over the capacity."""
-        # What a sample has behind its prompt without its last token, which does not enter the model; nothing
-        # where there is no response.
+        """Yield a group as one part, or as several where one would be over the capacity.
+
+        Raises ValueError when one sample alone is over the capacity.
+        """
+        # ``lengths`` leave out a sample's last token, which does not enter the model: a sample without a
+        # response is thus one token shorter than its prompt.
         after = [max(0, lengths[index] - prompt.num_tokens) for index in indices]
         if prompt.num_tokens + max(after) > capacity:
             needed = prompt.num_tokens + max(after)
@@ -102,7 +108,7 @@ class _Part(NamedTuple):
         return self.prompt_tokens + sum(self.after)
 
     def halves(self) -> tuple[_Part, _Part]:
-        """Both with the prompt."""
+        """Divide the samples into two parts, each with the prompt."""
         middle = len(self.indices) // 2
         return (
             _Part(self.indices[:middle], self.after[:middle], self.prompt_tokens),
@@ -115,7 +121,7 @@ def _num_tokens(parts: Sequence[_Part]) -> int:
 
 
 def _split_to(count: int, bins: list[list[_Part]]) -> list[list[_Part]]:
-    """A group is divided only where it is alone in its bin."""
+    """Split bins until there are ``count``; a group is divided only where it is alone in its bin."""
 
     def halves(parts: list[_Part]) -> tuple[list[_Part], list[_Part]]:
         if len(parts) == 1:

@@ -1,8 +1,9 @@
-"""Which data-parallel rank gets which samples, and its schedule; on metadata alone, standard library only.
+"""Sharding: which data-parallel rank gets which samples, and the schedule of each rank.
 
-Both stages place a sample on the same rank, so that a worker finds in the training stage what it
-fetched and wrote in the log-prob stage. An optimizer update is ``global_batch_size`` consecutive
-samples whatever the number of ranks: DP=1 and DP=2 train on the same global batches.
+It works on metadata alone and needs the standard library only. The log-prob stage and the training stage
+place a sample on the same rank, so that in training a worker finds what it fetched and wrote before. An
+update is ``global_batch_size`` consecutive samples whatever the number of ranks: DP=1 and DP=2 train on the
+same global batches.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from nemo_like.batch.meta import GlobalBatch, KVBatchMeta, MicroBatch, MicroBatc
 from nemo_like.batch.micro_batches import MicroBatching, Prompt, fixed_size, model_length, round_up
 from nemo_like.batch.tags import GROUP_ID, NUM_PROMPT_TOKENS, NUM_RESPONSE_TOKENS, SAMPLE_MASK
 
-# Whole chunks stay on one rank where the fullest rank then gets at most this much more tokens than an
-# equal share: one slice per chunk is moved instead of many.
+# A chunk's samples stay on one rank if the fullest rank then has at most this many times the tokens of an
+# equal share: a whole chunk is moved as one slice, its samples apart as many.
 _CHUNK_SLACK = 1.05
 
 Placement = list[list[list[int]]]  # [update][rank] -> positions in the meta, ascending
@@ -31,22 +32,27 @@ def shard_for_training(
     strategy: MicroBatching | None = None,
     is_idle: Sequence[bool] | None = None,
 ) -> tuple[KVBatchMeta, ...]:
-    """One meta per data-parallel rank, with the schedule of its optimizer updates.
+    """Return one meta per data-parallel rank, with the schedule of its updates.
 
     Needs tags ``sample_mask`` (0 or 1) and ``num_response_tokens``: the global counts that normalise
-    the loss are over the samples with sample_mask 1. Micro-batches are of ``micro_batch_size`` samples,
-    their lengths rounded up to a ``length_multiple`` where a parallel layout needs it, or what
-    ``strategy`` makes; where that shares prompts, tags ``group_id`` and ``num_prompt_tokens`` say which.
-    Samples that are idle count, and are in no micro-batch as far as all ranks of an update have equally many
-    of them to leave out.
+    the loss are over the samples with sample_mask 1. Either ``strategy`` makes the micro-batches, or they
+    have at most ``micro_batch_size`` samples and lengths rounded up to a multiple of ``length_multiple``,
+    where a parallel layout needs that. A strategy that shares prompts needs tags ``group_id`` and
+    ``num_prompt_tokens``.
 
-    Raises ValueError when the sizes do not divide.
+    Samples with ``is_idle`` true count in the global counts, but need not be computed. All ranks leave the
+    same number of them out of an update's micro-batches: as many as every rank can while it keeps at least
+    one row.
+
+    Raises ValueError when samples do not divide into updates, or updates into shards, or unless exactly one
+    of ``strategy`` and ``micro_batch_size`` is given.
     """
     strategy = _strategy(strategy, micro_batch_size, length_multiple)
     placement = _place(meta, num_shards, global_batch_size, strategy)
     working = placement
     if is_idle is not None:
-        # The longest go first; or, where prompts are shared, whole groups.
+        # The longest idle samples are left out first. Where prompts are shared, samples are left out in the
+        # batch's order, so that neighbours, which share a prompt, go together.
         order = [0] * len(meta) if _shares_prompts(strategy) else [-length for length in meta.lengths]
         working = [_without_idle(ranks, is_idle, order) for ranks in placement]
     return _assemble(meta, placement, working, strategy)
@@ -61,8 +67,11 @@ def shard_for_logprobs(
     length_multiple: int = 1,
     strategy: MicroBatching | None = None,
 ) -> tuple[KVBatchMeta, ...]:
-    """As ``shard_for_training`` and with the same samples in the same order on every rank, but all of
-    them in one schedule entry, since a forward pass knows no updates."""
+    """Return one meta per data-parallel rank, with one schedule entry for all its samples.
+
+    Every rank has the same samples in the same order as in ``shard_for_training``; there is a single entry
+    because forward passes alone know no updates. Arguments and errors are those of ``shard_for_training``.
+    """
     strategy = _strategy(strategy, micro_batch_size, length_multiple)
     placement = _place(meta, num_shards, global_batch_size, strategy)
     together = [[[row for update in placement for row in update[rank]] for rank in range(num_shards)]]
@@ -84,7 +93,10 @@ def _shares_prompts(strategy: MicroBatching) -> bool:
 
 
 def _place(meta: KVBatchMeta, num_shards: int, global_batch_size: int, strategy: MicroBatching) -> Placement:
-    """Each update's samples dealt to the ranks: equally many each, tokens balanced."""
+    """Deal each update's samples to the ranks: equally many samples each, with tokens balanced.
+
+    Raises ValueError when samples do not divide into updates, or updates into shards.
+    """
     if num_shards < 1 or global_batch_size % num_shards:
         raise ValueError(
             f"train_global_batch_size={global_batch_size} must be a multiple of "
@@ -102,7 +114,7 @@ def _place(meta: KVBatchMeta, num_shards: int, global_batch_size: int, strategy:
         ]
     lengths = meta.lengths
     homes = _whole_chunks(meta, lengths, range(len(meta)), num_shards)
-    # A chunk is a group: apart, its samples could not share their prompt.
+    # A chunk is a group: samples on different ranks could not share their prompt.
     keeps_chunks = _shares_prompts(strategy)
     updates = [range(start, start + global_batch_size) for start in range(0, len(meta), global_batch_size)]
     by_home = _of_updates(homes, updates) if homes else [None] * len(updates)
@@ -113,7 +125,7 @@ def _place(meta: KVBatchMeta, num_shards: int, global_batch_size: int, strategy:
 
 
 def _of_updates(homes: list[list[int]], updates: Sequence[range]) -> Placement:
-    """The ranks' rows by update; the updates follow each other and are of one size."""
+    """Sort the ranks' rows by update; updates follow each other and have one size."""
     of_updates: Placement = [[[] for _ in homes] for _ in updates]
     for rank, home in enumerate(homes):
         for row in home:
@@ -129,9 +141,17 @@ def _place_update(
     by_home: list[list[int]] | None,
     keeps_chunks: bool,
 ) -> list[list[int]]:
-    """Whole chunks where balanced enough: those of the batch, ``by_home`` (an update has a few rows of every
-    chunk), or those of this update (it has every row of a few chunks), which may be kept whole whatever the
-    balance. Single rows otherwise."""
+    """Deal one update's samples to the ranks; the samples of a chunk stay together where that is balanced.
+
+    A placement is balanced when all ranks have equally many rows and none has more than ``_CHUNK_SLACK``
+    times an equal share of the tokens. The first of these that applies is taken:
+
+    1. ``by_home``, for which the chunks of the whole batch were dealt, if it is balanced. That helps when an
+       update has a few rows of every chunk.
+    2. The chunks of this update alone are dealt, if that is balanced, or if ``keeps_chunks``. That helps when
+       an update has all rows of a few chunks.
+    3. Single rows are dealt.
+    """
     # No placement can do better than equal shares.
     enough = _CHUNK_SLACK * sum([lengths[position] for position in positions]) / num_shards
     if by_home and _is_even(by_home, lengths, enough):
@@ -147,7 +167,7 @@ def _place_update(
 def _whole_chunks(
     meta: KVBatchMeta, lengths: Sequence[int], positions: range, num_shards: int
 ) -> list[list[int]] | None:
-    """The positions dealt chunk by chunk; None where that gives the ranks unequal numbers of rows."""
+    """Deal the positions to the ranks chunk by chunk; None where ranks could get unequal numbers of rows."""
     chunks: dict[int, list[int]] = {}
     chunk_of = meta.rows
     for position in positions:
@@ -163,17 +183,21 @@ def _whole_chunks(
 
 
 def deal_chunks(tokens: Sequence[int], num_rows: Sequence[int], num_shards: int) -> list[list[int]] | None:
-    """Whole chunks to the ranks, ascending; None where that gives the ranks unequal numbers of rows."""
+    """Deal whole chunks to the ranks and return each rank's chunk indices, ascending.
+
+    Returns None unless all chunks have the same number of rows and every rank gets equally many chunks.
+    """
     if len(set(num_rows)) != 1 or len(num_rows) % num_shards:
         return None
     return _deal(tokens, num_shards)
 
 
 def _deal(weight: Sequence[int], num_shards: int) -> list[list[int]]:
-    """Items to the ranks, equally many each, in rounds of one item each, heaviest round first.
+    """Deal items to the ranks in rounds, heaviest items first; each rank gets one item per round.
 
-    In a round the heaviest item goes to the rank with the fewest tokens, and so on. Two ranks' loads
-    then never differ by more than the heaviest item differs from the lightest.
+    In a round the heaviest item goes to the rank with the fewest tokens, the next to the rank with the
+    second fewest, and so on. Two ranks' loads then never differ by more than the heaviest item differs from
+    the lightest. Returns each rank's item indices, ascending.
     """
     # Sorting is stable, also in reverse: equals stay in order.
     order = sorted(range(len(weight)), key=weight.__getitem__, reverse=True)
@@ -188,15 +212,17 @@ def _deal(weight: Sequence[int], num_shards: int) -> list[list[int]]:
 
 
 def _is_even(ranks: list[list[int]], lengths: Sequence[int], max_tokens: float) -> bool:
-    """Equally many rows each, and no rank with more than ``max_tokens``."""
+    """Return whether all ranks have equally many rows and none has more than ``max_tokens``."""
     if len({len(rows) for rows in ranks}) != 1:
         return False
     return max(sum([lengths[position] for position in rows]) for rows in ranks) <= max_tokens
 
 
 def _without_idle(ranks: list[list[int]], is_idle: Sequence[bool], order: Sequence[int]) -> list[list[int]]:
-    """One update's rows without idle ones, the lowest in ``order`` first to go: equally many from every rank,
-    which keeps one row at least."""
+    """Return one update's rows without idle ones: equally many are left out on every rank.
+
+    The idle rows with the lowest ``order`` are left out first; every rank keeps at least one row.
+    """
     idle = [sorted((row for row in rows if is_idle[row]), key=order.__getitem__) for rows in ranks]
     count = min(min(len(of_rank), len(rows) - 1) for of_rank, rows in zip(idle, ranks, strict=True))
     dropped = {row for of_rank in idle for row in of_rank[:count]}
@@ -209,10 +235,11 @@ def _assemble(
     scheduled: Placement,
     strategy: MicroBatching,
 ) -> tuple[KVBatchMeta, ...]:
-    """Shards, each with a schedule that has one entry per ``counted``: its counts are of those rows, its
-    micro-batches of the ``scheduled`` ones among them.
+    """Build the shards, each with a schedule of one entry per entry of ``counted``.
 
-    A shard's samples are in the order of storage, so that whole chunks move in one piece.
+    An entry's global counts are over its ``counted`` rows on all ranks; its micro-batches hold the
+    ``scheduled`` rows among them. A shard's samples are in the order of storage, so that whole chunks move in
+    one piece.
     """
     num_shards = len(counted[0])
     shards = [
@@ -249,15 +276,16 @@ def _assemble(
 
 
 def _prompts(meta: KVBatchMeta) -> list[Prompt]:
-    """Of every sample."""
+    """Return the prompt of every sample."""
     return list(map(Prompt, meta.tag(GROUP_ID), meta.tag(NUM_PROMPT_TOKENS)))
 
 
 def by_generation(num_prompts: int, num_generations: int, kept_together: int = 1) -> list[int]:
-    """Positions, in a batch ordered by (prompt, generation), of the same samples by (generation, prompt),
-    where so many generations of a prompt stay neighbours.
+    """Return the order in which a batch sorted by (prompt, generation) is sorted by (generation, prompt).
 
-    An update on few samples of many prompts has a less noisy gradient than one on all samples of a few.
+    Entry i is the position in the old batch of sample i of the new one. ``kept_together`` generations of a
+    prompt stay neighbours. Updates then take a few samples of many prompts, which makes the gradient less
+    noisy than all samples of a few prompts do.
     """
     return [
         prompt * num_generations + generation

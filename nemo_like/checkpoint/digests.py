@@ -1,9 +1,10 @@
-"""SHA-256 of a checkpoint's files, shared out over the policy workers.
+"""SHA-256 digests of a checkpoint's files; every policy worker computes a share of them.
 
-A worker hashes the files that it wrote, while they are still in its host's memory, and when a checkpoint is
-loaded those that the worker of its rank wrote; rank 0 those of nobody in particular. SHA-256 is the fastest
-cryptographic hash of the standard library on processors with SHA instructions (1.8 GB/s on one core, against
-1.1 GB/s of BLAKE2b), and ``sha256sum`` computes it too. Standard library only.
+After saving, a worker hashes the files that it wrote itself, which are still in its host's memory. Before
+loading, it hashes the files that the worker with its rank wrote. Rank 0 also hashes the files whose names
+tell no rank. SHA-256 is the fastest cryptographic hash of the standard library on processors with SHA
+instructions (1.8 GB/s on one core, against 1.1 GB/s of BLAKE2b), and ``sha256sum`` computes it too. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-# torch's distributed checkpoints name a rank's files __RANK_NUMBER.distcp.
+# The rank that wrote a file: torch's distributed checkpoints call a rank's files __RANK_NUMBER.distcp.
 _WRITTEN_BY = re.compile(r"(?:__|random_state_)(\d+)_")
 
 
@@ -25,20 +26,25 @@ def file_digest(path: Path) -> str:
 
 
 def own_share(names: Iterable[str], rank: int, world_size: int) -> list[str]:
-    """Return the files that ``rank`` hashes: its own, and those of ranks that this world does not have."""
+    """Return the files that ``rank`` hashes: those that a worker of its rank wrote, and, of the files of a
+    larger world, those of every rank that equals it modulo ``world_size``."""
     return [name for name in names if _writer(name) % world_size == rank]
 
 
 def share_digests(directory: Path, rank: int, world_size: int) -> dict[str, str]:
-    """Hash this rank's share of the files in ``directory``; digests by name. Raises OSError."""
+    """Hash this rank's share of the files in ``directory``, and return the digests by file name.
+
+    Raises OSError when a file cannot be read.
+    """
     names = sorted(path.name for path in directory.iterdir() if path.is_file())
     return {name: file_digest(directory / name) for name in own_share(names, rank, world_size)}
 
 
 def differing_files(directory: Path, digests: Mapping[str, str]) -> list[str]:
-    """Return the names whose files are not what ``digests`` says; one that the disk fails to read counts too.
+    """Return the names of the files whose contents are not what ``digests`` says.
 
-    Raises OSError for a file that is out of this process's reach, which says nothing of what is in it.
+    A file counts as different when its disk fails to read it. Raises OSError for a file that this process
+    cannot read for another reason, such as a missing one: that says nothing of the contents.
     """
     return [name for name, digest in digests.items() if _digest_if_readable(directory / name) != digest]
 

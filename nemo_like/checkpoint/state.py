@@ -1,4 +1,4 @@
-"""What a checkpoint says of the run around the weights. Standard library only."""
+"""The state of a run that a checkpoint holds besides the policy's weights. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingState:
-    """Where a run stood after rollout step ``step``; enough, with the weights, to continue with the next."""
+    """Where a run stood after step ``step``; with the policy's files it is enough to continue the run."""
 
-    step: int  # rollout steps done
+    step: int  # steps done
     policy_version: int
     epoch: int  # of the training data, from 0
-    consumed_samples: int  # responses generated for training, dropped ones included
+    consumed_samples: int  # samples generated for training, including those that did not train
     valid_tokens: int  # response tokens trained on
-    sampler: dict[str, Any]  # the prompt order's own state
-    metrics: dict[str, float]  # of that step, validation included: what "best" is judged by
+    sampler: dict[str, Any]  # the state of the sampler that orders the prompts
+    metrics: dict[str, float]  # of that step, validation included; the best checkpoints are chosen by one
     wandb_run_id: str | None
 
     def to_json(self) -> str:
@@ -27,7 +27,7 @@ class TrainingState:
 
     @classmethod
     def from_json(cls, text: str) -> TrainingState:
-        """Raises ValueError for anything but a state of this format."""
+        """Read a state that ``to_json`` wrote. Raises ValueError for anything but a state of this format."""
         try:
             values = dict(json.loads(text))
         except (json.JSONDecodeError, TypeError, ValueError) as error:

@@ -1,12 +1,15 @@
-"""A directory of whole-run checkpoints: written aside, renamed when whole, pruned to the best and the latest.
+"""The directory of a run's checkpoints.
+
+A checkpoint is written under another name and renamed when it is whole. Then all but the best and the latest
+are removed.
 
 checkpoints/
   step_20/                 exists only when everything in it is on disk
     training_state.json    where the run stood
     policy/                weights, optimizer, schedule: the training backend's own format
     manifest.json          every other file with its size and SHA-256
-  step_10.corrupt/         found not to be what was written; for a person to look at, or to remove
-  tmp_step_30/             being written, or left by a run that was killed
+  step_10.corrupt/         set aside, because it is not what was written; for a person to look at or remove
+  tmp_step_30/             unfinished: being written, or left by a run that was killed
 """
 
 from __future__ import annotations
@@ -38,38 +41,41 @@ _DISK_FULL_REMEDY = (
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that could not be written or read; the message says which, why and what to do."""
+    """A checkpoint could not be written or read; the message says which, why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Kept are the latest checkpoint and the ``keep_top_k`` best by ``metric``; null keeps all."""
+    """Which checkpoints are kept: the latest, and the ``keep_top_k`` best by ``metric``."""
 
-    keep_top_k: int | None
-    metric: str | None  # name in metrics.jsonl; null ranks by step, so that the latest are kept
+    keep_top_k: int | None  # None keeps all
+    metric: str | None  # name in metrics.jsonl; None ranks by step, so that the latest are kept
     is_higher_better: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One whose files are all there, with their sizes."""
+    """A whole checkpoint: its files are all there and have the sizes that they were written with."""
 
     path: Path
     state: TrainingState
-    policy_digests: Mapping[str, str]  # by name in policy_path; empty where the manifest has none
+    policy_digests: Mapping[str, str]  # SHA-256 by file name in policy_path; empty if the manifest has none
 
     @property
     def policy_path(self) -> Path:
         return self.path / POLICY_DIRECTORY
 
 
-# Given a directory and digests by name, the names of the files that are not what the digests say.
+# Given a directory and digests by file name, returns the names of the files that are not what they say.
 DifferingFiles = Callable[[Path, Mapping[str, str]], Sequence[str]]
 
 
 class CheckpointStore:
-    """``warn`` gets a sentence for every checkpoint that is set aside; ``expected_bytes`` is how large the
-    first will be."""
+    """Writes, finds, reads and removes the checkpoints of one run, in the directory ``root``.
+
+    ``warn`` is called with a sentence for every checkpoint that is set aside. ``expected_bytes`` is how large
+    the first checkpoint will be; later ones are expected to be as large as the one before.
+    """
 
     def __init__(
         self, root: Path, retention: Retention, warn: Callable[[str], None], expected_bytes: int
@@ -79,11 +85,11 @@ class CheckpointStore:
 
     @contextmanager
     def writing(self, step: int) -> Iterator[Path]:
-        """A directory for the policy's part of the checkpoint of ``step``; ``finish`` it inside the block, or
-        later, then ``guarded``.
+        """Begin the checkpoint of ``step``, and yield the directory for the policy's files.
 
-        When the block raises, what was written of this checkpoint is removed and the others are untouched.
-        Raises DiskFull when the disk is, or has less space than the checkpoint needs.
+        The caller completes the checkpoint with ``finish``: inside the block, or later, inside ``guarded``.
+        When the block raises, what was written of this checkpoint is removed; the others are untouched.
+        Raises DiskFull when the disk is full, or has less space free than the checkpoint needs.
         """
         shutil.rmtree(self._unfinished(step), ignore_errors=True)
         check_space(f"the checkpoint of step {step}", self._root, self._needed_bytes(), _DISK_FULL_REMEDY)
@@ -94,7 +100,11 @@ class CheckpointStore:
 
     @contextmanager
     def guarded(self, step: int) -> Iterator[None]:
-        """Around what is done with an unfinished checkpoint after ``writing``; raises likewise."""
+        """Guard what the block does to an unfinished checkpoint after ``writing`` has ended.
+
+        When the block raises, what was written of this checkpoint is removed. Raises DiskFull in place of the
+        block's error when the disk is full.
+        """
         name = f"the checkpoint of step {step}"
         with (
             space_for(name, self._root, self._needed_bytes(), _DISK_FULL_REMEDY),
@@ -103,10 +113,10 @@ class CheckpointStore:
             yield
 
     def finish(self, state: TrainingState, policy_digests: Mapping[str, str]) -> Checkpoint:
-        """Make the checkpoint being written whole and visible, then drop those no longer kept.
+        """Make the checkpoint being written whole and visible, then remove those that are no longer kept.
 
-        ``policy_digests`` are the SHA-256 of the policy's files as their writers see them. Raises
-        CheckpointError when the files that are here are others.
+        ``policy_digests`` are the SHA-256 of the policy's files, by name, as the workers that wrote them
+        computed them. Raises CheckpointError when the directory, as this process sees it, has other files.
         """
         unfinished = self._unfinished(state.step)
         self._check_written(unfinished / POLICY_DIRECTORY, policy_digests)
@@ -129,14 +139,15 @@ class CheckpointStore:
         return checkpoint
 
     def path(self, step: int) -> Path:
-        """Where the checkpoint of ``step`` is, once it is whole."""
+        """Return where the checkpoint of ``step`` is, once it is whole."""
         return self._root / f"step_{step}"
 
     def latest(self, verify: Callable[[Checkpoint], None] = lambda checkpoint: None) -> Checkpoint | None:
-        """Return the newest whole checkpoint, None where none was ever written.
+        """Return the newest whole checkpoint, or None when there is no checkpoint at all.
 
-        One that is not whole, or for which ``verify`` raises CheckpointError, is set aside with a warning,
-        and the one before it is taken. Raises CheckpointError when that leaves none.
+        A checkpoint that is not whole, or for which ``verify`` raises CheckpointError, is set aside under
+        another name, and the one before it is tried; ``warn`` gets a sentence for each. Raises CheckpointError
+        when no checkpoint is whole and at least one was set aside, now or by an earlier process.
         """
         reasons = []
         for path in reversed(checkpoint_paths(self._root)):
@@ -158,12 +169,12 @@ class CheckpointStore:
         return None
 
     def remove_unfinished(self) -> None:
-        """What a run that was killed while saving left behind."""
+        """Remove the unfinished checkpoints that a run which was killed while saving left behind."""
         for path in self._root.glob(f"{_UNFINISHED_PREFIX}step_*"):
             shutil.rmtree(path, ignore_errors=True)
 
     def _check_written(self, directory: Path, policy_digests: Mapping[str, str]) -> None:
-        """Every file that a worker wrote is to be seen here, and every file here had a writer."""
+        """Raise CheckpointError unless this process sees exactly the files that the workers wrote."""
         differing = {path.name for path in directory.iterdir()} ^ policy_digests.keys()
         if differing:
             raise CheckpointError(
@@ -173,7 +184,7 @@ class CheckpointStore:
             )
 
     def _set_aside(self, path: Path) -> Path:
-        """Rename a checkpoint that is not whole, so that nothing reads or replaces it; its new path."""
+        """Rename a checkpoint that is not whole, so that nothing reads or replaces it; return the new path."""
         aside, attempt = path.with_name(path.name + _CORRUPT_SUFFIX), 1
         while aside.exists():
             attempt += 1
@@ -184,7 +195,7 @@ class CheckpointStore:
         return self._root / f"{_UNFINISHED_PREFIX}step_{step}"
 
     def _prune(self, latest: Checkpoint) -> None:
-        """Broken ones stay for a person to look at."""
+        """Remove the checkpoints that are no longer kept. Broken ones stay, for a person to look at."""
         if self._retention.keep_top_k is None:
             return
         whole = [checkpoint for path in checkpoint_paths(self._root) if (checkpoint := self._if_whole(path))]
@@ -201,7 +212,10 @@ class CheckpointStore:
             return None
 
     def _rank(self, checkpoint: Checkpoint) -> tuple[float, int]:
-        """Higher is better; ties keep the newer. A checkpoint without the metric is the worst."""
+        """Return a sort key that is higher for a better checkpoint; of equally good ones the newer is better.
+
+        A checkpoint without the metric is the worst.
+        """
         state, metric = checkpoint.state, self._retention.metric
         if metric is None:
             return 0.0, state.step
@@ -211,13 +225,13 @@ class CheckpointStore:
         return (value if self._retention.is_higher_better else -value), state.step
 
     def _needed_bytes(self) -> int:
-        """A checkpoint is as large as the one before it."""
+        """Return how many bytes the next checkpoint needs: as many as the one before it has."""
         paths = checkpoint_paths(self._root)
         return sum(_file_sizes(paths[-1]).values()) if paths else self._expected_bytes
 
 
 def checkpoint_paths(root: Path) -> list[Path]:
-    """Every ``step_N`` in ``root``, by step."""
+    """Return the path of every ``step_N`` in ``root``, whole or not, in the order of steps."""
     if not root.is_dir():
         return []
     found = [(int(match[1]), path) for path in root.iterdir() if (match := _STEP.fullmatch(path.name))]
@@ -225,10 +239,10 @@ def checkpoint_paths(root: Path) -> list[Path]:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read what there is to know of a checkpoint, without its policy's files.
+    """Read a checkpoint's manifest and training state, and check the sizes of all files.
 
-    Raises CheckpointError when a file is missing or has another size than it had, or when the training state
-    is not what was written.
+    The policy's files are not read. Raises CheckpointError when a file is missing or has another size than it
+    was written with, or when the training state is not what was written.
     """
     try:
         promised = _read_manifest(path / MANIFEST_FILE)
@@ -251,9 +265,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def verify_policy_files(checkpoint: Checkpoint, differing_files: DifferingFiles = differing_files) -> None:
-    """Hash the policy's files where there are digests; ``differing_files`` is who does it.
+    """Raise CheckpointError when one of the policy's files is not what was written.
 
-    Raises CheckpointError when one is not what was written.
+    ``differing_files`` hashes the files and says which differ: in this process, or on the policy workers.
+    Files without a digest are not checked.
     """
     corrupt = differing_files(checkpoint.policy_path, checkpoint.policy_digests)
     _raise_if_corrupt(checkpoint.path, [f"{POLICY_DIRECTORY}/{name}" for name in corrupt])
@@ -261,14 +276,17 @@ def verify_policy_files(checkpoint: Checkpoint, differing_files: DifferingFiles 
 
 @dataclass(frozen=True, slots=True)
 class _Promise:
-    """What the manifest says of a file."""
+    """What the manifest says of one file."""
 
     num_bytes: int
     sha256: str | None
 
 
 def _read_manifest(path: Path) -> dict[str, _Promise]:
-    """By name. A manifest without digests has sizes alone. Raises OSError, ValueError for another format."""
+    """Return what the manifest says of every file, by name; an older manifest has sizes and no digests.
+
+    Raises OSError when it cannot be read, and ValueError when it has another format.
+    """
     entries = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(entries, dict) or STATE_FILE not in entries:
         raise ValueError(f"{path.name} does not list {STATE_FILE}")
@@ -289,13 +307,13 @@ def _raise_if_corrupt(path: Path, names: Sequence[str]) -> None:
 
 
 def _file_sizes(directory: Path) -> dict[str, int]:
-    """Bytes of every file but the manifest, by path inside the directory."""
+    """Return the size in bytes of every file but the manifest, by path inside the directory."""
     files = (path for path in sorted(directory.rglob("*")) if path.is_file() and path.name != MANIFEST_FILE)
     return {str(path.relative_to(directory)): path.stat().st_size for path in files}
 
 
 def _flush_to_disk(path: Path) -> None:
-    """So that a rename never outlives what it names, whatever happens to the machine."""
+    """Flush a file or directory, so that even after a power failure no renamed checkpoint lacks contents."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
