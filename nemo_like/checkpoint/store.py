@@ -146,8 +146,9 @@ class CheckpointStore:
         """Return the newest whole checkpoint, or None when there is no checkpoint at all.
 
         A checkpoint that is not whole, or for which ``verify`` raises CheckpointError, is set aside under
-        another name, and the one before it is tried; ``warn`` gets a sentence for each. Raises CheckpointError
-        when no checkpoint is whole and at least one was set aside, now or by an earlier process.
+        another name, and the one before it is tried; ``warn`` gets a sentence for each. Raises
+        CheckpointError when no checkpoint is whole and at least one was set aside, now or by an earlier
+        process.
         """
         reasons = []
         for path in reversed(checkpoint_paths(self._root)):
@@ -184,7 +185,8 @@ class CheckpointStore:
             )
 
     def _set_aside(self, path: Path) -> Path:
-        """Rename a checkpoint that is not whole, so that nothing reads or replaces it; return the new path."""
+        """Rename a checkpoint that is not whole, so that nothing reads or replaces it; return its new path.
+        """
         aside, attempt = path.with_name(path.name + _CORRUPT_SUFFIX), 1
         while aside.exists():
             attempt += 1

@@ -1,5 +1,8 @@
-"""Rules on the training backend's own keys: each backend reads its group, and those of the other must not
-promise anything."""
+"""Rules on the keys of the two training backends.
+
+A backend reads only its own group of keys. In the other backend's group, keys must not ask for anything,
+since nobody would do it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from functools import reduce
 from nemo_like.config.problems import Problem
 from nemo_like.config.schema import Config, Device, PolicyBackend, PolicyConfig
 
-# What asks a backend for something, with the value that asks for nothing.
+# Keys that ask a backend for something, each with the value that asks for nothing.
 _NEUTRAL = {
     PolicyBackend.megatron: {
         "megatron_cfg.tensor_model_parallel_size": 1,
@@ -30,7 +33,8 @@ _NEUTRAL = {
 
 
 def backend_problems(cfg: Config) -> Iterator[Problem]:
-    """Keys of a backend that is not chosen, and of the chosen one what it cannot do."""
+    """Yield a problem for every key that asks the backend that is not chosen for something, and for what the
+    chosen backend cannot do."""
     yield from _other_backend(cfg.policy)
     if cfg.policy.backend is PolicyBackend.fsdp:
         yield from _fsdp(cfg.policy)
@@ -74,5 +78,5 @@ def _fsdp(policy: PolicyConfig) -> Iterator[Problem]:
 
 
 def _shown(value: object) -> str:
-    """A scalar as YAML has it."""
+    """Return a scalar as it is written in YAML."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,5 @@
-"""Rules on the checkpoint that ``policy.model_name`` names: there, complete, and divisible as asked."""
+"""Rules on the model checkpoint that ``policy.model_name`` names: it exists, is complete and can be divided
+over the ranks that the configuration asks for."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from nemo_like.config.model_info import ModelInfo, read_model_info, shipped_shap
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.schema import Config, DatasetKind, Device, PolicyBackend
 
-# Who publishes models whose names begin so, on the Hugging Face hub.
+# On the Hugging Face hub, the owner of models whose names begin like this.
 _OWNERS = {
     "Qwen": "Qwen",
     "QwQ": "Qwen",
@@ -28,9 +29,9 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 def checkpoint_problems(cfg: Config, machine: Machine = Machine.this) -> Iterator[Problem]:
-    """Everything wrong with the checkpoint, or with how the configuration cuts it up.
+    """Yield every problem with the model checkpoint, or with how the configuration divides it over ranks.
 
-    For another machine's run the sizes of a known model are enough.
+    For a run on another machine the checkpoint need not be here if the sizes of the model are known.
     """
     name = cfg.policy.model_name
     path = Path(name)
@@ -164,7 +165,7 @@ def _must_divide(key: str, size: int, parts: dict[str, int]) -> Iterator[Problem
 
 
 def _nearest_divisors(count: int, size: int) -> str:
-    """The divisors of ``count`` next to ``size`` on either side."""
+    """Return the divisors of ``count`` next to ``size`` on either side, as "4 or 8"."""
     divisors = [number for number in range(1, count + 1) if count % number == 0]
     below = [number for number in divisors if number < size]
     above = [number for number in divisors if number > size]

@@ -1,4 +1,4 @@
-"""Rules on what holds the bytes behind the data plane, and on what the machine must have for it."""
+"""Rules on the storage behind the data plane, and on what the machine must have for that."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from nemo_like.config.problems import Problem
 from nemo_like.config.schema import Config, MooncakeConfig, MooncakeProtocol, StorageBackend
 
-# What Mooncake's own libraries are linked with and not every machine has: library -> Debian package.
+# Libraries that Mooncake's own are linked with and that not every machine has: library -> Debian package.
 _MOONCAKE_LIBRARIES = {
     "libibverbs.so.1": "libibverbs1",
     "libnl-3.so.200": "libnl-3-200",
@@ -24,7 +24,7 @@ _RDMA_DEVICES = Path("/sys/class/infiniband")
 
 
 def data_plane_problems(cfg: Config) -> Iterator[Problem]:
-    """Rules that span several keys of data_plane."""
+    """Yield every problem with keys of data_plane that do not fit together."""
     plane, mooncake = cfg.data_plane, cfg.data_plane.mooncake_cfg
     if plane.backend is not StorageBackend.mooncake_cpu:
         return
@@ -47,7 +47,10 @@ def data_plane_problems(cfg: Config) -> Iterator[Problem]:
 
 
 def data_plane_machine_problems(cfg: Config) -> Iterator[Problem]:
-    """What the backend needs of this machine; on a cluster that is joined the machines are others."""
+    """Yield everything that the storage backend needs and this machine lacks.
+
+    Nothing is checked for a run that joins a cluster, because storage is then on the cluster's machines.
+    """
     if cfg.data_plane.backend is not StorageBackend.mooncake_cpu or cfg.cluster.address is not None:
         return
     key = f"data_plane.backend={cfg.data_plane.backend.value}"
@@ -74,7 +77,7 @@ def data_plane_machine_problems(cfg: Config) -> Iterator[Problem]:
 
 
 def missing_mooncake_libraries() -> dict[str, str]:
-    """Libraries that Mooncake needs and this machine lacks, each with the Debian package that has it."""
+    """Return the libraries that Mooncake needs and this machine lacks, each with its Debian package."""
     return {name: package for name, package in _MOONCAKE_LIBRARIES.items() if not _can_load(name)}
 
 

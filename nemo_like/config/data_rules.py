@@ -1,4 +1,4 @@
-"""Rules on the sources of problems, their files included."""
+"""Rules on the data sources, which problems for the policy come from, and on their files."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from nemo_like.config.tasks import data_sources, source_name
 # More digits make more pairs of operands than are worth keeping in memory.
 MAX_ARITHMETIC_DIGITS = 3
 
-# What load_dataset calls the reader of a file with this ending.
+# By a file's ending, the name that load_dataset has for its reader.
 FILE_READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv", ".arrow": "arrow"}
 
-# What data.*.columns may say of a field: "float32", "uint8[4, 2]", "per_token float32", "ragged", "objects".
+# What data.*.columns may give a field: "float32", "uint8[4, 2]", "per_token float32", "ragged" or "objects".
 RECORD_COLUMN = re.compile(
     r"(?:(?P<per_token>per_token )?(?P<dtype>bool|u?int(?:8|16|32|64)|float(?:16|32|64))"
     r"(?:\[(?P<shape>\d+(?:, ?\d+)*)\])?|(?P<layout>ragged|objects))"
@@ -33,9 +33,9 @@ _MISSING = {
 
 
 def data_problems(cfg: Config, *, must_be_here: bool = True) -> Iterator[Problem]:
-    """Everything for which the problems could not be read and put to the policy as configured.
+    """Yield every problem for which a run could not read its data sources and prompt the policy with them.
 
-    A run elsewhere may be planned without its files: ``must_be_here=False``.
+    With ``must_be_here=False`` missing files are no problem: a run elsewhere may be planned without them.
     """
     for key, source in data_sources(cfg):
         yield from _numbers(key, source)
@@ -134,7 +134,7 @@ def _path(key: str, cfg: DatasetConfig) -> Iterator[Problem]:
 
 
 def is_here(cfg: DatasetConfig) -> bool:
-    """Whether a source that is a file or a directory is on this machine; true for what is neither."""
+    """Return whether a source's file or directory is on this machine; true for a source that has none."""
     if cfg.path is None or cfg.kind not in _MISSING:
         return True
     path = Path(cfg.path)
@@ -153,7 +153,7 @@ def _json_lines(key: str, cfg: DatasetConfig, path: Path) -> Iterator[Problem]:
     except ValueError:
         record = None
     if not isinstance(record, dict):
-        return  # the scan of all records says what and where
+        return  # the scan of all records will say what is wrong, and in which line
     named = [("prompt_key", cfg.prompt_key), ("answer_key", cfg.answer_key)]
     for name, field in [*named, *(("columns", field) for field in cfg.columns)]:
         if field not in record:

@@ -1,4 +1,4 @@
-"""What follows from a configuration: the rules check by it and the run decides by it, so that both agree.
+"""Values that follow from a configuration. The rules and the run both read them here, so that they agree.
 
 Standard library only.
 """
@@ -23,7 +23,7 @@ from nemo_like.config.schema import (
 
 
 class Stage(Enum):
-    """The stages that have deadlines, by their keys in cluster.stage_timeouts_s."""
+    """The stages of a step that have deadlines, named like their keys in cluster.stage_timeouts_s."""
 
     weight_sync = "weight_sync"
     generation = "generation"
@@ -34,32 +34,35 @@ class Stage(Enum):
 
 
 def deadline_s(cfg: ClusterConfig, stage: Stage) -> float:
-    """Its own, or that of every stage."""
+    """Return a stage's deadline in seconds: its own, or the general one where it has none."""
     own = getattr(cfg.stage_timeouts_s, stage.name)
     return cfg.stage_timeout_s if own is None else float(own)
 
 
 def longest_deadline_s(cfg: ClusterConfig) -> float:
-    """For what has to last as long as any stage."""
+    """Return the longest deadline of any stage in seconds, for whatever must outlast every stage."""
     return max(deadline_s(cfg, stage) for stage in Stage)
 
 
 def stage_size(policy: PolicyConfig) -> int:
-    """Ranks of one pipeline stage, TP x CP x DP."""
+    """Return how many ranks one pipeline stage has, TP x CP x DP, with Megatron-core."""
     megatron = policy.megatron_cfg
     return megatron.tensor_model_parallel_size * megatron.context_parallel_size * policy.data_parallel_size
 
 
 def policy_world_size(policy: PolicyConfig) -> int:
-    """TP x CP x PP x DP; FSDP has neither contexts nor a pipeline."""
+    """Return the number of policy workers: TP x CP x PP x DP, or TP x DP with FSDP."""
     if policy.backend is PolicyBackend.fsdp:
         return policy.fsdp_cfg.tensor_parallel_size * policy.data_parallel_size
     return stage_size(policy) * policy.megatron_cfg.pipeline_model_parallel_size
 
 
 def length_multiple(policy: PolicyConfig) -> int:
-    """Lengths must divide by this: context parallelism cuts a sequence into two pieces for each of its
-    ranks, and sequence parallelism cuts what a rank has evenly over the TP ranks."""
+    """Return the number that every sequence's length must be a multiple of.
+
+    Context parallelism cuts a sequence into two pieces for each of its ranks, and sequence parallelism cuts
+    what a rank has evenly over the TP ranks.
+    """
     megatron = policy.megatron_cfg
     if policy.backend is not PolicyBackend.megatron:
         return 1
@@ -68,39 +71,44 @@ def length_multiple(policy: PolicyConfig) -> int:
 
 
 def dynamic_length_multiple(policy: PolicyConfig) -> int:
-    """The same for dynamic batches, whose lengths are rounded on purpose too."""
+    """Return the same number for dynamic batches, whose lengths are also rounded to
+    ``sequence_length_round``."""
     return math.lcm(length_multiple(policy), policy.dynamic_batching.sequence_length_round)
 
 
 def scores_prev_logprobs(loss: LossConfig) -> bool:
-    """Whether the trainer computes log-probs of the samples before it trains on them."""
+    """Return whether the trainer computes the samples' prev_logprobs before it trains on them."""
     return not (loss.force_on_policy_ratio or loss.use_generation_logprobs_as_prev)
 
 
 def is_own_loss(loss: LossConfig) -> bool:
-    """Whether ``loss_fn.kind`` names a function of the user's."""
+    """Return whether ``loss_fn.kind`` names a user's own function."""
     return ":" in loss.kind
 
 
 def is_advantage_alone(loss: LossConfig) -> bool:
-    """Whether a sample of advantage 0 has no gradient: nothing else enters the loss, as far as we know."""
+    """Return whether a sample with advantage 0 has no gradient, because nothing else enters the loss.
+
+    It is false for a user's own loss, of which we cannot know.
+    """
     return not (loss.reference_policy_kl_penalty or loss.entropy_coef or is_own_loss(loss))
 
 
 def shares_gpus(cfg: Config) -> bool:
-    """Whether engines have the policy workers' GPUs, and sleep while the policy computes."""
+    """Return whether the engines share the policy workers' GPUs, and so sleep while the policy computes."""
     has_both = cfg.rollout.replay is None and not cfg.rollout.generate_only
     on_gpu = cfg.policy.device is Device.cuda
     return has_both and on_gpu and cfg.cluster.placement is Placement.colocated
 
 
 def weight_transport(cfg: Config) -> WeightTransport:
-    """The configured one; between processes on one GPU there is a single way."""
+    """Return the configured weight transport; where engines share the policy workers' GPUs, auto becomes
+    cuda_ipc, the only one that works there."""
     transport = cfg.generation.weight_transport
     return WeightTransport.cuda_ipc if transport is WeightTransport.auto and shares_gpus(cfg) else transport
 
 
 def mlflow_directory(uri: str) -> Path | None:
-    """The local directory that a tracking URI names; None when it names something else."""
+    """Return the local directory that a tracking URI names; None when it names something else."""
     parsed = urlparse(uri)
     return Path(parsed.path).absolute() if parsed.scheme in ("", "file") else None

@@ -1,4 +1,4 @@
-"""``env.<name>.options``: what each kind of environment has of its own. Values are in ``configs/env``."""
+"""``env.<name>.options``: the options that each kind of environment has. Defaults are in ``configs/env``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from nemo_like.config.schema import EnvConfig, EnvironmentKind
 
 
 class SandboxMode(Enum):
-    """``required`` refuses to start where there is no sandbox; ``none`` runs programs as the run's user."""
+    """Where the programs run that kind=code judges.
+
+    With ``required`` they run in a sandbox, and a run refuses to start where none can be made. With ``none``
+    they run without one, as the run's user.
+    """
 
     required = "required"
     none = "none"
@@ -30,7 +34,7 @@ class NoOptions:
 
 @dataclass(kw_only=True, slots=True)
 class MatchOptions:
-    """exact_match, f1, math_verify and reasoning_gym."""
+    """The options of kinds f1, math_verify and reasoning_gym."""
 
     answer_pattern: str | None  # regular expression whose last match, group 1, is the answer; null: all
 
@@ -49,14 +53,15 @@ class RegexOptions:
 
 @dataclass(kw_only=True, slots=True)
 class JsonSchemaOptions:
-    schema: dict[str, Any] | None  # of every answer; null: each example's own
-    schema_key: str  # the field of an example with its schema, used where schema is null
+    schema: dict[str, Any] | None  # the schema of every answer; null: each example has its own
+    schema_key: str  # the field of an example that holds its schema, used where schema is null
     answer_pattern: str | None  # regular expression whose last match, group 1, is the JSON; null: all
 
 
 @dataclass(kw_only=True, slots=True)
 class FunctionOptions:
-    """``function(turn, **arguments)`` returns a number, a mapping of named numbers, or a ``Feedback``."""
+    """A reward function: ``function(turn, **arguments)`` returns a number, a mapping of named numbers, or a
+    ``Feedback``."""
 
     function: str  # package.module:name
     arguments: dict[str, Any]
@@ -64,7 +69,7 @@ class FunctionOptions:
 
 @dataclass(kw_only=True, slots=True)
 class CustomOptions:
-    """``target(**arguments)`` is an ``Environment``."""
+    """A class of the user's: ``target(**arguments)`` makes an ``Environment``."""
 
     target: str  # package.module:Class
     arguments: dict[str, Any]
@@ -73,12 +78,12 @@ class CustomOptions:
 @dataclass(kw_only=True, slots=True)
 class CodeOptions:
     program_pattern: str | None  # regular expression whose last match, group 1, is the program; null: all
-    tests_key: str  # the field of an example with its tests
-    timeout_s: float  # of one program
+    tests_key: str  # the field of an example that holds its tests
+    timeout_s: float  # for one program
     memory_mib: int  # address space of each process of a program
-    max_processes: int  # and threads, of one program
-    max_parallel: int  # programs at the same time in one actor
-    share_objects: bool  # tests run in the program's own process, which it can deceive
+    max_processes: int  # processes and threads of one program
+    max_parallel: int  # programs that run at the same time in one actor
+    share_objects: bool  # tests run in the program's own process, where the program can deceive them
     sandbox: SandboxMode
     readable_paths: list[str]  # files and folders of the machine that programs may read, besides Python's
 
@@ -86,24 +91,24 @@ class CodeOptions:
 @dataclass(kw_only=True, slots=True)
 class HttpOptions:
     url: str
-    request_timeout_s: float  # of one attempt
+    request_timeout_s: float  # for one attempt
     max_attempts: int
     retry_pause_s: float  # before the second attempt; doubles with every further one
-    max_parallel: int  # requests at the same time from one actor
+    max_parallel: int  # requests that one actor makes at the same time
 
 
 @dataclass(kw_only=True, slots=True)
 class CalculatorOptions:
-    call_pattern: str  # regular expression of a call; group 1 is the expression
-    result_template: str  # what is answered, with {result}
+    call_pattern: str  # regular expression that a call matches; group 1 is the expression to compute
+    result_template: str  # the observation that follows a call; {result} stands for the result
     answer_pattern: str | None  # regular expression whose last match, group 1, is the answer; null: all
 
 
 @dataclass(kw_only=True, slots=True)
 class SlidingPuzzleOptions:
-    board_key: str  # the field of an example with its board: rows of text, the blank as "-"
+    board_key: str  # the field of an example that holds its board: rows of text, the blank as "-"
     solved_reward: float
-    progress_reward: float  # for the share of tiles that came to their places, at the end
+    progress_reward: float  # times the share of tiles that came to their places by the end
 
 
 _OPTIONS: dict[EnvironmentKind, type] = {
@@ -129,13 +134,13 @@ _POSITIVE = ("timeout_s", "memory_mib", "max_processes", "max_parallel", "reques
 
 
 def options_of(env: EnvConfig) -> Any:
-    """The options as the typed group of the environment's kind."""
+    """Return an environment's options as an instance of its kind's options class."""
     kind = _OPTIONS[env.kind]
     return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), _current(env)))
 
 
 def replaced_options(name: str, env: EnvConfig) -> Iterator[str]:
-    """What to write instead of options that have another name now."""
+    """Yield a sentence for every option that has another name now, with what to write instead."""
     if _has_network_option(env):
         yield (
             f"env.{name}.options.network={env.options['network']} is now env.{name}.options.sandbox="
@@ -149,7 +154,7 @@ def _has_network_option(env: EnvConfig) -> bool:
 
 
 def _current(env: EnvConfig) -> dict[str, Any]:
-    """The options under their present names."""
+    """Return the options under their present names."""
     if not _has_network_option(env):
         return env.options
     others = {key: value for key, value in env.options.items() if key != "network"}
@@ -157,7 +162,7 @@ def _current(env: EnvConfig) -> dict[str, Any]:
 
 
 def option_problems(name: str, env: EnvConfig) -> Iterator[Problem]:
-    """Everything wrong with the options of the environment ``name``."""
+    """Yield every problem with the options of the environment ``name``."""
     prefix, kind = f"env.{name}.options", _OPTIONS[env.kind]
     options = _current(env)
     found = fields.check_tree(options, kind, "", root=kind)

@@ -1,4 +1,4 @@
-"""The schema as data: which keys exist, what they accept, and what a mistyped one was meant to be."""
+"""Questions to the schema: which keys exist, which values they accept, and what a mistyped key meant."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _SCALAR_NAMES = {int: "an integer", float: "a number", bool: "true or false", st
 
 @cache
 def hints(group: type) -> dict[str, Any]:
-    """Field names and types of a group of the schema, in order."""
+    """Return the field names of a group of the schema, in order, with their types."""
     resolved = get_type_hints(group)
     return {field.name: resolved[field.name] for field in fields(group)}
 
 
 def all_keys(group: type, prefix: str = "") -> Iterator[str]:
-    """Full names of every group and leaf below ``group``."""
+    """Yield the full key of every group and every leaf below ``group``."""
     for name, annotation in hints(group).items():
         yield prefix + name
         below = annotation if is_group(annotation) else item_group(annotation)
@@ -33,33 +33,37 @@ def all_keys(group: type, prefix: str = "") -> Iterator[str]:
 
 
 def is_group(annotation: Any) -> TypeGuard[type]:
-    """Whether this type is a group of keys rather than a value."""
+    """Return whether this type is a group of keys rather than a value."""
     return isinstance(annotation, type) and is_dataclass(annotation)
 
 
 def entry_group(annotation: Any) -> type | None:
-    """The group that every entry of a mapping of named groups is; None for other types."""
+    """Return the group that every entry has, for a mapping of names to groups; None for other types."""
     if get_origin(annotation) is dict and is_group(entry := get_args(annotation)[1]):
         return entry
     return None
 
 
 def item_group(annotation: Any) -> type | None:
-    """The group that every item of a list of groups is; None for other types. Such a list of one may be
-    written as the group itself."""
+    """Return the group that every item has, for a list of groups; None for other types.
+
+    A list of one group may be written as the group itself.
+    """
     if get_origin(annotation) is list and is_group(item := get_args(annotation)[0]):
         return item
     return None
 
 
 def is_optional(annotation: Any) -> bool:
-    """Whether null is a value of this type."""
+    """Return whether null is a value of this type."""
     return type(None) in get_args(annotation)
 
 
 def find(group: type, key: str) -> Any | None:
-    """The type behind a full key; None when the schema has no such key. Below a free-form
-    ``dict[str, T]`` every name exists."""
+    """Return the type behind a full key; None when the schema has no such key.
+
+    Below a free-form ``dict[str, T]`` every name exists.
+    """
     annotation: Any = group
     for name in key.split("."):
         annotation = _without_none(annotation)
@@ -77,8 +81,11 @@ def find(group: type, key: str) -> Any | None:
 
 
 def nearest_key(group: type, key: str) -> str | None:
-    """The key that was probably meant: one of the same group, one spelled like it in full, or one of
-    another group with a last part like its last part; in this order."""
+    """Return the key that was probably meant by an unknown one; None when no key is similar.
+
+    These are tried in order: a key of the same group; a key of the same depth with a similar full name; a key
+    anywhere with a similar last part; and any key with a similar full name.
+    """
     keys = list(all_keys(group))
     parent, _, leaf = key.rpartition(".")
     siblings = {
@@ -100,7 +107,11 @@ def nearest_key(group: type, key: str) -> str | None:
 def check_tree(
     tree: Mapping[str, Any], group: type, where: str, *, root: type, prefix: str = ""
 ) -> list[Problem]:
-    """Unknown keys and wrong types in nested plain values. Values that are interpolations are skipped."""
+    """Return the problems of a tree of plain values: unknown keys and wrong types.
+
+    ``tree`` holds values of ``group``, a part of the schema ``root``; ``prefix`` is that group's full key with
+    a dot. ``where`` is the file or argument that the values come from. Interpolations are skipped.
+    """
     problems: list[Problem] = []
     known = hints(group)
     for name, value in tree.items():
@@ -123,7 +134,7 @@ def _misplaced(key: str, value: Any) -> Iterator[str]:
 
 
 def unknown_key(key: str, where: str, *, root: type) -> Problem:
-    """The problem of a key that the schema does not have, with the nearest that it has."""
+    """Build the problem of a key that the schema does not have; its remedy names the nearest one it has."""
     parent, _, leaf = key.rpartition(".")
     group = find(root, parent) if parent else root
     near = get_close_matches(leaf, hints(group), n=1, cutoff=0.7) if parent and is_group(group) else []
@@ -149,7 +160,7 @@ def is_interpolation(value: Any) -> bool:
 
 
 def check_value(key: str, value: Any, annotation: Any, where: str, root: type) -> list[Problem]:
-    """Why a plain value cannot stand where the schema has ``annotation``; empty when it can."""
+    """Return why a plain value cannot stand where the schema has type ``annotation``; empty when it can."""
     kind = _without_none(annotation)
     if value == "???" or (is_interpolation(value) and not is_group(kind)):
         return []
@@ -216,7 +227,7 @@ def _type_name(kind: Any) -> str:
 
 
 def _without_none(annotation: Any) -> Any:
-    """T of ``T | None``; other types as they are."""
+    """Return T of ``T | None``, and other types as they are."""
     if get_origin(annotation) in (Union, types.UnionType):
         rest = [part for part in get_args(annotation) if part is not type(None)]
         return rest[0] if len(rest) == 1 else annotation

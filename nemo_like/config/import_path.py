@@ -1,4 +1,4 @@
-"""A user's own functions and classes, by import path."""
+"""Loading of a user's own functions and classes by import path."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def load_by_path(path: str) -> Any:
-    """The object behind "package.module:name".
+    """Import the module and return the object that "package.module:name" names.
 
-    Raises ValueError that says which part of the path does not exist; what the module itself raises
-    while it is imported comes through.
+    Raises ValueError, which says which part of the path does not exist. Errors that the module itself raises
+    while it is imported are raised unchanged.
     """
     module_name, colon, name = path.partition(":")
     if not (module_name and colon and name):

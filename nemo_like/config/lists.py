@@ -1,5 +1,8 @@
-"""Lists of groups, such as ``data.train``: a single group may stand for a list of one, and what a group
-leaves out it takes from the group ``default`` beside the list."""
+"""Lists of groups, such as ``data.train``.
+
+A single group may be written in place of a list of one. A group takes the keys that it leaves out from the
+group ``default`` beside the list.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ _DEFAULT = "default"
 
 
 def complete_lists(tree: dict[str, Any], group: type) -> None:
-    """Fill in what the groups of every list leave out, in place; ``tree`` holds plain, unresolved values."""
+    """Fill in, in place, the keys that the groups of every list leave out.
+
+    ``tree`` holds the plain, unresolved values of ``group``.
+    """
     for name, annotation in fields.hints(group).items():
         value = tree.get(name)
         if fields.is_group(annotation) and isinstance(value, dict):
@@ -25,7 +31,7 @@ def complete_lists(tree: dict[str, Any], group: type) -> None:
 
 
 def make_lists(tree: dict[str, Any], group: type) -> None:
-    """Put every group that stands for a list of one into a list, in place."""
+    """Replace, in place, every group that is written in place of a list of one by that list."""
     for name, annotation in fields.hints(group).items():
         value = tree.get(name)
         if fields.is_group(annotation) and isinstance(value, dict):
@@ -35,7 +41,7 @@ def make_lists(tree: dict[str, Any], group: type) -> None:
 
 
 def single_groups(tree: Mapping[str, Any], group: type) -> dict[str, Any]:
-    """A copy in which every list of one group is that group, so that arguments can reach its keys."""
+    """Return a copy in which every list of one group is that group, so that arguments can reach its keys."""
     plain = dict(tree)
     for name, annotation in fields.hints(group).items():
         value = plain.get(name)
@@ -47,7 +53,7 @@ def single_groups(tree: Mapping[str, Any], group: type) -> dict[str, Any]:
 
 
 def interpolations(key: str, value: Any) -> Iterator[tuple[str, str]]:
-    """(full key, text) of everything that is still to be resolved."""
+    """Yield (full key, text) of every interpolation in ``value``, which is found under ``key``."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield from interpolations(f"{key}.{name}" if key else str(name), inner)

@@ -1,17 +1,19 @@
-"""From YAML files and command-line arguments to a typed ``Config``.
+"""The loader, which makes a typed ``Config`` of YAML files and command-line arguments.
 
-A file may name others that it builds on, and wins over them; later ones win over earlier ones::
+A file may name others that it builds on, its defaults. Its own values win over theirs, and those of later
+defaults over those of earlier ones::
 
     defaults:
       - ../configs/grpo_arithmetic_cpu.yaml   # merged as it is
       - grpo: default                         # grpo/default.yaml beside this file, put under "grpo"
       - env@env.math: math_verify             # env/math_verify.yaml beside this file, put under "env.math"
 
-What is not beside the file is looked for in the shipped ``configs/``, so that a file may be anywhere.
+A default that is not beside the file is looked for in the shipped ``configs/``, so that a file may be
+anywhere.
 
-Arguments follow Hydra's grammar: ``key=value``, ``+key=value`` (had no value before),
-``++key=value`` (either way) and ``~key`` (null again). Nothing that the schema does not know gets
-through, and no key is left without a value.
+Arguments follow Hydra's grammar: ``key=value`` and ``++key=value`` set a value, ``+key=value`` sets one only
+where there was none, and ``~key`` sets null. A key that the schema does not know is an error, and so is a key
+that is left without a value.
 """
 
 from __future__ import annotations
@@ -42,9 +44,9 @@ _SHIPPED = Path(__file__).resolve().parents[2] / "configs"
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """The typed configuration of a file with arguments applied.
+    """Return the typed configuration of the file ``path`` with the arguments ``overrides`` applied.
 
-    Raises ConfigError with everything that is wrong in it.
+    Raises ConfigError, which lists the problems found.
     """
     register_resolvers()
     draft = _Draft()
@@ -56,12 +58,12 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def to_yaml(cfg: Config) -> str:
-    """The configuration as YAML that ``load_config`` reads back to an equal one."""
+    """Return the configuration as YAML that ``load_config`` reads back to an equal one."""
     return OmegaConf.to_yaml(OmegaConf.create(to_dict(cfg)))
 
 
 def to_dict(cfg: Config) -> dict[str, Any]:
-    """The configuration as nested dicts of plain values; Enums by name."""
+    """Return the configuration as nested dicts of plain values, Enum members by name."""
     plain = OmegaConf.to_container(OmegaConf.structured(cfg), resolve=True, enum_to_str=True)
     assert isinstance(plain, dict)
     return single_groups({str(group): keys for group, keys in plain.items()}, Config)
@@ -74,7 +76,11 @@ class _Layer:
 
 
 def _layers(path: Path, including: tuple[Path, ...]) -> Iterator[_Layer]:
-    """The file's defaults, each after those it builds on, then the file itself."""
+    """Yield the file's defaults, each after the files that it builds on, then the file itself.
+
+    ``including`` is the chain of files that led to this one. Raises ConfigError when a file cannot be read or
+    is reached from itself.
+    """
     if path.resolve() in (earlier.resolve() for earlier in including):
         chain = " -> ".join(str(step) for step in (*including, path))
         raise _file_error(path, f"is reached from itself by its defaults: {chain}", "break the cycle")
@@ -95,20 +101,23 @@ def _layers(path: Path, including: tuple[Path, ...]) -> Iterator[_Layer]:
 
 
 def _default(entry: str, including: tuple[Path, ...]) -> Path:
-    """The file that an entry of the last file's defaults means: beside that file, else the shipped one."""
+    """Return the file that an entry in the defaults of ``including[-1]`` means.
+
+    That is the file beside it; where there is none but a shipped one, it is that.
+    """
     beside = _with_suffix(including[-1].parent / entry)
     shipped = _with_suffix(_shipped_folder(including) / entry)
     return shipped if shipped.is_file() and not beside.is_file() else beside
 
 
 def _shipped_folder(including: tuple[Path, ...]) -> Path:
-    """Where in the shipped ``configs/`` the last file would be, if the first one were there."""
+    """Return the folder of ``configs/`` that ``including[-1]`` would be in if ``including[0]`` were in it."""
     first, last = including[0].parent, including[-1].parent
     return _SHIPPED / last.relative_to(first) if last.is_relative_to(first) else _SHIPPED
 
 
 def _nested(key: str, tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The tree under a full key."""
+    """Return a tree that has ``tree`` under the full key ``key``."""
     for name in reversed(key.split(".")):
         tree = {name: tree}
     return tree
@@ -128,7 +137,10 @@ def _read_yaml(path: Path, including: tuple[Path, ...]) -> Mapping[str, Any]:
 
 
 def _no_such_file(path: Path, including: tuple[Path, ...]) -> ConfigError:
-    """For a default, the nearest of those beside it and of the shipped ones; never the file that wants it."""
+    """Build the error of a missing file; its remedy names files beside it and, for a default, shipped ones.
+
+    It never names a file whose defaults led to ``path``.
+    """
     folders = [path.parent]
     if including and path.is_relative_to(including[-1].parent):
         inside = path.relative_to(including[-1].parent).parent
@@ -152,7 +164,7 @@ def _file_error(path: Path, rule: str, remedy: str) -> ConfigError:
 
 @dataclass(slots=True)
 class _Draft:
-    """A configuration while it is put together; remembers who set each key last."""
+    """A configuration while it is put together; ``sources`` says which file or argument set each key last."""
 
     tree: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
@@ -180,7 +192,7 @@ class _Draft:
             self._set(override.key_or_group, value, where)
 
     def _refuse(self, override: Override, where: str) -> list[Problem]:
-        """Why this argument cannot be applied; empty when it can."""
+        """Return why this argument cannot be applied; empty when it can."""
         key = override.key_or_group
         annotation = fields.find(Config, key)
         if annotation is None:
@@ -201,7 +213,7 @@ class _Draft:
         return fields.check_value(key, override.value(), annotation, where, Config)
 
     def _list_above(self, key: str) -> str | None:
-        """The list that the key would reach into."""
+        """Return the full key of the list that ``key`` would reach into; None when it reaches into none."""
         target: Any = self.tree
         names = key.split(".")
         for depth, name in enumerate(names[:-1], start=1):
@@ -248,7 +260,7 @@ class _Draft:
                     target[group] = {}
                 target = target[group]
             if isinstance(leaf, Mapping):
-                # Empty: there is a mapping here, and what it has already stays.
+                # An empty mapping: keys that the tree has here already stay.
                 target.setdefault(name, {})
             else:
                 target[name] = leaf
@@ -272,7 +284,7 @@ def _refuse_deletion(override: Override, annotation: Any, current: Any, where: s
 
 
 def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """(full key, value) of everything that is not a mapping with keys."""
+    """Yield (full key, value) of everything below ``prefix`` that is not a mapping with keys."""
     if isinstance(value, Mapping) and (value or not prefix):
         for name, inner in value.items():
             yield from _leaves(f"{prefix}.{name}" if prefix else str(name), inner)

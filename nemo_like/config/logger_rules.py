@@ -1,4 +1,4 @@
-"""Rules on the metrics back ends: what each of them would otherwise refuse when the run has begun."""
+"""Rules on the metrics back ends, for what they would otherwise refuse after the run has begun."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SERVER_TIMEOUT_S = 5.0
 
 
 def logger_problems(cfg: Config) -> Iterator[Problem]:
-    """What is wrong with the back ends' keys, packages and credentials, whatever machine runs them."""
+    """Yield every problem with the back ends' keys, packages and credentials."""
     yield from _wandb(cfg)
     if cfg.logger.mlflow.enabled and importlib.util.find_spec("mlflow") is None:
         yield Problem(
@@ -37,7 +37,7 @@ def logger_problems(cfg: Config) -> Iterator[Problem]:
 
 
 def logger_machine_problems(cfg: Config) -> Iterator[Problem]:
-    """What keeps this machine from reaching MLflow."""
+    """Yield everything that keeps this machine from reaching MLflow."""
     if not cfg.logger.mlflow.enabled or importlib.util.find_spec("mlflow") is None:
         return
     uri = cfg.logger.mlflow.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
@@ -102,7 +102,10 @@ def _directory(key: str, directory: Path) -> Iterator[Problem]:
 
 
 def _server(key: str, uri: str) -> Iterator[Problem]:
-    """Any answer shows that somebody is there; who may write is his own affair."""
+    """Yield a problem when no server answers at ``uri``.
+
+    Any answer will do, an HTTP error too: whether this user may write there is not checked.
+    """
     try:
         urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=_SERVER_TIMEOUT_S).close()
     except urllib.error.HTTPError:

@@ -1,4 +1,4 @@
-"""Rules on ``loss_fn``: which losses combine, and what they need of the rest of the configuration."""
+"""Rules on ``loss_fn``: which of its keys exclude each other, and what they need of other groups of keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ POLICY_GRADIENT = "policy_gradient"
 
 
 def loss_problems(cfg: Config) -> Iterator[Problem]:
-    """Every combination that would train something else than its keys say."""
+    """Yield every combination of keys that would train with another loss than the keys say."""
     if cfg.loss_fn.kind != POLICY_GRADIENT and not is_own_loss(cfg.loss_fn):
         yield Problem(
             key=f"loss_fn.kind={cfg.loss_fn.kind}",
@@ -33,7 +33,8 @@ def loss_problems(cfg: Config) -> Iterator[Problem]:
 
 
 def _surrogates(loss: LossConfig) -> Iterator[Problem]:
-    """PPO's clipped surrogate, CISPO, GSPO and REINFORCE exclude each other."""
+    """Yield a problem when more than one surrogate is chosen: PPO's clipped one, CISPO, GSPO and REINFORCE
+    exclude each other."""
     chosen = [
         name
         for name in ("disable_ppo_ratio", "use_cispo", "sequence_level_importance_ratios")
@@ -119,7 +120,8 @@ def _correction(loss: LossConfig) -> Iterator[Problem]:
 
 
 def _on_policy(cfg: Config) -> Iterator[Problem]:
-    """A ratio of 1 is right only while the weights are those that sampled."""
+    """Yield a problem unless a step has one update: a ratio of 1 is right only while the weights are those
+    that sampled."""
     key = "loss_fn.force_on_policy_ratio=true"
     num_samples = cfg.grpo.num_prompts_per_step * cfg.grpo.num_generations_per_prompt
     batch = cfg.policy.train_global_batch_size
@@ -163,7 +165,7 @@ def _generation_as_prev(loss: LossConfig) -> Iterator[Problem]:
 
 
 def _unscored(cfg: Config) -> Iterator[Problem]:
-    """What needs the log-probs that are not computed."""
+    """Yield a problem for every key that needs prev_logprobs, which this loss does not compute."""
     chosen = _choice_against_scoring(cfg.loss_fn)
     if cfg.grpo.seq_logprob_error_threshold is not None:
         yield Problem(

@@ -1,4 +1,4 @@
-"""Rules on what the machine must have: processors, disk, files, credentials."""
+"""Rules on what the machine must have: CPUs, GPUs, disk, files, credentials."""
 
 from __future__ import annotations
 
@@ -17,20 +17,25 @@ from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.sandbox_rules import sandbox_machine_problems
 from nemo_like.config.schema import Config, Device
 
-# Logs, metrics, the learning curve and W&B files of one run.
+# Room for the logs, metrics, learning curve and W&B files of one run.
 _RUN_DIRECTORY_BYTES = 100_000_000
 
 
 class Machine(Enum):
-    """Whose processors and disk are judged. A run may be planned where it could not run: on a login node,
-    or on a laptop."""
+    """The machine that a configuration is checked for.
+
+    It is another one when a run is only planned here, on a login node or a laptop where it could not run.
+    """
 
     this = "this"
     another = "another"
 
 
 def machine_problems(cfg: Config, machine: Machine = Machine.this) -> Iterator[Problem]:
-    """Everything that the machine, as it is, lacks for the run."""
+    """Yield everything that the machine lacks for the run.
+
+    For another machine, only what can be told from here is checked.
+    """
     yield from _processors(cfg)
     if machine is Machine.this:
         yield from _present_gpus(cfg)
@@ -77,7 +82,7 @@ def _present_gpus(cfg: Config) -> Iterator[Problem]:
 
 
 def _shares(cfg: Config, resource: str) -> str:
-    """What asks for how much of a resource, as "TransferQueue controller 1 x 1, ..."."""
+    """Return which processes ask for how much of a resource, as "TransferQueue controller 1 x 1, ..."."""
     asked = {role: (needs.count, getattr(needs, resource)) for role, needs in roles(cfg).items()}
     return ", ".join(f"{_plural(role, n)} {n} x {each:g}" for role, (n, each) in asked.items() if each)
 
@@ -105,7 +110,7 @@ def _log_directory(cfg: Config) -> Iterator[Problem]:
 
 
 def _export_bytes(cfg: Config) -> int:
-    """Size of RUN_DIR/final_hf; 0 when there is none, or no readable model yet."""
+    """Return the bytes of RUN_DIR/final_hf; 0 when nothing is exported, or the model cannot be read yet."""
     try:
         model = read_model_info(cfg.policy.model_name, cfg.policy.backend)
         return weight_bytes(cfg, model) * cfg.checkpointing.export_final_hf

@@ -1,7 +1,7 @@
-"""The metrics by which a run may be judged, by name, and the rules on the keys that name one.
+"""The names of the metrics that checkpoints and runs may be judged by, and rules on the keys that name one.
 
-docs/metrics.md says what each means. Timings and the like are metrics too, but no checkpoint is the best
-for them.
+docs/metrics.md says what each means. Timings and the like are metrics too, but they say nothing of how good a
+checkpoint is, and are not listed here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ENVIRONMENT = "train/env/"
 
 
 def metric_problems(cfg: Config) -> Iterator[Problem]:
-    """Keys that name a metric which no step of this run would have."""
+    """Yield a problem for every key that names a metric which no step of this run would report."""
     if cfg.checkpointing.enabled and (name := cfg.checkpointing.metric_name) is not None:
         known = [*validation_metrics(cfg), *training_metrics(cfg)]
         yield from _unknown(f"checkpointing.metric_name={name}", name, known, "run")
@@ -47,7 +47,7 @@ def metric_problems(cfg: Config) -> Iterator[Problem]:
 
 
 def validation_metrics(cfg: Config) -> list[str]:
-    """What a validation reports: over all sets and, where there are several, of each."""
+    """Return the metrics that a validation reports: over all its data sources and, with several, of each."""
     size = cfg.grpo.num_val_generations_per_prompt
     names = [*_OF_VALIDATION]
     if size > 1:
@@ -59,7 +59,10 @@ def validation_metrics(cfg: Config) -> list[str]:
 
 
 def training_metrics(cfg: Config) -> list[str]:
-    """What a training step may report; ``train/env/NAME/`` stands for whatever the environment reports."""
+    """Return the metrics that a training step may report.
+
+    An entry ``train/env/NAME/`` stands for all metrics that the environment NAME reports.
+    """
     return [
         *(f"train/{name}" for name in _OF_TRAINING),
         *(f"{_ENVIRONMENT}{name}/" for name in used_environments(cfg)),

@@ -1,4 +1,5 @@
-"""What a checkpoint directory says about its model, read without loading it or any library for it."""
+"""The sizes and features of a model, read from its checkpoint directory without loading it or any library
+for it."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from nemo_like.config.schema import PolicyBackend
 
 SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 
-# The sizes of the models that recipes name, as config.json without anything else.
+# A directory for each model that recipes name, with its config.json and nothing else.
 _SHAPES = Path(__file__).resolve().parents[2] / "recipes" / "shapes"
 
 _KEY = "policy.model_name"
@@ -27,7 +28,7 @@ _REQUIRED = (
     "vocab_size",
 )
 _REQUIRED_OF_MIXTURES = ("moe_intermediate_size", "num_experts", "num_experts_per_tok")
-# What other models, or other versions of transformers, call these sizes.
+# The names that other models, or other versions of transformers, have for these sizes.
 _OTHER_NAMES = {
     "hidden_size": ("n_embd", "d_model"),
     "intermediate_size": ("n_inner", "ffn_dim"),
@@ -36,9 +37,9 @@ _OTHER_NAMES = {
     "num_hidden_layers": ("n_layer", "n_layers"),
     "num_experts": ("num_local_experts",),
 }
-# Where a model leaves the size of its feed-forward layers out, it is this many times the hidden size.
+# A model that leaves out the size of its feed-forward layers has this many times the hidden size.
 _USUAL_FFN_FACTOR = 4
-# What transformers takes where config.json says nothing.
+# The values that transformers takes where config.json has none.
 _USUAL_NORM_EPSILON = 1e-6
 _USUAL_ROPE_THETA = 10000.0
 # The one rope scaling that Megatron-core implements, that of Llama 3.1 (the factor is free).
@@ -55,7 +56,7 @@ class ModelInfo:
     intermediate_size: int  # of one expert in a mixture
     num_experts: int | None  # per layer; None: no mixture
     num_experts_per_token: int  # 0: no mixture
-    normalises_chosen_experts: bool  # the weights of a token's experts sum to 1
+    normalises_chosen_experts: bool  # the weights of the experts chosen for a token are scaled to sum to 1
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -65,12 +66,12 @@ class ModelInfo:
     has_tied_embeddings: bool
     norm_epsilon: float
     rope_theta: float
-    rope_scaling_factor: float | None  # Llama 3.1's; None where there is none, or another kind
-    num_stored_scalars: int | None  # counted in the weight files; None for a type whose sizes tell it
+    rope_scaling_factor: float | None  # of Llama 3.1's scaling; None with no scaling, or with another kind
+    num_stored_scalars: int | None  # counted in the weight files; None for a type whose sizes tell the number
 
     @property
     def has_qkv_bias(self) -> bool:
-        """Whether queries, keys and values have biases."""
+        """Whether the projections to queries, keys and values have biases."""
         return self.model_type == "qwen2"
 
     @property
@@ -79,12 +80,12 @@ class ModelInfo:
         return self.model_type in ("qwen3", "qwen3_moe")
 
     def padded_vocab_size(self, tp: int) -> int:
-        """Return the rows of the embedding over ``tp`` ranks: the vocabulary, rounded up to a multiple."""
+        """Return the rows of the embedding over ``tp`` ranks: the vocabulary, rounded up to a multiple of tp."""
         return -(-self.vocab_size // tp) * tp
 
     @property
     def num_parameters(self) -> int:
-        """Scalars of the weights; tied embeddings count once."""
+        """The number of scalars in the weights; tied embeddings count once."""
         if self.num_stored_scalars is not None:
             return self.num_stored_scalars
         query = self.num_heads * self.head_size
@@ -103,14 +104,20 @@ class ModelInfo:
 
 
 def shipped_shape(model_name: str) -> Path | None:
-    """The directory with the sizes of a model of this name, for plans where the model itself is not."""
+    """Return the shipped directory with the sizes of a model of this name; None when there is none.
+
+    It is for planning a run on a machine that does not have the model.
+    """
     shape = _SHAPES / Path(model_name).name
     return shape if (shape / "config.json").is_file() else None
 
 
 def read_model_info(model_name: str, backend: PolicyBackend) -> ModelInfo:
-    """Sizes from ``config.json``. Raises ConfigError when it is missing, broken or, for Megatron-core, of
-    a model without a conversion."""
+    """Read a model's sizes from ``config.json`` in the directory ``model_name``.
+
+    Raises ConfigError when the file is missing or broken, or when it is for Megatron-core and describes a
+    model that is not supported there.
+    """
     path = Path(model_name) / "config.json"
     if not path.is_file():
         raise _error(model_name, "has no config.json", "point it at a Hugging Face checkpoint directory")
@@ -151,7 +158,10 @@ def _has_layers_without_experts(content: Mapping[str, Any]) -> bool:
 
 
 def count_stored_scalars(path: Path) -> int:
-    """Scalars in a directory's safetensors files, from their headers alone; unreadable files count 0."""
+    """Count the scalars in a directory's safetensors files, from their headers alone.
+
+    A file whose header is not valid JSON counts 0.
+    """
     total = 0
     for file in sorted(path.glob("*.safetensors")):
         with file.open("rb") as stream:
@@ -166,7 +176,7 @@ def count_stored_scalars(path: Path) -> int:
 
 
 def _with_usual_names(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes under the names that Llama, Qwen and most others have for them."""
+    """Return ``content`` with the sizes under the names that Llama, Qwen and most others have for them."""
     named = dict(content)
     for name, others in _OTHER_NAMES.items():
         values = [content[key] for key in (name, *others) if content.get(key) is not None]
@@ -178,12 +188,15 @@ def _with_usual_names(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rope_settings(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The key of transformers 5, or of those before it."""
+    """Return the rope settings under transformers 5's key, or under that of earlier versions."""
     return content.get("rope_parameters") or content.get("rope_scaling") or {}
 
 
 def _rope(content: Mapping[str, Any]) -> tuple[float, float | None] | None:
-    """Return theta and the scaling factor of Llama 3.1 or None; None for another kind of scaling."""
+    """Return theta and the factor of Llama 3.1's scaling, or (theta, None) for a model without scaling.
+
+    Returns None for another kind of scaling.
+    """
     settings = _rope_settings(content)
     theta = float(settings.get("rope_theta", content.get("rope_theta", _USUAL_ROPE_THETA)))
     kind = settings.get("rope_type", settings.get("type", "default"))

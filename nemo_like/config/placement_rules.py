@@ -1,4 +1,4 @@
-"""Rules on engines that share processors with the policy, and on how weights reach them."""
+"""Rules on engines that share GPUs with the policy workers, and on how weights reach engines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nemo_like.config.schema import Config, Device, WeightTransport
 
 
 def placement_problems(cfg: Config) -> Iterator[Problem]:
-    """Everything about placement and transport that cannot work."""
+    """Yield every problem with the engines' placement and with the weight transport."""
     if shares_gpus(cfg):
         yield from _shared_gpus(cfg)
     transport, device = cfg.generation.weight_transport, cfg.policy.device
@@ -29,7 +29,7 @@ def placement_problems(cfg: Config) -> Iterator[Problem]:
 
 
 def _shared_gpus(cfg: Config) -> Iterator[Problem]:
-    """An engine has a part of one policy worker's GPU."""
+    """Yield every problem of engines that each have a part of one policy worker's GPU."""
     colocated = "with cluster.placement=colocated and policy.device=cuda"
     engine_tp, num_engines = cfg.generation.vllm_cfg.tensor_parallel_size, cfg.generation.num_engines
     num_workers = policy_world_size(cfg.policy)

@@ -1,4 +1,4 @@
-"""What a configuration will start and move: processes, rows, micro-batches, bytes.
+"""The plan of a run: the processes, rows, micro-batches and bytes that follow from a configuration.
 
 ``roles`` is the one place that says how many processes a run has and what each asks Ray for; the
 start-up code, the validation and ``--dry-run`` all read it.
@@ -22,13 +22,13 @@ from nemo_like.config.schema import Config, Device, PolicyBackend, PolicyConfig,
 from nemo_like.config.tasks import used_environments
 from nemo_like.config.units import format_size
 
-# Shares of a GPU that a policy worker and an engine hold together: two workers, or two engines, on one GPU
-# are thereby impossible.
+# The shares of a GPU that a policy worker and an engine ask Ray for when they share it. An engine fits beside
+# a worker, and no second worker does.
 _WORKER_SHARE, _ENGINE_SHARE = 0.75, 0.25
 
 
 class Role(Enum):
-    """Every kind of process of a run."""
+    """The kinds of processes of a run."""
 
     driver = "driver"
     data_plane_host = "data-plane host"
@@ -50,8 +50,11 @@ class RoleNeeds:
 
 
 def roles(cfg: Config) -> dict[Role, RoleNeeds]:
-    """Processes of a run, in the order in which data passes them; a replay has no engines and no
-    environments, a run that only generates no policy workers."""
+    """Return how many processes of each role a run has and what each asks Ray for.
+
+    Roles are in the order in which data passes them. A replay has no engines and no environments; a run that
+    only generates has no policy workers.
+    """
     on_gpu, generates = cfg.policy.device is Device.cuda, cfg.rollout.replay is None
     engine_tp = cfg.generation.vllm_cfg.tensor_parallel_size
     num_units = 0 if cfg.data_plane.backend is StorageBackend.in_memory else cfg.data_plane.num_storage_units
@@ -81,31 +84,31 @@ def roles(cfg: Config) -> dict[Role, RoleNeeds]:
 
 
 def ray_cpus(cfg: Config) -> int:
-    """Logical CPUs that all actors together ask for; with fewer, Ray would wait without end."""
+    """Return the logical CPUs that all actors together ask for; with fewer, Ray would wait without end."""
     return math.ceil(round(sum(needs.count * needs.num_cpus for needs in roles(cfg).values()), 6))
 
 
 def ray_gpus(cfg: Config) -> int:
-    """GPUs that all actors together ask for."""
+    """Return the GPUs that all actors together ask for."""
     return math.ceil(sum(needs.count * needs.num_gpus for needs in roles(cfg).values()))
 
 
 def updates_per_step(cfg: Config) -> int:
-    """Optimizer updates of one step, over all epochs."""
+    """Return the number of updates in one step, over all epochs."""
     num_samples = cfg.grpo.num_prompts_per_step * cfg.grpo.num_generations_per_prompt
     return num_samples // cfg.policy.train_global_batch_size * cfg.grpo.num_epochs_per_rollout
 
 
 def weight_bytes(cfg: Config, model: ModelInfo) -> int:
-    """One copy of the weights as they leave the trainer."""
+    """Return the bytes of one copy of the weights, as an engine or an export gets it."""
     return _weight_bytes(cfg.policy, model)
 
 
 def checkpoint_bytes(policy: PolicyConfig, model: ModelInfo) -> int:
-    """What a checkpoint takes: the weights and, of what trains, master weights and two moments in float32.
+    """Estimate the bytes of a checkpoint: the weights and, in float32, master weights and two moments.
 
-    FSDP's weights, and those in float32 beside an optimizer that is not distributed, are the master weights.
-    Adapters count for nothing beside the model.
+    There are no weights besides the master weights with FSDP, and in float32 with an optimizer that is not
+    distributed. With LoRA only the model's weights count, because adapters are small beside them.
     """
     master_and_moments = 12 * model.num_parameters
     if policy.backend is PolicyBackend.fsdp:
@@ -133,25 +136,26 @@ class Plan:
     num_samples: int  # rows per step
     num_steps: int
     updates_per_step: int
-    train_micro_batch: str  # its size
-    logprob_micro_batch: str
-    micro_batches_per_update: int  # on each data-parallel rank; with a token budget, at most
-    logprob_phases: int  # of prev_logprobs and reference_logprobs, those that are computed
-    logprob_batches_per_phase: int  # on each data-parallel rank; likewise
+    train_micro_batch: str  # its size, in words
+    logprob_micro_batch: str  # its size, in words
+    micro_batches_per_update: int  # on each data-parallel rank; with a token budget, an upper bound
+    logprob_phases: int  # how many of prev_logprobs and reference_logprobs are computed
+    logprob_batches_per_phase: int  # on each data-parallel rank; with a token budget, an upper bound
     max_tokens_per_step: int
-    bytes_per_token: int  # over all columns with a value per token
+    bytes_per_token: int  # over all per_token columns
     num_parameters: int
     weight_bytes: int  # one copy, as it travels to an engine
     num_engines: int
 
     @property
     def data_plane_bytes_per_step(self) -> int:
-        """Upper bound of what is stored: every sample at its longest."""
+        """The most bytes that a step can put into the data plane's per_token columns: all samples at their
+        longest."""
         return self.bytes_per_token * self.max_tokens_per_step
 
 
 def make_plan(cfg: Config, model: ModelInfo, bytes_per_token: int) -> Plan:
-    """The plan of a valid configuration; ``bytes_per_token`` are over all per_token columns."""
+    """Return the plan of a valid configuration; ``bytes_per_token`` is the sum over all per_token columns."""
     grpo, policy = cfg.grpo, cfg.policy
     num_samples = grpo.num_prompts_per_step * grpo.num_generations_per_prompt
     rows_per_rank = num_samples // policy.data_parallel_size
@@ -187,7 +191,7 @@ class _MicroBatches:
 
 
 def _micro_batches(policy: PolicyConfig) -> tuple[_MicroBatches, _MicroBatches]:
-    """Those of training and those of the log-prob phases."""
+    """Return the micro-batches of training and those of the log-prob phases."""
     packing, dynamic = policy.sequence_packing, policy.dynamic_batching
     if not packing.enabled and not dynamic.enabled:
         sizes = policy.train_micro_batch_size, policy.logprob_batch_size
@@ -208,7 +212,7 @@ def _micro_batches(policy: PolicyConfig) -> tuple[_MicroBatches, _MicroBatches]:
 
 
 def _layout(policy: PolicyConfig) -> str:
-    """Sizes of the axes, as "TP2 x PP1 x DP4" or "FSDP TP2 x DP4, LoRA of rank 16"."""
+    """Return the sizes of the axes in words: "TP2 x PP1 x DP4" or "FSDP TP2 x DP4, LoRA of rank 16"."""
     if policy.backend is PolicyBackend.fsdp:
         fsdp = policy.fsdp_cfg
         adapters = f", LoRA of rank {fsdp.lora.rank}" if fsdp.lora.enabled else ""
@@ -225,7 +229,7 @@ def _layout(policy: PolicyConfig) -> str:
 
 
 def format_plan(plan: Plan) -> str:
-    """The plan as a table and a few lines for a terminal."""
+    """Return the plan as text for a terminal: a table of processes and a few lines."""
     lines = [f"{'processes':<28}{'count':>6}{'CPUs each':>11}{'GPUs each':>11}"]
     lines += [
         f"  {role.value:<26}{needs.count:>6}{needs.num_cpus:>11g}{needs.num_gpus:>11g}"

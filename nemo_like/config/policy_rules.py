@@ -1,4 +1,4 @@
-"""Rules on how the policy's work is cut up, whatever the model is."""
+"""Rules on how the policy's work is divided over ranks and micro-batches, whatever the model is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from nemo_like.config.schema import (
 
 
 def policy_problems(cfg: Config) -> Iterator[Problem]:
-    """Everything about the policy that cannot work; its numbers must be in their ranges."""
+    """Yield every problem with policy keys that do not fit together.
+
+    The caller has checked that every number of the group policy is in its range.
+    """
     yield from _sequence_parallel(cfg.policy)
     yield from _context_parallel(cfg.policy)
     yield from _micro_batching(cfg.policy)
@@ -58,7 +61,7 @@ def _sequence_parallel(policy: PolicyConfig) -> Iterator[Problem]:
 
 
 def _context_parallel(policy: PolicyConfig) -> Iterator[Problem]:
-    """The longest sample, as every other, must divide over the ranks that cut it up."""
+    """Yield a problem when the longest sample cannot be divided evenly over the ranks that each get a part."""
     multiple, length = length_multiple(policy), policy.max_total_sequence_length
     if length % multiple:
         below = length // multiple * multiple
@@ -109,7 +112,7 @@ def _prompt_sharing(policy: PolicyConfig) -> Iterator[Problem]:
 
 
 def _mixed_groups(cfg: Config) -> Iterator[Problem]:
-    """Updates of so many prompts that no two samples have one in common."""
+    """Yield a problem when no two samples of an update have the same prompt, so that none could be shared."""
     grpo, batch = cfg.grpo, cfg.policy.train_global_batch_size
     if (
         grpo.mix_groups_in_updates

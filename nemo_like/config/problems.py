@@ -1,4 +1,4 @@
-"""What is wrong with a configuration: all of it at once, each point with its remedy."""
+"""The problems of a configuration, reported all at once, each with its remedy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One broken rule. ``where`` is the file or argument that says so, where it is known."""
+    """One broken rule. ``where`` is the file or argument that sets the key; empty where that is not known."""
 
     key: str  # full key, "policy.device"; empty when it concerns a whole file or argument
     rule: str  # what must hold, and the value that breaks it

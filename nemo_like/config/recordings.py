@@ -1,4 +1,4 @@
-"""How a directory of recorded rollouts is laid out; read before anything starts."""
+"""The layout of a directory of recorded rollouts; rules read such a directory before anything starts."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class RecordingManifest:
 
     num_prompts_per_step: int
     num_generations_per_prompt: int
-    # Fields of ``batch.columns.Column``; None in recordings of a time when all had the same columns.
+    # Each column as the fields of ``batch.columns.Column``; None in recordings that are older than this field.
     columns: Sequence[Mapping[str, Any]] | None = None
 
 
 def rollout_file(step: int, first_group: int) -> str:
-    """Name of one rollout's file."""
+    """Return the name of the file of one rollout: the one of ``step`` that begins with ``first_group``."""
     return f"step_{step}-{first_group}.npz"
 
 
 def read_manifest(directory: Path) -> RecordingManifest:
-    """Raises ValueError when the directory holds no recording."""
+    """Read the manifest of a recording. Raises ValueError when the directory holds no recording."""
     path = directory / MANIFEST
     if not path.is_file():
         raise ValueError(f"{str(directory)!r} is no recording: it has no {MANIFEST}")
@@ -36,6 +36,6 @@ def read_manifest(directory: Path) -> RecordingManifest:
 
 
 def recorded_steps(directory: Path) -> set[int]:
-    """The steps whose first rollout is there."""
+    """Return the steps whose first rollout is in the directory."""
     found = (re.fullmatch(r"step_(\d+)-0\.npz", path.name) for path in directory.iterdir())
     return {int(match[1]) for match in found if match}

@@ -11,7 +11,7 @@ Number = int | float
 
 
 def register_resolvers() -> None:
-    """Make the resolvers known to OmegaConf; safe to call again."""
+    """Register the resolvers with OmegaConf; a second call does no harm."""
     for name, function in {"add": _add, "sub": _sub, "mul": _mul, "div": _div}.items():
         OmegaConf.register_new_resolver(name, function, replace=True)
 
@@ -41,7 +41,10 @@ def _sub(*values: Any) -> Number:
 
 
 def _div(*values: Any) -> Number:
-    """Of two integers the exact quotient, which must be an integer; else the usual one."""
+    """Return the quotient; that of two integers is an integer.
+
+    Raises ValueError when the divisor is 0 or, of two integers, does not divide the dividend.
+    """
     dividend, divisor = _numbers("div", values, 2)
     if divisor == 0:
         raise ValueError(f"${{div:{dividend},{divisor}}} divides by zero")

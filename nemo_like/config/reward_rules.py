@@ -1,4 +1,4 @@
-"""Rules on advantages and on the reward pipeline."""
+"""Rules on rewards, from scaling and shaping to advantages."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from nemo_like.config.problems import Problem
 from nemo_like.config.schema import AdvantageEstimatorName, Config
 
 _ESTIMATORS = AdvantageEstimatorName.__members__
-# Those that look at one sample without its group.
+# The estimator that looks at a sample without its group.
 _WITHOUT_GROUPS = AdvantageEstimatorName.reinforce_plus_plus.name
 
 
 def reward_problems(cfg: Config) -> list[Problem]:
-    """Everything for which rewards could not become advantages as configured."""
+    """Return every problem for which rewards could not become advantages as configured."""
     return [problem for rule in (_estimator, _groups, _scaling, _shaping, _sampling) for problem in rule(cfg)]
 
 

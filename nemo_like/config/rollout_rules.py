@@ -1,4 +1,4 @@
-"""Rules on recording, replaying and generation alone."""
+"""Rules on recording and replaying rollouts, and on runs that only generate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nemo_like.config.schema import Config
 
 
 def rollout_problems(cfg: Config) -> Iterator[Problem]:
-    """Everything for which rollouts could not be kept or replayed as configured."""
+    """Yield every problem for which rollouts could not be recorded or replayed as configured."""
     rollout = cfg.rollout
     if rollout.dump_period < 0:
         yield Problem(key=f"rollout.dump_period={rollout.dump_period}", rule="must be at least 0", remedy="")

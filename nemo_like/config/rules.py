@@ -1,7 +1,8 @@
-"""Rules on the values, checked before anything is started.
+"""Validation of a configuration before anything is started: ranges of single keys, and rules over several.
 
-A range concerns one key. A rule spans several, and is skipped while a range of one of them is broken.
-What the checkpoint and the machine must be like is in ``checkpoint_rules`` and ``machine_rules``.
+A rule is skipped while one of the keys that it relies on is out of its range. Other groups of rules are in
+the ``*_rules`` modules; ``checkpoint_rules`` and ``machine_rules`` say what the model checkpoint and the
+machine must be like.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from nemo_like.config.units import parse_duration_s
 
 
 def validate(cfg: Config, machine: Machine = Machine.this) -> None:
-    """Raises ConfigError that lists everything for which this configuration cannot run on the machine."""
+    """Raise ConfigError, which lists every problem found, when this configuration cannot run on the machine."""
     broken = {limits.key: problem for limits in _RANGES if (problem := limits.problem(cfg))}
     problems = list(broken.values())
     for rule in _RULES:
@@ -62,7 +63,7 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Range:
-    """Limits of one number; null passes, where the schema allows it."""
+    """The limits of one number; null is always within them, where the schema allows it."""
 
     key: str
     at_least: float | None = None
@@ -75,7 +76,7 @@ class _Range:
         value = reduce(getattr, self.key.split("."), cfg)
         if value is None:
             return None
-        # Written so that NaN satisfies nothing.
+        # Every comparison is false for NaN, so NaN is out of range.
         limits = (
             (self.at_least, "at least", lambda limit: value >= limit),
             (self.above, "above", lambda limit: value > limit),
@@ -194,7 +195,7 @@ _RULES: list[_Rule] = []
 def _rule(
     *keys: str,
 ) -> Callable[[Callable[[Config], Iterator[Problem]]], Callable[[Config], Iterator[Problem]]]:
-    """Registers a rule with the keys whose ranges it relies on."""
+    """Register a rule with the keys whose ranges it relies on."""
 
     def register(check: Callable[[Config], Iterator[Problem]]) -> Callable[[Config], Iterator[Problem]]:
         _RULES.append(_Rule(frozenset(keys), check))
@@ -379,7 +380,7 @@ def _scheduler(cfg: Config) -> Iterator[Problem]:
 
 
 def _nearest(values: list[int], wanted: int) -> str:
-    """The value below and the value above what was asked for."""
+    """Return the values next to ``wanted`` on either side, as "4 or 8"."""
     below = [value for value in values if value < wanted]
     above = [value for value in values if value > wanted]
     return " or ".join(str(value) for value in below[-1:] + above[:1])

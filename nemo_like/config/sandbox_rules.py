@@ -1,4 +1,4 @@
-"""What the sandbox for other people's programs needs of a machine."""
+"""Rules on what a machine must have to run programs in a sandbox."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _TRIAL_TIMEOUT_S = 30.0
 
 
 def sandbox_machine_problems(cfg: Config) -> Iterator[Problem]:
-    """Environments whose programs need a sandbox that this machine does not have."""
+    """Yield a problem for every environment that needs a sandbox, if this machine cannot make one."""
     if cfg.cluster.address is not None:
         return  # each actor looks at its own machine when it starts
     for name, env in used_environments(cfg).items():
-        # As written, since other rules may have found the options wrong.
+        # The option is read as it is written: the typed options cannot be built where they are wrong.
         is_wanted = env.kind is EnvironmentKind.code and env.options.get("sandbox") != SandboxMode.none.value
         if is_wanted and (failure := bubblewrap_failure()):
             yield Problem(
@@ -33,7 +33,7 @@ def sandbox_machine_problems(cfg: Config) -> Iterator[Problem]:
 
 @cache
 def bubblewrap_failure() -> str:
-    """Return why bubblewrap makes no sandbox here, and what to do; empty when it does."""
+    """Return why bubblewrap cannot make a sandbox here, and what to do; empty when it can."""
     if shutil.which("bwrap") is None:
         return (
             "needs the program bwrap, which is not installed; on Debian, Ubuntu and Fedora it is the package "

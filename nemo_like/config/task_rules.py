@@ -1,4 +1,4 @@
-"""Rules on environments and on how each task is sampled."""
+"""Rules on environments, and on how the responses of each task are sampled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 
 def task_problems(cfg: Config) -> Iterator[Problem]:
-    """Everything wrong with the environments, with who names them and with their sampling."""
+    """Yield every problem with the environments, with the data sources that name them and with sampling."""
     yield from _named_environments(cfg)
     for name, env in used_environments(cfg).items():
         yield from _counts(name, env)
@@ -33,7 +33,7 @@ def task_problems(cfg: Config) -> Iterator[Problem]:
 
 
 def _unique(*groups: Iterator[Problem]) -> Iterator[Problem]:
-    """Each problem once: validation inherits what training has."""
+    """Yield each problem once: validation inherits values from training, and their problems with them."""
     yield from dict.fromkeys(problem for group in groups for problem in group)
 
 
@@ -70,7 +70,7 @@ def _counts(name: str, env: EnvConfig) -> Iterator[Problem]:
 
 def _ranges(sourced: SourcedSampling) -> Iterator[Problem]:
     values = sourced.sampling
-    # Written so that NaN satisfies nothing.
+    # Every comparison is false for NaN, so NaN is out of range.
     limits = {
         "temperature": (values.temperature >= 0, "at least 0"),
         "top_p": (0 < values.top_p <= 1, "above 0 and at most 1"),
@@ -87,8 +87,11 @@ def _ranges(sourced: SourcedSampling) -> Iterator[Problem]:
 
 
 def _same_distribution(cfg: Config, training: SourcedSampling) -> Iterator[Problem]:
-    """The trainer's log-probs are of the full distribution at one temperature. With top_p, top_k or min_p the
-    engine's are renormalised over the tokens that are left, so that even equal weights would disagree."""
+    """Yield a problem when training samples are drawn from another distribution than the trainer scores.
+
+    The trainer's log-probs are of the full distribution at one temperature. With top_p, top_k or min_p the
+    engine's are renormalised over the tokens that are left, so that both differ even with equal weights.
+    """
     values, keys = training.sampling, training.keys
     for name, neutral in _NEUTRAL.items():
         if getattr(values, name) != neutral:

@@ -1,4 +1,4 @@
-"""What a task, that is a named environment, makes of the general settings."""
+"""Data sources, and the settings of each task; a task is a named environment with its data."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class SamplingSettings:
     top_p: float
     top_k: int  # 0: all tokens
     max_new_tokens: int  # per turn
-    stop_token_ids: tuple[int, ...] = ()  # a response ends with the first of these
+    stop_token_ids: tuple[int, ...] = ()  # a response ends at the first of these
     min_p: float = 0.0
-    stop_strings: tuple[str, ...] = ()  # or with one of these, which stays in it
+    stop_strings: tuple[str, ...] = ()  # a response also ends with one of these, which stays in it
 
 
 @dataclass(frozen=True, slots=True)
 class SourcedSampling:
-    """What the configuration says of one task's sampling, without the tokens that end a response.
+    """One task's sampling as the configuration has it, without ``stop_token_ids``, and where it comes from.
 
     ``keys[name]`` is the full configuration key that decided field ``name``.
     """
@@ -34,38 +34,45 @@ class SourcedSampling:
 
 
 def data_sources(cfg: Config) -> Iterator[tuple[str, DatasetConfig]]:
-    """Every source with its full key: ``data.train``, or ``data.train[1]`` in a list of several."""
+    """Yield every source with its full key: ``data.train``, or ``data.train[1]`` in a list of several."""
     for section, sources in (("train", cfg.data.train), ("validation", cfg.data.validation)):
         for index, source in enumerate(sources):
             yield f"data.{section}" + (f"[{index}]" if len(sources) > 1 else ""), source
 
 
 def max_prompt_tokens(cfg: Config) -> int:
-    """Longer prompts are left out."""
+    """Return how many tokens a prompt may have; the run leaves longer ones out."""
     limit = cfg.data.max_input_seq_length
     return limit or cfg.policy.max_total_sequence_length - cfg.generation.max_new_tokens
 
 
 def source_name(source: DatasetConfig) -> str:
-    """What metrics and messages call a source."""
+    """Return the name of a source in metrics and messages."""
     if source.name is not None:
         return source.name
     return source.kind.name if source.path is None else PurePath(source.path).stem
 
 
 def used_environments(cfg: Config) -> dict[str, EnvConfig]:
-    """The environments that data sources name, in the order of ``env``; unknown names are left out."""
+    """Return the environments that data sources name, in the order of ``env``; unknown names are left out."""
     named = {source.env for _, source in data_sources(cfg)}
     return {name: env for name, env in cfg.env.items() if name in named}
 
 
 def training_sampling(cfg: Config, env: str) -> SourcedSampling:
-    """``generation``, then ``env.<name>.sampling``."""
+    """Return how a task's training samples are drawn.
+
+    Values come from ``generation``, where ``env.<name>.sampling`` does not give others.
+    """
     return _resolve(cfg, [(f"env.{env}.sampling", cfg.env[env].sampling)])
 
 
 def validation_sampling(cfg: Config, env: str) -> SourcedSampling:
-    """As in training, then ``generation.validation``, then ``env.<name>.validation_sampling``."""
+    """Return how a task's validation samples are drawn.
+
+    Values are those of training, unless ``generation.validation`` gives others, or
+    ``env.<name>.validation_sampling``, which wins over both.
+    """
     return _resolve(
         cfg,
         [
@@ -77,7 +84,7 @@ def validation_sampling(cfg: Config, env: str) -> SourcedSampling:
 
 
 def has_stop_strings(cfg: Config) -> bool:
-    """Whether any task's responses may end with a string, for which an engine needs the tokenizer."""
+    """Return whether any task's responses may end with a stop string, for which engines need a tokenizer."""
     return any(
         resolve(cfg, env).sampling.stop_strings
         for env in used_environments(cfg)

@@ -1,4 +1,4 @@
-"""Bytes in words."""
+"""Sizes and durations as text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FORM = "DD:HH:MM:SS, with at most 23 hours, 59 minutes and 59 seconds"
 
 
 def parse_duration_s(text: str) -> int:
-    """Seconds of DD:HH:MM:SS. Raises ValueError for any other form."""
+    """Return the seconds of a duration DD:HH:MM:SS. Raises ValueError for any other form."""
     match = _DURATION.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not of the form {_FORM}")
