@@ -244,7 +244,7 @@ class _Descending:
         self._back = list(range(len(items) + 1))
 
     def left(self) -> list[int]:
-        """The items that were not taken, largest first."""
+        """Return the items that were not taken, largest first."""
         return [item for place, item in enumerate(self._items) if self._onward[place] == place]
 
     def largest_within(self, limit: int, above: float = -1.0) -> int | None:

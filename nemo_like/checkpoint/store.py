@@ -185,8 +185,7 @@ class CheckpointStore:
             )
 
     def _set_aside(self, path: Path) -> Path:
-        """Rename a checkpoint that is not whole, so that nothing reads or replaces it; return its new path.
-        """
+        """Rename a broken checkpoint, so that nothing reads or replaces it, and return its new path."""
         aside, attempt = path.with_name(path.name + _CORRUPT_SUFFIX), 1
         while aside.exists():
             attempt += 1

@@ -134,7 +134,10 @@ def _path(key: str, cfg: DatasetConfig) -> Iterator[Problem]:
 
 
 def is_here(cfg: DatasetConfig) -> bool:
-    """Return whether a source's file or directory is on this machine; true for a source that has none."""
+    """Return whether a source's file or directory is on this machine.
+
+    It is true for a source that has none, and for what may be the name of a dataset on the hub.
+    """
     if cfg.path is None or cfg.kind not in _MISSING:
         return True
     path = Path(cfg.path)
@@ -153,7 +156,7 @@ def _json_lines(key: str, cfg: DatasetConfig, path: Path) -> Iterator[Problem]:
     except ValueError:
         record = None
     if not isinstance(record, dict):
-        return  # the scan of all records will say what is wrong, and in which line
+        return  # the scan of all records says later what is wrong, and where
     named = [("prompt_key", cfg.prompt_key), ("answer_key", cfg.answer_key)]
     for name, field in [*named, *(("columns", field) for field in cfg.columns)]:
         if field not in record:

@@ -36,12 +36,12 @@ class NoOptions:
 class MatchOptions:
     """The options of kinds f1, math_verify and reasoning_gym."""
 
-    answer_pattern: str | None  # regular expression whose last match, group 1, is the answer; null: all
+    answer_pattern: str | None  # regex: group 1 of its last match is the answer; null: the whole response
 
 
 @dataclass(kw_only=True, slots=True)
 class ExactMatchOptions:
-    answer_pattern: str | None  # regular expression whose last match, group 1, is the answer; null: all
+    answer_pattern: str | None  # regex: group 1 of its last match is the answer; null: the whole response
     ignore_case: bool
     must_end: bool  # a truncated response earns nothing
 
@@ -55,7 +55,7 @@ class RegexOptions:
 class JsonSchemaOptions:
     schema: dict[str, Any] | None  # the schema of every answer; null: each example has its own
     schema_key: str  # the field of an example that holds its schema, used where schema is null
-    answer_pattern: str | None  # regular expression whose last match, group 1, is the JSON; null: all
+    answer_pattern: str | None  # regex: group 1 of its last match is the JSON; null: the whole response
 
 
 @dataclass(kw_only=True, slots=True)
@@ -77,7 +77,7 @@ class CustomOptions:
 
 @dataclass(kw_only=True, slots=True)
 class CodeOptions:
-    program_pattern: str | None  # regular expression whose last match, group 1, is the program; null: all
+    program_pattern: str | None  # regex: group 1 of its last match is the program; null: the whole response
     tests_key: str  # the field of an example that holds its tests
     timeout_s: float  # for one program
     memory_mib: int  # address space of each process of a program
@@ -101,14 +101,14 @@ class HttpOptions:
 class CalculatorOptions:
     call_pattern: str  # regular expression that a call matches; group 1 is the expression to compute
     result_template: str  # the observation that follows a call; {result} stands for the result
-    answer_pattern: str | None  # regular expression whose last match, group 1, is the answer; null: all
+    answer_pattern: str | None  # regex: group 1 of its last match is the answer; null: the whole response
 
 
 @dataclass(kw_only=True, slots=True)
 class SlidingPuzzleOptions:
     board_key: str  # the field of an example that holds its board: rows of text, the blank as "-"
     solved_reward: float
-    progress_reward: float  # times the share of tiles that came to their places by the end
+    progress_reward: float  # multiplied by the share of tiles that came to their places by the end
 
 
 _OPTIONS: dict[EnvironmentKind, type] = {

@@ -109,8 +109,8 @@ def check_tree(
 ) -> list[Problem]:
     """Return the problems of a tree of plain values: unknown keys and wrong types.
 
-    ``tree`` holds values of ``group``, a part of the schema ``root``; ``prefix`` is that group's full key with
-    a dot. ``where`` is the file or argument that the values come from. Interpolations are skipped.
+    ``tree`` holds values of ``group``, a part of the schema ``root``; ``prefix`` is that group's full key
+    with a dot. ``where`` is the file or argument that the values come from. Interpolations are skipped.
     """
     problems: list[Problem] = []
     known = hints(group)

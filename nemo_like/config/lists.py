@@ -31,7 +31,7 @@ def complete_lists(tree: dict[str, Any], group: type) -> None:
 
 
 def make_lists(tree: dict[str, Any], group: type) -> None:
-    """Replace, in place, every group that is written in place of a list of one by that list."""
+    """Put every group that is written instead of a list of one into such a list; changes ``tree`` itself."""
     for name, annotation in fields.hints(group).items():
         value = tree.get(name)
         if fields.is_group(annotation) and isinstance(value, dict):

@@ -33,8 +33,10 @@ def loss_problems(cfg: Config) -> Iterator[Problem]:
 
 
 def _surrogates(loss: LossConfig) -> Iterator[Problem]:
-    """Yield a problem when more than one surrogate is chosen: PPO's clipped one, CISPO, GSPO and REINFORCE
-    exclude each other."""
+    """Yield problems of the choice between PPO's clipped surrogate, CISPO, GSPO and REINFORCE.
+
+    They exclude each other, and the dual clip belongs to PPO's surrogate and to GSPO.
+    """
     chosen = [
         name
         for name in ("disable_ppo_ratio", "use_cispo", "sequence_level_importance_ratios")

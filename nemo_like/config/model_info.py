@@ -56,7 +56,7 @@ class ModelInfo:
     intermediate_size: int  # of one expert in a mixture
     num_experts: int | None  # per layer; None: no mixture
     num_experts_per_token: int  # 0: no mixture
-    normalises_chosen_experts: bool  # the weights of the experts chosen for a token are scaled to sum to 1
+    normalises_chosen_experts: bool  # the weights of a token's chosen experts are scaled to sum to 1
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -67,7 +67,7 @@ class ModelInfo:
     norm_epsilon: float
     rope_theta: float
     rope_scaling_factor: float | None  # of Llama 3.1's scaling; None with no scaling, or with another kind
-    num_stored_scalars: int | None  # counted in the weight files; None for a type whose sizes tell the number
+    num_stored_scalars: int | None  # counted in the weight files; None for a type whose sizes give them
 
     @property
     def has_qkv_bias(self) -> bool:
@@ -80,7 +80,7 @@ class ModelInfo:
         return self.model_type in ("qwen3", "qwen3_moe")
 
     def padded_vocab_size(self, tp: int) -> int:
-        """Return the rows of the embedding over ``tp`` ranks: the vocabulary, rounded up to a multiple of tp."""
+        """Return the rows of an embedding over ``tp`` ranks: the vocabulary, rounded up to a multiple."""
         return -(-self.vocab_size // tp) * tp
 
     @property

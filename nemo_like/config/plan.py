@@ -22,8 +22,8 @@ from nemo_like.config.schema import Config, Device, PolicyBackend, PolicyConfig,
 from nemo_like.config.tasks import used_environments
 from nemo_like.config.units import format_size
 
-# The shares of a GPU that a policy worker and an engine ask Ray for when they share it. An engine fits beside
-# a worker, and no second worker does.
+# The shares of a GPU that a policy worker and an engine ask Ray for when they share one: both fit on it, and
+# no second worker or engine beside them.
 _WORKER_SHARE, _ENGINE_SHARE = 0.75, 0.25
 
 

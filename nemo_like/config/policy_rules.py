@@ -61,7 +61,7 @@ def _sequence_parallel(policy: PolicyConfig) -> Iterator[Problem]:
 
 
 def _context_parallel(policy: PolicyConfig) -> Iterator[Problem]:
-    """Yield a problem when the longest sample cannot be divided evenly over the ranks that each get a part."""
+    """Yield a problem when the longest sample cannot be cut evenly into the parts that ranks get."""
     multiple, length = length_multiple(policy), policy.max_total_sequence_length
     if length % multiple:
         below = length // multiple * multiple

@@ -18,7 +18,7 @@ class RecordingManifest:
 
     num_prompts_per_step: int
     num_generations_per_prompt: int
-    # Each column as the fields of ``batch.columns.Column``; None in recordings that are older than this field.
+    # Each column as the fields of ``batch.columns.Column``; None in recordings older than this field.
     columns: Sequence[Mapping[str, Any]] | None = None
 
 

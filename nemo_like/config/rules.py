@@ -37,7 +37,7 @@ from nemo_like.config.units import parse_duration_s
 
 
 def validate(cfg: Config, machine: Machine = Machine.this) -> None:
-    """Raise ConfigError, which lists every problem found, when this configuration cannot run on the machine."""
+    """Raise ConfigError, which lists all problems found, unless this configuration can run on ``machine``."""
     broken = {limits.key: problem for limits in _RANGES if (problem := limits.problem(cfg))}
     problems = list(broken.values())
     for rule in _RULES:

@@ -17,7 +17,7 @@ class SamplingSettings:
     top_p: float
     top_k: int  # 0: all tokens
     max_new_tokens: int  # per turn
-    stop_token_ids: tuple[int, ...] = ()  # a response ends at the first of these
+    stop_token_ids: tuple[int, ...] = ()  # a response ends when one of these is sampled
     min_p: float = 0.0
     stop_strings: tuple[str, ...] = ()  # a response also ends with one of these, which stays in it
 
