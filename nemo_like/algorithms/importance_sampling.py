@@ -24,7 +24,7 @@ class ImportanceCorrection:
 
     ``weights`` multiply the token losses. ``is_out_of_bounds`` is 1 on tokens whose weight was clamped or
     zeroed. ``counts`` says how much each token counts in the mean of ``is_out_of_bounds``: 1, or, with GSPO
-    and seq_mask, which judge whole samples, 1 / the tokens of its sample.
+    or seq_mask, which judge whole samples, 1 / the tokens of its sample.
     """
 
     weights: Tensor

@@ -97,15 +97,19 @@ class Strategy:
 
 
 def fixed_size(size: int, length_multiple: int = 1) -> Strategy:
-    """Make micro-batches of at most ``size`` samples, longest samples first, so that little is padded.
+    """Return the strategy of at most ``size`` samples per micro-batch, longest samples first.
 
-    All ranks order their samples so; micro-batches that run at the same time then have similar lengths.
+    Little is padded then, since micro-batches that run at the same time have similar lengths on all ranks.
+    Raises ValueError when ``size`` is below 1.
     """
     return _of_size(size, length_multiple, _longest_first)
 
 
 def in_order(size: int, length_multiple: int = 1) -> Strategy:
-    """Make micro-batches of at most ``size`` consecutive samples, padded to the longest of them."""
+    """Return the strategy of at most ``size`` consecutive samples per micro-batch, padded to the longest.
+
+    Raises ValueError when ``size`` is below 1.
+    """
     return _of_size(size, length_multiple, lambda lengths: list(range(len(lengths))))
 
 
@@ -121,10 +125,11 @@ def _of_size(size: int, length_multiple: int, order: Callable[[Sequence[int]], l
 
 
 def dynamic_batches(max_tokens: int, length_multiple: int = 1) -> Strategy:
-    """Make micro-batches of at most ``max_tokens``, padding included, of samples sorted by length.
+    """Return the strategy of at most ``max_tokens`` per micro-batch, padding included, by length of sample.
 
-    A micro-batch takes samples while count x longest is at most ``max_tokens``; the longest is that of all
-    ranks, rounded up to a multiple of ``length_multiple``. Every rank is cut at the same places.
+    Samples are taken longest first. A micro-batch takes samples while count x longest is at most
+    ``max_tokens``; the longest is that of all ranks, rounded up to a multiple of ``length_multiple``. Every
+    rank is cut at the same places.
 
     The strategy raises ValueError when the longest sample alone is over the budget, or when the ranks have
     different numbers of samples.
@@ -159,10 +164,10 @@ def dynamic_batches(max_tokens: int, length_multiple: int = 1) -> Strategy:
 
 
 def sequence_packing(max_tokens: int, length_multiple: int = 1) -> Strategy:
-    """Make micro-batches of samples end to end, of at most ``max_tokens`` each.
+    """Return the strategy that packs samples end to end into micro-batches of at most ``max_tokens``.
 
-    There are few of them, and equally many on every rank. Each sample counts with its length rounded up to a
-    multiple of ``length_multiple``.
+    It makes few micro-batches, and equally many on every rank. Each sample counts with its length rounded up
+    to a multiple of ``length_multiple``.
 
     The strategy raises ValueError when the longest sample alone is over the budget, or when a rank has fewer
     samples than another rank needs micro-batches.
