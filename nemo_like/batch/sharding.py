@@ -19,7 +19,7 @@ from nemo_like.batch.tags import GROUP_ID, NUM_PROMPT_TOKENS, NUM_RESPONSE_TOKEN
 # equal share: a whole chunk is moved as one slice, its samples apart as many.
 _CHUNK_SLACK = 1.05
 
-Placement = list[list[list[int]]]  # [update][rank] -> positions in the meta, ascending
+RowsByRank = list[list[list[int]]]  # [update][rank] -> positions in the meta, ascending
 
 
 def shard_for_training(
@@ -92,7 +92,7 @@ def _shares_prompts(strategy: MicroBatching) -> bool:
     return strategy.layout is MicroBatchLayout.shared
 
 
-def _place(meta: KVBatchMeta, num_shards: int, global_batch_size: int, strategy: MicroBatching) -> Placement:
+def _place(meta: KVBatchMeta, num_shards: int, global_batch_size: int, strategy: MicroBatching) -> RowsByRank:
     """Deal each update's samples to the ranks: equally many samples each, with tokens balanced.
 
     Raises ValueError when samples do not divide into updates, or updates into shards.
@@ -124,9 +124,9 @@ def _place(meta: KVBatchMeta, num_shards: int, global_batch_size: int, strategy:
     ]
 
 
-def _of_updates(homes: list[list[int]], updates: Sequence[range]) -> Placement:
+def _of_updates(homes: list[list[int]], updates: Sequence[range]) -> RowsByRank:
     """Sort the ranks' rows by update; updates follow each other and have one size."""
-    of_updates: Placement = [[[] for _ in homes] for _ in updates]
+    of_updates: RowsByRank = [[[] for _ in homes] for _ in updates]
     for rank, home in enumerate(homes):
         for row in home:
             of_updates[row // len(updates[0])][rank].append(row)
@@ -231,8 +231,8 @@ def _without_idle(ranks: list[list[int]], is_idle: Sequence[bool], order: Sequen
 
 def _assemble(
     meta: KVBatchMeta,
-    counted: Placement,
-    scheduled: Placement,
+    counted: RowsByRank,
+    scheduled: RowsByRank,
     strategy: MicroBatching,
 ) -> tuple[KVBatchMeta, ...]:
     """Build the shards, each with a schedule of one entry per entry of ``counted``.

@@ -28,11 +28,15 @@ def rollout_file(step: int, first_group: int) -> str:
 
 
 def read_manifest(directory: Path) -> RecordingManifest:
-    """Read the manifest of a recording. Raises ValueError when the directory holds no recording."""
+    """Read the manifest of a recording. Raises ValueError when the directory holds no recording, or one that
+    another version of this project wrote."""
     path = directory / MANIFEST
     if not path.is_file():
         raise ValueError(f"{str(directory)!r} is no recording: it has no {MANIFEST}")
-    return RecordingManifest(**json.loads(path.read_text(encoding="utf-8")))
+    try:
+        return RecordingManifest(**json.loads(path.read_text(encoding="utf-8")))
+    except TypeError as error:
+        raise ValueError(f"{path} was written by another version of nemo_like: {error}") from None
 
 
 def recorded_steps(directory: Path) -> set[int]:

@@ -106,3 +106,10 @@ def test_a_column_that_was_not_recorded_is_named(tmp_path: Path) -> None:
     credit = Column("credit", "float32", Layout.per_token)
     with pytest.raises(ValueError, match=r"step_3-0\.npz has no column 'credit': it was recorded before"):
         read_rollout(tmp_path, (*ROLLOUT_COLUMNS, credit), PROMPTS)
+
+
+@pytest.mark.parametrize("content", ['{"num_prompts_per_step": 2}', '{"num_steps": 3}', "[]"])
+def test_a_manifest_of_another_version_is_refused_as_that(tmp_path: Path, content: str) -> None:
+    (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(ValueError, match=r"manifest\.json was written by another version of nemo_like"):
+        read_manifest(tmp_path)
