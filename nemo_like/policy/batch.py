@@ -1,9 +1,9 @@
 """A worker's share of a batch as packed tensors, and the model inputs of its micro-batches.
 
 The data plane hands over columns packed: one contiguous array per column, samples one after the
-other. They stay that way. Only the token ids that enter the model are padded, or packed anew, one
-micro-batch at a time; everything per token that a loss or a metric needs is picked from the packed
-columns for the scored tokens alone.
+other. The columns stay packed. Only the token ids that enter the model are padded, or packed anew, one
+micro-batch at a time; what a loss or a metric needs per token is picked from the packed columns, for
+the scored tokens alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PAD_TOKEN_ID = 0  # any valid id: padding comes after every real token, which ca
 
 @dataclass(frozen=True, slots=True)
 class ContextRank:
-    """Which of the ranks that share every sequence."""
+    """A worker's place among the context-parallel ranks, which divide the tokens of every sample."""
 
     rank: int
     size: int
@@ -40,10 +40,10 @@ WHOLE_CONTEXT = ContextRank(0, 1)
 
 
 def context_positions(length: int, rank: int, num_ranks: int) -> Tensor:
-    """Positions of a sample of ``length`` tokens that a context-parallel rank has, [length / ranks] int64.
+    """Return the positions that one context-parallel rank computes, [length / num_ranks] int64.
 
-    Of 2 x ranks equal pieces the piece ``rank`` from the front and that from the back, so that causal
-    attention costs every rank the same. One rank has all.
+    A sample of ``length`` tokens is cut into 2 x ``num_ranks`` equal pieces. Each rank gets piece ``rank``
+    from the front and piece ``rank`` from the back, so that causal attention costs every rank the same.
     """
     if num_ranks == 1:
         return torch.arange(length)
@@ -53,7 +53,7 @@ def context_positions(length: int, rank: int, num_ranks: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where the samples lie in a row of T tokens. Sample i has the tokens from ``cu_seqlens[i]`` to
+    """The places of packed samples in a row of T tokens. Sample i has the tokens from ``cu_seqlens[i]`` to
     ``cu_seqlens[i + 1]``; unused tokens at the end of the row count as one more sample."""
 
     cu_seqlens: Tensor  # [k + 1] int32, from 0 to T
@@ -66,30 +66,31 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """What one forward needs of a micro-batch: B rows of T tokens, and which M tokens to score.
+    """The input of one forward pass on a micro-batch: B rows of T tokens, and which M tokens to score.
 
-    Padded: a row per sample. Packed: one row, B = 1, with ``packing``; or with ``sharing``, which holds
-    common prompts once. A token is scored by the model's output at the token before it, so a sample's last
-    token is not among the inputs.
+    In layout padded each sample is a row. In layouts packed and shared all samples are in one row (B = 1):
+    ``packing`` says where they lie, or ``sharing`` where each prompt lies once for its samples. The model's
+    output at the token before scores a token, so a sample's last token is not among the inputs.
     """
 
     input_ids: Tensor  # [B, T] int64, right-padded
     position_ids: Tensor  # [B, T] int64, from 0 in each sample
     token_ids: Tensor  # [M] int64, the scored tokens, by sample, then by position
-    output_index: Tensor  # [M] int64, where the model predicts them: t * B + row, i.e. into [T, B]
+    output_index: Tensor  # [M] int64, where the model predicts them: t * B + row, an index into [T, B]
     sample_index: Tensor  # [M] int64, their sample within the micro-batch
     packed_index: Tensor  # [M] int64, their place in the batch's packed columns
     rows: Tensor  # [n] int64, the samples' positions in the worker's batch
     packing: Packing | None = None
     sharing: SharedPrompts | None = None
-    # Under context parallelism T and the tokens to score are this rank's, and these are their places in [M].
+    # Under context parallelism T counts this rank's tokens, and token_ids and output_index are those of the
+    # tokens that this rank scores. context_index holds these tokens' places among all M.
     context_index: Tensor | None = None
 
     def part(self, context: ContextRank) -> ModelInputs:
-        """What one context-parallel rank computes: two pieces of every sample, as Megatron-core cuts them.
+        """Return one context-parallel rank's part: two pieces of every sample, as Megatron-core cuts them.
 
-        ``sample_index`` and ``packed_index`` stay those of all M tokens. Raises ValueError for prompts that
-        samples share.
+        ``sample_index`` and ``packed_index`` stay those of all M tokens. Raises ValueError when samples share
+        their prompts.
         """
         if context.size == 1:
             return self
@@ -117,7 +118,7 @@ class ModelInputs:
         )
 
     def to(self, device: torch.device) -> ModelInputs:
-        """A copy on the device; itself where it is there already."""
+        """Return a copy on ``device``; the CPU, where inputs are made, gets this object itself."""
         if device.type == "cpu":
             return self
         return replace(
@@ -128,12 +129,12 @@ class ModelInputs:
 
 
 class PolicyBatch:
-    """N samples of one data-parallel rank: packed columns, lengths, and per-sample values.
+    """The N samples of one data-parallel rank: packed columns, lengths, and per-sample values.
 
     ``columns`` are per token, [sum(lengths), *inner_shape] in the samples' order; ``sample_values`` hold
-    one float per sample. ``response_lengths`` [N] float32 counts each sample's scored tokens. All of
-    these are on ``device``, except the token ids and the response mask: micro-batches are planned on
-    the host. Columns of any layout can be added.
+    one float per sample and name. ``response_lengths`` [N] float32 counts each sample's scored tokens. All
+    of these are on ``device``, except the token ids and the response mask, which stay on the host because
+    micro-batches are laid out there. ``add`` takes further columns of any layout.
 
     Raises ValueError when a column's size does not match the lengths, or when a sample's first token
     is marked as generated: nothing predicts it.
@@ -147,10 +148,11 @@ class PolicyBatch:
         device: torch.device,
         prompt_index: Sequence[int] = (),
     ) -> None:
-        """``prompt_index`` says which value of a per_prompt column is each sample's."""
+        """Place the columns. ``prompt_index`` [N] says which value of a per_prompt column each sample has;
+        only such columns need it."""
         self.device = device
         self._prompt_index = torch.tensor(prompt_index, dtype=torch.int64)
-        self._values: dict[str, Tensor | Sequence[Any]] = {}  # of other columns, per sample or per prompt
+        self._values: dict[str, Tensor | Sequence[Any]] = {}  # columns with values per sample or per prompt
         self.lengths = torch.as_tensor(np.asarray(lengths, dtype=np.int64))
         self._model_lengths = torch.tensor(
             [model_length(length) for length in self.lengths.tolist()], dtype=torch.int64
@@ -176,7 +178,7 @@ class PolicyBatch:
         return column.name in self.columns or column.name in self._values
 
     def add(self, columns: Mapping[Column, Any]) -> None:
-        """Further columns as the data plane gives them (``data_plane.interface.ColumnData``), or as tensors.
+        """Add columns as the data plane gives them (``data_plane.interface.ColumnData``), or as tensors.
 
         Raises ValueError for a per_token column whose size does not match the lengths.
         """
@@ -187,15 +189,15 @@ class PolicyBatch:
                 self._values[column.name] = _tensor(values, self.device) if column.is_dense else values
 
     def set_sample_values(self, values: Mapping[str, Sequence[float]]) -> None:
-        """One float per sample each, in place of those before."""
+        """Replace all sample values by ``values``: under each name, one float per sample."""
         self.sample_values = {
             name: torch.tensor(of_samples, dtype=torch.float32, device=self.device)
             for name, of_samples in values.items()
         }
 
     def values_of(self, column: Column, inputs: ModelInputs) -> Tensor | list[Any]:
-        """A column's part of a micro-batch of n samples: [M, *inner_shape] at the scored tokens where it is
-        per token, else a value for each sample, [n, *inner_shape] or a list."""
+        """Return a column's part of a micro-batch of n samples: its values at the scored tokens,
+        [M, *inner_shape], where it is per token; else a value per sample, [n, *inner_shape] or a list."""
         if column.layout is Layout.per_token:
             tokens = self.columns[column.name]
             return tokens[inputs.packed_index.to(tokens.device)].to(self.device)
@@ -214,17 +216,18 @@ class PolicyBatch:
         self.columns[name] = _tensor(values, torch.device("cpu") if on_host else self.device)
 
     def sum_per_sample(self, values: Tensor) -> Tensor:
-        """[N] sums of a packed [sum of lengths] tensor on the host."""
+        """Return the sum over each sample, [N], of a packed [sum of lengths] tensor on the host."""
         owner = torch.repeat_interleave(torch.arange(len(self)), self.lengths)
         return torch.zeros(len(self), dtype=values.dtype).index_add_(0, owner, values)
 
     def micro_batch(
         self, spec: MicroBatch, schedule: Schedule, context: ContextRank = WHOLE_CONTEXT
     ) -> ModelInputs:
-        """The samples ``spec.rows`` as the schedule's layout has them, or one context-parallel rank's part.
+        """Return the samples ``spec.rows`` in the schedule's layout, on the device: whole samples, or one
+        context-parallel rank's part.
 
-        Raises ValueError when they do not fit into ``spec.padded_length`` tokens, or do not begin with the
-        prompt that they should share.
+        Raises ValueError when the samples do not fit into ``spec.padded_length`` tokens, or do not begin with
+        the prompt that they should share.
         """
         if schedule.layout is MicroBatchLayout.packed:
             inputs = self._packed(spec, schedule.length_multiple)
@@ -322,8 +325,11 @@ class PolicyBatch:
         )
 
     def _check_prompts(self, starts: Tensor, lengths: Tensor, num_after: Tensor, first: Tensor) -> None:
-        """Raises ValueError where a sample, which starts there in the packed columns, does not begin with its
-        run's prompt of so many tokens; ``first`` are the runs' first samples."""
+        """Raise ValueError unless every sample of a run begins with the same prompt, none of it scored.
+
+        All are [n]: sample i starts at ``starts[i]`` in the packed columns with a prompt of ``lengths[i]``
+        tokens, and ``num_after[i]`` tokens follow; ``first[i]`` is the number of its run's first sample.
+        """
         if int(num_after.min()) < 0:
             raise ValueError("a sample is shorter than the prompt that its group shares")
         position = torch.arange(int(lengths.max()))
@@ -340,8 +346,10 @@ class PolicyBatch:
         return self.columns[INPUT_IDS.name][places].to(torch.int64)
 
     def _predicted_at(self, places: Tensor) -> Tensor:
-        """Places in the packed columns of what the model predicts at these. After a sample of one token comes
-        the next sample's first, which nobody scores."""
+        """Return the place in the packed columns of the token that the model predicts at each of ``places``.
+
+        For a sample of one token this is the next sample's first token, which is never scored.
+        """
         return (places + 1).clamp_(max=self.num_tokens - 1)
 
 

@@ -1,9 +1,9 @@
-"""What a worker has of the partition under way: one batch of its samples, and what it still writes.
+"""A worker's samples of the partition under way, and the columns that it is still writing.
 
-    batch ◀── fetch, by whoever fetches ── share with the replica     columns that are not there yet
-    write ──▶ storage, in the background ──▶ known at the next ``batch``
+    batch ◀── share with the replica ◀── fetch, by the leader or by every rank     columns not yet here
+    write ──▶ storage, in the background ──▶ a failure is raised at the next ``batch``
 
-Every worker of the world makes the same calls.
+Every worker of the world calls ``batch`` at the same points, since the call is collective.
 """
 
 from __future__ import annotations
@@ -31,24 +31,25 @@ from nemo_like.policy.replica import Replica
 
 
 class BatchKeeper:
-    """One worker's samples, which its stages share."""
+    """Keeps one worker's samples from stage to stage, so that only columns that are missing are fetched."""
 
     def __init__(
         self, plane: DataPlane | None, replica: Replica, fetching: ReplicaFetch, device: torch.device
     ) -> None:
-        """``plane`` is None for a worker that gets everything from its leader."""
+        """Start without samples. ``plane`` is None for a worker that gets everything from its leader."""
         self._plane, self._replica, self._device = plane, replica, device
         self._shares = fetching is ReplicaFetch.leader
-        self._samples: tuple[object, ...] = ()  # of the batch that is kept
+        self._samples: tuple[object, ...] = ()  # which samples self._batch has
         self._batch: PolicyBatch | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="write")
         self._writing: Future[KVBatchMeta] | None = None
 
     def batch(self, meta: KVBatchMeta, columns: Sequence[Column]) -> PolicyBatch:
-        """The samples of the meta with these columns at least, and with the tags as the meta has them now.
+        """Return the samples of ``meta`` with at least ``columns``, and with the tags that ``meta`` has now.
 
-        Raises DataPlaneError on every worker of the world when any could not fetch, or could not write what
-        it began to: nobody has computed then, and nobody waits for another in a collective.
+        Only columns that this worker does not have are fetched. Waits for the write under way. When any
+        worker of the world failed to fetch or to write, every worker raises DataPlaneError: none has
+        computed yet, and none is left waiting for another in a collective.
         """
         samples = (*(chunk.key for chunk in meta.chunks), *meta.rows)
         if self._samples != samples:
@@ -67,14 +68,17 @@ class BatchKeeper:
         return batch
 
     def write(self, meta: KVBatchMeta, columns: Mapping[Column, Tensor]) -> None:
-        """Have columns stored, which nobody changes any more; whether that went well shows at the next
-        ``batch``."""
+        """Write ``columns`` in the background; the next ``batch`` raises what went wrong.
+
+        The tensors must not change any more.
+        """
         assert self._plane is not None
         arrays = {column.name: _read_only(values) for column, values in columns.items()}
         self._writing = self._writer.submit(self._write, self._plane, meta, arrays)
 
     def finish(self, partition: str) -> Sequence[Operation]:
-        """Nothing more is wanted of the partition; what was done in the data plane."""
+        """Forget the partition's samples, and return what this worker did in the data plane since the last
+        call."""
         self._samples, self._batch = (), None
         if self._plane is None:
             return ()
@@ -82,7 +86,8 @@ class BatchKeeper:
         return self._plane.take_operations()
 
     def abandon(self) -> None:
-        """The step was given up; returns once nothing of it is under way."""
+        """Abandon the step: forget its samples, wait until its write has ended, well or not, and leave out
+        what it did in the data plane."""
         self._samples, self._batch = (), None
         with suppress(DataPlaneError):
             self._written()
@@ -90,12 +95,13 @@ class BatchKeeper:
             self._plane.take_operations()
 
     def reconnect(self, spec: DataPlaneSpec) -> None:
-        """Fetch and write there from now on."""
+        """Close the connection to the data plane and fetch from, and write to, that of ``spec`` instead."""
         if self._plane is not None:
             self._plane = reconnected(self._plane, spec)
 
     def _fetched(self, meta: KVBatchMeta, columns: Sequence[Column]) -> dict[str, ColumnData]:
-        """From the data plane, or from the leader: every worker of the replica gets the same."""
+        """Return ``columns`` from the data plane or from the leader, the same on every worker of the
+        replica."""
         fetched: dict[str, ColumnData] | None = None
         failure: DataPlaneError | None = None
         try:
@@ -110,7 +116,7 @@ class BatchKeeper:
         return fetched or {}
 
     def _written(self) -> None:
-        """Wait for what is being written; raises what went wrong."""
+        """Wait until the write under way has ended; raise what went wrong."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
@@ -122,7 +128,7 @@ class BatchKeeper:
 
 
 def _read_only(values: Tensor) -> np.ndarray:
-    """The values of a tensor that nobody changes any more: the data plane keeps them without a copy."""
+    """Return the tensor's memory as a read-only array, which the data plane keeps without a copy."""
     array: np.ndarray = values.numpy()
     array.flags.writeable = False
     return array

@@ -1,9 +1,9 @@
-"""Writes a checkpoint of the workers' state, at once or while they train on.
+"""Writing a checkpoint of the workers' state, at once or while the workers train on.
 
     rank:  state ─▶ copy in host memory ─▶ thread: plan with the other ranks, write files, hash them
            trains on                        (a process group of its own)
 
-In blocking mode there is no copy, and nothing goes on until the files are there and hashed.
+In blocking mode no copy is made, and the rank waits until its files are written and hashed.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ _PLAIN_COPY = StagingOptions(
 
 
 class CheckpointWriter:
-    """Of one checkpoint. Every rank of the layout makes one, has its state written and then completes it.
+    """Writes one rank's part of one checkpoint. Every rank of the layout makes a writer, calls ``write`` with
+    its state, and then ``complete``.
 
-    ``group`` spans all ranks and is used by nothing else that could run at the same time.
+    ``group`` spans all ranks; nothing else may use it while the checkpoint is being written.
     """
 
     def __init__(self, group: dist.ProcessGroup, writing: CheckpointWriting) -> None:
@@ -44,17 +45,19 @@ class CheckpointWriter:
         self._digests: Future[dict[str, str]] = Future()
 
     def copied(self, value: Tensor) -> Tensor:
-        """What to write of a tensor that the next step changes."""
+        """Return what ``write`` may read of a tensor: in the background a copy on the host, since the next
+        step changes the tensor; else the tensor itself."""
         return value.detach().to("cpu", copy=True) if self._is_in_background else value
 
     def staged(self, state: dict[str, Any]) -> dict[str, Any]:
-        """The same for a state of tensors, distributed ones among them."""
+        """Return what ``write`` may read of a whole state, as ``copied`` does; it may hold DTensors."""
         return DefaultStager(_PLAIN_COPY).stage(state) if self._is_in_background else state
 
     def write(self, state: dict[str, Any], path: Path, planner: SavePlanner | None = None) -> None:
-        """Write what ``copied`` or ``staged`` returned: now, or in the background after ``complete``.
+        """Write ``state``, made of what ``copied`` or ``staged`` returned: now, or in the background once
+        ``complete`` is called.
 
-        Raises RuntimeError when the former goes wrong.
+        Raises RuntimeError when writing now goes wrong; ``wait`` raises what goes wrong in the background.
         """
 
         def save() -> None:
@@ -73,9 +76,9 @@ class CheckpointWriter:
                 save()
 
     def complete(self, path: Path) -> None:
-        """Hash this rank's share of the files in ``path``, in the background after ``write``'s are there.
+        """Hash this rank's share of the files in ``path``: now, or in the background once they are written.
 
-        Call it when the rank has put everything else into the directory.
+        The rank calls this after it has put everything else into the directory.
         """
 
         def run() -> None:
@@ -88,26 +91,27 @@ class CheckpointWriter:
                 self._digests.set_exception(error)
 
         if self._is_in_background:
-            # A daemon: a worker that is told to end does not write on.
+            # A daemon thread: a worker that is told to end does not stay to finish writing.
             threading.Thread(target=run, name="checkpoint", daemon=True).start()
         else:
             run()
 
     def is_done(self) -> bool:
-        """Whether everything is on disk; raises what went wrong."""
+        """Return whether this rank's part is on disk and hashed; raise what went wrong."""
         return self._digests.done() and self._digests.result() is not None
 
     def wait(self, timeout_s: float) -> dict[str, str]:
-        """Wait until everything is on disk; the SHA-256 of this rank's share of the files, by name.
+        """Wait until this rank's part is on disk; return the SHA-256 of its share of the files, by name.
 
-        Raises what went wrong, TimeoutError when it takes longer.
+        Raises what went wrong, and TimeoutError after ``timeout_s``.
         """
         return self._digests.result(timeout_s)
 
 
 @contextmanager
 def told_in_short() -> Iterator[None]:
-    """Raise RuntimeError with a line for what failed, on every rank that it failed on."""
+    """Turn any error of the block into a RuntimeError of one line, which names each rank that failed where
+    the error tells."""
     try:
         yield
     except CheckpointException as error:

@@ -1,4 +1,5 @@
-"""From a run's checkpoint, whatever layout wrote it, to a directory that transformers and vLLM load."""
+"""Conversion of a run's checkpoint, whatever layout wrote it, to a directory that transformers and vLLM
+load."""
 
 from __future__ import annotations
 
@@ -16,9 +17,10 @@ _TIMEOUT_S = 3600.0
 def export_checkpoint(cfg: PolicyConfig, loss: LossConfig, checkpoint: Path, output: Path) -> None:
     """Write ``output`` from ``checkpoint``, a ``step_N/policy`` directory, in this process, on the CPU.
 
-    ``cfg`` and ``loss`` are the run's; ``cfg`` is changed to a layout of one process, which needs host
-    memory for the whole model and its optimizer. Adapters come out merged.
-    Raises FileNotFoundError when ``cfg.model_name``, from which the tokenizer is taken, is not there.
+    ``cfg`` and ``loss`` are the run's. This function changes ``cfg`` to a layout of one process, which needs
+    host memory for the whole model and its optimizer. Adapters are merged into the weights.
+    Raises FileNotFoundError when ``cfg.model_name``, from which config and tokenizer are copied, is not a
+    directory.
     """
     if not Path(cfg.model_name).is_dir():
         raise FileNotFoundError(f"policy.model_name={cfg.model_name} is not a directory")

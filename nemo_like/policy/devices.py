@@ -1,4 +1,4 @@
-"""Where a policy computes, and in which numbers."""
+"""The device on which a policy computes, and the dtype of each configured precision."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ DTYPES = {Precision.float32: torch.float32, Precision.bfloat16: torch.bfloat16}
 
 
 def compute_device(device: Device) -> torch.device:
-    """This process's: the host, or the CUDA device that is current."""
+    """Return the device on which this process computes: the CPU, or the current CUDA device."""
     if device is Device.cpu:
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
 
 
 def on_device(holder: _T, device: torch.device) -> _T:
-    """A copy of a dataclass with its tensors there; what else it holds stays as it is."""
+    """Return a copy of a dataclass with its tensors on ``device``; its other fields stay as they are."""
     record: Any = holder
     values = {one.name: getattr(record, one.name) for one in fields(record)}
     moved = {

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 _MAX_FILE_BYTES = 4 << 30
-# What describes model and tokenizer; weights and their index are written anew.
+# Files that describe the model and the tokenizer are copied; weights and their index are written anew.
 _COPIED_SUFFIXES = frozenset({".json", ".jinja", ".model", ".tiktoken", ".txt"})
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
@@ -25,14 +25,17 @@ _INDEX_FILE = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class WrittenWeights:
-    """One stage's part: which file holds which tensor, and their size."""
+    """What one pipeline stage wrote: the file of each tensor by the tensor's name, and the size of all."""
 
     files: Mapping[str, str]
     num_bytes: int
 
 
 def write_weights(path: Path, stage: int, tensors: Iterator[tuple[str, Tensor]]) -> WrittenWeights:
-    """Write one pipeline stage's tensors, at most a file's worth held at a time."""
+    """Write one pipeline stage's tensors into files of at most 4 GiB, or of one larger tensor.
+
+    The tensors of one file are held in memory until it is full.
+    """
     path.mkdir(parents=True, exist_ok=True)
     files: dict[str, str] = {}
     pending: dict[str, Tensor] = {}
@@ -59,9 +62,10 @@ def write_weights(path: Path, stage: int, tensors: Iterator[tuple[str, Tensor]])
 
 
 def complete_checkpoint(path: Path, source: Path, written: list[WrittenWeights], dtype: torch.dtype) -> None:
-    """Name the files as transformers expects them and add config and tokenizer from ``source``.
+    """Name the weight files, or index them, as transformers expects, and add config and tokenizer from
+    ``source``.
 
-    Called by one rank, after every stage has written.
+    One rank calls this, after every stage has written.
     """
     files = {name: file for part in written for name, file in part.files.items()}
     if len(set(files.values())) == 1:

@@ -1,10 +1,10 @@
-"""The driver's side of the policy workers: dispatch by metadata, answers from the leaders.
+"""The driver's side of the policy workers: it dispatches work by metadata and takes answers from the leaders.
 
     meta ──shard──▶ one meta per data-parallel rank ──▶ every rank of that replica
                                                           leaders answer
     meta + tags in its own order ◀──merge── tags, metrics, seconds
 
-Runs in the driver's process: no tensor library here.
+This module runs in the driver's process, so it imports no tensor library.
 """
 
 from __future__ import annotations
@@ -43,16 +43,17 @@ _STAGES = {
     "wait_for_checkpoint": Stage.checkpoint,
     "corrupt_checkpoint_files": Stage.checkpoint,
     "load_checkpoint": Stage.checkpoint,
-    # Of a step that is given up: what was under way goes before.
+    # Called when a step is abandoned: the workers first end what they were asked before, maybe to train.
     "settle": Stage.policy_training,
     "reconnect_data_plane": Stage.policy_training,
 }
 
 
 class PolicyWorkerGroup:
-    """``handles[rank]`` is the worker at ``layout.coordinates(rank)``.
+    """The driver's handle of all policy workers; ``handles[rank]`` is at ``layout.coordinates(rank)``.
 
-    ``num_epochs`` is how often ``train`` passes over its batch.
+    ``num_epochs`` is how often ``train`` passes over its batch; ``deadline_s`` gives a stage's deadline. Each
+    method waits for its calls and raises what ``Cluster.gather`` raises.
     """
 
     def __init__(
@@ -73,16 +74,19 @@ class PolicyWorkerGroup:
         self._num_replicas = layout.dp
 
     def connect_weights(self, receivers: Sequence[Any]) -> None:
-        """Let the workers that send weights meet the engines."""
+        """Connect the workers that send weights with the generation engines' weight receivers."""
         self._with_engines("connect_weights", self._calls("connect_weights", _every_worker, receivers))
 
     def declarations(self) -> Sequence[Declaration]:
-        """The columns that the policy and the loss write and read, by the first worker's word."""
+        """Ask the first worker which columns the policy and the loss write and read."""
         return self._ask("declarations", _first_worker)[0]
 
     def compute_logprobs(self, batch: KVBatchMeta, columns: Sequence[Column]) -> ScoredBatch:
-        """Adds these of the columns prev_logprobs, with tag mult_prob_error, and reference_logprobs, with its
-        tags where the reward has a KL."""
+        """Have the workers write ``columns``: prev_logprobs, reference_logprobs or both.
+
+        The batch comes back with these columns and their tags: mult_prob_error with prev_logprobs, and with
+        reference_logprobs the sums of the KL where the reward has one.
+        """
         shards = shard_for_logprobs(
             self._with_needed_tags(batch),
             num_shards=self._num_replicas,
@@ -97,10 +101,11 @@ class PolicyWorkerGroup:
         )
 
     def train(self, batch: KVBatchMeta) -> TrainUpdate:
-        """Optimizer updates over the batch, in every epoch; needs tags advantage and sample_mask. Samples
-        with tag is_idle count but are not computed, a few aside that keep the replicas alike.
+        """Make the optimizer updates over the batch, in every epoch; needs tags advantage and sample_mask.
 
-        Raises RuntimeError when the replicas come back with different policy versions.
+        Samples with a true tag is_idle count in the loss's normalisation but are not computed, except for a
+        few that give every replica equally many samples. Raises RuntimeError when the replicas answer with
+        different policy versions.
         """
         shards = shard_for_training(
             self._with_needed_tags(batch),
@@ -126,32 +131,34 @@ class PolicyWorkerGroup:
         )
 
     def push_weights(self, version: int) -> dict[str, Metric]:
-        """Send the weights as this version; returns once all engines have it."""
+        """Send the weights to the engines as policy version ``version``; return once all engines have it."""
         calls = self._calls("push_weights", partial(gathers_weights, self._cfg), version)
         return merge(self._with_engines("push_weights", calls))
 
     def export_hf(self, path: str) -> None:
-        """Write a Hugging Face checkpoint directory."""
+        """Have the workers write a Hugging Face checkpoint directory."""
         self._ask("export_hf", partial(gathers_weights, self._cfg), path)
 
     def save_checkpoint(self, path: str, writing: CheckpointWriting) -> None:
-        """Write what training continues from into the empty directory ``path``; in the background, this
-        returns when it is copied."""
+        """Have the workers write what training continues from into the empty directory ``path``.
+
+        With background writing, return once every worker has copied its state to host memory.
+        """
         self._ask("save_checkpoint", _every_worker, path, writing)
 
     def has_written_checkpoint(self) -> bool:
-        """Whether the latest checkpoint is on disk; raises ActorFailed when it could not be written."""
+        """Return whether the latest checkpoint is on disk; raise ActorFailed when it could not be written."""
         return all(self._ask("has_written_checkpoint", _every_worker))
 
     def wait_for_checkpoint(self) -> dict[str, str]:
-        """Wait until the latest checkpoint is on disk; the SHA-256 of its files by name. Raises ActorFailed
-        when it could not be written."""
+        """Wait until the latest checkpoint is on disk; return the SHA-256 of its files by name. Raises
+        ActorFailed when it could not be written."""
         shares = self._ask("wait_for_checkpoint", _every_worker)
         return {name: digest for share in shares for name, digest in share.items()}
 
     def corrupt_checkpoint_files(self, path: str, digests: Mapping[str, str]) -> list[str]:
-        """Have the workers hash a checkpoint's files, each its share; names of those that differ from
-        ``digests``."""
+        """Have the workers hash a checkpoint's files, each worker its share; return the names of those that
+        differ from ``digests``."""
         shares = self._ask("corrupt_checkpoint_files", _every_worker, path, digests)
         return [name for share in shares for name in share]
 
@@ -160,17 +167,19 @@ class PolicyWorkerGroup:
         self._ask("load_checkpoint", _every_worker, path, policy_version)
 
     def settle(self) -> int | None:
-        """Wait until the workers have ended what they were asked, and forget what a step that was given up
-        left in them. The policy version that all of them hold whole; None when there is none."""
+        """Wait until the workers have ended their earlier calls, and have them abandon the step.
+
+        Returns the policy version when all workers hold the same one whole, else None.
+        """
         versions = set(self._ask("settle", _every_worker))
         return versions.pop() if len(versions) == 1 else None
 
     def reconnect_data_plane(self, spec: DataPlaneSpec) -> None:
-        """Let the workers read and write there from now on."""
+        """Have the workers close their connections and use the data plane of ``spec`` from now on."""
         self._ask("reconnect_data_plane", _every_worker, spec)
 
     def _with_needed_tags(self, batch: KVBatchMeta) -> KVBatchMeta:
-        """Without those by which nothing is scheduled, and which no worker reads."""
+        """Return the batch with only the tags by which it is scheduled or that a worker reads."""
         needed: list[Tag[Any]] = [NUM_RESPONSE_TOKENS, *(tag for tag in WORKER_TAGS if batch.has_tag(tag))]
         if self._cfg.sequence_packing.share_prompts:
             needed += [GROUP_ID, NUM_PROMPT_TOKENS]
@@ -179,8 +188,12 @@ class PolicyWorkerGroup:
     def _on_replicas(
         self, method: str, shards: Sequence[KVBatchMeta], columns: Sequence[Column] = ()
     ) -> list[Any]:
-        """Every worker of a replica gets its replica's shard, which is pickled once for all of them, and the
-        columns that it owes where there are any; the leaders' answers, by data-parallel rank."""
+        """Call ``method`` on every worker with its replica's shard, and with ``columns`` where there are any;
+        return the leaders' answers by data-parallel rank.
+
+        A shard is pickled once for all workers of its replica. A StageTimeout that this raises says what the
+        late replicas would have brought.
+        """
         owed = [columns] if columns else []
         pickled = [Pickled(shard) for shard in shards]
         calls = [
@@ -208,13 +221,15 @@ class PolicyWorkerGroup:
         return [handle.submit(method, *args) for handle, coordinates in self._workers if where(coordinates)]
 
     def _with_engines(self, method: str, calls: Sequence[Call]) -> list[Any]:
-        """Any death ends it."""
+        """Wait for calls that need the engines too: the death of any actor of the run raises ActorDied."""
         timeout_s = self._deadline_s(_STAGES[method])
         return self._cluster.gather(calls, stage=f"policy.{method}", timeout_s=timeout_s)
 
     def _wait(self, method: str, calls: Sequence[Call]) -> list[Any]:
-        """Only the workers' own deaths end it: what they do needs nobody else but the data plane, whose
-        failure their calls report."""
+        """Wait for calls that need no other actors; only a worker's own death raises ActorDied.
+
+        These calls use the data plane besides; when it fails, the calls themselves report it.
+        """
         return self._cluster.gather(
             calls,
             stage=f"policy.{method}",
@@ -224,14 +239,14 @@ class PolicyWorkerGroup:
 
 
 def awaited_of(method: str, shard: KVBatchMeta, columns: Sequence[Column]) -> str:
-    """What a replica that has not answered would have brought."""
+    """Return a sentence on what a replica that has not answered would have brought."""
     what = ", ".join(f"column {column.name!r}" for column in columns) or method
     samples = f"{len(shard)} samples {listed(shard.sample_ids)}"
     return f"partition {shard.partition!r}: {what} of its {samples} is awaited"
 
 
 def with_epochs(shard: KVBatchMeta, num_epochs: int) -> KVBatchMeta:
-    """The shard with its schedule's updates once per epoch."""
+    """Return the shard with its schedule's updates repeated once per epoch."""
     return shard.with_schedule(shard.schedule and shard.schedule.repeated(num_epochs))
 
 
@@ -246,7 +261,8 @@ def _first_worker(coordinates: Coordinates) -> bool:
 def gathered_tags(
     batch: KVBatchMeta, shards: Sequence[KVBatchMeta], answers: Iterable[WorkerScores]
 ) -> dict[str, list[float]]:
-    """The leaders' tags in the order of the whole batch."""
+    """Return the tags of the leaders' answers in the order of the whole batch; ``answers`` are in the order
+    of ``shards``."""
     position = {row: index for index, row in enumerate(batch.rows)}
     chunk_number = {chunk.key: number for number, chunk in enumerate(batch.chunks)}
     tags: dict[str, list[float]] = {}

@@ -20,62 +20,71 @@ if TYPE_CHECKING:
     from nemo_like.policy.batch import PolicyBatch
     from nemo_like.policy.checkpoint_writer import CheckpointWriter
 
-# All tags that workers read, where a batch has them; beside them travel those by which it was scheduled.
+# All tags that workers read, where a batch has them. The tags by which a batch is scheduled travel with them.
 WORKER_TAGS = (ADVANTAGE, SAMPLE_MASK, KL_SCALE)
 
 
 class TrainingBackend(Protocol):
-    """A model sharded over the workers of one layout. Every rank of a replica makes the same calls."""
+    """A model sharded over the workers of one layout. Every rank of a replica must make the same calls."""
 
     device: torch.device
 
     def logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
-        """Packed [sum of lengths] float32 on the CPU, nats; 0 where response_mask is 0. On every rank."""
+        """Score the batch; every rank returns all log-probs, packed [sum of lengths] float32 on the CPU, in
+        nats; 0 where response_mask is 0."""
 
     def reference_logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
-        """The same under the weights the run started from."""
+        """Score the batch as ``logprobs`` does, under the weights that the run started from."""
 
     def train(self, batch: PolicyBatch, schedule: Schedule) -> dict[str, Metric]:
-        """One optimizer update per global batch of the schedule; this replica's part of the metrics."""
+        """Make one optimizer update per global batch of the schedule; return this replica's part of the
+        metrics."""
 
     def weight_metadata(self) -> list[TensorSpec]:
-        """What ``stage_weights`` will yield, in its order; no communication."""
+        """Describe what ``stage_weights`` will yield, in its order, without communication."""
 
     def stage_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(Hugging Face name, full tensor) of this pipeline stage; collective over the ranks that hold parts
-        of it, which all exhaust the iterator; complete on the sender."""
+        """Yield (Hugging Face name, full tensor) for every tensor of this pipeline stage.
+
+        Collective over the ranks that hold parts of the stage: all of them must exhaust the iterator. Only
+        the weight sender is sure to get every tensor.
+        """
 
     def export_hf(self, path: Path) -> None:
         """Write a checkpoint directory that transformers loads; every rank that gathers weights calls it."""
 
     def save_checkpoint(self, path: Path, writer: CheckpointWriter) -> None:
-        """Have weights, optimizer and update count written into the empty directory; every rank calls it."""
+        """Hand weights, optimizer and update count to ``writer``, which writes them into the empty directory
+        ``path``; every rank calls it."""
 
     def load_checkpoint(self, path: Path) -> None:
-        """Continue from what ``save_checkpoint`` wrote, under any layout; every rank calls it."""
+        """Continue from what ``save_checkpoint`` wrote, whatever layout wrote it; every rank calls it."""
 
 
 class WeightSender(Protocol):
     """The trainer's end of a weight transfer, one on every worker for which ``is_weight_sender`` holds."""
 
     def connect(self, receivers: Sequence[Any], tensors: Sequence[TensorSpec]) -> None:
-        """Meet the receivers; ``tensors`` are what every later ``send`` brings, in order."""
+        """Connect to the receivers; every later ``send`` sends ``tensors``, in this order."""
 
     def send(self, version: int, weights: Iterator[tuple[str, Tensor]]) -> Mapping[str, Metric]:
-        """Bring every receiver to this version, and return once all have committed it."""
+        """Send ``weights`` to every receiver as policy version ``version``; return once all have committed
+        it."""
 
     def close(self) -> None:
-        """Leave the receivers."""
+        """Close the connection to the receivers."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightSenderSpec:
-    """How to build the sender in its process: "package.module:Class" and arguments but ``coordinates``."""
+    """How a worker builds its sender: the class as "package.module:Class", and all arguments but
+    ``coordinates``, which the worker adds."""
 
     target: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 def is_weight_sender(coordinates: Coordinates) -> bool:
-    """The first tensor-parallel rank of each pipeline stage of the first replica."""
+    """Return whether this worker sends weights: the first tensor- and context-parallel rank of each pipeline
+    stage of the first replica does."""
     return coordinates.dp == 0 and coordinates.cp == 0 and coordinates.tp == 0

@@ -1,6 +1,6 @@
 """The learning-rate schedule, counted in optimizer updates. Standard library only.
 
-It is our own: Megatron-core's ``OptimizerParamScheduler`` gives the same rates to the bit, but importing it
+Why no library's: Megatron-core's ``OptimizerParamScheduler`` gives the same rates to the bit, but importing it
 costs every FSDP worker 1.5 s of CPU and 76 MiB. The schedules of torch and transformers keep a state and
 differ in at least a third of the rates.
 """
@@ -13,10 +13,11 @@ from nemo_like.config.schema import LRDecayStyle, SchedulerConfig
 
 
 def learning_rate(update: int, peak: float, cfg: SchedulerConfig) -> float:
-    """Rate of the update with this number, counted from 1.
+    """Return the rate of update number ``update``, counted from 1.
 
-    Warm-up: peak * update / warmup_updates. Then from the peak at ``warmup_updates`` down to
-    ``min_lr`` at ``decay_updates`` and after, in the configured shape; ``constant`` stays at the peak.
+    During warm-up the rate is peak * update / warmup_updates. Then it falls from the peak at
+    ``warmup_updates`` to ``min_lr`` at ``decay_updates``, in the configured shape, and stays there; with
+    ``constant`` it stays at the peak.
     """
     if update <= cfg.warmup_updates:
         return peak * update / cfg.warmup_updates

@@ -16,17 +16,21 @@ from nemo_like.policy.batch import PolicyBatch
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """``mult_prob_error[i]`` is sample i's mean of exp|generation - prev| over its response tokens, 1 where
-    both agree or there is none. ``metrics`` are means over the response tokens of samples that train."""
+    """How far the log-probs of trainer and engine are apart.
+
+    ``mult_prob_error[i]`` is sample i's mean of exp|generation - prev| over its response tokens; it is 1
+    where both agree on every token, or where there is no token. ``metrics`` are means over the response
+    tokens of samples that train.
+    """
 
     mult_prob_error: list[float]
     metrics: dict[str, Metric]
 
 
 def logprob_mismatch(batch: PolicyBatch, prev_logprobs: Tensor) -> Mismatch:
-    """Compare packed [sum of lengths] float32 ``prev_logprobs`` with the batch's generation log-probs.
+    """Compare ``prev_logprobs``, packed [sum of lengths] float32, with the batch's generation log-probs.
 
-    The metrics are the means of ``divergences``.
+    The metrics are the means of the figures that ``divergences`` computes per token.
     """
     generation = batch.columns[GENERATION_LOGPROBS.name].cpu()
     response_mask = batch.columns[RESPONSE_MASK.name].float()

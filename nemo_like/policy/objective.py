@@ -1,4 +1,4 @@
-"""From scored tokens to loss and metrics: what every training backend shares.
+"""The way from scored tokens to loss and metrics, which all training backends share.
 
 backend, per micro-batch       here                                      algorithms
   TokenScores ───────────────▶ + columns, advantages, global counts ───▶ policy_loss
@@ -44,30 +44,31 @@ from nemo_like.policy.policy_columns import training_reads
 from nemo_like.policy.reward_kl import reward_kl
 from nemo_like.policy.train_metrics import KNOWN_MEANS, TrainMetrics
 
-# A micro-batch's part of the loss, a scalar to differentiate. Parts of all micro-batches and ranks are
-# summed, and so are their gradients: no averaging over ranks.
+# Returns a micro-batch's part of the loss, a scalar to differentiate. The parts of all micro-batches and
+# ranks are summed, and so are their gradients: nothing is averaged over ranks.
 LossFunction = Callable[[TokenScores, ModelInputs], Tensor]
 
 
 def own_reads(cfg: LossConfig) -> tuple[Column, ...]:
-    """The columns that a loss of the user's declares; imports it.
+    """Import the user's own loss, if one is configured, and return the columns that it declares to read.
 
-    Raises ValueError when it cannot be found, ColumnError for a declaration that is none.
+    Raises ValueError when the loss cannot be found, ColumnError when what it declares is not a column.
     """
     return declared_by(f"loss_fn.kind={cfg.kind}", load_by_path(cfg.kind)).reads if is_own_loss(cfg) else ()
 
 
 def own_means(cfg: LossConfig) -> tuple[str, ...]:
-    """The means that a loss of the user's announces; imports it."""
+    """Import the user's own loss, if one is configured, and return the names of the means it announces."""
     return getattr(load_by_path(cfg.kind), LOGGED_MEANS, ()) if is_own_loss(cfg) else ()
 
 
 def update_objective(
     cfg: LossConfig, batch: PolicyBatch, update: GlobalBatch, metrics: TrainMetrics
 ) -> LossFunction:
-    """The loss of one optimizer update, to be called once per micro-batch; records into ``metrics``.
+    """Return the loss of one optimizer update; the backend calls it once per micro-batch.
 
-    It raises TypeError and ValueError when a loss of the user's gives something else than its terms.
+    Each call records into ``metrics``. It raises TypeError or ValueError when the user's own loss returns
+    anything but well-formed LossTerms.
     """
     compute, own = _computed_by(cfg), own_reads(cfg)
     counts = GlobalCounts(num_tokens=update.num_tokens, num_samples=update.num_samples)
@@ -97,7 +98,8 @@ def update_objective(
 
 
 def _own(column: Column, batch: PolicyBatch, inputs: ModelInputs, mask: Tensor) -> Tensor | list[Any]:
-    """A column that the user's loss reads; 0 on tokens that do not train, where it may be no number."""
+    """Return a column that the user's loss reads. Tensors per token are 0 on tokens that do not train, where
+    the column itself may hold nan."""
     values = batch.values_of(column, inputs)
     if column.layout is not Layout.per_token or not isinstance(values, Tensor):
         return values
@@ -105,7 +107,7 @@ def _own(column: Column, batch: PolicyBatch, inputs: ModelInputs, mask: Tensor) 
 
 
 def _computed_by(cfg: LossConfig) -> Callable[[LossTokens, LossConfig], LossTerms]:
-    """The function behind ``loss_fn.kind``; what a user's gives is checked."""
+    """Return the function behind ``loss_fn.kind``; a user's own is wrapped in a check of what it returns."""
     if not is_own_loss(cfg):
         return policy_loss
     own, named = load_by_path(cfg.kind), (*KNOWN_MEANS, *own_means(cfg))
@@ -144,7 +146,7 @@ def _loss_tokens(
     counts: GlobalCounts,
     cfg: LossConfig,
 ) -> LossTokens:
-    """The scored tokens with what the loss compares them to; advantages spread over their sample."""
+    """Collect what the loss needs of the scored tokens; every token gets its sample's advantage."""
     sample_index = inputs.sample_index
     sample_mask = batch.sample_values[SAMPLE_MASK.name][inputs.rows]
     response_lengths = batch.response_lengths[inputs.rows]
@@ -155,7 +157,7 @@ def _loss_tokens(
     def compared(column: Column) -> Tensor | None:
         if column not in reads:
             return None
-        # A sample may be masked because a log-prob of it is no number, which times 0 would still be none.
+        # A sample may be masked because one of its log-probs is nan; nan times a weight of 0 is still nan.
         return torch.where(mask > 0, batch.columns[column.name][inputs.packed_index], current)
 
     generation = compared(GENERATION_LOGPROBS)

@@ -1,4 +1,4 @@
-"""What a policy's configuration says of its parallel layout and micro-batches. Standard library only."""
+"""Parallel layout and micro-batches as a policy's configuration has them. Standard library only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nemo_like.config.schema import MicroBatchOrder, PolicyBackend, PolicyConfig
 
 
 def parallel_layout(cfg: PolicyConfig) -> ParallelLayout:
-    """Sizes of the named axes."""
+    """Return how many ranks the configured policy has on each axis."""
     if cfg.backend is PolicyBackend.fsdp:
         return ParallelLayout(tp=cfg.fsdp_cfg.tensor_parallel_size, cp=1, dp=cfg.data_parallel_size, pp=1)
     return ParallelLayout(
@@ -29,15 +29,20 @@ def parallel_layout(cfg: PolicyConfig) -> ParallelLayout:
 
 
 def shards_optimizer(cfg: PolicyConfig) -> bool:
-    """Whether optimizer state is spread over data-parallel ranks. The two kinds have checkpoints of their
-    own, so one rank uses the configured kind too, though it has nothing to spread."""
+    """Return whether optimizer state is spread over data-parallel ranks.
+
+    The spread and the whole optimizer have different checkpoint formats, so a single rank uses the configured
+    kind too, though it has nothing to spread.
+    """
     return cfg.megatron_cfg.use_distributed_optimizer
 
 
 def gathers_weights(cfg: PolicyConfig, coordinates: Coordinates) -> bool:
-    """Whether this worker holds a part of what its stage's sender gathers. With FSDP every worker does, one
-    that no other has; with Megatron-core the sender's tensor-parallel ranks hold parts of every tensor, and
-    its expert-parallel ranks some of the experts."""
+    """Return whether this worker takes part when the weight sender of its pipeline stage gathers weights.
+
+    With FSDP every worker does. With Megatron-core only the ranks in the sender's own groups do: its
+    tensor-parallel group holds the parts of each tensor, its expert-parallel group the experts.
+    """
     layout = coordinates.layout
     return cfg.backend is PolicyBackend.fsdp or coordinates.rank % layout.stage_size < max(
         layout.tp, layout.ep
@@ -45,7 +50,7 @@ def gathers_weights(cfg: PolicyConfig, coordinates: Coordinates) -> bool:
 
 
 def train_strategy(cfg: PolicyConfig) -> MicroBatching:
-    """How the samples of an update become micro-batches."""
+    """Return the strategy by which the samples of an update become micro-batches."""
     if cfg.sequence_packing.enabled:
         return _packing_strategy(cfg, cfg.sequence_packing.train_mb_tokens)
     if cfg.dynamic_batching.enabled:
@@ -54,7 +59,8 @@ def train_strategy(cfg: PolicyConfig) -> MicroBatching:
 
 
 def logprob_strategy(cfg: PolicyConfig) -> MicroBatching:
-    """The same for the log-prob phases, which hold fewer activations and so larger micro-batches."""
+    """Return the strategy of the log-prob phases, which keep fewer activations and so allow larger
+    micro-batches."""
     if cfg.sequence_packing.enabled:
         return _packing_strategy(cfg, cfg.sequence_packing.logprob_mb_tokens)
     if cfg.dynamic_batching.enabled:

@@ -1,4 +1,5 @@
-"""Tensors that wait on the host while nobody computes with them, so that engines can have a shared device."""
+"""Parking of tensors on the host while nothing computes with them, so that engines on the same device can use
+its memory."""
 
 from __future__ import annotations
 
@@ -10,14 +11,14 @@ from torch import Tensor
 
 
 class HostParking:
-    """Has these tensors on their device within ``in_use``, and outside of it on the host alone.
+    """Keeps tensors on their device within ``in_use``, and only on the host outside of it.
 
-    What is moved is their memory: tensors, and views of them that others keep, stay the same objects. Outside
-    of ``in_use`` they have no memory and must not be read.
+    The contents of their storages are moved: the tensors, and views of them that others keep, stay the same
+    objects. Outside of ``in_use`` the tensors have no memory and must not be read.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
-        """From now on they are on the host."""
+        """Move the tensors to the host at once."""
         storages = [tensor.untyped_storage() for tensor in tensors]
         self._storages = list({storage.data_ptr(): storage for storage in storages}.values())
         self._on_host = [
@@ -29,7 +30,10 @@ class HostParking:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """What is written to the tensors lasts. May be entered again inside."""
+        """Have the tensors on their device within the block; what the block writes to them is kept.
+
+        The block may be entered again inside itself.
+        """
         if not self._num_users:
             self._return()
         self._num_users += 1
@@ -46,7 +50,7 @@ class HostParking:
             held.copy_(_bytes_of(storage))
             storage.resize_(0)
         if any(storage.is_cuda for storage in self._storages):
-            torch.cuda.empty_cache()  # to where other processes can have it
+            torch.cuda.empty_cache()  # gives the memory back to the device, where other processes can use it
 
     @torch.no_grad()
     def _return(self) -> None:
@@ -56,7 +60,7 @@ class HostParking:
 
 
 def stays_on_device() -> contextlib.AbstractContextManager[None]:
-    """In place of ``HostParking.in_use`` where nothing leaves the device."""
+    """Stand in for ``HostParking.in_use`` where the tensors always stay on the device."""
     return contextlib.nullcontext()
 
 

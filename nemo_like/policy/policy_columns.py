@@ -1,5 +1,5 @@
-"""Which columns the policy's phases and the loss write and read. Standard library only: a run is checked by
-this before anything heavy is loaded."""
+"""The columns that the policy's phases and the loss write and read. Standard library only, since a run is
+checked by them before anything heavy is loaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nemo_like.config.schema import LossConfig
 
 
 def scored_columns(loss: LossConfig) -> tuple[Column, ...]:
-    """The log-probs that the trainer computes before it trains, since the loss compares with them."""
+    """Return the log-probs that the trainer computes before training, because the loss compares with them."""
     columns = [PREV_LOGPROBS] if scores_prev_logprobs(loss) else []
     if loss.reference_policy_kl_penalty > 0:
         columns.append(REFERENCE_LOGPROBS)
@@ -27,7 +27,7 @@ def scored_columns(loss: LossConfig) -> tuple[Column, ...]:
 
 
 def scoring_reads(columns: Sequence[Column], loss: LossConfig) -> tuple[Column, ...]:
-    """What a log-prob phase needs in order to write ``columns``, and the tags that come with them."""
+    """Return the columns that a log-prob phase needs in order to write ``columns`` and compute their tags."""
     reads = [INPUT_IDS, RESPONSE_MASK]
     if PREV_LOGPROBS in columns:
         reads.append(GENERATION_LOGPROBS)
@@ -37,7 +37,7 @@ def scoring_reads(columns: Sequence[Column], loss: LossConfig) -> tuple[Column, 
 
 
 def training_reads(loss: LossConfig, own: Sequence[Column] = ()) -> tuple[Column, ...]:
-    """What training needs; ``own`` is what a loss of the user's reads besides."""
+    """Return the columns that training needs; ``own`` are those that the user's own loss reads besides."""
     reads = [INPUT_IDS, RESPONSE_MASK, *scored_columns(loss)]
     if loss.use_importance_sampling_correction or not scores_prev_logprobs(loss):
         reads.append(GENERATION_LOGPROBS)
@@ -45,7 +45,8 @@ def training_reads(loss: LossConfig, own: Sequence[Column] = ()) -> tuple[Column
 
 
 def policy_declarations(loss: LossConfig, own: Sequence[Column] = ()) -> tuple[Declaration, ...]:
-    """The policy's part and the loss's; ``own`` as in ``training_reads``."""
+    """Return what the policy and what the loss declare; ``own`` are the columns that the user's own loss
+    reads besides."""
     scored = scored_columns(loss)
     return (
         Declaration("policy", writes=scored, reads=scoring_reads(scored, loss)),

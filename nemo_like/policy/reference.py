@@ -12,7 +12,10 @@ from nemo_like.config.schema import ReferencePlacement
 
 
 class ReferenceWeights:
-    """A copy of what ``parameters()`` gives now; the device never holds a second model."""
+    """A host copy of the values that ``parameters()`` has at construction, the reference policy's weights.
+
+    They are put into the model's own parameters while it scores, so the device never holds a second model.
+    """
 
     def __init__(self, parameters: Callable[[], Sequence[Tensor]], placement: ReferencePlacement) -> None:
         self._parameters, self._placement = parameters, placement
@@ -20,7 +23,7 @@ class ReferenceWeights:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """The parameters have the reference's values within, and their own again afterwards."""
+        """Give the parameters the reference's values within the block, and their own values again after it."""
         parameters = self._parameters()
         if self._placement is ReferencePlacement.host_copy:
             own = _copies_on_host(parameters)
@@ -42,7 +45,8 @@ class ReferenceWeights:
 
 
 def reference_in_place(reference: ReferenceWeights | None) -> contextlib.AbstractContextManager[None]:
-    """Where the model has the reference's weights. Raises RuntimeError when none is kept."""
+    """Return a context in which the model has the reference's weights. Raises RuntimeError when the run
+    keeps no reference."""
     if reference is None:
         raise RuntimeError("loss_fn.reference_policy_kl_penalty=0 keeps no reference policy; set it above 0")
     return reference.in_place()

@@ -1,4 +1,5 @@
-"""One replica's workers share what its leader fetched, as tensors; all replicas, whether it came."""
+"""Sharing between policy workers: within a replica the leader's columns, between all workers whether every
+fetch succeeded."""
 
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ from nemo_like.data_plane.storage_errors import DataPlaneError, DeadlineExceeded
 
 
 class Replica:
-    """The workers that hold one copy of the model between them.
+    """The workers that hold one copy of the model between them, as one of these workers sees them.
 
-    Every worker of the world constructs it at the same point, since that makes process groups.
+    Every worker of the world must construct its own at the same point, since that makes process groups.
     """
 
     def __init__(self, coordinates: Coordinates, timeout_s: float) -> None:
@@ -32,7 +33,7 @@ class Replica:
         everyone = [layout.coordinates(rank) for rank in range(layout.world_size)]
         for dp in range(layout.dp):
             members = [place for place in everyone if place.dp == dp]
-            # On the host: what is shared comes from and goes to host memory.
+            # gloo, since what is shared comes from host memory and goes there.
             group = dist.new_group(
                 [place.rank for place in members], backend="gloo", timeout=timedelta(seconds=timeout_s)
             )
@@ -42,8 +43,11 @@ class Replica:
                 self._leader = next(place.rank for place in members if place.is_leader)
 
     def agree(self, failure: DataPlaneError | None) -> None:
-        """Every worker of the world calls it. Raises the failure, and on the workers that have none
-        DataPlaneError, or DeadlineExceeded for one that came too late, when there is one anywhere."""
+        """Raise on every worker when any worker has a failure; every worker of the world calls this.
+
+        A worker that has a ``failure`` raises it. The others raise DeadlineExceeded when any failure was a
+        missed deadline, else DataPlaneError.
+        """
         severity = torch.tensor(0 if failure is None else 2 if isinstance(failure, Overdue) else 1)
         if self._coordinates.layout.world_size > 1:
             dist.all_reduce(severity, dist.ReduceOp.MAX, group=self._world)
@@ -56,10 +60,10 @@ class Replica:
     def share(
         self, columns: Sequence[Column], meta: KVBatchMeta, fetched: Mapping[str, ColumnData] | None
     ) -> dict[str, ColumnData]:
-        """The leader's columns of the meta's samples on every worker; only the leader gives ``fetched``.
+        """Return the leader's ``columns`` of the samples of ``meta`` on every worker of the replica.
 
-        They travel in one broadcast; where sizes are not in the metadata (ragged, objects), another with
-        the sizes goes before it.
+        Only the leader gives ``fetched``. All columns travel in one broadcast. Where the metadata does not
+        tell their sizes (ragged columns and objects), another broadcast with the sizes goes before it.
         """
         if self._size == 1:
             assert fetched is not None
@@ -104,7 +108,7 @@ class Replica:
     def _packed_shapes(
         self, columns: Sequence[Column], wired: Mapping[str, np.ndarray]
     ) -> dict[str, tuple[int, ...]]:
-        """Of columns whose sizes only the leader knows."""
+        """Return the wire shapes of columns whose sizes only the leader knows; it broadcasts them."""
         if not columns:
             return {}
         sizes = torch.tensor([wired[column.name].nbytes if wired else 0 for column in columns])

@@ -1,4 +1,4 @@
-"""What the policy worker group answers: metadata, metrics and seconds. Standard library only."""
+"""The answers of policy workers and of their group: metadata, metrics and seconds. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,26 +12,29 @@ from nemo_like.observability.metrics import Metric
 
 @dataclass(frozen=True, slots=True)
 class ScoredBatch:
-    """A log-prob phase: the batch with its new columns and tags; without a phase the batch alone."""
+    """The group's answer to a log-prob phase: the batch with its new columns and tags.
+
+    A step without such a phase has the batch as it was, and the defaults.
+    """
 
     batch: KVBatchMeta
     metrics: Mapping[str, Metric] = field(default_factory=dict)
-    compute_s: float = 0.0  # inside the model, the slowest worker's
+    compute_s: float = 0.0  # seconds inside the model on the slowest leader
 
 
 @dataclass(frozen=True, slots=True)
 class TrainUpdate:
-    """A training phase: metrics already merged over ranks and updates."""
+    """The group's answer to a training phase, with metrics merged over replicas and updates."""
 
     metrics: Mapping[str, Metric]
     policy_version: int
-    compute_s: float  # inside the model and optimizer, the slowest worker's
-    operations: Sequence[Operation]  # the workers' in the data plane, since the training phase before
+    compute_s: float  # seconds inside the model and the optimizer on the slowest leader
+    operations: Sequence[Operation]  # what the leaders did in the data plane since the last training phase
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerScores:
-    """A leader's answer to a log-prob phase, over its replica's shard; tags in the shard's order."""
+    """A leader's answer to a log-prob phase on its replica's shard; tags are in the shard's order."""
 
     tags: Mapping[str, Sequence[float]]
     metrics: Mapping[str, Metric]
@@ -40,9 +43,9 @@ class WorkerScores:
 
 @dataclass(frozen=True, slots=True)
 class WorkerUpdate:
-    """A leader's answer to a training phase: its replica's part of the metrics."""
+    """A leader's answer to a training phase, with its replica's part of the metrics."""
 
     metrics: Mapping[str, Metric]
     policy_version: int
     compute_s: float
-    operations: Sequence[Operation]  # the leader's in the data plane, since the training phase before
+    operations: Sequence[Operation]  # what the leader did in the data plane since the last training phase

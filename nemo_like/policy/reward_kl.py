@@ -4,7 +4,7 @@
     driver      rewards and these sums ──▶ advantage per sample, kl_scale
     training    advantage - kl_scale * K_t per token
 
-So the driver whitens over tokens that it never sees.
+The two sums let the driver whiten advantages over tokens that it never sees.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from nemo_like.policy.batch import PolicyBatch
 
 
 def reward_kl(batch: PolicyBatch, kind: KLType) -> Tensor:
-    """K_t: KL(prev || reference) of response token t and of those after it, packed [sum of lengths] float32,
-    nats; 0 where nothing follows. On the batch's device; without gradient."""
+    """Compute K_t: KL(prev || reference) summed over response token t and the response tokens after it.
+
+    The result is packed [sum of lengths] float32, in nats, 0 where no response token follows; it is on the
+    batch's device and has no gradient.
+    """
     prev, reference = batch.columns[PREV_LOGPROBS.name], batch.columns[REFERENCE_LOGPROBS.name]
     mask = batch.columns[RESPONSE_MASK.name].to(prev.device)
     kl = kl_to_reference(prev, reference, kind)
@@ -28,7 +31,8 @@ def reward_kl(batch: PolicyBatch, kind: KLType) -> Tensor:
 
 
 def reward_kl_tags(batch: PolicyBatch, kind: KLType) -> dict[str, list[float]]:
-    """Tags kl_to_go_sum and kl_to_go_square_sum, over each sample's response tokens."""
+    """Compute tags kl_to_go_sum and kl_to_go_square_sum: the sums of K_t and of its square over each sample's
+    response tokens."""
     mask = batch.columns[RESPONSE_MASK.name]
     to_go = reward_kl(batch, kind).cpu().double().masked_fill(mask == 0, 0.0)
     return {

@@ -1,10 +1,10 @@
-"""Causal attention in a row that holds each prompt once, for all the samples that begin with it.
+"""Causal attention in a row of tokens that holds each prompt once for all the samples that begin with it.
 
     [prompt 1][prompt 2]  [after][after][after]  [after][after]  [unused]
          runs: 2 prompts       3 samples of 1        2 of 2
 
-A prompt attends to itself; what comes after it in a sample, to the prompt and to itself. Every token's
-output is what it would be in a row of its sample alone (as in Prefix Grouper, arXiv 2506.05433).
+A prompt attends to itself; what comes after the prompt in a sample attends to the prompt and to itself. Every
+token's output is what it would be in a row of its sample alone (as in Prefix Grouper, arXiv 2506.05433).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from nemo_like.policy.devices import on_device
 
 
 class SharedRow:
-    """Where things lie in a row of ``num_tokens`` tokens: k prompts, then what follows them in n samples.
+    """The slots of a row of ``num_tokens`` tokens: first k prompts, then what follows them in n samples.
 
-    ``run`` [n] int64 is each sample's prompt; ``prompt_lengths`` [k] and ``after_lengths`` [n] are int64.
-    Raises ValueError when they do not fit.
+    ``run`` [n] int64 is the number of each sample's prompt; ``prompt_lengths`` [k] and ``after_lengths`` [n]
+    are int64. Raises ValueError when prompts and samples do not fit into the row.
     """
 
     def __init__(self, prompt_lengths: Tensor, run: Tensor, after_lengths: Tensor, num_tokens: int) -> None:
         self.prompt_lengths, self.run, self.after_lengths = prompt_lengths, run, after_lengths
         self.num_tokens = num_tokens
-        self.lengths = prompt_lengths[run] + after_lengths  # [n], of prompt and what follows
+        self.lengths = prompt_lengths[run] + after_lengths  # [n], the prompt and what follows it
         ends = torch.cat((prompt_lengths, after_lengths)).cumsum(0)
-        self.prompt_ends = ends[: len(prompt_lengths)]  # [k] slots, after the last
+        self.prompt_ends = ends[: len(prompt_lengths)]  # [k] slots, one past a prompt's last
         self.prompt_starts = self.prompt_ends - prompt_lengths
         self.after_starts = ends[len(prompt_lengths) :] - after_lengths  # [n] slots
         self.num_prompt_tokens, self.num_used = int(self.prompt_ends[-1]), int(ends[-1])
@@ -41,9 +41,9 @@ class SharedRow:
 
 @dataclass(frozen=True, slots=True)
 class PaddedAttention:
-    """By scaled_dot_product_attention, for a CPU: prompts in a batch of k, then samples in one of n.
+    """Attention by scaled_dot_product_attention, for a CPU: a batch of k prompts, then a batch of n samples.
 
-    What pads is slot 0, hidden by the mask or behind everything that is read.
+    Both batches are padded with slot 0. The mask hides this padding, or it comes after all that is read.
     """
 
     prompts: Tensor  # [k, P] int64, slots
@@ -69,7 +69,10 @@ class PaddedAttention:
         )
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """query: [T, heads, d]; key, value: [T, groups, d]. Returns [T, heads, d]; anything where unused."""
+        """Compute the attention of a row. query: [T, heads, d]; key, value: [T, groups, d].
+
+        Returns [T, heads, d], with arbitrary values in unused slots.
+        """
         of_prompts = functional.scaled_dot_product_attention(
             _picked(query, self.prompts),
             _picked(key, self.prompts),
@@ -94,7 +97,8 @@ class PaddedAttention:
 
 @dataclass(frozen=True, slots=True)
 class VarlenAttention:
-    """By PyTorch's variable-length FlashAttention, for a GPU in half precision: no padding and no mask."""
+    """Attention by PyTorch's variable-length FlashAttention, for a GPU in half precision, without padding or
+    mask."""
 
     num_prompt_tokens: int
     num_used: int
@@ -103,8 +107,8 @@ class VarlenAttention:
     max_seen: int
     cu_prompts: Tensor  # [k + 1] int32
     cu_after: Tensor  # [n + 1] int32
-    cu_seen: Tensor  # [n + 1] int32, of a sample's prompt and what follows
-    seen: Tensor  # [sum of those] int64, their slots
+    cu_seen: Tensor  # [n + 1] int32, of each sample's prompt and what follows it
+    seen: Tensor  # [cu_seen[n]] int64, the slots of these tokens, sample by sample
 
     @classmethod
     def of(cls, row: SharedRow) -> Self:
@@ -124,10 +128,13 @@ class VarlenAttention:
         )
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """query: [T, heads, d]; key, value: [T, groups, d]. Returns [T, heads, d]; 0 where unused."""
+        """Compute the attention of a row. query: [T, heads, d]; key, value: [T, groups, d].
+
+        Returns [T, heads, d], with 0 in unused slots.
+        """
         from torch.nn.attention.varlen import varlen_attn
 
-        # Causal, with a sample's last query at its last key.
+        # This window is causal attention that aligns a sample's last query with its last key.
         options = {"scale": scale, "window_size": (-1, 0), "enable_gqa": query.shape[1] != key.shape[1]}
         end, used = self.num_prompt_tokens, self.num_used
         cu, longest = self.cu_prompts, self.max_prompt
@@ -141,7 +148,7 @@ class VarlenAttention:
 
 @dataclass(frozen=True, slots=True)
 class SharedPrompts:
-    """What a model needs of such a row."""
+    """What a model needs to compute on a row in which samples share prompts."""
 
     max_length: int  # positions of the longest sample
     attention: PaddedAttention | VarlenAttention
@@ -152,25 +159,26 @@ class SharedPrompts:
         return cls(max_length=int(row.lengths.max()), attention=kind.of(row))
 
     def to(self, device: torch.device) -> Self:
-        """A copy on the device."""
+        """Return a copy with its tensors on ``device``."""
         return replace(self, attention=on_device(self.attention, device))
 
 
 def pieces(starts: Tensor, lengths: Tensor) -> Tensor:
-    """[sum of lengths] starts[i], starts[i] + 1, ... of one piece after the other."""
+    """Return the numbers starts[i], starts[i] + 1, ... of every piece, one piece after the other,
+    [sum of lengths] int64."""
     ends = lengths.cumsum(0)
     return torch.arange(int(ends[-1])) + torch.repeat_interleave(starts - ends + lengths, lengths)
 
 
 def _slots(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """[n, longest] slots of n pieces, 0 where padded, and which are not."""
+    """Return the slots of n pieces, [n, longest] int64 padded with 0, and where they are no padding, bool."""
     positions = torch.arange(int(lengths.max()))
     is_token = positions < lengths[:, None]
     return (starts[:, None] + positions).masked_fill_(~is_token, 0), is_token
 
 
 def _picked(tensor: Tensor, slots: Tensor) -> Tensor:
-    """[n, heads, L, d] of [T, heads, d], by slots [n, L]."""
+    """Select slots [n, L] of a row's tensor [T, heads, d]; return [n, heads, L, d]."""
     return tensor.index_select(0, slots.flatten()).unflatten(0, slots.shape).transpose(1, 2)
 
 

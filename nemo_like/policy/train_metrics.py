@@ -1,4 +1,4 @@
-"""Sums over micro-batches of what training reports, kept on the device until the end of the phase."""
+"""Training metrics, summed over micro-batches and kept on the device until the end of the phase."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from nemo_like.algorithms.divergence import DIVERGENCES
 from nemo_like.algorithms.losses import LossTerms, TokenMean
 from nemo_like.observability.metrics import Metric, maximum, mean, minimum
 
-# Means that a training phase can report; which of them it does is a matter of the loss.
+# Means that a training phase can report; the loss decides which of them it reports.
 KNOWN_MEANS = ("probs_ratio", "probs_ratio_clamped", "kl_penalty", "entropy", "is_oob_ratio", *DIVERGENCES)
 
 
 class TrainMetrics:
-    """One replica's part of a training phase; parts of all replicas merge into the global figures.
+    """One replica's part of a training phase's metrics; the parts of all replicas merge into global figures.
 
-    ``tensors`` are filled on the last pipeline stage only; the other stages receive them before
-    ``result``. Means over tokens count the tokens of samples that train. Means over updates give each
-    replica a weight of 1 / num_replicas, so that the merged weight is the number of updates.
+    Only the last pipeline stage fills ``tensors``; the other stages must receive them before they call
+    ``result``. Means over tokens count the tokens of samples that train. In means over updates each replica
+    has a weight of 1 / num_replicas per update, so that the merged weight is the number of updates.
     """
 
     def __init__(self, device: torch.device, num_replicas: int, own_means: Sequence[str] = ()) -> None:
-        """``own_means`` are those that a loss of the user's gives besides ours."""
+        """Start with empty sums. ``own_means`` name the means that the user's own loss gives besides
+        KNOWN_MEANS."""
         self._num_replicas = num_replicas
         self._names = (*KNOWN_MEANS, *own_means)
         self._places = {name: place for place, name in enumerate(self._names)}
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
-        # of each mean: weighted sum, sum of weights
+        # For each mean: the weighted sum of its values, and the sum of the weights.
         self._sums = torch.zeros(len(self._names), 2, dtype=torch.float64, device=device)
-        # largest of: ratio, -ratio, clipped ratio, -clipped ratio
+        # The largest ratio, -ratio, clipped ratio and -clipped ratio.
         self._extremes = torch.full((4,), -torch.inf, dtype=torch.float32, device=device)
         self._grad_norms: list[float] = []
         self._learning_rates: list[float] = []
@@ -42,12 +43,13 @@ class TrainMetrics:
 
     @property
     def num_updates(self) -> int:
-        """How many are done."""
+        """How many updates are recorded."""
         return len(self._grad_norms)
 
     @torch.no_grad()
     def add_micro_batch(self, terms: LossTerms, mask: Tensor) -> None:
-        """``mask`` [M] float32 is 1 on tokens of samples that train."""
+        """Add what the loss gave for one micro-batch; ``mask`` [M] float32 is 1 on tokens of samples that
+        train."""
         self._loss += terms.loss.detach()
         self.add_means(
             {
@@ -63,19 +65,19 @@ class TrainMetrics:
 
     @torch.no_grad()
     def add_means(self, means: Mapping[str, TokenMean]) -> None:
-        """Parts of means by their names; values on tokens without weight may be anything but nan."""
+        """Add one micro-batch's part of each named mean. Values on tokens of weight 0 must be finite."""
         values = torch.stack([part.values for part in means.values()])
         weights = torch.stack([part.weights for part in means.values()])
         sums = torch.stack(((values * weights).sum(dim=1), weights.sum(dim=1)), dim=1)
         self._sums[[self._places[name] for name in means]] += sums
 
     def add_update(self, *, grad_norm: float, learning_rate: float) -> None:
-        """One optimizer update is done."""
+        """Record one optimizer update; its gradient norm is that before clipping."""
         self._grad_norms.append(grad_norm)
         self._learning_rates.append(learning_rate)
 
     def result(self) -> dict[str, Metric]:
-        """The metrics by name, without a prefix."""
+        """Return the metrics by name, without a prefix. Means without any weight are left out."""
         share = 1 / self._num_replicas
         updates = self.num_updates * share
         metrics = {

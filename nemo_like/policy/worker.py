@@ -1,9 +1,9 @@
-"""One policy worker: fetch, compute, and write back where it leads.
+"""One policy worker: it fetches samples, computes with its part of the model, and writes back if it leads.
 
-A plain class, so that a test can call it without Ray. The methods that take a meta get this
-data-parallel rank's shard with its schedule; every rank of a replica gets the same. All of them
-compute, the leader alone writes, and results come back from the leader alone; it alone fetches too,
-unless every rank shall.
+``PolicyWorker`` is a plain class, so that a test can call it without Ray. Its methods that take a ``meta``
+get the shard of this data-parallel rank with its schedule; every rank of a replica gets the same shard. All
+ranks compute; only the leader writes and returns results. Only the leader fetches, unless
+policy.replica_fetch is every_rank.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ from nemo_like.policy.reward_kl import reward_kl_tags
 
 
 class PolicyWorker:
-    """``data_plane`` and ``weight_sender`` are objects, or descriptions from which ``setup`` makes them."""
+    """One policy worker. ``data_plane`` and ``weight_sender`` are objects, or descriptions from which
+    ``setup`` makes them in this process."""
 
     def __init__(
         self,
@@ -70,9 +71,10 @@ class PolicyWorker:
         master_port: int,
         timeout_s: float,
     ) -> None:
-        """``temperature`` is the sampling temperature; ``timeout_s`` bounds every collective.
+        """Keep the settings; ``setup`` does the work.
 
-        Raises ValueError for a loss of the user's that cannot be found.
+        ``temperature`` is the sampling temperature; ``timeout_s`` bounds every collective. Raises ValueError
+        when the user's own loss cannot be found.
         """
         self.cfg, self.loss, self.coordinates = cfg, loss, coordinates
         self.policy_version = 0
@@ -85,7 +87,8 @@ class PolicyWorker:
         self._timeout_s = timeout_s
 
     def setup(self) -> None:
-        """Join the other workers and load the model; returns when this worker is ready."""
+        """Join the other workers, load the model and connect to the data plane; return when this worker is
+        ready."""
         with one_gloo_device():
             self._join()
         self._checkpoint: CheckpointWriter | None = None
@@ -102,15 +105,16 @@ class PolicyWorker:
             self._weight_sender = sender
 
     def declarations(self) -> tuple[Declaration, ...]:
-        """The columns that the policy and the loss write and read."""
+        """Return the columns that the policy and the loss write and read."""
         return policy_declarations(self.loss, self._own_reads)
 
     def compute_logprobs(self, meta: KVBatchMeta, columns: Sequence[Column]) -> WorkerScores | None:
-        """Write these columns, all at once: prev_logprobs, under the weights as they are, and
-        reference_logprobs, under those that the run started from. They go to storage in the background.
+        """Compute log-probs of the shard's samples and start to write them, all columns in one write.
 
-        With prev_logprobs the answer has tag mult_prob_error and the mismatch metrics, with
-        reference_logprobs the tags of the KL where the reward has one.
+        prev_logprobs are those under the current weights, reference_logprobs those under the weights that the
+        run started from. They are written in the background. The leader returns, with prev_logprobs, tag
+        mult_prob_error and the mismatch metrics, and with reference_logprobs the sums of the KL as tags where
+        the reward has one; the other ranks return None.
         """
         score = {
             PREV_LOGPROBS: self._backend.logprobs,
@@ -133,10 +137,11 @@ class PolicyWorker:
         return WorkerScores(tags, metrics, compute.seconds)
 
     def train(self, meta: KVBatchMeta) -> WorkerUpdate | None:
-        """The schedule's optimizer updates; needs tags advantage and sample_mask. One version further.
+        """Make the schedule's optimizer updates, and count the policy version up by one; needs tags advantage
+        and sample_mask. The leader returns the result, the other ranks None.
 
-        Raises DataPlaneError, before anything is changed, also for what went wrong since
-        ``compute_logprobs`` while its columns were written.
+        Raises DataPlaneError before any weight is changed, when samples cannot be fetched or when the
+        background write of ``compute_logprobs`` failed, on this worker or on another.
         """
         batch = self._batches.batch(meta, training_reads(self.loss, self._own_reads))
         self._is_updating = True
@@ -150,24 +155,28 @@ class PolicyWorker:
         return WorkerUpdate(metrics, self.policy_version, compute.seconds, operations)
 
     def settle(self) -> int | None:
-        """Once the calls before have ended: the policy version of these weights, None when an update broke
-        off. What a step that was given up left is forgotten."""
+        """Abandon the step and return the policy version of these weights, None when an update broke off.
+
+        Calls of a worker run one after the other, so this one waits until those before it have ended.
+        """
         self._batches.abandon()
         return None if self._is_updating else self.policy_version
 
     def reconnect_data_plane(self, spec: DataPlaneSpec) -> None:
-        """Read and write there from now on."""
+        """Close the connection to the data plane and use that of ``spec`` from now on."""
         self._batches.reconnect(spec)
 
     def connect_weights(self, receivers: Sequence[Any]) -> None:
-        """Meet the generation engines' weight receivers."""
+        """Connect this worker's weight sender, if it has one, to the generation engines' weight receivers."""
         if self._weight_sender is not None:
             self._weight_sender.connect(receivers, self._backend.weight_metadata())
 
     def push_weights(self, version: int) -> dict[str, Metric]:
-        """Send this stage's weights as ``version``; all ranks that gather weights call it.
+        """Send the weights of this pipeline stage as policy version ``version``; every rank that gathers
+        weights calls it, and only the sender returns metrics.
 
-        Raises ValueError when this worker is at another version, RuntimeError without a sender.
+        Raises ValueError when this worker is at another version, RuntimeError when it should send but was
+        made without a sender.
         """
         if version != self.policy_version:
             raise ValueError(
@@ -177,7 +186,7 @@ class PolicyWorker:
             return {}
         weights = self._backend.stage_weights()
         if not is_weight_sender(self.coordinates):
-            for _ in weights:  # takes part in the gathering
+            for _ in weights:  # this rank takes part in the gathering
                 pass
             return {}
         if self._weight_sender is None:
@@ -186,38 +195,42 @@ class PolicyWorker:
             try:
                 return dict(self._weight_sender.send(version, weights))
             finally:
-                for _ in weights:  # of a transfer that broke off: the other ranks gather to the end
+                for _ in weights:  # after a transfer that broke off: the other ranks gather to the end
                     pass
 
     def export_hf(self, path: str) -> None:
-        """Write a Hugging Face checkpoint directory; all ranks that gather weights call it."""
+        """Write a Hugging Face checkpoint directory; every rank that gathers weights calls it."""
         if gathers_weights(self.cfg, self.coordinates):
             self._backend.export_hf(Path(path))
 
     def save_checkpoint(self, path: str, writing: CheckpointWriting) -> None:
-        """Write what training continues from into the empty directory ``path``; all ranks call it, and none
-        while it is still writing the checkpoint before. In the background it goes on after the return."""
+        """Write what training continues from into the empty directory ``path``; every rank calls it.
+
+        No rank may still be writing the previous checkpoint. With background writing this returns once the
+        state is copied, and the files are written afterwards.
+        """
         self._checkpoint = CheckpointWriter(self._checkpoint_group, writing)
         self._backend.save_checkpoint(Path(path), self._checkpoint)
         torch.save(torch.get_rng_state(), _random_state_path(path, self.coordinates))
         self._checkpoint.complete(Path(path))
 
     def has_written_checkpoint(self) -> bool:
-        """Whether this rank's part of the latest checkpoint is on disk; raises what went wrong."""
+        """Return whether this rank's part of the latest checkpoint is on disk; raise what went wrong."""
         return self._checkpoint is None or self._checkpoint.is_done()
 
     def wait_for_checkpoint(self) -> dict[str, str]:
-        """Wait until this rank's part of the latest checkpoint is on disk; the SHA-256 of its share of the
-        files, by name. Raises what went wrong."""
+        """Wait until this rank's part of the latest checkpoint is on disk; return the SHA-256 of its share of
+        the files, by name. Raises what went wrong."""
         return {} if self._checkpoint is None else self._checkpoint.wait(self._timeout_s)
 
     def corrupt_checkpoint_files(self, path: str, digests: Mapping[str, str]) -> list[str]:
-        """Hash this rank's share of a checkpoint's files; names of those that differ from ``digests``."""
+        """Hash this rank's share of a checkpoint's files; return the names of those that differ from
+        ``digests``."""
         share = own_share(digests, self.coordinates.rank, self.coordinates.layout.world_size)
         return differing_files(Path(path), {name: digests[name] for name in share})
 
     def load_checkpoint(self, path: str, policy_version: int) -> None:
-        """Continue from a checkpoint, which another layout may have written; all ranks call it."""
+        """Continue from a checkpoint, which another layout may have written; every rank calls it."""
         with told_in_short():
             self._backend.load_checkpoint(Path(path))
         self.policy_version = policy_version
@@ -226,7 +239,7 @@ class PolicyWorker:
             torch.set_rng_state(torch.load(random_state))
 
     def stop(self) -> None:
-        """Leave the other workers and the engines; safe to call twice."""
+        """Leave the other workers and close the weight sender; safe to call twice."""
         if self._weight_sender is not None:
             self._weight_sender.close()
             self._weight_sender = None
@@ -234,7 +247,7 @@ class PolicyWorker:
             dist.destroy_process_group()
 
     def _join(self) -> None:
-        """Every process group of this worker, and its model."""
+        """Join the process groups of the world and build this worker's part of the model."""
         coordinates = self.coordinates
         if not dist.is_initialized():
             dist.init_process_group(
@@ -251,7 +264,7 @@ class PolicyWorker:
         self._backend = self._build_backend()
 
     def _build_backend(self) -> TrainingBackend:
-        # Each takes seconds to import, so only the one that is used is loaded.
+        # Each backend takes seconds to import, so only the one that is used is loaded.
         if self.cfg.backend is PolicyBackend.fsdp:
             with lasting_imports():
                 from nemo_like.policy.fsdp.backend import FSDPPolicy
@@ -269,7 +282,8 @@ class PolicyWorker:
 
 
 def _random_state_path(path: str, coordinates: Coordinates) -> Path:
-    """Of a rank in a world of this size: under another layout there is nothing to continue."""
+    """Return the file of a rank's random state. Its name holds the world's size, since a world of another
+    size cannot continue it."""
     return Path(path) / f"random_state_{coordinates.rank}_of_{coordinates.layout.world_size}.pt"
 
 
@@ -282,7 +296,7 @@ def _schedule(meta: KVBatchMeta) -> Schedule:
 
 
 class _Stopwatch:
-    """``seconds`` spent inside the block."""
+    """Measures the ``seconds`` spent inside the block."""
 
     def __enter__(self) -> _Stopwatch:
         self._start = time.perf_counter()
