@@ -23,7 +23,7 @@ class ReferenceWeights:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Give the parameters the reference's values within the block, and their own values again after it."""
+        """Give the parameters the reference's values within the block, and their own values after it."""
         parameters = self._parameters()
         if self._placement is ReferencePlacement.host_copy:
             own = _copies_on_host(parameters)

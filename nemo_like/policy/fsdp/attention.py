@@ -1,7 +1,7 @@
 """Causal attention for transformers' models, over padded samples or over samples packed end to end.
 
-It enters through transformers' own registry of attention implementations. No [T, T] mask is made:
-packed samples are kept apart by their lengths, which travel down the model as a keyword argument.
+Models get it through transformers' own registry of attention implementations. No [T, T] mask is made:
+the samples' lengths, which travel down the model as a keyword argument, keep packed samples apart.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from nemo_like.policy.batch import Packing
 from nemo_like.policy.shared_prompts import SharedPrompts
 
 _NAME = "nemo_like_causal"
-# Options that change which positions attend to which, or how much; one that is set must not be dropped.
+# Options that change which positions attend to which, or how much. One that is set must not be ignored.
 _UNSUPPORTED_OPTIONS = ("sliding_window", "softcap", "s_aux", "position_bias")
 _FLASH_DTYPES = (torch.bfloat16, torch.float16)
 
 
 def use_causal_attention(model: PreTrainedModel) -> None:
-    """Replace a model's attention; ``has_plain_attention`` must hold."""
+    """Make a model use ``causal_attention``; ``has_plain_attention`` must hold for it."""
     AttentionInterface.register(_NAME, causal_attention)
     model.set_attn_implementation(_NAME)
 
 
 def has_plain_attention(model: PreTrainedModel) -> bool:
-    """Whether every layer attends to all earlier positions, through transformers' registry."""
+    """Return whether every layer attends to all earlier positions, and through transformers' registry."""
     config = model.config
     layer_types = getattr(config, "layer_types", None)
     if layer_types is None:
@@ -51,10 +51,11 @@ def causal_attention(
     sharing: SharedPrompts | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """query: [n, heads, T, d]; key, value: [n, KV heads, T, d]. Returns [n, T, heads, d] and no weights.
+    """Compute causal attention. query: [n, heads, T, d]; key, value: [n, KV heads, T, d].
 
-    With ``packing`` n is 1 and T holds the samples end to end; with ``sharing``, each prompt once.
-    Raises ValueError for an option that plain causal attention has no place for.
+    Returns [n, T, heads, d], and None in place of attention weights. With ``packing`` or ``sharing`` n is 1:
+    the T tokens are the samples end to end, or each prompt once and what follows it in its samples. Raises
+    ValueError for an option that plain causal attention has no place for.
     """
     unsupported = [name for name in _UNSUPPORTED_OPTIONS if options.get(name) is not None]
     if unsupported:
@@ -82,7 +83,8 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None)
 def _attend_in_one_kernel(
     query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling: float | None
 ) -> Tensor:
-    """PyTorch's variable-length FlashAttention: half precision on a GPU."""
+    """Attend within each packed sample by PyTorch's variable-length FlashAttention, which needs a GPU and
+    half precision."""
     from torch.nn.attention.varlen import varlen_attn
 
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))

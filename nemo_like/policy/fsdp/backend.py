@@ -1,6 +1,6 @@
 """The FSDP2 training backend: any causal language model of transformers, its parameters spread over ranks.
 
-data-parallel axis    fully_shard: every rank holds a part, a layer is gathered while it computes
+data-parallel axis    fully_shard: every rank holds a part, and a layer is gathered while it computes
 tensor-parallel axis  DTensor, by the model's own plan
 """
 
@@ -45,15 +45,15 @@ from nemo_like.policy.reference import ReferenceWeights, reference_in_place
 from nemo_like.policy.train_metrics import TrainMetrics
 from nemo_like.weight_transport.buckets import TensorSpec
 
-# Of an export: the adapters without the weights that they are merged into.
+# The part of an export that holds the adapters alone, unmerged.
 ADAPTER_DIRECTORY = "adapter"
 
 
 class FSDPPolicy:
     """One rank's part of the policy. torch.distributed must be initialised, with the coordinates' rank.
 
-    Raises ValueError for a model that the layout or the log-prob computation cannot handle, and what
-    loading the checkpoint raises.
+    Raises ValueError for a model that the layout or the log-prob computation cannot handle, and the errors of
+    loading the checkpoint.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class FSDPPolicy:
         self._model = ScoringCausalLM(self._causal_lm, scoring, group)
         shard(self._model, self._mesh, cfg.fsdp_cfg, self._dtype)
         materialise(self._model, self.device, cfg.fsdp_cfg)
-        # While a layer computes, its parameters are others: these are the ones that last.
+        # While a layer computes, FSDP puts gathered parameters in place of these sharded ones, which last.
         self._parameters: dict[str, DTensor] = dict(self._causal_lm.named_parameters())
         self._load_weights()
         keeps_copy = loss.reference_policy_kl_penalty > 0 and not self._adapters
@@ -93,14 +93,15 @@ class FSDPPolicy:
         self._weights_in_use = HostParking(self._local_parts()).in_use if leaves else stays_on_device
         leaves = cfg.offload_optimizer_for_logprob
         self._moments_in_use = HostParking(self._moments()).in_use if leaves else stays_on_device
-        # Adapter dropout: alike on the tensor-parallel ranks, whose inputs are alike.
+        # Adapter dropout must be alike on tensor-parallel ranks, whose inputs are alike.
         torch.manual_seed(coordinates.dp)
 
     # Log-probs
 
     @torch.no_grad()
     def logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
-        """Packed [sum of lengths] float32 on the CPU, nats; 0 where response_mask is 0. On every rank."""
+        """Score the batch; every rank returns all log-probs, packed [sum of lengths] float32 on the CPU, in
+        nats; 0 where response_mask is 0."""
         packed = torch.zeros(batch.num_tokens, dtype=torch.float32, device=self.device)
         with self._weights_in_use():
             self._model.eval()
@@ -109,15 +110,16 @@ class FSDPPolicy:
                     inputs = batch.micro_batch(spec, schedule)
                     packed[inputs.packed_index] = self._model.scores(inputs).logprobs
             self._model.train()
-            # The last unit stays gathered for a backward that does not come here.
+            # FSDP keeps the last unit gathered for a backward pass, but none follows here.
             self._model.reshard()
         return packed.cpu()
 
     def reference_logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
-        """The same under the weights the run started from: without adapters, or with these weights
-        swapped in for the duration.
+        """Score the batch as ``logprobs`` does, under the weights that the run started from.
 
-        Raises RuntimeError when the loss has no KL term, since then no reference is kept.
+        With adapters these are the frozen weights, so the adapters are disabled meanwhile; else the
+        reference's weights are put into the model meanwhile. Raises RuntimeError when there are no adapters
+        and the loss has no KL term, since then no reference is kept.
         """
         if self._adapters:
             with self._adapters.disabled():
@@ -128,7 +130,8 @@ class FSDPPolicy:
     # Training
 
     def train(self, batch: PolicyBatch, schedule: Schedule) -> dict[str, Metric]:
-        """One optimizer update per global batch of the schedule; this replica's part of the metrics."""
+        """Make one optimizer update per global batch of the schedule; return this replica's part of the
+        metrics."""
         metrics = TrainMetrics(self.device, self.coordinates.layout.dp, own_means(self.loss))
         with self._weights_in_use(), self._moments_in_use():
             for update in schedule.global_batches:
@@ -138,7 +141,7 @@ class FSDPPolicy:
     def _update(
         self, batch: PolicyBatch, schedule: Schedule, update: GlobalBatch, metrics: TrainMetrics
     ) -> None:
-        """One optimizer update."""
+        """Make one optimizer update, on one global batch, and record it in ``metrics``."""
         loss = update_objective(self.loss, batch, update, metrics)
         for spec in update.micro_batches:
             inputs = batch.micro_batch(spec, schedule)
@@ -150,7 +153,7 @@ class FSDPPolicy:
     # Weights
 
     def weight_metadata(self) -> list[TensorSpec]:
-        """What ``stage_weights`` will yield, in its order; no communication."""
+        """Describe what ``stage_weights`` will yield, in its order, without communication."""
         dtype = str(self._dtype).removeprefix("torch.")
         return [
             TensorSpec(hf_name, dtype, tuple(part.shape))
@@ -162,21 +165,23 @@ class FSDPPolicy:
 
     @torch.no_grad()
     def stage_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(Hugging Face name, full tensor), adapters merged, one parameter gathered at a time; collective
-        over all ranks."""
+        """Yield (Hugging Face name, full tensor) for every tensor of the model, with the adapters merged.
+
+        Collective over all ranks; one parameter is gathered at a time.
+        """
         with self._weights_in_use():
             for name, plain_name in self._sent_parameters():
                 yield from hf_tensors(self._causal_lm, plain_name, self._merged(name))
 
     def export_hf(self, path: Path) -> None:
-        """Write a checkpoint directory that transformers loads, and the adapters below it, if any, for peft;
-        every rank calls it."""
+        """Write a checkpoint directory that transformers loads, and inside it a directory with the adapters,
+        if there are any, for peft; every rank calls it."""
         tensors = self.stage_weights()
         if self.coordinates.rank == 0:
             written = write_weights(path, 0, tensors)
             complete_checkpoint(path, self._source, [written], self._dtype)
         else:
-            for _ in tensors:  # takes part in the gathering
+            for _ in tensors:  # this rank takes part in the gathering
                 pass
         if self._adapters:
             self._export_adapters(path / ADAPTER_DIRECTORY)
@@ -193,25 +198,26 @@ class FSDPPolicy:
             self._adapters.save(path, self._source, tensors)
 
     def save_checkpoint(self, path: Path, writer: CheckpointWriter) -> None:
-        """Have weights, optimizer and update count written into the empty directory; every rank calls it."""
+        """Hand weights, optimizer and update count to ``writer``, which writes them into the empty directory
+        ``path``; every rank calls it."""
         with self._weights_in_use(), self._moments_in_use():
             state = checkpoint_state(self._parameters, self._optimizer, self.num_updates, writer)
             writer.write(state, path)
 
     def load_checkpoint(self, path: Path) -> None:
-        """Continue from what any layout's ``save_checkpoint`` wrote; every rank calls it."""
+        """Continue from what ``save_checkpoint`` wrote, whatever layout wrote it; every rank calls it."""
         with self._weights_in_use(), self._moments_in_use():
             self.num_updates = load_checkpoint(path, self._parameters, self._optimizer)
 
     def _sent_parameters(self) -> Iterator[tuple[str, str]]:
-        """(name here, name in a model without adapters), without the adapters' own."""
+        """Yield (name here, name in a model without adapters) for every parameter but the adapters' own."""
         for name in self._parameters:
             plain_name = checkpoint_name(name)
             if plain_name is not None:
                 yield name, plain_name
 
     def _merged(self, name: str) -> Tensor:
-        """A full parameter with its adapter in it; collective over all ranks."""
+        """Gather a full parameter, with its adapter, if any, merged into it; collective over all ranks."""
         if not self._adapters:
             return full_tensor(self._parameters[name], self.device, self._dtype)
 
@@ -230,7 +236,8 @@ class FSDPPolicy:
         return parallelize(self._causal_lm, self._mesh[TENSOR_AXIS])
 
     def _load_weights(self) -> None:
-        """From the first rank's host memory, one tensor at a time."""
+        """Load the model on the first rank's host, and from there send it to all ranks, one tensor at a
+        time."""
         source: dict[str, Tensor] = {}
         scale = torch.ones(1, device=self.device)
         if self.coordinates.rank == 0:
@@ -246,5 +253,6 @@ class FSDPPolicy:
         return [part.to_local() for part in self._parameters.values()]
 
     def _moments(self) -> list[Tensor]:
-        """The optimizer's state, of which gradients are no part: each update drops its own."""
+        """Return this rank's parts of the optimizer's moments. Gradients are not kept: each update frees its
+        own."""
         return [moment.to_local() for moment in self._optimizer.moments().values()]

@@ -1,4 +1,4 @@
-"""Low-rank adapters (peft) beside frozen weights, and what they add to these weights.
+"""Low-rank adapters (peft) beside frozen weights, and their merging into these weights.
 
 LoRA: arXiv 2106.09685.
 """
@@ -30,9 +30,9 @@ _PEFT_PREFIX = "base_model.model."
 
 
 class Adapters:
-    """The adapted layers of a model, by name; none of a model that trains as a whole.
+    """The adapted layers of a model, by name; empty for a model that trains as a whole.
 
-    ``config`` is peft's, with the layers by name.
+    ``config`` is peft's configuration, which names the adapted layers.
     """
 
     def __init__(self, layers: Mapping[str, Any], config: PeftConfig | None = None) -> None:
@@ -43,9 +43,10 @@ class Adapters:
 
     @contextlib.contextmanager
     def disabled(self) -> Iterator[None]:
-        """The model as it was before it had adapters, for a while.
+        """Make the model compute without its adapters within the block.
 
-        By their factor: peft's own switch also freezes the adapters, which FSDP would remember.
+        This sets the adapters' scaling factors to 0: peft's own switch also freezes the adapters, which FSDP
+        would remember.
         """
         scalings = {name: layer.scaling[_NAME] for name, layer in self._layers.items()}
         try:
@@ -57,7 +58,8 @@ class Adapters:
                 layer.scaling[_NAME] = scalings[name]
 
     def merged(self, name: str, weight: Tensor, full: Callable[[str], Tensor]) -> Tensor:
-        """A full parameter with its adapter in it: W + scaling * B @ A, in float32; without one, as it is.
+        """Return the full parameter ``weight`` with its adapter merged, W + scaling * B @ A in float32; a
+        parameter without an adapter comes back as it is.
 
         ``full`` gathers a parameter by its name.
         """
@@ -71,14 +73,12 @@ class Adapters:
         return weight.float() + (delta.T if layer.fan_in_fan_out else delta)
 
     def parameter_names(self) -> list[str]:
-        """What ``save`` needs of a model's parameters."""
+        """Return the names of the adapters' parameters, which ``save`` needs."""
         return [f"{layer}.{part}.{_NAME}.weight" for layer in self._layers for part in ("lora_A", "lora_B")]
 
     def save(self, path: Path, source: Path, tensors: Mapping[str, Tensor]) -> None:
-        """Write a directory that ``peft.PeftModel.from_pretrained`` puts beside the model in ``source``.
-
-        ``tensors`` are full parameters by name.
-        """
+        """Write a directory from which ``peft.PeftModel.from_pretrained`` loads the adapters, beside the model
+        in ``source``. ``tensors`` are the full parameters of ``parameter_names``, by name."""
         assert self._config is not None
         self._config.base_model_name_or_path = str(source.absolute())
         self._config.save_pretrained(str(path))
@@ -87,9 +87,10 @@ class Adapters:
 
 
 def add_adapters(model: PreTrainedModel, cfg: LoraConfig) -> Adapters:
-    """Put adapters, still without values, beside the target layers and freeze all else.
+    """Put adapters, still without values, beside the target layers and freeze all other parameters.
 
-    Raises ValueError when a name fits no layer, or one that is no linear layer inside the model.
+    Raises ValueError when a configured name fits no layer, or fits one that is no linear layer inside the
+    model.
     """
     _check_targets(model, cfg)
     from peft import LoraConfig as PeftLora
@@ -116,7 +117,7 @@ def add_adapters(model: PreTrainedModel, cfg: LoraConfig) -> Adapters:
 
 
 def _check_targets(model: PreTrainedModel, cfg: LoraConfig) -> None:
-    """Raise ValueError for names that no layer has: peft is content if one of them fits."""
+    """Raise ValueError when any configured name fits no layer; peft would accept that if another fits."""
     if cfg.target_modules == [_ALL_LINEAR]:
         return
     names = [name for name, _ in model.named_modules()]
@@ -138,12 +139,13 @@ def _is_linear(layer: nn.Module) -> bool:
 
 
 def checkpoint_name(name: str) -> str | None:
-    """What a parameter is called in a model without adapters; None for an adapter's own."""
+    """Return the name of a parameter in a model without adapters, None for an adapter's own parameter."""
     return None if ".lora_" in name else name.replace(f"{_BASE}.", ".")
 
 
 def initial_values(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """What adapters start with, the same on every rank: A random, B zero, so that nothing changes yet."""
+    """Return the adapters' first values, from a fixed seed: A is random and B zero, so that the model's
+    outputs do not change yet."""
     generator = torch.Generator().manual_seed(0)
     values = {}
     for name, parameter in parameters.items():

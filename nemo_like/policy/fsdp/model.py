@@ -1,8 +1,9 @@
-"""A transformers model that scores tokens by itself, and how it is spread over ranks.
+"""A transformers model that scores tokens by itself, and the functions that spread it over ranks.
 
     checkpoint ──▶ model without values ──▶ adapters ──▶ tensor parallel ──▶ fully_shard ──▶ values
 
-Values come last, one tensor at a time, so that no rank but the first, on its host, holds the model.
+Parameters get their values last, one tensor at a time, so that only the first rank, on its host, holds the
+whole model.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ DATA_AXIS, TENSOR_AXIS = "dp", "tp"
 
 
 class ScoringCausalLM(nn.Module):
-    """A causal language model that gives the scores of chosen tokens instead of logits.
+    """A causal language model that returns the scores of chosen tokens instead of logits.
 
-    ``vocabulary_group`` are the ranks that hold the output layer's rows between them, None where each
-    has all.
+    ``vocabulary_group`` are the ranks that hold the output layer's rows between them; it is None where every
+    rank has all rows.
     """
 
     def __init__(
@@ -57,18 +58,20 @@ class ScoringCausalLM(nn.Module):
             use_causal_attention(causal_lm)
 
     def scale_logits(self, factor: float) -> None:
-        """The model's logits are ``factor`` times what its output layer gives; 1 if never called."""
+        """Set the factor by which the model multiplies its output layer's result to get logits; it is 1 until
+        this is called, which must happen at most once."""
         self.logprob_settings = replace(
             self.logprob_settings, temperature=self.logprob_settings.temperature / factor
         )
 
     def scores(self, inputs: ModelInputs) -> TokenScores:
-        """Of the micro-batch's M scored tokens; the entropy in training only, which reports it."""
+        """Return the scores of the micro-batch's M scored tokens; they have an entropy only in training mode,
+        since only training reports it."""
         logprobs, entropy = self(inputs)
         return TokenScores(logprobs=logprobs, entropy=entropy)
 
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor | None]:
-        # Log-probs and entropy by themselves, since FSDP looks for tensors in what a module returns.
+        # A tuple of tensors, not TokenScores, since FSDP looks for tensors in what a module returns.
         hidden = self.causal_lm.get_decoder()(
             input_ids=inputs.input_ids,
             position_ids=inputs.position_ids,
@@ -93,7 +96,11 @@ class ScoringCausalLM(nn.Module):
         return scores.logprobs, scores.entropy
 
     def _packing(self, inputs: ModelInputs) -> dict[str, Any]:
-        """What tells the attention where samples end. transformers' own sees it from the position ids."""
+        """Return the arguments that tell ``causal_attention`` where samples end. transformers' own attention
+        sees it from the position ids.
+
+        Raises ValueError for a model whose attention cannot keep the samples apart or share prompts.
+        """
         if inputs.packing is None and inputs.sharing is None:
             return {}
         if self._has_plain_attention:
@@ -112,9 +119,9 @@ class ScoringCausalLM(nn.Module):
 
 
 def empty_model(path: Path) -> PreTrainedModel:
-    """The checkpoint's model with its buffers, but parameters without values.
+    """Build the checkpoint's model with its buffers, but with parameters that have no values.
 
-    Dropout is off: the log-probs of the policy that trains must be those of the policy that sampled.
+    Dropout is off: the policy that trains must give the same log-probs as the policy that sampled.
     """
     config = AutoConfig.from_pretrained(path)
     for name, value in vars(config).items():
@@ -122,18 +129,19 @@ def empty_model(path: Path) -> PreTrainedModel:
             setattr(config, name, 0.0)
     with init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(config)
-    model.tie_weights()  # empty weights were made one by one
+    model.tie_weights()  # init_empty_weights made each of the tied parameters anew
     return model
 
 
 def set_dtypes(model: PreTrainedModel, compute_dtype: torch.dtype) -> None:
-    """Master weights in float32; frozen ones, which no update rounds, as they are computed with."""
+    """Set the dtype of trained parameters, the master weights, to float32, and that of frozen ones, which no
+    update can round, to ``compute_dtype``."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else compute_dtype)
 
 
 def shard(model: ScoringCausalLM, mesh: DeviceMesh, cfg: FsdpConfig, compute_dtype: torch.dtype) -> None:
-    """Spread every layer's parameters over the data-parallel ranks, and the rest as one more unit.
+    """Spread the parameters over the data-parallel ranks: every layer is a unit, and the rest is one more.
 
     Gradients are summed over the ranks, never averaged: the loss arrives normalised by global counts.
     """
@@ -157,18 +165,18 @@ def shard(model: ScoringCausalLM, mesh: DeviceMesh, cfg: FsdpConfig, compute_dty
 
 
 def units(model: nn.Module) -> Iterator[FSDPModule]:
-    """The modules whose parameters are gathered together."""
+    """Return the modules that are FSDP units; the parameters of a unit are gathered together."""
     return (module for module in model.modules() if isinstance(module, FSDPModule))
 
 
 def materialise(model: nn.Module, device: torch.device, cfg: FsdpConfig) -> None:
-    """Memory for this rank's part of every parameter; the buffers keep their values."""
+    """Allocate memory for this rank's part of every parameter; the buffers keep their values."""
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     model.to_empty(device=torch.device("cpu") if cfg.cpu_offload else device)
     for name, value in buffers.items():
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, value.to(device))
     for unit in units(model):
-        # Settles which memory the parameters lie in: it may change when a unit is first gathered.
+        # The parameters' memory may change when a unit is first gathered; from here on it stays the same.
         unit.unshard()
         unit.reshard()

@@ -1,8 +1,8 @@
 """AdamW on the sharded parameters, with gradient clipping over all ranks.
 
 AdamW works element by element, so it needs no communication; only the gradient norm does. Norm and clipping
-are our own: ``torch.nn.utils.clip_grad_norm_`` refuses the two meshes that parameters have under tensor
-parallelism, and even with one its norm or its factor differs from ours in the last bits.
+are computed here: ``torch.nn.utils.clip_grad_norm_`` refuses the two meshes that parameters have under tensor
+parallelism, and even with one mesh its norm or its factor differs in the last bits.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class ShardedAdamW:
-    """``parameters`` are those that train; biases and norms do not decay.
+    """AdamW on ``parameters``, those that train; biases and norms have no weight decay.
 
-    ``partial_gradients`` name the ones whose gradients the ranks of ``tensor_group`` have to add up.
+    ``partial_gradients`` name the parameters whose gradients this optimizer sums over ``tensor_group``,
+    because each of its ranks computes only a part of the sum.
     """
 
     def __init__(
@@ -54,7 +55,8 @@ class ShardedAdamW:
         )
 
     def step(self, learning_rate: float) -> float:
-        """Clip, update, and drop the gradients; the norm over all ranks before clipping."""
+        """Clip the gradients, update the parameters, and free the gradients; return the norm of the gradient
+        over all ranks before clipping."""
         grads = {
             name: parameter.grad.to_local()
             for name, parameter in self._parameters.items()
@@ -71,8 +73,10 @@ class ShardedAdamW:
         return norm
 
     def moments(self) -> dict[str, DTensor]:
-        """Adam's two moments of every parameter, cut as the parameter is; zero before the first update.
-        They share the optimizer's memory."""
+        """Return Adam's two moments of every parameter, cut as the parameter is, 0 before the first update.
+
+        The tensors are the optimizer's own, so writing to them changes its state.
+        """
         found = {}
         for name, parameter in self._parameters.items():
             state = self._adam.state[parameter]
@@ -83,12 +87,13 @@ class ShardedAdamW:
         return found
 
     def continue_after(self, num_updates: int) -> None:
-        """Count on from so many updates, after which ``moments`` were read."""
+        """Set every parameter's count of updates to ``num_updates``, those behind the loaded ``moments``."""
         for state in self._adam.state.values():
             state["step"].fill_(num_updates)
 
     def _norm(self, grads: Mapping[str, Tensor]) -> float:
-        """Each rank adds the squares of its parts; a part that all tensor-parallel ranks have counts once."""
+        """Return the norm over all ranks: each adds the squares of its parts, and a part that every
+        tensor-parallel rank has a copy of counts once."""
         squares = []
         for wanted, copies in ((True, 1), (False, self._tensor_group.size())):
             parts = [
@@ -102,7 +107,7 @@ class ShardedAdamW:
         return float(total.sqrt())
 
     def _sum_over_tensor_ranks(self, grads: list[Tensor]) -> None:
-        """In one collective."""
+        """Sum the gradients over the tensor-parallel ranks, in place, in one collective."""
         if not grads:
             return
         flat = torch.cat([grad.flatten() for grad in grads]).to(self._device)
@@ -112,5 +117,6 @@ class ShardedAdamW:
 
 
 def _is_cut_over_tensor_ranks(parameter: DTensor) -> bool:
-    """Whether the last axis of a two-dimensional mesh, (data, tensor), holds different parts."""
+    """Return whether tensor-parallel ranks hold different parts: theirs is the last axis of the
+    two-dimensional mesh (data, tensor)."""
     return parameter.device_mesh.ndim == 2 and not parameter.placements[1].is_replicate()

@@ -1,8 +1,8 @@
 """Tensor parallelism of a transformers model by its own plan, with PyTorch's DTensor styles.
 
-attention and FFN   as the model's ``base_model_tp_plan`` says: columns in, rows out
-embedding, output   rows of the vocabulary, where it divides evenly; else a copy on every rank
-the rest            a copy on every rank, working on the same activations
+attention and FFN   cut as the model's ``base_model_tp_plan`` says: columns on the way in, rows on the way out
+embedding, output   cut by rows of the vocabulary, where it divides evenly; else a copy on every rank
+the rest            a copy on every rank, which works on the same activations
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _STYLES: dict[str, Callable[[], ParallelStyle]] = {
     "rowwise": RowwiseParallel,
     "rowwise_split_input": lambda: RowwiseParallel(input_layouts=Replicate()),
 }
-# A copy on every rank, each of which sees its own heads: the copies' gradients are parts of a sum.
+# A module with a copy on every rank that sees only the rank's own heads: its gradient is a part of a sum.
 _SEES_ITS_OWN_HEADS = "replicated_with_grad_allreduce"
 
 
 @dataclass(frozen=True, slots=True)
 class TensorParallelModel:
-    """What the caller has to know of a parallelised model."""
+    """What the caller of ``parallelize`` has to know about the model afterwards."""
 
     has_vocabulary_shards: bool  # the output layer holds this rank's rows only
     partial_gradients: frozenset[str]  # parameters whose gradients the ranks have to add up
@@ -45,7 +45,7 @@ class TensorParallelModel:
 def parallelize(model: PreTrainedModel, mesh: DeviceMesh) -> TensorParallelModel:
     """Spread a model, adapters included, over the ranks of a one-dimensional mesh, in place.
 
-    Raises ValueError when the model has no plan, or one with a style that is not known here.
+    Raises ValueError when transformers has no plan for the model, or when the plan has an unsupported style.
     """
     styles: dict[str, ParallelStyle] = {}
     partial: list[str] = []
@@ -65,7 +65,7 @@ def parallelize(model: PreTrainedModel, mesh: DeviceMesh) -> TensorParallelModel
 
 
 def _module_styles(model: PreTrainedModel) -> dict[str, str]:
-    """The model's plan for each module that it covers, but for embedding and output layer."""
+    """Return the style of every module that the model's plan covers, except embedding and output layer."""
     plan = model.config.base_model_tp_plan
     if not plan:
         raise ValueError(
@@ -87,7 +87,8 @@ def _module_styles(model: PreTrainedModel) -> dict[str, str]:
 
 
 def _cut_parts(module: nn.Module, style: str) -> list[str]:
-    """The parts of a planned module that are cut: of an adapted layer W and B by columns, W and A by rows."""
+    """Return the names of the parts of a planned module that are cut: "" for the module itself; for a layer
+    with an adapter, W and B when the style cuts columns, W and A when it cuts rows."""
     parts = dict(module.named_children())
     if "base_layer" not in parts:
         return [""]
@@ -96,10 +97,10 @@ def _cut_parts(module: nn.Module, style: str) -> list[str]:
 
 
 def _cut_vocabulary(model: PreTrainedModel, mesh: DeviceMesh) -> bool:
-    """Rows of embedding and output layer to the ranks; whether that was possible."""
+    """Cut embedding and output layer by rows of the vocabulary; return whether that was possible."""
     embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
     is_tied = output.weight is embedding.weight
-    # A subclass may do more than look up.
+    # A subclass of nn.Embedding may do more than look up.
     if type(embedding) is not nn.Embedding or output.weight.shape[0] % mesh.size():
         return False
     parallelize_module(embedding, mesh, RowwiseParallel(input_layouts=Replicate()))
@@ -124,5 +125,5 @@ class _SumGradient(torch.autograd.Function):
 
 
 def sum_gradient(hidden: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """``hidden`` itself, whose gradient becomes the sum over the ranks of the group."""
+    """Return ``hidden`` unchanged; the backward pass sums its gradient over the ranks of ``group``."""
     return _SumGradient.apply(hidden, group)

@@ -1,4 +1,5 @@
-"""From a checkpoint to sharded parameters, and from these back to full tensors under its names."""
+"""Weights on their way from a checkpoint to sharded parameters, and from these back to full tensors under the
+checkpoint's names."""
 
 from __future__ import annotations
 
@@ -18,8 +19,11 @@ _PROBE_TOKENS = 4
 
 
 def local_part(full: Tensor, parameter: DTensor) -> Tensor:
-    """This rank's part of a full tensor, cut as the parameter is: over tensor-parallel ranks, the last
-    axis of the mesh, and what they get over data-parallel ones."""
+    """Return this rank's part of a full tensor, cut as the parameter is.
+
+    The tensor is first cut over the tensor-parallel ranks, the last axis of the mesh, and each of these parts
+    over the data-parallel ranks.
+    """
     mesh, places = parameter.device_mesh, parameter.device_mesh.get_coordinate()
     for axis in reversed(range(mesh.ndim)):
         placement = parameter.placements[axis]
@@ -31,7 +35,7 @@ def local_part(full: Tensor, parameter: DTensor) -> Tensor:
 
 
 def full_tensor(parameter: DTensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """The whole of a parameter on ``device``; every rank of its mesh takes part."""
+    """Gather the whole of a parameter on ``device`` in ``dtype``; every rank of its mesh takes part."""
     local = DTensor.from_local(
         parameter.detach().to_local().to(device, dtype),
         parameter.device_mesh,
@@ -44,18 +48,19 @@ def full_tensor(parameter: DTensor, device: torch.device, dtype: torch.dtype) ->
 
 
 def hf_tensors(model: PreTrainedModel, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """A parameter as the checkpoint has it: transformers fuses some when it loads them."""
+    """Yield the checkpoint's tensors, with their names, that make up a parameter: transformers fuses some
+    tensors when it loads them."""
     yield from revert_weight_conversion(model, {name: tensor}).items()
 
 
 def load_source(path: Path) -> PreTrainedModel:
-    """The whole model on this host, in the checkpoint's dtype."""
+    """Load the whole model on this host, in the checkpoint's dtype."""
     return AutoModelForCausalLM.from_pretrained(path, dtype="auto")
 
 
 @torch.no_grad()
 def fill(parameters: Mapping[str, DTensor], source: Mapping[str, Tensor], device: torch.device) -> None:
-    """Give sharded parameters the values that the first rank has, one tensor at a time.
+    """Fill sharded parameters with the values that the first rank has in ``source``, one tensor at a time.
 
     ``source`` is empty on the other ranks.
     """
@@ -69,9 +74,10 @@ def fill(parameters: Mapping[str, DTensor], source: Mapping[str, Tensor], device
 
 @torch.no_grad()
 def logit_scale(model: PreTrainedModel) -> float:
-    """What the model multiplies hidden @ weight.T by to get its logits, seen on a few tokens.
+    """Return the factor by which the model multiplies hidden @ weight.T to get its logits, measured on a few
+    tokens.
 
-    Raises ValueError when that is not all it does: a bias or a cap on the logits.
+    Raises ValueError when the model does anything else to them, such as adding a bias or capping the logits.
     """
     hidden: list[Tensor] = []
     output = model.get_output_embeddings()

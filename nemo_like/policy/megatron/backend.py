@@ -53,7 +53,7 @@ from nemo_like.weight_transport.buckets import TensorSpec
 class MegatronPolicy:
     """One rank's part of the policy. torch.distributed must be initialised, with the coordinates' rank.
 
-    Raises ValueError when the coordinates are not this rank's, and what loading the checkpoint raises.
+    Raises ValueError when the coordinates are not this rank's, and the errors of loading the checkpoint.
     """
 
     def __init__(
@@ -103,7 +103,8 @@ class MegatronPolicy:
 
     @torch.no_grad()
     def logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
-        """Packed [sum of lengths] float32 on the CPU, nats; 0 where response_mask is 0. On every rank."""
+        """Score the batch; every rank returns all log-probs, packed [sum of lengths] float32 on the CPU, in
+        nats; 0 where response_mask is 0."""
         specs = [spec for update in schedule.global_batches for spec in update.micro_batches]
         packed = torch.zeros(batch.num_tokens, dtype=torch.float32, device=self.device)
 
@@ -118,7 +119,8 @@ class MegatronPolicy:
         return packed.cpu()
 
     def reference_logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
-        """The same under the weights the run started from, swapped in for the duration.
+        """Score the batch as ``logprobs`` does, under the weights that the run started from, which are put
+        into the model meanwhile.
 
         Raises RuntimeError when the loss has no KL term, since then no reference is kept.
         """
@@ -128,7 +130,8 @@ class MegatronPolicy:
     # Training
 
     def train(self, batch: PolicyBatch, schedule: Schedule) -> dict[str, Metric]:
-        """One optimizer update per global batch of the schedule; this replica's part of the metrics."""
+        """Make one optimizer update per global batch of the schedule; return this replica's part of the
+        metrics."""
         metrics = TrainMetrics(self.device, self.coordinates.layout.dp, own_means(self.loss))
         with self._megatron(), self._weights_in_use():
             with self._optimizer_on_device():
@@ -141,7 +144,7 @@ class MegatronPolicy:
     def _update(
         self, batch: PolicyBatch, schedule: Schedule, update: GlobalBatch, metrics: TrainMetrics
     ) -> None:
-        """One optimizer update."""
+        """Make one optimizer update, on one global batch, and record it in ``metrics``."""
         objective = update_objective(self.loss, batch, update, metrics)
         self._ddp.zero_grad_buffer()
         self._optimizer.zero_grad()
@@ -155,7 +158,8 @@ class MegatronPolicy:
 
     @contextlib.contextmanager
     def _optimizer_on_device(self) -> Iterator[None]:
-        """Where configured, optimizer state and gradients are on the device within, and nowhere else."""
+        """Have optimizer state and gradients on the device within the block. With
+        policy.offload_optimizer_for_logprob they leave it after the block."""
         if not self.cfg.offload_optimizer_for_logprob:
             yield
             return
@@ -173,7 +177,7 @@ class MegatronPolicy:
     # Weights
 
     def weight_metadata(self) -> list[TensorSpec]:
-        """What ``stage_weights`` will yield, in its order; no communication."""
+        """Describe what ``stage_weights`` will yield, in its order, without communication."""
         dtype = str(self._dtype).removeprefix("torch.")
         specs = []
         for name, parameter in self._sent_parameters():
@@ -187,8 +191,10 @@ class MegatronPolicy:
         return specs
 
     def stage_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(Hugging Face name, full tensor) of this pipeline stage; collective over the ranks that
-        have a part of it, complete on the sender."""
+        """Yield (Hugging Face name, full tensor) for every tensor of this pipeline stage.
+
+        Collective over the ranks that gather weights; only the weight sender is sure to get every tensor.
+        """
         with self._weights_in_use():
             yield from hf_tensors(self._sent_parameters(), self._geometry, self._part, self._gather)
 
@@ -196,7 +202,7 @@ class MegatronPolicy:
         """Write a checkpoint directory that transformers loads; every rank that gathers weights calls it."""
         tensors = self.stage_weights()
         if not is_weight_sender(self.coordinates):
-            for _ in tensors:  # takes part in the gathering
+            for _ in tensors:  # this rank takes part in the gathering
                 pass
             return
         mine = write_weights(path, self.coordinates.pp, tensors)
@@ -208,18 +214,20 @@ class MegatronPolicy:
         dist.barrier(group=group)
 
     def save_checkpoint(self, path: Path, writer: CheckpointWriter) -> None:
-        """Write weights, optimizer and update count into the empty directory; every rank calls it."""
+        """Hand weights, optimizer and update count to ``writer``, which writes them into the empty directory
+        ``path``; every rank calls it."""
         with self._megatron(), self._weights_in_use():
             counters = {"num_updates": self.num_updates}
             save_checkpoint(path, self._model, self._optimizer, counters, writer)
 
     def load_checkpoint(self, path: Path) -> None:
-        """Continue from what any layout's ``save_checkpoint`` wrote; every rank calls it."""
+        """Continue from what ``save_checkpoint`` wrote, whatever layout wrote it; every rank calls it."""
         with self._megatron(), self._weights_in_use():
             self.num_updates = load_checkpoint(path, self._model, self._optimizer)["num_updates"]
 
     def _sent_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """This stage's parameters, without a tied output layer: it is the first stage's embedding."""
+        """Yield this stage's parameters by name, except a tied output layer, which is the first stage's
+        embedding."""
         for name, parameter in self._model.named_parameters():
             if not self._is_tied_output(name):
                 yield name, parameter
@@ -228,7 +236,8 @@ class MegatronPolicy:
         return name == "output_layer.weight" and self._model_info.has_tied_embeddings
 
     def _gather(self, rule: Rule, part: Tensor) -> list[Tensor]:
-        """Every rank's part where this rank and the stage's sender share a group, else nothing."""
+        """Gather every rank's part of a parameter, if this rank is in a group with its stage's sender; return
+        nothing if it is not."""
         layout, place = self.coordinates.layout, self.coordinates.rank % self.coordinates.layout.stage_size
         if rule.is_expert:
             size, group = layout.ep, parallel_state.get_expert_model_parallel_group()
@@ -243,7 +252,7 @@ class MegatronPolicy:
         return parts
 
     def _load_weights(self) -> None:
-        # A tied output layer, present on a last stage that is not the first, holds the embedding.
+        # With tied embeddings, a last stage that is not the first holds the embedding as its output layer.
         parameters = (
             ("embedding.word_embeddings.weight" if self._is_tied_output(name) else name, parameter)
             for name, parameter in self._model.named_parameters()
@@ -253,18 +262,19 @@ class MegatronPolicy:
     # Running
 
     def _megatron(self) -> contextlib.AbstractContextManager[None]:
-        """Where Megatron-core runs: its code asks for "cuda", which on the CPU must mean the CPU."""
+        """Return the context in which Megatron-core runs: its code asks for "cuda", which must mean the CPU
+        when the policy's device is the CPU."""
         return cuda_means_cpu() if self.device.type == "cpu" else contextlib.nullcontext()
 
     def _send_from_last_stage(self, tensor: Tensor) -> None:
-        """In place, the last pipeline stage's values on every stage."""
+        """Overwrite ``tensor`` on every pipeline stage with the last stage's values."""
         if self.coordinates.layout.pp > 1:
             source = parallel_state.get_pipeline_model_parallel_last_rank()
             dist.broadcast(tensor, src=source, group=parallel_state.get_pipeline_model_parallel_group())
 
 
 def _model_part(coordinates: Coordinates, model: ModelInfo) -> ModelPart:
-    """Which part of the model is at these coordinates; every stage has equally many layers."""
+    """Return the part of the model at these coordinates; every pipeline stage has equally many layers."""
     layout = coordinates.layout
     return ModelPart(
         first_layer=coordinates.pp * (model.num_layers // layout.pp),
@@ -277,8 +287,8 @@ def _model_part(coordinates: Coordinates, model: ModelInfo) -> ModelPart:
 
 
 def _initialise_parallel_state(coordinates: Coordinates) -> None:
-    """Megatron-core's process groups, one set for all policies of a process, checked against the coordinates
-    that the driver dispatches by."""
+    """Make Megatron-core's process groups, unless this process has them, and raise ValueError when they put
+    this rank at other coordinates than those by which the driver dispatches."""
     layout = coordinates.layout
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel(

@@ -1,8 +1,8 @@
-"""Weights and optimizer in Megatron-core's ``torch_dist`` format, which any parallel layout can read.
+"""Weights and optimizer in checkpoints of Megatron-core's ``torch_dist`` format, which any layout can read.
 
-Every tensor is stored under its place in the whole model, so that a checkpoint written by TP2 x DP2
-resumes under PP2 as well. An optimizer that is sharded over data-parallel ranks is brought into the
-same form ("fully reshardable") while saving.
+Every tensor is stored under its place in the whole model, so that a run whose checkpoint was written by
+TP2 x DP2 can resume under PP2. An optimizer that is sharded over data-parallel ranks is brought into the same
+form ("fully reshardable") while it is saved.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
 
 
 class _InProcessSave(torch_strategies.TorchDistSaveShardedStrategy):
-    """Writes from the calling process. Megatron-core's own way starts two further processes per rank, which
-    outlive a rank that is killed."""
+    """A save strategy that writes in this process. Megatron-core's own starts two further processes per rank,
+    which outlive a rank that is killed."""
 
     def __init__(self, writer: CheckpointWriter) -> None:
         super().__init__(*_FORMAT)
@@ -58,15 +58,15 @@ def save_checkpoint(
     counters: dict[str, int],
     writer: CheckpointWriter,
 ) -> None:
-    """Let ``writer`` write this rank's part into an empty directory; every rank calls it, with equal
-    ``counters``."""
+    """Hand this rank's part to ``writer``, which writes it into the empty directory ``path``; every rank
+    calls this with equal ``counters``."""
     state = {**_sharded_state(model, optimizer, is_loading=False), **counters}
     state[_IS_SHARDED] = _is_sharded(optimizer)
     dist_checkpointing.save(state, str(path), _InProcessSave(writer), content_metadata=_METADATA)
 
 
 def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: MegatronOptimizer) -> dict[str, int]:
-    """Read this rank's part into model and optimizer, whatever layout wrote it; the counters.
+    """Read this rank's part into model and optimizer, whatever layout wrote it; return the counters.
 
     Raises ValueError when the checkpoint's optimizer is sharded and this one is not, or the reverse.
     """

@@ -1,9 +1,10 @@
-"""Weights between Hugging Face checkpoints and Megatron-core's GPT model: Llama, Qwen2, Qwen3, Qwen3-MoE.
+"""Conversion of weights between Hugging Face checkpoints and Megatron-core's GPT model: Llama, Qwen2, Qwen3,
+Qwen3-MoE.
 
-Three questions, answered by one table: which Hugging Face tensors make up a Megatron parameter, how
-they are merged, and how the merged tensor is cut over tensor-parallel ranks. An expert of a mixture is
-never cut: each expert-parallel rank holds some experts whole. Loading reads one tensor
-at a time; nothing here holds a whole model.
+A table of rules says for each Megatron parameter which Hugging Face tensors make it up, how they are merged,
+and how the merged tensor is cut over tensor-parallel ranks. An expert of a mixture is never cut: each
+expert-parallel rank holds some experts whole. Loading reads one parameter at a time; nothing here holds a
+whole model.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ _LAYER_RULES = {
     "self_attention.linear_qkv.layer_norm_weight": Rule(("input_layernorm.weight",)),
     "mlp.linear_fc1.layer_norm_weight": Rule(("post_attention_layernorm.weight",)),
 }
-# Of one expert, under mlp.experts.INDEX.
+# The rules of one expert; its Hugging Face tensors are under mlp.experts.INDEX.
 _EXPERT_RULES = {
     "linear_fc1.weight": Rule(("gate_proj.weight", "up_proj.weight"), merge=Merge.stacked, is_expert=True),
     "linear_fc2.weight": Rule(("down_proj.weight",), is_expert=True),
@@ -84,7 +85,8 @@ _EXPERT_RULES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPart:
-    """What one rank holds: a pipeline stage's layers, a share of each tensor, some of the experts."""
+    """The part of the model that one rank holds: a pipeline stage's layers, a share of each tensor, and some
+    of the experts."""
 
     first_layer: int
     tp_rank: int
@@ -96,7 +98,7 @@ class ModelPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
-    """What merging and cutting need to know of the model."""
+    """The sizes of the model that merging and splitting need."""
 
     num_attention_heads: int
     num_query_groups: int
@@ -106,7 +108,7 @@ class Geometry:
 
     @classmethod
     def of(cls, model: ModelInfo, tp: int) -> Geometry:
-        """Return that of ``model`` over ``tp`` tensor-parallel ranks."""
+        """Return the sizes of ``model`` over ``tp`` tensor-parallel ranks."""
         return cls(
             num_attention_heads=model.num_heads,
             num_query_groups=model.num_kv_heads,
@@ -117,10 +119,10 @@ class Geometry:
 
 
 class HFCheckpoint:
-    """Tensors of a safetensors checkpoint directory by name, read when asked for.
+    """The tensors of a safetensors checkpoint directory by name; each is read when it is asked for.
 
-    Raises FileNotFoundError when the directory has no safetensors weights, KeyError with the near
-    names when a tensor is missing.
+    Raises FileNotFoundError when the directory has no safetensors weights, and KeyError, with one of the
+    names that there are, when a tensor is missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -150,10 +152,10 @@ class HFCheckpoint:
 
 
 def rule_for(name: str, part: ModelPart, ep_rank: int | None = None) -> Rule:
-    """The rule of a rank's Megatron parameter with full Hugging Face names.
+    """Return the rule of one rank's Megatron parameter, with full Hugging Face names.
 
-    ``ep_rank`` asks for the parameter of this name on another expert-parallel rank. Raises KeyError for
-    a parameter that no supported model has.
+    With ``ep_rank`` it is the rule of the parameter that has this name on another expert-parallel rank.
+    Raises KeyError for a parameter that no supported model has.
     """
     match = _LAYER.fullmatch(name)
     if match is None:
@@ -170,7 +172,8 @@ def rule_for(name: str, part: ModelPart, ep_rank: int | None = None) -> Rule:
 
 
 def rules_of_all_ranks(name: str, part: ModelPart) -> list[Rule]:
-    """The rules of what ``gather`` brings together: an expert of every expert rank, or one tensor."""
+    """Return the rules of what is gathered for a parameter: one rule per expert-parallel rank for an expert,
+    each of which is another expert; else one rule."""
     own = rule_for(name, part)
     if not own.is_expert:
         return [own]
@@ -178,7 +181,7 @@ def rules_of_all_ranks(name: str, part: ModelPart) -> list[Rule]:
 
 
 def merge(rule: Rule, parts: Sequence[Tensor], geometry: Geometry) -> Tensor:
-    """The full Megatron tensor from its Hugging Face tensors."""
+    """Merge Hugging Face tensors into the full Megatron tensor."""
     if rule.merge is Merge.single:
         return parts[0]
     if rule.merge is Merge.vocabulary:
@@ -190,7 +193,7 @@ def merge(rule: Rule, parts: Sequence[Tensor], geometry: Geometry) -> Tensor:
 
 
 def split(rule: Rule, full: Tensor, geometry: Geometry) -> list[Tensor]:
-    """The Hugging Face tensors of a full Megatron tensor; the reverse of ``merge``."""
+    """Split a full Megatron tensor into its Hugging Face tensors; the reverse of ``merge``."""
     if rule.merge is Merge.single:
         return [full]
     if rule.merge is Merge.vocabulary:
@@ -204,7 +207,7 @@ def split(rule: Rule, full: Tensor, geometry: Geometry) -> list[Tensor]:
 
 
 def cut(rule: Rule, full: Tensor, rank: int, num_ranks: int) -> Tensor:
-    """One tensor-parallel rank's part of a full tensor."""
+    """Return one tensor-parallel rank's part of a full tensor."""
     if rule.cut is Cut.replicated or num_ranks == 1:
         return full
     if rule.cut is Cut.gated_rows:
@@ -213,7 +216,7 @@ def cut(rule: Rule, full: Tensor, rank: int, num_ranks: int) -> Tensor:
 
 
 def join(rule: Rule, parts: Sequence[Tensor]) -> Tensor:
-    """The full tensor from every rank's part; the reverse of ``cut``."""
+    """Join every tensor-parallel rank's part to the full tensor; the reverse of ``cut``."""
     if rule.cut is Cut.replicated or len(parts) == 1:
         return parts[0]
     if rule.cut is Cut.gated_rows:
@@ -223,7 +226,7 @@ def join(rule: Rule, parts: Sequence[Tensor]) -> Tensor:
 
 
 def full_shape(rule: Rule, local_shape: Sequence[int], num_ranks: int) -> tuple[int, ...]:
-    """Shape of the joined tensor from that of one rank's part."""
+    """Compute the full tensor's shape from that of one tensor-parallel rank's part."""
     shape = list(local_shape)
     if rule.cut is not Cut.replicated:
         shape[1 if rule.cut is Cut.columns else 0] *= num_ranks
@@ -260,10 +263,10 @@ def hf_tensors(
     part: ModelPart,
     gather: Callable[[Rule, Tensor], Sequence[Tensor]],
 ) -> Iterator[tuple[str, Tensor]]:
-    """(Hugging Face name, full tensor) of one stage's parameters, one parameter gathered at a time.
+    """Yield (Hugging Face name, full tensor) for one pipeline stage's parameters, one gathered at a time.
 
-    ``gather`` is collective: the parts of a tensor by tensor-parallel rank, of an expert's parameter by
-    expert-parallel rank; nothing where this rank is not asked for them.
+    ``gather`` is collective. It returns a parameter's parts by tensor-parallel rank, or, for an expert's
+    parameter, those of this name by expert-parallel rank; on ranks that need not know them, nothing.
     """
     for name, parameter in parameters:
         rules = rules_of_all_ranks(name, part)

@@ -1,8 +1,9 @@
-"""Lets Megatron-core run on the CPU, where its code says "cuda". Used only when policy.device is cpu.
+"""A shim by which Megatron-core runs on the CPU although its code says "cuda". It is used only when
+policy.device is cpu.
 
-Two parts: a few functions of ``torch.cuda`` (current device, streams, random state) get CPU
-counterparts, once per process; and ``cuda_means_cpu`` turns the literal device "cuda" in any torch
-call into "cpu" while it is entered.
+It has two parts. Once per process, a few functions of ``torch.cuda`` (current device, streams, random state)
+are replaced by CPU counterparts. Within ``cuda_means_cpu``, the literal device "cuda" in any torch call
+becomes "cpu".
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _CPU = torch.device("cpu")
 
 
 class _CudaMeansCpu(TorchFunctionMode):
-    """Rewrites device arguments; costs a Python call per torch function while active."""
+    """Rewrites device arguments from "cuda" to "cpu"; costs a Python call per torch function while active."""
 
     def __torch_function__(
         self,
@@ -37,7 +38,7 @@ class _CudaMeansCpu(TorchFunctionMode):
         if func is torch.Tensor.cuda:
             return args[0]
         if func is torch.Tensor.type and len(args) == 1 and not kwargs:
-            # Megatron-core compares the type's name, "torch.cuda.FloatTensor".
+            # Megatron-core compares the name of the type with "torch.cuda.FloatTensor".
             return func(*args).replace("torch.", "torch.cuda.", 1)
         if func is torch.Tensor.to and len(args) > 1 and _is_cuda(args[1]):
             args = (args[0], _CPU, *args[2:])
@@ -71,21 +72,23 @@ class _InlineStream:
 
 @contextlib.contextmanager
 def cuda_means_cpu() -> Iterator[None]:
-    """Within it, torch calls that ask for "cuda" get the CPU; installs the rest on first use."""
+    """Have torch calls that ask for "cuda" get the CPU within the block. The first call also replaces the
+    functions of ``torch.cuda``, for good."""
     _install()
     with _CudaMeansCpu():
         yield
 
 
 def plain_torch() -> contextlib.AbstractContextManager[None]:
-    """Within ``cuda_means_cpu``, a block whose code never says "cuda" and need not pay for the rewriting."""
+    """Suspend ``cuda_means_cpu`` within the block, for code that never says "cuda" and need not pay for
+    the rewriting."""
     context: contextlib.AbstractContextManager[None] = torch._C.DisableTorchFunction()
     return context
 
 
 @functools.cache
 def _install() -> None:
-    """Give ``torch.cuda`` CPU counterparts of what Megatron-core calls unconditionally."""
+    """Replace what Megatron-core calls unconditionally, of ``torch.cuda`` and of its own, for the CPU."""
     from megatron.core.pipeline_parallel import schedules
     from megatron.core.tensor_parallel import random as megatron_random
     from megatron.core.transformer.moe import token_dispatcher
@@ -119,10 +122,11 @@ def _install() -> None:
 
 
 def _is_not_rng_notice(record: logging.LogRecord) -> bool:
-    """The tracked generator is the CPU's here, so Megatron-core's notice that it changed says nothing."""
+    """Return False for Megatron-core's notice that the CPU's random state changed: here that is the state
+    which it tracks, so the notice says nothing."""
     return "CPU RNG state changed" not in record.getMessage()
 
 
 def _on_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
-    """Megatron-core converts only what it moves from a GPU."""
+    """Stand in for Megatron-core's function, which converts to numpy only what it moves from a GPU."""
     return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor

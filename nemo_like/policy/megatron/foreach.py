@@ -1,7 +1,7 @@
-"""The optimizer kernels that Megatron-core takes from Transformer Engine or Apex, by torch's own.
+"""Stand-ins, made of torch's own kernels, for the optimizer kernels of Transformer Engine and Apex.
 
-Where neither is installed (the CPU always), Megatron-core falls back to loops over parameters with a
-host synchronisation for each, and to torch's AdamW.
+Where neither is installed (as on every CPU), Megatron-core falls back to loops over parameters with a host
+synchronisation for each, and to torch's AdamW.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from torch.optim.adamw import adamw
 class GroupStepAdamW(torch.optim.Optimizer):
     """AdamW that counts steps per parameter group, as Transformer Engine's FusedAdam does.
 
-    DistributedOptimizer saves and restores its state on that understanding; torch's own AdamW keeps a
-    step per parameter and comes back from a checkpoint with wrong counts.
+    DistributedOptimizer saves and restores the state in that form. torch's own AdamW counts steps per
+    parameter and would come back from a checkpoint with wrong counts.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class GroupStepAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:
-        """One update of every parameter that has a gradient."""
+        """Update every parameter that has a gradient; ``closure`` is ignored."""
         for group in self.param_groups:
             params = [param for param in group["params"] if param.grad is not None]
             if params:
@@ -58,7 +58,7 @@ class GroupStepAdamW(torch.optim.Optimizer):
                 }
         states = [self.state[param] for param in params]
         beta1, beta2 = group["betas"]
-        # torch counts the steps of each parameter up before it uses them; here they are all the group's.
+        # torch adds 1 to each parameter's step before it uses it; here all have the step of their group.
         steps = torch.full((len(params),), group["step"] - 1.0, device=params[0].device)
         adamw(
             params,
@@ -80,7 +80,7 @@ class GroupStepAdamW(torch.optim.Optimizer):
 
 @functools.cache
 def use_torch_kernels() -> None:
-    """Give Megatron-core these kernels where it found neither Transformer Engine nor Apex."""
+    """Have Megatron-core use this module's kernels where it found neither Transformer Engine nor Apex."""
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None  # read unconditionally by the router
     if not megatron_optimizer.USING_PYTORCH_OPTIMIZER:
@@ -96,11 +96,11 @@ def use_torch_kernels() -> None:
 def _l2_norm(
     chunk_size: int, overflow: Tensor, tensors: list[list[Tensor]], per_tensor: bool
 ) -> tuple[Tensor, None]:
-    """[1] norm over all the tensors, in the signature of Apex's kernel."""
+    """Compute the norm over all the tensors, [1]; the signature is that of Apex's kernel."""
     return get_total_norm(tensors[0]).reshape(1), None
 
 
 def _scale(chunk_size: int, overflow: Tensor, tensors: list[list[Tensor]], factor: float) -> None:
-    """targets = sources * factor, in the signature of Apex's kernel."""
+    """Set targets = sources * factor; the signature is that of Apex's kernel."""
     sources, targets = tensors
     torch._foreach_copy_(targets, torch._foreach_mul(sources, factor))

@@ -18,7 +18,7 @@ class RMSNormFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """hidden: [n, ..., d]; weight: [d]."""
+        """Compute y. hidden: [n, ..., d]; weight: [d]."""
         mean_square = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True).square_().div_(hidden.shape[-1])
         inverse_rms = mean_square.add_(eps).rsqrt_()
         ctx.save_for_backward(hidden, weight, inverse_rms)
@@ -26,7 +26,7 @@ class RMSNormFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        """With n = x / rms(x): dw = sum(g n), dx = (g w - n mean(g w n)) / rms(x)."""
+        """Compute, with n = x / rms(x): dw = sum(g n), dx = (g w - n mean(g w n)) / rms(x)."""
         hidden, weight, inverse_rms = ctx.saved_tensors
         normed = hidden * inverse_rms
         weight_grads = grad * normed
@@ -40,7 +40,7 @@ class SwiGLUFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, halves: Tensor) -> Tensor:
-        """halves: [..., 2 f]. Returns [..., f]."""
+        """Compute the activation. halves: [..., 2 f]. Returns [..., f]."""
         gate, linear = halves.chunk(2, dim=-1)
         activated = functional.silu(gate)
         ctx.save_for_backward(halves, activated)
@@ -48,7 +48,7 @@ class SwiGLUFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        """Each half's gradient goes to its place; nothing is put together afterwards."""
+        """Compute each half's gradient directly in its place of one tensor, so that nothing is copied."""
         halves, activated = ctx.saved_tensors
         gate, linear = halves.chunk(2, dim=-1)
         halves_grad = torch.empty_like(halves)

@@ -1,6 +1,6 @@
 """A Megatron-core GPT model that scores tokens by itself.
 
-The last pipeline stage returns the log-probs of the tokens it is asked for instead of logits.
+Instead of logits, its last pipeline stage returns the log-probs of the tokens that it is asked for.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from nemo_like.policy.megatron.modules import PromptSharingRow, layer_spec, uses
 
 
 def transformer_config(model: ModelInfo, cfg: PolicyConfig, layout: ParallelLayout) -> TransformerConfig:
-    """Megatron-core's configuration of this model under this layout."""
+    """Return Megatron-core's configuration of this model under this layout."""
     device = torch.device(cfg.device.name)
     dtype = DTYPES[cfg.precision]
     return TransformerConfig(
@@ -67,12 +67,12 @@ def transformer_config(model: ModelInfo, cfg: PolicyConfig, layout: ParallelLayo
         calculate_per_token_loss=True,
         deallocate_pipeline_outputs=True,
         batch_p2p_comm=True,
-        # Fused kernels of Apex and torch.compile; Transformer Engine brings its own.
+        # No fused kernels of Apex and torch.compile; Transformer Engine brings its own.
         persist_layer_norm=False,
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
         bias_activation_fusion=False,
-        # The layer spec's own activation, which on these layers is ours.
+        # Megatron-core's own layers then take the activation of the layer spec, which is TorchSwiGLU.
         use_te_activation_func=not uses_transformer_engine(device),
         bias_dropout_fusion=False,
         apply_rope_fusion=uses_transformer_engine(device),
@@ -88,7 +88,7 @@ def _mixture_options(model: ModelInfo, layout: ParallelLayout) -> dict[str, Any]
         # Softmax over the chosen experts alone makes their weights sum to 1.
         "moe_router_pre_softmax": not model.normalises_chosen_experts,
         "moe_router_load_balancing_type": "none",
-        # The one dispatcher that allows micro-batches of different lengths.
+        # Only this dispatcher allows micro-batches of different lengths.
         "moe_token_dispatcher_type": "alltoall",
         "expert_model_parallel_size": layout.ep,
         "expert_tensor_parallel_size": 1,
@@ -102,10 +102,10 @@ def _recompute_options(cfg: PolicyConfig) -> dict[str, Any]:
 
 
 class ScoringGPTModel(GPTModel):
-    """GPT whose last stage gives the scores of chosen tokens; earlier stages, hidden states.
+    """A GPT whose last pipeline stage returns scores of chosen tokens; earlier stages return hidden states.
 
-    ``forward(input_ids, position_ids, None, labels=micro_batch)``: what to score travels in the place
-    that Megatron-core hands through to the end of the model.
+    It is called as ``forward(input_ids, position_ids, None, labels=inputs)``. Megatron-core hands ``labels``
+    through to the end of the model, so the ModelInputs, which say what to score, travel there.
     """
 
     def __init__(
@@ -143,12 +143,13 @@ class ScoringGPTModel(GPTModel):
         )
 
     def _mark_parameters(self, part: ModelPart) -> None:
-        """Megatron-core marks a parameter as a part of a larger one only when it draws its initial values.
+        """Mark the parameters that are parts of larger ones, as Megatron-core does only when it draws initial
+        values.
 
-        Without the mark it would take the parts on other ranks for copies and leave them out of the
-        gradient norm. Experts get marks of our own, since Megatron-core's do not fit experts that are
-        whole: over expert-parallel ranks they are different parameters; without those they are copies of
-        which every tensor-parallel rank sees its part of the sequence, as of a norm.
+        Without the mark Megatron-core would take the parts on other ranks for copies and leave them out of
+        the gradient norm. Its marks do not fit experts, which are whole. With several expert-parallel ranks
+        the experts of different ranks are different parameters. With one they are copies, and each
+        tensor-parallel rank's copy sees that rank's part of the sequence, as a norm's weight does.
         """
         for name, parameter in self.named_parameters():
             rule = rule_for(name, part)
@@ -161,8 +162,8 @@ class ScoringGPTModel(GPTModel):
                 parameter.partition_stride = 1
 
     def _preprocess(self, input_ids: Tensor, position_ids: Tensor, *args: Any, **options: Any) -> Any:
-        """As Megatron-core's, with each token's own rotation where prompts are shared: positions then do not
-        follow from places."""
+        """Preprocess as Megatron-core does, but where prompts are shared give each token the rotation of its
+        position: positions then do not follow from a token's place in the row."""
         decoder_input, rotations, *rest = super()._preprocess(input_ids, position_ids, *args, **options)
         if isinstance(options.get("packed_seq_params"), PromptSharingRow):
             rotations = rotations[position_ids[0]]  # [T, 1, 1, d]
@@ -184,13 +185,14 @@ class ScoringGPTModel(GPTModel):
         scored = hidden_states.flatten(0, 1).index_select(0, labels.output_index)
         settings = self.logprob_settings
         if not self.training:
-            settings = replace(settings, with_entropy=False)  # it is training that reports it
+            settings = replace(settings, with_entropy=False)  # only training reports the entropy
         scores = linear_scores(scored, weight, labels.token_ids, self.vocabulary_shard, settings)
         return scores if labels.context_index is None else _of_all_context_ranks(scores, labels)
 
 
 def _of_all_context_ranks(scores: TokenScores, inputs: ModelInputs) -> TokenScores:
-    """Scores of all M scored tokens of a micro-batch, from those that each rank scored."""
+    """Return the scores of all M scored tokens of a micro-batch; each context-parallel rank gives those of
+    its own tokens."""
     group, num_tokens = parallel_state.get_context_parallel_group(), len(inputs.packed_index)
     parts = [scores.logprobs] if scores.entropy is None else [scores.logprobs, scores.entropy]
     whole = _GatherScored.apply(torch.stack(parts), inputs.context_index, num_tokens, group)
@@ -198,8 +200,11 @@ def _of_all_context_ranks(scores: TokenScores, inputs: ModelInputs) -> TokenScor
 
 
 class _GatherScored(torch.autograd.Function):
-    """Every rank's values at their places. Each rank then computes the whole loss, so the gradient of its
-    own values is complete and needs no sum over ranks."""
+    """Puts every rank's values at their places in one tensor, the same on all ranks.
+
+    Each rank then computes the whole loss, so the gradient of its own values is complete without a sum over
+    ranks.
+    """
 
     @staticmethod
     def forward(

@@ -1,7 +1,7 @@
 """Norm, activation and attention in plain PyTorch, and the layer specs that use them.
 
-Used wherever Transformer Engine is not installed: on the CPU always, on a GPU without it. They enter
-through Megatron-core's own ModuleSpec mechanism.
+They are used on the CPU, and on a GPU where Transformer Engine is not installed; the attention is also used
+where samples share prompts. Megatron-core takes them through its own ModuleSpec mechanism.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from nemo_like.policy.shared_prompts import SharedPrompts
 
 
 class TorchRMSNorm(torch.nn.Module):
-    """RMS norm whose weight takes part in sequence parallelism."""
+    """An RMS norm whose weight takes part in sequence parallelism."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: Any) -> None:
         super().__init__()
@@ -50,7 +50,8 @@ class TorchRMSNorm(torch.nn.Module):
 
 
 class TorchSwiGLU(MegatronModule):
-    """The activation between the two linear layers of an MLP, whose modules all take part in checkpoints."""
+    """The activation between the two linear layers of an MLP. It is a MegatronModule because Megatron-core
+    asks every module of an MLP for its part of a checkpoint."""
 
     def forward(self, halves: Tensor) -> Tensor:
         return SwiGLUFunction.apply(halves)
@@ -86,9 +87,11 @@ class TorchCoreAttention(MegatronModule):
         attention_bias: Tensor | None = None,
         packed_seq_params: Any = None,
     ) -> Tensor:
-        """query: [T, n, heads, d]; key, value: [T, n, groups, d]. Returns [T, n, heads x d].
+        """Compute the attention. query: [T, n, heads, d]; key, value: [T, n, groups, d]. Returns
+        [T, n, heads x d].
 
-        Packed: without n, and each sample by itself. Returns [T, heads, d]. T counts this rank's tokens.
+        For packed samples the arguments are without n, each sample attends to itself alone, and the result is
+        [T, heads, d]. T counts this rank's tokens.
         """
         if isinstance(packed_seq_params, PromptSharingRow):
             assert packed_seq_params.prompts is not None
@@ -106,7 +109,7 @@ class TorchCoreAttention(MegatronModule):
     def _packed(self, query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int]) -> Tensor:
         num_ranks = self._context.size()
         lengths = [length // num_ranks for length in lengths if length]
-        # [ranks, T, groups, d], cut into samples before the ranks' pieces of each are put together
+        # [ranks, T, groups, d]: cut into samples first, then each sample's pieces of all ranks are joined.
         key, value = (self._of_all_ranks(tensor).unflatten(0, (num_ranks, -1)) for tensor in (key, value))
         samples = zip(
             query.split(lengths), key.split(lengths, dim=1), value.split(lengths, dim=1), strict=True
@@ -122,7 +125,8 @@ class TorchCoreAttention(MegatronModule):
         return torch.cat(contexts, dim=1).transpose(0, 1)
 
     def _of_all_ranks(self, tensor: Tensor) -> Tensor:
-        """[T of all context-parallel ranks, ...], by rank; the backward pass sums the ranks' gradients."""
+        """Gather the tokens of all context-parallel ranks, [T of all ranks, ...], by rank; the backward pass
+        sums the ranks' gradients."""
         if self._context.size() == 1:
             return tensor
         return gather_from_sequence_parallel_region(
@@ -130,7 +134,7 @@ class TorchCoreAttention(MegatronModule):
         )
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """query: [n, heads, T, d]; key, value: [n, groups, T of all ranks, d]."""
+        """Compute causal attention. query: [n, heads, T, d]; key, value: [n, groups, T of all ranks, d]."""
         mask = None
         if self._context.size() > 1:
             mask = _causal_mask(query.shape[2], self._context).to(query.device)
@@ -140,7 +144,8 @@ class TorchCoreAttention(MegatronModule):
 
 
 def _causal_mask(num_tokens: int, context: dist.ProcessGroup) -> Tensor:
-    """[num_tokens, num_tokens x ranks] bool: what one rank's queries of a sample see, keys by rank."""
+    """Return which keys one context-parallel rank's queries of a sample see, the keys ordered by rank,
+    [num_tokens, num_tokens x ranks] bool."""
     num_ranks = context.size()
     keys = torch.cat(
         [context_positions(num_tokens * num_ranks, rank, num_ranks) for rank in range(num_ranks)]
@@ -151,20 +156,23 @@ def _causal_mask(num_tokens: int, context: dist.ProcessGroup) -> Tensor:
 
 @dataclass
 class PackedSequences(PackedSeqParams):
-    """With the samples' lengths on the host, so that reading them does not wait for the device."""
+    """PackedSeqParams with the samples' lengths on the host too, so that reading them does not wait for the
+    device."""
 
     lengths: tuple[int, ...] = ()
 
 
 @dataclass
 class PromptSharingRow(PackedSeqParams):
-    """What Megatron-core takes for one long sample and hands through to ``TorchCoreAttention``."""
+    """A row in which samples share prompts. Megatron-core takes it for one long sample and hands it through
+    to ``TorchCoreAttention``."""
 
     prompts: SharedPrompts | None = None
 
 
 def packed_parameters(inputs: ModelInputs) -> PackedSequences | PromptSharingRow | None:
-    """What Megatron-core and Transformer Engine ask of packed samples; None for padded ones."""
+    """Return what Megatron-core and Transformer Engine need to know of a packed row or of one that shares
+    prompts; None for padded samples."""
     sharing, packing = inputs.sharing, inputs.packing
     if sharing is not None:
         length = sharing.max_length
@@ -188,8 +196,11 @@ def uses_transformer_engine(device: torch.device) -> bool:
 def layer_spec(
     config: TransformerConfig, device: torch.device, *, shares_prompts: bool
 ) -> ModuleSpec | TransformerBlockSubmodules:
-    """Transformer Engine's layers where they can run, else Megatron-core's with the modules above. Its
-    attention knows no shared prompts, ours does."""
+    """Return Transformer Engine's layers where they can run, else Megatron-core's with this module's parts.
+
+    Transformer Engine's attention cannot share prompts, so TorchCoreAttention replaces it where they are
+    shared.
+    """
     if uses_transformer_engine(device):
         spec = get_gpt_layer_with_transformer_engine_spec(
             num_experts=config.num_moe_experts, moe_grouped_gemm=False, qk_layernorm=config.qk_layernorm

@@ -1,4 +1,4 @@
-"""Megatron-core's mixed-precision optimizer from our configuration."""
+"""Megatron-core's mixed-precision optimizer, built from the policy's configuration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from nemo_like.policy.parallelism import shards_optimizer
 
 
 def build_optimizer(cfg: PolicyConfig, model: torch.nn.Module, dtype: torch.dtype) -> MegatronOptimizer:
-    """AdamW over a DDP-wrapped model, with fp32 master weights under bf16. Biases and norms do not decay."""
+    """Build AdamW over a DDP-wrapped model, with float32 master weights under bfloat16. Biases and norms have
+    no weight decay."""
     use_torch_kernels()
     adam = cfg.optimizer
     optimizer = get_megatron_optimizer(
@@ -30,7 +31,7 @@ def build_optimizer(cfg: PolicyConfig, model: torch.nn.Module, dtype: torch.dtyp
         [model],
         use_gloo_process_groups=False,
     )
-    # Megatron-core applies the multipliers only through its own scheduler.
+    # Megatron-core applies a group's multiplier of the weight decay only in its own scheduler.
     for group in optimizer.param_groups:
         group["weight_decay"] = adam.weight_decay * group["wd_mult"]
     return optimizer

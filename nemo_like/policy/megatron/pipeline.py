@@ -1,4 +1,4 @@
-"""Micro-batches through Megatron-core's pipeline schedules, forward only or forward and backward."""
+"""Runs of micro-batches through Megatron-core's pipeline schedules, forward only or forward and backward."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from nemo_like.policy.megatron.cpu_shim import plain_torch
 from nemo_like.policy.megatron.modules import packed_parameters
 from nemo_like.policy.objective import LossFunction
 
-# Called on the last pipeline stage with the micro-batch's scores.
+# The last pipeline stage calls this with each micro-batch's scores.
 OnScored = Callable[[TokenScores, ModelInputs], None]
 
 
 class Pipeline:
-    """Runs a model over micro-batches, whose padded lengths must divide by ``length_multiple``."""
+    """Runs a model over micro-batches, whose padded lengths must be multiples of ``length_multiple``."""
 
     def __init__(self, model: torch.nn.Module, config: TransformerConfig, length_multiple: int) -> None:
         self._model, self._config, self._length_multiple = model, config, length_multiple
@@ -39,7 +39,8 @@ class Pipeline:
     def forward(
         self, batch: PolicyBatch, schedule: Schedule, specs: Sequence[MicroBatch], on_scored: OnScored
     ) -> None:
-        """Score these micro-batches of the schedule."""
+        """Score these micro-batches of the schedule. Raises ValueError for a padded length that is not a
+        multiple of ``length_multiple``."""
 
         def score(scores: TokenScores, inputs: ModelInputs, non_loss_data: bool) -> None:
             on_scored(scores, inputs)
@@ -49,8 +50,9 @@ class Pipeline:
     def forward_backward(
         self, batch: PolicyBatch, schedule: Schedule, specs: Sequence[MicroBatch], loss: LossFunction
     ) -> None:
-        """Score these micro-batches and accumulate the gradient of the summed loss over all ranks."""
-        # Megatron-core counts tokens to normalise by; the loss is normalised already.
+        """Score these micro-batches and accumulate the gradient of their loss, summed over all ranks. Raises
+        ValueError as ``forward`` does."""
+        # Megatron-core wants a token count to normalise by; the loss is normalised already, so it gets 0.
         num_tokens = torch.zeros((), dtype=torch.int, device=batch.device)
 
         def score(scores: TokenScores, inputs: ModelInputs) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -79,7 +81,7 @@ class Pipeline:
                 )
             if not isinstance(output, TokenScores):
                 return output, score  # an earlier stage scores nothing
-            # Megatron-core looks at what a model returns as a tensor.
+            # Megatron-core expects a model to return a tensor.
             return output.logprobs, lambda _, **options: score(output, inputs, **options)
 
         is_padded = schedule.layout is MicroBatchLayout.padded
@@ -91,7 +93,7 @@ class Pipeline:
                 f"micro-batches are padded to {min(uneven)} tokens, but this layout needs a multiple of "
                 f"{self._length_multiple}; make the schedule with that length_multiple"
             )
-        # Stages tell each other the shapes only where they differ.
+        # Pipeline stages tell each other the shapes only when the micro-batches' shapes differ.
         self._config.variable_seq_lengths = len(shapes) > 1
         get_forward_backward_func()(
             forward_step_func=step,
@@ -105,5 +107,5 @@ class Pipeline:
 
 
 def sum_gradients(model: list[torch.nn.Module], num_tokens: Tensor | None = None, **options: Any) -> None:
-    """Megatron-core's reduction of gradients over ranks, without its division by a token count."""
+    """Reduce gradients over ranks as Megatron-core does, without its division by a token count."""
     finalize_model_grads(model, None, **options)
