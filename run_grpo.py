@@ -1,4 +1,4 @@
-"""Synchronous GRPO from one configuration file: compose, validate, set up, run."""
+"""Run synchronous GRPO from one configuration file: compose and validate it, set up the processes, train."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 if find_spec("hydra") is None:
-    # Python without this project's packages: go on with that of .venv, which nobody has to activate.
+    # This Python lacks the project's packages: go on with that of .venv, which nobody has to activate.
     environment = Path(__file__).absolute().parent / ".venv"
     python = environment / "bin" / "python"
     if not python.is_file() or Path(sys.prefix).resolve() == environment.resolve():
@@ -47,7 +47,8 @@ arguments follow Hydra's grammar: key=value, ++key=value, ~key (null again); con
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return the exit code; docs/faults.md lists them."""
+    """Run the command that ``arguments`` name, by default those of the process; return the exit code, as
+    docs/faults.md lists them."""
     options = _parse(arguments)
     try:
         with sigterm_as_interrupt():

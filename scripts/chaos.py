@@ -1,16 +1,18 @@
 #!/usr/bin/env python
-"""Whole runs that are disturbed at random, each compared with one that nothing disturbed.
+"""Disturb whole runs at random, and compare each with a twin that nothing disturbed.
 
     python scripts/chaos.py --seed 1 [--disturbances 100] [--runs 20] [--per-run 5] [--output chaos-1]
 
-Processes of a run are killed, stopped, paused and sent signals, at moments drawn from the seed; a run that
-ends is started again by the same command until it is through. Every run must end up with the metrics and the
-weights of its undisturbed twin, say why whenever it ends before, hang nowhere, and leave nothing behind.
+The script kills and pauses processes of a run and sends them signals, at moments drawn from the seed. A run
+that ends early is started again by the same command until it has finished. Every run must end up with the
+metrics and the weights of its undisturbed twin, say why whenever it ends early, hang nowhere, and leave
+nothing behind on the machine.
 
-OUTPUT/results.jsonl gets a line per run, and the same command goes on after the last of them. OUTPUT also has
-what each run printed and what was done to it (RUN.log), the stacks of one that hung, and the directory of one
-that was not what was promised: then the exit code is 1. What is left behind is told by comparing this machine
-before and after, so nothing else should run on it meanwhile.
+Each run adds a line to OUTPUT/results.jsonl; the same command, given again, goes on after the last line.
+OUTPUT also gets what each run printed and what was done to it (RUN.log) and the stacks of a run that hung.
+The directory of a disturbed run is kept only if the run broke one of these rules; then the exit code is 1.
+Leftovers are found by comparing this machine before and after a run, so nothing else should run on it
+meanwhile.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ def main() -> int:
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS, help="default: all")
     parser.add_argument("--output", type=Path, help="default: runs/chaos-SEED")
     options = parser.parse_args()
-    # A polite kill ends the run under way as Ctrl-C does.
+    # SIGTERM ends the run under way as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     output = (options.output or Path(f"runs/chaos-{options.seed}")).absolute()
     output.mkdir(parents=True, exist_ok=True)
@@ -62,7 +64,7 @@ def main() -> int:
 
 
 class Campaign:
-    """Runs one after the other, each with a line in results.jsonl."""
+    """A series of disturbed runs, one after the other, each with a line in results.jsonl."""
 
     def __init__(self, output: Path, seed: int, variants: Sequence[str], per_run: int) -> None:
         self._output, self._seed, self._variants, self._per_run = output, seed, variants, per_run
@@ -79,7 +81,8 @@ class Campaign:
         return [result for result in self.done if result["problems"]]
 
     def run_next(self) -> None:
-        """The run whose number is next, with the plan that the seed has for it."""
+        """Make the run whose number is next, disturb it by the plan that the seed gives for it, and record
+        the result."""
         number = len(self.done)
         variant = self._variants[number % len(self._variants)]
         twin = self._twin(variant)
@@ -105,7 +108,7 @@ class Campaign:
             shutil.rmtree(run.run_dir)
 
     def _twin(self, variant: str) -> Twin:
-        """The undisturbed run of a variant; made on first use."""
+        """Return the undisturbed twin of a variant; make its run unless the output directory has it."""
         path = self._output / f"twin-{variant}.json"
         if not path.exists():
             name = f"twin-{variant}"
@@ -119,7 +122,8 @@ class Campaign:
         return Twin(self._output / f"twin-{variant}", Speed(**json.loads(path.read_text(encoding="utf-8"))))
 
     def summary(self) -> str:
-        """Who was hit by what and what followed, then the runs that failed."""
+        """Return a text that counts which role was hit by what and what followed, and then names the problems
+        of the runs that failed."""
         counts = Counter(
             (hit["role"], kind_of(hit), disturbance["then"])
             for result in self.done
@@ -135,13 +139,15 @@ class Campaign:
 
 
 class Twin:
-    """What a run of this variant ends up with when nothing disturbs it."""
+    """The undisturbed run of a variant, with which disturbed ones are compared; ``speed`` is how long its
+    phases took."""
 
     def __init__(self, run_dir: Path, speed: Speed) -> None:
         self._run_dir, self.speed = run_dir, speed
 
     def differences(self, run_dir: Path) -> list[str]:
-        """Sentences on what is not equal."""
+        """Return sentences on what differs in metrics and weights, the first five and how many more there
+        are."""
         ours, theirs = metrics_of(self._run_dir), metrics_of(run_dir)
         if [record["step"] for record in ours] != [record["step"] for record in theirs]:
             return [f"metrics have steps {[record['step'] for record in theirs]}"]
@@ -161,13 +167,13 @@ def metrics_of(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def weights_of(run_dir: Path) -> dict[str, str]:
-    """Digest of each file of weights, by name; empty where nothing was exported."""
+    """Return the SHA-256 of each file of exported weights, by name; none where nothing was exported."""
     paths = sorted((run_dir / "final_hf").glob("*.safetensors"))
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
 def run_and_compare_machine(run: DisturbedRun) -> None:
-    """The run, with what it left on the machine among its problems."""
+    """Make the run, and add to its problems what it left on the machine or unfinished."""
     before = Traces.now()
     run.run()
     run.problems += [*Traces.now().since(before), *unfinished(run.run_dir)]
@@ -192,9 +198,10 @@ def line_about(result: dict[str, Any]) -> str:
 
 @contextmanager
 def short_temporary_directory() -> Iterator[None]:
-    """Temporary files of the runs, and Ray's, go to a folder of this process, which tells what is left there.
+    """Have the runs and their Ray put temporary files into a folder of this process within the block, so that
+    what a run leaves there is found.
 
-    Its path is short, since sockets are among them.
+    The folder's path is short, since some of the files are sockets.
     """
     with tempfile.TemporaryDirectory(prefix="c", ignore_cleanup_errors=True) as directory:
         previous, tempfile.tempdir = tempfile.tempdir, directory

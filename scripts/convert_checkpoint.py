@@ -1,11 +1,11 @@
 #!/usr/bin/env python
-"""Turns a checkpoint of a run into a Hugging Face directory, whatever parallel layout wrote it.
+"""Convert a checkpoint of a run, whatever parallel layout wrote it, to a Hugging Face directory.
 
     python scripts/convert_checkpoint.py runs/addition --output models/addition
     python scripts/convert_checkpoint.py runs/addition/checkpoints/step_40 --output models/addition-40
 
-The other direction needs no script: a run starts from any Hugging Face directory (policy.model_name),
-and resumes a checkpoint under any layout.
+The other direction needs no script: a run starts from a Hugging Face directory (policy.model_name), and can
+resume a checkpoint under another layout.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def parse() -> argparse.Namespace:
 
 
 def latest(run_directory: Path, cfg: Config) -> Path:
-    """The run's newest checkpoint, whole or not. Raises CheckpointError when there is none."""
+    """Return the path of the run's newest checkpoint, which may be broken. Raises CheckpointError when there
+    is none."""
     elsewhere = cfg.checkpointing.checkpoint_dir
     root = run_directory / "checkpoints" if elsewhere is None else Path(elsewhere)
     paths = checkpoint_paths(root)
@@ -77,14 +78,14 @@ def latest(run_directory: Path, cfg: Config) -> Path:
 
 
 def convert(cfg: Config, checkpoint: Checkpoint, output: Path) -> None:
-    """Write ``output``: all of it or nothing."""
+    """Write ``output`` from ``checkpoint``, with the run's chat template, if it has one: all or nothing."""
     template = None
     if cfg.data.chat_template is not None:
         template = Path(cfg.data.chat_template).read_text(encoding="utf-8")
     num_bytes = weight_bytes(cfg, read_model_info(cfg.policy.model_name, cfg.policy.backend))
     # Only now: loading torch takes seconds, and the checks above must be quick.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-    warnings.simplefilter("ignore")  # of libraries about libraries
+    warnings.simplefilter("ignore")  # they are libraries' warnings about other libraries
     from nemo_like.policy.conversion import export_checkpoint
 
     with whole_directory(output, "the converted model", num_bytes) as aside:

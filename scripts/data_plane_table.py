@@ -1,9 +1,10 @@
 #!/usr/bin/env python
-"""What a run's data plane did, as a table: calls, bytes, latency and throughput per operation and column.
+"""Print a table of what a run's data plane did: calls, bytes, latency, throughput per operation and column.
 
     python scripts/data_plane_table.py RUN_DIR [--step N]
 
-Counts and bytes are summed over the steps; p50, p95 and GB/s are medians over the steps, max is over all.
+Calls and bytes are summed over the steps. p50, p95 and GB/s are medians of the steps' figures; max is the
+largest of all steps.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def main() -> int:
 
 
 def operation_groups(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, list[float]]]:
-    """``put`` or ``put/input_ids`` -> statistic -> its values step by step."""
+    """Return, for each operation ("put") or column of one ("put/input_ids"), the values of each statistic
+    step by step."""
     groups: dict[str, dict[str, list[float]]] = {}
     for record in records:
         for name, value in record.items():
@@ -58,7 +60,7 @@ def operation_groups(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, l
 
 
 def table(groups: dict[str, dict[str, list[float]]]) -> Table:
-    """A line per operation, and below it one per column."""
+    """Make a table with a line per operation, and below it one per column."""
     result = Table()
     for title in ("operation", "column"):
         result.add_column(title)

@@ -3,9 +3,9 @@
 
     python scripts/prepare_arithmetic.py --output .cache/models/arithmetic-d2-s1 --digits 2 --seed 1
 
-A model of 402k parameters is taught addition until it solves about a third of the held-out problems;
-GRPO does the rest. That takes some 10 to 20 seconds on one core. A checkpoint that is already there
-is kept.
+The script teaches a model of 402k parameters addition until it solves about a third of the held-out
+problems; GRPO does the rest. That takes some 10 to 20 seconds on one core. A checkpoint that is already
+there is kept.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TARGET_ACCURACY = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """How a checkpoint was made; kept in it as ``warm_start.json``."""
+    """How a checkpoint was made; the checkpoint holds it as ``warm_start.json``."""
 
     digits: int
     seed: int
@@ -46,7 +46,8 @@ class Record:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 0 when the checkpoint is there, 1 when it cannot be made."""
+    """Make the checkpoint unless it is there. Returns the exit code: 0 when it is there in the end, 1 when it
+    cannot be made."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -66,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def is_there(output: Path, digits: int, seed: int) -> bool:
-    """Whether ``output`` is a complete checkpoint of these settings.
+    """Return whether ``output`` is a complete checkpoint of these settings.
 
     Raises ValueError when something else is in its place.
     """
@@ -88,7 +89,8 @@ def is_there(output: Path, digits: int, seed: int) -> bool:
 
 
 def make(output: Path, digits: int, seed: int) -> None:
-    """Train and write the checkpoint: aside first, then renamed, so that it is whole or not there."""
+    """Train a model and write its checkpoint into a directory beside ``output``, which is then renamed, so
+    that ``output`` is whole or not there."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     print(f"Teaching a tiny Qwen3 {digits}-digit addition, until {TARGET_ACCURACY:.0%} are right ...")

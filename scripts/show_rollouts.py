@@ -21,7 +21,7 @@ Sample = dict[str, Any]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code: 0, or 2 when there is nothing to show."""
+    """Print the conversations. Returns the exit code: 0, or 2 when there is nothing to show."""
     options = _parse(arguments)
     try:
         groups = read_groups(options.run_dir, options.step)
@@ -44,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def read_groups(run_dir: Path, step: int) -> dict[int, list[Sample]]:
-    """The samples of a step by group number. Raises FileNotFoundError that names the steps there are."""
+    """Read the samples of a step, by group number. Raises FileNotFoundError, which names the steps that there
+    are, when this step has no file."""
     path = run_dir / "rollouts" / f"step_{step}.jsonl"
     if not path.is_file():
         steps = sorted(int(found[1]) for found in map(_step_of, path.parent.glob("step_*.jsonl")) if found)
@@ -58,8 +59,8 @@ def read_groups(run_dir: Path, step: int) -> dict[int, list[Sample]]:
 
 
 def most_telling(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples with the highest and the lowest shaped reward, one when they are all equal; then the first
-    whose reward failed."""
+    """Return the samples with the highest and the lowest shaped reward, or one sample when all are equal;
+    then the first whose reward failed."""
     judged = [sample for sample in samples if sample["failure"] is None]
     failed = [sample for sample in samples if sample["failure"] is not None]
     ranked = sorted(judged, key=lambda sample: sample["shaped_reward"], reverse=True)
@@ -68,7 +69,7 @@ def most_telling(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def format_group(number: int, samples: Sequence[Sample], chosen: Sequence[Sample]) -> Iterator[str]:
-    """Lines: the prompt, what the group earned, then the chosen conversations."""
+    """Yield the lines of a group: its rewards, its prompt and answer, then the chosen conversations."""
     judged = [sample["reward"] for sample in samples if sample["failure"] is None]
     rewards = [f"{reward:g}" for reward in sorted(judged, reverse=True)]
     num_failed = len(samples) - len(judged)

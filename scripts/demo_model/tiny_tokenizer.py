@@ -15,7 +15,8 @@ _CHARACTERS = "0123456789+-*= \n?abcdefghijklmnopqrstuvwxyz"
 
 @cache
 def vocabulary() -> dict[str, int]:
-    """Every id has a token, also those that nothing encodes to, so that anything sampled can be decoded."""
+    """Return the id of every token. Every id has a token, also those to which no text is encoded, so that
+    anything sampled can be decoded."""
     tokens = [PAD, EOS, UNKNOWN, *_CHARACTERS]
     tokens += [f"<unused{i}>" for i in range(VOCABULARY_SIZE - len(tokens))]
     return {token: index for index, token in enumerate(tokens)}

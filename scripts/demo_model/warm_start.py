@@ -1,7 +1,7 @@
 """A short supervised warm start: a tiny Qwen3 that solves part of an addition task.
 
-GRPO learns from differences between answers of one group, so it needs a model that is sometimes
-right. This makes one in seconds and leaves most of the task to be learnt.
+GRPO learns from differences between the answers of one group, so it needs a model that is sometimes
+right. ``warm_start`` makes one in seconds and leaves most of the task to be learnt.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _MAX_STEPS = 3000
 _NUM_HELD_OUT = 512
 _IGNORED_LABEL = -100
 
-# Accuracy rises late and fast. Looks are rare before it does, then frequent enough not to run past
-# the target.
+# Accuracy rises late and fast. It is measured every _LOOK_STEPS steps before it rises, and every
+# _CLOSE_LOOK_STEPS afterwards, so that training does not run past the target.
 _LOOK_STEPS = 25
 _CLOSE_LOOK_STEPS = 5
 _CLOSE_ACCURACY = 0.08
@@ -37,7 +37,7 @@ _CLOSE_ACCURACY = 0.08
 
 @dataclass(frozen=True, slots=True)
 class WarmStartProgress:
-    """``accuracy`` is that of the latest look."""
+    """How far the warm start is; ``accuracy`` is the latest that was measured."""
 
     step: int
     loss: float  # nats per answer token
@@ -46,7 +46,8 @@ class WarmStartProgress:
 
 @dataclass(frozen=True, slots=True)
 class WarmStart:
-    """The model and what it took. ``accuracy``: share of held-out problems right when sampled at T = 1."""
+    """The finished model and what it took. ``accuracy`` is the share of held-out problems that it answers
+    right when sampled at temperature 1."""
 
     model: Qwen3ForCausalLM
     steps: int
@@ -55,7 +56,7 @@ class WarmStart:
 
 
 def tiny_config() -> Qwen3Config:
-    """402k parameters, float32, tied embeddings."""
+    """Return the configuration of a model of 402k float32 parameters with tied embeddings."""
     tokens = vocabulary()
     return Qwen3Config(
         vocab_size=VOCABULARY_SIZE,
@@ -81,10 +82,10 @@ def warm_start(
     target_accuracy: float,
     on_progress: Callable[[WarmStartProgress], None],
 ) -> WarmStart:
-    """Train on the training split until sampled held-out accuracy reaches ``target_accuracy``.
+    """Train a model on the training split until its sampled held-out accuracy reaches ``target_accuracy``.
 
-    The same arguments give the same model on the same machine. Raises RuntimeError when the target
-    is not reached in 3000 steps.
+    The same arguments give the same model on the same machine. Raises RuntimeError when 3000 steps do not
+    reach the target.
     """
     started_s = time.perf_counter()
     torch.manual_seed(seed)
@@ -113,9 +114,9 @@ def warm_start(
 
 @torch.no_grad()
 def sampled_accuracy(model: Qwen3ForCausalLM, examples: list[PromptExample], seed: int) -> float:
-    """Share of problems answered exactly right, one sample each at temperature 1.
+    """Return the share of problems that the model answers exactly right, one sample each at temperature 1.
 
-    All prompts have the same number of tokens, and so have all answers.
+    All prompts must have the same number of tokens, and so must all answers.
     """
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.tensor([_encode(str(example.prompt)) for example in examples])
@@ -136,7 +137,7 @@ def sampled_accuracy(model: Qwen3ForCausalLM, examples: list[PromptExample], see
 def _train_step(
     model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, examples: list[PromptExample]
 ) -> float:
-    """One update on prompt, answer and eos; only answer and eos are learnt. Returns the loss."""
+    """Make one update on prompt, answer and eos, of which only answer and eos are learnt; return the loss."""
     eos = vocabulary()[EOS]
     rows = [[*_encode(f"{example.prompt}{example.answer}"), eos] for example in examples]
     input_ids = torch.tensor(rows)
@@ -152,6 +153,6 @@ def _train_step(
 
 
 def _encode(text: str) -> list[int]:
-    """The tiny tokenizer's ids of a text; one per character."""
+    """Return the tiny tokenizer's ids of a text, one per character."""
     tokens = vocabulary()
     return [tokens[character] for character in text]

@@ -77,7 +77,7 @@ class Adapters:
         return [f"{layer}.{part}.{_NAME}.weight" for layer in self._layers for part in ("lora_A", "lora_B")]
 
     def save(self, path: Path, source: Path, tensors: Mapping[str, Tensor]) -> None:
-        """Write a directory from which ``peft.PeftModel.from_pretrained`` loads the adapters, beside the model
+        """Write a directory from which ``peft.PeftModel.from_pretrained`` loads the adapters beside the model
         in ``source``. ``tensors`` are the full parameters of ``parameter_names``, by name."""
         assert self._config is not None
         self._config.base_model_name_or_path = str(source.absolute())
