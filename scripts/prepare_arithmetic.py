@@ -19,7 +19,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-# The model is so small that more threads only wait for each other. Must be set before torch is imported.
+# The model is so small that more threads only wait for each other. torch reads this when it is imported.
 os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 

@@ -25,7 +25,7 @@ from nemo_like.policy.devices import on_device
 from nemo_like.policy.shared_prompts import SharedPrompts, SharedRow, pieces
 
 _PLANNING_COLUMNS = frozenset({INPUT_IDS.name, RESPONSE_MASK.name})
-PAD_TOKEN_ID = 0  # any valid id: padding comes after every real token, which causal attention never sees
+PAD_TOKEN_ID = 0  # any valid id: padding follows a sample's tokens, and causal attention only looks back
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +338,7 @@ class PolicyBatch:
         ids, mask = self.columns[INPUT_IDS.name][places], self.columns[RESPONSE_MASK.name][places]
         if not torch.equal(ids, ids[first]):
             raise ValueError("samples of one group begin with different prompts, so cannot share one")
-        # Place 0, which stands for padding, is the first token of a sample.
+        # Place 0, which stands for padding, is the first token of a sample, which is never scored.
         if bool(mask.any()):
             raise ValueError(f"{RESPONSE_MASK.name} marks a token of a prompt that samples share")
 

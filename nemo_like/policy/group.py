@@ -50,7 +50,7 @@ _STAGES = {
 
 
 class PolicyWorkerGroup:
-    """The driver's handle of all policy workers; ``handles[rank]`` is at ``layout.coordinates(rank)``.
+    """The driver's view of all policy workers; ``handles[rank]`` is at ``layout.coordinates(rank)``.
 
     ``num_epochs`` is how often ``train`` passes over its batch; ``deadline_s`` gives a stage's deadline. Each
     method waits for its calls and raises what ``Cluster.gather`` raises.
@@ -82,7 +82,8 @@ class PolicyWorkerGroup:
         return self._ask("declarations", _first_worker)[0]
 
     def compute_logprobs(self, batch: KVBatchMeta, columns: Sequence[Column]) -> ScoredBatch:
-        """Have the workers write ``columns``: prev_logprobs, reference_logprobs or both.
+        """Have the workers compute ``columns``, prev_logprobs, reference_logprobs or both, and start to write
+        them.
 
         The batch comes back with these columns and their tags: mult_prob_error with prev_logprobs, and with
         reference_logprobs the sums of the KL where the reward has one.

@@ -71,7 +71,7 @@ class PolicyWorker:
         master_port: int,
         timeout_s: float,
     ) -> None:
-        """Keep the settings; ``setup`` does the work.
+        """Keep the settings; ``setup`` loads the model and connects.
 
         ``temperature`` is the sampling temperature; ``timeout_s`` bounds every collective. Raises ValueError
         when the user's own loss cannot be found.

@@ -28,7 +28,7 @@ _EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")
 
 
 class Cut(Enum):
-    """How a full tensor lies on tensor-parallel ranks."""
+    """The ways in which a full tensor is cut over tensor-parallel ranks."""
 
     replicated = "replicated"
     rows = "rows"
@@ -37,7 +37,7 @@ class Cut(Enum):
 
 
 class Merge(Enum):
-    """How the Hugging Face tensors of one parameter are put together."""
+    """The ways in which the Hugging Face tensors of one parameter are put together."""
 
     single = "single"
     vocabulary = "vocabulary"  # one tensor, a row per token, padded so that the ranks share it evenly
@@ -47,6 +47,8 @@ class Merge(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
+    """How a Megatron parameter is made of Hugging Face tensors, and how it is then cut."""
+
     hf_names: tuple[str, ...]
     cut: Cut = Cut.replicated
     merge: Merge = Merge.single

@@ -1,7 +1,7 @@
 """RMS norm and SwiGLU with their gradients written out: the same values in about half the passes over memory.
 
-What autograd derives from the formulas goes over a tensor once per operation; on a CPU, where nothing fuses
-them, those passes take longer than the arithmetic.
+The code that autograd derives from the formulas passes over a tensor once per operation. On a CPU, where
+nothing fuses the operations, these passes take longer than the arithmetic.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 
 class RMSNormFunction(torch.autograd.Function):
-    """y = w x / rms(x) over the last dimension, with rms(x) = sqrt(mean(x^2) + eps) (arXiv 1910.07467)."""
+    """RMS norm (arXiv 1910.07467) over the last dim: y = w x / rms(x), rms(x) = sqrt(mean(x^2) + eps)."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -36,7 +36,7 @@ class RMSNormFunction(torch.autograd.Function):
 
 
 class SwiGLUFunction(torch.autograd.Function):
-    """silu(a) b, where a and b are the halves of the last dimension (arXiv 2002.05202)."""
+    """SwiGLU (arXiv 2002.05202): silu(a) b, where a and b are the halves of the last dim."""
 
     @staticmethod
     def forward(ctx: Any, halves: Tensor) -> Tensor:
