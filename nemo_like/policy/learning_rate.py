@@ -1,8 +1,8 @@
 """The learning-rate schedule, counted in optimizer updates. Standard library only.
 
 No library's schedule is used. Megatron-core's ``OptimizerParamScheduler`` gives the same rates to the bit,
-but importing it costs every FSDP worker 1.5 s of CPU and 76 MiB. Those of torch and transformers keep a state
-and differ in at least a third of the rates.
+but importing it costs every FSDP worker 1.5 s of CPU and 76 MiB. The schedules of torch and transformers keep
+a state and differ in at least a third of the rates.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Merge(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How a Megatron parameter is made of Hugging Face tensors, and how it is then cut."""
+    """Which Hugging Face tensors make up a Megatron parameter, how they are merged, and how that is cut."""
 
     hf_names: tuple[str, ...]
     cut: Cut = Cut.replicated
@@ -174,8 +174,8 @@ def rule_for(name: str, part: ModelPart, ep_rank: int | None = None) -> Rule:
 
 
 def rules_of_all_ranks(name: str, part: ModelPart) -> list[Rule]:
-    """Return the rules of what is gathered for a parameter: one rule per expert-parallel rank for an expert,
-    each of which is another expert; else one rule."""
+    """Return the rules of what is gathered for a parameter. For an expert's parameter this is one rule per
+    expert-parallel rank, since each rank has another expert under this name; else it is one rule."""
     own = rule_for(name, part)
     if not own.is_expert:
         return [own]
