@@ -1,7 +1,7 @@
-"""Do trainer and engines agree on the log-probs of what was sampled?
+"""A check in every step that trainer and engines agree on the log-probs of the sampled tokens.
 
-They have the same weights, so what they disagree on is rounding. A weight that did not reach an engine,
-or lies there half-loaded, shows here first: the run learns on, only worse.
+Both have the same weights, so they should differ by rounding alone. When a weight did not reach an engine,
+or was loaded there in part, this check shows it first: the run would go on and learn, only worse.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from nemo_like.config.schema import Config, Device, Precision
 from nemo_like.driver.run_failures import RunFailed
 
 _METRIC = "train/token_mult_prob_error"
-# Means of exp|generation - trainer log-prob| over tokens above which it is not rounding. In float32 on the
-# CPU that is 1.0000003 to 1.000002, and the smallest of the mistakes tried is 1.00008.
+# Limits on the mean of exp|generation - trainer log-prob| over tokens; rounding alone stays below them. In
+# float32 on the CPU, rounding gives 1.0000003 to 1.000002, and the smallest of the mistakes tried 1.00008.
 _LIMITS = {(Device.cpu, Precision.float32): 1.00002}
 _LIMIT_ELSEWHERE = 1.05
 _EXPLANATION = (
@@ -23,10 +23,10 @@ _EXPLANATION = (
 
 
 def mismatch_limit(cfg: Config) -> float:
-    """Return the token_mult_prob_error from which on a step is worth a warning.
+    """Return the token_mult_prob_error above which a step is worth a warning.
 
-    Engines and workers compute on the same device in the same precision, ``policy.device`` and
-    ``policy.precision``; what a recording was sampled with is not known.
+    The limit depends on ``policy.device`` and ``policy.precision``, with which engines and workers compute. A
+    replay gets the widest limit, since nobody knows what its recording was sampled with.
     """
     if cfg.rollout.replay is not None:
         return _LIMIT_ELSEWHERE
@@ -34,24 +34,24 @@ def mismatch_limit(cfg: Config) -> float:
 
 
 class AgreementWatch:
-    """Looks at the metrics of every step."""
+    """Compares the token_mult_prob_error of every step with two limits: one to warn at, one to stop at."""
 
     def __init__(self, cfg: Config, warn: Callable[[str], None]) -> None:
-        """``warn`` gets a sentence at the first step above the limit."""
+        """Take the limits from ``cfg``; ``warn`` gets a sentence at the first step above the lower one."""
         self._limit, self._maximum = mismatch_limit(cfg), cfg.grpo.max_token_mult_prob_error
         self._where = f"{cfg.policy.precision.name} on {cfg.policy.device.name}"
         self._warn = warn
         self._has_warned = False
 
     def check(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Warn where this is the first step above the limit; a step that compared nothing is not looked at.
+        """Warn if this is the first step above the limit; ignore a step whose metrics lack the error.
 
         Raises RunFailed when the error is above grpo.max_token_mult_prob_error.
         """
         error = metrics.get(_METRIC)
         if error is None:
             return
-        # An error that is no number is above every limit.
+        # "not <=" in place of ">": NaN counts as above every limit.
         if self._maximum is not None and not error <= self._maximum:
             raise RunFailed(
                 f"{self._described(error, step)}, over grpo.max_token_mult_prob_error={self._maximum:.7g}: "

@@ -11,15 +11,19 @@ from nemo_like.policy.parallelism import parallel_layout
 
 
 def actor_name(role: Role, needs: RoleNeeds, index: int | str) -> str:
-    """Of the ``index``-th process of a role; environments are counted by task."""
+    """Return the name of process ``index`` of a role, which is the role's own name where it has one process.
+
+    An environment's index is its name and its number, such as ``math-0``.
+    """
     return role.name if needs.count == 1 else f"{role.name}-{index}"
 
 
 def bundles(cfg: Config) -> list[list[Bundle]]:
-    """Ways to place a run, the best first.
+    """Return the ways to place a run, the best first; each is a list of bundles, and a bundle is on one node.
 
-    What must share a node is a tensor- and context-parallel group of policy workers, whose exchanges every
-    layer waits for; and an engine. What should, where a node is large enough, is an expert-parallel group.
+    A tensor- and context-parallel group of policy workers must share a node, since every layer waits for
+    their exchanges. So must all of an engine. An expert-parallel group should: the first way has it on one
+    node, and a second, for nodes that are too small for that, need not.
     """
     layout = parallel_layout(cfg.policy)
     group_size = layout.tp * layout.cp  # the fastest axes: consecutive ranks, as those of experts are
@@ -28,8 +32,10 @@ def bundles(cfg: Config) -> list[list[Bundle]]:
 
 
 def _placed(cfg: Config, group_size: int) -> list[Bundle]:
-    """A bundle per group of workers and one per engine. Colocated engines are dealt to the groups and have
-    a share of each of their GPUs."""
+    """Return one bundle per ``group_size`` policy workers and, with separate placement, one per engine.
+
+    Colocated engines are dealt to the groups of workers, whose bundles and GPUs they share.
+    """
     needs = roles(cfg)
     workers, engines = needs[Role.policy_worker], needs[Role.engine]
     groups = [

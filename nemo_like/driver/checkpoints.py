@@ -1,8 +1,8 @@
-"""Checkpoints of a run as its driver sees them: when to save, what is saved, and where to continue.
+"""The checkpoints of a run as its driver sees them: when to save, what to save, and where to continue.
 
 save      policy workers ─▶ tmp_step_N/policy     (all ranks, their own format; while the run goes on)
           driver         ─▶ tmp_step_N/training_state.json, then renamed to step_N
-resume    policy workers ◀─ step_N/policy          (hashed first: all ranks load it, or none)
+resume    policy workers ◀─ step_N/policy          (hashed before: all ranks load it, or none)
           driver         ◀─ step, policy version, prompt order, counters
 """
 
@@ -31,7 +31,7 @@ from nemo_like.observability.run_directory import RunDirectory
 
 @dataclass(frozen=True, slots=True)
 class RunPosition:
-    """How far a run is."""
+    """How far a run has come."""
 
     step: int = 0  # rollout steps done
     policy_version: int = 0
@@ -41,7 +41,11 @@ class RunPosition:
     def after(
         self, step: int, policy_version: int, metrics: Mapping[str, float], num_samples: int
     ) -> RunPosition:
-        """One step later; ``num_samples`` are those of one rollout, and a step may need several."""
+        """Return the position after ``step``, which had these metrics.
+
+        ``num_samples`` is the number of samples of one rollout; the metrics say how many rollouts the step
+        took.
+        """
         num_rollouts = int(metrics["train/dynamic_sampling_num_gen_batches"])
         return RunPosition(
             step=step,
@@ -60,12 +64,18 @@ class _Pending:
 
 
 class RunCheckpoints:
-    """The checkpoints of one run directory. ``found`` is the one to continue from, None for a new run;
-    ``warnings`` say which ones were set aside, because they were not whole."""
+    """The checkpoints of one run directory.
+
+    ``found`` is the checkpoint to continue from, None for a new run. ``warnings`` say which checkpoints were
+    set aside because they were not whole.
+    """
 
     def __init__(self, cfg: CheckpointingConfig, directory: RunDirectory, expected_bytes: int) -> None:
-        """Look for what an earlier process of this run left; ``expected_bytes`` is how large the first
-        checkpoint will be. Raises CheckpointError when there are checkpoints, and none is whole."""
+        """Look for the checkpoints that earlier processes of this run left.
+
+        ``expected_bytes`` is how large the first checkpoint will be. Raises CheckpointError when there are
+        checkpoints, and none is whole.
+        """
         self._cfg = cfg
         self.warnings: list[str] = []
         root = (
@@ -81,19 +91,19 @@ class RunCheckpoints:
 
     @property
     def last_step(self) -> int:
-        """The step after which the run goes on; -1 for a run that starts, before the validation at step 0."""
+        """The step of the checkpoint to continue from; -1 for a new run, before the validation at step 0."""
         return -1 if self.found is None else self.found.state.step
 
     @property
     def wandb_run_id(self) -> str | None:
-        """Of the run that is continued."""
+        """The Weights & Biases id that the checkpoint to continue from names; None for a new run."""
         return None if self.found is None else self.found.state.wandb_run_id
 
     def verify(self, policy: SavedPolicy) -> None:
-        """Have the policy's workers hash the files that they will load. A checkpoint that is not what was
-        written is set aside, and ``found`` is the one before it; ``warnings`` are those of this alone.
+        """Have the policy workers hash the files that they will load, and set corrupt checkpoints aside.
 
-        Raises CheckpointError when that leaves none.
+        ``found`` is then the latest checkpoint whose files are what was written. ``warnings`` are replaced by
+        those of this call. Raises CheckpointError when no checkpoint is left.
         """
         self.warnings.clear()
         if self.found is None:
@@ -110,9 +120,10 @@ class RunCheckpoints:
             )
 
     def resume(self, policy: SavedPolicy, sampler: MixtureSampler) -> RunPosition:
-        """Bring policy and prompt order to where the run stopped; the position, 0 for a new run.
+        """Bring policy and prompt order to where the run stopped, and return that position.
 
-        Raises CheckpointError when data or seed are not those of the checkpoint, or it cannot be loaded.
+        A new run changes nothing and gets the position of step 0. Raises CheckpointError when the
+        configuration's data or seed are not the checkpoint's, or when it cannot be loaded.
         """
         if self.found is None:
             return RunPosition()
@@ -128,7 +139,7 @@ class RunCheckpoints:
         return RunPosition(state.step, state.policy_version, state.consumed_samples, state.valid_tokens)
 
     def is_due(self, step: int) -> bool:
-        """Whether to save after this step, though the run goes on."""
+        """Return whether a checkpoint is due after this step by ``checkpointing.save_period``."""
         period = self._cfg.save_period
         return period > 0 and step % period == 0
 
@@ -140,12 +151,13 @@ class RunCheckpoints:
         sampler: MixtureSampler,
         wandb_run_id: str,
     ) -> None:
-        """Save the run as it stands after ``position.step``; ``metrics`` are that step's. Nothing where
-        checkpoints are not enabled.
+        """Save the run as it stands after ``position.step``, which had ``metrics``.
 
-        In the background, the checkpoint counts once ``settle`` or ``finish`` has seen it whole.
-        Raises DiskFull when the disk is, and CheckpointError when it, or the one before it, cannot be written
-        for another reason; those that are whole stay.
+        Does nothing where checkpoints are not enabled. The checkpoint before is completed first. With
+        ``checkpointing.writing=background`` this returns while the workers still write; the checkpoint counts
+        once ``settle`` or ``finish`` has completed it. Raises DiskFull when the disk is full, and
+        CheckpointError when this checkpoint or the one before cannot be written for another reason; the whole
+        ones stay.
         """
         if not self._cfg.enabled:
             return
@@ -168,7 +180,10 @@ class RunCheckpoints:
             self.finish()
 
     def settle(self) -> None:
-        """Complete the checkpoint under way if the workers have written it; raises as ``save``."""
+        """Complete the checkpoint under way if the workers have written it, without waiting for them.
+
+        Raises what ``save`` raises.
+        """
         if self._pending is None:
             return
         with self._guarded(self._pending.state.step):
@@ -177,7 +192,10 @@ class RunCheckpoints:
             self.finish()
 
     def finish(self) -> None:
-        """Wait until the checkpoint under way, if there is one, is whole; raises as ``save``."""
+        """Wait until the workers have written the checkpoint under way, if there is one, and complete it.
+
+        Raises what ``save`` raises.
+        """
         if self._pending is None:
             return
         with self._guarded(self._pending.state.step):
@@ -192,7 +210,7 @@ class RunCheckpoints:
 
 @contextmanager
 def _write_errors(path: Path) -> Iterator[None]:
-    """What a worker failed with, as an error of the checkpoint."""
+    """Turn ActorFailed from the block, a worker's error, into CheckpointError that names ``path``."""
     try:
         yield
     except ActorFailed as error:

@@ -1,11 +1,11 @@
-"""The groups that a step trains on: rollouts, rewards, and, with dynamic sampling, refills.
+"""Collects the groups that a step trains on: rollouts, rewards, and, with dynamic sampling, refills.
 
     prompts ─▶ rollout.run ─▶ scale, shape ─▶ raw rewards differ? ── yes ─▶ kept, until P groups are there
        ▲                                             └─ no ─▶ dropped: their bytes are freed at once
        └──── P further prompts, while groups are missing
 
-Every rollout asks for P prompts, as in DAPO (arXiv 2503.14476). Good groups beyond P are dropped too:
-kept for the next step, they would have been sampled by older weights.
+P is grpo.num_prompts_per_step. Every rollout asks for P prompts, as in DAPO (arXiv 2503.14476). Good groups
+beyond P are dropped too: if the next step used them, it would train on samples of older weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nemo_like.rollout.prompts import PromptBatch, RolloutResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """P groups, ordered by (prompt, generation), and what it took to get them."""
+    """The P groups that a step trains on, ordered by (prompt, generation), and what it took to get them."""
 
     batch: KVBatchMeta
     dropped: tuple[KVBatchMeta, ...]  # metadata only: their bytes are freed
@@ -52,9 +52,10 @@ def collect_groups(
     cfg: GRPOConfig,
     more_prompts: Callable[[PromptBatch], PromptBatch],
 ) -> Collected:
-    """As many rewarded groups as there are prompts; ``more_prompts(last)`` are those of a refill.
+    """Run rollouts until there are as many groups to train on as ``prompts``, and clear all others.
 
-    Raises RunFailed when ``dynamic_sampling_max_gen_batches`` rollouts do not give enough.
+    ``more_prompts(last)`` returns the prompts of the rollout after the one of ``last``. Raises RunFailed when
+    ``grpo.dynamic_sampling_max_gen_batches`` rollouts do not give enough groups.
     """
     wanted, num_kept = len(prompts), 0
     results: list[RolloutResult] = []
@@ -93,7 +94,7 @@ def _of_groups(batch: KVBatchMeta, groups: Sequence[Hashable]) -> KVBatchMeta:
 
 
 def _dropped(batch: KVBatchMeta, good: Sequence[Hashable], used: Sequence[Hashable]) -> list[KVBatchMeta]:
-    """The groups that will not train, with the reason as their outcome."""
+    """Return the groups that will not train, with the reason as their outcome; ``used`` begins ``good``."""
     trainable = set(good)
     uniform = [group_id for group_id in dict.fromkeys(batch.tag(GROUP_ID)) if group_id not in trainable]
     parts = (

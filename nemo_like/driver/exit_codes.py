@@ -1,8 +1,8 @@
-"""What ``run_grpo.py`` exits with. docs/faults.md says when."""
+"""The exit codes of ``run_grpo.py``; docs/faults.md says when it gives which."""
 
 FINISHED = 0
 FAILED = 1
 REFUSED = 2
 REWARDS_FAILED = 3
-PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: run it again, it continues
-INTERRUPTED = 130  # as a shell says of SIGINT
+PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: the same command continues the run
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it

@@ -1,7 +1,7 @@
-"""The trained policy as a Hugging Face checkpoint in the run directory: whole, or not there.
+"""Exports the trained policy as a Hugging Face checkpoint into the run directory: whole, or not at all.
 
-Its step stands beside the weights, so that the same command knows whether a run that made its last step
-was ended before it had exported, or exported an earlier end that was trained on.
+The export names its step. When the command of a finished run is given again, it can tell that the export is
+missing, because the run was ended before it, or old, because the run was trained further since.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ _STEP_FILE = "run.json"
 
 
 class FinalExport:
-    """RUN_DIR/final_hf."""
+    """The export in RUN_DIR/final_hf."""
 
     def __init__(self, directory: RunDirectory, num_bytes: int, chat_template: Path | None = None) -> None:
-        """``num_bytes`` is the size of the weights. ``chat_template`` is a file to read now, since it may be
-        another by the end of the run; null: the tokenizer keeps its own."""
+        """Read ``chat_template`` now, since the file may change before the run ends; None: the tokenizer
+        keeps its own. ``num_bytes`` is the size of the weights."""
         self.path = directory.final_hf_path
         self._num_bytes = num_bytes
         self._chat_template = None if chat_template is None else chat_template.read_text(encoding="utf-8")
 
     @property
     def step(self) -> int | None:
-        """The last rollout step of what was exported; None where nothing was, or it is not known of which."""
+        """The step after which the policy was exported; None where there is no export, or none that says."""
         try:
             return int(json.loads((self.path / _STEP_FILE).read_text(encoding="utf-8"))["step"])
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
     def write(self, export: Callable[[str], None], step: int) -> None:
-        """Have ``export`` write aside, and let that take the place of an earlier export once it is whole.
+        """Have ``export(path)`` write the policy of ``step`` into a directory aside, then put it in place.
 
-        Raises DiskFull, OSError when it cannot be written, and what ``export`` raises.
+        An earlier export stays until the new one is whole. Raises DiskFull, OSError when the export cannot be
+        written, and what ``export`` raises.
         """
         with whole_directory(self.path, "the trained model", self._num_bytes) as aside:
             export(str(aside))

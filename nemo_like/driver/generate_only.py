@@ -1,8 +1,8 @@
-"""Rollouts and rewards without a policy that learns: to look at samples, or to record them.
+"""The driver of a run that only rolls out and rewards, to look at samples or to record them; nothing trains.
 
     prompts ──▶ collect_groups ──▶ filters, advantages on tags ──▶ dump, metrics
 
-The engines serve the checkpoint as it was loaded.
+The engines serve the checkpoint as they loaded it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from nemo_like.observability.summary import SampleAnswer
 from nemo_like.observability.timers import StageTimer
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode
 
-# What the engines call weights that no trainer ever sent.
+# The policy version of engines to which no trainer has sent weights.
 _AS_LOADED = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationComponents:
+    """The concrete parts of a generation-only run, put together by ``setup``."""
+
     partitions: Partitions
     rollout: Rollout
     train_sampler: MixtureSampler
@@ -38,7 +40,7 @@ class GenerationComponents:
 
 
 class GenerationDriver:
-    """One rollout after the other; carries ``KVBatchMeta`` and floats, never a token."""
+    """Makes one rollout after the other; carries ``KVBatchMeta`` and floats, never a token."""
 
     def __init__(self, cfg: Config, components: GenerationComponents) -> None:
         self.cfg = cfg
@@ -47,20 +49,20 @@ class GenerationDriver:
         self.estimate_advantages = build_estimator(cfg.grpo)
 
     def run(self) -> None:
-        """grpo.max_num_steps steps."""
+        """Make grpo.max_num_steps steps and log their metrics."""
         for step in range(1, self.cfg.grpo.max_num_steps + 1):
             work = partial(self.observed_step, step)
             report = self.components.recovery.completed(f"step {step}", _AS_LOADED, work)
             self.components.logger.log_step(step, report.metrics)
 
     def observed_step(self, step: int) -> StepReport:
-        """The step, looked on by the observer."""
+        """Make a step while the observer looks on, and return its report with the GPUs' metrics."""
         with self.components.observer.observing(step):
             report = self.step(step)
         return report.with_metrics(self.components.observer.gpu_metrics())
 
     def step(self, step: int) -> StepReport:
-        """The first half of a GRPO iteration: everything up to the advantages."""
+        """Make the first half of a GRPO step: everything up to the advantages."""
         grpo, rollout, timer = self.cfg.grpo, self.components.rollout, StageTimer()
         with timer("total_step_time"), self.components.partitions.partition(f"train-{step}") as partition:
             with timer("generation"):
@@ -81,7 +83,7 @@ class GenerationDriver:
         return generation_report(batch, collected, opened, timer.metrics("timing/train/"))
 
     def next_prompts(self, step: int, first_group: int = 0) -> PromptBatch:
-        """The next P training prompts, by index."""
+        """Return the next P training prompts, by index; their groups are numbered from ``first_group``."""
         grpo = self.cfg.grpo
         return PromptBatch(
             mode=RolloutMode.training,

@@ -1,4 +1,4 @@
-"""A run holds the directories that it writes for as long as it lasts, and ends when it loses one."""
+"""Holds the directories that a run writes for as long as it lasts, and ends the run when it loses one."""
 
 from __future__ import annotations
 
@@ -15,11 +15,16 @@ _RENEW_S = LEASE_S / 6
 
 
 class HeldDirectories:
-    """``lost`` says why one of them is not this run's any more, null while all are."""
+    """Directories that no other run can write while this one holds them.
+
+    ``lost`` says why a directory no longer belongs to this run; None while all do.
+    """
 
     def __init__(self, directories: Sequence[Path], renew_s: float = _RENEW_S) -> None:
-        """Take them all. Raises DirectoryInUse when another run holds one, OSError when one cannot be
-        written."""
+        """Take all directories; each gets a sign of life every ``renew_s`` inside ``renewing``.
+
+        Raises DirectoryInUse when another run holds one, OSError when one cannot be written.
+        """
         self.lost: str | None = None
         self._renew_s = renew_s
         self._end = threading.Event()
@@ -33,11 +38,12 @@ class HeldDirectories:
 
     @contextmanager
     def renewing(self, warn: Callable[[str], None]) -> Iterator[None]:
-        """Give signs of life inside the block, which a KeyboardInterrupt ends when a directory is lost.
+        """Give the directories signs of life from a thread for as long as the block runs.
 
-        ``warn`` gets a sentence when a sign of life could not be given. To be called by the main thread.
+        When a directory is lost, ``lost`` says why, and the block is ended by a KeyboardInterrupt. ``warn``
+        gets a sentence when a sign of life cannot be given. Only the main thread may call this.
         """
-        # Not SIGINT, which a run in the background of a shell ignores.
+        # The thread interrupts the block by SIGALRM: a shell's background job ignores SIGINT.
         previous = signal.signal(signal.SIGALRM, _interrupt)
         thread = threading.Thread(target=self._renew, args=(warn,), name="run lock", daemon=True)
         thread.start()

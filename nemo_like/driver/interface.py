@@ -1,4 +1,4 @@
-"""What the driver needs from the rest, as Protocols: each call takes and returns metadata and floats."""
+"""What the driver needs from its parts, as Protocols: calls take and return metadata and floats."""
 
 from __future__ import annotations
 
@@ -19,80 +19,88 @@ T = TypeVar("T")
 
 
 class Partitions(Protocol):
-    """Life of the data plane's partitions."""
+    """Opens and closes the data plane's partitions."""
 
     def partition(self, name: str) -> AbstractContextManager[str]:
-        """Open with every column declared; cleared on exit, also when the block raised."""
+        """Open a partition with every column declared; close it on exit, also when the block raised."""
 
     def take_operations(self) -> Sequence[Operation]:
-        """What was opened since the last time; nothing where nobody observes it."""
+        """Return the openings since the last call; nothing unless ``data_plane.log_operations`` is set."""
 
 
 class Rollout(Protocol):
-    """Prompts in, finished samples' metadata out."""
+    """Samples and rewards: it takes prompts and returns the metadata of finished samples."""
 
     def run(self, prompts: PromptBatch, partition: str) -> RolloutResult:
-        """Generate, reward, flatten and put; rows ordered by (prompt, generation)."""
+        """Generate, reward, flatten and put the samples of ``prompts``, in rows by (prompt, generation)."""
 
     def clear(self, batches: Sequence[KVBatchMeta]) -> Sequence[Operation]:
-        """Free the bytes of samples that will not train; what that took in the data plane."""
+        """Clear samples that will not train, and return the operations of the data plane that this took."""
 
     def sample_answers(self) -> Sequence[SampleAnswer]:
-        """A few answers of the latest validation, in words."""
+        """Return a few answers of the latest validation, as text."""
 
     def dump(self, step: int, ledger: Sequence[KVBatchMeta]) -> None:
-        """Write down the conversations of these samples with their tags, for people to read."""
+        """Write the conversations of these samples with their tags into a file for people to read."""
 
 
 class SavedPolicy(Protocol):
-    """The policy worker group as checkpoints see it."""
+    """What checkpoints need of the policy worker group."""
 
     def save_checkpoint(self, path: str, writing: CheckpointWriting) -> None:
-        """Write what training continues from into the empty directory ``path``; in the background, this
-        returns when it is copied."""
+        """Write what training continues from into the empty directory ``path``.
+
+        With writing in the background, return as soon as it is copied, before it is on disk.
+        """
 
     def has_written_checkpoint(self) -> bool:
-        """Whether the latest checkpoint is on disk; raises ActorFailed when it could not be written."""
+        """Return whether the latest checkpoint is on disk. Raises ActorFailed when it cannot be written."""
 
     def wait_for_checkpoint(self) -> Mapping[str, str]:
-        """Wait until the latest checkpoint is on disk; the SHA-256 of its files by name. Raises ActorFailed
-        when it could not be written."""
+        """Wait until the latest checkpoint is on disk, and return the SHA-256 of each of its files by name.
+
+        Raises ActorFailed when it cannot be written.
+        """
 
     def corrupt_checkpoint_files(self, path: str, digests: Mapping[str, str]) -> Sequence[str]:
-        """Hash a checkpoint's files; names of those that differ from ``digests``."""
+        """Hash a checkpoint's files, and return the names of those that differ from ``digests``."""
 
     def load_checkpoint(self, path: str, policy_version: int) -> None:
-        """Continue from a checkpoint, which another parallel layout may have written."""
+        """Load a checkpoint, which another parallel layout may have written, as this policy version."""
 
 
 class Policy(SavedPolicy, Protocol):
-    """The policy worker group, driven by metadata."""
+    """What a step needs of the policy worker group."""
 
     def compute_logprobs(self, batch: KVBatchMeta, columns: Sequence[Column]) -> ScoredBatch:
-        """Adds these of the columns prev_logprobs and reference_logprobs, and their tags."""
+        """Have the workers compute and write ``columns``: prev_logprobs, reference_logprobs or both.
+
+        The returned batch names these columns and carries their tags.
+        """
 
     def train(self, batch: KVBatchMeta) -> TrainUpdate:
-        """Every epoch's optimizer updates over the batch; needs tags advantage and sample_mask."""
+        """Make every epoch's updates over the batch, which needs the tags advantage and sample_mask."""
 
 
 class WeightSync(Protocol):
     """Keeps the generation engines at the trainer's weights."""
 
     def ensure_version(self, version: int) -> Mapping[str, Metric]:
-        """Returns once every engine serves exactly this policy version."""
+        """Return once every engine serves exactly this policy version."""
 
     def generation_is_over(self) -> None:
-        """Until the next version is ensured nothing is generated: engines may give up what others need."""
+        """Let engines release the GPUs that they share with the trainer; the next version wakes them."""
 
 
 class Recovery(Protocol):
     """Replaces processes that died while work was under way."""
 
     def completed(self, name: str, policy_version: int, work: Callable[[], T]) -> T:
-        """What the work returns; where a process died that can be replaced, it is done again from its
-        prompts, as if nothing had happened.
+        """Do ``work`` and return what it returns; ``name`` says in warnings what it is.
 
-        Raises ActorDied when the process cannot be replaced, or the policy is no longer at this version.
+        When a process that can be replaced dies meanwhile, replace it and do the work again with the same
+        prompts. Raises ActorDied when the process cannot be replaced, or when the policy is no longer at
+        ``policy_version``.
         """
 
 
@@ -100,7 +108,7 @@ class StepObserver(Protocol):
     """Looks on while steps run."""
 
     def observing(self, step: int) -> AbstractContextManager[None]:
-        """Around a step; may record what every process does."""
+        """Record what every process does while the block runs, if the configuration asks for this step."""
 
     def gpu_metrics(self) -> dict[str, float]:
-        """What the GPUs did since the last call, under final names."""
+        """Return how busy and full the GPUs were since the last call, under the metrics' final names."""

@@ -1,4 +1,4 @@
-"""Traces and profiles of the steps for which the configuration asks, and what the GPUs did in every step."""
+"""Writes traces and profiles of the steps that the configuration names; measures the GPUs in every step."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from nemo_like.observability.trace import chrome_trace, start_trace, take_trace
 
 # Writing a profile of a large model's step takes minutes.
 _TIMEOUT_S = 600.0
-# Asking the GPUs' driver takes milliseconds.
+# Long enough: asking the GPUs' driver takes milliseconds.
 _GPU_TIMEOUT_S = 30.0
 
 
 class StepObservation:
-    """``StepObserver`` over the processes of a run."""
+    """The ``StepObserver`` of a run with all its processes."""
 
     def __init__(
         self,
@@ -34,19 +34,28 @@ class StepObservation:
         directory: RunDirectory,
         gpu_actors: Callable[[], Sequence[ActorHandle]],
     ) -> None:
-        """``actors()`` are those of the moment, in the order of a trace, below the driver; ``gpu_actors()``
-        those with GPUs, each GPU once."""
+        """Observe the processes that ``actors()`` returns at the time, since any may be replaced.
+
+        A trace lists them in this order, below the driver. ``gpu_actors()`` returns those with GPUs, so that
+        each GPU is counted once.
+        """
         self._cfg, self._cluster, self._actors, self._directory = cfg, cluster, actors, directory
         self._gpu_actors = gpu_actors
 
     def mark_ranges(self, actors: Sequence[ActorHandle]) -> None:
-        """From now on these processes, which load torch for CUDA, name what they do for Nsight Systems."""
+        """Have these processes name what they do for Nsight Systems from now on, with logger.nvtx_ranges.
+
+        They must be processes that load torch.
+        """
         if self._cfg.nvtx_ranges:
             self._everywhere(actors, lambda actor: ("mark_ranges",))
 
     @contextmanager
     def observing(self, step: int) -> Iterator[None]:
-        """Around a step. Nothing is written of a step that raises."""
+        """Trace and profile the block, a step, where the configuration asks for it.
+
+        Nothing is written of a step that raises.
+        """
         is_traced, is_profiled = step in self._cfg.trace_steps, step in self._cfg.profile.steps
         if is_profiled:
             self._everywhere(self._profiled(), lambda actor: ("start_profile",))
@@ -61,7 +70,10 @@ class StepObservation:
             self._everywhere(list(paths), lambda actor: ("stop_profile", paths[actor]))
 
     def gpu_metrics(self) -> dict[str, float]:
-        """How busy and full the GPUs of every kind of process were since the last call; empty on CPUs."""
+        """Return how busy and full the GPUs of every kind of process were since the last call.
+
+        Empty on CPUs, and when a process does not answer.
+        """
         actors = self._gpu_actors()
         if not actors:
             return {}
@@ -71,7 +83,7 @@ class StepObservation:
                 calls, stage="observation", timeout_s=_GPU_TIMEOUT_S, watching=actors
             )
         except ClusterError:
-            return {}  # the step is whole without them; the next one finds out who died
+            return {}  # the step is complete without GPU metrics; the next one finds out who died
         parts = [
             {f"performance/gpu/{kind_of(actor.name)}/{name}": metric for name, metric in usage.items()}
             for actor, usage in zip(actors, taken, strict=True)
@@ -97,7 +109,7 @@ class StepObservation:
 
 
 def kind_of(actor: str) -> str:
-    """``policy_worker`` of ``policy_worker-3``."""
+    """Return the kind of a process by its name: ``policy_worker`` for ``policy_worker-3``."""
     return actor.rpartition("-")[0] or actor
 
 

@@ -1,8 +1,8 @@
-"""Every process of a run, and what it is started with.
+"""Starts every process of a run, and says what each is started with.
 
-All start at once, since most of a start is imports. What a replay or a generation-only run does without
-is not started at all: ``config.plan.roles`` says how many there are of each. One that died is started again
-in the same way.
+All processes start side by side, since most of a start is imports. ``config.plan.roles`` says how many there
+are of each kind: a replay has no engines and no environments, a generation-only run no policy workers. A
+process that died is started again in the same way.
 """
 
 from __future__ import annotations
@@ -30,28 +30,30 @@ from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.policy.interface import WeightSenderSpec
 from nemo_like.policy.parallelism import parallel_layout
 
-# Exchanges with processes that are up already and have nothing to compute.
+# The deadline of calls to processes that are up already and have nothing to compute.
 SHORT_TIMEOUT_S = 30.0
 
 
 @dataclass(slots=True, kw_only=True)
 class Actors:
-    """Handles of the processes of a run as they are now."""
+    """Handles of the processes of a run as they are now; a recovery replaces those that died."""
 
     host: ActorHandle
     engines: list[ActorHandle]
     workers: list[ActorHandle]
-    environments: dict[str, list[ActorHandle]]  # by name
+    environments: dict[str, list[ActorHandle]]  # by the environment's name
     rollout: ActorHandle
 
     def all(self) -> list[ActorHandle]:
-        """In the order in which data passes them."""
+        """Return every handle, in the order in which data passes the processes."""
         environments = (actor for pool in self.environments.values() for actor in pool)
         return [self.rollout, *self.engines, *environments, self.host, *self.workers]
 
     def readiness(self, started: Sequence[ActorHandle]) -> list[Call]:
-        """For each of these, a call that returns once it is ready; the rollout actor's with what the datasets
-        hold."""
+        """Make a call to each of these processes, which returns once the process is ready.
+
+        The rollout actor's call returns ``RolloutParts``: what the datasets hold, and the rollout's columns.
+        """
         methods = {self.host.name: "ready"}
         methods |= {worker.name: "setup" for worker in self.workers}
         methods |= {engine.name: "stats" for engine in self.engines}
@@ -65,7 +67,7 @@ class Actors:
 
 
 def write_process_ids(cluster: Cluster, actors: Actors, directory: RunDirectory) -> None:
-    """RUN_DIR/processes.json, for py-spy, top or kill."""
+    """Write the process id of every process by name to RUN_DIR/processes.json, for py-spy, top or kill."""
     handles = actors.all()
     calls = [handle.process_id() for handle in handles]
     pids = cluster.gather(calls, stage="start", timeout_s=SHORT_TIMEOUT_S)
@@ -75,14 +77,14 @@ def write_process_ids(cluster: Cluster, actors: Actors, directory: RunDirectory)
 
 
 class Starter:
-    """One method per kind of process; each returns at once."""
+    """Starts processes, with one method per kind; none waits until its processes are ready."""
 
     def __init__(self, cfg: Config, cluster: Cluster, directory: RunDirectory) -> None:
         self._cfg, self._cluster, self._directory = cfg, cluster, directory
         self._needs = roles(cfg)
 
     def all(self) -> Actors:
-        """Every process of the run."""
+        """Start every process of the run."""
         host = self.host()
         data_plane = self.data_plane(host)
         engines = [self.engine(index) for index in range(self._needs[Role.engine].count)]
@@ -96,7 +98,7 @@ class Starter:
         )
 
     def data_plane(self, host: ActorHandle) -> DataPlaneSpec:
-        """How the other processes reach the host's data plane."""
+        """Return what the other processes need to reach the host's data plane."""
         return DataPlaneSpec(
             host=host,
             backend=self._cfg.data_plane.backend,
@@ -116,7 +118,7 @@ class Starter:
         )
 
     def engine(self, index: int) -> ActorHandle:
-        """With the weights of ``policy.model_name``, until a trainer sends others."""
+        """Start an engine, which serves the weights of ``policy.model_name`` until a trainer sends others."""
         policy = self._cfg.policy
         model_name = str(Path(policy.model_name).absolute())
         return self._start(
@@ -168,7 +170,7 @@ class Starter:
         ]
 
     def environments(self) -> dict[str, list[ActorHandle]]:
-        """One pool for each environment that the data name."""
+        """Start a pool of ``num_actors`` actors for each environment that the data name."""
         used = used_environments(self._cfg) if self._needs[Role.environment].count else {}
         return {
             name: [self.environment(name, index) for index in range(env.num_actors)]
@@ -191,7 +193,7 @@ class Starter:
         environments: dict[str, list[ActorHandle]],
         data_plane: DataPlaneSpec,
     ) -> ActorHandle:
-        """Who replays what another run recorded needs neither engines nor environments."""
+        """Start the rollout actor. A replay reads a recording, so it gets no engines and no environments."""
         if self._cfg.rollout.replay is not None:
             return self._replay(self._cfg.rollout.replay, data_plane)
         return self._start(
@@ -217,12 +219,15 @@ class Starter:
         )
 
     def _patience_s(self) -> float:
-        """How long processes wait for each other: no shorter than the driver, which can say more."""
+        """Return how long processes wait for each other.
+
+        No wait is shorter than the driver's own, whose error says more.
+        """
         cluster = self._cfg.cluster
         return max(cluster.start_timeout_s, longest_deadline_s(cluster))
 
     def _rendezvous(self) -> tuple[str, int]:
-        """Where the policy workers meet: on the node of the first of them."""
+        """Return the address and port at which the policy workers meet: on the node of the first of them."""
         cluster, needs = self._cfg.cluster, self._needs[Role.policy_worker]
         if cluster.address is None or not needs.count:
             return "127.0.0.1", free_port()
@@ -250,7 +255,7 @@ class Starter:
 
 
 def _torch_environment(cfg: Config) -> dict[str, str]:
-    """For processes that load torch."""
+    """Return the environment variables of processes that load torch."""
     env = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     if cfg.policy.device is Device.cpu:
         env |= {**CPU_ENVIRONMENT, "CUDA_VISIBLE_DEVICES": ""}

@@ -1,12 +1,12 @@
-"""Recovery without a restart: a process that died is replaced, and the work under way is done again.
+"""Recovers a run without a restart: replaces a process that died, and does the work under way again.
 
-work ── ActorDied ─▶ the policy settles: is it still whole, and at the version it had?
-                     the rollout under way is given up, the engines drop their requests
-                     what is dead is started again and meets the others; engines get the weights
-work again ◀──────── the prompt order goes back to where the work began
+work ── ActorDied ─▶ the policy workers settle: are they still whole, and at the version they had?
+                     the rollout under way is abandoned, the engines abort their requests
+                     what is dead is started again and meets the others
+work again ◀──────── the prompt order goes back to where the work began; engines get the weights anew
 
-Every response has a seed of its own, so the work done again gives what it would have given at first.
-A policy worker holds what no other process has: its death is not recovered here.
+Every response has a seed of its own, so the work gives the second time what it would have given the first.
+A policy worker holds weights and optimizer state that no other process has: its death is not recovered here.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _STAGE = "recovery"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recoverable:
-    """The parts of a run that learn of new processes, or go back to where the work began."""
+    """The parts of a run that a recovery connects with new processes, or takes back to where work began."""
 
     cluster: Cluster
     starter: Starter
     actors: Actors
     rollout: RolloutHandle
     partitions: PartitionControl
-    policy: PolicyWorkerGroup | None  # none where nothing is trained
+    policy: PolicyWorkerGroup | None  # None where nothing is trained
     weight_sync: EngineWeights | NoEngines
     train_sampler: MixtureSampler
     observation: StepObservation
@@ -52,22 +52,26 @@ class Recoverable:
 
 
 class ActorRecovery:
-    """``interfaces.Recovery`` for engines, environments, the rollout actor and the data plane."""
+    """The ``interface.Recovery`` for engines, environments, the rollout actor and the data plane's host."""
 
     def __init__(self, cfg: ClusterConfig, parts: Recoverable) -> None:
         self._cfg, self._parts = cfg, parts
         self._num_recoveries = 0
-        self._not_connected: set[str] = set()  # started again, and not connected with the others yet
+        self._not_connected: set[str] = set()  # names of actors started again but not yet connected
 
     def completed(self, name: str, policy_version: int, work: Callable[[], T]) -> T:
-        """See ``interfaces.Recovery``; ``cluster.max_recoveries`` times at most."""
+        """Do ``work`` until it ends without a death, and return its result; see ``interface.Recovery``.
+
+        A run recovers ``cluster.max_recoveries`` times at most; the death after that is raised.
+        """
         sampler, weight_sync = self._parts.train_sampler, self._parts.weight_sync
         prompt_order, served_version = sampler.state_dict(), weight_sync.version
         is_again = False
         while True:
             try:
                 if is_again and served_version == policy_version:
-                    # The engines had these weights when the work began: it counts no transfer of its own.
+                    # The engines had these weights when the work began, so the transfer that the recovery
+                    # needs must not count as the work's own.
                     weight_sync.ensure_version(policy_version)
                 return work()
             except ActorDied as death:
@@ -77,7 +81,10 @@ class ActorRecovery:
             is_again = True
 
     def _recover(self, death: ActorDied, name: str, policy_version: int) -> None:
-        """Have every process alive and idle. Raises ActorDied when that cannot be, or no longer helps."""
+        """Replace what died, until every process is alive, connected and idle.
+
+        Raises ActorDied when a process cannot be replaced, or when replacing it would not save the run.
+        """
         while True:
             self._check(death, policy_version)
             self._num_recoveries += 1
@@ -92,7 +99,11 @@ class ActorRecovery:
                 death = another
 
     def _check(self, death: ActorDied, policy_version: int) -> None:
-        """Raises the death unless replacing the actor makes the run what it was."""
+        """Raise ``death`` unless the run can go on once the actor is replaced.
+
+        It cannot when a policy worker died, a node was lost, recoveries are used up, or the policy is no
+        longer at ``policy_version``.
+        """
         is_policy = death.actor in {worker.name for worker in self._parts.actors.workers}
         if is_policy or death.lost_nodes or self._num_recoveries == self._cfg.max_recoveries:
             raise death
@@ -119,7 +130,7 @@ class ActorRecovery:
         self._not_connected = set()
 
     def _drops_requests(self, engine: ActorHandle) -> bool:
-        """Whether the engine lives, and has not failed: then it has nothing left to generate."""
+        """Have an engine abort its requests; return False when it is dead or fails, and must be replaced."""
         try:
             call = engine.submit("abort_all")
             self._parts.cluster.gather(
@@ -130,7 +141,7 @@ class ActorRecovery:
             return False
 
     def _start_again(self, dead: set[str]) -> None:
-        """New processes in place of these; returns at once."""
+        """Discard these processes and start new ones in their place, without waiting until they are ready."""
         starter, actors = self._parts.starter, self._parts.actors
         for handle in actors.all():
             if handle.name in dead:
@@ -149,7 +160,7 @@ class ActorRecovery:
             actors.rollout = starter.rollout(actors.engines, actors.environments, data_plane)
 
     def _connect(self, new: set[str]) -> None:
-        """Let the others meet the processes that are new."""
+        """Connect the processes that are new with all others."""
         parts, actors = self._parts, self._parts.actors
         data_plane = parts.starter.data_plane(actors.host)
         if actors.host.name in new:

@@ -1,4 +1,4 @@
-"""Metrics of a step and of a validation under their final names, from tags and already reduced parts."""
+"""Builds the metrics of a step under their final names, from tags and from already reduced metrics."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from nemo_like.policy.results import ScoredBatch, TrainUpdate
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """``metrics`` under their final names, see docs/metrics.md."""
+    """The metrics of a step under their final names; see docs/metrics.md."""
 
     metrics: dict[str, float]
 
     def with_metrics(self, more: Mapping[str, float]) -> StepReport:
-        """The report with more metrics."""
+        """Return the report with these metrics added."""
         return StepReport({**self.metrics, **more})
 
 
 @dataclass(frozen=True, slots=True)
 class StepResults:
-    """What the stages of one step returned."""
+    """What the stages of one training step returned."""
 
     batch: KVBatchMeta
     rollout: Collected
@@ -49,7 +49,7 @@ class StepResults:
 
 
 def train_report(results: StepResults, timing: Mapping[str, float]) -> StepReport:
-    """Everything a step logs."""
+    """Return everything that a training step logs; ``timing`` is in seconds, under final names."""
     train = {
         **_values(results.rollout.metrics),
         **_values(results.scored.metrics),
@@ -83,7 +83,7 @@ def generation_report(
     partition_operations: Sequence[Operation],
     timing: Mapping[str, float],
 ) -> StepReport:
-    """What a step logs that trains nothing."""
+    """Return everything that a step of a generation-only run logs; ``timing`` as in ``train_report``."""
     train = {
         **_values(rollout.metrics),
         **reward_metrics(rollout),
@@ -109,9 +109,10 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def reward_metrics(rollout: Collected) -> dict[str, float]:
-    """Rewards of everything generated and, as filtered_reward and shaped_reward, of the groups kept.
+    """Return mean rewards: ``reward`` of everything generated, the others of the groups kept.
 
-    Samples whose reward failed count nowhere; a mean over no sample is left out.
+    Samples whose reward failed do not count, and a mean over no sample is left out. The number of rollouts
+    and the metrics of the groups' baselines come with them.
     """
     generated = rollout.generated
     rewards = [reward for part in generated for reward in part.tag(REWARD)]
@@ -128,7 +129,7 @@ def reward_metrics(rollout: Collected) -> dict[str, float]:
 
 
 def outcome_metrics(batches: Sequence[KVBatchMeta]) -> dict[str, float]:
-    """How many samples did not train, by reason."""
+    """Count the samples that did not train, by reason; failed rewards are counted elsewhere."""
     outcomes = [outcome for batch in batches for outcome in batch.tag(OUTCOME)]
     counted = {
         "num_overlong_filtered": Outcome.overlong,
@@ -140,13 +141,13 @@ def outcome_metrics(batches: Sequence[KVBatchMeta]) -> dict[str, float]:
 
 
 def _masked_mean(name: str, values: Sequence[float], mask: Sequence[float]) -> dict[str, float]:
-    """The mean of the unmasked values by its name; nothing where there are none."""
+    """Return the mean of the values whose mask is not 0, by ``name``; an empty mapping where all are 0."""
     kept = [value for value, valid in zip(values, mask, strict=True) if valid]
     return {name: _mean(kept)} if kept else {}
 
 
 def _tag_metrics(batch: KVBatchMeta) -> dict[str, float]:
-    """Advantages and counts of the samples that train."""
+    """Return advantages and counts of the samples that train, and the policy version of all."""
     mask, all_advantages = batch.tag(SAMPLE_MASK), batch.tag(ADVANTAGE)
     advantages = [advantage for advantage, kept in zip(all_advantages, mask, strict=True) if kept]
     valid_tokens = sum(n for n, m in zip(batch.tag(NUM_RESPONSE_TOKENS), mask, strict=True) if m)
@@ -162,7 +163,7 @@ def _tag_metrics(batch: KVBatchMeta) -> dict[str, float]:
 
 
 def _sample_errors(batch: KVBatchMeta) -> dict[str, float]:
-    """Per-sample mismatch; nothing where training does without prev_logprobs."""
+    """Return how far trainer and engine disagree per sample; nothing where no prev_logprobs were computed."""
     if not batch.has_tag(MULT_PROB_ERROR):
         return {}
     errors = batch.tag(MULT_PROB_ERROR)
@@ -170,7 +171,10 @@ def _sample_errors(batch: KVBatchMeta) -> dict[str, float]:
 
 
 def _performance(results: StepResults, total_s: float) -> dict[str, float]:
-    """Where the step's time went. ``overhead_share`` is what is neither generation nor worker compute."""
+    """Return throughput and where the step's ``total_s`` went.
+
+    ``overhead_share`` is the share that was neither generation nor compute of the policy workers.
+    """
     generation_s = results.rollout.generation_s
     compute_s = results.scored.compute_s + results.update.compute_s
     return {

@@ -1,4 +1,4 @@
-"""Looks at every rollout for rewards that failed: tells of each kind once, and ends a run with too many."""
+"""Looks for failed rewards in every rollout: warns of each kind once, and ends a run that has too many."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from nemo_like.rollout.prompts import FailedReward, PromptBatch, RolloutResult
 
 
 class RewardWatch:
-    """Counts samples and failures of each environment over the rollouts of a step or a validation."""
+    """Counts the samples and failed rewards of each environment over the rollouts of a step or validation."""
 
     def __init__(self, envs: Mapping[str, EnvConfig], logger: RunLogger, log_path: str) -> None:
-        """``log_path`` is where the rollout actor names every failed sample."""
+        """Take the limits from ``envs``; ``log_path`` is the rollout actor's log, which names every failed
+        sample."""
         self._envs, self._logger, self._log_path = envs, logger, log_path
         self._told: set[tuple[str, FailureKind]] = set()
         self._reasons: dict[tuple[str, FailureKind], str] = {}  # the latest of each kind
@@ -25,10 +26,10 @@ class RewardWatch:
         self._num_of_kind: Counter[tuple[str, FailureKind]] = Counter()
 
     def look(self, prompts: PromptBatch, result: RolloutResult) -> None:
-        """Warn of the first failure of a kind in an environment.
+        """Count a rollout's failed rewards, and warn of the run's first of each kind in each environment.
 
-        Raises RewardsFailed when more than ``env.<name>.max_failed_share`` of what the step or validation
-        has sampled so far, refills by dynamic sampling included, could not be judged.
+        Raises RewardsFailed when an environment could not judge more than ``env.<name>.max_failed_share`` of
+        its samples in this step or validation so far, refills by dynamic sampling included.
         """
         if prompts.first_group == 0:
             for counts in (self._num_samples, self._num_failed, self._num_of_kind):

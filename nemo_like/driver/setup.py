@@ -1,7 +1,7 @@
-"""Puts the concrete parts together, runs the driver, and ends every process again.
+"""Puts the concrete parts of a run together, runs the driver, and ends every process again.
 
-The only module that knows all parts; ``processes`` says what each process is started with. The driver's
-own imports none of what they need.
+This is the only module that knows all parts; ``processes`` says what each process is started with. The
+driver's own process imports nothing that only other processes need, such as torch or vLLM.
 """
 
 from __future__ import annotations
@@ -58,10 +58,11 @@ from nemo_like.weight_sync.sync import EngineWeights, NoEngines
 
 
 def run(cfg: Config, config_name: str) -> int:
-    """One whole run; the exit code. ``config_name`` names the run directory unless logger.run_name does.
+    """Make one whole run and return the exit code.
 
-    Raises DirectoryInUse when another run has the directory, RunFailed when it cannot be written, or when
-    none of its checkpoints is whole.
+    ``config_name`` names the run directory unless logger.run_name does. Raises DirectoryInUse when another
+    run holds the directory, RunFailed when it cannot be written, or when it has checkpoints of which none is
+    whole.
     """
     try:
         with space_for("the run directory", Path(cfg.logger.log_dir).absolute()):
@@ -79,7 +80,7 @@ def run(cfg: Config, config_name: str) -> int:
 
 
 def _run_in(directory: RunDirectory, cfg: Config, held: HeldDirectories) -> int:
-    """The run in a directory that is its own; the exit code."""
+    """Make the run in a directory that this process holds, and return the exit code."""
     resolved = to_yaml(cfg)
     directory.write_config(resolved)
     checkpoints = run_checkpoints(cfg, directory)
@@ -110,7 +111,7 @@ class _Result:
 
 
 def _result(cfg: Config, directory: RunDirectory, logger: RunLogger, checkpoints: RunCheckpoints) -> _Result:
-    """How the run ended."""
+    """Make the run and return how it ended, also when it failed or was interrupted."""
     try:
         return _run_with_restarts(cfg, directory, logger, checkpoints)
     except KeyboardInterrupt:
@@ -124,7 +125,11 @@ def _result(cfg: Config, directory: RunDirectory, logger: RunLogger, checkpoints
 def _run_with_restarts(
     cfg: Config, directory: RunDirectory, logger: RunLogger, checkpoints: RunCheckpoints
 ) -> _Result:
-    """The run; after a process died or hung, all of them again, from the latest checkpoint."""
+    """Make the run; when a process dies or hangs, start all processes again from the latest checkpoint.
+
+    Raises the error without a restart when checkpoints are not enabled, when ``cluster.max_restarts`` are
+    used up, or for a stage's timeout when ``cluster.on_stage_timeout`` is ``stop``.
+    """
     num_restarts = 0
     while True:
         for warning in checkpoints.warnings:
@@ -149,14 +154,14 @@ def _run_with_restarts(
 def run_checkpoints(cfg: Config, directory: RunDirectory) -> RunCheckpoints:
     """Look for the checkpoints in a run directory.
 
-    Raises CheckpointError when there are some and none is whole.
+    Raises CheckpointError when there are checkpoints, and none is whole.
     """
     model = read_model_info(cfg.policy.model_name, cfg.policy.backend)
     return RunCheckpoints(cfg.checkpointing, directory, expected_bytes=checkpoint_bytes(cfg.policy, model))
 
 
 def _run(cfg: Config, directory: RunDirectory, logger: RunLogger, checkpoints: RunCheckpoints) -> _Result:
-    """The steps that are left, and the export of what they made."""
+    """Start the processes, make the steps that are left, and export the policy where that is configured."""
     export = _final_export(cfg, directory)
     is_finished = _is_finished(cfg, checkpoints)
     if is_finished and (export is None or export.step == checkpoints.last_step):
@@ -180,7 +185,7 @@ def _final_export(cfg: Config, directory: RunDirectory) -> FinalExport | None:
 
 
 def _is_finished(cfg: Config, checkpoints: RunCheckpoints) -> bool:
-    """Whether an earlier process made the last step, or reached the goal."""
+    """Return whether an earlier process of this run made the last step, or reached the goal."""
     if checkpoints.found is None:
         return False
     state = checkpoints.found.state
@@ -188,7 +193,7 @@ def _is_finished(cfg: Config, checkpoints: RunCheckpoints) -> bool:
 
 
 def _run_directory(cfg: Config, config_name: str) -> RunDirectory:
-    """A new one, or that of the run that is continued."""
+    """Create the run directory, or open that of the run to continue."""
     name = cfg.logger.run_name or f"{config_name}-{datetime.now():%Y%m%d-%H%M%S}"
     if cfg.checkpointing.enabled and cfg.checkpointing.resume_if_exists and cfg.logger.run_name:
         return RunDirectory.open(cfg.logger.log_dir, name)
@@ -196,7 +201,7 @@ def _run_directory(cfg: Config, config_name: str) -> RunDirectory:
 
 
 def _written_directories(cfg: Config, directory: RunDirectory) -> list[Path]:
-    """All that two runs must not write at once."""
+    """Return every directory that this run writes, and that no other run may write at the same time."""
     elsewhere = cfg.checkpointing.checkpoint_dir if cfg.checkpointing.enabled else None
     return [directory.path, *([] if elsewhere is None else [Path(elsewhere).absolute()])]
 
@@ -206,12 +211,12 @@ class StartedRun:
     """A run whose processes are all up."""
 
     driver: SyncGRPODriver | GenerationDriver
-    policy: PolicyWorkerGroup | None  # none where nothing is trained
+    policy: PolicyWorkerGroup | None  # None where nothing is trained
 
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """Processes that are up, where they write, and what the rollout actor found."""
+    """Processes that are up but not connected yet, where they write, and what the rollout actor found."""
 
     directory: RunDirectory
     cluster: Cluster
@@ -224,7 +229,7 @@ class _Started:
 def started(
     cfg: Config, directory: RunDirectory, logger: RunLogger, checkpoints: RunCheckpoints
 ) -> Iterator[StartedRun]:
-    """Every process of the run, ready; all of them are gone when the block is left."""
+    """Start every process of the run, and yield the run once it is ready; end all when the block is left."""
     logger.status("starting Ray")
     needs = RayNeeds(
         address=cfg.cluster.address,
@@ -250,7 +255,7 @@ def started(
 
 
 def _connect(cfg: Config, started: _Started, logger: RunLogger, checkpoints: RunCheckpoints) -> StartedRun:
-    """Let the processes meet, bring them to where the run stands, and hand them to a driver."""
+    """Connect the processes, bring them to where the run stands, and hand them to a driver."""
     cluster, actors, sources = started.cluster, started.actors, started.rollout.sources
     policy = None if cfg.rollout.generate_only else _policy(cfg, cluster, actors, logger)
     watch = RewardWatch(cfg.env, logger, started.directory.log_path(actors.rollout.name))
@@ -313,14 +318,14 @@ def _partitions(cfg: Config, cluster: Cluster, actors: Actors, columns: Sequence
         cluster,
         actors.host,
         columns=columns,
-        # Dynamic sampling drops groups, after which nobody knows who gets the others.
+        # Dynamic sampling drops groups, so nobody knows at the put which replica will get which sample.
         num_readers=None if cfg.grpo.use_dynamic_sampling else cfg.policy.data_parallel_size,
         timeout_s=cfg.data_plane.timeout_s,
     )
 
 
 def _train_sampler(cfg: Config, sources: Sequence[SourceReport]) -> MixtureSampler:
-    """Build what draws the prompts of each training step."""
+    """Build the sampler that draws the prompts of each training step."""
     return MixtureSampler(
         [source.num_prompts for source in sources],
         _weights(cfg),
@@ -330,7 +335,7 @@ def _train_sampler(cfg: Config, sources: Sequence[SourceReport]) -> MixtureSampl
 
 
 def _columns(rollout: RolloutParts, policy: PolicyWorkerGroup | None) -> tuple[Column, ...]:
-    """All columns of the run. Raises RunFailed where its parts do not agree on them."""
+    """Return all columns of the run. Raises RunFailed where its parts do not agree on them."""
     declarations = [*rollout.declarations, *(() if policy is None else policy.declarations())]
     try:
         return gather_columns(declarations)
@@ -339,7 +344,10 @@ def _columns(rollout: RolloutParts, policy: PolicyWorkerGroup | None) -> tuple[C
 
 
 def _verify(checkpoints: RunCheckpoints, policy: PolicyWorkerGroup, logger: RunLogger) -> None:
-    """Have the workers check the checkpoint to continue from; where it is corrupt, go further back."""
+    """Have the workers check the checkpoint to continue from; where it is corrupt, go back to an earlier one.
+
+    Log what was set aside, and continue the log after the step of the checkpoint that is left.
+    """
     expected = checkpoints.last_step
     checkpoints.verify(policy)
     for warning in checkpoints.warnings:
@@ -349,19 +357,19 @@ def _verify(checkpoints: RunCheckpoints, policy: PolicyWorkerGroup, logger: RunL
 
 
 def _gpu_actors(cfg: Config, actors: Actors) -> list[ActorHandle]:
-    """The processes that have GPUs, each GPU once."""
+    """Return processes that have all GPUs between them, each GPU once."""
     if cfg.policy.device is Device.cpu:
         return []
     return actors.workers if shares_gpus(cfg) else [*actors.workers, *actors.engines]
 
 
 def _weights(cfg: Config) -> list[float]:
-    """Of the training sources; a replay has one, whatever the recorded run had."""
+    """Return the weights of the training sources; a replay has one source, whatever the recorded run had."""
     return [1.0] if cfg.rollout.replay is not None else [source.weight for source in cfg.data.train]
 
 
 def _report_sources(sources: SourceReports, logger: RunLogger) -> None:
-    """Say how many problems there are where some were left out or several sources are mixed."""
+    """Log how many problems each source has, where some were too long or several sources are mixed."""
     for mode, reports in sources.items():
         for report in reports:
             if report.num_too_long or len(reports) > 1:
@@ -378,11 +386,11 @@ def _what_starts(actors: Actors) -> str:
 
 
 def _wait_until_ready(cluster: Cluster, actors: Actors, timeout_s: float) -> RolloutParts:
-    """Returns what the rollout actor found once every process is up and every environment can judge.
+    """Wait until every process is up and every environment can judge; return what the rollout actor found.
 
-    Raises RunFailed when one cannot.
+    Raises RunFailed when an environment cannot judge.
     """
-    calls = actors.readiness(actors.all())  # that of the rollout actor first
+    calls = actors.readiness(actors.all())  # the rollout actor's is the first
     if actors.environments:
         calls.append(actors.rollout.submit("check_environments"))
     try:
@@ -396,7 +404,7 @@ def _wait_until_ready(cluster: Cluster, actors: Actors, timeout_s: float) -> Rol
 
 
 def _policy(cfg: Config, cluster: Cluster, actors: Actors, logger: RunLogger) -> PolicyWorkerGroup:
-    """The worker group, connected with the engines where there are any."""
+    """Build the driver's side of the policy workers; connect them with the engines where there are any."""
     policy = PolicyWorkerGroup(
         actors.workers,
         cluster,

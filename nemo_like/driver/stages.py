@@ -1,4 +1,4 @@
-"""The reward pipeline on a batch's tags; the arithmetic itself is in ``algorithms``.
+"""The stages of a step that compute on a batch's tags alone; the arithmetic itself is in ``algorithms``.
 
     reward ──scale──▶ scaled_reward ──shape──▶ shaped_reward ──estimate──▶ advantage, kl_scale
     sample_mask, outcome ──overlong filter──▶ ──log-prob mismatch──▶ sample_mask, outcome
@@ -37,7 +37,7 @@ from nemo_like.config.schema import GRPOConfig, LossConfig, RolloutConfig
 
 
 def with_shaped_rewards(batch: KVBatchMeta, cfg: GRPOConfig) -> KVBatchMeta:
-    """Adds tags scaled_reward, shaped_reward and outcome to a rollout's batch."""
+    """Add the tags scaled_reward, shaped_reward and outcome to a rollout's batch."""
     scaled = scaled_rewards(batch.tag(REWARD), cfg.reward_scaling)
     num_tokens, is_truncated = batch.tag(NUM_RESPONSE_TOKENS), batch.tag(IS_TRUNCATED)
     ends = ResponseEnds(num_response_tokens=num_tokens, is_truncated=is_truncated)
@@ -52,7 +52,10 @@ def with_advantages(
     component_names: Sequence[str],
     kl: KLToGo | None = None,
 ) -> KVBatchMeta:
-    """Adds tag advantage, and kl_scale with a KL in the reward."""
+    """Add the tag advantage and, when the reward has a KL term, the tag kl_scale.
+
+    ``component_names`` are the reward components that ``estimate`` needs; ``kl`` is None without a KL term.
+    """
     num_tokens = batch.tag(NUM_RESPONSE_TOKENS)
     advantages = estimate(
         AdvantageInputs(
@@ -69,7 +72,7 @@ def with_advantages(
 
 
 def kl_in_reward(batch: KVBatchMeta, loss: LossConfig) -> KLToGo | None:
-    """What scoring found of the KL to the reference, where the reward has it."""
+    """Return the KL to the reference policy by the tags of scoring; None where the reward has no KL term."""
     if not loss.use_kl_in_reward:
         return None
     return KLToGo(
@@ -80,14 +83,17 @@ def kl_in_reward(batch: KVBatchMeta, loss: LossConfig) -> KLToGo | None:
 
 
 def without_truncated(batch: KVBatchMeta) -> KVBatchMeta:
-    """The overlong filter: what ran into a token limit does not train."""
+    """Apply the overlong filter: switch off the samples that ran into a token limit."""
     is_truncated = batch.tag(IS_TRUNCATED)
     masked = mask_truncated(batch.tag(SAMPLE_MASK), is_truncated)
     return _masked(batch, masked.sample_mask, Outcome.overlong)
 
 
 def without_mismatch(batch: KVBatchMeta, threshold: float | None) -> KVBatchMeta:
-    """The sequence-error mask: what trainer and engine disagree on does not train; None masks nothing."""
+    """Switch off the samples on whose log-probs trainer and engine disagree beyond ``threshold``.
+
+    None switches nothing off.
+    """
     if threshold is None:
         return batch
     masked = mask_logprob_mismatch(batch.tag(SAMPLE_MASK), batch.tag(MULT_PROB_ERROR), threshold)
@@ -95,14 +101,18 @@ def without_mismatch(batch: KVBatchMeta, threshold: float | None) -> KVBatchMeta
 
 
 def with_idle(batch: KVBatchMeta, loss: LossConfig) -> KVBatchMeta:
-    """Adds tag is_idle: true for samples without a gradient."""
+    """Add the tag is_idle: true for samples that add nothing to the gradient.
+
+    They are those that are masked and, where the loss is proportional to the advantage, those whose advantage
+    is 0.
+    """
     advantages = batch.tag(ADVANTAGE) if is_advantage_alone(loss) else [1.0] * len(batch)
     pairs = zip(advantages, batch.tag(SAMPLE_MASK), strict=True)
     return batch.with_tag(IS_IDLE, [advantage * kept == 0 for advantage, kept in pairs])
 
 
 def with_outcome(batch: KVBatchMeta, outcome: Outcome) -> KVBatchMeta:
-    """One outcome for all samples whose reward did not fail."""
+    """Give this outcome to all samples but those that are masked, such as those whose reward failed."""
     outcomes = [
         outcome.value if kept else old
         for kept, old in zip(batch.tag(SAMPLE_MASK), batch.tag(OUTCOME), strict=True)
@@ -111,7 +121,7 @@ def with_outcome(batch: KVBatchMeta, outcome: Outcome) -> KVBatchMeta:
 
 
 def _masked(batch: KVBatchMeta, sample_mask: Sequence[float], why: Outcome) -> KVBatchMeta:
-    """The batch with this mask; what it switches off gets ``why`` as its outcome."""
+    """Give the batch this mask, and every sample that it newly switches off the outcome ``why``."""
     outcomes = [
         why.value if was_kept and not kept else old
         for was_kept, kept, old in zip(batch.tag(SAMPLE_MASK), sample_mask, batch.tag(OUTCOME), strict=True)
@@ -120,7 +130,7 @@ def _masked(batch: KVBatchMeta, sample_mask: Sequence[float], why: Outcome) -> K
 
 
 def validates_after(step: int, cfg: GRPOConfig) -> bool:
-    """Whether to validate after rollout step ``step`` (counted from 1; 0 is before the first)."""
+    """Return whether to validate after step ``step`` (counted from 1; 0 is before the first)."""
     if step == 0:
         return cfg.val_at_start
     if step == cfg.max_num_steps and cfg.val_at_end:
@@ -129,5 +139,5 @@ def validates_after(step: int, cfg: GRPOConfig) -> bool:
 
 
 def dumps_rollouts_of(step: int, cfg: RolloutConfig) -> bool:
-    """Whether the conversations of training step ``step`` are written down."""
+    """Return whether to dump the conversations of training step ``step``."""
     return cfg.dump_period > 0 and step % cfg.dump_period == 0

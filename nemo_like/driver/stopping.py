@@ -1,7 +1,7 @@
-"""Signals that end a run, and reasons to save and stop before the last step.
+"""Signals that end a run, and reasons to save and stop it before its last step.
 
-A scheduler that takes the machine back says so with SIGTERM or SIGUSR1, some seconds to minutes
-ahead; Slurm also tells a job when it will end. The step in progress is finished first.
+A scheduler that takes the machine back sends SIGTERM or SIGUSR1 some seconds to minutes ahead; Slurm also
+tells a job when it will end. The run finishes the step in progress, saves, and stops.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SLURM_END_TIME = "SLURM_JOB_END_TIME"  # seconds since 1970, set by Slurm 22.05
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """A polite kill ends what runs in this block the way Ctrl-C does."""
+    """Raise KeyboardInterrupt in the block on SIGTERM, as Ctrl-C does on SIGINT."""
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -34,8 +34,10 @@ def sigterm_as_interrupt() -> Iterator[None]:
 
 
 def ignore_first_interrupt() -> None:
-    """From now on the first SIGINT or SIGTERM changes nothing, since all is done; a second one ends what
-    keeps this process from its end."""
+    """Ignore the first SIGINT and the first SIGTERM from now on, since the run's work is done.
+
+    A second one of the same kind ends this process at once, should it hang at its exit.
+    """
 
     def ignore(signum: int, frame: FrameType | None) -> None:
         signal.signal(signum, signal.SIG_DFL)
@@ -45,7 +47,7 @@ def ignore_first_interrupt() -> None:
 
 
 class StopRequests:
-    """Collects them; the driver asks after every step."""
+    """Collects signals and deadlines; the driver asks after every step whether they are a reason to stop."""
 
     def __init__(
         self,
@@ -54,7 +56,7 @@ class StopRequests:
         environment: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """``checkpoint_must_save_by`` counts from now."""
+        """Note the deadlines: ``checkpointing.checkpoint_must_save_by`` from now, and the Slurm job's end."""
         self._is_enabled = cfg.enabled
         self._clock = clock
         self._deadlines: dict[str, float] = {}
@@ -67,9 +69,10 @@ class StopRequests:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """SIGUSR1 and the first SIGTERM ask for a stop; a second SIGTERM interrupts like Ctrl-C.
+        """Take SIGUSR1 and SIGTERM inside the block as requests to stop after the step in progress.
 
-        Without checkpoints there is nothing to wait for, and signals stay what they are.
+        A SIGTERM after such a request interrupts like Ctrl-C. Where checkpoints are not enabled, a step need
+        not be waited for, and the signals keep their handlers.
         """
         if not self._is_enabled:
             yield
@@ -88,7 +91,7 @@ class StopRequests:
                 signal.signal(signum, handler)
 
     def reason(self, next_step_s: float) -> str | None:
-        """Why to stop now, given how long another step with its checkpoint would take; None to go on."""
+        """Return why the run should stop now, or None for another step, which would take ``next_step_s``."""
         if not self._is_enabled:
             return None
         if self._signal is not None:

@@ -1,4 +1,4 @@
-"""Synchronous GRPO, as the algorithm reads.
+"""The driver of synchronous GRPO; ``SyncGRPODriver.step`` reads as the algorithm.
 
 driver                    rollout actor              policy workers            data plane
   prepare_step ──────────────────────────────────────────────────────────────▶ open partition
@@ -51,7 +51,7 @@ from nemo_like.rollout.prompts import PromptBatch, RolloutMode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Components:
-    """The concrete parts, put together by ``setup``."""
+    """The concrete parts of a training run, put together by ``setup``."""
 
     partitions: Partitions
     rollout: Rollout
@@ -67,7 +67,7 @@ class Components:
 
 
 class SyncGRPODriver:
-    """One on-policy iteration after the other; carries ``KVBatchMeta`` and floats, never a token."""
+    """Makes one on-policy step after the other; carries ``KVBatchMeta`` and floats, never a token."""
 
     def __init__(self, cfg: Config, components: Components) -> None:
         self.cfg = cfg
@@ -90,16 +90,18 @@ class SyncGRPODriver:
         self.sample_answers: Sequence[SampleAnswer] = ()  # of the latest validation
 
     def run(self) -> str | None:
-        """All steps from where the run stands, with validation and checkpoints where they are due; fewer
-        when a validation reaches the goal.
+        """Make all steps from where the run stands, with validations and checkpoints where they are due.
 
-        Returns why it stopped with steps left to do, None when it did not.
+        Return why the run was asked to stop with steps left to do, or None when it made its last step or a
+        validation reached the goal.
         """
         grpo, timer = self.cfg.grpo, SlowestPass()
         if validates_after(self.position.step, grpo):
             if self.position.step == 0:
                 self.validate(step=0)
-            else:  # before the run was cut off; the next step then found these weights in the engines
+            else:
+                # That validation was done before the run was cut off, and had sent these weights to the
+                # engines. Send them again here, so that the next step counts no transfer, as it did then.
                 self.weight_sync.ensure_version(self.policy_version)
         with self.stop_requests.listening():
             for step in range(self.position.step + 1, grpo.max_num_steps + 1):
@@ -119,7 +121,7 @@ class SyncGRPODriver:
         return None
 
     def step_and_validate(self, step: int) -> dict[str, float]:
-        """The metrics of this step, logged."""
+        """Make a step and, where one is due, the validation after it; log and return their metrics."""
         metrics = self.recovery.completed(
             f"step {step}", self.policy_version, lambda: self.observed_step(step)
         ).metrics
@@ -131,24 +133,23 @@ class SyncGRPODriver:
         return metrics
 
     def observed_step(self, step: int) -> StepReport:
-        """The step with its prompts."""
+        """Make a step with the next prompts while the observer looks on; add the GPUs' metrics."""
         with self.observer.observing(step):
             report = self.step(step, self.next_prompts(step))
         return report.with_metrics(self.observer.gpu_metrics())
 
     def save(self, metrics: Mapping[str, float]) -> None:
-        """Have the whole run on disk, where checkpoints are enabled; ``metrics`` of its latest step say how
-        good it is."""
+        """Flush the logs; save the run where checkpoints are enabled. ``metrics`` are its latest step's."""
         self.logger.flush()
         self.checkpoints.save(
             self.position, metrics, self.policy, self.train_sampler, self.logger.wandb_run_id
         )
 
     def step(self, step: int, prompts: PromptBatch) -> StepReport:
-        """One GRPO iteration: P prompts x G generations = N samples.
+        """Make one GRPO step: P prompts x G generations = N samples.
 
-        Only KVBatchMeta and length-N Python floats exist here; every token column stays in the
-        data plane and in the workers.
+        Only KVBatchMeta and lists of N Python numbers exist here; every token column stays in the data plane
+        and in the workers.
         """
         grpo, timer = self.cfg.grpo, StageTimer()
         with self.prepare_step(step, timer) as partition:
@@ -187,7 +188,7 @@ class SyncGRPODriver:
         )
 
     def collect(self, prompts: PromptBatch, partition: str) -> Collected:
-        """P rewarded groups of the prompts, or of further ones where these had nothing to say."""
+        """Roll out the prompts; with dynamic sampling, replace groups whose rewards are all equal."""
         return collect_groups(
             prompts,
             partition,
@@ -197,12 +198,15 @@ class SyncGRPODriver:
         )
 
     def score(self, batch: KVBatchMeta) -> ScoredBatch:
-        """The log-probs that the loss compares with, under the weights before the first update."""
+        """Compute the log-probs that the loss compares with, under the weights before the first update.
+
+        Return the batch as it is where the loss needs none.
+        """
         columns = scored_columns(self.cfg.loss_fn)
         return self.policy.compute_logprobs(batch, columns) if columns else ScoredBatch(batch)
 
     def validate(self, step: int) -> ValidationReport:
-        """How well the held-out sets are answered, logged."""
+        """Validate after ``step``, log the report and return it."""
         report = self.recovery.completed(
             f"the validation after step {step}", self.policy_version, lambda: self.held_out(step)
         )
@@ -210,7 +214,7 @@ class SyncGRPODriver:
         return report
 
     def held_out(self, step: int) -> ValidationReport:
-        """Answers to all held-out sets through the same rollout path, in a partition of its own."""
+        """Roll out all held-out sets as a step rolls out its prompts, in a partition of their own; report."""
         grpo, timer = self.cfg.grpo, StageTimer()
         prompts = PromptBatch(
             mode=RolloutMode.validation,
@@ -229,7 +233,7 @@ class SyncGRPODriver:
         return validation_report(rollout, self.validation_sets, grpo, timer.metrics("timing/validation/"))
 
     def next_prompts(self, step: int, *, first_group: int = 0) -> PromptBatch:
-        """The next P training prompts, by index; their groups are numbered from ``first_group``."""
+        """Return the next P training prompts, by index; their groups are numbered from ``first_group``."""
         grpo = self.cfg.grpo
         indices = self.train_sampler.next(grpo.num_prompts_per_step)
         return PromptBatch(
@@ -243,6 +247,9 @@ class SyncGRPODriver:
 
     @contextmanager
     def prepare_step(self, step: int, timer: StageTimer) -> Iterator[str]:
-        """A partition with every column declared; cleared on exit, also when a stage raised."""
+        """Open the step's partition with every column declared; close it on exit, also when a stage raised.
+
+        ``timer`` measures the whole.
+        """
         with timer("total_step_time"), self.partitions.partition(f"train-{step}") as partition:
             yield partition

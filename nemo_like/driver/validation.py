@@ -1,4 +1,4 @@
-"""Held-out problems: which of them are asked, and what the answers say. Every source is a set of its own."""
+"""Chooses the held-out problems that a validation asks, and reports on the answers, one set per source."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from nemo_like.rollout.prompts import RolloutResult
 
 @dataclass(frozen=True, slots=True)
 class ValidationReport:
-    """``metrics`` under their final names, see docs/metrics.md."""
+    """The metrics of a validation under their final names; see docs/metrics.md."""
 
     metrics: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class ValidationSet:
-    """The problems of one source that are asked, by their index in the validation dataset."""
+    """The problems of one source that a validation asks, by their index in the validation dataset."""
 
     name: str
     indices: tuple[int, ...]
 
 
 def validation_sets(sources: Sequence[SourceReport], max_samples: int) -> tuple[ValidationSet, ...]:
-    """The first ``max_samples`` problems of every source."""
+    """Return a set of the first ``max_samples`` problems of every source."""
     sets, start = [], 0
     for source in sources:
         stop = start + min(source.num_prompts, max_samples)
@@ -42,9 +42,10 @@ def validation_sets(sources: Sequence[SourceReport], max_samples: int) -> tuple[
 def validation_report(
     rollout: RolloutResult, sets: Sequence[ValidationSet], cfg: GRPOConfig, timing: Mapping[str, float]
 ) -> ValidationReport:
-    """Metrics over all sets and, where there are several, of each; failed rewards count nowhere.
+    """Return metrics over all sets and, where there are several, over each set.
 
-    The rollout's groups are the sets' problems, one after the other.
+    The rollout's groups are the sets' problems, one set after the other. Samples whose reward failed do not
+    enter how well problems are solved.
     """
     batch, size = rollout.batch, cfg.num_val_generations_per_prompt
     metrics = _metrics(batch, cfg)
@@ -59,16 +60,17 @@ def validation_report(
 
 
 def reached_goal(metrics: Mapping[str, float], cfg: GRPOConfig) -> bool:
-    """Whether the run may stop after the step with these metrics; never after one without a validation.
+    """Return whether the step with these metrics reached ``grpo.val_stop_threshold`` and the run may stop.
 
-    Raises RunFailed when ``grpo.val_stop_metric`` is no metric of the validation.
+    Return False after a step without a validation. Raises RunFailed when ``grpo.val_stop_metric`` is no
+    metric of the validation.
     """
     validated = sorted(name for name in metrics if name.startswith("validation/"))
     if cfg.val_stop_threshold is None or not validated:
         return False
     if cfg.val_stop_metric not in validated:
         if metrics.get(f"{cfg.val_stop_metric.rpartition('/')[0]}/num_failed_rewards"):
-            return False  # so many rewards failed that it says nothing this time
+            return False  # so many rewards failed that the validation could not compute the metric
         raise RunFailed(
             f"grpo.val_stop_metric={cfg.val_stop_metric} is no metric of the validation; there are "
             f"{', '.join(validated)}"
@@ -89,7 +91,7 @@ def _metrics(batch: KVBatchMeta, cfg: GRPOConfig) -> dict[str, float]:
 
 
 def _answers(batch: KVBatchMeta) -> list[Answers]:
-    """The judged answers to every problem."""
+    """Return the rewards and answer ids of every problem's samples, without those that were not judged."""
     problems: dict[object, tuple[list[float], list[int]]] = {}
     for group_id, reward, answer_id, kept in zip(
         batch.tag(GROUP_ID),
