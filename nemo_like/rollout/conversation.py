@@ -1,7 +1,7 @@
-"""One sample while it grows, turn by turn: token in, token out.
+"""A sample while it grows, turn by turn: token in, token out.
 
-What the policy generated is kept as the engine returned it and never tokenised again; what the
-environment said is tokenised once and appended. Pure: nothing here waits or calls anybody.
+The tokens that the policy generated are kept as the engine returned them, and never tokenised again; what
+the environment said is tokenised once and appended. Pure: nothing here waits or calls another process.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from nemo_like.generation.interface import Response
 
 
 class EndReason(Enum):
-    """Why a conversation has no further turn."""
+    """Why a conversation ended."""
 
     done = "done"  # the environment said so
     token_limit = "token_limit"
     turn_limit = "turn_limit"
-    failed = "failed"  # no reward
+    failed = "failed"  # the environment could not judge it: there is no reward
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How far a conversation may go."""
+    """How long a conversation may become."""
 
     max_turns: int
     max_tokens: int  # prompt, responses and observations together
@@ -37,9 +37,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """token_ids: [L] int32; logprobs: [L] float32, nats, or None where the policy did not generate.
+    """Consecutive tokens of a sample that one side wrote: the prompt, a response or an observation.
 
-    ``columns`` are values that came with these tokens, by name: of L tokens, or of the sample or prompt.
+    token_ids: [L] int32; logprobs: [L] float32, nats, or None where the policy did not generate the tokens.
+    ``columns`` are the values that came with these tokens, by column: one per token, or one of the sample or
+    prompt.
     """
 
     token_ids: np.ndarray
@@ -49,7 +51,7 @@ class Passage:
 
 @dataclass(slots=True)
 class Conversation:
-    """A sample's tokens, texts and rewards so far. ``position`` and ``generation`` give its row."""
+    """A sample's tokens, texts and rewards so far; ``position`` and ``generation`` place it in the batch."""
 
     example: PromptExample
     prompt_ids: tuple[int, ...]
@@ -64,15 +66,15 @@ class Conversation:
     num_turns: int = 0
     rewards: dict[str, float] = field(default_factory=dict)  # components, summed over turns
     metric_sums: dict[str, float] = field(default_factory=dict)  # of the environment, summed over turns
-    metric_counts: dict[str, float] = field(default_factory=dict)  # turns that gave the metric
-    state: Any = None
-    policy_version: int = -1
+    metric_counts: dict[str, float] = field(default_factory=dict)  # how many turns gave the metric
+    state: Any = None  # what the environment keeps until the next turn
+    policy_version: int = -1  # that sampled the latest response; -1 before the first
     end: EndReason | None = None
     failure: Failure | None = None
 
     @property
     def prompt_passage(self) -> Passage:
-        """The prompt's tokens, and what its record brings."""
+        """The prompt's tokens, and the columns of its record."""
         return Passage(np.asarray(self.prompt_ids, dtype=np.int32), None, dict(self.example.columns))
 
     @property
@@ -90,12 +92,12 @@ class Conversation:
 
     @property
     def is_truncated(self) -> bool:
-        """Whether a token limit cut it short."""
+        """Whether a token limit cut the sample short."""
         return self.latest_is_truncated or self.end is EndReason.token_limit
 
     @property
     def reward(self) -> float | None:
-        """Sum of the components; None when the environment failed."""
+        """The sum of the reward's components; None when the environment failed."""
         return None if self.failure is not None else float(sum(self.rewards.values()))
 
     @property
@@ -103,19 +105,19 @@ class Conversation:
         return int(self.passages[-1].token_ids[-1])
 
     def token_ids(self) -> tuple[int, ...]:
-        """All so far: the prompt of the next turn."""
+        """Return all tokens so far, which prompt the next response."""
         generated = (token for passage in self.passages for token in passage.token_ids.tolist())
         return (*self.prompt_ids, *generated)
 
     def add_response(self, response: Response, text: str, policy_version: int) -> None:
-        """What the policy said in this turn; ``text`` is its decoded form."""
+        """Append the policy's response and begin a turn with it; ``text`` is the response decoded."""
         self.passages.append(Passage(response.token_ids, response.logprobs, dict(response.columns)))
         self.latest_response, self.latest_is_truncated = text, response.is_truncated
         self.policy_version = policy_version
         self.num_turns += 1
 
     def turn(self, *, with_tokens: bool = False) -> Turn:
-        """What the environment is asked about the latest response, with its token ids or without."""
+        """Return what the environment is asked about the latest response, with its token ids or without."""
         return Turn(
             prompt=self.example.prompt,
             response=self.latest_response,
@@ -129,7 +131,10 @@ class Conversation:
         )
 
     def add_feedback(self, feedback: Feedback) -> None:
-        """Book the environment's answer; ``end`` is set unless an observation leads to another turn."""
+        """Add the environment's answer to the latest response.
+
+        Sets ``end`` when the environment is done or failed, or when a limit lets no other turn follow.
+        """
         _add(self.metric_sums, feedback.metrics)
         _add(self.metric_counts, dict.fromkeys(feedback.metrics, 1.0))
         self.failure = feedback.failure
@@ -147,7 +152,7 @@ class Conversation:
             self.end = EndReason.turn_limit
 
     def add_observation(self, text: str, token_ids: list[int]) -> None:
-        """What the environment said; the conversation ends where it leaves no room for a response."""
+        """Append what the environment said; if that leaves no room for a response, end the conversation."""
         if len(token_ids) >= self.num_tokens_left:
             self.end = EndReason.token_limit
             return
@@ -155,7 +160,7 @@ class Conversation:
         self.history.append(Exchange(self.latest_response, text))
 
     def transcript(self) -> str:
-        """What was said after the prompt, for a person to read; of several turns with who said it."""
+        """Return what was said after the prompt, for people to read; several turns name who spoke."""
         if not self.history:
             return self.latest_response
         said = [
@@ -166,7 +171,7 @@ class Conversation:
 
     @property
     def _is_out_of_tokens(self) -> bool:
-        """No room for an observation and a response of one token each, or none left by the response."""
+        """Whether the response was cut short, or left no room for one token each to observe and respond."""
         return self.latest_is_truncated or self.num_tokens_left < 2
 
     @property

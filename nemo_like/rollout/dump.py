@@ -1,9 +1,9 @@
-"""What a step sampled, as JSON lines for people: conversations, rewards, and what became of each sample.
+"""Writes what a step sampled as JSON lines for people: conversations, rewards, and each sample's outcome.
 
     put ──▶ remember(batch, conversations)
     dump ──▶ the driver's ledger (tags) + what is remembered ──▶ rollouts/step_N.jsonl
 
-Texts stay in the rollout actor; the driver sends scalars alone.
+Texts stay in the rollout actor; the driver sends tags alone.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from nemo_like.observability.disk import write_whole
 from nemo_like.rollout.conversation import Conversation
 from nemo_like.rollout.flatten import brought
 
-# Tags that say nothing of a sample whose reward failed: there they hold 0, which masks read.
+# Tags that mean nothing for a sample whose reward failed: they hold a 0 that the sample mask hides.
 _REWARD_TAGS = tuple(tag.name for tag in (REWARD, SCALED_REWARD, SHAPED_REWARD, ADVANTAGE))
 
 
 class StepSamples:
-    """The conversations of one step at a time, by sample id."""
+    """The conversations of the latest step, by sample id, until they are written."""
 
     def __init__(self) -> None:
         self._step = 0
@@ -41,15 +41,20 @@ class StepSamples:
         groups: Sequence[Sequence[Conversation]],
         columns: Sequence[Column] = (),
     ) -> None:
-        """Keep what was just put, in the batch's order; those of earlier steps are dropped. ``columns`` are
-        those that conversations bring besides tokens and log-probs."""
+        """Keep the conversations of ``batch``, in its order, and forget those of other steps.
+
+        ``columns`` are those that conversations bring besides tokens and log-probs.
+        """
         if step != self._step:
             self._step, self._samples, self._columns = step, {}, columns
         samples = [sample for group in groups for sample in group]
         self._samples |= dict(zip(batch.sample_ids, samples, strict=True))
 
     def write(self, path: Path, step: int, ledger: Sequence[KVBatchMeta]) -> None:
-        """One line per sample of the ledger, ordered by (group, generation); they are then forgotten."""
+        """Write one line per sample of the ledger, by (group, generation), and forget all conversations.
+
+        Raises KeyError for a sample that is not remembered.
+        """
         lines = [
             {"step": step, **_line(self._samples[sample_id], tags, self._columns)}
             for batch in ledger
@@ -86,14 +91,13 @@ def _line(sample: Conversation, tags: dict[str, Any], columns: Sequence[Column])
 
 
 def _columns_of(sample: Conversation, columns: Sequence[Column]) -> dict[str, Any]:
-    """A sample's values; of a column per prompt those that this sample gives."""
+    """Return a sample's value of each column; for a column per prompt, the value that this sample brings."""
     passages = [sample.prompt_passage, *sample.passages]
     return {column.name: _shown(brought(column, passages)) for column in columns}
 
 
 def _shown(value: Any) -> Any:
-    """A value in JSON's words: arrays and tensors as lists and numbers, what else it has none for as Python
-    writes it."""
+    """Convert a value for JSON: arrays and tensors to lists and numbers, other types to their repr."""
     try:
         return _shown_parts(value)
     except RecursionError:
@@ -125,5 +129,5 @@ def _as_text(prompt: Prompt) -> str:
 
 
 def _json_value(value: Any) -> Any:
-    """Not-a-number and infinity, which JSON does not have, become null."""
+    """Replace NaN and infinity, which JSON cannot write, by None."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""One question to every environment before the first step, so that one that cannot judge is known by then.
+"""Asks every environment one question before the first step, so that a run ends early if one cannot judge.
 
 first problem of a source ──▶ Turn whose response is the reference answer ──▶ environment ──▶ any reward
 """
@@ -24,10 +24,10 @@ async def check_environments(
     judges: Mapping[str, Judge],
     encode: Callable[[str], Sequence[int]],
 ) -> None:
-    """Ask each environment with ``check_at_start`` once; ``sources`` are training's, then validation's.
-    ``encode`` gives the tokens of a text.
+    """Ask each environment with ``check_at_start`` about the first problem of its first source.
 
-    Raises EnvironmentCheckFailed that lists all which gave no reward. How high a reward is does not matter.
+    ``sources`` are those of training, then those of validation; ``encode`` returns a text's tokens. How high
+    a reward is does not matter. Raises EnvironmentCheckFailed, listing every environment that gave none.
     """
     first: dict[str, tuple[str, PromptExample]] = {}
     for section, read in sources:
@@ -44,7 +44,7 @@ async def check_environments(
 def _first_examples(
     section: Sequence[DatasetConfig], read: Sources
 ) -> Iterator[tuple[DatasetConfig, str, PromptExample]]:
-    """The first problem of every source, with the source and its name."""
+    """Yield the first problem of every source, after the source and its name."""
     start = 0
     for source, report in zip(section, read.reports, strict=True):
         yield source, source_name(source), read.problems[start]
@@ -59,7 +59,7 @@ async def _problem(
     example: PromptExample,
     encode: Callable[[str], Sequence[int]],
 ) -> str:
-    """What is wrong with this environment; empty when it gives a reward."""
+    """Ask the environment, and return what is wrong with it; an empty text when it gives a reward."""
     question = Turn(
         prompt=example.prompt,
         response=example.answer,

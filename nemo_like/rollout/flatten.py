@@ -1,4 +1,4 @@
-"""Finished conversations to packed columns and tags. Pure."""
+"""Turns finished conversations into packed columns and tags. Pure: nothing here waits or calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from nemo_like.rollout.conversation import Conversation, Passage
 
 @dataclass(frozen=True, slots=True)
 class FlatBatch:
-    """N = sum of chunk_sizes samples, ordered by (prompt, generation); what ``DataPlane.put`` takes."""
+    """What ``DataPlane.put`` takes: N = sum of chunk_sizes samples, ordered by (prompt, generation)."""
 
     columns: dict[str, ColumnData]
     lengths: list[int]  # tokens per sample: prompt, responses and observations
@@ -40,13 +40,15 @@ class FlatBatch:
 def flatten(
     groups: Sequence[Sequence[Conversation]], columns: Sequence[Column] = (), *, first_group: int = 0
 ) -> FlatBatch:
-    """Lay out every sample's tokens one after the other; ``groups[i]`` are the samples of prompt i, and
-    are numbered from ``first_group``. ``columns`` are those that passages bring besides the log-probs; where
-    one brings nothing it is ``nothing``.
+    """Lay out every sample's tokens one after the other; ``groups[i]`` are the samples of prompt i.
+
+    Groups are numbered from ``first_group``. ``columns`` are those that passages bring besides the log-probs;
+    a passage that brings no value gets ``nothing``.
 
     Columns: input_ids int32; response_mask uint8, 1 on what the policy generated; generation_logprobs
-    float32, nats, 0 elsewhere. Tags: group_id, reward (0 where the environment failed), sample_mask (0
-    there), num_prompt_tokens, num_response_tokens (generated ones), num_turns, is_truncated, policy_version.
+    float32, nats, 0 elsewhere. Tags: group_id, reward and sample_mask (both 0 where the environment failed),
+    num_prompt_tokens, num_response_tokens (generated ones), num_turns, is_truncated, policy_version. Raises
+    ColumnMismatch for a value that does not fit its column.
     """
     samples = list(chain.from_iterable(groups))
     rows: list[list[Passage]] = []  # per sample
@@ -87,8 +89,11 @@ def flatten(
 
 
 def brought(column: Column, passages: Sequence[Passage]) -> Any:
-    """A sample's value of a column that its passages bring, the prompt's first: per token all in a row, else
-    the latest that was given; ``nothing`` where none was. Raises ColumnMismatch for one that does not fit."""
+    """Return a sample's value of a column that its passages bring; the prompt is the first passage.
+
+    A column per token has the values of all passages, one after the other; any other has the latest value.
+    ``nothing`` stands where none was brought. Raises ColumnMismatch for a value that does not fit.
+    """
     if column.layout is Layout.per_token:
         return np.concatenate([_given(column, passage) for passage in passages])
     given = (passage for passage in reversed(passages) if column.name in passage.columns)
@@ -103,7 +108,7 @@ def _given(column: Column, passage: Passage) -> Any:
 
 
 def _first_that_has(column: Column, samples: Sequence[Sequence[Passage]]) -> Sequence[Passage]:
-    """The passages of the first sample that was given a value; of the first where none was."""
+    """Return the passages of the first sample that brings a value, or of the first sample where none does."""
     having = (one for one in samples if any(column.name in passage.columns for passage in one))
     return next(having, samples[0])
 
@@ -111,7 +116,7 @@ def _first_that_has(column: Column, samples: Sequence[Sequence[Passage]]) -> Seq
 def _batch_of(
     column: Column, rows: Sequence[Sequence[Passage]], groups: Sequence[Sequence[Conversation]]
 ) -> ColumnData:
-    """A column of the whole batch; a prompt's value is that of the first of its samples that has one."""
+    """Return a column of the whole batch; a prompt's value is that of its first sample that brings one."""
     if column.per_prompt:
         ends = list(accumulate(map(len, groups), initial=0))
         of_groups = [rows[start:stop] for start, stop in pairwise(ends)]

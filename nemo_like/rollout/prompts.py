@@ -1,4 +1,4 @@
-"""Which prompts to roll out, by index: the driver never holds their text."""
+"""What the driver asks of a rollout and what it gets back: prompts by index, never their text."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from nemo_like.observability.metrics import Metric
 
 
 class RolloutMode(Enum):
-    """``training`` samples G responses a prompt; ``validation`` is about held-out prompts."""
+    """What a rollout is for, and with it the dataset that its prompts are from."""
 
     training = "training"
     validation = "validation"
 
 
-# Of every source, in the order of the configuration.
+# What every source holds, in the order of the configuration.
 SourceReports = Mapping[RolloutMode, tuple[SourceReport, ...]]
 
 
@@ -36,9 +36,10 @@ class RolloutParts:
 
 @dataclass(frozen=True, slots=True)
 class PromptBatch:
-    """Indices into the mode's dataset; ``step`` and the group's number enter the sampling seeds.
+    """The prompts of a rollout, as indices into the mode's dataset.
 
-    Every response must be sampled by the weights of ``policy_version``.
+    ``step`` and the number of each group enter the sampling seeds. Every response must be sampled by the
+    weights of ``policy_version``.
     """
 
     mode: RolloutMode
@@ -64,33 +65,34 @@ class FailedReward:
 
 @dataclass(frozen=True, slots=True)
 class RolloutResult:
-    """``batch`` has one row per sample, ordered by (prompt, generation), with the tags of ``flatten``."""
+    """What a rollout returns; ``batch`` has ``flatten``'s tags, and rows by (prompt, generation)."""
 
     batch: KVBatchMeta
     metrics: Mapping[str, Metric]
     generation_s: float  # from the first request to the last finished group
-    reward_s: float  # what the rewards took beyond that
-    put_s: float  # flatten and the one-hop put
-    operations: Sequence[Operation]  # in the data plane
+    reward_s: float  # from there to the last reward
+    put_s: float  # flattening and the put
+    operations: Sequence[Operation]  # the rollout actor's in the data plane
     failed: Sequence[FailedReward] = ()  # the first of every kind in every environment
 
 
 def response_seeds(
     run_seed: int, mode: RolloutMode, step: int, position: int, num_generations: int
 ) -> tuple[int, ...]:
-    """Seeds of the first responses to the prompt at ``position`` of a step: consecutive integers below 2**62.
+    """Return consecutive seeds of about 62 bits, for the first responses to the prompt at ``position``.
 
-    Groups get disjoint ranges but for hash collisions (probability about P**2 / 2**60 per run).
+    Two groups get disjoint seeds but for hash collisions: among P groups, one happens with a probability of
+    about P**2 * num_generations / 2**63.
     """
     first = _hashed(f"{run_seed}/{mode.name}/{step}/{position}") // num_generations * num_generations
     return tuple(range(first, first + num_generations))
 
 
 def turn_seed(first_turn_seed: int, turn: int) -> int:
-    """Seed of a sample's later response, from that of its first; ``turn`` counts from 1."""
+    """Derive the seed of a sample's response in a later turn from that of its first; turns count from 1."""
     return _hashed(f"{first_turn_seed}/{turn}")
 
 
 def _hashed(text: str) -> int:
-    """Below 2**62."""
+    """Hash a text to an integer below 2**62."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 2

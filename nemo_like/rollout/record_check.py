@@ -1,4 +1,4 @@
-"""A look at the columns of every record, so that one that does not fit ends no step later on."""
+"""Looks at the columns of every record at the start, so that one that does not fit ends no step later on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ def check_records(
     read: Sources,
     prompt_lengths: Callable[[Sequence[Prompt]], Sequence[int]],
 ) -> None:
-    """``read`` has the problems of the section's sources. Raises ValueError for one that does not fit."""
+    """Check every problem's values of the columns that the sources of ``section`` declare.
+
+    ``read`` has the problems of these sources. Raises ValueError for the first value that does not fit.
+    """
     bounds = accumulate((report.num_prompts for report in read.reports), initial=0)
     for source, (start, stop) in zip(section, pairwise(bounds), strict=True):
         columns = [record_column(name, text) for name, text in source.columns.items()]

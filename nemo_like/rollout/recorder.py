@@ -1,11 +1,11 @@
-"""Training rollouts as files: what one run records, another trains from.
+"""Writes training rollouts to files, and reads them: what one run records, another trains from.
 
     recorded/manifest.json        how many prompts and samples a rollout has, and which columns
     recorded/step_12-0.npz        one rollout: columns as they are stored, lengths, chunk sizes, tags, metrics
     recorded/step_12-128.npz      its refill by dynamic sampling, whose first group is number 128
 
-A rollout is recorded as it was put, before any reward is scaled or group dropped: a replay may use
-another estimator, another loss or another layout.
+A rollout is recorded as it was put, before rewards are scaled or groups dropped: a replay may use another
+estimator, another loss or another parallel layout.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ _COLUMN_PREFIX = "column/"
 
 @dataclass(frozen=True, slots=True)
 class RecordedRollout:
+    """A rollout as a file holds it: what was put, and the rollout's metrics."""
+
     flat: FlatBatch
     metrics: dict[str, Metric]
 
 
 class RolloutRecorder:
-    """Writes into one directory, which it makes."""
+    """Writes the rollouts of a run into a directory, which it makes."""
 
     def __init__(self, directory: Path, manifest: RecordingManifest) -> None:
         self._directory = directory
@@ -49,7 +51,7 @@ class RolloutRecorder:
         (directory / MANIFEST).write_text(json.dumps(asdict(manifest), indent=2) + "\n", encoding="utf-8")
 
     def write(self, prompts: PromptBatch, flat: FlatBatch, metrics: Mapping[str, Metric]) -> None:
-        """One rollout; a file with its name is there only when it is whole."""
+        """Write the rollout of ``prompts``; its file gets its name only when it is whole."""
         description = {
             "tags": {name: list(values) for name, values in flat.tags.items()},
             "metrics": {
@@ -77,9 +79,10 @@ class RolloutRecorder:
 
 
 def read_rollout(directory: Path, columns: Sequence[Column], prompts: PromptBatch) -> RecordedRollout:
-    """The rollout that was recorded for this step and first group, with these columns.
+    """Read the rollout that was recorded for this step and first group, with these columns.
 
-    Raises ValueError when there is none, or when it has other numbers of groups or samples than asked.
+    Raises ValueError when there is none, when it lacks a column, or when it has other numbers of groups or
+    samples than ``prompts`` asks for.
     """
     path = directory / rollout_file(prompts.step, prompts.first_group)
     if not path.is_file():

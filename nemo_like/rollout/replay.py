@@ -1,8 +1,8 @@
-"""``ReplayRolloutActor``: in place of ``SyncRolloutActor``, rollouts that another run recorded.
+"""``ReplayRolloutActor``: stands in for ``SyncRolloutActor`` with rollouts that another run recorded.
 
     step, first group ──▶ file ──▶ one put ──▶ data plane
 
-The driver cannot tell the difference; engines, environments and tokenizer are not needed.
+The driver calls both in the same way. A replay needs no engines, no environments and no tokenizer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nemo_like.rollout.rollout_columns import recorded_columns, recorded_declara
 
 
 class ReplayRolloutActor(DataPlaneUser):
-    """To be hosted by an asyncio actor."""
+    """A rollout actor that reads recorded rollouts; an asyncio actor hosts it."""
 
     def __init__(self, *, directory: str, data_plane: DataPlaneSpec) -> None:
         self._directory = Path(directory)
@@ -33,8 +33,10 @@ class ReplayRolloutActor(DataPlaneUser):
         super().__init__(data_plane)
 
     def attach(self, own_handle: ActorHandle) -> RolloutParts:
-        """One source with as many prompts as a rollout has, and nothing to validate on; the columns that were
-        recorded."""
+        """Read the manifest; return one source with the prompts of one rollout, and the recorded columns.
+
+        There is nothing to validate on. ``own_handle`` is not used, since no engine calls back.
+        """
         manifest = read_manifest(self._directory)
         self._columns = recorded_columns(manifest)
         source = SourceReport(name="replay", num_prompts=manifest.num_prompts_per_step, num_too_long=0)
@@ -44,14 +46,14 @@ class ReplayRolloutActor(DataPlaneUser):
         )
 
     async def run(self, prompts: PromptBatch, partition: str) -> RolloutResult:
-        """The recorded rollout of this step; raises ValueError when there is none that fits."""
+        """Put the recorded rollout of this step; raises ValueError when there is none that fits."""
         if prompts.mode is not RolloutMode.training:
             raise ValueError("a replay has training rollouts only; it cannot validate")
         started_s = time.monotonic()
         return await asyncio.to_thread(self._replay, prompts, partition, started_s)
 
     def abandon(self) -> None:
-        """Nothing is under way for long."""
+        """Do nothing: a replay is never under way for long."""
 
     def reconnect(
         self,
@@ -59,11 +61,11 @@ class ReplayRolloutActor(DataPlaneUser):
         environments: Mapping[str, Sequence[ActorHandle]],
         data_plane: DataPlaneSpec,
     ) -> None:
-        """Put into this data plane from now on."""
+        """Put into this data plane from now on; a replay has no engines and no environments."""
         self._move_to(data_plane)
 
     def sample_answers(self) -> list[SampleAnswer]:
-        """None: nothing was answered."""
+        """Return none, since a replay does not validate."""
         return []
 
     def _replay(self, prompts: PromptBatch, partition: str, started_s: float) -> RolloutResult:

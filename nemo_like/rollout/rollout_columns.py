@@ -1,5 +1,7 @@
-"""Which columns the parts of a rollout write. Standard library only: a run is checked by this before anything
-heavy is loaded."""
+"""The columns that the parts of a rollout write.
+
+Standard library only: a run's columns are checked before anything heavy is loaded.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,14 @@ from nemo_like.config.recordings import RecordingManifest
 from nemo_like.config.schema import Config
 from nemo_like.config.tasks import data_sources
 
-# What engines' results bring: the log-probs that every ``Response`` has, and what is in its ``columns``.
+# The columns of an engine's results: the log-probs of every ``Response``, and those in its ``columns``.
 ENGINE_COLUMNS = (GENERATION_LOGPROBS,)
 
 
 def rollout_declarations(
     cfg: Config, environments: Mapping[str, Sequence[Column]]
 ) -> tuple[Declaration, ...]:
-    """``environments`` are what those bring, by name."""
+    """Return what each part of a rollout writes; ``environments`` has each environment's columns by name."""
     return (
         Declaration("rollout", writes=(INPUT_IDS, RESPONSE_MASK)),
         Declaration("generation", writes=ENGINE_COLUMNS),
@@ -40,12 +42,12 @@ def rollout_declarations(
 
 
 def recorded_declarations(directory: str, manifest: RecordingManifest) -> tuple[Declaration, ...]:
-    """What a replay puts: all that was recorded."""
+    """Return what a replay writes: all columns that were recorded."""
     return (Declaration(f"rollout.replay={directory}", writes=recorded_columns(manifest)),)
 
 
 def recorded_columns(manifest: RecordingManifest) -> tuple[Column, ...]:
-    """A recording of a time before columns were written down has those that every run has."""
+    """Return the columns of a recording; one that does not name them has those that every run has."""
     if manifest.columns is None:
         return ROLLOUT_COLUMNS
     return tuple(
@@ -61,7 +63,7 @@ def recorded_columns(manifest: RecordingManifest) -> tuple[Column, ...]:
 
 
 def written_down(columns: Iterable[Column]) -> list[dict[str, Any]]:
-    """What a manifest keeps of columns, for ``recorded_columns``."""
+    """Return columns as a manifest keeps them and ``recorded_columns`` reads them."""
     return [
         {
             "name": column.name,
@@ -75,7 +77,10 @@ def written_down(columns: Iterable[Column]) -> list[dict[str, Any]]:
 
 
 def record_column(name: str, text: str) -> Column:
-    """The column of a record's field by what ``data.*.columns`` says; once per prompt unless per token."""
+    """Return the column of a record's field as ``data.*.columns`` writes it, such as ``float32[2]``.
+
+    It has a value per prompt unless it is per token. Raises ValueError when ``text`` is no column.
+    """
     match = RECORD_COLUMN.fullmatch(text)
     if match is None:
         raise ValueError(f"data.*.columns.{name}={text} is no column")

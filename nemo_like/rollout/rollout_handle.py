@@ -1,4 +1,4 @@
-"""The driver's side of ``SyncRolloutActor``."""
+"""The driver's side of the rollout actor."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.observability.summary import SampleAnswer
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutResult
 
-# The rollout actor keeps the same deadlines and can name the samples that are missing: it answers first.
+# The rollout actor has the same deadlines, and can name the samples that are missing; so it may answer first.
 _GRACE_S = 30.0
 
 
 class RolloutHandle:
-    """Calls the rollout actor and waits, watching every process of the run meanwhile."""
+    """Calls the rollout actor and waits for its answers.
+
+    The death of any process of the run ends a wait with an error, except in ``abandon`` and ``reconnect``.
+    """
 
     def __init__(
         self,
@@ -29,13 +32,15 @@ class RolloutHandle:
         deadline_s: Callable[[Stage], float],
         inspect: Callable[[PromptBatch, RolloutResult], None],
     ) -> None:
-        """``inspect`` looks at every rollout before the caller gets it, and may raise."""
+        """Call ``actor``. ``inspect`` looks at every rollout before ``run`` returns it, and may raise."""
         self._cluster, self._actor, self._deadline_s = cluster, actor, deadline_s
         self._inspect = inspect
 
     def run(self, prompts: PromptBatch, partition: str) -> RolloutResult:
-        """See ``SyncRolloutActor.run``; raises ClusterError when a process dies or the deadline passes, and
-        what ``inspect`` raises."""
+        """Have the actor roll out these prompts; see ``SyncRolloutActor.run``.
+
+        Raises ClusterError when a process dies or the deadline passes, and what ``inspect`` raises.
+        """
         stage = Stage.generation if prompts.mode is RolloutMode.training else Stage.validation
         call = self._actor.submit("run", prompts, partition)
         timeout_s = self._deadline_s(stage) + _GRACE_S
@@ -44,7 +49,7 @@ class RolloutHandle:
         return result
 
     def clear(self, batches: Sequence[KVBatchMeta]) -> Sequence[Operation]:
-        """Free the bytes of samples that will not train; returns once they are free, with what that took."""
+        """Clear samples that will not train; return, once that is done, the operations that it took."""
         return self._wait("clear", tuple(batches))
 
     def dump(self, step: int, ledger: Sequence[KVBatchMeta]) -> None:
@@ -52,7 +57,7 @@ class RolloutHandle:
         self._wait("dump", step, tuple(ledger))
 
     def sample_answers(self) -> list[SampleAnswer]:
-        """A few answers of the latest validation."""
+        """Return a few answers of the latest validation, as text."""
         return self._wait("sample_answers")
 
     def move_to(self, actor: ActorHandle) -> None:
@@ -60,7 +65,7 @@ class RolloutHandle:
         self._actor = actor
 
     def abandon(self) -> None:
-        """Give up a rollout that is under way; returns once it has ended."""
+        """Abandon the rollout that is under way, if there is one; return once it has ended."""
         self._wait_for_actor("abandon")
 
     def reconnect(
@@ -69,7 +74,7 @@ class RolloutHandle:
         environments: Mapping[str, Sequence[ActorHandle]],
         data_plane: DataPlaneSpec,
     ) -> None:
-        """Let the actor go on with these processes, of which some are new."""
+        """Have the actor use these processes from now on, of which some may be new."""
         self._wait_for_actor("reconnect", list(engines), dict(environments), data_plane)
 
     def _wait(self, method: str, *args: Any) -> Any:
@@ -78,7 +83,7 @@ class RolloutHandle:
         return self._cluster.gather([call], stage=f"rollout.{method}", timeout_s=timeout_s)[0]
 
     def _wait_for_actor(self, method: str, *args: Any) -> None:
-        """Whatever becomes of the other processes."""
+        """Call the actor and wait for it, whether or not other processes live."""
         self._cluster.gather(
             [self._actor.submit(method, *args)],
             stage=f"rollout.{method}",

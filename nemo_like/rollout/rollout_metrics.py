@@ -1,4 +1,4 @@
-"""What a rollout says of its samples, under the names of docs/metrics.md without prefix."""
+"""The metrics of a rollout's samples, under the names of docs/metrics.md without prefix."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nemo_like.rollout.conversation import Conversation, EndReason
 
 
 def rollout_metrics(groups: Sequence[Sequence[Conversation]]) -> dict[str, Metric]:
-    """Lengths, ends and failures over all samples, then rewards and failures of each environment."""
+    """Return lengths, ends and failures over all samples, then rewards and failures of each environment."""
     samples = [sample for group in groups for sample in group]
     by_env: dict[str, list[Conversation]] = {}
     for sample in samples:
@@ -42,8 +42,11 @@ def _overall(samples: Sequence[Conversation]) -> dict[str, Metric]:
 
 
 def _of_environment(samples: Sequence[Conversation]) -> dict[str, Metric]:
-    """Mean reward and components of the judged samples; its own metrics over the turns that gave them;
-    failures by kind."""
+    """Return the metrics of one environment's samples.
+
+    Rewards are means over the judged samples, the environment's own metrics means over the turns that gave
+    them; failures are counted by kind.
+    """
     judged = [sample for sample in samples if sample.failure is None]
     failures = Counter(sample.failure.kind.name for sample in samples if sample.failure)
     rewards = _sums(sample.rewards for sample in judged)

@@ -1,4 +1,4 @@
-"""A sample of a validation as a person reads it."""
+"""Turns a sample of a validation into text for people."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from nemo_like.rollout.conversation import Conversation
 
 
 def sample_answer(sample: Conversation, solved_reward: float) -> SampleAnswer:
-    """The sample in words, written as its task says that people write it.
+    """Return a sample as text, rewritten by its example's ``as_written`` into the way people write.
 
-    Where that would hide why an answer is wrong, since a wrong one is then written like the right one, the
-    texts stay as they are.
+    The texts stay as they are where rewriting would make a wrong answer look like the right one, or the
+    other way round.
     """
     prompt, response = _as_text(sample.example.prompt), sample.transcript()
     answer, as_written = sample.example.answer, sample.example.as_written
@@ -30,5 +30,5 @@ def sample_answer(sample: Conversation, solved_reward: float) -> SampleAnswer:
 
 
 def _as_text(prompt: Prompt) -> str:
-    """Of a conversation, the last message and the break before the response."""
+    """Return the prompt; where it is messages, the last one and the line break before the response."""
     return prompt if isinstance(prompt, str) else f"{prompt[-1].content}\n"

@@ -1,4 +1,7 @@
-"""What a response finally says, so that answers can be compared. Pure."""
+"""Tags that the rollout derives from responses and rewards: which answers agree, and the reward's components.
+
+Pure: nothing here waits or calls another process.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from nemo_like.batch.tags import reward_component
 
-# How tasks commonly ask for the answer to be marked; the last mark counts.
+# How tasks commonly ask policies to mark the answer; in a response, the last mark counts.
 _MARKS = (
     re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}"),
     re.compile(r"<answer>(.*?)</answer>", re.DOTALL),
@@ -16,8 +19,10 @@ _MARKS = (
 
 
 def final_answer(response: str) -> str:
-    """The marked answer (``\\boxed{}``, ``<answer>``, ``####``), or else the whole response; white space
-    is made uniform."""
+    """Return the marked answer (``\\boxed{}``, ``<answer>``, ``####``), or else the whole response.
+
+    Each run of white space becomes one space.
+    """
     for mark in _MARKS:
         if found := mark.findall(response):
             response = found[-1]
@@ -26,15 +31,16 @@ def final_answer(response: str) -> str:
 
 
 def answer_ids(responses: Sequence[str]) -> list[int]:
-    """Equal numbers for responses with equal final answers, counted from 0 in order of appearance."""
+    """Number the responses so that equal final answers have equal numbers, from 0 in order of appearance."""
     numbers: dict[str, int] = {}
     return [numbers.setdefault(final_answer(response), len(numbers)) for response in responses]
 
 
 def component_tags(names: Iterable[str], rewards: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    """One tag per name; ``rewards[i]`` are sample i's components. What a sample lacks is 0.
+    """Return a tag for each reward component of ``names``; ``rewards[i]`` are the components of sample i.
 
-    Raises ValueError for a name that no sample has, as long as any has components at all.
+    A component that a sample lacks is 0. Raises ValueError for a name that no sample has, unless all samples
+    lack components altogether.
     """
     there = sorted({name for components in rewards for name in components})
     for name in names:

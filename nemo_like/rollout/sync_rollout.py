@@ -1,11 +1,12 @@
-"""``SyncRolloutActor``: prompts in, metadata out.
+"""``SyncRolloutActor``: takes prompts, puts their samples into the data plane, and returns the metadata.
 
     prompts ──▶ conversations ──▶ turn loop (engines and environments, by callback)
                                       │
                                       ▼
                     all have ended: flatten ──▶ one put ──▶ data plane
 
-Nothing polls: the engines call back, the last reward resolves a future, and that future has a deadline.
+Nothing polls: engines call back, and the last reward resolves a future, for which the rollout waits with a
+deadline.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ _log = logging.getLogger(__name__)
 
 
 class SyncRolloutActor(DataPlaneUser):
-    """Owns datasets and tokenizer; runs one rollout at a time. To be hosted by an asyncio actor."""
+    """Owns datasets and tokenizer, and runs one rollout at a time; an asyncio actor hosts it."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class SyncRolloutActor(DataPlaneUser):
         data_plane: DataPlaneSpec,
         run_directory: str,
     ) -> None:
-        """``environments`` has the actors of each environment that the data name."""
+        """Read the datasets and check their records. ``environments`` has the actors of each environment."""
         self._cfg = cfg
         self._run_directory = Path(run_directory)
         self._recorder: RolloutRecorder | None = None
@@ -90,8 +91,11 @@ class SyncRolloutActor(DataPlaneUser):
         self._sample_answers: list[SampleAnswer] = []
 
     async def attach(self, own_handle: ActorHandle) -> RolloutParts:
-        """Learn the handle the engines shall call back, and what the environments bring; returns what the
-        datasets hold and which columns there are. Raises RuntimeError where an environment does not start."""
+        """Take the handle that the engines shall call back, and ask the environments for their columns.
+
+        Return what the datasets hold, and which columns the rollout writes. Raises RuntimeError when an
+        environment does not start.
+        """
         self._sink = own_handle
         await self._meet_environments()
         environments = {name: pool.columns for name, pool in self._pools.items()}
@@ -104,7 +108,10 @@ class SyncRolloutActor(DataPlaneUser):
         return RolloutParts(sources, declarations)
 
     async def check_environments(self) -> None:
-        """Raises EnvironmentCheckFailed when an environment cannot judge its first problem's own answer."""
+        """Ask each environment about its first problem's reference answer.
+
+        Raises EnvironmentCheckFailed when one gives no reward.
+        """
         data = self._cfg.data
         sections = [(data.train, RolloutMode.training), (data.validation, RolloutMode.validation)]
         sources = [(section, self._sources[mode]) for section, mode in sections]
@@ -112,7 +119,7 @@ class SyncRolloutActor(DataPlaneUser):
         await check_environments(self._cfg, sources, self._pools, self._tokenizer.encode_prompt)
 
     async def run(self, prompts: PromptBatch, partition: str) -> RolloutResult:
-        """Generate, reward, flatten and put; rows ordered by (prompt, generation).
+        """Generate, reward, flatten and put the samples of ``prompts``, in rows by (prompt, generation).
 
         Raises RuntimeError when a rollout is already running or an engine reports an error, and Overdue,
         naming the missing samples, when the deadline of the stage passes.
@@ -123,7 +130,7 @@ class SyncRolloutActor(DataPlaneUser):
             return await self._run(prompts, partition)
 
     async def abandon(self) -> None:
-        """Give up a rollout that is under way; returns once it has ended."""
+        """Abandon the rollout that is under way, if there is one; return once it has ended."""
         self._num_abandoned += 1
         if self._loop is not None:
             self._loop.fail(RuntimeError("the rollout was given up"))
@@ -136,7 +143,7 @@ class SyncRolloutActor(DataPlaneUser):
         environments: Mapping[str, Sequence[ActorHandle]],
         data_plane: DataPlaneSpec,
     ) -> None:
-        """Go on with these processes, of which some are new."""
+        """Use these processes from now on, of which some may be new."""
         self._engines = list(engines)
         for name, actors in environments.items():
             self._pools[name].move_to(actors)
@@ -175,22 +182,22 @@ class SyncRolloutActor(DataPlaneUser):
         )
 
     def on_groups(self, results: Sequence[GroupResult]) -> None:
-        """Called by an engine with the groups that just finished."""
+        """Take the groups that just finished; an engine calls this."""
         if self._loop is not None:
             self._loop.on_groups(results)
 
     def on_engine_error(self, engine: str, message: str) -> None:
-        """Called by an engine whose step thread failed."""
+        """Fail the rollout under way; an engine calls this when its step thread has failed."""
         if self._loop is not None:
             self._loop.fail(RuntimeError(f"generation engine {engine!r} failed: {message}"))
 
     async def dump(self, step: int, ledger: Sequence[KVBatchMeta]) -> None:
-        """Write ``rollouts/step_N.jsonl``: the samples of the ledger in words, with the ledger's tags."""
+        """Write ``rollouts/step_N.jsonl``: the conversations of the ledger's samples, with their tags."""
         path = self._run_directory / "rollouts" / f"step_{step}.jsonl"
         await asyncio.to_thread(self._samples.write, path, step, ledger)
 
     def sample_answers(self) -> list[SampleAnswer]:
-        """A few answers of the latest validation, for a person to read."""
+        """Return a few answers of the latest validation, as text for people."""
         return self._sample_answers
 
     async def _meet_environments(self) -> None:
@@ -215,7 +222,7 @@ class SyncRolloutActor(DataPlaneUser):
             for position, (example, prompt_ids) in enumerate(zip(examples, encoded, strict=True))
         ]
         envs = {group[0].example.env for group in groups}
-        # What an engine still delivers of a rollout that was given up is not mistaken for the next one's.
+        # An engine may still deliver groups of an abandoned rollout: another id keeps them apart.
         again = [f"again-{self._num_abandoned}"] if self._num_abandoned else []
         place = [prompts.mode.name, str(prompts.step), str(prompts.first_group)]
         return TurnLoop(
@@ -229,7 +236,7 @@ class SyncRolloutActor(DataPlaneUser):
     def _conversations(
         self, prompts: PromptBatch, position: int, example: PromptExample, prompt_ids: tuple[int, ...]
     ) -> list[Conversation]:
-        """The samples of one prompt, at their start."""
+        """Begin the conversations of one prompt's samples."""
         env = self._cfg.env[example.env]
         limits = Limits(
             max_turns=env.max_turns,
@@ -287,7 +294,7 @@ class SyncRolloutActor(DataPlaneUser):
 
     def _keep_sample_answers(self, groups: Sequence[Sequence[Conversation]]) -> None:
         count = self._cfg.logger.num_sample_answers
-        apart = max(1, len(groups) // max(1, count))  # so that every validation set is among them
+        apart = max(1, len(groups) // max(1, count))  # spread over all groups, so over validation sets
         self._sample_answers = [
             sample_answer(group[0], self._cfg.grpo.val_solved_reward) for group in groups[::apart][:count]
         ]
@@ -303,7 +310,7 @@ def _recorder(cfg: Config, run_directory: Path, columns: Iterable[Column]) -> Ro
 
 
 def _failed_rewards(prompts: PromptBatch, groups: Sequence[Sequence[Conversation]]) -> list[FailedReward]:
-    """Every sample that has no reward, in order."""
+    """Return every sample without a reward, by (prompt, generation)."""
     return [
         FailedReward(sample.example.env, sample.failure, prompts.indices[sample.position], sample.generation)
         for group in groups
@@ -313,7 +320,7 @@ def _failed_rewards(prompts: PromptBatch, groups: Sequence[Sequence[Conversation
 
 
 def _log_failures(prompts: PromptBatch, failed: Sequence[FailedReward]) -> None:
-    """Which samples have no reward, and why, into this process's log."""
+    """Log which samples have no reward, and why, to this process's log."""
     for one in failed:
         _log.warning(
             "%s step %d, prompt %d, sample %d, environment %s: %s",

@@ -1,12 +1,12 @@
-"""The turns of one rollout's conversations, from the first request to the last reward.
+"""Holds the conversations of one rollout, turn by turn, from the first request to the last reward.
 
     requests ──▶ engines ──▶ on_groups (a callback per engine step in which responses finished)
        ▲                         │ decode, in a thread
        │ observation             ▼
        └──────────────── environment ──▶ rewards; the last one resolves the rollout
 
-Nothing polls, and no conversation waits for another but within one environment call
-(``env.<name>.batch_size``): its next turn is requested as soon as its observation is there.
+Nothing polls. A conversation waits for others only where they share an environment call
+(``env.<name>.batch_size``); its next turn is requested as soon as its observation is there.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from nemo_like.rollout.prompts import turn_seed
 
 
 class Engine(Protocol):
-    """A generation engine in an actor; ``ActorHandle`` is one."""
+    """What calls a generation engine in an actor; ``ActorHandle`` is one."""
 
     @property
     def name(self) -> str: ...
 
     def submit(self, method: str, /, *args: Any) -> Any:
-        """Call a method over there; the result can be awaited."""
+        """Call a method of the engine's actor, and return what can be awaited for the result."""
 
 
 class Judge(Protocol):
@@ -43,7 +43,7 @@ class Judge(Protocol):
 
     @property
     def unanswered(self) -> Sequence[str]:
-        """Names of the actors that have a call to answer."""
+        """The names of the actors that have a call to answer."""
 
     @property
     def wants_tokens(self) -> bool:
@@ -53,7 +53,7 @@ class Judge(Protocol):
 
 
 class Codec(Protocol):
-    """Between token ids and text; ``Tokenizer`` is one."""
+    """Converts between token ids and text; ``Tokenizer`` is one."""
 
     def decode(self, token_ids: Iterable[int]) -> str: ...
 
@@ -62,18 +62,18 @@ class Codec(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """How conversations with one environment are held."""
+    """How to hold the conversations of one environment."""
 
     judge: Judge
     sampling: SamplingSettings
     max_turns: int
-    batch_size: int  # conversations of one environment call
+    batch_size: int  # at most so many conversations in one environment call
     observation_role: str  # under which a chat template renders observations
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A request, and the conversations that its responses belong to, in order."""
+    """A request to an engine, and the conversations to which its responses belong, in order."""
 
     group: GroupRequest
     sampling: SamplingSettings
@@ -91,7 +91,10 @@ class TurnLoop:
         codec: Codec,
         policy_version: int,
     ) -> None:
-        """Every response must be sampled by the weights of ``policy_version``."""
+        """Prepare the rollout. Every response must be sampled by the weights of ``policy_version``.
+
+        To be called on a running event loop.
+        """
         self.groups = groups
         self._rollout_id, self._policy_version = rollout_id, policy_version
         self._tasks, self._codec = tasks, codec
@@ -102,14 +105,15 @@ class TurnLoop:
         self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._working: set[asyncio.Task[None]] = set()
         self._decoding = asyncio.Lock()
-        # On the monotonic clock: of the first request, and of the last response.
+        # Times on the monotonic clock: of the first request, and of the latest response.
         self.started_s = self.generated_s = 0.0
 
     async def run(self, engines: Sequence[Engine], sink: object, timeout_s: float) -> None:
-        """Return once every conversation has ended. Engines deliver to ``sink``, which calls ``on_groups``.
+        """Hold all conversations, and return once every one has ended.
 
-        Raises Overdue, naming the unfinished samples and who owes them, or what a request or an environment
-        call raised.
+        Engines deliver responses to ``sink``, which calls ``on_groups``. Raises Overdue after ``timeout_s``,
+        naming the unfinished samples and which process owes them, or what a request or an environment call
+        raised.
         """
         self._engines, self._sink = engines, sink
         self.started_s = time.monotonic()
@@ -124,20 +128,23 @@ class TurnLoop:
                 task.cancel()
 
     def on_groups(self, results: Sequence[GroupResult]) -> None:
-        """Responses of one engine step; those of another rollout, which failed, are ignored."""
+        """Take the responses of one engine step; ignore those that this rollout has not requested.
+
+        An engine may still deliver those of an earlier rollout, which failed.
+        """
         try:
             self._accept(results)
         except Exception as error:
-            # The engine does not wait for an answer: the rollout has to know.
+            # The engine does not wait for an answer, so only the rollout can raise this.
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """End the wait for the rollout with an error; the first one counts."""
+        """End the wait for the rollout with this error, unless it has ended already."""
         if not self._finished.done():
             self._finished.set_exception(error)
 
     def _overdue(self, timeout_s: float) -> Overdue:
-        """Who owes what."""
+        """Return an error that names the responses that each engine owes, and the rewards still missing."""
         responses: dict[str, list[str]] = {}
         for request in self._requested.values():
             for sample in request.conversations:
@@ -175,9 +182,10 @@ class TurnLoop:
             self._start(self._have_judged(answered))
 
     async def _have_judged(self, answered: Sequence[tuple[Conversation, Response]]) -> None:
-        """Add the responses to their conversations, and ask the environments."""
-        # In a thread, since meanwhile this one takes in what else arrives; in one at a time, since several
-        # would leave it less of the interpreter, and so that what came first is judged first.
+        """Decode the responses, add them to their conversations, and start asking the environments."""
+        # Decoding runs in a thread, so that the event loop takes in what else arrives meanwhile. One thread
+        # runs at a time: more would leave the loop less of the interpreter, and this way what came first is
+        # judged first.
         async with self._decoding:
             texts = await asyncio.to_thread(self._decoded, [response for _, response in answered])
         by_env: dict[str, list[Conversation]] = {}
@@ -193,13 +201,13 @@ class TurnLoop:
         return [self._codec.decode(response.token_ids) for response in responses]
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Let it run beside what else does; when it raises, the rollout fails."""
+        """Run ``work`` as a task of its own; when it raises, the rollout fails."""
         task = asyncio.get_running_loop().create_task(work)
         task.add_done_callback(self._on_done)
         self._working.add(task)
 
     async def _judge(self, task: Task, conversations: Sequence[Conversation]) -> None:
-        """Ask the environment, and request the next turn of those that go on."""
+        """Ask the environment about these conversations, and request the next turn of those that go on."""
         with_tokens = task.judge.wants_tokens
         feedback = await task.judge.step([one.turn(with_tokens=with_tokens) for one in conversations])
         for conversation, answer in zip(conversations, feedback, strict=True):
@@ -216,7 +224,7 @@ class TurnLoop:
         conversation.add_observation(text, token_ids)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
-        """The last reward resolves the rollout, what raised fails it."""
+        """Fail the rollout if the task raised; resolve it if no conversation is left unfinished."""
         self._working.discard(task)
         if task.cancelled():
             return
@@ -226,7 +234,11 @@ class TurnLoop:
             self._finished.set_result(None)
 
     def _first_requests(self, group: Sequence[Conversation]) -> list[_Request]:
-        """Responses of a group come together where one turn is all; else each as soon as it is finished."""
+        """Make the requests for a group's first responses.
+
+        With one turn, one request asks for all of them, and they come together. With more, each response has
+        a request of its own, and comes as soon as it is finished.
+        """
         if self._tasks[group[0].example.env].max_turns > 1:
             return [self._request(f"{c.position}/{c.generation}/1", (c,), (c.seed,)) for c in group]
         return [self._request(str(group[0].position), tuple(group), tuple(c.seed for c in group))]
@@ -253,7 +265,10 @@ class TurnLoop:
         return _Request(group, sampling, conversations)
 
     async def _submit(self, requests: Sequence[_Request]) -> None:
-        """Each prompt has its engine, which knows its earlier turns; one call per engine and sampling."""
+        """Send the requests to the engines, in one call per engine and sampling settings.
+
+        All turns of a prompt go to the same engine, which may have the earlier ones in its cache.
+        """
         calls: dict[tuple[int, SamplingSettings], list[GroupRequest]] = {}
         for request in requests:
             self._requested[request.group.request_id] = request
