@@ -1,10 +1,10 @@
-"""The slow checks before a run: data, a user's own code, and the layers that LoRA adapts.
+"""Makes the slow checks before a run: of data, of a user's own code, and of the layers that LoRA adapts.
 
     cfg ──▶ data_scan ─┐
         ──▶ targets    ├── each in a child process, all at once ──▶ problems, or notes for the plan
         ──▶ adapters  ─┘
 
-``config.rules`` has the quick ones, which come first. This process loads nothing for them.
+``config.rules`` has the quick checks, which come first. What a slow check loads stays in its child process.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from nemo_like.preflight.versions import untested_versions
 from nemo_like.rollout.rollout_columns import recorded_declarations, rollout_declarations
 
 _SCAN_TIME_S = 60.0
-# What a child process may take beyond its work: imports, on a busy machine.
+# What a child process may take for its imports on a busy machine, beyond the time of its work.
 _START_TIME_S = 60.0
 _IMPORT_TIME_S = 120.0
 
@@ -45,25 +45,25 @@ _Outcome = tuple[list[Problem], list[Note]]
 
 @dataclass(frozen=True, slots=True)
 class _Check:
-    """Something that a child process looks at."""
+    """A check that runs in a child process."""
 
     start: Callable[[], ChildCall]
-    conclude: Callable[[ChildCall], _Outcome]  # waits for the answer
+    conclude: Callable[[ChildCall], _Outcome]  # waits for the child's answer and judges it
 
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """What was seen of a configuration with which a run can start."""
+    """What the checks saw of a configuration with which a run can start."""
 
     notes: Sequence[Note]
     columns: tuple[Column, ...]  # of the whole run
 
 
 def preflight(cfg: Config, machine: Machine, say: Callable[[str], None]) -> Preflight:
-    """Make every slow check that this configuration, a valid one, gives reason to.
+    """Make every slow check that a valid configuration calls for.
 
-    ``say`` tells the user which installed packages were never tested with, and what takes so long. Raises
-    ConfigError that lists everything for which the run would fail later.
+    ``say`` gets a line for each installed package outside the tested versions, and one about what takes so
+    long. Raises ConfigError, listing everything that the checks found and that would fail the run later.
     """
     for line in untested_versions():
         say(f"warning: {line}")
@@ -91,7 +91,7 @@ def preflight(cfg: Config, machine: Machine, say: Callable[[str], None]) -> Pref
 
 
 def _declarations(cfg: Config, own: Sequence[Declaration]) -> list[Declaration]:
-    """Every part's; ``own`` are those of the user's code."""
+    """Return every part's declarations of columns; ``own`` are those of the user's code."""
     if cfg.rollout.replay is not None:
         directory = Path(cfg.rollout.replay)
         parts = [*recorded_declarations(cfg.rollout.replay, read_manifest(directory))]
@@ -107,7 +107,10 @@ def _declarations(cfg: Config, own: Sequence[Declaration]) -> list[Declaration]:
 
 
 def _checks(cfg: Config, declared: list[Declaration]) -> Iterator[_Check]:
-    """``declared`` is filled with what the user's code says of columns."""
+    """Yield the checks that this configuration calls for.
+
+    Concluding a check appends to ``declared`` the columns that the user's code declares.
+    """
     if request := _scan_request(cfg):
         start = partial(ChildCall, scan, request, timeout_s=request.time_s + _START_TIME_S)
         yield _Check(start, partial(_scanned, request))
@@ -122,7 +125,10 @@ def _checks(cfg: Config, declared: list[Declaration]) -> Iterator[_Check]:
 
 
 def _scan_request(cfg: Config) -> ScanRequest | None:
-    """The sources that are on this machine and not made by ourselves; none for a replay, which reads none."""
+    """Return what to scan: the sources on this machine, but for plain arithmetic; None when there are none.
+
+    A replay reads no sources.
+    """
     if cfg.rollout.replay is not None:
         return None
     sources = tuple(
@@ -148,7 +154,7 @@ def _scan_request(cfg: Config) -> ScanRequest | None:
 
 
 def _is_made_here(source: DatasetConfig) -> bool:
-    """Sums, whose lengths ``config.rules`` knows unless something is put around them."""
+    """Return whether a source is generated sums alone, whose lengths ``config.rules`` knows unread."""
     is_plain = source.prompt_template is None and not source.use_chat_template
     return source.kind is DatasetKind.arithmetic and is_plain
 
@@ -189,7 +195,7 @@ def _adapted(model_name: str, lora: LoraConfig, child: ChildCall) -> _Outcome:
 
 
 def _unseen(cfg: Config, machine: Machine) -> Iterator[Note]:
-    """What a plan for another machine takes for granted."""
+    """Yield what is assumed, or not checked, in a plan for a machine that is not this one."""
     if machine is Machine.this:
         return
     name = cfg.policy.model_name
@@ -208,9 +214,9 @@ def _unseen(cfg: Config, machine: Machine) -> Iterator[Note]:
 
 
 def adapter_problem(model_directory: str, lora: LoraConfig) -> str | None:
-    """Say why adapters cannot be put beside the layers that ``lora`` names; None when they can.
+    """Return why LoRA adapters cannot be put beside the layers that ``lora`` names; None when they can.
 
-    Asked of the model itself, built without weights. Runs in a child process.
+    Builds the model without weights and tries. Runs in a child process.
     """
     from nemo_like.policy.fsdp.lora import add_adapters
     from nemo_like.policy.fsdp.model import empty_model

@@ -1,4 +1,4 @@
-"""A function's result from a Python process of its own: what it imports, and how it ends, stays there.
+"""Calls a function in a Python process of its own, so that what it imports or crashes stays there.
 
 parent ── pickled (target, arguments) ──▶ stdin    child_main
        ◀── pickled Returned or Raised ─── stdout
@@ -21,7 +21,7 @@ _SHOWN_LINES = 3
 
 
 class ChildFailed(Exception):
-    """The function raised, or its process ended or was late; the message says which."""
+    """The function raised, or its process ended or missed its deadline; the message says which."""
 
 
 class ChildIsLate(ChildFailed):
@@ -30,27 +30,36 @@ class ChildIsLate(ChildFailed):
 
 @dataclass(frozen=True, slots=True)
 class Returned:
+    """The child's answer when the function returned."""
+
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
+    """The child's answer when the function raised."""
+
     message: str
 
 
 class ChildCall:
-    """A call that is under way in a new process, as a context: when it is left, the process is gone with all
-    that it started."""
+    """A call that is under way in a new process.
+
+    As a context manager, it kills the process and its process group when the block is left.
+    """
 
     def __init__(self, function: Callable[..., Any], *arguments: Any, timeout_s: float) -> None:
-        """Start ``function(*arguments)``; both must be picklable. What it prints stays off the terminal."""
+        """Start ``function(*arguments)``; all of these must be picklable.
+
+        What the function prints stays off the terminal.
+        """
         self._timeout_s, self._end_s = timeout_s, time.monotonic() + timeout_s
         self._process = subprocess.Popen(
             [sys.executable, "-m", "nemo_like.preflight.child_main"],
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-                # What is on a hub and not on this machine is not fetched to be looked at.
+                # A check does not download what is only on the hub.
                 "HF_HUB_OFFLINE": "1",
                 "HF_DATASETS_OFFLINE": "1",
             },
@@ -73,7 +82,10 @@ class ChildCall:
         self._process.wait()
 
     def result(self) -> Any:
-        """What the function returned. Raises ChildFailed, or ChildIsLate ``timeout_s`` after the start."""
+        """Wait for what the function returns, and return it.
+
+        Raises ChildFailed when it raised or its process ended, ChildIsLate ``timeout_s`` after the start.
+        """
         try:
             remaining_s = max(0.0, self._end_s - time.monotonic())
             answer, errors = self._process.communicate(timeout=remaining_s)

@@ -1,4 +1,4 @@
-"""The process behind ``child.ChildCall``."""
+"""The main function of the process that ``child.ChildCall`` starts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nemo_like.preflight.child import Raised, Returned
 
 
 def main() -> None:
-    # What the function prints must not get between the answer's bytes.
+    # Answers go to a copy of stdout, and prints to stderr, so that no print gets between an answer's bytes.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     function, arguments = pickle.load(sys.stdin.buffer)
@@ -20,7 +20,7 @@ def main() -> None:
         outcome = Raised(f"{type(error).__name__}: {error}")
     answers.write(pickle.dumps(outcome))
     answers.close()
-    # At once: threads and exit handlers of what was imported have nothing to do here.
+    # Exit at once, without waiting for threads and exit handlers of what was imported.
     sys.stderr.flush()
     os._exit(0)
 

@@ -1,6 +1,6 @@
-"""A look at every record before a run, as far as the time allows: can it be read, asked and judged?
+"""Looks at every record before a run, as far as the time allows: can it be read, asked and judged?
 
-Runs in a child process, since reading Parquet and counting tokens load what the parent does without.
+The scan runs in a child process, since the parent should not load what reads Parquet and counts tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nemo_like.environments.record_needs import check_of
 from nemo_like.preflight.notes import Note, Seen
 from nemo_like.rollout.rollout_columns import record_column
 
-# Records between two looks at the clock, whose tokens are counted together.
+# How many records are read, and their tokens counted, between two looks at the clock.
 _BATCH = 1000
 _MAX_PROBLEMS = 3
 
@@ -30,7 +30,7 @@ PromptLengths = Callable[[Sequence[Prompt]], Sequence[int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceToScan:
-    """One source with what its problems must fit."""
+    """One source, and the environment that its problems must fit."""
 
     key: str  # data.train, or data.train[1]
     cfg: DatasetConfig
@@ -40,7 +40,7 @@ class SourceToScan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanRequest:
-    """``tokenizer`` is the checkpoint's directory; None where it is not on this machine."""
+    """What to scan, and for how long. ``tokenizer`` is a checkpoint's directory, None if it is not here."""
 
     sources: tuple[SourceToScan, ...]
     tokenizer: str | None
@@ -51,12 +51,17 @@ class ScanRequest:
 
 @dataclass(frozen=True, slots=True)
 class ScanReport:
+    """What a scan found wrong, and what it saw, over all sources."""
+
     problems: tuple[Problem, ...]
     notes: tuple[Note, ...]
 
 
 def scan(request: ScanRequest) -> ScanReport:
-    """Read the records of every source, each for an equal part of the time that is left."""
+    """Scan the sources one after the other; each gets an equal part of the time that is left.
+
+    A tokenizer that cannot be loaded is a problem, and the records are scanned without lengths.
+    """
     end_s = time.monotonic() + request.time_s
     problems: list[Problem] = []
     notes: list[Note] = []
@@ -91,7 +96,7 @@ def _prompt_lengths(checkpoint: str, chat_template: str | None) -> PromptLengths
 
 @dataclass(slots=True)
 class _Scan:
-    """One source's."""
+    """The scan of one source: what it reads, and what it found so far."""
 
     source: SourceToScan
     max_prompt_tokens: int
@@ -105,7 +110,10 @@ class _Scan:
     not_here: str = ""  # why nothing could be read, where that is no mistake
 
     def run(self) -> None:
-        """Read until the end, the deadline, or enough problems."""
+        """Read records until the source ends, the deadline passes, or there are ``_MAX_PROBLEMS``.
+
+        The clock is looked at after every ``_BATCH`` records.
+        """
         try:
             check = check_of(self.source.env)
             examples = _examples(self.source)
@@ -140,7 +148,7 @@ class _Scan:
         self.num_read += len(batch)
 
     def _counted(self, batch: Sequence[tuple[str, PromptExample]]) -> Sequence[int]:
-        """The tokens of each prompt."""
+        """Count the tokens of each prompt and return the counts."""
         assert self.prompt_lengths is not None
         lengths = self.prompt_lengths([example.prompt for _, example in batch])
         for (where, _), length in zip(batch, lengths, strict=True):
@@ -178,7 +186,7 @@ class _Scan:
             self.problems.append(Problem(key=key, rule=f"cannot be used: {what}", remedy=""))
 
     def notes(self) -> Iterator[Note]:
-        """What was seen of the source."""
+        """Yield what was seen of the source."""
         key, name = self.source.key, self.source.cfg.path or source_name(self.source.cfg)
         if self.not_here:
             yield Note(Seen.not_checked, f"{key}: {self.not_here}")
@@ -197,7 +205,10 @@ class _Scan:
 
 
 def _examples(source: SourceToScan) -> Iterator[tuple[str, PromptExample]]:
-    """Where each problem is, and the problem as it is put to the policy; JSON lines are read as they come."""
+    """Yield where each problem is, and the problem as the policy will get it.
+
+    A JSON-lines file is read line by line; a dataset of any other kind is built before the first problem.
+    """
     from nemo_like.data.datasets import build_dataset
     from nemo_like.data.mixture import templated
     from nemo_like.data.records import RecordFields, jsonl_records

@@ -1,4 +1,4 @@
-"""What the checks before a run saw, took for granted or could not see; ``--dry-run`` prints it."""
+"""Notes on what the checks before a run saw, assumed or could not check; ``--dry-run`` prints them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Seen(Enum):
-    """How much a note is worth."""
+    """How far the check behind a note went; in the order in which notes are printed."""
 
     checked = "checked"
     assumed = "assumed"
@@ -16,6 +16,8 @@ class Seen(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Note:
+    """A line for the user about one thing that was checked, assumed or not checked."""
+
     seen: Seen
     text: str
 

