@@ -1,7 +1,7 @@
 """A tool in text: calls of a calculator are found in the response and answered; the rest is an answer.
 
-Expressions are evaluated here: the package simpleeval takes twice the time (20 against 10 µs) and would need
-the same bounds put around it, as it computes ``9 ** 999999`` (157 ms), takes True for 1, and compares.
+Expressions are evaluated by this module. The package simpleeval takes twice the time (20 against 10 µs), and
+would need the same bounds around it: it computes ``9 ** 999999`` (157 ms), takes True for 1, and compares.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _MAX_MAGNITUDE = 1e100
 
 
 def calculator(options: CalculatorOptions) -> PerTurnEnvironment:
-    """See configs/env/calculator.yaml."""
+    """Make the environment; configs/env/calculator.yaml explains its options."""
     return PerTurnEnvironment(partial(_judge, options=options))
 
 
 def _judge(turn: Turn, options: CalculatorOptions) -> Feedback:
-    """The last call of a response is answered; a response without a call is the answer."""
+    """Answer the last call of the calculator in a response, or judge a response without a call."""
     expression = extract_answer(turn.response, options.call_pattern)
     if expression is not None:
         result = options.result_template.replace("{result}", evaluate(expression))
@@ -52,7 +52,7 @@ def _judge(turn: Turn, options: CalculatorOptions) -> Feedback:
 
 
 def evaluate(expression: str) -> str:
-    """The value as text, whole numbers without a point; "error: ..." for what is no such expression."""
+    """Return an expression's value as text, or "error: ..."; whole numbers have no decimal point."""
     try:
         if len(expression) > _MAX_CHARACTERS:
             raise ValueError(f"more than {_MAX_CHARACTERS} characters")
@@ -63,7 +63,10 @@ def evaluate(expression: str) -> str:
 
 
 def _value(node: ast.expr) -> Number:
-    """Raises ValueError for anything but bounded numbers and operators, ArithmeticError as Python does."""
+    """Compute a node's value.
+
+    Raises ValueError for anything but bounded numbers and operators, ArithmeticError as Python does.
+    """
     value: Any
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         value = node.value

@@ -1,4 +1,4 @@
-"""Reward for programs that pass their tests."""
+"""The environment that rewards programs for passing their tests."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _log = logging.getLogger(__name__)
 
 
 class CodeEnvironment:
-    """Component ``passed``: the share of tests that the response's program passes.
+    """Rewards the share of tests that the response's program passes, as the component ``passed``.
 
-    Tests are a program that calls the response's functions (one test: it must reach its end), or a list
-    of ``{"input": ..., "output": ...}``, each a run whose output must be the same but for spaces at the
-    ends of lines. Metrics: ``is_sandboxed``; ``returned_object``, the share of programs that failed because
-    a function returned something else than plain data.
+    Tests are either a program that calls the response's functions, which counts as one test and must reach
+    its end, or a list of ``{"input": ..., "output": ...}``: each is a run whose output must be the same but
+    for spaces at the ends of lines and empty lines at the end. Metrics: ``is_sandboxed``, and
+    ``returned_object``, 1 where a function returned something else than plain data.
     """
 
     def __init__(self, options: CodeOptions) -> None:
@@ -38,6 +38,7 @@ class CodeEnvironment:
         self._slots = asyncio.Semaphore(options.max_parallel)
 
     async def step(self, turns: Sequence[Turn]) -> Sequence[Feedback]:
+        """Judge the turns side by side and return one feedback per turn, in order."""
         return list(await asyncio.gather(*(self._judge(turn) for turn in turns)))
 
     async def _judge(self, turn: Turn) -> Feedback:

@@ -1,4 +1,4 @@
-"""What a record or an environment gives as a column's value, as the data plane wants it."""
+"""Converts what a record or an environment gives as a column's value into what the data plane takes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ class NotFinite(ColumnMismatch):
 
 
 def column_value(column: Column, value: Any, num_tokens: int) -> Any:
-    """One value in the column's dtype and shape: Python's numbers, lists and numpy's arrays become arrays,
-    [num_tokens, *inner_shape] per token and [*inner_shape] otherwise; ragged ones a list of arrays.
+    """Convert one value to the column's dtype and shape.
 
-    Raises ColumnMismatch where it does not fit or is no such number: a fraction is no integer. Floats are
-    rounded to the dtype; NotFinite for those that are not finite, or too large for it.
+    Python's numbers and lists and numpy's arrays become arrays, [num_tokens, *inner_shape] per token and
+    [*inner_shape] otherwise. A ragged value becomes a list of arrays or torch tensors in their own dtypes; an
+    object stays as it is. Floats are rounded to the dtype.
+
+    Raises ColumnMismatch for a value of another shape, or that the dtype cannot hold, as integers cannot hold
+    a fraction; NotFinite for one that is not finite, or too large for the dtype.
     """
     if column.layout is Layout.objects:
         return value
@@ -40,7 +43,7 @@ def column_value(column: Column, value: Any, num_tokens: int) -> Any:
 
 
 def nothing(column: Column, num_tokens: int) -> Any:
-    """What stands where nobody gave a value: zeros, no array, None."""
+    """Return what stands where nobody gave a value: zeros; no arrays if ragged; None for an object."""
     if column.layout is Layout.objects:
         return None
     if column.layout is Layout.ragged:
@@ -50,7 +53,7 @@ def nothing(column: Column, num_tokens: int) -> Any:
 
 
 def _ragged(column: Column, value: Any) -> Any:
-    """An array or torch tensor of a dtype that can be stored."""
+    """Convert a value to an array, or keep a torch tensor; raise ColumnMismatch for a dtype of no column."""
     tensor = value if type(value).__module__.startswith("torch") else _array(column, value)
     dtype = str(tensor.dtype).removeprefix("torch.")
     if isinstance(tensor, np.ndarray) and not tensor.dtype.isnative:

@@ -1,11 +1,11 @@
-"""The child process that runs an environment: frames on stdin and stdout, calls interleave on one event loop.
+"""The main function of the child process that runs an environment; its calls interleave on one event loop.
 
-    in    EnvConfig, then (call id, turns) again and again
-    out   Ready or Refused, then (call id, feedback or CallRaised) as each call ends
+    stdin    EnvConfig, then (call id, turns) again and again
+    stdout   Ready or Refused, then (call id, feedback or CallRaised) as each call ends
 
-It ends with its parent, when stdin does, and everything that the environment started ends with it. What a
-conversation keeps between turns (``state``) leaves as a pickle and comes back as one: other processes need
-not be able to load it.
+The process ends when its stdin does, as when its parent ends, and with it everything that the environment
+started. What a conversation keeps between turns (``state``) leaves the process as a pickle and comes back as
+one, so no other process must be able to load it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from nemo_like.environments.guardian import run_guarded
 from nemo_like.environments.interface import Environment, Feedback, Turn
 from nemo_like.environments.registry import build_environment, written_columns
 
-# Keeps what is awaited by nobody from being collected.
+# References to tasks that nobody awaits, so that they are not garbage-collected while they run.
 _running: set[asyncio.Task[None]] = set()
 
 
 def main() -> None:
     run_guarded()
-    # What rewards print goes to the log with stderr, and what they read is empty; the frames have descriptors
-    # of their own, which no program that a reward starts inherits.
+    # Frames move to descriptors of their own, which no program that a reward starts inherits. Then stdin is
+    # empty, and what rewards print goes to stderr and so to the log.
     calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
@@ -51,7 +51,7 @@ def main() -> None:
     try:
         asyncio.run(_serve(environment, columns, calls, answers))
     except SystemExit as ended:
-        # At once: an orderly end would close the calls, which the thread that reads them holds, and abort.
+        # Exit at once: an orderly exit would close ``calls``, whose lock the reading thread holds, and abort.
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(ended.code if isinstance(ended.code, int) else 1)
@@ -65,7 +65,7 @@ async def _serve(
     def read() -> None:
         while (call := _read(calls)) is not None:
             loop.call_soon_threadsafe(waiting.put_nowait, call)
-        # At once, also when a call blocks the loop.
+        # The parent is gone: exit at once, even if a call blocks the loop.
         os._exit(0)
 
     threading.Thread(target=read, name="calls", daemon=True).start()
@@ -93,7 +93,7 @@ async def _answer(
         ]
         message = frame((call_id, [_with_pickled_state(feedback) for feedback in plain]))
         if any(column.layout is Layout.objects for column in columns):
-            pickle.loads(message[LENGTH_BYTES:])  # not everything that becomes a pickle comes back from one
+            pickle.loads(message[LENGTH_BYTES:])  # some objects can be pickled but not unpickled: fail here
     except Exception as error:
         traceback.print_exc()
         message = frame((call_id, CallRaised(f"{type(error).__name__}: {error}")))
@@ -110,7 +110,7 @@ def _with_pickled_state(feedback: Feedback) -> Feedback:
 
 
 def _read(stream: BinaryIO) -> Any:
-    """The next frame; None at the end."""
+    """Read the next frame; return None at the end of the stream."""
     header = stream.read(LENGTH_BYTES)
     if len(header) < LENGTH_BYTES:
         return None

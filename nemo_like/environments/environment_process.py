@@ -1,8 +1,9 @@
-"""Where an environment's code runs: in a child process that can be replaced, or, if harmless, right here.
+"""Runs an environment's code: in a child process that can be replaced, or, if harmless, in this process.
 
-The child process is our own: pebble's ``ProcessPool`` keeps deadlines too, but gives a process one call at a
-time (16 that wait for 0.2 s take 3.4 s instead of 0.3), and what a reward started in a session of its own
-outlives the deadline and the pool, as a busy process outlives a server that is killed.
+The child process is our own. pebble's ``ProcessPool`` keeps deadlines too, but gives a process one call at a
+time: 16 calls that wait for 0.2 s take 3.4 s instead of 0.3. And with pebble, a process that a reward started
+in a session of its own outlives the deadline and the pool, and a busy process outlives a server that is
+killed.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from nemo_like.environments.frames import LENGTH_BYTES, CallRaised, Refused, fra
 from nemo_like.environments.interface import Feedback, Turn
 from nemo_like.environments.registry import build_environment, is_harmless, written_columns
 
-# Imports, and what an environment loads.
+# For imports, and for what an environment loads.
 _START_TIMEOUT_S = 120.0
-# How long its guardian has for ending everything that it started.
+# How long the guardian has to end everything that the environment started.
 _END_TIMEOUT_S = 10.0
 
 
@@ -34,12 +35,14 @@ class RewardRaised(Exception):
 
 
 class WorkerDied(Exception):
-    """The process that was asked is gone."""
+    """The process that was asked has ended."""
 
 
 class Worker(Protocol):
-    """Runs one environment; calls may interleave. ``columns`` are those that its feedback may bring; whoever
-    calls checks them."""
+    """Runs one environment; calls may interleave.
+
+    ``columns`` are those that its feedback may bring; the caller checks that the feedback's values fit them.
+    """
 
     columns: tuple[Column, ...]
 
@@ -47,14 +50,17 @@ class Worker(Protocol):
     def is_alive(self) -> bool: ...
 
     async def step(self, turns: Sequence[Turn], timeout_s: float) -> Sequence[Feedback]:
-        """Raises TimeoutError, RewardRaised or WorkerDied."""
+        """Return one feedback per turn. Raises TimeoutError, RewardRaised or WorkerDied."""
 
     async def close(self) -> None:
-        """End it with everything that it started, and return once it is gone; calls raise WorkerDied."""
+        """End the worker with everything that it started, and return once it is gone.
+
+        Calls under way and later ones raise WorkerDied.
+        """
 
 
 async def start_worker(cfg: EnvConfig) -> Worker:
-    """Raises RuntimeError when the environment cannot be built."""
+    """Start a worker and return it once it is ready. Raises RuntimeError when it cannot be built."""
     if is_harmless(cfg):
         return _SameProcessWorker(cfg)
     worker = ProcessWorker()
@@ -63,7 +69,7 @@ async def start_worker(cfg: EnvConfig) -> Worker:
 
 
 class _SameProcessWorker:
-    """On the server's own event loop."""
+    """Runs a harmless environment on the server's own event loop."""
 
     is_alive = True
 
@@ -83,11 +89,14 @@ class _SameProcessWorker:
             raise RewardRaised(f"{type(error).__name__}: {error}") from error
 
     async def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing, since no process was started."""
 
 
 class ProcessWorker:
-    """The parent's side of ``environment_main``, whose ``guardian`` ends all that the environment started."""
+    """The parent's side of ``environment_main``, whose ``guardian`` ends all that the environment started.
+
+    Every call gets an id, by which its answer is found.
+    """
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process
@@ -98,7 +107,10 @@ class ProcessWorker:
         self.columns: tuple[Column, ...] = ()
 
     async def start(self, cfg: EnvConfig) -> None:
-        """Raises RuntimeError when the environment cannot be built."""
+        """Start the process and wait until its environment is built.
+
+        Raises RuntimeError when the process does not start or the environment cannot be built.
+        """
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "nemo_like.environments.environment_main"),
@@ -144,13 +156,13 @@ class ProcessWorker:
     async def close(self) -> None:
         self._is_closed = True
         assert self._process.stdin is not None
-        # At once, also when calls are waiting to be written.
+        # Abort instead of close: the pipe closes at once, also when calls are waiting to be written.
         if not self._process.stdin.transport.is_closing():
             self._process.stdin.transport.abort()
         try:
             await asyncio.wait_for(self._process.wait(), _END_TIMEOUT_S)
         except TimeoutError:
-            # The guardian does not run: somebody stopped it, or what it kills cannot be killed.
+            # The guardian did not finish: somebody stopped it, or what it kills cannot be killed.
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             await self._process.wait()
@@ -160,13 +172,13 @@ class ProcessWorker:
         self._process.stdin.write(frame(content))
 
     async def _receive(self) -> Any:
-        """Raises EOFError when the process has ended."""
+        """Read the process's next answer. Raises EOFError when the process has ended."""
         assert self._process.stdout is not None
         header = await self._process.stdout.readexactly(LENGTH_BYTES)
         return pickle.loads(await self._process.stdout.readexactly(int.from_bytes(header, "big")))
 
     async def _read(self) -> None:
-        """Hand out answers until the process ends."""
+        """Give each call its answer until the process ends; then fail the calls that are left."""
         try:
             while True:
                 call_id, answer = await self._receive()

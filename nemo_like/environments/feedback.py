@@ -12,15 +12,15 @@ from nemo_like.data_plane.storage_errors import ColumnMismatch
 from nemo_like.environments.column_values import NotFinite, column_value
 from nemo_like.environments.interface import Failure, FailureKind, Feedback
 
-# What float32 holds: the advantages of a training batch are float32, and their squares fit into float64.
+# The largest float32: advantages of a training batch are float32, and squares of such fit into float64.
 _LARGEST = 3.4028234663852886e38
 _MAX_SHOWN_CHARACTERS = 80
-# What every environment's metrics have already, under env/<name>/.
+# Names that the rollout's own metrics of every environment have, under env/<name>/.
 _TAKEN_METRICS = ("reward", "num_samples", "num_failed_rewards", "failed_reward_share")
 
 
 class Malformed(Exception):
-    """An answer is not what ``Feedback`` says; ``failure`` says which part and why."""
+    """An answer is not a proper ``Feedback``; ``failure`` says which part is wrong and why."""
 
     def __init__(self, reason: str, kind: FailureKind = FailureKind.malformed) -> None:
         super().__init__(reason)
@@ -30,9 +30,9 @@ class Malformed(Exception):
 def checked(answer: object, columns: Sequence[Column] = (), num_tokens: int = 0) -> Feedback:
     """Return the answer as plain ``Feedback`` of Python's own numbers; a failed one for a malformed answer.
 
-    Numbers may be Python's, numpy's, or anything with one element and an ``item``; they must be finite and
-    fit into float32. A turn that is not done needs an observation. Values of columns must fit those that the
-    environment declares, ``columns``, and a response of ``num_tokens``.
+    Numbers may be Python's, numpy's, or anything without dimensions that has ``item``; they must be finite
+    and fit into float32. Feedback with ``is_done=False`` needs an observation. Values of columns must fit
+    ``columns``, which the environment declares, and a response of ``num_tokens``.
     """
     try:
         return _plain(answer, columns, num_tokens)
@@ -54,7 +54,7 @@ def as_number(value: Any) -> float | None:
 
 
 def _plain(answer: object, columns: Sequence[Column], num_tokens: int) -> Feedback:
-    """Raises Malformed."""
+    """Return the answer as plain ``Feedback``. Raises Malformed."""
     if not isinstance(answer, Feedback):
         raise Malformed(f"the environment gave {_shown(answer)}, not a Feedback")
     if answer.failure is not None:
@@ -112,7 +112,7 @@ def _columns(values: object, columns: Sequence[Column], num_tokens: int) -> dict
 
 
 def _numbers(values: object, what: str) -> dict[str, float]:
-    # Most answers are plain; asking their types first saves a third of the time of an environment.
+    # Most answers are plain dicts: comparing the type first saves a third of an environment's time.
     if type(values) is not dict and not isinstance(values, Mapping):
         raise Malformed(f"the {what}s are {_shown(values)}, not a mapping of names to numbers")
     return {

@@ -1,4 +1,4 @@
-"""What passes between an environment's process and its parent: pickles, each with its length before it."""
+"""The frames that pass between an environment's process and its parent: pickles after their lengths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LENGTH_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The environment is there, and its feedback may bring these columns."""
+    """The environment was built, and its feedback may bring these columns."""
 
     columns: tuple[Column, ...]
 
@@ -27,12 +27,12 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class CallRaised:
-    """A call raised."""
+    """A call failed: the environment raised, or what it answered could not be passed on."""
 
     message: str
 
 
 def frame(content: Any) -> bytes:
-    """Length and pickle."""
+    """Return the pickle of ``content`` after its length, an unsigned big-endian integer."""
     pickled = pickle.dumps(content)
     return len(pickled).to_bytes(LENGTH_BYTES, "big") + pickled

@@ -3,10 +3,10 @@
     server ── stdin ──▶ relay ──▶ guardian ──▶ worker ──▶ whatever rewards start
                         ◀── how the worker ended
 
-The guardian adopts what the worker's processes leave behind, also what began a session of its own. When
-the worker ends, or the server's end of stdin is closed, as that of a killed server is, it kills all that is
-below it. The relay stands between because Ray, when it ends an actor, kills the actor's children by a signal
-that nothing survives: the guardian is none of them. Linux only.
+The guardian adopts the processes that the worker's processes leave behind, also those that began a session of
+their own. It kills everything below it when the worker ends, or when the server's end of stdin is closed, as
+that of a killed server is. The relay stands between server and guardian because Ray, when it ends an actor,
+kills the actor's children by a signal that nothing survives; the guardian is not one of them. Linux only.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _STDIN, _STDERR = 0, 2
 
 
 def run_guarded() -> None:
-    """Fork relay and guardian off, and return in the worker alone, which leads a session of its own.
+    """Become the relay, and fork the guardian, which forks the worker; return in the worker alone.
 
-    To be called before any thread is started.
+    The worker leads a session of its own. To be called before any thread is started.
     """
     guardian = os.fork()
     if guardian:
@@ -46,13 +46,13 @@ def run_guarded() -> None:
     os.setsid()
     _process_control(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != guardian:
-        os._exit(1)  # it died before the signal was agreed on
+        os._exit(1)  # the guardian died before the worker had asked to be killed with it
 
 
 def _guard(worker: int, woken: int) -> NoReturn:
     poller = select.poll()
     poller.register(woken, select.POLLIN)
-    poller.register(_STDIN, 0)  # nothing but its end
+    poller.register(_STDIN, 0)  # reports that it was closed, and nothing else
     status = None
     while status is None:
         ready = {descriptor for descriptor, _ in poller.poll()}
@@ -66,7 +66,7 @@ def _guard(worker: int, woken: int) -> NoReturn:
 
 
 def _wake_up_at_ends_of_children() -> int:
-    """A descriptor that can be read whenever a child has ended."""
+    """Return a descriptor that becomes readable whenever a child has ended."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -75,7 +75,7 @@ def _wake_up_at_ends_of_children() -> int:
 
 
 def _reap(worker: int) -> int | None:
-    """Take notice of children that have ended; the worker's status if it is among them."""
+    """Reap the children that have ended; return the worker's status if it is one of them, else None."""
     found = None
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -85,7 +85,7 @@ def _reap(worker: int) -> int | None:
 
 
 def _end_descendants() -> None:
-    """Kill the children until there are none: those of a killed one become children themselves."""
+    """Kill this process's children until there are none: a killed child's children become its own."""
     while True:
         for child in psutil.Process().children():
             with suppress(psutil.Error):
@@ -97,7 +97,7 @@ def _end_descendants() -> None:
 
 
 def _end_like(status: int) -> NoReturn:
-    """End this process as ``status``, of ``os.waitpid``, says that another one ended."""
+    """End this process in the way in which another one ended, whose status ``os.waitpid`` returned."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         os._exit(code)
@@ -109,11 +109,11 @@ def _end_like(status: int) -> NoReturn:
 
 
 def _leave_log() -> None:
-    """Give standard error up: processes that have the actor's log there are in its stack dumps."""
+    """Point standard error to /dev/null: a process that keeps the actor's log there is in its stack dumps."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), _STDERR)
 
 
 def _process_control(option: int, value: int) -> None:
-    """prctl(2). Raises OSError."""
+    """Call prctl(2). Raises OSError when it fails."""
     if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")

@@ -12,7 +12,7 @@ from nemo_like.data.interface import Prompt
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """An earlier turn: what the policy said, and what it was told."""
+    """An earlier turn: what the policy said, and what the environment told it."""
 
     response: str
     observation: str
@@ -20,17 +20,17 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A conversation at the point where the environment has its say."""
+    """What an environment is asked about: a conversation that has just got a response."""
 
     prompt: Prompt
     response: str  # the latest; decoded text without the closing eos; other special tokens stay visible
     answer: str  # the dataset's reference answer
     is_truncated: bool  # the response ran into a token limit, so it has no end
-    data: Mapping[str, Any] = field(default_factory=dict)  # the example's own, as the dataset gave it
+    data: Mapping[str, Any] = field(default_factory=dict)  # the problem's own, as the dataset gave it
     history: tuple[Exchange, ...] = ()  # the turns before, oldest first
     is_last: bool = True  # a limit on turns or tokens lets no other turn follow
-    state: Any = None  # what the feedback before kept; None in the first turn
-    # Token ids of the response, with a closing eos, where the environment has a column per token; or empty.
+    state: Any = None  # of the feedback to the turn before; None in the first turn
+    # Token ids of the response, with a closing eos, if the environment has a column per token; else empty.
     response_ids: tuple[int, ...] = ()
 
 
@@ -39,14 +39,16 @@ class FailureKind(Enum):
 
     raised = "raised"
     timed_out = "timed_out"
-    died = "died"  # took its process down
-    malformed = "malformed"  # the answer is no feedback
+    died = "died"  # the reward took its process down
+    malformed = "malformed"  # the answer is no proper feedback
     not_finite = "not_finite"  # NaN, infinite, or beyond float32
     unreachable = "unreachable"  # a remote server did not answer in time, or with an error
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
+    """Why a sample could not be judged."""
+
     kind: FailureKind
     reason: str
 
@@ -58,10 +60,10 @@ class EnvironmentCheckFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """The answer to one turn.
+    """The environment's answer to one turn.
 
-    A turn that is not done needs an observation. Numbers may be numpy's. Rewards of a conversation's turns
-    add up, by name.
+    Feedback with ``is_done=False`` needs an observation. Numbers may be numpy's. The rewards of a
+    conversation's turns are added up by name.
     """
 
     rewards: Mapping[str, float] = field(default_factory=dict)  # named components; the reward is their sum
@@ -69,28 +71,29 @@ class Feedback:
     is_done: bool = True
     metrics: Mapping[str, float] = field(default_factory=dict)  # logged as means over turns that give them
     state: Any = None  # given back with the next turn; small and picklable
-    # By the names that ``batch.columns.writes`` declares, see docs/columns.md; per token of this response.
+    # Values by the names that ``batch.columns.writes`` declares; see docs/columns.md. A column per token has
+    # one for each token of this response.
     columns: Mapping[str, Any] = field(default_factory=dict)
     failure: Failure | None = None  # why there is no reward; such a sample must not train
 
     @classmethod
     def failed(cls, kind: FailureKind, reason: str) -> Feedback:
-        """Feedback for a sample that could not be judged."""
+        """Return the feedback for a sample that could not be judged."""
         return cls(failure=Failure(kind, reason))
 
     @property
     def reward(self) -> float | None:
-        """Sum of the components; None for a failed sample."""
+        """The sum of the components; None for a failed sample."""
         return None if self.failure is not None else float(sum(self.rewards.values()))
 
 
 class Environment(Protocol):
     """Judges responses, and in longer conversations answers them.
 
-    Keeps nothing between calls: what a conversation needs travels in ``Turn.state``, so that any
-    process can answer its next turn, and a turn that failed in a batch can be asked again alone. Columns
-    that its feedback brings are declared on its class with ``batch.columns.writes``.
+    An environment keeps nothing of a conversation between calls: that travels in ``Turn.state``, so that any
+    process can answer the next turn, and a turn that failed in a batch can be asked again alone. Its class
+    declares the columns that its feedback brings with ``batch.columns.writes``.
     """
 
     async def step(self, turns: Sequence[Turn]) -> Sequence[Feedback]:
-        """One feedback per turn, in the order of the turns."""
+        """Return one feedback per turn, in the order of the turns."""

@@ -1,4 +1,4 @@
-"""Reward for JSON that follows a schema."""
+"""The environment that rewards JSON which follows a schema."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from nemo_like.environments.per_turn import PerTurnEnvironment, extract_answer
 
 
 def json_schema(options: JsonSchemaOptions) -> PerTurnEnvironment:
-    """Raises jsonschema.SchemaError when ``options.schema`` is no schema."""
+    """Make the environment. Raises jsonschema.SchemaError when ``options.schema`` is no schema."""
     if options.schema is not None:
         schema_validator(options.schema)
     return PerTurnEnvironment(partial(_judge, options=options))
 
 
 def _judge(turn: Turn, options: JsonSchemaOptions) -> Feedback:
-    """``valid``: 1 when the schema accepts the answer. ``parses`` is a metric, not a reward."""
+    """Give the reward ``valid``, 1 when the schema accepts the answer, and the metric ``parses``."""
     schema = turn.data[options.schema_key] if options.schema is None else options.schema
     validator = schema_validator(schema)
     found = extract_answer(turn.response, options.answer_pattern)
@@ -35,9 +35,9 @@ def _judge(turn: Turn, options: JsonSchemaOptions) -> Feedback:
 
 
 def schema_validator(schema: Any) -> Validator:
-    """The validator of a schema, given as a mapping or as JSON.
+    """Return the validator of a schema, which is a mapping or JSON text.
 
-    Raises ValueError for what is no JSON, jsonschema.SchemaError for what is no schema.
+    Raises ValueError for text that is no JSON, jsonschema.SchemaError for what is no schema.
     """
     return _validator(json.dumps(schema) if isinstance(schema, Mapping) else str(schema))
 

@@ -1,4 +1,4 @@
-"""Environments that judge each turn by itself."""
+"""Environments that judge each turn by itself, and what they share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nemo_like.environments.interface import FailureKind, Feedback, Turn
 
 
 class PerTurnEnvironment:
-    """An environment made of a function of one turn, plain or async."""
+    """An environment that asks a function, plain or async, about each turn."""
 
     def __init__(
         self, judge: Callable[[Turn], Feedback | Awaitable[Feedback]], columns: tuple[Column, ...] = ()
@@ -22,7 +22,7 @@ class PerTurnEnvironment:
         self.columns_written = columns
 
     async def step(self, turns: Sequence[Turn]) -> Sequence[Feedback]:
-        """One feedback per turn; a failed one where the function raises."""
+        """Return one feedback per turn, in order; a failed one where the function raises."""
         return [await self._judged(turn) for turn in turns]
 
     async def _judged(self, turn: Turn) -> Feedback:
@@ -35,14 +35,14 @@ class PerTurnEnvironment:
 
 
 def raised(error: Exception) -> Feedback:
-    """Feedback for a turn whose reward raised this."""
+    """Return the feedback for a turn whose reward raised ``error``."""
     return Feedback.failed(FailureKind.raised, f"the reward raised {type(error).__name__}: {error}")
 
 
 def extract_answer(response: str, pattern: str | None) -> str | None:
-    """Group 1 of the last match, "." matching newlines too; without a pattern the whole response.
+    """Return group 1 of the pattern's last match, or None without a match; "." matches newlines too.
 
-    None when nothing matches.
+    Without a pattern, return the whole response.
     """
     if pattern is None:
         return response

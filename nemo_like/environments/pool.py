@@ -1,4 +1,4 @@
-"""The actors of one environment, as the rollout calls them."""
+"""The rollout's side of the actors of one environment."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from nemo_like.environments.interface import Feedback, Turn
 
 
 class EnvironmentPool:
-    """Sends each call to the actor that has the fewest turns to answer."""
+    """Spreads calls over an environment's actors: each goes to the one with the fewest turns to answer."""
 
     def __init__(self, actors: Sequence[ActorHandle]) -> None:
         self._actors = tuple(actors)
         self._num_unanswered = [0] * len(self._actors)
-        self.columns: tuple[Column, ...] = ()  # that the feedback may bring, once ``meet`` returned
+        self.columns: tuple[Column, ...] = ()  # that feedback may bring; known once ``meet`` has returned
 
     def move_to(self, actors: Sequence[ActorHandle]) -> None:
-        """Ask these from now on, which are as the ones before."""
+        """Call these actors from now on; they host the same environment as those before."""
         self._actors, self._num_unanswered = tuple(actors), [0] * len(actors)
 
     async def meet(self) -> None:
-        """Ask what the environment declares. Raises what its start raises."""
+        """Ask the first actor which columns the environment declares. Raises what its start raises."""
         self.columns = await self._actors[0].submit("columns")
 
     @property
@@ -33,12 +33,12 @@ class EnvironmentPool:
 
     @property
     def unanswered(self) -> list[str]:
-        """Names of the actors that have a call to answer."""
+        """The names of the actors that have a call to answer."""
         pairs = zip(self._actors, self._num_unanswered, strict=True)
         return [actor.name for actor, num_turns in pairs if num_turns]
 
     async def step(self, turns: Sequence[Turn]) -> list[Feedback]:
-        """One feedback per turn, in order; see ``EnvironmentServer.step``."""
+        """Return one feedback per turn, in order; see ``EnvironmentServer.step``."""
         index = self._num_unanswered.index(min(self._num_unanswered))
         self._num_unanswered[index] += len(turns)
         try:

@@ -1,4 +1,4 @@
-"""Running programs of the policy: for what they print, or for what tests say of their functions."""
+"""Runs programs that the policy wrote: for what they print, or for what tests say of their functions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CHUNK_BYTES = 65536
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """``exit_code`` is None when the time ran out."""
+    """How a program ended, and what it printed. ``exit_code`` is None when the time ran out."""
 
     exit_code: int | None
     stdout: str
@@ -30,15 +30,15 @@ class ProgramResult:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What tests said of a program."""
+    """How the tests of a program ended."""
 
     outcome: TestOutcome
     reason: str = ""
-    returned: str | None = None  # the type of an object that a function returned where plain data must come
+    returned: str | None = None  # the type's name, if a function returned an object instead of plain data
 
 
 async def run_program(source: str, stdin: str, sandbox: Sandbox) -> ProgramResult:
-    """Run a program for what it prints, of which MAX_OUTPUT_BYTES are read."""
+    """Run a program and return what it prints, of which about MAX_OUTPUT_BYTES are read."""
     with data_file(stdin) as given, closing(_Pipe()) as printed:
         try:
             async with asyncio.timeout(sandbox.limits.timeout_s), asyncio.TaskGroup() as tasks:
@@ -52,10 +52,10 @@ async def run_program(source: str, stdin: str, sandbox: Sandbox) -> ProgramResul
 
 
 async def passes_beside(source: str, tests: str, sandbox: Sandbox) -> bool:
-    """Run tests in the program's own process, after it; whether they reached their end.
+    """Run the program and then its tests in the same process; return whether the tests reached their end.
 
-    A program can deceive tests that it shares its objects with, but not by ending early: a word that
-    comes with the tests must be given back after them.
+    A program can deceive tests with which it shares objects, but not by ending early: the process must give
+    back, after the tests, a random word that came with them.
     """
     word = secrets.token_hex()
     with data_file(f"{word}\n{tests}") as given, closing(_Pipe()) as said:
@@ -71,7 +71,7 @@ async def passes_beside(source: str, tests: str, sandbox: Sandbox) -> bool:
 
 
 class Harness:
-    """The process that runs tests against programs in other processes; see ``inside/harness.py``."""
+    """Starts and asks the process that tests programs, each in another process; see ``inside/harness.py``."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
@@ -80,9 +80,9 @@ class Harness:
         self._requests: socket.socket
 
     async def judge(self, source: str, tests: str) -> Verdict:
-        """Run tests that call the program's functions by value.
+        """Run tests that call the program's functions by value, and return their verdict.
 
-        Raises RuntimeError when the process that runs tests does not take them.
+        Raises RuntimeError when the process that runs tests ends before it has taken them.
         """
         timeout_s = self._sandbox.limits.timeout_s
         with ExitStack() as open_files:
@@ -107,7 +107,7 @@ class Harness:
         return Verdict(TestOutcome(said["outcome"]), said["reason"], said["returned"])
 
     def close(self) -> None:
-        """End the process."""
+        """End the process that runs tests; the next ``judge`` starts another."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -118,7 +118,7 @@ class Harness:
         self.close()
 
     def _ask(self, timeout_s: float, descriptors: Sequence[int]) -> None:
-        """Hand a request over, to a new process where there is none or it has ended."""
+        """Send a request to the process that runs tests; start one if there is none or it has ended."""
         if self._process is None or self._process.poll() is not None:
             self.close()
             self._start()
@@ -162,7 +162,7 @@ class _Pipe:
 
 
 async def _read(descriptor: int) -> bytes:
-    """Read to the end, or about MAX_OUTPUT_BYTES; close the descriptor, so that no more can be written."""
+    """Read to the end, but about MAX_OUTPUT_BYTES at most; then close, so that no more can be written."""
     reader, content = asyncio.StreamReader(), bytearray()
     file = os.fdopen(descriptor, "rb", buffering=0)
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
@@ -178,7 +178,7 @@ async def _read(descriptor: int) -> bytes:
 async def _running(
     sandbox: Sandbox, mode: str, source: str, stdin: int, stdout: int
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A program's process, which is gone with all that it started when the block ends."""
+    """Run a program's process for the block; at its end, kill the process and its process group."""
     with sandbox.program(mode, source) as start:
         process = await asyncio.create_subprocess_exec(
             *start.command,
@@ -193,7 +193,7 @@ async def _running(
         try:
             yield process
         finally:
-            # Also after it ended by itself: what it started is of its group.
+            # Also when the process has ended by itself: what it started is in its process group.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()

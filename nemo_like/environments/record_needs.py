@@ -1,7 +1,7 @@
-"""What each kind of environment needs of a problem, so that data without it are found before a run.
+"""What each kind of environment needs of a problem, so that data that lack it are found before a run.
 
-Kinds that are not here need nothing that could be known: f1 takes an empty reference, functions, classes and
-servers are other people's.
+Kinds that are not here need nothing that could be checked: f1 takes an empty reference, and nobody knows what
+other people's functions, classes and servers need.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from nemo_like.data.interface import PromptExample
 
 Check = Callable[[PromptExample], None]
 
-# Parsing takes milliseconds per answer or test, and what is wrong with one is usually wrong with all.
+# How many answers or tests a check parses: each takes milliseconds, and a mistake is usually in all of them.
 _NUM_PARSED = 1000
 
 
 def check_of(env: EnvConfig) -> Check:
-    """A function that raises ValueError for a problem that this environment could not judge."""
+    """Return a function that raises ValueError for a problem that this environment could not judge."""
     make = _CHECKS.get(env.kind)
     return _needs_nothing if make is None else make(options_of(env))
 

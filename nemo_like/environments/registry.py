@@ -1,4 +1,4 @@
-"""From a kind to its environment. Each kind's module is loaded only where it is wanted."""
+"""Builds the environment of a kind; the kind's module is loaded only then."""
 
 from __future__ import annotations
 
@@ -28,21 +28,24 @@ _FACTORIES = {
     EnvironmentKind.sliding_puzzle: "sliding_puzzle:sliding_puzzle",
 }
 
-# Too simple to hang or crash, so they need no process that can be replaced.
+# Environments too simple to hang or crash, so that they need no process that can be replaced.
 _HARMLESS = frozenset({EnvironmentKind.arithmetic, EnvironmentKind.sliding_puzzle})
 
 
 def build_environment(cfg: EnvConfig) -> Environment:
-    """The environment that ``cfg.kind`` names; raises what its constructor raises."""
+    """Build the environment that ``cfg.kind`` names; raise what its constructor raises."""
     module, _, factory = _FACTORIES[cfg.kind].partition(":")
     return getattr(importlib.import_module(f"{_PACKAGE}.{module}"), factory)(options_of(cfg))
 
 
 def written_columns(environment: Environment) -> tuple[Column, ...]:
-    """The columns that its feedback may bring. Raises ColumnError for a declaration that is none."""
+    """Return the columns that an environment's feedback may bring.
+
+    Raises ColumnError when it does not declare them as ``batch.columns.writes`` does.
+    """
     return declared_by(type(environment).__name__, environment).writes
 
 
 def is_harmless(cfg: EnvConfig) -> bool:
-    """Whether its code may run in the server's own process."""
+    """Return whether an environment's code may run in the server's own process."""
     return cfg.kind in _HARMLESS

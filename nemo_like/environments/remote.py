@@ -37,14 +37,20 @@ _FIRST_SERVER_ERROR = 500
 
 
 class HttpEnvironment:
-    """One request per call. Without an answer for every turn all turns of the call fail."""
+    """Asks an HTTP server, in one request per call.
+
+    When the server does not answer all turns of a call, all of them fail.
+    """
 
     def __init__(self, options: HttpOptions) -> None:
         self._options = options
         self._slots = asyncio.Semaphore(options.max_parallel)
 
     async def step(self, turns: Sequence[Turn]) -> Sequence[Feedback]:
-        """One feedback per turn. Raises ValueError or TypeError for turns that are no JSON."""
+        """Return one feedback per turn, in order.
+
+        Raises ValueError or TypeError for turns that cannot be written as JSON.
+        """
         if not turns:
             return []
         content = json.dumps({"turns": [_as_json(turn) for turn in turns]}, allow_nan=False)
@@ -68,7 +74,10 @@ class HttpEnvironment:
         return f"POST {self._options.url} gave {came_back}; sent was {_shortened(sent)}"
 
     async def _post(self, client: httpx.AsyncClient, content: str) -> httpx.Response:
-        """The first answer that is not worth another attempt, or the last; raises httpx.TransportError."""
+        """Post until the answer is not a temporary error, ``max_attempts`` times at most.
+
+        Return the last answer. Raises httpx.TransportError when the last attempt got none.
+        """
         attempts = AsyncRetrying(
             retry=retry_if_exception_type(httpx.TransportError) | retry_if_result(_is_temporary),
             stop=stop_after_attempt(self._options.max_attempts),
@@ -107,7 +116,7 @@ def _as_json(turn: Turn) -> dict[str, Any]:
 
 
 def _entries(response: httpx.Response, count: int) -> list[Any]:
-    """One entry per turn. Raises Malformed when that is not what the server answered."""
+    """Return the server's entries, one per turn. Raises Malformed for any other answer."""
     try:
         answer = response.json()
     except ValueError as error:
@@ -121,7 +130,10 @@ def _entries(response: httpx.Response, count: int) -> list[Any]:
 
 
 def _feedback(entry: Any) -> Feedback:
-    """What the entry says, unchecked; a failed one where it says nothing. Keys of its own are left aside."""
+    """Return an entry as feedback whose values are not checked yet; a failed one if it says nothing.
+
+    Unknown keys are ignored.
+    """
     if (number := as_number(entry)) is not None:
         return Feedback({"reward": number})
     known = {key: entry[key] for key in _ENTRY if key in entry} if isinstance(entry, Mapping) else {}

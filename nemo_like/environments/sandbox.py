@@ -1,12 +1,13 @@
-"""How a process that runs other people's Python is started: in a sandbox, or with limits alone.
+"""Starts processes that run other people's Python: in a sandbox, or with limits alone.
 
 The sandbox is bubblewrap's. A process in it has mount, process, network, IPC and host-name namespaces of
 its own; sees read-only what Python needs and two small file systems in memory, none of the host's other
 files; has no capability and cannot gain one; is another user than root; and has a filter on its system
 calls (``syscalls.py``). It ends with whoever started it.
 
-Root needs no user namespace for that, and the process changes to a user id of its own, so that what it
-starts is counted apart. An ordinary user gets a user namespace, in which the same holds.
+When root starts the process, no user namespace is needed, and the process changes to a user id of its own, so
+that what it starts is counted apart. When an ordinary user starts it, it gets a user namespace, in which the
+same holds.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ FOLDER_MIB = 64
 SHARED_MEMORY_MIB = 16
 _FOLDER = "/tmp"
 _MAX_OPEN_FILES = 128
-# Of the process that runs tests: a child per test program at the same time, and what the tests start.
+# For the process that runs tests: a child for each program tested at the same time, and what tests start.
 _MAX_HARNESS_PROCESSES = 64
 # systemd's conventions leave these ids unused.
 _USER_IDS = range(60706, 61184)
@@ -50,6 +51,8 @@ _PROBE_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class ProgramLimits:
+    """What a program may use."""
+
     timeout_s: float
     memory_mib: int  # address space of one process
     max_processes: int  # and threads; only a sandbox counts them
@@ -67,7 +70,10 @@ class SandboxStart:
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """Starts processes: ``with sandbox.program(...) as start``, which they must not outlive."""
+    """Prepares starts of processes: ``with sandbox.program(...) as start``.
+
+    The caller starts the process in the block, and must not let it outlive the block.
+    """
 
     limits: ProgramLimits
     readable_paths: tuple[str, ...] = ()
@@ -75,7 +81,7 @@ class Sandbox:
 
     @contextmanager
     def program(self, mode: str, source: str) -> Iterator[SandboxStart]:
-        """Start ``inside/program.py`` with this source."""
+        """Prepare the start of ``inside/program.py`` in this mode with this source."""
         own = {"CPU": math.ceil(self.limits.timeout_s), "NPROC": self.limits.max_processes}
         with data_file(source) as descriptor:
             arguments = ["program", mode, str(descriptor)]
@@ -84,7 +90,7 @@ class Sandbox:
 
     @contextmanager
     def harness(self) -> Iterator[SandboxStart]:
-        """Start ``inside/harness.py``."""
+        """Prepare the start of ``inside/harness.py``."""
         with self._start(["harness"], {"NPROC": _MAX_HARNESS_PROCESSES}) as start:
             yield start
 
@@ -99,7 +105,7 @@ class Sandbox:
                 command = [*_bubblewrap(self.readable_paths), "--seccomp", str(filter_fd), "--", *python]
                 yield SandboxStart(command, [filter_fd], "/", _environment(_FOLDER))
             return
-        # Without a namespace all other processes of the user would count, too.
+        # Without a namespace, all other processes of the user would count against this limit.
         limits.pop("NPROC")
         folder = tempfile.mkdtemp(prefix="program-")
         try:
@@ -129,7 +135,7 @@ def check_sandbox(sandbox: Sandbox) -> None:
 
 @cache
 def _failure(sandbox: Sandbox) -> str:
-    """Why a program that starts a thread does not run in the sandbox; empty when it does."""
+    """Run a program that starts a thread in the sandbox; return why it fails, or an empty text."""
     try:
         with sandbox.program("stdin", _PROBE) as start:
             done = subprocess.run(
@@ -150,7 +156,7 @@ def _failure(sandbox: Sandbox) -> str:
 
 @contextmanager
 def data_file(text: str | bytes) -> Iterator[int]:
-    """A descriptor from which a text can be read; the file is in memory."""
+    """Yield a descriptor from which ``text`` can be read; it is closed after the block."""
     content = text if isinstance(text, bytes) else text.encode(errors="replace")
     descriptor = os.memfd_create("data")
     try:
@@ -167,7 +173,7 @@ def _environment(folder: str) -> dict[str, str]:
 
 
 def _python(root: str, arguments: Sequence[str], user: int, limits: dict[str, int]) -> list[str]:
-    """Run ``main`` of a module in ``inside``, whose name and own arguments these are."""
+    """Return the command that runs ``main`` of a module in ``inside``; ``arguments`` begin with its name."""
     module, *own = arguments
     start = (
         f"import sys; sys.path.append(sys.argv[1]); from {_PACKAGE.replace('/', '.')}.{module} import main; "
@@ -181,7 +187,7 @@ def _python(root: str, arguments: Sequence[str], user: int, limits: dict[str, in
 
 @cache
 def _package_folders() -> tuple[str, ...]:
-    """Where installed packages are."""
+    """Return the folders in which packages are installed."""
     paths = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages())
     return tuple(dict.fromkeys(os.path.realpath(path) for path in paths if os.path.isdir(path)))
 
@@ -203,7 +209,7 @@ def _bubblewrap(readable_paths: Sequence[str]) -> list[str]:
 
 
 def _readable(readable_paths: Sequence[str]) -> Iterator[str]:
-    """Arguments that show the system's programs, Python and what the configuration adds."""
+    """Yield bubblewrap's arguments that show the system's programs, Python and ``readable_paths``."""
     for folder in _SYSTEM_FOLDERS:
         if os.path.islink(folder):
             yield from ("--symlink", os.readlink(folder), folder)
@@ -214,14 +220,14 @@ def _readable(readable_paths: Sequence[str]) -> Iterator[str]:
     shown = (os.path.realpath(sys.base_prefix), *_package_folders(), *readable_paths)
     pairs = {path: path for path in shown} | {str(_INSIDE): f"/runner/{_PACKAGE}"}
     for there, here in pairs.items():
-        # bubblewrap would make folders on the way for its own user alone.
+        # Made here, since bubblewrap would make the folders above for its own user alone.
         for parent in reversed(Path(here).parents[:-1]):
             yield from ("--perms", "0755", "--dir", str(parent))
         yield from ("--ro-bind", there, here)
 
 
 def _remove(folder: str) -> None:
-    """Remove a folder, however deep a program made it; what this user may not remove stays."""
+    """Remove a folder, however deeply a program nested it; what this user may not remove stays."""
     names = (f"{folder}/{secrets.token_hex()}" for _ in count())
     waiting = [folder]
     with suppress(OSError):
@@ -230,7 +236,7 @@ def _remove(folder: str) -> None:
             for entry in list(os.scandir(path)):
                 if entry.is_dir(follow_symlinks=False):
                     os.chmod(entry.path, 0o700)
-                    # Up to the top, so that no path gets longer than the system permits.
+                    # Move it up to the top, so that no path gets longer than the system permits.
                     os.rename(entry.path, higher := next(names))
                     waiting.append(higher)
                 else:

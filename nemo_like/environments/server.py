@@ -1,8 +1,8 @@
 """The actor that hosts an environment: it keeps deadlines, and one bad reward costs one sample.
 
-A batch of turns is first asked for as a whole. Only when that raises, hangs, kills its process or
-answers nonsense is each turn asked for again alone, by fresh processes, so that the guilty samples,
-and no others, are marked as failed with the reason. The process that hung is ended and replaced.
+The environment is first asked about a batch of turns as a whole. Only when that raises, hangs, kills its
+process or gives a wrong number of answers is it asked about each turn alone, in fresh processes, so that the
+guilty samples, and no others, are marked as failed with the reason. A process that hung is ended and replaced.
 """
 
 from __future__ import annotations
@@ -17,33 +17,39 @@ from nemo_like.environments.environment_process import RewardRaised, Worker, Wor
 from nemo_like.environments.feedback import checked
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
 
-# Processes that ask turns alone, side by side.
+# How many processes at most ask about turns alone, side by side.
 _MAX_LANES = 8
 
 
 class EnvironmentServer:
-    """Target of an asyncio actor.
+    """Answers a rollout's questions with one environment; an asyncio actor hosts it.
 
-    A call takes at most 4 x ``timeout_s``, and what its processes need to start, once it has its turn: with
-    more hanging rewards than that allows, it gives up on the rest, so that the rollout ends in time.
+    Once its turn has come, a call takes at most 4 x ``timeout_s``, besides the start of processes. When more
+    rewards hang than that allows, the call gives up on the rest, so that the rollout ends in time.
     """
 
     def __init__(self, name: str, cfg: EnvConfig) -> None:
-        """``name`` is the key in ``env``."""
+        """Prepare the server of ``env.<name>``; nothing is started yet."""
         self._name, self._cfg = name, cfg
         self._worker: Worker | None = None
         self._starting = asyncio.Lock()
         self._slots = asyncio.Semaphore(cfg.max_concurrency)
 
     async def start(self) -> None:
-        """Be ready before the first call. Raises RuntimeError when the environment cannot be built."""
+        """Start the environment's process before the first call.
+
+        Raises RuntimeError when the environment cannot be built.
+        """
         try:
             await self._shared_worker()
         except RuntimeError as error:
             raise RuntimeError(f"env.{self._name}: {error}") from error
 
     async def columns(self) -> tuple[Column, ...]:
-        """Those that its feedback may bring. Raises RuntimeError when the environment cannot be built."""
+        """Return the columns that the environment's feedback may bring.
+
+        Raises RuntimeError when the environment cannot be built.
+        """
         await self.start()
         return (await self._shared_worker()).columns
 
@@ -53,7 +59,7 @@ class EnvironmentServer:
             await self._worker.close()
 
     async def step(self, turns: Sequence[Turn]) -> list[Feedback]:
-        """One feedback per turn, in order; never raises because of a turn.
+        """Return one feedback per turn, in order; never raise because of a turn.
 
         A turn whose reward raises, takes longer than ``env.<name>.timeout_s``, ends its process or is no
         proper ``Feedback`` has its ``failure`` set.
@@ -70,13 +76,16 @@ class EnvironmentServer:
                 return Columnar([Feedback.failed(FailureKind.died, reason)] * len(turns))
 
     async def _asked(self, turns: Sequence[Turn]) -> Sequence[Feedback]:
-        """All at once, and where that goes wrong each alone. Raises RuntimeError where no process starts."""
+        """Ask about all turns at once, and about each alone if that goes wrong.
+
+        Raises RuntimeError when no process can be started.
+        """
         worker = await self._shared_worker()
         try:
             return await worker.step(turns, self._cfg.timeout_s)
         except (RewardRaised, WorkerDied, TimeoutError) as error:
             if isinstance(error, TimeoutError):
-                # It may be stuck for good; calls beside this one are asked again elsewhere.
+                # The process may be stuck for good. Other calls under way in it are asked again elsewhere.
                 await worker.close()
             if len(turns) == 1 and (isinstance(error, RewardRaised) or self._cfg.max_concurrency == 1):
                 return [self._failed(error)]
@@ -92,7 +101,7 @@ class EnvironmentServer:
             return self._worker
 
     async def _each_alone(self, turns: Sequence[Turn]) -> list[Feedback]:
-        """Lanes take turn after turn from one list, for a time of 2 x ``timeout_s``."""
+        """Ask about each turn alone, in lanes that take turns from one list for 2 x ``timeout_s``."""
         given_up = Feedback.failed(
             FailureKind.timed_out, "not judged: the rewards before it took too long, or hung"
         )
@@ -127,7 +136,7 @@ class EnvironmentServer:
             return self._failed(error)
 
     def _failed(self, error: Exception) -> Feedback:
-        """What became of a turn that was the only one asked."""
+        """Return the failed feedback for a turn that was asked about alone and ended with ``error``."""
         if isinstance(error, RewardRaised):
             return Feedback.failed(FailureKind.raised, f"the reward raised {error}")
         if isinstance(error, WorkerDied):

@@ -19,7 +19,7 @@ _TILE_FROM_BLANK = {"u": (1, 0), "d": (-1, 0), "l": (0, 1), "r": (0, -1)}
 
 
 def sliding_puzzle(options: SlidingPuzzleOptions) -> PerTurnEnvironment:
-    """See configs/env/sliding_puzzle.yaml."""
+    """Make the environment; configs/env/sliding_puzzle.yaml explains its options."""
     return PerTurnEnvironment(partial(_judge, options=options))
 
 
@@ -38,20 +38,20 @@ def _judge(turn: Turn, options: SlidingPuzzleOptions) -> Feedback:
 
 
 def solved(board: str) -> str:
-    """The same tiles in order, row by row, the blank last."""
+    """Return a board of the same shape and tiles with the tiles in order, row by row, and the blank last."""
     tiles = iter([*sorted(set(board) - {"\n", BLANK}), BLANK])
     return "".join(character if character == "\n" else next(tiles) for character in board)
 
 
 def num_misplaced(board: str) -> int:
-    """Tiles, the blank aside, that are not in their places."""
+    """Count the tiles, the blank aside, that are not in their places."""
     return sum(tile not in (place, BLANK) for tile, place in zip(board, solved(board), strict=True))
 
 
 def slide(board: str, moves: str) -> str:
-    """The board after the moves among the characters of ``moves``.
+    """Return the board after the moves among the characters of ``moves``.
 
-    Raises ValueError for a board that is not rectangular or has no blank.
+    Raises ValueError for a board that is not rectangular or has not exactly one blank.
     """
     rows = [list(row) for row in board.split("\n")]
     blanks = [(y, x) for y, row in enumerate(rows) for x, tile in enumerate(row) if tile == BLANK]

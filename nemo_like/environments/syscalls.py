@@ -1,9 +1,9 @@
 """The filter on system calls for programs in a sandbox, as the kernel takes it (classic BPF; seccomp(2)).
 
-Denied is what an ordinary user may do otherwise and no honest program needs: new namespaces, with whose
-capabilities the next bug of the kernel is in reach; other processes' memory; memory that no limit counts
-(System V and memfd segments); tracing, key rings, io_uring; and kinds of sockets that a network namespace
-does not hold, such as the one between a virtual machine and its host.
+The filter denies what an ordinary user may do otherwise and no honest program needs: to make new namespaces,
+whose capabilities bring the next bug of the kernel into reach; to access other processes' memory; to use
+memory that no limit counts (System V and memfd segments); tracing, key rings and io_uring; and kinds of
+sockets that a network namespace does not hold, such as the one between a virtual machine and its host.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import struct
 
 _ALLOW, _ERROR, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-# Offsets in struct seccomp_data; of an argument the lower half.
+# Offsets in struct seccomp_data; the last is that of the first argument's lower half.
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
 # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 _NEW_NAMESPACES = 0x7E020000
 _SOCKET_FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
 
-# Audit name of the architecture, then numbers of socket, clone, clone3, and of what is denied.
+# The architecture's number for audits, then the numbers of the calls socket, clone and clone3.
 _X86_64 = (0xC000003E, 41, 56, 435)
 _AARCH64 = (0xC00000B7, 198, 220, 435)
 DENIED = {  # name: (x86_64, aarch64)
@@ -43,14 +43,14 @@ DENIED = {  # name: (x86_64, aarch64)
     "unshare": (272, 97),
     "userfaultfd": (323, 282),
 }
-# Numbers from here on are x86_64's second table, whose calls the filter would not recognise.
+# From this number on begins x86_64's second table of the same calls, in which the filter knows no numbers.
 _X32 = 0x40000000
 
 _Instruction = tuple[int, int, int, int]  # code, jump when true, jump when false, value
 
 
 def filter_program() -> bytes:
-    """The filter for this machine. Raises RuntimeError where its system calls are not known here."""
+    """Return the filter for this machine. Raises RuntimeError where its system calls are not known here."""
     machine = platform.machine()
     if machine not in ("x86_64", "aarch64"):
         raise RuntimeError(f"system calls of {machine} cannot be filtered")
@@ -63,7 +63,7 @@ def filter_program() -> bytes:
         (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, _NUMBER),
         *([(_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, refuse)] if machine == "x86_64" else []),
-        # Its flags are in memory, where a filter cannot look; the C library falls back on clone.
+        # clone3 has its flags in memory, where a filter cannot look; without it the C library uses clone.
         *_if_equal(clone3, [(_RETURN, 0, 0, _ERROR | errno.ENOSYS)]),
     ]
     for numbers in DENIED.values():

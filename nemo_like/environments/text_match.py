@@ -16,17 +16,17 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def arithmetic(options: NoOptions) -> PerTurnEnvironment:
-    """1 for exactly the reference answer, properly ended: a truncated response earns nothing."""
+    """Make an environment that gives 1 for exactly the reference answer; a truncated response earns 0."""
     return PerTurnEnvironment(_judge_arithmetic)
 
 
 def exact_match(options: ExactMatchOptions) -> PerTurnEnvironment:
-    """1 for the reference answer, spaces around it aside."""
+    """Make an environment that gives 1 for the reference answer, spaces around it aside."""
     return PerTurnEnvironment(partial(_judge_exact_match, options=options))
 
 
 def f1(options: MatchOptions) -> PerTurnEnvironment:
-    """F1 of the words of answer and reference."""
+    """Make an environment that gives the F1 score of the answer's words against the reference's."""
     return PerTurnEnvironment(
         lambda turn: Feedback(
             {"f1": f1_score(extract_answer(turn.response, options.answer_pattern) or "", turn.answer)}
@@ -35,7 +35,7 @@ def f1(options: MatchOptions) -> PerTurnEnvironment:
 
 
 def regex(options: RegexOptions) -> PerTurnEnvironment:
-    """1 when the pattern is found in the response."""
+    """Make an environment that gives 1 when the pattern is found in the response."""
     pattern = re.compile(options.pattern, re.DOTALL)
     return PerTurnEnvironment(
         lambda turn: Feedback({"regex": float(pattern.search(turn.response) is not None)})
@@ -57,7 +57,7 @@ def _judge_exact_match(turn: Turn, options: ExactMatchOptions) -> Feedback:
 
 
 def f1_score(answer: str, reference: str) -> float:
-    """Harmonic mean of precision and recall over words, as multisets; both empty: 1.
+    """Return the harmonic mean of precision and recall over words, as multisets; 1 when both are empty.
 
     Words as in the SQuAD evaluation (arXiv 1606.05250): lower case, without punctuation and articles.
     """

@@ -1,4 +1,4 @@
-"""Rewards and environments that users write, by import path."""
+"""Environments from users' own code, which the configuration names by import path."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from nemo_like.environments.per_turn import PerTurnEnvironment
 
 
 def function(options: FunctionOptions) -> Environment:
-    """An environment of ``function(turn, **arguments)``, plain or async, which gives a number, named numbers
-    or a ``Feedback``.
+    """Make an environment that calls ``function(turn, **arguments)`` for each turn.
 
-    Raises ValueError when there is no such function.
+    The function may be plain or async, and returns a number, named numbers or a ``Feedback``. Raises
+    ValueError when there is no such function.
     """
     judge = load_by_path(options.function)
     columns = declared_by(options.function, judge).writes
@@ -27,7 +27,10 @@ def function(options: FunctionOptions) -> Environment:
 
 
 def custom(options: CustomOptions) -> Environment:
-    """Raises ValueError when there is no such class, or what its constructor raises."""
+    """Make the environment that ``options.target``, a class or function, returns for its arguments.
+
+    Raises ValueError when there is no such target, or what the target raises.
+    """
     target = load_by_path(options.target)
     environment = target(**options.arguments)
     columns = declared_by(options.target, target).writes
@@ -37,7 +40,7 @@ def custom(options: CustomOptions) -> Environment:
 
 
 async def _judge(judge: Callable[..., Any], arguments: Mapping[str, Any], turn: Turn) -> Feedback:
-    """Raises TypeError when the function returns something else."""
+    """Call the function and turn what it returns into feedback. Raises TypeError for any other result."""
     answer = judge(turn, **arguments)
     if inspect.isawaitable(answer):
         answer = await answer

@@ -1,4 +1,4 @@
-"""Rewards by libraries that know the subject: math-verify and reasoning-gym."""
+"""Environments that judge by libraries which know the subject: math-verify and reasoning-gym."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from nemo_like.environments.per_turn import PerTurnEnvironment, extract_answer
 
 
 def math_verify(options: MatchOptions) -> PerTurnEnvironment:
-    """1 when the response's expression equals the reference answer."""
+    """Make an environment that gives 1 when the response's expression equals the reference answer."""
     return PerTurnEnvironment(partial(_judge_math, options=options))
 
 
 def reasoning_gym(options: MatchOptions) -> PerTurnEnvironment:
-    """The score of the problem's own dataset.
+    """Make an environment that gives the score that the problem's own reasoning-gym dataset gives.
 
-    ``data["metadata"]`` is the entry's, in which reasoning-gym names the dataset (``source_dataset``).
+    ``data["metadata"]`` of a problem is its entry's; ``source_dataset`` in it names the dataset.
     """
     import reasoning_gym  # noqa: F401 - seconds of imports, before the first deadline runs
 
@@ -37,10 +37,10 @@ def _judge_math(turn: Turn, options: MatchOptions) -> Feedback:
 
 
 def reference_expression(reference: str) -> list[Any]:
-    """What math-verify reads in a reference answer; raises ValueError when that is nothing."""
+    """Return the expressions that math-verify finds in a reference answer; raise ValueError when none."""
     from math_verify import parse
 
-    # Its own deadlines use signals; the environment's bounds every call anyway.
+    # No deadline of math-verify's own, which uses signals: the server's deadline bounds every call.
     found = parse(_as_math(reference), parsing_timeout=None)
     if not found:
         raise ValueError(f"math-verify finds no expression in the reference answer {reference!r}")
@@ -48,7 +48,7 @@ def reference_expression(reference: str) -> list[Any]:
 
 
 def _as_math(reference: str) -> str:
-    """A reference without LaTeX delimiters is wrapped in them: all of it is the expression."""
+    """Put a reference without LaTeX delimiters between them, since all of it is the expression."""
     return reference if "$" in reference or "\\boxed" in reference else f"${reference}$"
 
 

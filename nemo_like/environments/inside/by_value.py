@@ -1,6 +1,6 @@
-"""Which functions of the program its tests call, and whether calling them by value says the same.
+"""Finds the program's functions that tests call, and refuses tests for which calls by value do not suffice.
 
-Read off the tests alone, before anything runs: whether they are refused must not depend on the program.
+It reads the tests alone, before anything runs: whether they are refused must not depend on the program.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from nemo_like.environments.inside.plain_data import PLAIN_TYPES
 from nemo_like.environments.inside.remote_program import RefusedTests
 
-# They show or change objects of the process they run in, or its files; run what a program returned; or wait
-# for its coroutines.
+# Modules that show or change objects of the process they run in, or its files; that run what a program
+# returned; or that wait for its coroutines.
 _SHARING_MODULES = {
     *(
         "asyncio",
@@ -69,7 +69,7 @@ def _undefined_names(top: symtable.SymbolTable) -> frozenset[str]:
     defined, used = set(dir(builtins)) | _MODULE_NAMES, set()
     for table in _tables(top):
         for symbol in table.get_symbols():
-            # At the top every name is global; below, those that no enclosing function binds.
+            # At the top every name is global; in functions, each that no enclosing function binds.
             is_global = table is top or symbol.is_global()
             if is_global and (symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()):
                 defined.add(symbol.get_name())
@@ -85,7 +85,7 @@ def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
 
 
 class _Rules:
-    """What is known of the whole test program when one of its nodes is judged."""
+    """The rules by which a node of the test program is judged, with what they need of the whole program."""
 
     def __init__(self, tree: ast.Module, names: frozenset[str]) -> None:
         self._names = names
@@ -122,7 +122,7 @@ class _Rules:
             yield "they await what a function returns"
 
     def _aliases(self, tree: ast.Module) -> set[str]:
-        """Return under which names the tests have the program's functions: parameters, and assigned ones."""
+        """Return the parameters and variables by which the tests also name the program's functions."""
         functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         found: set[str] = set()
         for node in ast.walk(tree):
@@ -136,7 +136,7 @@ class _Rules:
         return found
 
     def _names_of_results(self, tree: ast.Module) -> set[str]:
-        """Names that only ever hold what a function of the program returned."""
+        """Return the variables that only ever hold what a function of the program returned."""
         stored = Counter(
             node.id
             for node in ast.walk(tree)
@@ -207,7 +207,10 @@ class _Rules:
                 yield f"they pass the function {name} to {ast.unparse(call.func)}"
 
     def _changes_in_place(self, call: ast.AST) -> Iterator[str]:
-        """A value that nobody keeps: unless an exception is expected, the argument's change must matter."""
+        """Yield a complaint if a call whose value nobody keeps must be there to change its argument.
+
+        It need not where an exception may be expected, or where no argument is a variable.
+        """
         assert isinstance(call, ast.Call)
         node: ast.AST | None = call
         while node is not None and not isinstance(node, _CATCHES):

@@ -1,18 +1,18 @@
-"""What every process in a sandbox does first: give up the user id that it came with, and set its limits."""
+"""What every process in a sandbox does first: give up the user id it was started with, and set its limits."""
 
 from __future__ import annotations
 
 import os
 import resource
 
-# The user who started this already has no rights to give up.
+# Stands for: keep the user id, since the user who started the process has no rights to give up.
 KEEP_USER = -1
 
 
 def confine(user_id: int, limits: str) -> None:
-    """Become ``user_id`` for good, unless that is KEEP_USER, and take limits such as ``AS=1000,CPU=5``.
+    """Become ``user_id`` for good, unless that is KEEP_USER, and set limits such as ``AS=1000,CPU=5``.
 
-    Leaving user id 0 takes every capability away; without capabilities a hard limit cannot be raised.
+    A process that leaves user id 0 loses every capability, and without them it can raise no hard limit.
     """
     if user_id != KEEP_USER:
         os.setgroups([])

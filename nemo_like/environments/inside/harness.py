@@ -1,14 +1,14 @@
-"""The process that runs tests. It starts once, and forks a child for every program that is tested.
+"""The main function of the process that runs tests: it starts once, and forks a child for every program.
 
-Asked over a socket on stdin: one message per program, the time limit in seconds, with four descriptors:
+A socket on stdin brings a message per program, the time limit in seconds, with four descriptors:
 
-    tests     where the test program is read
-    calls     to the program's process, which answers in replies
-    replies
-    verdict   where the child writes a line end as soon as it has the tests, and after their end
+    tests     the test program is read from it
+    calls     takes calls to the program's process
+    replies   the program's process answers there
+    verdict   the child writes a line end to it as soon as it has the request, and after the tests' end
               ``{"outcome": ..., "reason": ..., "returned": ...}``
 
-It ends with whoever asks: with the socket.
+The process ends when the socket is closed, as when the process that asks has ended.
 """
 
 from __future__ import annotations
@@ -39,9 +39,11 @@ _MAX_REASON = 500
 
 
 class TestOutcome(Enum):
+    """How the tests of a program ended."""
+
     passed = "passed"
     failed = "failed"
-    refused = "refused"  # by what the tests are, whatever the program
+    refused = "refused"  # the tests cannot be run by value, whatever the program
 
 
 def main(user_id: str, limits: str, *package_folders: str) -> None:
@@ -67,14 +69,14 @@ def main(user_id: str, limits: str, *package_folders: str) -> None:
 
 
 def _clear_after_ended(folders: dict[int, str]) -> None:
-    """Reap the children that have ended, and remove what their tests left."""
+    """Reap the children that have ended, and remove their folders."""
     for child in list(folders):
         if os.waitpid(child, os.WNOHANG)[0]:
             shutil.rmtree(folders.pop(child), ignore_errors=True)
 
 
 def _judge_and_exit(timeout_s: float, tests: int, calls: int, replies: int, verdict: int) -> None:
-    # Its default action ends the process, also inside a single endless operation.
+    # The alarm's default action ends the process, also inside a single endless operation.
     signal.setitimer(signal.ITIMER_REAL, timeout_s)
     os.write(verdict, b"\n")
     nowhere = os.open(os.devnull, os.O_RDWR)
@@ -92,7 +94,7 @@ def _judge_and_exit(timeout_s: float, tests: int, calls: int, replies: int, verd
 
 
 def judge(tests: str, program: RemoteProgram) -> tuple[TestOutcome, str]:
-    """Run tests to their end; return what came out, and why where they did not pass."""
+    """Run tests to their end; return their outcome, and why if they did not pass."""
     try:
         names = functions_called(tests)
     except RefusedTests as refused:
@@ -120,7 +122,7 @@ def _run(tests: str, functions: dict[str, RemoteFunction]) -> str | None:
     except ProgramExit:
         return "a function called sys.exit"
     except SystemExit as end:
-        # unittest.main() ends so, with False or 0 for success.
+        # unittest.main() raises this at its end, with False or 0 for success.
         return None if not end.code else f"the tests ended with {end.code}"
     except BaseException as error:
         return f"{type(error).__name__}: {error}"

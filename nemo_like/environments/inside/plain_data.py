@@ -20,11 +20,12 @@ from types import GeneratorType
 from typing import Any, BinaryIO
 
 _LENGTH_BYTES = 8
-# A program's reply; more than any honest test compares, and a bound on what reading it allocates.
+# A program's reply may be no longer: more than any honest test compares, and a bound on what reading it
+# allocates.
 MAX_FRAME_BYTES = 16_000_000
-# Decimal digits of larger integers would take quadratic time.
+# Larger integers are sent as hexadecimal digits: decimal ones would take quadratic time.
 _MAX_JSON_INT = 2**64
-# Of one iterator; without a bound an endless one would fill the memory first.
+# How many items of an iterator are read; an endless one would fill the memory.
 _MAX_ITERATED = 1_000_000
 _SEQUENCES: tuple[type, ...] = (tuple, set, frozenset)
 _SCALARS = (type(None), bool, int, float, str)

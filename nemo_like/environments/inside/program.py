@@ -1,8 +1,11 @@
-"""The process in which a program of the policy runs. It holds no test, no expected value and no secret.
+"""The main function of the process in which a program of the policy runs, in one of three modes.
 
 ``stdin``   the program reads its input and prints, as if started by itself
-``calls``   its functions are called by value: frames of (name, arguments) on stdin, replies on stdout
+``calls``   its functions are called by value: frames of (name, arguments, keywords) on stdin, replies on
+            stdout
 ``shared``  the weaker way: tests come on stdin, and run in the same process
+
+But for ``shared``, the process holds no test, no expected value and no secret.
 """
 
 from __future__ import annotations
@@ -22,13 +25,14 @@ def main(mode: str, source_fd: str, user_id: str, limits: str, *package_folders:
     confine(int(user_id), limits)
     with os.fdopen(int(source_fd), encoding="utf-8") as file:
         source = file.read()
-    # The interpreter starts without its site module, whose search for packages takes longer than the rest.
+    # The interpreter starts without its site module, whose search for packages takes longer than all the
+    # rest; the next two lines make up for it.
     site.setquit()
     sys.path += package_folders
     if mode == "stdin":
         _run(source, "program.py", _new_main())
         return
-    # What the program prints is nobody's business; the two channels keep away from where it prints.
+    # What the program prints is thrown away; the two channels move to descriptors to which it cannot print.
     incoming, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 0)
@@ -84,7 +88,7 @@ def _reply(namespace: dict[str, Any], name: str, arguments: Sequence[Any], named
     except plain_data.NotPlain as refused:
         return {"object": str(refused)}
     except BaseException as error:
-        # The tests expect exceptions by their class: the nearest that is Python's own stands for it.
+        # Tests expect exceptions by their class: the nearest class that is Python's own stands for this one.
         classes = [kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"]
         try:
             values = plain_data.encode(list(error.args), simplify=plain_data.lenient)

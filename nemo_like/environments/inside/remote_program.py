@@ -13,12 +13,12 @@ from typing import Any, BinaryIO, NoReturn
 
 from nemo_like.environments.inside import plain_data
 
-# Raised inside map() or a generator these would end an iteration, and so a test, early.
+# Exceptions that would end an iteration, and so a test, early when raised inside map() or a generator.
 _ENDS_ITERATION = (StopIteration, StopAsyncIteration, GeneratorExit)
 
 
 class RefusedTests(BaseException):
-    """The tests need what cannot be had by value; the message says what."""
+    """The tests need more than calls by value can give; the message says what."""
 
 
 class ProgramFailed(BaseException):
@@ -44,7 +44,7 @@ class RemoteProgram:
         self.returned: str | None = None  # the type of an object that came where plain data must
 
     def refuse(self, reason: str) -> NoReturn:
-        """Raise RefusedTests."""
+        """Raise RefusedTests; the first reason is remembered as ``refusal``."""
         self.refusal = self.refusal or reason
         raise RefusedTests(reason)
 
