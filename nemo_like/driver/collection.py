@@ -94,7 +94,10 @@ def _of_groups(batch: KVBatchMeta, groups: Sequence[Hashable]) -> KVBatchMeta:
 
 
 def _dropped(batch: KVBatchMeta, good: Sequence[Hashable], used: Sequence[Hashable]) -> list[KVBatchMeta]:
-    """Return the groups that will not train, with the reason as their outcome; ``used`` begins ``good``."""
+    """Return the groups that will not train, with the reason as their outcome.
+
+    ``good`` are the groups that could train, ``used`` the first of them, which do.
+    """
     trainable = set(good)
     uniform = [group_id for group_id in dict.fromkeys(batch.tag(GROUP_ID)) if group_id not in trainable]
     parts = (

@@ -29,7 +29,7 @@ class FinalExport:
 
     @property
     def step(self) -> int | None:
-        """The step after which the policy was exported; None where there is no export, or none that says."""
+        """The step after which the policy was exported; None without an export, or if it names no step."""
         try:
             return int(json.loads((self.path / _STEP_FILE).read_text(encoding="utf-8"))["step"])
         except (OSError, ValueError, TypeError, KeyError):

@@ -17,7 +17,7 @@ class RewardsFailed(RunFailed):
 
 
 def failure_reason(error: Exception, run_directory: Path) -> str:
-    """Say why a run failed. When a full disk is behind it, say so, whichever process met it first."""
+    """Return why a run failed; when a full disk did it, say so, whichever process noticed it first."""
     cause = error.cause if isinstance(error, ActorFailed) else error
     if isinstance(cause, DiskFull):
         return str(cause)

@@ -26,7 +26,7 @@ class CodeEnvironment:
     """
 
     def __init__(self, options: CodeOptions) -> None:
-        """Raises RuntimeError when the sandbox that the options require cannot be had."""
+        """Check the sandbox. Raises RuntimeError when the one that the options require cannot be had."""
         limits = ProgramLimits(options.timeout_s, options.memory_mib, options.max_processes)
         is_real = options.sandbox is SandboxMode.required
         self._sandbox = Sandbox(limits, tuple(options.readable_paths), is_real)

@@ -85,7 +85,7 @@ def _reap(worker: int) -> int | None:
 
 
 def _end_descendants() -> None:
-    """Kill this process's children until there are none: a killed child's children become its own."""
+    """Kill this process's children until there are none; it adopts the children of those that it killed."""
     while True:
         for child in psutil.Process().children():
             with suppress(psutil.Error):

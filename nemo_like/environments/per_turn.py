@@ -17,7 +17,7 @@ class PerTurnEnvironment:
     def __init__(
         self, judge: Callable[[Turn], Feedback | Awaitable[Feedback]], columns: tuple[Column, ...] = ()
     ) -> None:
-        """``columns`` are those that the feedback may bring."""
+        """Ask ``judge`` about each turn; its feedback may bring ``columns``."""
         self._judge = judge
         self.columns_written = columns
 

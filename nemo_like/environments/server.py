@@ -1,8 +1,8 @@
 """The actor that hosts an environment: it keeps deadlines, and one bad reward costs one sample.
 
 The environment is first asked about a batch of turns as a whole. Only when that raises, hangs, kills its
-process or gives a wrong number of answers is it asked about each turn alone, in fresh processes, so that the
-guilty samples, and no others, are marked as failed with the reason. A process that hung is ended and replaced.
+process or gives a wrong number of answers is it asked about each turn alone, in fresh processes. So the guilty
+samples, and no others, are marked as failed with the reason. A process that hung is ended and replaced.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class EnvironmentServer:
         self._slots = asyncio.Semaphore(cfg.max_concurrency)
 
     async def start(self) -> None:
-        """Start the environment's process before the first call.
+        """Build the environment before the first call, in a process of its own unless it is harmless.
 
         Raises RuntimeError when the environment cannot be built.
         """

@@ -60,7 +60,7 @@ class Preflight:
 
 
 def preflight(cfg: Config, machine: Machine, say: Callable[[str], None]) -> Preflight:
-    """Make every slow check that a valid configuration calls for.
+    """Make every slow check that this configuration, a valid one, calls for.
 
     ``say`` gets a line for each installed package outside the tested versions, and one about what takes so
     long. Raises ConfigError, listing everything that the checks found and that would fail the run later.

@@ -97,7 +97,7 @@ def _columns_of(sample: Conversation, columns: Sequence[Column]) -> dict[str, An
 
 
 def _shown(value: Any) -> Any:
-    """Convert a value for JSON: arrays and tensors to lists and numbers, other types to their repr."""
+    """Convert a value for JSON: arrays and tensors to lists and numbers, types that JSON lacks to a repr."""
     try:
         return _shown_parts(value)
     except RecursionError:

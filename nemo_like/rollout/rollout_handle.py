@@ -14,7 +14,8 @@ from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.observability.summary import SampleAnswer
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutResult
 
-# The rollout actor has the same deadlines, and can name the samples that are missing; so it may answer first.
+# The rollout actor keeps the same deadlines and can name the samples that are missing; the driver waits this
+# much longer, so that the actor answers first.
 _GRACE_S = 30.0
 
 
