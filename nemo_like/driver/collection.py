@@ -1,7 +1,7 @@
 """Collects the groups that a step trains on: rollouts, rewards, and, with dynamic sampling, refills.
 
     prompts ─▶ rollout.run ─▶ scale, shape ─▶ raw rewards differ? ── yes ─▶ kept, until P groups are there
-       ▲                                             └─ no ─▶ dropped: their bytes are freed at once
+       ▲                                             └─ no ─▶ dropped: their samples are cleared
        └──── P further prompts, while groups are missing
 
 P is grpo.num_prompts_per_step. Every rollout asks for P prompts, as in DAPO (arXiv 2503.14476). Good groups
@@ -30,7 +30,7 @@ class Collected:
     """The P groups that a step trains on, ordered by (prompt, generation), and what it took to get them."""
 
     batch: KVBatchMeta
-    dropped: tuple[KVBatchMeta, ...]  # metadata only: their bytes are freed
+    dropped: tuple[KVBatchMeta, ...]  # metadata only: the samples are cleared
     metrics: Mapping[str, Metric]  # over everything generated
     num_rollouts: int
     generation_s: float

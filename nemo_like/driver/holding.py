@@ -15,7 +15,7 @@ _RENEW_S = LEASE_S / 6
 
 
 class HeldDirectories:
-    """Directories that no other run can write while this one holds them.
+    """The directories that this run holds, so that no other run writes them.
 
     ``lost`` says why a directory no longer belongs to this run; None while all do.
     """

@@ -37,7 +37,7 @@ from nemo_like.config.schema import GRPOConfig, LossConfig, RolloutConfig
 
 
 def with_shaped_rewards(batch: KVBatchMeta, cfg: GRPOConfig) -> KVBatchMeta:
-    """Add the tags scaled_reward, shaped_reward and outcome to a rollout's batch."""
+    """Return a rollout's batch with the tags scaled_reward, shaped_reward and outcome."""
     scaled = scaled_rewards(batch.tag(REWARD), cfg.reward_scaling)
     num_tokens, is_truncated = batch.tag(NUM_RESPONSE_TOKENS), batch.tag(IS_TRUNCATED)
     ends = ResponseEnds(num_response_tokens=num_tokens, is_truncated=is_truncated)
@@ -52,7 +52,7 @@ def with_advantages(
     component_names: Sequence[str],
     kl: KLToGo | None = None,
 ) -> KVBatchMeta:
-    """Add the tag advantage and, when the reward has a KL term, the tag kl_scale.
+    """Return the batch with the tag advantage and, when the reward has a KL term, the tag kl_scale.
 
     ``component_names`` are the reward components that ``estimate`` needs; ``kl`` is None without a KL term.
     """
@@ -83,16 +83,16 @@ def kl_in_reward(batch: KVBatchMeta, loss: LossConfig) -> KLToGo | None:
 
 
 def without_truncated(batch: KVBatchMeta) -> KVBatchMeta:
-    """Apply the overlong filter: switch off the samples that ran into a token limit."""
+    """Return the batch with the samples masked that ran into a token limit: the overlong filter."""
     is_truncated = batch.tag(IS_TRUNCATED)
     masked = mask_truncated(batch.tag(SAMPLE_MASK), is_truncated)
     return _masked(batch, masked.sample_mask, Outcome.overlong)
 
 
 def without_mismatch(batch: KVBatchMeta, threshold: float | None) -> KVBatchMeta:
-    """Switch off the samples on whose log-probs trainer and engine disagree beyond ``threshold``.
+    """Return the batch with the samples masked on whose log-probs trainer and engine disagree.
 
-    None switches nothing off.
+    They do where mult_prob_error is above ``threshold`` or is not a number; None masks nothing.
     """
     if threshold is None:
         return batch
@@ -101,9 +101,9 @@ def without_mismatch(batch: KVBatchMeta, threshold: float | None) -> KVBatchMeta
 
 
 def with_idle(batch: KVBatchMeta, loss: LossConfig) -> KVBatchMeta:
-    """Add the tag is_idle: true for samples that add nothing to the gradient.
+    """Return the batch with the tag is_idle: true for samples that add nothing to the gradient.
 
-    They are those that are masked and, where the loss is proportional to the advantage, those whose advantage
+    They are those that are masked and, if the loss has no term besides the advantage's, those whose advantage
     is 0.
     """
     advantages = batch.tag(ADVANTAGE) if is_advantage_alone(loss) else [1.0] * len(batch)
@@ -112,7 +112,7 @@ def with_idle(batch: KVBatchMeta, loss: LossConfig) -> KVBatchMeta:
 
 
 def with_outcome(batch: KVBatchMeta, outcome: Outcome) -> KVBatchMeta:
-    """Give this outcome to all samples but those that are masked, such as those whose reward failed."""
+    """Return the batch with this outcome for all samples but the masked ones, whose reward failed."""
     outcomes = [
         outcome.value if kept else old
         for kept, old in zip(batch.tag(SAMPLE_MASK), batch.tag(OUTCOME), strict=True)
@@ -121,7 +121,7 @@ def with_outcome(batch: KVBatchMeta, outcome: Outcome) -> KVBatchMeta:
 
 
 def _masked(batch: KVBatchMeta, sample_mask: Sequence[float], why: Outcome) -> KVBatchMeta:
-    """Give the batch this mask, and every sample that it newly switches off the outcome ``why``."""
+    """Return the batch with this mask, and ``why`` as the outcome of every sample that it newly masks."""
     outcomes = [
         why.value if was_kept and not kept else old
         for was_kept, kept, old in zip(batch.tag(SAMPLE_MASK), sample_mask, batch.tag(OUTCOME), strict=True)

@@ -228,7 +228,7 @@ class SyncGRPODriver:
             with self.partitions.partition(f"validation-{step}") as partition:
                 rollout = self.rollout.run(prompts, partition)
             self.weight_sync.generation_is_over()
-        self.partitions.take_operations()  # data_plane/ metrics are those of training steps
+        self.partitions.take_operations()  # not reported: data_plane/ metrics are of training steps alone
         self.sample_answers = self.rollout.sample_answers()
         return validation_report(rollout, self.validation_sets, grpo, timer.metrics("timing/validation/"))
 

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class CodeEnvironment:
-    """Rewards the share of tests that the response's program passes, as the component ``passed``.
+    """Rewards a response with the share of tests that its program passes, as the component ``passed``.
 
     Tests are either a program that calls the response's functions, which counts as one test and must reach
     its end, or a list of ``{"input": ..., "output": ...}``: each is a run whose output must be the same but

@@ -5,7 +5,7 @@
 
 The process ends when its stdin does, as when its parent ends, and with it everything that the environment
 started. What a conversation keeps between turns (``state``) leaves the process as a pickle and comes back as
-one, so no other process must be able to load it.
+one, so that other processes need not be able to load it.
 """
 
 from __future__ import annotations

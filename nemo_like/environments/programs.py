@@ -71,7 +71,10 @@ async def passes_beside(source: str, tests: str, sandbox: Sandbox) -> bool:
 
 
 class Harness:
-    """Starts and asks the process that tests programs, each in another process; see ``inside/harness.py``."""
+    """The parent's side of the process that runs tests, which call programs in other processes.
+
+    See ``inside/harness.py``.
+    """
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox

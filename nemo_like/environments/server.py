@@ -1,7 +1,7 @@
 """The actor that hosts an environment: it keeps deadlines, and one bad reward costs one sample.
 
-The environment is first asked about a batch of turns as a whole. Only when that raises, hangs, kills its
-process or gives a wrong number of answers is it asked about each turn alone, in fresh processes. So the guilty
+The environment is first asked about a batch of turns as a whole. When that raises, hangs, kills its process
+or gives a wrong number of answers, it is asked about each turn alone, in fresh processes. So the guilty
 samples, and no others, are marked as failed with the reason. A process that hung is ended and replaced.
 """
 

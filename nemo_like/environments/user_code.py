@@ -34,7 +34,7 @@ def custom(options: CustomOptions) -> Environment:
     target = load_by_path(options.target)
     environment = target(**options.arguments)
     columns = declared_by(options.target, target).writes
-    if columns and not declared_by(options.target, environment).writes:  # of a function that makes it
+    if columns and not declared_by(options.target, environment).writes:  # a function that makes it has them
         return writes(*columns)(environment)
     return environment
 

@@ -105,7 +105,7 @@ class Conversation:
         return int(self.passages[-1].token_ids[-1])
 
     def token_ids(self) -> tuple[int, ...]:
-        """Return all tokens so far, which prompt the next response."""
+        """Return the prompt's and all later tokens, which the next response will continue."""
         generated = (token for passage in self.passages for token in passage.token_ids.tolist())
         return (*self.prompt_ids, *generated)
 
@@ -171,7 +171,7 @@ class Conversation:
 
     @property
     def _is_out_of_tokens(self) -> bool:
-        """Whether the response was cut short, or left no room for one token each to observe and respond."""
+        """Whether the response was cut short, or left less than one token each to observe and respond."""
         return self.latest_is_truncated or self.num_tokens_left < 2
 
     @property

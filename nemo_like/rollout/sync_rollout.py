@@ -108,7 +108,7 @@ class SyncRolloutActor(DataPlaneUser):
         return RolloutParts(sources, declarations)
 
     async def check_environments(self) -> None:
-        """Ask each environment about its first problem's reference answer.
+        """Ask each environment with ``check_at_start`` about its first problem's reference answer.
 
         Raises EnvironmentCheckFailed when one gives no reward.
         """

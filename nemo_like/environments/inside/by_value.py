@@ -209,7 +209,7 @@ class _Rules:
     def _changes_in_place(self, call: ast.AST) -> Iterator[str]:
         """Yield a complaint if a call whose value nobody keeps must be there to change its argument.
 
-        It need not where an exception may be expected, or where no argument is a variable.
+        There is none where an exception may be expected, or where no argument is a variable.
         """
         assert isinstance(call, ast.Call)
         node: ast.AST | None = call

@@ -3,8 +3,8 @@
 A socket on stdin brings a message per program, the time limit in seconds, with four descriptors:
 
     tests     the test program is read from it
-    calls     takes calls to the program's process
-    replies   the program's process answers there
+    calls     calls to the program's process are written to it
+    replies   the program's replies are read from it
     verdict   the child writes a line end to it as soon as it has the request, and after the tests' end
               ``{"outcome": ..., "reason": ..., "returned": ...}``
 

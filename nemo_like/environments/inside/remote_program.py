@@ -123,5 +123,5 @@ def _own_exception(classes: Sequence[Any], values: Sequence[Any]) -> BaseExcepti
         kind = RuntimeError
     try:
         return kind(*values)
-    except Exception:  # classes whose arguments are not what they were made with
+    except Exception:  # the class takes other arguments than its exceptions have in ``args``
         return Exception(*values)
