@@ -37,7 +37,7 @@ class AgreementWatch:
     """Compares the token_mult_prob_error of every step with a limit to warn at and one to stop at, if set."""
 
     def __init__(self, cfg: Config, warn: Callable[[str], None]) -> None:
-        """Take the limits from ``cfg``; ``warn`` gets a sentence at the first step above
+        """Take the limits from ``cfg``; ``warn`` gets a sentence at the first step whose error is above
         ``mismatch_limit``."""
         self._limit, self._maximum = mismatch_limit(cfg), cfg.grpo.max_token_mult_prob_error
         self._where = f"{cfg.policy.precision.name} on {cfg.policy.device.name}"

@@ -32,9 +32,10 @@ def bundles(cfg: Config) -> list[list[Bundle]]:
 
 
 def _placed(cfg: Config, group_size: int) -> list[Bundle]:
-    """Return one bundle per ``group_size`` policy workers and, with separate placement, one per engine.
+    """Return one bundle per ``group_size`` policy workers and one per engine.
 
-    Colocated engines are dealt to the groups of workers, whose bundles and GPUs they share.
+    Colocated engines get no bundle of their own: they are dealt to the groups of workers, where there are
+    any, and share their bundles and GPUs.
     """
     needs = roles(cfg)
     workers, engines = needs[Role.policy_worker], needs[Role.engine]
