@@ -61,7 +61,7 @@ def collect_groups(
     results: list[RolloutResult] = []
     kept: list[KVBatchMeta] = []
     dropped: list[KVBatchMeta] = []
-    discards: list[Operation] = []
+    cleared: list[Operation] = []
     while True:
         results.append(rollout.run(prompts, partition))
         batch = with_shaped_rewards(results[-1].batch, cfg)
@@ -71,11 +71,11 @@ def collect_groups(
         kept.append(_of_groups(batch, used))
         unused = _dropped(batch, good, used)
         if unused:
-            discards += rollout.clear(unused)
+            cleared += rollout.clear(unused)
             dropped += unused
         if num_kept == wanted:
             collected = _collected(results, kept, dropped)
-            return replace(collected, operations=[*collected.operations, *discards])
+            return replace(collected, operations=[*collected.operations, *cleared])
         if len(results) == cfg.dynamic_sampling_max_gen_batches:
             raise RunFailed(_shortage(cfg, wanted, num_kept, len(results)))
         prompts = more_prompts(prompts)

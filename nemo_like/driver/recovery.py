@@ -119,7 +119,7 @@ class ActorRecovery:
                 raise ActorDied(worker.name, _STAGE, worker.log_path)
         if actors.rollout.name not in dead | self._not_connected:
             parts.rollout.abandon()
-        dead |= {engine.name for engine in actors.engines if not self._drops_requests(engine)}
+        dead |= {engine.name for engine in actors.engines if not self._abort_requests(engine)}
         parts.partitions.take_operations()
         self._start_again(dead)
         self._not_connected |= dead
@@ -129,7 +129,7 @@ class ActorRecovery:
         write_process_ids(parts.cluster, actors, parts.directory)
         self._not_connected = set()
 
-    def _drops_requests(self, engine: ActorHandle) -> bool:
+    def _abort_requests(self, engine: ActorHandle) -> bool:
         """Have an engine abort its requests; return False when it is dead or fails, and must be replaced."""
         try:
             call = engine.submit("abort_all")
