@@ -1,6 +1,7 @@
-"""How many bytes may be stored and how many are. Standard library only.
+"""How many bytes the data plane may store, and how many are reserved. Standard library only.
 
-A writer reserves before it sends, so a write that does not fit fails before anything of it is stored.
+A writer reserves its bytes before it sends them, so a write that does not fit fails before any of it is
+stored.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from nemo_like.data_plane.storage_errors import CapacityExceeded, listed
 
 
 class Capacity:
-    """Bytes reserved by storage key; whatever holds it makes its calls atomic."""
+    """The bytes that each storage key has reserved, and their limit.
+
+    It has no lock, since the host calls it on one event loop.
+    """
 
     def __init__(self, limit_bytes: int | None) -> None:
-        """``None`` is no limit."""
+        """Allow ``limit_bytes`` in all; None allows any number."""
         self._limit_bytes = limit_bytes
         self._reserved: dict[str, dict[str, int]] = {}  # storage id -> key -> bytes
 
@@ -23,7 +27,10 @@ class Capacity:
         return sum(sum(keys.values()) for keys in self._reserved.values())
 
     def reserve(self, partition: str, storage_id: str, sizes: Mapping[str, int]) -> None:
-        """Take ``sizes`` (key -> bytes) for a partition, all or nothing. Raises CapacityExceeded."""
+        """Reserve ``sizes`` (key -> bytes), or nothing and raise CapacityExceeded.
+
+        ``partition`` is for the message.
+        """
         wanted, used = sum(sizes.values()), self.used_bytes
         if self._limit_bytes is not None and used + wanted > self._limit_bytes:
             raise CapacityExceeded(
@@ -35,7 +42,7 @@ class Capacity:
         self._reserved.setdefault(storage_id, {}).update(sizes)
 
     def release(self, storage_id: str, keys: Iterable[str]) -> None:
-        """Give back what these keys took; keys that took nothing are passed over."""
+        """Release what these keys have reserved; skip keys that have reserved nothing."""
         reserved = self._reserved.get(storage_id, {})
         for key in keys:
             reserved.pop(key, None)

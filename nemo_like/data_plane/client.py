@@ -4,8 +4,8 @@
     fetch          cache? ─▶ locate (waits for the writers) ─▶ load the bytes ─▶ check ─▶ cache ─▶ gather
 
 Nothing can be read before its commit, so a writer that dies half-way leaves no half-written sample.
-The host's catalogue says where things are, a ``Store`` moves bytes; all strictness is here and in the
-catalogue.
+The host's catalogue says which segments hold what, and a ``Store`` moves their bytes. What is written and
+what is loaded is checked here and in the catalogue, in the same way for every storage.
 """
 
 from __future__ import annotations
@@ -33,25 +33,26 @@ _T = TypeVar("_T")
 
 
 class Host(Protocol):
-    """The ``DataPlaneHost`` as this process reaches it."""
+    """This process's access to the ``DataPlaneHost``."""
 
     def ask(self, method: str, partition: str, timeout_s: float, *args: Any) -> Any:
-        """Call a method of the host; ``partition`` is for messages.
+        """Call a method of the host and return its answer; ``partition`` is for messages.
 
-        Raises what it raises, StorageFailed when the host is gone, DeadlineExceeded.
+        Raises what the method raises, StorageFailed when the host is gone, and DeadlineExceeded.
         """
 
 
 class Store(Protocol):
-    """Moves values between this process and the storage. ``timeout_s`` bounds every call."""
+    """What moves values between this process and the storage. ``timeout_s`` bounds every call."""
 
     def save(self, segments: Sequence[Segment], values: Stored, timeout_s: float) -> Any:
-        """Store values under reserved keys; returns the description with which readers load."""
+        """Store values under reserved keys, and return the storage's description, with which readers load
+        them."""
 
     def load(self, segments: Sequence[Segment], columns: Sequence[str], timeout_s: float) -> Stored:
         """Return the columns' values, one array per segment.
 
-        Raises StorageFailed or CorruptData where they are not, or are those of other segments.
+        Raises StorageFailed or CorruptData when the values are gone, or are those of another segment.
         """
 
     def close(self) -> None:
@@ -59,13 +60,14 @@ class Store(Protocol):
 
 
 class DataPlaneClient:
-    """``DataPlane`` over a host and a store. Safe to use from several threads."""
+    """The ``DataPlane`` of a process that has a host and a store. Several threads may use it."""
 
     def __init__(self, host: Host, store: Store, *, client_id: str, writer: str, timeout_s: float) -> None:
-        """``client_id`` is unique within the run; ``writer`` names this process in errors."""
+        """Take a ``client_id`` that is unique within the run, and a ``writer`` that names this process in
+        errors."""
         self._host, self._store = host, store
         self._writer, self._timeout_s = writer, timeout_s
-        # No generator: several threads take from it.
+        # Not a generator, which two threads cannot advance at once.
         self._keys = map(f"{client_id}.{{}}".format, itertools.count())
         self._lock = threading.Lock()
         self._infos: dict[str, PartitionInfo] = {}
@@ -139,7 +141,7 @@ class DataPlaneClient:
         return ()
 
     def close(self) -> None:
-        """Disconnect this process; the storage lives on."""
+        """Disconnect this process; the storage stays up."""
         self._store.close()
 
     def _new_chunks(
@@ -161,7 +163,7 @@ class DataPlaneClient:
 
     @staticmethod
     def _wired(info: PartitionInfo, meta: KVBatchMeta, columns: Mapping[str, ColumnData]) -> dict[str, Any]:
-        """Check the columns; returns them as the codec wants them."""
+        """Return the columns as ``codec.to_wire`` checks and returns them."""
         if not columns:
             raise ValueError(f"a write to partition {meta.partition!r} names no columns")
         lengths = meta.lengths
@@ -177,7 +179,8 @@ class DataPlaneClient:
         }
 
     def _save(self, info: PartitionInfo, saved: Sequence[cutting.Filled], new_chunks: dict[str, int]) -> None:
-        """Reserve, save and commit; what fails on the way is freed."""
+        """Reserve room, save and commit; when a step of this fails, let the host free the segments, and
+        raise."""
         deadline = Deadline(self._timeout_s)
         segments = tuple([segment for segment, _ in saved])
         sizes = [sum([array.nbytes for array in values.values()]) for _, values in saved]
@@ -188,7 +191,7 @@ class DataPlaneClient:
             segments = at(segments, self._store.save(segments, by_column, deadline.remaining()))
             self._ask("commit", info, deadline, info.storage_id, Commit(self._writer, segments, new_chunks))
         except DataPlaneError:
-            # A storage that is gone can't be cleaned, and that is not the error to report.
+            # A dead storage fails this call too, but the first error is the one to report.
             with suppress(DataPlaneError):
                 self._ask("discard", info, deadline, info.storage_id, segments)
             raise
@@ -208,14 +211,15 @@ class DataPlaneClient:
             return {name: cache.gather(column, wanted) for name, column in declared.items()}
 
     def _load(self, info: PartitionInfo | None, meta: KVBatchMeta, wants: Sequence[Want]) -> PartitionInfo:
-        """Move what is wanted into the cache, once it is written."""
+        """Wait until what is wanted is written, then move it into the cache."""
         deadline = Deadline(self._timeout_s)
         info, segments = self._locate(info, meta, wants, deadline)
         chunks = {chunk.key: chunk for chunk in meta.chunks}
         try:
             loaded = self._load_segments(info, segments, chunks, deadline)
         except (StorageFailed, CorruptData):
-            # Cleared meanwhile? Then their keys may be those of other segments by now.
+            # The samples may have been cleared meanwhile, and their keys given to other segments: then this
+            # call raises UnknownSamples or UnknownPartition, which says more than the storage's error.
             self._locate(info, meta, wants, deadline)
             raise
         with self._lock:
@@ -267,7 +271,11 @@ class DataPlaneClient:
         return self._caches.setdefault(info.storage_id, PartitionCache())
 
     def _retry_if_reopened(self, partition: str, action: Callable[[PartitionInfo], _T]) -> _T:
-        """Run with the partition's description; once more when it was closed and opened again since."""
+        """Run ``action`` with the partition's description, and return its result.
+
+        Where the known description is of a partition that was closed since, ask for the one that is open
+        under this name now, and run again.
+        """
         known = self._known(partition)
         if known is not None:
             try:
@@ -284,7 +292,7 @@ class DataPlaneClient:
 
     def _remember(self, info: PartitionInfo) -> None:
         with self._lock:
-            # Not everyone forgets, and of partitions that are closed by now nothing is needed.
+            # Not every process calls forget(); what belongs to partitions that were closed goes here.
             self._infos = {
                 name: one for name, one in self._infos.items() if one.storage_id in info.open_ids
             } | {info.name: info}
@@ -296,5 +304,5 @@ class Deadline:
         self._end = time.monotonic() + timeout_s
 
     def remaining(self) -> float:
-        """Seconds left; a little where there are none, so that what is ready already is still seen."""
+        """Return the seconds left, at least 0.001, so that an answer that is ready already still counts."""
         return max(0.001, self._end - time.monotonic())

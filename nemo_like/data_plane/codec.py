@@ -1,9 +1,9 @@
-"""Column values as contiguous numpy arrays and back; the only place that knows bytes.
+"""The codec turns a column's values into contiguous numpy arrays and back; only it knows their bytes.
 
-Dense columns (per_token, per_sample) are already one array: packing is slicing, without a copy.
-ragged and objects columns become one uint8 array: the rows' offsets, then each row by itself, so that
-one row can be read without touching the others. All header numbers are int64, and values inside are
-aligned to ``_ALIGN`` bytes.
+Dense columns (per_token, per_sample) are one array already, and stay so.
+A ragged or objects column becomes one uint8 array: the number of rows, the rows' offsets, then each row by
+itself, so that one row can be read without touching the others. All header numbers are int64, and the values
+after them are aligned to ``_ALIGN`` bytes.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ _NUMPY, _TORCH = 0, 1
 
 
 def wire_dtype(column: Column) -> np.dtype:
-    """Dtype of the array in storage."""
+    """Return the dtype that the column's array has in storage."""
     if not column.is_dense:
         return np.dtype(np.uint8)
     return np.dtype(np.uint16 if column.dtype == "bfloat16" else column.dtype)
 
 
 def wire_shape(column: Column, lengths: Sequence[int], num_prompts: int) -> tuple[int, ...]:
-    """Shape of a dense column's array for samples of these lengths."""
+    """Return the shape of a dense column's array for samples of these lengths, in tokens."""
     num_values = num_prompts if column.per_prompt else len(lengths)
     return (sum(lengths) if column.layout is Layout.per_token else num_values, *column.inner_shape)
 
 
 def alignment(column: Column) -> int:
-    """Bytes to which the beginning of the column's array must be aligned."""
+    """Return the number of bytes to which the beginning of the column's array must be aligned."""
     return wire_dtype(column).itemsize if column.is_dense else _ALIGN
 
 
 def whole_to_wire(
     column: Column, values: Any, *, lengths: Sequence[int], num_prompts: int, partition: str
 ) -> np.ndarray:
-    """A whole batch of a column of any layout as one array; ``whole_from_wire`` undoes it.
+    """Turn a batch of a column of any layout into one array; ``whole_from_wire`` turns it back.
 
     Raises ColumnMismatch when dtype, shape or count differ from the declaration.
     """
@@ -53,7 +53,11 @@ def whole_to_wire(
 
 
 def whole_from_wire(column: Column, array: np.ndarray) -> Any:
-    """The batch as ``DataPlane.fetch`` gives it. Raises ColumnMismatch for bytes that were cut short."""
+    """Return the batch that ``whole_to_wire`` turned into ``array``, in the form that ``DataPlane.fetch``
+    has.
+
+    Raises ColumnMismatch when a ragged or objects column's bytes were cut short.
+    """
     if column.is_dense:
         return from_wire(column, array)
     num_rows = num_packed_rows(array)
@@ -63,7 +67,10 @@ def whole_from_wire(column: Column, array: np.ndarray) -> Any:
 
 
 def to_wire(column: Column, values: Any, *, lengths: Sequence[int], num_prompts: int, partition: str) -> Any:
-    """Check a batch against its column; dense values come back as one contiguous array in wire dtype.
+    """Check a batch against its column's declaration.
+
+    Returns the values of a dense column as one contiguous array of ``wire_dtype``, and those of a ragged or
+    objects column as they came: ``pack_rows`` checks the dtypes inside them.
 
     Raises ColumnMismatch when dtype, shape or count differ from the declaration.
     """
@@ -88,7 +95,8 @@ def to_wire(column: Column, values: Any, *, lengths: Sequence[int], num_prompts:
 
 
 def from_wire(column: Column, array: np.ndarray) -> Any:
-    """A dense column's array as consumers see it: read-only; a torch tensor where dtype is bfloat16."""
+    """Return a dense column's array as consumers get it: read-only, or for bfloat16 a torch tensor, a
+    copy."""
     if column.dtype == "bfloat16":
         import torch
 
@@ -99,7 +107,8 @@ def from_wire(column: Column, array: np.ndarray) -> Any:
 
 
 def pack_rows(column: Column, values: Sequence[Any]) -> np.ndarray:
-    """Values of a ragged or objects column as one uint8 array: [N, offsets of N rows and of the end], rows.
+    """Pack a ragged or objects column into one uint8 array: [N, offsets of N rows and of the end], then the
+    rows.
 
     Raises ColumnMismatch on a dtype that a ragged column can't hold.
     """
@@ -121,7 +130,8 @@ def pack_rows(column: Column, values: Sequence[Any]) -> np.ndarray:
 
 
 def num_packed_rows(packed: np.ndarray) -> int:
-    """How many rows an array of ``pack_rows`` holds; -1 when it is not one, or cut short."""
+    """Return how many rows an array of ``pack_rows`` holds; -1 when the array is none of these, or was cut
+    short."""
     if packed.nbytes < 2 * _INT.itemsize:
         return -1
     rows = int(_header(packed, 0, 1)[0])
@@ -131,7 +141,8 @@ def num_packed_rows(packed: np.ndarray) -> int:
 
 
 def unpack_row(column: Column, packed: np.ndarray, row: int) -> Any:
-    """One row of ``pack_rows``; numpy arrays in it are read-only views, torch tensors are copies."""
+    """Return one row of an array of ``pack_rows``: its numpy arrays are read-only views, its torch tensors
+    copies."""
     start, stop = _header(packed, row + 1, row + 3).tolist()
     decode = _decode_tensors if column.layout is Layout.ragged else _decode_object
     return decode(packed[start:stop])
@@ -149,7 +160,7 @@ def _as_array(column: Column, values: Any, where: str) -> np.ndarray:
 
 
 def _header(data: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """Header numbers [start:stop] of bytes that begin with int64 numbers."""
+    """Return the int64 numbers [start:stop] of the header with which ``data`` begins."""
     return data[start * _INT.itemsize : stop * _INT.itemsize].view(_INT)
 
 
@@ -158,21 +169,25 @@ def _aligned(nbytes: int) -> int:
 
 
 def _numpy_bytes(array: np.ndarray) -> np.ndarray:
-    """The bytes of an array in C order, [nbytes] uint8."""
+    """Return the bytes of an array in C order, [nbytes] uint8."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _torch_bytes(tensor: Any) -> np.ndarray:
-    """The bytes of a torch tensor of any dtype, [nbytes] uint8."""
+    """Return the bytes of a torch tensor of any dtype, [nbytes] uint8."""
     import torch
 
     flat = tensor.detach().cpu().contiguous().flatten()
-    # A tensor of nothing may have a stride of 0, of which there is no view.
+    # An empty tensor may have a stride of 0, and then torch makes no view of it.
     return flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
 
 
 def _encode_tensors(tensors: Any, name: str) -> list[np.ndarray]:
-    """Header [count, then per tensor: library, dtype code, ndim, dims...], then the bytes of each."""
+    """Return the pieces of one row: a header, then each tensor's bytes.
+
+    The header is [length of what follows, count, then per tensor: library, dtype code, ndim, dims...]. Raises
+    ColumnMismatch for a value or a dtype that a ragged column can't hold.
+    """
     if not isinstance(tensors, Sequence) or isinstance(tensors, str | bytes):
         raise ColumnMismatch(
             f"ragged column {name!r} takes a sequence of tensors per sample, not {type(tensors).__name__}"
@@ -217,7 +232,7 @@ def _torch_tensor(data: np.ndarray, dtype: str, shape: tuple[int, ...]) -> Any:
     import torch
 
     tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-    if data.size:  # a view of nothing has no stride
+    if data.size:  # torch may refuse a view of an empty tensor
         np.copyto(tensor.view(-1).view(torch.uint8).numpy(), data)
     return tensor
 
@@ -229,7 +244,8 @@ _DECODERS: dict[int, Callable[[np.ndarray, str, tuple[int, ...]], Any]] = {
 
 
 def _encode_object(value: Any, name: str) -> list[np.ndarray]:
-    """Header [bytes of the pickle, number of buffers, bytes of each], the pickle, the arrays in it."""
+    """Return the pieces of one row: header [bytes of the pickle, number of buffers, bytes of each], pickle,
+    buffers."""
     buffers: list[pickle.PickleBuffer] = []
     pickled = np.frombuffer(pickle.dumps(value, protocol=5, buffer_callback=buffers.append), np.uint8)
     raw = [np.asarray(buffer.raw()).reshape(-1) for buffer in buffers]

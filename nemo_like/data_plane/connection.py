@@ -1,4 +1,4 @@
-"""How a process reaches the data plane's host, and puts its client together."""
+"""How a process reaches the data plane's host and builds its client."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GRACE_S = 5.0
 
 
 class ActorHost:
-    """``client.Host`` by actor calls."""
+    """A ``client.Host`` that calls the host's actor."""
 
     def __init__(self, spec: DataPlaneSpec) -> None:
         self._handle = spec.host
@@ -51,8 +51,10 @@ class ActorHost:
 
 
 def connect(spec: DataPlaneSpec) -> DataPlane:
-    """Return the data plane of this process, once the storage is up. Raises StorageFailed when it can't be
-    reached."""
+    """Wait until the storage is up, and return the data plane of this process.
+
+    Raises StorageFailed when the storage can't be reached.
+    """
     if not spec.is_observed:
         return _connected_client(spec, None)
     log = OperationLog()
@@ -60,13 +62,14 @@ def connect(spec: DataPlaneSpec) -> DataPlane:
 
 
 def reconnected(plane: DataPlane, spec: DataPlaneSpec) -> DataPlane:
-    """Disconnect this process from ``plane`` and return its data plane over there."""
+    """Disconnect this process from ``plane``, and connect it to the data plane of ``spec``, which is
+    returned."""
     plane.close()
     return connect(spec)
 
 
 def _connected_client(spec: DataPlaneSpec, log: OperationLog | None) -> DataPlaneClient:
-    """Return the client, which counts what moves in ``log``."""
+    """Return this process's client; where there is a ``log``, its store counts in it the bytes that move."""
     host = ActorHost(spec)
     client_id, addresses = host.ask("connect", "", spec.start_timeout_s)
     store: Store

@@ -1,4 +1,4 @@
-"""Which samples go into which segment, and the checks of what comes back. Pure."""
+"""Pure functions that cut samples into segments, and that check the segments which a load brings back."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from nemo_like.data_plane import codec
 from nemo_like.data_plane.segments import Part, PartitionInfo, Rows, Segment, Want, split
 from nemo_like.data_plane.storage_errors import ColumnMismatch, CorruptData, UnknownColumn
 
-# What is read together is one key as long as several storage units get their share.
+# At this size a segment takes no further chunk. What is read together is best one key, but of a large batch
+# several storage units shall get their share.
 _MAX_SEGMENT_BYTES = 64 << 20
-# Bytes that a row of a ragged or objects column is taken to have, before it is packed.
+# An estimate: a row of a ragged or objects column has no size before it is packed.
 _GUESSED_ROW_BYTES = 8 << 10
 
 Filled = tuple[Segment, Mapping[str, np.ndarray]]  # a segment and its values by column
@@ -33,8 +34,8 @@ def declared(info: PartitionInfo, name: str) -> Column:
 
 
 def check_adds(info: PartitionInfo, names: Iterable[str]) -> None:
-    """Raises ColumnMismatch for a column that cannot be added to samples that exist: who adds it has some
-    samples of a prompt's group, and does not know who has the rest."""
+    """Raise ColumnMismatch when a column is per_prompt, which can't be added to samples that exist: a writer
+    that has some samples of a prompt's group does not know which writer has the others."""
     for name in names:
         if info.columns[name].per_prompt:
             raise ColumnMismatch(
@@ -46,10 +47,11 @@ def check_adds(info: PartitionInfo, names: Iterable[str]) -> None:
 def cut_put(
     info: PartitionInfo, meta: KVBatchMeta, wired: Mapping[str, Any], keys: Iterator[str]
 ) -> list[Filled]:
-    """Cut new samples into segments: the chunks that one rank will read lie together, where the partition's
-    readers are known; else each chunk by itself, since it may be dropped.
+    """Cut new samples into segments, and give each the next of ``keys``.
 
-    ``wired`` are checked columns; each segment takes the next key.
+    Where the partition's number of readers is known, the chunks that one rank will read lie together; else
+    each chunk is a segment, since it may be cleared by itself. ``wired`` has columns that ``codec.to_wire``
+    checked.
     """
     parts = _parts(meta)
     if info.num_readers is None:
@@ -69,7 +71,10 @@ def cut_put(
 def cut_write(
     info: PartitionInfo, meta: KVBatchMeta, wired: Mapping[str, Any], keys: Iterator[str]
 ) -> list[Filled]:
-    """Cut samples that exist as ``cut_put`` does: who writes them together mostly reads them together."""
+    """Cut added columns into segments, and give each the next of ``keys``.
+
+    The samples stay together, since a process that writes them together mostly reads them together.
+    """
     parts = _parts(meta)
     groups = split(range(len(parts)), _sizes(info, parts, wired), _MAX_SEGMENT_BYTES)
     return _segments(info, parts, wired, groups, keys)
@@ -81,8 +86,11 @@ def cut_for_cache(
     wired: Mapping[str, Any],
     saved: Sequence[Filled],
 ) -> Iterator[tuple[str, Sequence[Part], np.ndarray]]:
-    """What the writer of ``saved`` keeps: column, parts, their values. A dense column stays in one piece, and
-    is copied unless it is read-only: the caller may use its buffer again."""
+    """Yield (column, parts, their values): what the process that wrote ``saved`` keeps in its cache.
+
+    A dense column stays in one piece. It is copied unless it is read-only, since the caller may use its
+    buffer again.
+    """
     parts = _parts(meta)
     for name, data in wired.items():
         if info.columns[name].is_dense:
@@ -99,7 +107,7 @@ def _segments(
     groups: Iterable[Sequence[int]],
     keys: Iterator[str],
 ) -> list[Filled]:
-    """Fill a segment per group; ``groups`` are positions of parts, ascending in each."""
+    """Make a segment of each group; a group lists positions in ``parts``, in ascending order."""
     tokens = list(itertools.accumulate((part.num_tokens for part in parts), initial=0))
     rows = list(itertools.accumulate((part.num_rows for part in parts), initial=0))
     saved: list[Filled] = []
@@ -120,14 +128,14 @@ def _segments(
 
 
 def _bounds(column: Column, tokens: Sequence[int], rows: Sequence[int]) -> Sequence[int]:
-    """Where each part's values begin in a batch of the column, and where the last part's end."""
+    """Return where each part's values begin in a batch of the column, and where the last part's end."""
     if column.per_prompt:
         return range(len(rows))
     return tokens if column.layout is Layout.per_token else rows
 
 
 def _runs(ascending: Sequence[int]) -> list[tuple[int, int]]:
-    """Consecutive numbers as [start, stop)."""
+    """Return the runs of consecutive numbers, each as [start, stop)."""
     runs: list[tuple[int, int]] = []
     for number in ascending:
         if runs and runs[-1][1] == number:
@@ -138,13 +146,13 @@ def _runs(ascending: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _sizes(info: PartitionInfo, parts: Sequence[Part], wired: Iterable[str]) -> list[int]:
-    """Bytes of each part."""
+    """Return about how many bytes each part has in these columns."""
     token_bytes, row_bytes, prompt_bytes = _bytes_per_unit(info, wired)
     return [part.num_tokens * token_bytes + part.num_rows * row_bytes + prompt_bytes for part in parts]
 
 
 def _parts(meta: KVBatchMeta) -> list[Part]:
-    """Runs of consecutive samples of the same chunk."""
+    """Return one part per run of consecutive samples of the same chunk."""
     parts = []
     for index, run in itertools.groupby(meta.rows, key=itemgetter(0)):
         chunk = meta.chunks[index]
@@ -157,7 +165,8 @@ def _parts(meta: KVBatchMeta) -> list[Part]:
 
 
 def wants(missing: Mapping[str, Rows]) -> tuple[Want, ...]:
-    """Columns that miss the same rows share one entry."""
+    """Return the wants for the rows that are ``missing`` by column; columns that miss the same rows share
+    one."""
     columns: dict[Rows, list[str]] = {}
     for name, rows in missing.items():
         if rows:
@@ -173,8 +182,8 @@ def by_columns(segments: Sequence[Segment]) -> dict[tuple[str, ...], list[Segmen
 
 
 def _bytes_per_unit(info: PartitionInfo, wired: Iterable[str]) -> tuple[int, int, int]:
-    """Bytes per token, per row and per prompt of the columns that have one value for each (estimated where
-    not dense)."""
+    """Return the bytes per token, per row and per prompt: each column counts for the one that its values
+    belong to. What is not dense is estimated."""
     token_bytes = row_bytes = prompt_bytes = 0
     for name in wired:
         column = info.columns[name]
@@ -191,7 +200,8 @@ def _bytes_per_unit(info: PartitionInfo, wired: Iterable[str]) -> tuple[int, int
 
 
 def check_segment(info: PartitionInfo, segment: Segment, chunks: Mapping[str, Chunk]) -> None:
-    """Catalogue and meta agree on what the segment holds of these chunks."""
+    """Raise CorruptData unless the catalogue's segment has the rows and tokens that the meta gives these
+    chunks."""
     for part in segment.parts:
         chunk = chunks.get(part.chunk)
         if chunk is not None:
@@ -207,7 +217,7 @@ def check_segment(info: PartitionInfo, segment: Segment, chunks: Mapping[str, Ch
 
 
 def check_loaded(info: PartitionInfo, column: Column, segment: Segment, array: Any) -> None:
-    """The storage gave back exactly what the catalogue promises."""
+    """Raise CorruptData unless the array has the dtype, the shape or the rows that the catalogue promises."""
     where = f"partition {info.name!r}, column {column.name!r}, segment {segment.key!r}"
     num_rows = len(segment.parts) if column.per_prompt else sum(part.num_rows for part in segment.parts)
     if not isinstance(array, np.ndarray) or array.dtype != codec.wire_dtype(column):

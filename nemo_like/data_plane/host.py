@@ -1,7 +1,8 @@
 """The process behind the data plane: it owns the storage's processes and the catalogue.
 
-Values never pass through it, unless they live in it (``data_plane.backend=in_memory``). Everybody reaches it
-by actor calls: the driver opens and closes partitions, clients ask where things are.
+Values do not pass through the host, unless it stores them itself (``data_plane.backend=in_memory``). Other
+processes reach it by actor calls: the driver opens and closes partitions, and clients reserve room, commit
+what they saved and ask which segments hold what.
 """
 
 from __future__ import annotations
@@ -27,25 +28,25 @@ _T = TypeVar("_T")
 
 
 class Storage(Protocol):
-    """Where the values are, as the host sees it: ``transfer_queue`` or ``memory_storage``."""
+    """What the host does with a storage. ``transfer_queue`` and ``memory_storage`` have one each."""
 
     async def start(self, timeout_s: float) -> Any:
-        """Start the storage's processes; returns what a client's ``connect`` needs to reach them."""
+        """Start the storage's processes, and return what a client's store needs to reach them."""
 
     async def death(self) -> str:
-        """Wait until one of the storage's processes is gone; returns which, and why."""
+        """Wait until one of the storage's processes is gone, and return which one and why."""
 
     async def register(self, storage_id: str, keys: Sequence[str]) -> Any:
-        """Make keys known; returns the description with which a client saves under them."""
+        """Make keys known to the storage, and return the description with which a client saves under them."""
 
     async def clear(self, segments: Sequence[Segment]) -> None:
-        """Free segments, also those that were saved in part."""
+        """Free what is stored of these segments, also of those that were saved in part."""
 
     async def clear_partition(self, storage_id: str) -> None:
         """Free everything that was saved in a partition."""
 
     async def stop(self) -> None:
-        """End the storage's processes; what they held is gone. Safe to call twice."""
+        """Stop the storage's processes, with which all values are gone. Safe to call twice."""
 
 
 def start_host(
@@ -53,7 +54,8 @@ def start_host(
 ) -> DataPlaneHost:
     """Build the host of a run; ``run_id`` must differ between the runs of one Ray cluster.
 
-    The storage's logs go into a folder beside ``log_path``, the host's own, and without one to Ray's.
+    ``log_path`` is the host's own log. The storage's processes log into a folder beside it, or without it
+    where Ray keeps logs.
     """
     storage: Storage
     if cfg.backend is StorageBackend.in_memory:
@@ -68,7 +70,10 @@ def start_host(
 
 
 class DataPlaneHost:
-    """One per run, on one event loop: an asyncio actor, or a loop of its own within a process."""
+    """The host of a run.
+
+    All its methods run on one event loop: that of an asyncio actor, or of ``in_memory``.
+    """
 
     def __init__(
         self, storage: Storage, catalog: Catalog, *, timeout_s: float, start_timeout_s: float
@@ -80,28 +85,31 @@ class DataPlaneHost:
         self._starting: asyncio.Task[Any] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._freeing: dict[str, set[asyncio.Task[None]]] = {}  # by storage id
-        self._unfinished: dict[str, list[Segment]] = {}  # saved or not, and not committed; by storage id
+        self._unfinished: dict[str, list[Segment]] = {}  # reserved and not committed; by storage id
         self._num_clients = 0
 
     async def ready(self) -> None:
-        """Return once the storage is up. Raises StorageFailed when the cluster can't place it in time."""
+        """Wait until the storage is up. Raises StorageFailed when it does not start."""
         await self._started()
 
     async def connect(self) -> tuple[str, Any]:
-        """Return what one more process needs to take part: an id of its own, and the storage's address."""
+        """Return what one more client needs, once the storage is up: an id of its own, and the storage's
+        address."""
         address = await self._started()
         self._num_clients += 1
         return str(self._num_clients), address
 
     async def storage_failure(self) -> str:
-        """Wait while the storage is well; then return which of its processes died."""
+        """Wait until one of the storage's processes dies, and return which one."""
         return await asyncio.shield(self._failed)
 
     async def open_partition(
         self, name: str, columns: Sequence[Column], num_readers: int | None = None
     ) -> None:
-        """Register a partition and its columns before anyone writes. Waits while too many are open, and
-        raises TooManyPartitions at the deadline."""
+        """Open a partition and declare its columns, before anyone writes.
+
+        Waits while as many partitions are open as may be, and raises TooManyPartitions at the deadline.
+        """
         try:
             async with asyncio.timeout(self._timeout_s):
                 while not self._catalog.open(name, columns, num_readers):
@@ -110,7 +118,7 @@ class DataPlaneHost:
             raise self._catalog.too_many(name, self._timeout_s) from None
 
     async def close_partition(self, name: str) -> None:
-        """Drop a partition and everything in it; safe when it is already gone."""
+        """Close a partition and free everything in it; safe when it is closed already."""
         storage_id = self._catalog.close(name)
         self._notify()
         if storage_id is not None:
@@ -124,8 +132,8 @@ class DataPlaneHost:
     async def reserve(
         self, name: str, storage_id: str, segments: Sequence[Segment], sizes: Sequence[int]
     ) -> Any:
-        """Take room for segments, of ``sizes`` bytes each, that are about to be saved; returns the storage's
-        description of their keys. Raises UnknownPartition or CapacityExceeded."""
+        """Reserve room for segments that are about to be saved, and return the storage's description of their
+        keys. ``sizes`` are the segments' bytes. Raises UnknownPartition or CapacityExceeded."""
         self._check_storage(f"a put into partition {name!r}")
         keys = [segment.key for segment in segments]
         await self._take_room(name, storage_id, dict(zip(keys, sizes, strict=True)))
@@ -134,7 +142,7 @@ class DataPlaneHost:
         return write
 
     async def commit(self, name: str, storage_id: str, commit: Commit) -> None:
-        """Make segments that were saved readable, all or none, and wake who waits for them.
+        """Make segments that were saved readable, all or none, and wake the calls that wait for them.
 
         Raises UnknownPartition, UnknownColumn, UnknownSamples or DuplicateWrite.
         """
@@ -150,10 +158,11 @@ class DataPlaneHost:
     async def locate(
         self, name: str, storage_id: str | None, wants: Sequence[Want], timeout_s: float
     ) -> tuple[PartitionInfo, list[Segment]]:
-        """Return the segments that hold everything wanted, once it is written.
+        """Wait until everything wanted is written, and return the segments that hold it.
 
-        ``storage_id`` None takes the partition that is open under the name. Raises MissingData when the time
-        is over, UnknownPartition, UnknownColumn or UnknownSamples, and StorageFailed when the storage dies.
+        Where ``storage_id`` is None, the partition is the one that is open under the name. Raises MissingData
+        after ``timeout_s``, UnknownPartition, UnknownColumn or UnknownSamples at once, and StorageFailed when
+        a process of the storage dies.
         """
         info = self._catalog.describe(name)
         storage_id = storage_id or info.storage_id
@@ -166,30 +175,31 @@ class DataPlaneHost:
         return info, found
 
     async def clear(self, name: str, storage_id: str, rows: Rows) -> None:
-        """Drop rows; segments that nothing needs any more are freed in the background.
+        """Clear rows. Segments of which no row is left are freed in the background.
 
-        Raises UnknownSamples.
+        Raises UnknownPartition, or UnknownSamples for rows that were never put or have been cleared.
         """
         self._check_storage(f"clearing samples of partition {name!r}")
         self._free(storage_id, self._catalog.clear(name, storage_id, rows))
 
     async def save(self, storage_id: str, keys: Sequence[str], values: Mapping[str, Sequence[Any]]) -> None:
-        """Keep values here; with ``data_plane.backend=in_memory`` only."""
+        """Store values in this process; only ``data_plane.backend=in_memory`` does."""
         self._in_memory.save(storage_id, keys, values)
 
     async def load(
         self, storage_id: str, keys: Sequence[str], columns: Sequence[str]
     ) -> dict[str, list[Any]]:
-        """Return values that are kept here; with ``data_plane.backend=in_memory`` only."""
+        """Return values that this process stores; only ``data_plane.backend=in_memory`` does."""
         return self._in_memory.load(storage_id, keys, columns)
 
     async def settled(self) -> None:
-        """Wait until everything that was cleared is free, at most for the host's deadline."""
+        """Wait until the storage has freed everything that was cleared, or the host's ``timeout_s`` is
+        over."""
         if freeing := [task for tasks in self._freeing.values() for task in tasks]:
             await asyncio.wait(freeing, timeout=self._timeout_s)
 
     async def stop(self) -> None:
-        """End the storage; everything in it is gone."""
+        """Stop the storage, with which all values are gone."""
         if self._watch is not None:
             self._watch.cancel()
         await self._storage.stop()
@@ -214,7 +224,7 @@ class DataPlaneHost:
             self._watch = asyncio.create_task(watch())
 
     async def _take_room(self, name: str, storage_id: str, sizes: Mapping[str, int]) -> None:
-        """Reserve bytes, after what is being freed is free where they do not fit before."""
+        """Reserve bytes. Where they do not fit, wait for what is being freed and try once more."""
         try:
             self._catalog.reserve(name, storage_id, sizes)
         except CapacityExceeded:
@@ -222,13 +232,13 @@ class DataPlaneHost:
             self._catalog.reserve(name, storage_id, sizes)
 
     def _settle(self, storage_id: str, segments: Sequence[Segment]) -> None:
-        """Count these segments as finished, one way or the other."""
+        """Remove these segments from the unfinished ones: they were committed, or are being freed."""
         keys = {segment.key for segment in segments}
         left = [one for one in self._unfinished.get(storage_id, ()) if one.key not in keys]
         self._unfinished[storage_id] = left
 
     def _free(self, storage_id: str, segments: Sequence[Segment]) -> None:
-        """Free segments in the background; their bytes count until they are free."""
+        """Free segments in the background; their bytes stay reserved until they are free."""
 
         async def free() -> None:
             await self._storage.clear(segments)
@@ -239,13 +249,18 @@ class DataPlaneHost:
             self._freeing.setdefault(storage_id, set()).add(task)
 
     async def _empty(self, storage_id: str) -> None:
-        """Free all of a partition that was closed. Raises what freeing parts of it raised."""
+        """Free everything of a partition that was closed. Raises what freeing some of its segments raised."""
         self._free(storage_id, self._unfinished.pop(storage_id, []))
         await asyncio.gather(*self._freeing.pop(storage_id, ()))
         await self._storage.clear_partition(storage_id)
 
     async def _finish(self, work: Coroutine[Any, Any, _T], doing: str) -> _T:
-        """Wait for the storage. It swallows errors while it clears, so ask for the dead afterwards too."""
+        """Wait until the storage has done ``work``, and return the result.
+
+        Raises StorageFailed when one of its processes dies, also where ``work`` has ended: TransferQueue
+        hides errors while it clears. Raises DeadlineExceeded after ``timeout_s``, and the work's own
+        DataPlaneError.
+        """
         done = asyncio.ensure_future(work)
         waits: list[asyncio.Future[Any]] = [done, self._failed]
         await asyncio.wait(waits, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -267,7 +282,7 @@ class DataPlaneHost:
             raise StorageFailed(f"{self._failed.result()}, noticed in {doing}")
 
     def _notify(self) -> None:
-        """Wake whoever waits for a change of the catalogue."""
+        """Wake the calls that wait for a change of the catalogue."""
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -23,7 +23,7 @@ _GRACE_S = 5.0
 
 
 class LocalHost:
-    """``client.Host`` in this process, on an event loop that all of them share."""
+    """A ``client.Host`` whose host is in this process; all hosts of a process share an event loop."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class LocalHost:
 
 
 class InMemoryDataPlane(DataPlaneClient):
-    """``DataPlane`` and ``DataPlaneControl`` in one; several clients may share one host."""
+    """A ``DataPlane`` and a ``DataPlaneControl`` in one, without Ray; several may share one host."""
 
     def __init__(self, host: LocalHost | None = None, *, timeout_s: float = 5.0) -> None:
         self.host = host or LocalHost(timeout_s=timeout_s)
@@ -63,18 +63,20 @@ class InMemoryDataPlane(DataPlaneClient):
         super().__init__(self.host, store, client_id=client_id, writer=writer, timeout_s=timeout_s)
 
     def open_partition(self, name: str, columns: Sequence[Column], num_readers: int | None = None) -> None:
-        """Register a partition and its columns before anyone writes. Waits while as many partitions as
-        there may be are open; raises TooManyPartitions at the deadline."""
+        """Open a partition and declare its columns, as ``DataPlaneControl`` says.
+
+        Waits while as many partitions are open as may be, and raises TooManyPartitions at the deadline.
+        """
         self.host.ask("open_partition", name, self._timeout_s, name, tuple(columns), num_readers)
 
     def close_partition(self, name: str) -> None:
-        """Drop a partition and everything in it; safe when it is already gone."""
+        """Close a partition and free everything in it; safe when it is closed already."""
         self.host.ask("close_partition", name, self._timeout_s, name)
 
 
 @cache
 def _loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop of the process's hosts, on a thread of its own."""
+    """Return the event loop of all hosts in this process, which runs on a thread of its own."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="data-plane-host", daemon=True).start()
     return loop

@@ -1,4 +1,8 @@
-"""What a stage may do with the data plane. Implementations: ``transfer_queue`` and ``in_memory``."""
+"""What a stage may do with the data plane (``DataPlane``), and how partitions are opened
+(``DataPlaneControl``).
+
+``client`` and ``in_memory`` implement ``DataPlane``, and ``observed`` wraps it.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +18,17 @@ from nemo_like.data_plane.operations import Operation
 
 # A per_token column of N samples travels through this interface packed: one contiguous array
 # [sum of lengths, *inner_shape], samples in the meta's order. A per_sample column is one array
-# [N, *inner_shape]; ragged and objects columns are a sequence of N values. Where it is per_prompt, it has a
-# value per chunk instead of per sample: put takes them in the order of the chunks, fetch gives them in the
-# order of ``KVBatchMeta.prompt_index``.
+# [N, *inner_shape]; a ragged or objects column is a sequence of N values. A column that is per_prompt has
+# a value per chunk instead of per sample: put takes the values in the order of the chunks, and fetch returns
+# them in the order of ``KVBatchMeta.prompt_index``.
 ColumnData = np.ndarray | Sequence[Any]
 
 
 class DataPlane(Protocol):
-    """Client of one process. All calls have a deadline and raise ``DataPlaneError`` with what is missing."""
+    """The data plane as one process uses it.
+
+    Every call has a deadline, and raises ``DataPlaneError`` when it fails.
+    """
 
     def put(
         self,
@@ -32,41 +39,53 @@ class DataPlane(Protocol):
         chunk_sizes: Sequence[int],
         tags: Mapping[str, Sequence[TagValue]],
     ) -> KVBatchMeta:
-        """First write of N new samples into an open partition; sum(chunk_sizes) = N, consecutive rows. A
-        chunk is the group of one prompt."""
+        """Put N new samples into an open partition, and return their metadata.
+
+        A chunk is the group of one prompt: the first ``chunk_sizes[0]`` samples, and so on; the sizes add up
+        to N. ``lengths`` are tokens per sample. Nobody can read a sample before all are stored.
+        """
 
     def write(self, meta: KVBatchMeta, columns: Mapping[str, ColumnData]) -> KVBatchMeta:
-        """Add columns to samples that exist, none of them per_prompt; any subset of a chunk's rows. A second
-        write of the same (sample, column) raises. An array that is read-only is kept as it is, and must not
-        change any more; of another a copy is kept."""
+        """Write columns of samples that exist, and return ``meta`` with these columns.
+
+        The samples may be any of a chunk; no column may be per_prompt. A second write of the same (sample,
+        column) raises DuplicateWrite. This process keeps what it wrote: an array that is read-only as it is,
+        so it must not change any more, and a copy of any other array.
+        """
 
     def fetch(self, meta: KVBatchMeta, columns: Sequence[str]) -> dict[str, ColumnData]:
-        """The named columns of the meta's samples, in the meta's order. What this process fetched or
-        wrote earlier in the partition's life is not transferred again. Waits for columns that others
-        still have to write. Arrays are read-only: they may be the copy that this process keeps."""
+        """Return the named columns of the meta's samples, in the meta's order.
+
+        Waits until other processes have written what is not there yet. What this process has fetched or
+        written since the partition was opened is not transferred again. Arrays are read-only, since they may
+        be the copy that this process keeps; torch tensors are copies.
+        """
 
     def clear(self, meta: KVBatchMeta) -> None:
-        """Drop these samples. The bytes of a chunk are freed once none of its samples is left."""
+        """Clear these samples. The bytes of a segment are freed once none of its samples is left."""
 
     def forget(self, partition: str) -> None:
-        """Release what this process keeps of a partition (its local copies only)."""
+        """Forget what this process keeps of a partition; what the storage holds stays."""
 
     def take_operations(self) -> Sequence[Operation]:
-        """What this client did since the last time it was asked; nothing where nobody observes it."""
+        """Return the operations since the last call; none where ``data_plane.log_operations`` is off."""
 
     def close(self) -> None:
-        """Disconnect this process; the storage lives on."""
+        """Disconnect this process; the storage stays up."""
 
 
 class DataPlaneControl(Protocol):
-    """Life of partitions; served by the process that owns the storage."""
+    """What opens and closes partitions; the host, which owns the storage, does it."""
 
     def open_partition(self, name: str, columns: Sequence[Column], num_readers: int | None = None) -> None:
-        """Register a partition and its columns before anyone writes. Waits while as many partitions as
-        there may be are open; raises TooManyPartitions at the deadline.
+        """Open a partition and declare its columns, before anyone writes.
 
-        Where all samples of a put will be divided by ``sharding`` among ``num_readers`` ranks, each rank's
-        samples are stored together. None: nobody knows, as when some of them will be dropped."""
+        Waits while as many partitions are open as may be, and raises TooManyPartitions at the deadline.
+
+        ``num_readers`` is the number of ranks among which ``sharding`` will divide all samples of a put; the
+        samples of one rank are then stored together. Pass None where that is unknown, as when some groups
+        will be cleared before.
+        """
 
     def close_partition(self, name: str) -> None:
-        """Drop a partition and everything in it; safe when it is already gone."""
+        """Close a partition and free everything in it; safe when it is closed already."""

@@ -1,4 +1,4 @@
-"""Values in the host itself: for debugging, and for a data plane within one process."""
+"""A storage that keeps values in the host itself, for debugging and for a data plane within one process."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from nemo_like.data_plane.storage_errors import StorageFailed
 
 
 class InMemoryStorage:
-    """``host.Storage`` in a dictionary."""
+    """A ``host.Storage`` that is a dictionary."""
 
     def __init__(self) -> None:
         self._values: dict[str, dict[str, dict[str, np.ndarray]]] = {}  # storage id -> key -> column
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held in all partitions."""
+        """The bytes of the values of all partitions."""
         return sum(self.bytes_of(storage_id) for storage_id in self._values)
 
     @property
     def num_keys(self) -> int:
-        """Keys with values, over all partitions."""
+        """The number of keys that have values, over all partitions."""
         return sum(len(keys) for keys in self._values.values())
 
     def bytes_of(self, storage_id: str) -> int:
-        """Bytes held in one partition."""
+        """Return the bytes of one partition's values."""
         keys = self._values.get(storage_id, {}).values()
         return sum(array.nbytes for columns in keys for array in columns.values())
 
@@ -38,12 +38,12 @@ class InMemoryStorage:
         """Return at once: there is no process."""
 
     async def death(self) -> str:
-        """Wait for ever: the values end with the host."""
+        """Wait for ever: there is no process that could die without the host."""
         await asyncio.Event().wait()
         raise AssertionError
 
     async def register(self, storage_id: str, keys: Sequence[str]) -> str:
-        """Return the storage id, under which the keys will be."""
+        """Return the storage id, which is all that ``save`` needs to know of the keys."""
         return storage_id
 
     def save(self, storage_id: str, keys: Sequence[str], values: Mapping[str, Sequence[np.ndarray]]) -> None:
@@ -63,33 +63,33 @@ class InMemoryStorage:
         return {name: [kept[key][name] for key in keys] for name in columns}
 
     async def clear(self, segments: Sequence[Segment]) -> None:
-        """Forget these segments' values."""
+        """Free the values of these segments."""
         for segment in segments:
             self._values.get(segment.write, {}).pop(segment.key, None)
 
     async def clear_partition(self, storage_id: str) -> None:
-        """Forget all values of a partition."""
+        """Free all values of a partition."""
         self._values.pop(storage_id, None)
 
     async def stop(self) -> None:
-        """Forget everything."""
+        """Free all values."""
         self._values.clear()
 
 
 class HostStore:
-    """``client.Store`` of values that the host itself keeps."""
+    """A ``client.Store`` that sends values to the host, which keeps them, and gets them from it."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
 
     def save(self, segments: Sequence[Segment], values: Stored, timeout_s: float) -> Any:
-        """Send the values to the host."""
+        """Send the values to the host, and return the storage id, with which readers load them."""
         storage_id, keys = segments[0].write, [segment.key for segment in segments]
         self._host.ask("save", storage_id, timeout_s, storage_id, keys, values)
         return storage_id
 
     def load(self, segments: Sequence[Segment], columns: Sequence[str], timeout_s: float) -> Stored:
-        """Get the values from the host."""
+        """Return the values, which the host sends. Raises StorageFailed for a segment that is not there."""
         storage_id, keys = segments[0].write, [segment.key for segment in segments]
         loaded: Mapping[str, list[Any]] = self._host.ask(
             "load", storage_id, timeout_s, storage_id, keys, tuple(columns)
@@ -97,4 +97,4 @@ class HostStore:
         return loaded
 
     def close(self) -> None:
-        """Nothing to disconnect."""
+        """Do nothing: there is no connection to close."""

@@ -1,4 +1,5 @@
-"""Wrappers that note what a data plane does; they are there only where somebody wants to know."""
+"""Wrappers that record what a data plane does; clients have them where ``data_plane.log_operations`` is
+on."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from nemo_like.data_plane.segments import Segment
 
 
 class ObservedStore:
-    """A ``Store`` that counts what moves in and out."""
+    """A ``Store`` that counts in ``log`` the bytes which move, by column."""
 
     def __init__(self, store: Store, log: OperationLog) -> None:
         self._store, self._log = store, log
@@ -39,7 +40,8 @@ class ObservedStore:
 
 
 class ObservedDataPlane:
-    """A ``DataPlane`` whose operations can be taken; its store counts into the same ``log``."""
+    """A ``DataPlane`` that records its operations; the store of ``plane`` counts bytes in the same
+    ``log``."""
 
     def __init__(self, plane: DataPlaneClient, log: OperationLog) -> None:
         self._plane, self._log = plane, log

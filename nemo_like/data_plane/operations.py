@@ -1,7 +1,7 @@
-"""What a data plane did: records of its operations, and the metrics made of them. Standard library only.
+"""Records of what a process did with the data plane, and the metrics made of them. Standard library only.
 
-Each process notes its own operations, and its answers carry them to the driver: no request is made for
-their sake.
+Each process records its own operations. They travel to the driver in the answers of its calls, so nothing is
+requested for their sake.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 
 class Operation(NamedTuple):
-    """One call: ``name`` is put, write, fetch, clear or open."""
+    """One call that has ended; ``name`` is put, write, fetch, clear or open."""
 
     name: str
-    column_bytes: Mapping[str, int]  # moved between this process and storage; 0: found in its own memory
+    column_bytes: Mapping[str, int]  # moved between this process and storage; 0: the process had it already
     seconds: float
 
     @property
@@ -26,16 +26,16 @@ class Operation(NamedTuple):
 
 
 class OperationLog:
-    """Operations of one process since they were last taken. Safe to use from several threads."""
+    """The operations of one process since they were last taken. Several threads may use it."""
 
     def __init__(self) -> None:
         self._finished: list[Operation] = []
         self._lock = threading.Lock()
-        self._current = threading.local()  # one operation at a time on a thread
+        self._current = threading.local()  # bytes by column; a thread is in one operation at a time
 
     @contextmanager
     def operation(self, name: str, columns: Iterable[str] = ()) -> Iterator[None]:
-        """Time a block; one that raises leaves no record."""
+        """Time the block and record it, unless it raises."""
         moved = self._current.bytes = dict.fromkeys(columns, 0)
         started_s = time.perf_counter()
         try:
@@ -45,7 +45,7 @@ class OperationLog:
             del self._current.bytes
 
     def moved(self, column: str, num_bytes: int) -> None:
-        """Count bytes of the operation that this thread is in, if it is in one."""
+        """Count bytes that moved, in the operation that this thread is in; do nothing outside of one."""
         current: dict[str, int] | None = getattr(self._current, "bytes", None)
         if current is not None:
             current[column] = current.get(column, 0) + num_bytes
@@ -55,16 +55,17 @@ class OperationLog:
             self._finished.append(operation)
 
     def take(self) -> tuple[Operation, ...]:
-        """The finished operations; they are not returned again."""
+        """Return the finished operations; the next call does not return them again."""
         with self._lock:
             taken, self._finished = tuple(self._finished), []
         return taken
 
 
 def operation_metrics(operations: Iterable[Operation], prefix: str = "data_plane/") -> dict[str, float]:
-    """``{operation}/{statistic}`` and ``{operation}/{column}/{statistic}``, see docs/metrics.md.
+    """Return the metrics ``{operation}/{statistic}`` and ``{operation}/{column}/{statistic}``
+    (docs/metrics.md).
 
-    Latency and throughput of a column are those of the calls that carried it.
+    The latency and throughput of a column are those of whole calls, of all that carried the column.
     """
     groups: dict[str, list[Operation]] = {}
     column_bytes: dict[str, int] = {}
@@ -89,6 +90,7 @@ def operation_metrics(operations: Iterable[Operation], prefix: str = "data_plane
 
 
 def _percentile(ascending: Sequence[float], per_cent: int) -> float:
-    """Nearest rank: the smallest value that at least so many per cent of them do not exceed."""
+    """Return the percentile by nearest rank: the smallest value that at least ``per_cent`` per cent do not
+    exceed."""
     rank = -(-per_cent * len(ascending) // 100)
     return ascending[max(rank, 1) - 1]

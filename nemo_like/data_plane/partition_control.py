@@ -16,7 +16,7 @@ _GRACE_S = 5.0
 
 
 class PartitionControl:
-    """``DataPlaneControl`` over the process that owns the storage."""
+    """Opens and closes partitions by calls of the host's actor; every partition has the same columns."""
 
     def __init__(
         self,
@@ -27,18 +27,18 @@ class PartitionControl:
         num_readers: int | None,
         timeout_s: float,
     ) -> None:
-        """``columns`` are declared for every partition, before anyone writes; ``num_readers`` as in
-        ``DataPlaneControl``."""
+        """Declare ``columns`` in every partition that is opened. ``num_readers`` is as in
+        ``DataPlaneControl``, and ``timeout_s`` is the host's own deadline."""
         self._cluster, self._host = cluster, host
         self._columns, self._num_readers, self._timeout_s = tuple(columns), num_readers, timeout_s
         self._closing: list[Call] = []
 
     @contextmanager
     def partition(self, name: str) -> Iterator[str]:
-        """Open with every column declared; dropped on exit, also when the block raised.
+        """Open a partition for the block, with all columns; close it on exit, also when the block raises.
 
-        Exit does not wait for the closing, so that it overlaps with the next step's start; opening the
-        next partition does.
+        The exit does not wait until the partition is closed, so that this overlaps with the start of the next
+        step. Opening the next partition waits for it.
         """
         self._open(name)
         try:
@@ -47,18 +47,21 @@ class PartitionControl:
             self._closing.append(self._host.submit("close_partition", name))
 
     def move_to(self, host: ActorHandle) -> None:
-        """Use another host from now on; what the one before held is gone."""
+        """Use another host from now on, and forget the partitions that were being closed at the one
+        before."""
         self._host = host
         self._closing.clear()
 
     def take_operations(self) -> Sequence[Operation]:
-        """What was opened since the last time; nothing where nobody observes it."""
+        """Return the openings since the last call; none, since only ``ObservedPartitionControl`` records
+        them."""
         return ()
 
     def _open(self, name: str) -> None:
         calls = [*self._closing, self._host.submit("open_partition", name, self._columns, self._num_readers)]
         self._closing.clear()
-        # Other deaths are the concern of what comes next: an opening that was left would stay open.
+        # Only the host's death ends the wait. When another actor died, the next stage will tell: a wait that
+        # is left now would leave the partition open.
         self._cluster.gather(
             calls,
             stage=f"opening partition {name!r}",
@@ -68,7 +71,8 @@ class PartitionControl:
 
 
 class ObservedPartitionControl(PartitionControl):
-    """Notes each opening, with what it waited for the closing of the partition before."""
+    """A ``PartitionControl`` that records each opening, and in its time the wait for the closing before
+    it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -1,6 +1,6 @@
-"""What a process has to know to reach the run's data plane, and the actor behind it.
+"""What a process has to know to reach the run's data plane, and the spec of the actor behind it.
 
-Imports neither numpy nor torch nor TransferQueue.
+This module imports neither numpy nor torch nor TransferQueue.
 """
 
 from __future__ import annotations
@@ -12,24 +12,25 @@ from nemo_like.cluster.actors import ActorHandle, ActorSpec, Concurrency
 from nemo_like.cluster.imports import lasting_imports
 from nemo_like.config.schema import DataPlaneConfig, StorageBackend
 
-# TransferQueue reads these when it is imported. The deadlines are ours: another attempt after a long
-# silence would only repeat what a live storage unit has queued already.
+# TransferQueue reads these when it is imported. Its own deadline and retries are out of the way: our
+# deadlines come first, and a retry after a long silence would only repeat what a live storage unit has queued
+# already.
 TRANSFER_QUEUE_ENVIRONMENT = {
     "TQ_SIMPLE_STORAGE_SEND_RECV_TIMEOUT": "3600",
     "TQ_SIMPLE_STORAGE_MAX_ATTEMPTS": "1",
     "TQ_NUM_THREADS": "1",
     "TQ_LOGGING_LEVEL": "ERROR",
-    # Mooncake's, which TransferQueue imports.
+    # Mooncake, which TransferQueue imports, reads these.
     "MC_LOG_LEVEL": "ERROR",
     "MC_STORE_CLIENT_METRIC": "0",
-    # Each takes several seconds, and a master that is gone does not come back.
+    # Each retry takes several seconds, and a master that is gone does not come back.
     "MC_STORE_CLIENT_SETUP_RETRIES": "3",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataPlaneSpec:
-    """Everything a process needs to connect; picklable."""
+    """Everything that a process needs to connect; it can be pickled."""
 
     host: ActorHandle  # the run's DataPlaneHost
     backend: StorageBackend
@@ -41,7 +42,8 @@ class DataPlaneSpec:
 def host_actor(
     cfg: DataPlaneConfig, *, run_id: str, start_timeout_s: float, log_path: str | None = None
 ) -> ActorSpec:
-    """Return the actor that owns storage and catalogue; it starts the storage's processes by itself."""
+    """Return the spec of the host, the actor that owns storage and catalogue and starts the storage's
+    processes."""
     return ActorSpec(
         name="data_plane",
         target="nemo_like.data_plane.host:start_host",
@@ -54,6 +56,10 @@ def host_actor(
 
 
 def import_storage() -> None:
-    """What a process of the storage does first. Ray imports the actor's class with collections on."""
+    """Import the storage's modules with the garbage collector off.
+
+    A storage process calls this first: Ray, which imports the actor's class next, would leave the collector
+    on.
+    """
     with lasting_imports():
         importlib.import_module("nemo_like.data_plane.transfer_queue")

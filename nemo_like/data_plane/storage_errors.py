@@ -1,6 +1,7 @@
-"""What can go wrong in the data plane. Each message names partition, samples, column and who writes it.
+"""The errors of the data plane. Their messages name the partition, samples, column and writer that they
+concern.
 
-Every error is built from one message, so that it survives the way back from another process.
+Every error takes one message, its text, so that it can be pickled and raised again in another process.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ _MAX_LISTED = 8
 
 
 class DataPlaneError(RuntimeError):
-    """Base of everything the data plane raises on purpose."""
+    """The base class of what the data plane raises on purpose."""
 
 
 class UnknownPartition(DataPlaneError):
-    """No such partition is open: never registered, or closed already."""
+    """No such partition is open: it never was, or it has been closed."""
 
 
 class PartitionExists(DataPlaneError):
@@ -25,7 +26,8 @@ class PartitionExists(DataPlaneError):
 
 
 class TooManyPartitions(DataPlaneError):
-    """As many partitions as there may be stayed open until the deadline: consumers are behind."""
+    """Until the deadline, as many partitions stayed open as may be: their consumers are behind, or nobody
+    closes them."""
 
 
 class UnknownColumn(DataPlaneError):
@@ -33,15 +35,15 @@ class UnknownColumn(DataPlaneError):
 
 
 class UnknownSamples(DataPlaneError):
-    """Samples that were never put, or cleared since."""
+    """Samples were asked for that were never put, or have been cleared."""
 
 
 class ColumnMismatch(DataPlaneError):
-    """Values that differ from the column's declaration; nothing is ever cast."""
+    """Values differ from the column's declaration, and nothing is ever cast."""
 
 
 class DuplicateWrite(DataPlaneError):
-    """A (sample, column) has one writer, once."""
+    """A (sample, column) was written a second time; each is written once, by one writer."""
 
 
 class MissingData(DataPlaneError, Overdue):
@@ -49,15 +51,15 @@ class MissingData(DataPlaneError, Overdue):
 
 
 class CorruptData(DataPlaneError):
-    """The storage returned something else than what was written."""
+    """The storage returned other values than were written, or values of another shape or dtype."""
 
 
 class CapacityExceeded(DataPlaneError):
-    """The storage holds as much as it may; nothing of the write was kept."""
+    """The storage has no room for a write, of which it kept nothing."""
 
 
 class StorageFailed(DataPlaneError):
-    """A process behind the data plane is gone or refused."""
+    """A process behind the data plane died, could not start, could not be reached or failed a call."""
 
 
 class DeadlineExceeded(DataPlaneError, Overdue):
@@ -65,6 +67,6 @@ class DeadlineExceeded(DataPlaneError, Overdue):
 
 
 def listed(items: Sequence[object]) -> str:
-    """The first few items and how many there are, for a message."""
+    """Return the first few items for a message, and where there are more, how many in all."""
     shown = ", ".join(str(item) for item in items[:_MAX_LISTED])
     return shown if len(items) <= _MAX_LISTED else f"{shown}, … ({len(items)} in all)"
