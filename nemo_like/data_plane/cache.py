@@ -1,4 +1,5 @@
-"""What one process keeps of a partition: the values it fetched or wrote, so that none moves twice."""
+"""What one process keeps of a partition: the values that it has fetched or written, so that none moves
+twice."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from nemo_like.data_plane.segments import Part, Rows
 
 
 class Extent(NamedTuple):
-    """Consecutive samples of a batch that are consecutive rows of one chunk."""
+    """Consecutive samples of a batch that are also consecutive rows of one chunk."""
 
     chunk: str
     start: int  # rows [start, stop) of the chunk
@@ -24,7 +25,7 @@ class Extent(NamedTuple):
 
 
 def extents(meta: KVBatchMeta) -> list[Extent]:
-    """The batch as few extents as possible: one per chunk where whole chunks stayed together."""
+    """Return the fewest extents that make up the batch: one per chunk where the chunks are in one piece."""
     bounds = [tuple(accumulate(chunk.lengths, initial=0)) for chunk in meta.chunks]
     found: list[Extent] = []
     chunk = start = stop = -1
@@ -42,15 +43,21 @@ def extents(meta: KVBatchMeta) -> list[Extent]:
 
 
 class _Held(NamedTuple):
-    """Where the values of one chunk's rows are: in ``values`` from ``start``, in units of tokens or rows."""
+    """An array in which some rows of a chunk are, and where in it they begin.
+
+    Units are tokens for per_token columns, prompts for per_prompt ones, and rows for all others.
+    """
 
     values: np.ndarray
-    start: int
+    start: int  # of the chunk's values, in units
     offsets: dict[int, int] | None  # row -> units after start; None: every row of the chunk, in order
 
 
 class PartitionCache:
-    """Values of one partition by column and chunk. Not thread-safe: the client locks around it."""
+    """The values of one partition by column and chunk.
+
+    It has no lock: the client holds one around each call.
+    """
 
     def __init__(self) -> None:
         self._held: dict[str, dict[str, list[_Held]]] = {}
@@ -58,7 +65,8 @@ class PartitionCache:
     def add(
         self, column: Column, parts: Sequence[Part], values: np.ndarray, chunks: Mapping[str, Chunk]
     ) -> None:
-        """Keep one segment's values of a column; parts of chunks that are not in ``chunks`` are skipped."""
+        """Keep a column's ``values``, the parts' one after the other; skip chunks that are not in
+        ``chunks``."""
         held = self._held.setdefault(column.name, {})
         per_token = column.layout is Layout.per_token
         start = 0
@@ -73,14 +81,15 @@ class PartitionCache:
             start += 1 if column.per_prompt else part.num_tokens if per_token else part.num_rows
 
     def clear(self, dropped: Sequence[Extent]) -> None:
-        """Keep nothing of these samples' chunks: what is left of a chunk can be fetched again."""
+        """Forget the chunks of these samples whole; what is left of a chunk can be fetched again."""
         chunks = {extent.chunk for extent in dropped}
         for held in self._held.values():
             for chunk in chunks & held.keys():
                 del held[chunk]
 
     def missing(self, column: str, wanted: Sequence[Extent]) -> Rows:
-        """(chunk, its rows that are not here; None: all of them)."""
+        """Return (chunk, its wanted rows that are not here; None: all of them) for each chunk that lacks
+        any."""
         held = self._held.get(column, {})
         rows: dict[str, list[int]] = {}
         num_rows: dict[str, int] = {}
@@ -100,8 +109,10 @@ class PartitionCache:
         )
 
     def gather(self, column: Column, wanted: Sequence[Extent]) -> Any:
-        """The column of the extents' samples in their order, or of their prompts in the order in which they
-        first occur; everything must be here."""
+        """Return a column's values for the extents' samples, in their order; all must be here.
+
+        A per_prompt column has one value per chunk, in the order in which the chunks first occur.
+        """
         if column.per_prompt:
             wanted = [
                 Extent(chunk, 0, 1, (0, 1)) for chunk in dict.fromkeys(extent.chunk for extent in wanted)
@@ -121,8 +132,8 @@ class PartitionCache:
         return codec.from_wire(column, pieces[0])
 
     def _settle(self, column: Column, gathered: Sequence[Extent], values: np.ndarray) -> None:
-        """Keep the gathered ``values`` instead of the pieces they were made of, chunk by chunk where all
-        of a chunk is in them: a stage that wants the same samples in the same order copies nothing."""
+        """Keep the gathered ``values`` in place of the pieces that they were copied from, for each chunk of
+        which they have all rows: a stage that wants the same samples in the same order copies nothing."""
         held = self._held[column.name]
         per_token = column.layout is Layout.per_token
         offsets: dict[str, dict[int, int]] = {}
@@ -143,7 +154,7 @@ class PartitionCache:
             begin += bounds[extent.stop] - first
 
     def _slices(self, column: Column, wanted: Sequence[Extent]) -> Iterator[tuple[np.ndarray, int, int]]:
-        """Slices (values, start, stop) that make up the extents; neighbours in one array are merged."""
+        """Yield slices (values, start, stop) that make up the extents; neighbours in one array are merged."""
         values, start, stop = None, 0, 0
         for found, begin, end in self._places(column, wanted):
             if found is values and begin == stop:

@@ -1,7 +1,7 @@
-"""The catalogue: which partitions are open, what is in them, who wrote it. Standard library only.
+"""The catalogue knows which partitions are open, which segments hold what, and who wrote them.
 
-One catalogue serves every process of a run. It lives in the host, on one event loop, which makes its calls
-atomic. Values never pass through it.
+One catalogue serves all processes of a run. It lives in the host, whose event loop makes one call at a time.
+Values never pass through it. Standard library only.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _ChunkState:
     partial: dict[str, dict[int, str]] = field(default_factory=dict)  # column -> row -> segment
 
     def is_begun(self, column: str) -> bool:
-        """Whether any row of the column was written."""
+        """Return whether any row of the column was written."""
         return column in self.whole or bool(self.partial.get(column))
 
     def segment_of(self, column: str, row: int) -> str | None:
@@ -66,7 +66,7 @@ class _Partition:
 
 
 class Catalog:
-    """Partitions of one run, at most ``max_open_partitions`` of them open at a time (None: any number)."""
+    """The open partitions of one run, at most ``max_open_partitions`` at a time (None: any number)."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Catalog:
         self._num_opened = 0
 
     def open(self, name: str, columns: Sequence[Column], num_readers: int | None = None) -> bool:
-        """Register a partition; False, and nothing changed, while too many are open.
+        """Open a partition and return True; return False and change nothing while as many are open as may be.
 
         Raises PartitionExists, or ValueError when a column is declared twice.
         """
@@ -100,7 +100,7 @@ class Catalog:
         return True
 
     def too_many(self, name: str, waited_s: float) -> TooManyPartitions:
-        """The error for an open that waited in vain: what is open, and since when."""
+        """Return the error for an opening that waited in vain; it says what is open, and since when."""
         now = self._clock()
         ages = [f"{one.name!r} for {now - one.opened_s:.1f} s" for one in self._open.values()]
         return TooManyPartitions(
@@ -110,12 +110,12 @@ class Catalog:
         )
 
     def close(self, name: str) -> str | None:
-        """Forget a partition; its storage id, or None when it was not open."""
+        """Close a partition and return its storage id, or None when it was not open."""
         partition = self._open.pop(name, None)
         return partition.storage_id if partition else None
 
     def describe(self, name: str) -> PartitionInfo:
-        """Raises UnknownPartition."""
+        """Return what a client has to know of an open partition. Raises UnknownPartition."""
         if name not in self._open:
             raise UnknownPartition(
                 f"partition {name!r} is not open; open are: {listed(sorted(self._open)) or 'none'}"
@@ -131,7 +131,7 @@ class Catalog:
         )
 
     def reserve(self, name: str, storage_id: str, sizes: Mapping[str, int]) -> None:
-        """Take room for keys (key -> bytes) that are about to be stored.
+        """Reserve room for keys that are about to be saved; ``sizes`` are their bytes.
 
         Raises UnknownPartition or CapacityExceeded.
         """
@@ -139,7 +139,7 @@ class Catalog:
         self.capacity.reserve(name, storage_id, sizes)
 
     def commit(self, name: str, storage_id: str, commit: Commit) -> None:
-        """Make stored segments readable, all or none.
+        """Make saved segments readable, all or none.
 
         Raises UnknownPartition, UnknownColumn, UnknownSamples or DuplicateWrite, and then nothing changed.
         """
@@ -153,9 +153,10 @@ class Catalog:
             self._place(partition, segment)
 
     def locate(self, name: str, storage_id: str, wants: Sequence[Want]) -> list[Segment] | None:
-        """The segments that hold everything wanted, or None while something is not written yet.
+        """Return the segments that hold everything wanted, or None while some of it is not written.
 
-        Raises UnknownPartition, UnknownColumn, or UnknownSamples for rows that will never come.
+        Each segment names only the columns to load from it. Raises UnknownPartition, UnknownColumn, or
+        UnknownSamples for rows that were never put or have been cleared.
         """
         partition = self._get(name, storage_id)
         keys: dict[str, dict[str, None]] = {}
@@ -173,7 +174,8 @@ class Catalog:
         ]
 
     def missing(self, name: str, storage_id: str, wants: Sequence[Want], waited_s: float) -> MissingData:
-        """The error for a wait that expired: what is not there, and who should have written it."""
+        """Return the error for a wait that expired; it says what is missing, and who should have written
+        it."""
         partition = self._get(name, storage_id)
         gaps: dict[str, list[str]] = {}
         for want in wants:
@@ -191,7 +193,10 @@ class Catalog:
         return MissingData(f"partition {name!r}: not written within {waited_s:g} s: {text}")
 
     def clear(self, name: str, storage_id: str, rows: Rows) -> list[Segment]:
-        """Drop rows; returns the segments that no live row needs any more. Raises UnknownSamples."""
+        """Clear rows, and return the segments of which no row is left.
+
+        Raises UnknownPartition, or UnknownSamples for rows that were never put or have been cleared.
+        """
         partition = self._get(name, storage_id)
         states = [(self._chunk(partition, chunk, of_chunk), of_chunk) for chunk, of_chunk in rows]
         touched: dict[str, None] = {}
@@ -207,7 +212,7 @@ class Catalog:
 
     @staticmethod
     def _place(partition: _Partition, segment: Segment) -> None:
-        """Let every (chunk, column) that the segment holds point to it."""
+        """Note for each (chunk, column) of the segment that its rows are there."""
         for part in segment.parts:
             state = partition.chunks[part.chunk]
             for column in segment.columns:
@@ -231,7 +236,10 @@ class Catalog:
             )
 
     def _chunk(self, partition: _Partition, chunk: str, rows: tuple[int, ...] | None) -> _ChunkState:
-        """A chunk's state, with these rows alive."""
+        """Return a chunk's state.
+
+        Raises UnknownSamples when the chunk was never put, or any of ``rows`` was cleared.
+        """
         state = partition.chunks.get(chunk)
         if state is None:
             raise UnknownSamples(f"partition {partition.name!r} has no chunk {chunk!r}")

@@ -53,8 +53,7 @@ def whole_to_wire(
 
 
 def whole_from_wire(column: Column, array: np.ndarray) -> Any:
-    """Return the batch that ``whole_to_wire`` turned into ``array``, in the form that ``DataPlane.fetch``
-    has.
+    """Return the batch that ``whole_to_wire`` turned into ``array``, as ``DataPlane.fetch`` would.
 
     Raises ColumnMismatch when a ragged or objects column's bytes were cut short.
     """
@@ -95,8 +94,7 @@ def to_wire(column: Column, values: Any, *, lengths: Sequence[int], num_prompts:
 
 
 def from_wire(column: Column, array: np.ndarray) -> Any:
-    """Return a dense column's array as consumers get it: read-only, or for bfloat16 a torch tensor, a
-    copy."""
+    """Return a dense column's array as consumers get it: read-only; for bfloat16 a torch tensor."""
     if column.dtype == "bfloat16":
         import torch
 
@@ -107,8 +105,7 @@ def from_wire(column: Column, array: np.ndarray) -> Any:
 
 
 def pack_rows(column: Column, values: Sequence[Any]) -> np.ndarray:
-    """Pack a ragged or objects column into one uint8 array: [N, offsets of N rows and of the end], then the
-    rows.
+    """Pack a ragged or objects column into one uint8 array: [N, offsets of N rows and of the end], rows.
 
     Raises ColumnMismatch on a dtype that a ragged column can't hold.
     """
@@ -130,8 +127,7 @@ def pack_rows(column: Column, values: Sequence[Any]) -> np.ndarray:
 
 
 def num_packed_rows(packed: np.ndarray) -> int:
-    """Return how many rows an array of ``pack_rows`` holds; -1 when the array is none of these, or was cut
-    short."""
+    """Return how many rows an array of ``pack_rows`` holds; -1 for any other array, or one cut short."""
     if packed.nbytes < 2 * _INT.itemsize:
         return -1
     rows = int(_header(packed, 0, 1)[0])
@@ -141,8 +137,7 @@ def num_packed_rows(packed: np.ndarray) -> int:
 
 
 def unpack_row(column: Column, packed: np.ndarray, row: int) -> Any:
-    """Return one row of an array of ``pack_rows``: its numpy arrays are read-only views, its torch tensors
-    copies."""
+    """Return one row of ``packed``: numpy arrays in it are read-only views, torch tensors are copies."""
     start, stop = _header(packed, row + 1, row + 3).tolist()
     decode = _decode_tensors if column.layout is Layout.ragged else _decode_object
     return decode(packed[start:stop])
@@ -244,8 +239,7 @@ _DECODERS: dict[int, Callable[[np.ndarray, str, tuple[int, ...]], Any]] = {
 
 
 def _encode_object(value: Any, name: str) -> list[np.ndarray]:
-    """Return the pieces of one row: header [bytes of the pickle, number of buffers, bytes of each], pickle,
-    buffers."""
+    """Return a row's pieces: [bytes of the pickle, number of buffers, bytes of each], pickle, buffers."""
     buffers: list[pickle.PickleBuffer] = []
     pickled = np.frombuffer(pickle.dumps(value, protocol=5, buffer_callback=buffers.append), np.uint8)
     raw = [np.asarray(buffer.raw()).reshape(-1) for buffer in buffers]

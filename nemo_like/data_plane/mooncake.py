@@ -1,8 +1,8 @@
 """Mooncake's processes: the master, which knows where values are, and the storage units that hold them.
 
-Only the units bring memory. A process that connects mounts none, so no value dies with a worker, and
-the capacity is what the units have. The master runs on a free port as a child of the run's host, with
-which it dies, so that several runs share a machine; nothing is ever found or killed by name.
+Only the units lend memory, and the capacity is what they lend. A process that connects lends none, so no
+value dies with a worker. The master runs on a free port as a child of the run's host, and dies with it.
+Several runs can thus share a machine: no process is found or killed by its name.
 """
 
 from __future__ import annotations
@@ -22,24 +22,27 @@ from nemo_like.cluster.runtime import free_port
 from nemo_like.config.schema import MooncakeConfig
 from nemo_like.data_plane.storage_errors import StorageFailed
 
-# How often to try again when another process took the port that was free a moment ago.
+# How often to try a start: another process may take the port that was free a moment ago.
 _NUM_ATTEMPTS = 3
-# A unit moves no values of its own.
+# For a unit's own transfers, of which it makes none.
 _UNIT_BUFFER_BYTES = 16 << 20
 # The processes exchange addresses among themselves, without a metadata server.
 _METADATA_SERVER = "P2PHANDSHAKE"
 
 
 def environment(node_address: str) -> dict[str, str]:
-    """What Mooncake reads in a process of this node when it connects."""
+    """Return the environment variables that Mooncake reads when a process of this node connects."""
     return {
-        # Elsewhere than on its own node's address nobody finds a process, on loopback least of all.
+        # Other processes look for this one at its node's address, so it must listen there, not on loopback.
         "MC_TCP_BIND_ADDRESS": node_address,
     }
 
 
 def client_settings(cfg: MooncakeConfig, master_address: str) -> dict[str, Any]:
-    """TransferQueue's configuration of a process that connects; empty strings mean "find out"."""
+    """Return TransferQueue's configuration of a process that connects.
+
+    An empty string lets Mooncake find out.
+    """
     return {
         "metadata_server": _METADATA_SERVER,
         "master_server_address": master_address,
@@ -52,7 +55,7 @@ def client_settings(cfg: MooncakeConfig, master_address: str) -> dict[str, Any]:
 
 
 class Master:
-    """``mooncake_master`` as a child process."""
+    """Mooncake's master, the program ``mooncake_master``, as a child process."""
 
     def __init__(self, cfg: MooncakeConfig, node_address: str) -> None:
         self._cfg = cfg
@@ -60,7 +63,10 @@ class Master:
         self._process: subprocess.Popen[bytes] | None = None
 
     async def start(self) -> str:
-        """Its address, once it listens. Raises StorageFailed when it ends instead."""
+        """Start the master, wait until it listens and return its address.
+
+        Raises StorageFailed when it ends instead.
+        """
         for _ in range(_NUM_ATTEMPTS):
             port = self._cfg.master_port or free_port()
             self._process = process = self._spawn(port)
@@ -75,12 +81,12 @@ class Master:
         )
 
     async def ended(self) -> int:
-        """Waits for its end; the exit code."""
+        """Wait until the master ends, and return its exit code."""
         assert self._process is not None
         return await asyncio.to_thread(self._process.wait)
 
     def stop(self) -> None:
-        """Safe to call twice."""
+        """Kill the master and wait for its end; safe to call twice."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -111,7 +117,10 @@ class Master:
 
 
 def master_program() -> Path:
-    """The program that comes with Mooncake's package. Raises StorageFailed when there is none."""
+    """Return the master's program in Mooncake's package.
+
+    Raises StorageFailed when the package is not installed.
+    """
     package = importlib.util.find_spec("mooncake")
     if package is None or not package.submodule_search_locations:
         raise StorageFailed("data_plane.backend=mooncake_cpu needs the package mooncake-transfer-engine")
@@ -119,7 +128,10 @@ def master_program() -> Path:
 
 
 async def _listens(process: subprocess.Popen[bytes], port: int) -> bool:
-    """True once this very process listens there, False when it ended. The start's deadline ends the wait."""
+    """Wait until this very process listens on ``port`` and return True; return False when it has ended.
+
+    The wait has no deadline of its own: the caller's, that of the storage's start, ends it.
+    """
 
     async def listens() -> bool | None:
         if process.poll() is not None:
@@ -144,7 +156,7 @@ class MooncakeStorageUnit:
         self._store: Any = None
 
     def mount(self) -> None:
-        """Join the store. Raises StorageFailed."""
+        """Connect to the master and lend it memory. Raises StorageFailed when this fails."""
         node_address = ray.util.get_node_ip_address()
         os.environ.update(environment(node_address))
         from mooncake.store import MooncakeDistributedStore

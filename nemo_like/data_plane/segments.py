@@ -1,9 +1,9 @@
-"""Segments: what one storage key holds. Standard library only; these travel between processes.
+"""Segments, and what processes tell each other about them. A segment is what one storage key holds.
 
-A segment is written by one call and never changes: the values of some columns for some rows, each
-column contiguous, rows in the order of ``parts``. It holds a chunk, several that one rank will read,
-or those rows of a chunk that one worker had. Which segments make up a (chunk, column) is known to the
-catalogue.
+One call writes a segment, which never changes: the values of some columns for some rows, each column
+contiguous, rows in the order of ``parts``. It holds a chunk, several chunks that one rank will read, or those
+rows of chunks that one worker had. The catalogue knows which segments make up a (chunk, column). Standard
+library only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from nemo_like.batch.columns import Column
 
-# (chunk, its rows; None: all of them, in order)
+# Rows of several chunks: (chunk, its rows), where None means all rows of the chunk, in order.
 Rows = tuple[tuple[str, tuple[int, ...] | None], ...]
 
 
@@ -32,12 +32,12 @@ class Segment(NamedTuple):
     key: str  # unique within the run
     columns: tuple[str, ...]
     parts: tuple[Part, ...]  # in the order of their values
-    write: Any = None  # the storage's description of all keys that were saved together
-    position: int = 0  # of this key among them
+    write: Any = None  # the storage's description of all keys that were reserved or saved together
+    position: int = 0  # of this key among those
 
 
 class PartitionInfo(NamedTuple):
-    """What a process has to know of an open partition."""
+    """What a client has to know of an open partition; the host's ``describe`` and ``locate`` return it."""
 
     name: str
     storage_id: str  # the partition's name in storage, unique per opening
@@ -47,14 +47,14 @@ class PartitionInfo(NamedTuple):
 
 
 class Want(NamedTuple):
-    """Columns that a reader needs, each for the same rows."""
+    """Columns that a reader asks the host to locate, all for the same rows."""
 
     columns: tuple[str, ...]
     rows: Rows
 
 
 class Commit(NamedTuple):
-    """Segments that are in storage and become readable together."""
+    """What a writer tells the host: segments that are in storage, and become readable together."""
 
     writer: str
     segments: tuple[Segment, ...]
@@ -62,14 +62,17 @@ class Commit(NamedTuple):
 
 
 def at(segments: Sequence[Segment], write: Any) -> tuple[Segment, ...]:
-    """Return segments that were saved together with the storage's description and their positions in it."""
+    """Return the segments with ``write``, the storage's description of all of them, and positions in it."""
     return tuple(
         [segment._replace(write=write, position=position) for position, segment in enumerate(segments)]
     )
 
 
 def split(items: Iterable[int], sizes: Iterable[int], segment_bytes: int) -> list[list[int]]:
-    """Group consecutive items until a group reaches ``segment_bytes``; ``sizes`` are their bytes."""
+    """Return groups of consecutive items; one that reaches ``segment_bytes`` takes no further item.
+
+    ``sizes`` are the items' bytes.
+    """
     groups: list[list[int]] = []
     filled = segment_bytes
     for item, size in zip(items, sizes, strict=True):

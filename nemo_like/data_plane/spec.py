@@ -12,9 +12,8 @@ from nemo_like.cluster.actors import ActorHandle, ActorSpec, Concurrency
 from nemo_like.cluster.imports import lasting_imports
 from nemo_like.config.schema import DataPlaneConfig, StorageBackend
 
-# TransferQueue reads these when it is imported. Its own deadline and retries are out of the way: our
-# deadlines come first, and a retry after a long silence would only repeat what a live storage unit has queued
-# already.
+# TransferQueue reads these when it is imported. They keep its own deadline and retries out of the way of
+# ours: a retry after a long silence would only repeat what a live storage unit has queued already.
 TRANSFER_QUEUE_ENVIRONMENT = {
     "TQ_SIMPLE_STORAGE_SEND_RECV_TIMEOUT": "3600",
     "TQ_SIMPLE_STORAGE_MAX_ATTEMPTS": "1",
@@ -42,8 +41,7 @@ class DataPlaneSpec:
 def host_actor(
     cfg: DataPlaneConfig, *, run_id: str, start_timeout_s: float, log_path: str | None = None
 ) -> ActorSpec:
-    """Return the spec of the host, the actor that owns storage and catalogue and starts the storage's
-    processes."""
+    """Return the spec of the host's actor, which starts the storage's processes and has the catalogue."""
     return ActorSpec(
         name="data_plane",
         target="nemo_like.data_plane.host:start_host",
@@ -58,8 +56,7 @@ def host_actor(
 def import_storage() -> None:
     """Import the storage's modules with the garbage collector off.
 
-    A storage process calls this first: Ray, which imports the actor's class next, would leave the collector
-    on.
+    A storage process calls this first; Ray, which imports the actor's class next, would not turn it off.
     """
     with lasting_imports():
         importlib.import_module("nemo_like.data_plane.transfer_queue")

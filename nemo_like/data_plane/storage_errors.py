@@ -1,5 +1,4 @@
-"""The errors of the data plane. Their messages name the partition, samples, column and writer that they
-concern.
+"""The errors of the data plane; a message names the partition, samples, column and writer it is about.
 
 Every error takes one message, its text, so that it can be pickled and raised again in another process.
 """
@@ -26,8 +25,7 @@ class PartitionExists(DataPlaneError):
 
 
 class TooManyPartitions(DataPlaneError):
-    """Until the deadline, as many partitions stayed open as may be: their consumers are behind, or nobody
-    closes them."""
+    """As many partitions as may be stayed open until the deadline: their consumers are behind."""
 
 
 class UnknownColumn(DataPlaneError):

@@ -1,11 +1,13 @@
-"""TransferQueue as storage of the data plane; its only importer.
+"""The storage that is a TransferQueue. Only this module and ``zmq_guard`` import it.
 
-A run has a TransferQueue of its own, put together from its public classes: controller and storage units are
-actors under no public name, so that two runs on one Ray cluster never meet and none can close the other's.
-The values are in TransferQueue's own storage units or in Mooncake's. A key is a segment, its value one
-contiguous numpy array per column. TransferQueue leaves out what it can't find and never notices that one of
-its processes died; so answers are compared with what was asked for, the host watches the processes, and
-every client watches the host: a call that waits fails when one of them is gone.
+A run builds a TransferQueue of its own from its public classes. Controller and storage units are actors
+without a public name, so two runs on one Ray cluster never meet, and neither can close the other's. The
+values are in TransferQueue's own storage units or in Mooncake's. A key stands for a segment, and its value is
+one contiguous numpy array per column.
+
+TransferQueue leaves out of its answers what it can't find, and does not notice that one of its processes
+died. So this module compares the answers with what was asked for, the host watches the processes, and every
+client watches the host: a call that waits fails when one of them dies.
 """
 
 from __future__ import annotations
@@ -39,11 +41,11 @@ from nemo_like.data_plane.zmq_guard import Secret, SimpleStorageUnit, TransferQu
 _SIMPLE, _MOONCAKE = "SimpleStorage", "MooncakeStore"  # as TransferQueue calls them
 _T = TypeVar("_T")
 
-# Beside its columns every key has its own name as a value: TransferQueue gives the index of a key that was
-# cleared to another, and whoever still looks for the first must not take the other's values for it.
+# Every key is stored with its own name as one more value. TransferQueue gives the index of a key that was
+# cleared to a new key, and a reader that still looks for the first must not take the new key's values for it.
 _KEY_COLUMN = "segment key"
 
-# Mooncake's code for "no segment has room", which TransferQueue tells in the text of its error only.
+# Mooncake's code for "no segment has room"; TransferQueue has it only in the text of its error.
 _IS_FULL = "-200"
 _FULL_MESSAGE = (
     "Mooncake's storage units have no room for the write, of which nothing was kept. Raise "
@@ -51,26 +53,26 @@ _FULL_MESSAGE = (
     "at a time"
 )
 
-# The memory of one step is used again in the next, not given back in between: fresh pages cost more than
-# to fill them.
+# A storage process keeps the memory of one step for the next: to get fresh pages from the kernel costs more
+# than to fill them.
 _STORAGE_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 
-# Ray calls the function before it loads the actor's class.
+# Ray calls this function in a storage process before it loads the actor's class.
 _IMPORTS = {
     ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR: (
         f"{import_storage.__module__}.{import_storage.__name__}"
     )
 }
 
-# For transfers under way when a process disconnects.
+# How long a process that disconnects waits for its transfers under way.
 _GRACE_S = 5.0
-# How long after a request that failed to look for the death that may have caused it.
+# How long to wait, after a request failed, for news of a death that may have caused it.
 _CAUSE_GRACE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class StorageAddresses:
-    """Where TransferQueue is, and what it asks for."""
+    """Where a run's TransferQueue is, and the secret that it asks for; the host sends it to every client."""
 
     secret: Secret
     controller: Any  # its address record
@@ -79,7 +81,10 @@ class StorageAddresses:
 
 
 def _connected(addresses: StorageAddresses, client_id: str) -> AsyncTransferQueueClient:
-    """Return TransferQueue's client of this process. Raises StorageFailed when it can't be reached."""
+    """Connect this process and return TransferQueue's client.
+
+    Raises StorageFailed when it can't be reached.
+    """
     if addresses.backend == _MOONCAKE:
         os.environ.update(environment(ray.util.get_node_ip_address()))
     client = AsyncTransferQueueClient(
@@ -96,17 +101,23 @@ def _connected(addresses: StorageAddresses, client_id: str) -> AsyncTransferQueu
 
 
 async def _unblocked(addresses: StorageAddresses, work: Coroutine[Any, Any, _T]) -> _T:
-    """Await a get or a clearing; Mooncake's block their thread, so they get one and a loop of their own."""
+    """Await a get or a clearing, and return its result.
+
+    Those of Mooncake block the thread that they run on, so each gets a thread and an event loop of its own.
+    """
     if addresses.backend == _MOONCAKE:
         return await asyncio.to_thread(asyncio.run, work)
     return await work
 
 
 class TransferQueueStorage:
-    """``host.Storage``: the processes of one TransferQueue."""
+    """A ``host.Storage`` that owns the processes of one TransferQueue."""
 
     def __init__(self, cfg: DataPlaneConfig, logs_directory: str | None) -> None:
-        """``logs_directory`` gets a log per process; without one they write to Ray's."""
+        """Prepare a start.
+
+        Each process will write a log into ``logs_directory``, or where Ray keeps logs if None.
+        """
         self._cfg = cfg
         self._secret = Secret.new()
         self._logs_directory = logs_directory
@@ -116,11 +127,14 @@ class TransferQueueStorage:
         self._client: AsyncTransferQueueClient | None = None
 
     async def start(self, timeout_s: float) -> StorageAddresses:
-        """Start the processes. Raises StorageFailed when they can't be placed in time, or one dies."""
+        """Start the processes and return their addresses.
+
+        Raises StorageFailed when they can't be placed within ``timeout_s``, or when one dies.
+        """
         needed, total = 1 + self._cfg.num_storage_units, ray.cluster_resources().get("CPU", 0.0)
         if total < needed:
             raise StorageFailed(f"{self._needs(needed)}; the cluster has {total:g}. Raise cluster.num_cpus")
-        # Polling mode: otherwise the controller sleeps in its only request thread, for every client.
+        # Without polling mode the controller sleeps in its only request thread, which holds up every client.
         self._place("controller", TransferQueueController, secret=self._secret, polling_mode=True)
         try:
             async with asyncio.timeout(timeout_s):
@@ -145,8 +159,8 @@ class TransferQueueStorage:
         return self._addresses
 
     async def death(self) -> str:
-        """Wait until the first of the processes is gone; returns its name and why."""
-        # A call that never returns fails when its actor dies, which is the only notice there is.
+        """Wait until one of the processes is gone, and return which one and why."""
+        # An actor's death is noticed only by a call that fails, so each actor gets one that never returns.
         watches: dict[asyncio.Future[Any], str] = {
             asyncio.ensure_future(actor.__ray_call__.remote(_wait_forever)): name
             for name, actor in self._actors.items()
@@ -161,7 +175,7 @@ class TransferQueueStorage:
         return f"TransferQueue's {watches[first]} died" + (f" ({type(why).__name__})" if why else "")
 
     async def register(self, storage_id: str, keys: Sequence[str]) -> BatchMeta:
-        """Make keys known to the controller; returns its description of them, in their order."""
+        """Make keys known to the controller, and return its description of them, in their order."""
         assert self._client is not None
         meta = await self._client.async_kv_retrieve_meta(list(keys), storage_id, create=True)
         if len(meta) != len(keys):
@@ -169,9 +183,9 @@ class TransferQueueStorage:
         return meta
 
     async def clear(self, segments: Sequence[Segment]) -> None:
-        """Free segments' values and keys."""
+        """Free these segments' values and keys."""
         assert self._client is not None
-        # One by one, since they may have other columns. Mooncake frees by column, also what was never saved.
+        # Clear segments of the same columns together. Mooncake frees by column, also what was never saved.
         for columns, group in itertools.groupby(segments, key=lambda segment: segment.columns):
             meta = _described(list(group))
             fields = {name: NonTensorStack(*[None] * len(meta)) for name in (*columns, _KEY_COLUMN)}
@@ -181,7 +195,7 @@ class TransferQueueStorage:
     async def clear_partition(self, storage_id: str) -> None:
         """Free what is left in a partition."""
         assert self._client is not None
-        # It is unknown where nothing was registered, and Mooncake refuses to clear keys without a column.
+        # A partition without keys is unknown here, and Mooncake refuses to clear keys without a column.
         keys = (await self._client.async_kv_list(storage_id)).get(storage_id)
         if keys:
             await _unblocked(self._addresses, self._client.async_clear_partition(storage_id))
@@ -241,12 +255,18 @@ class TransferQueueStorage:
 
 
 class TransferQueueStore:
-    """``client.Store``: values between this process and the storage. Safe to use from several threads."""
+    """A ``client.Store`` that moves values between this process and TransferQueue.
+
+    Several threads may use it.
+    """
 
     def __init__(
         self, addresses: StorageAddresses, client_id: str, failure: concurrent.futures.Future[str]
     ) -> None:
-        """Connect; raises StorageFailed. Waits end when ``failure`` is done, which says what died."""
+        """Connect this process. Raises StorageFailed when TransferQueue can't be reached.
+
+        ``failure`` is done when a process of the storage dies, and says which; every wait then ends.
+        """
         self._addresses, self._failure = addresses, failure
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="data-plane", daemon=True)
@@ -254,7 +274,10 @@ class TransferQueueStore:
         self._client = _connected(addresses, client_id)
 
     def save(self, segments: Sequence[Segment], values: Stored, timeout_s: float) -> BatchMeta:
-        """Store values under reserved keys. Raises CapacityExceeded, StorageFailed or DeadlineExceeded."""
+        """Store values under reserved keys, and return the description with which readers load them.
+
+        Raises CapacityExceeded, StorageFailed or DeadlineExceeded.
+        """
         columns = {name: NonTensorStack(*arrays) for name, arrays in values.items()}
         keys = NonTensorStack(*[segment.key for segment in segments])
         data = TensorDict({**columns, _KEY_COLUMN: keys}, batch_size=len(segments))
@@ -266,7 +289,10 @@ class TransferQueueStore:
             raise
 
     def load(self, segments: Sequence[Segment], columns: Sequence[str], timeout_s: float) -> Stored:
-        """Return the columns' values, one array per segment."""
+        """Return the columns' values, one array per segment.
+
+        Raises StorageFailed, DeadlineExceeded, or CorruptData when a key has the values of another segment.
+        """
         meta = _described(segments).select_fields([*columns, _KEY_COLUMN])
         getting = _unblocked(self._addresses, self._client.async_get_data(meta))
         data = self._finish(getting, "get", timeout_s)
@@ -277,22 +303,26 @@ class TransferQueueStore:
         return {name: data.get(name).tolist() for name in columns}
 
     def close(self) -> None:
-        """Disconnect this process, once its transfers have ended."""
+        """Wait until this process's transfers have ended, and disconnect it."""
         ending = asyncio.run_coroutine_threadsafe(self._loop.shutdown_default_executor(), self._loop)
         _, unfinished = concurrent.futures.wait([ending], timeout=_GRACE_S)
         if unfinished:
-            return  # A transfer hangs, and closing what it uses would crash: it ends with the process.
+            return  # A transfer hangs, and to close what it uses would crash: leave it to the process's end.
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_GRACE_S)
         self._client.close()
 
     def _finish(self, work: Coroutine[Any, Any, _T], doing: str, timeout_s: float) -> _T:
-        """Wait for TransferQueue, at most until one of its processes dies."""
+        """Wait until TransferQueue has done ``work``, and return the result.
+
+        Raises StorageFailed when the work fails or a process of the storage dies, DeadlineExceeded after
+        ``timeout_s``.
+        """
         num_threads = torch.get_num_threads()
         running = asyncio.run_coroutine_threadsafe(work, self._loop)
         waits: list[concurrent.futures.Future[Any]] = [running, self._failure]
         concurrent.futures.wait(waits, timeout_s, return_when=concurrent.futures.FIRST_COMPLETED)
-        # TransferQueue sets it for the process to what it was when TransferQueue was imported.
+        # TransferQueue sets the number of threads back to what it was when it was imported.
         torch.set_num_threads(num_threads)
         if not running.done():
             running.cancel()

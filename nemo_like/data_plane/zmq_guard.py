@@ -1,10 +1,11 @@
-"""Every ZeroMQ socket of TransferQueue asks for the run's secret: nobody else's bytes are unpickled.
+"""Guards TransferQueue's ZeroMQ sockets with the run's secret, so that nobody else's bytes are unpickled.
 
-TransferQueue opens all its sockets through one function, which four of its modules bind by name, and offers
-no setting for it. This module puts another function in its place, which guards the contexts that it was told
-of and leaves others as they are. Servers ask a ZAP authenticator (ZeroMQ's RFC 27): on loopback for a
-password (PLAIN, RFC 24), since nobody can listen there; between nodes for a key, and then what travels is
-encrypted too (CURVE, RFC 25 and 26). It is the only reach into TransferQueue's private parts.
+TransferQueue opens all its sockets through one function, which four of its modules bind by name, and has no
+setting for secrets. This module puts another function in its place, which guards the contexts that ``guard``
+or ``guarding`` names and leaves others as they are. A server lets its ZAP authenticator (ZeroMQ's RFC 27)
+decide who may connect. On loopback the client gives a password (PLAIN, RFC 24), since nobody can listen
+there; between nodes it proves that it has a key, and what travels is encrypted too (CURVE, RFC 25 and 26).
+Only this module reaches into TransferQueue's private parts.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ _create_zmq_socket = zmq_utils.create_zmq_socket
 
 _USER = "nemo_like"
 _LOOPBACK = ("127.", "::1", "localhost")
-# On one node what is sent is received while it is still in the processor's cache, in half the time. Between
-# nodes the kernel finds the size that fills the line.
+# The send buffer of a socket on loopback. When it is this small, the receiver reads what was sent from the
+# processor's cache, in half the time. Between nodes the kernel finds the size that fills the line.
 _NEAR_BUFFER_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """What the processes of one run know and nobody else. It travels through Ray, which has a token."""
+    """What only the processes of one run know. It travels through Ray, which asks for a token of its own."""
 
     password: str = field(repr=False)
     server_keys: tuple[bytes, bytes] = field(repr=False)  # public, secret
@@ -44,12 +45,12 @@ class Secret:
 
     @classmethod
     def new(cls) -> Secret:
-        """Make a secret that nobody has had before."""
+        """Return a new random secret."""
         return cls(secrets.token_urlsafe(32), zmq.curve_keypair(), zmq.curve_keypair())
 
 
 class _OnlyClients:
-    """Lets in those that have the client's key."""
+    """An authenticator's check that lets in clients which have the run's client key."""
 
     def __init__(self, public_key: bytes) -> None:
         self._public_key = public_key
@@ -64,7 +65,7 @@ _current: ContextVar[Secret | None] = ContextVar("secret of the contexts that op
 
 
 def guard(secret: Secret, context: zmq.Context[Any]) -> None:
-    """Let all sockets that TransferQueue opens on a context from now on ask for ``secret``, or give it."""
+    """Guard all sockets that TransferQueue opens on ``context`` from now on with ``secret``."""
     for module in _MODULES:
         module.create_zmq_socket = _guarded_socket
     _secrets[context] = secret
@@ -72,7 +73,7 @@ def guard(secret: Secret, context: zmq.Context[Any]) -> None:
 
 @contextmanager
 def guarding(secret: Secret) -> Iterator[None]:
-    """Guard every context on which TransferQueue opens sockets inside the block, which builds its parts."""
+    """Guard every context on which TransferQueue opens a socket within the block; it stays guarded."""
     token = _current.set(secret)
     for module in _MODULES:
         module.create_zmq_socket = _guarded_socket
@@ -116,7 +117,7 @@ def _use_keys(socket: zmq.Socket[Any], secret: Secret, is_server: bool) -> None:
 
 
 def _authenticate(secret: Secret, ctx: zmq.Context[Any]) -> None:
-    """Start the thread that the context's servers ask about whoever connects; one per context."""
+    """Start the context's authenticator, unless it runs: a thread that its servers ask about each client."""
     if ctx not in _authenticators:
         authenticator = _authenticators[ctx] = ThreadAuthenticator(ctx)
         authenticator.start()
@@ -132,29 +133,29 @@ def _stop_authenticators() -> None:
 
 
 class _Guarded:
-    """An actor around a class of TransferQueue, whose sockets are guarded before they are opened."""
+    """An actor that makes an object of one of TransferQueue's actor classes, with all its sockets guarded."""
 
     actor_class: Any  # Ray's wrapper of the class, which would start a process of its own
 
     def __init__(self, secret: Secret, **kwargs: Any) -> None:
         with guarding(secret):
             self._guarded = self.actor_class.__ray_actor_class__(**kwargs)
-        # At the exit of a process the latest finalizer runs first: before TransferQueue's, which waits until
-        # nobody has a socket of its context any more.
+        # When a process exits, the finalizer that was added last runs first. So the authenticators close
+        # their sockets before TransferQueue's finalizer waits until all sockets of its context are closed.
         finalize(self, _stop_authenticators)
 
     def get_zmq_server_info(self) -> Any:
-        """Return the addresses of its sockets."""
+        """Return the addresses of the guarded object's sockets."""
         return self._guarded.get_zmq_server_info()
 
 
 class TransferQueueController(_Guarded):
-    """TransferQueue's controller, guarded; takes its arguments."""
+    """TransferQueue's controller, guarded. It takes the controller's arguments."""
 
     actor_class = controller.TransferQueueController
 
 
 class SimpleStorageUnit(_Guarded):
-    """TransferQueue's storage unit, guarded; takes its arguments."""
+    """TransferQueue's storage unit, guarded. It takes the unit's arguments."""
 
     actor_class = simple_storage.SimpleStorageUnit
