@@ -1,8 +1,8 @@
 """Addition of two numbers of a fixed number of digits: the tiny, verifiable task.
 
-Operands and answer are zero-padded and written least significant digit first (``12 + 34`` is the
-prompt ``21+43=`` with the answer ``640``), because then each digit depends only on what was already
-written, and a tiny model can learn it. One pair in ten is held out.
+Operands and answer are zero-padded and written least significant digit first: ``12 + 34`` is the prompt
+``21+43=`` with the answer ``640``. Each digit then depends only on what was written before it, so that a tiny
+model can learn the task. One pair in ten is held out for validation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ _ORDER_SEED = 0
 
 
 def is_held_out(x: int, y: int) -> bool:
-    """Whether ``x + y`` belongs to validation. A hash of the text scatters the held-out pairs evenly."""
+    """Return whether ``x + y`` belongs to validation.
+
+    A hash of the text spreads the held-out pairs evenly.
+    """
     return zlib.crc32(f"{x}+{y}".encode()) % 10 == 0
 
 
@@ -27,17 +30,17 @@ def addition_prompt(x: int, y: int, digits: int) -> str:
 
 
 def addition_answer(x: int, y: int, digits: int) -> str:
-    """One digit longer than the operands, for the carry."""
+    """Return the sum, reversed and zero-padded to one digit more than the operands have, for the carry."""
     return _reversed_digits(x + y, digits + 1)
 
 
 def as_written(text: str) -> str:
-    """The text with its numbers as people write them: ``21+43=`` becomes ``12+34=``, and ``640`` ``46``."""
+    """Return the text with its numbers as people write them: ``12+34=`` for ``21+43=``."""
     return re.sub(r"[0-9]+", lambda number: str(int(number[0][::-1])), text)
 
 
 class ArithmeticDataset:
-    """All pairs of one split, in a fixed scattered order, so that any prefix is a fair sample."""
+    """All pairs of one split, in one fixed shuffled order, so that the first n of them are a fair sample."""
 
     def __init__(self, digits: int, split: Split) -> None:
         if not 1 <= digits <= _MAX_DIGITS:

@@ -1,18 +1,18 @@
-"""The chat template of an exported model. Standard library only."""
+"""Writes the chat template of an exported model. Standard library only."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-# transformers reads it before what tokenizer_config.json has.
+# transformers prefers this file to the template in tokenizer_config.json.
 _TEMPLATE_FILE = "chat_template.jinja"
 _CONFIG_FILE = "tokenizer_config.json"
 _CONFIG_KEY = "chat_template"
 
 
 def set_chat_template(checkpoint: Path, template: str) -> None:
-    """Make ``template`` the one of the tokenizer in a Hugging Face checkpoint directory."""
+    """Make ``template`` the chat template of a Hugging Face checkpoint directory, in place of its own."""
     (checkpoint / _TEMPLATE_FILE).write_text(template, encoding="utf-8")
     file = checkpoint / _CONFIG_FILE
     config = json.loads(file.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""From the configuration to the problems of training and of validation."""
+"""Builds the problems of training and of validation as the configuration describes them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nemo_like.data.records import RecordDataset, RecordFields, jsonl_records, l
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The problems of all sources, one source after the other, and what became of each source."""
+    """The problems of all sources, one source after the other, and a report of each source."""
 
     problems: PromptDataset
     reports: tuple[SourceReport, ...]
@@ -30,7 +30,7 @@ def build_sources(
     prompt_lengths: Callable[[Sequence[Prompt]], Sequence[int]],
     max_prompt_tokens: int,
 ) -> Sources:
-    """The problems of a section whose prompts have at most ``max_prompt_tokens`` tokens.
+    """Return the problems of ``sources`` whose prompts have at most ``max_prompt_tokens`` tokens.
 
     Raises ValueError when a source does not fit its data, or has no prompt that is short enough.
     """
@@ -50,11 +50,11 @@ def build_sources(
 
 
 def build_dataset(cfg: DatasetConfig, split: Split) -> PromptDataset:
-    """The problems of one source, with their prompts as they are put to the policy.
+    """Return the problems of one source, with their prompts as the policy gets them.
 
-    ``split`` chooses the held-out part where the dataset makes its own (arithmetic, reasoning-gym); a
-    file or a hub dataset is used as its source names it. Raises ValueError when a needed key is null
-    or the data do not fit.
+    ``split`` chooses between training and held-out problems where the dataset makes them itself (arithmetic,
+    reasoning-gym); a file or a hub dataset gives what the source's own keys name. Raises ValueError when a
+    key that is needed is null, or when the data do not fit.
     """
     return TemplatedDataset(_problems(cfg, split), cfg)
 
@@ -80,5 +80,5 @@ def _problems(cfg: DatasetConfig, split: Split) -> PromptDataset:
         dataset = RecordDataset(records, fields, lambda index: f"{cfg.path} [{cfg.split}], record {index}")
     if not len(dataset):
         raise ValueError(f"{cfg.path} holds no problems")
-    dataset[0]  # wrong keys show at once
+    dataset[0]  # a wrong prompt_key or answer_key raises now, not in a step
     return dataset

@@ -22,9 +22,12 @@ Prompt = str | tuple[Message, ...]
 
 @dataclass(frozen=True, slots=True)
 class PromptExample:
-    """One problem. ``data`` is whatever the environment needs beyond the reference answer; ``env`` is the
-    name of that environment. ``as_written`` turns a prompt, response or answer into what a person would
-    write; null: they do not differ."""
+    """One problem of a dataset.
+
+    ``answer`` is the reference answer, and ``data`` what the environment needs beyond it; ``env`` names that
+    environment. ``as_written`` turns a prompt, response or answer into what a person would write; None: they
+    are written so already.
+    """
 
     prompt: Prompt
     answer: str
@@ -36,17 +39,17 @@ class PromptExample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceReport:
-    """What became of one source when it was read."""
+    """How many prompts of a source can be sampled, and how many were left out."""
 
     name: str
     num_prompts: int  # that can be sampled
-    num_too_long: int  # left out, since their prompt is longer than data.max_input_seq_length
+    num_too_long: int  # left out, since they are longer than ``config.tasks.max_prompt_tokens``
 
 
 class PromptDataset(Protocol):
-    """A finite, ordered set of problems; index i always gives the same one."""
+    """A finite, ordered set of problems; an index always gives the same problem."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> PromptExample:
-        """Problem ``index``. Raises IndexError outside 0 .. len - 1."""
+        """Return problem ``index``. Raises IndexError outside 0 .. len - 1."""

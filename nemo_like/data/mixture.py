@@ -1,4 +1,4 @@
-"""Several sources as one dataset, their prompts templated, and what is too long left out."""
+"""Datasets made of others: their prompts in a template, several of them in a row, a part of one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nemo_like.data.interface import Message, Prompt, PromptDataset, PromptExamp
 
 
 class TemplatedDataset:
-    """A source's problems as the policy gets them, see ``templated``."""
+    """The problems of a source, each passed through ``templated`` when it is read."""
 
     def __init__(self, problems: PromptDataset, cfg: DatasetConfig) -> None:
         self._problems, self._cfg = problems, cfg
@@ -25,11 +25,11 @@ class TemplatedDataset:
 
 
 def templated(example: PromptExample, cfg: DatasetConfig) -> PromptExample:
-    """The problem with its prompt as the configuration wants it, and the name of its judge.
+    """Return the problem with its prompt as the configuration wants it, and the name of its environment.
 
-    ``prompt_template`` puts a text prompt where it says {prompt}; ``use_chat_template`` and
-    ``system_prompt`` turn the text into the messages of a conversation. A prompt that is a list of
-    messages already only gets the system message, unless it has one.
+    A text prompt takes the place of {prompt} in ``prompt_template``. With ``use_chat_template`` the text
+    becomes the user's message of a conversation, after ``system_prompt`` if there is one. A prompt that is a
+    list of messages already only gets the system message, unless it begins with one.
     """
     return replace(example, prompt=_templated_prompt(example.prompt, cfg), env=cfg.env)
 
@@ -46,7 +46,7 @@ def _templated_prompt(prompt: Prompt, cfg: DatasetConfig) -> Prompt:
 
 
 class MixedDataset:
-    """Sources one after the other; index i counts through all of them."""
+    """Several sources, one after the other; the index counts through all of them."""
 
     def __init__(self, sources: Sequence[PromptDataset]) -> None:
         self._sources = list(sources)
@@ -56,7 +56,7 @@ class MixedDataset:
         return self._starts[-1]
 
     def __getitem__(self, index: int) -> PromptExample:
-        """Raises IndexError outside 0 .. len - 1."""
+        """Return problem ``index``. Raises IndexError outside 0 .. len - 1."""
         if not 0 <= index < len(self):
             raise IndexError(f"no problem {index} in {len(self._sources)} sources of {len(self)} together")
         source = bisect.bisect_right(self._starts, index) - 1
@@ -64,7 +64,7 @@ class MixedDataset:
 
 
 class Selection:
-    """Some problems of a dataset."""
+    """Those problems of a dataset that ``indices`` names, in that order."""
 
     def __init__(self, problems: PromptDataset, indices: Sequence[int]) -> None:
         self._problems, self._indices = problems, indices
@@ -73,7 +73,7 @@ class Selection:
         return len(self._indices)
 
     def __getitem__(self, index: int) -> PromptExample:
-        """Raises IndexError outside 0 .. len - 1."""
+        """Return problem ``index`` of the selection. Raises IndexError outside 0 .. len - 1."""
         if not 0 <= index < len(self):
             raise IndexError(f"no problem {index} in a selection of {len(self)}")
         return self._problems[self._indices[index]]
@@ -82,9 +82,9 @@ class Selection:
 def short_enough(
     problems: PromptDataset, prompt_lengths: Callable[[Sequence[Prompt]], Sequence[int]], max_tokens: int
 ) -> list[int]:
-    """Indices of the problems whose prompt has at most ``max_tokens`` tokens.
+    """Return the indices of the problems whose prompt has at most ``max_tokens`` tokens.
 
-    ``prompt_lengths`` gives the tokens of each prompt; it is asked for a thousand at a time. Raises
+    ``prompt_lengths`` counts the tokens of each prompt; it gets at most a thousand prompts at a time. Raises
     ValueError for a prompt of no tokens, from which nothing can be generated.
     """
     kept: list[int] = []

@@ -1,4 +1,4 @@
-"""Datasets that other people wrote: JSON lines, and everything the ``datasets`` library reads."""
+"""Datasets of records: a file of JSON lines, or anything that the ``datasets`` library reads."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from typing import Any
 from nemo_like.config.data_rules import FILE_READERS
 from nemo_like.data.interface import Message, Prompt, PromptExample
 
-# JSON's way to write one half of a character beyond the first 65,536.
+# JSON's escape for one half of a character beyond U+FFFF.
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class RecordDataset:
-    """A sequence of mappings, each with a prompt and an answer."""
+    """Problems made of records: a sequence of mappings, each with a prompt and an answer."""
 
     def __init__(
         self, records: Sequence[Mapping[str, Any]], fields: RecordFields, where: Callable[[int], str]
     ) -> None:
-        """``where(index)`` says where a record is written down, for errors."""
+        """Keep the records. ``where(index)`` says for errors where a record comes from, as file and line."""
         self._records, self._fields, self._where = records, fields, where
 
     def __len__(self) -> int:
         return len(self._records)
 
     def __getitem__(self, index: int) -> PromptExample:
-        """Raises IndexError outside the dataset, ValueError when a field is missing or malformed."""
+        """Return problem ``index``. Raises IndexError outside 0 .. len - 1, ValueError for a bad field."""
         if not 0 <= index < len(self):
             raise IndexError(f"no problem {index} among {len(self)}")
         return self._fields.example(self._records[index], self._where(index))
@@ -42,8 +42,8 @@ class RecordDataset:
 class RecordFields:
     """The names of the fields that hold the prompt and the reference answer.
 
-    The prompt is text, or a list of ``{"role": ..., "content": ...}`` messages. All other fields of a
-    record become the example's ``data``, and its ``columns`` those that are named so.
+    The prompt is text, or a list of ``{"role": ..., "content": ...}`` messages. All other fields of a record
+    become the problem's ``data``; those that ``columns`` names also become its ``columns``.
     """
 
     prompt: str  # data.*.prompt_key
@@ -51,9 +51,10 @@ class RecordFields:
     columns: Collection[str] = ()  # keys of data.*.columns
 
     def example(self, record: Mapping[str, Any], where: str) -> PromptExample:
-        """The problem of one record; an answer that is null becomes empty.
+        """Return the problem that a record holds; an answer that is null becomes empty text.
 
-        Raises ValueError, beginning with ``where``, when a field is missing, malformed or an empty prompt.
+        Raises ValueError, whose text begins with ``where``, when a field is missing, or the prompt is empty
+        or neither text nor messages.
         """
         prompt = self._prompt(_field(record, self.prompt, "prompt_key", where), where)
         answer = _field(record, self.answer, "answer_key", where)
@@ -96,10 +97,10 @@ def _field(record: Mapping[str, Any], key: str, config_key: str, where: str) -> 
 
 
 def jsonl_records(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line number and object of each line that is not blank.
+    """Yield (line number from 1, JSON object) for each line of a file that is not blank.
 
-    Raises ValueError with path and line number for a line that is not a JSON object in UTF-8, which has no
-    lone surrogates: no tokenizer takes those.
+    Raises ValueError when ``path`` is not a file, and with path and line number for a line that is no JSON
+    object in UTF-8 or has half of a surrogate pair, which no tokenizer takes.
     """
     if not os.path.isfile(path):
         raise ValueError(
@@ -139,9 +140,11 @@ def _json_object(line: bytes, where: str) -> dict[str, Any]:
 
 
 def load_huggingface(path: str, split: str) -> Sequence[Mapping[str, Any]]:
-    """One split by hub name, local file, directory of data files, or directory of ``save_to_disk``.
+    """Return one split of a dataset; ``path`` is a hub name, a file, or a directory of data or of
+    ``save_to_disk``.
 
-    Raises ValueError when a saved dataset has no such split; the library's own errors otherwise.
+    Raises ValueError when a file's ending is unknown or a saved dataset has no such split, and else the
+    library's own errors.
     """
     import datasets
 

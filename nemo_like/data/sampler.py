@@ -1,4 +1,7 @@
-"""Which prompts come next. Standard library only: the driver owns it, and it carries indices alone."""
+"""Samplers that choose which prompts come next. The driver owns one, and gets only indices of it.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import TypedDict
 
 
 class SamplerState(TypedDict):
-    """Enough to continue with the very next prompt."""
+    """What a checkpoint keeps of a ``PromptSampler``, to continue with the very next prompt."""
 
     num_prompts: int
     seed: int
@@ -19,9 +22,9 @@ class SamplerState(TypedDict):
 
 
 class PromptSampler:
-    """Hands out prompt indices epoch after epoch, each epoch in an order of its own, fixed by the seed.
+    """Hands out prompt indices epoch after epoch; with ``shuffle`` the seed gives each epoch an order.
 
-    A request may span two epochs; nothing is skipped and nothing is dropped.
+    Every epoch has each prompt once. A request may span two epochs or more.
     """
 
     def __init__(self, num_prompts: int, seed: int, shuffle: bool) -> None:
@@ -43,7 +46,7 @@ class PromptSampler:
         return self._epoch * self._num_prompts + self._offset
 
     def next(self, count: int) -> tuple[int, ...]:
-        """The next ``count`` indices into the dataset."""
+        """Return the next ``count`` indices into the dataset. Raises ValueError when ``count`` is below 1."""
         if count < 1:
             raise ValueError(f"count={count} must be at least 1")
         taken: list[int] = []
@@ -67,8 +70,8 @@ class PromptSampler:
     def load_state_dict(self, state: SamplerState) -> None:
         """Continue where ``state`` was taken.
 
-        Raises ValueError when it belongs to another dataset size, seed or shuffle setting, since
-        the order would then be another one.
+        Raises ValueError when it was taken with another dataset size, seed or shuffle setting, with which the
+        order is another one.
         """
         own = self.state_dict()
         for key in ("num_prompts", "seed", "shuffle"):
@@ -89,23 +92,22 @@ class PromptSampler:
 
 
 class MixtureState(TypedDict):
-    """Of every source, in the order of the configuration."""
+    """What a checkpoint keeps of a ``MixtureSampler``; sources are in the order of the configuration."""
 
     weights: list[float]
     sources: list[SamplerState]
 
 
 class MixtureSampler:
-    """Prompts of several sources by weight, each in its own shuffled order.
+    """Hands out prompt indices of several sources by weight; each source has a ``PromptSampler``.
 
-    The next prompt comes from the source that is furthest behind its share, so that any stretch of
-    prompts has the proportions of the weights as exactly as whole prompts allow. Indices count through
-    all sources: source s begins at the sum of the sizes before it. One source alone gives the order of
-    its ``PromptSampler``.
+    The next prompt comes from the source that is furthest behind its share, so that the prompts handed out so
+    far stay close to the weights. Indices count through all sources: a source begins at the sum of the sizes
+    before it. A single source gives the order of its ``PromptSampler``.
     """
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[float], seed: int, shuffle: bool) -> None:
-        """Raises ValueError unless there is one weight above 0 per source."""
+        """Start before the first prompt. Raises ValueError unless each source has a weight above 0."""
         if not sizes or len(sizes) != len(weights) or not all(weight > 0 for weight in weights):
             raise ValueError(f"{len(sizes)} sources with the weights {list(weights)}: each needs one above 0")
         self._weights = list(weights)
@@ -114,11 +116,11 @@ class MixtureSampler:
 
     @property
     def epoch(self) -> int:
-        """Whole passes over every source, from 0."""
+        """The number of whole passes that were made over every source."""
         return min(sampler.epoch for sampler in self._samplers)
 
     def next(self, count: int) -> tuple[int, ...]:
-        """The next ``count`` indices."""
+        """Return the next ``count`` indices. Raises ValueError when ``count`` is below 1."""
         if count < 1:
             raise ValueError(f"count={count} must be at least 1")
         return tuple(self._next_one() for _ in range(count))
@@ -131,7 +133,7 @@ class MixtureSampler:
     def load_state_dict(self, state: MixtureState) -> None:
         """Continue where ``state`` was taken.
 
-        Raises ValueError when it belongs to other sources, weights, seed or shuffle setting.
+        Raises ValueError when it was taken with other sources, weights, seed or shuffle setting.
         """
         if len(state["sources"]) != len(self._samplers) or state["weights"] != self._weights:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Text to token ids and back, by the tokenizer of a Hugging Face checkpoint directory."""
+"""Turns text into token ids and back, with the tokenizer of a Hugging Face checkpoint directory."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from transformers import AutoTokenizer
 
 from nemo_like.data.interface import Prompt
 
-# Stands for a response in a rendered conversation.
+# Takes the place of a response where a conversation is rendered to see what the template puts after one.
 _RESPONSE_MARK = "response-of-the-policy"
 
 
 class Tokenizer:
-    """``eos_token_id`` ends a response; ``pad_token_id`` is the tokenizer's own, or else eos."""
+    """A checkpoint's tokenizer and chat template.
+
+    ``eos_token_id`` ends a response; ``pad_token_id`` is the tokenizer's own, or eos where it has none.
+    """
 
     def __init__(
         self, checkpoint: str | os.PathLike[str], chat_template: str | os.PathLike[str] | None = None
     ) -> None:
-        """``chat_template`` is a Jinja file in place of the tokenizer's own template.
+        """Load the tokenizer; ``chat_template`` is a Jinja file that replaces the tokenizer's own template.
 
-        Raises ValueError when the directory has no tokenizer, or the tokenizer no eos token.
+        Raises ValueError when the directory has no tokenizer, or the tokenizer has no eos token.
         """
         path = Path(checkpoint)
         if not (path / "tokenizer_config.json").is_file():
@@ -37,11 +40,11 @@ class Tokenizer:
         self.pad_token_id: int = self.eos_token_id if pad is None else pad
 
     def __len__(self) -> int:
-        """Number of token ids, the special ones included."""
+        """Return the number of token ids, the special ones included."""
         return len(self._tokenizer)
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
-        """Token ids to continue from; messages go through the chat template, up to the assistant's turn.
+        """Return the token ids that a response continues. Messages go through the chat template.
 
         Raises ValueError for messages when the tokenizer has no chat template.
         """
@@ -56,21 +59,21 @@ class Tokenizer:
         return self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
 
     def encode_prompts(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """``encode_prompt`` of each; texts are encoded together, which is much faster."""
+        """Return ``encode_prompt`` of each prompt. Texts are encoded together, which is much faster."""
         if all(isinstance(prompt, str) for prompt in prompts):
             return self._tokenizer(list(prompts))["input_ids"]
         return [self.encode_prompt(prompt) for prompt in prompts]
 
     def prompt_lengths(self, prompts: Sequence[Prompt]) -> list[int]:
-        """Tokens of each prompt."""
+        """Return the number of tokens of each prompt."""
         return [len(ids) for ids in self.encode_prompts(prompts)]
 
     def encode_observation(self, prompt: Prompt, text: str, role: str, last_token_id: int) -> list[int]:
-        """Token ids between the policy's response, which ends with ``last_token_id``, and its next turn.
+        """Return the token ids between a response, which ends with ``last_token_id``, and the next response.
 
-        After a text prompt those of the text itself. After messages those that the chat template puts
-        between two responses around a message of ``role``; a closing eos that is there already is not
-        repeated.
+        In a conversation that began with a text prompt, they encode ``text`` alone. In one that began with
+        messages, they encode what the chat template puts between two responses: ``text`` as a message of
+        ``role`` with all around it. An eos with which the response ended is not repeated.
         """
         if not isinstance(prompt, str):
             text = self._between_responses(text, role)
@@ -89,7 +92,7 @@ class Tokenizer:
         return rendered.partition(_RESPONSE_MARK)[2]
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """The text of one response without its closing eos.
+        """Return the text of one response without its closing eos.
 
         Other special tokens stay visible, so that a stray one is not mistaken for a clean answer.
         """

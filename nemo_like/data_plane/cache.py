@@ -1,5 +1,4 @@
-"""What one process keeps of a partition: the values that it has fetched or written, so that none moves
-twice."""
+"""What one process keeps of a partition: the values that it fetched or wrote, so that none moves twice."""
 
 from __future__ import annotations
 
@@ -65,8 +64,7 @@ class PartitionCache:
     def add(
         self, column: Column, parts: Sequence[Part], values: np.ndarray, chunks: Mapping[str, Chunk]
     ) -> None:
-        """Keep a column's ``values``, the parts' one after the other; skip chunks that are not in
-        ``chunks``."""
+        """Keep a column's ``values``, in the order of ``parts``; skip chunks that are not in ``chunks``."""
         held = self._held.setdefault(column.name, {})
         per_token = column.layout is Layout.per_token
         start = 0
@@ -88,8 +86,7 @@ class PartitionCache:
                 del held[chunk]
 
     def missing(self, column: str, wanted: Sequence[Extent]) -> Rows:
-        """Return (chunk, its wanted rows that are not here; None: all of them) for each chunk that lacks
-        any."""
+        """Return the wanted rows that are not here as (chunk, rows); None for rows means the whole chunk."""
         held = self._held.get(column, {})
         rows: dict[str, list[int]] = {}
         num_rows: dict[str, int] = {}

@@ -1,7 +1,6 @@
 """How many bytes the data plane may store, and how many are reserved. Standard library only.
 
-A writer reserves its bytes before it sends them, so a write that does not fit fails before any of it is
-stored.
+A writer reserves before it sends, so a write that does not fit fails before any of it is stored.
 """
 
 from __future__ import annotations

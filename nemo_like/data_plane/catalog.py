@@ -174,8 +174,7 @@ class Catalog:
         ]
 
     def missing(self, name: str, storage_id: str, wants: Sequence[Want], waited_s: float) -> MissingData:
-        """Return the error for a wait that expired; it says what is missing, and who should have written
-        it."""
+        """Return the error for a wait that expired; it says what is missing, and from which writer."""
         partition = self._get(name, storage_id)
         gaps: dict[str, list[str]] = {}
         for want in wants:

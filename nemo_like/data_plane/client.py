@@ -46,8 +46,7 @@ class Store(Protocol):
     """What moves values between this process and the storage. ``timeout_s`` bounds every call."""
 
     def save(self, segments: Sequence[Segment], values: Stored, timeout_s: float) -> Any:
-        """Store values under reserved keys, and return the storage's description, with which readers load
-        them."""
+        """Store values under reserved keys, and return the description with which readers load them."""
 
     def load(self, segments: Sequence[Segment], columns: Sequence[str], timeout_s: float) -> Stored:
         """Return the columns' values, one array per segment.
@@ -63,8 +62,7 @@ class DataPlaneClient:
     """The ``DataPlane`` of a process that has a host and a store. Several threads may use it."""
 
     def __init__(self, host: Host, store: Store, *, client_id: str, writer: str, timeout_s: float) -> None:
-        """Take a ``client_id`` that is unique within the run, and a ``writer`` that names this process in
-        errors."""
+        """Build a client. ``client_id`` is unique within the run; ``writer`` names this process in errors."""
         self._host, self._store = host, store
         self._writer, self._timeout_s = writer, timeout_s
         # Not a generator, which two threads cannot advance at once.
@@ -179,8 +177,7 @@ class DataPlaneClient:
         }
 
     def _save(self, info: PartitionInfo, saved: Sequence[cutting.Filled], new_chunks: dict[str, int]) -> None:
-        """Reserve room, save and commit; when a step of this fails, let the host free the segments, and
-        raise."""
+        """Reserve room, save and commit; when save or commit fails, let the host free the segments."""
         deadline = Deadline(self._timeout_s)
         segments = tuple([segment for segment, _ in saved])
         sizes = [sum([array.nbytes for array in values.values()]) for _, values in saved]

@@ -62,8 +62,7 @@ def connect(spec: DataPlaneSpec) -> DataPlane:
 
 
 def reconnected(plane: DataPlane, spec: DataPlaneSpec) -> DataPlane:
-    """Disconnect this process from ``plane``, and connect it to the data plane of ``spec``, which is
-    returned."""
+    """Disconnect this process from ``plane``, and return its client of the data plane of ``spec``."""
     plane.close()
     return connect(spec)
 

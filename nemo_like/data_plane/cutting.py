@@ -50,8 +50,7 @@ def cut_put(
     """Cut new samples into segments, and give each the next of ``keys``.
 
     Where the partition's number of readers is known, the chunks that one rank will read lie together; else
-    each chunk is a segment, since it may be cleared by itself. ``wired`` has columns that ``codec.to_wire``
-    checked.
+    each chunk is a segment, since it may be cleared by itself. ``wired`` comes from ``codec.to_wire``.
     """
     parts = _parts(meta)
     if info.num_readers is None:
@@ -88,8 +87,7 @@ def cut_for_cache(
 ) -> Iterator[tuple[str, Sequence[Part], np.ndarray]]:
     """Yield (column, parts, their values): what the process that wrote ``saved`` keeps in its cache.
 
-    A dense column stays in one piece. It is copied unless it is read-only, since the caller may use its
-    buffer again.
+    A dense column stays in one piece, and is copied unless it is read-only: the caller may reuse its buffer.
     """
     parts = _parts(meta)
     for name, data in wired.items():
@@ -165,8 +163,7 @@ def _parts(meta: KVBatchMeta) -> list[Part]:
 
 
 def wants(missing: Mapping[str, Rows]) -> tuple[Want, ...]:
-    """Return the wants for the rows that are ``missing`` by column; columns that miss the same rows share
-    one."""
+    """Return one want per set of missing rows, with all columns that miss these rows."""
     columns: dict[Rows, list[str]] = {}
     for name, rows in missing.items():
         if rows:
@@ -200,8 +197,7 @@ def _bytes_per_unit(info: PartitionInfo, wired: Iterable[str]) -> tuple[int, int
 
 
 def check_segment(info: PartitionInfo, segment: Segment, chunks: Mapping[str, Chunk]) -> None:
-    """Raise CorruptData unless the catalogue's segment has the rows and tokens that the meta gives these
-    chunks."""
+    """Raise CorruptData unless rows and tokens of the segment's parts agree with the batch's ``chunks``."""
     for part in segment.parts:
         chunk = chunks.get(part.chunk)
         if chunk is not None:

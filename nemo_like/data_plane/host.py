@@ -93,8 +93,7 @@ class DataPlaneHost:
         await self._started()
 
     async def connect(self) -> tuple[str, Any]:
-        """Return what one more client needs, once the storage is up: an id of its own, and the storage's
-        address."""
+        """Wait until the storage is up; return an id for one more client, and where the storage is."""
         address = await self._started()
         self._num_clients += 1
         return str(self._num_clients), address
@@ -193,8 +192,7 @@ class DataPlaneHost:
         return self._in_memory.load(storage_id, keys, columns)
 
     async def settled(self) -> None:
-        """Wait until the storage has freed everything that was cleared, or the host's ``timeout_s`` is
-        over."""
+        """Wait until everything that was cleared is freed, at most the host's ``timeout_s``."""
         if freeing := [task for tasks in self._freeing.values() for task in tasks]:
             await asyncio.wait(freeing, timeout=self._timeout_s)
 

@@ -1,5 +1,4 @@
-"""Wrappers that record what a data plane does; clients have them where ``data_plane.log_operations`` is
-on."""
+"""Wrappers that record what a data plane does; used only with ``data_plane.log_operations``."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ class ObservedStore:
 
 
 class ObservedDataPlane:
-    """A ``DataPlane`` that records its operations; the store of ``plane`` counts bytes in the same
-    ``log``."""
+    """A ``DataPlane`` that records its operations in ``log``; the store of ``plane`` counts bytes there."""
 
     def __init__(self, plane: DataPlaneClient, log: OperationLog) -> None:
         self._plane, self._log = plane, log

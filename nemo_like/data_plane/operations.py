@@ -90,7 +90,6 @@ def operation_metrics(operations: Iterable[Operation], prefix: str = "data_plane
 
 
 def _percentile(ascending: Sequence[float], per_cent: int) -> float:
-    """Return the percentile by nearest rank: the smallest value that at least ``per_cent`` per cent do not
-    exceed."""
+    """Return the nearest-rank percentile: the smallest value that ``per_cent`` per cent do not exceed."""
     rank = -(-per_cent * len(ascending) // 100)
     return ascending[max(rank, 1) - 1]

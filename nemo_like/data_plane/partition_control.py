@@ -47,14 +47,12 @@ class PartitionControl:
             self._closing.append(self._host.submit("close_partition", name))
 
     def move_to(self, host: ActorHandle) -> None:
-        """Use another host from now on, and forget the partitions that were being closed at the one
-        before."""
+        """Use another host from now on; forget what the one before still had to close."""
         self._host = host
         self._closing.clear()
 
     def take_operations(self) -> Sequence[Operation]:
-        """Return the openings since the last call; none, since only ``ObservedPartitionControl`` records
-        them."""
+        """Return the openings since the last call; only ``ObservedPartitionControl`` has any."""
         return ()
 
     def _open(self, name: str) -> None:
@@ -71,8 +69,7 @@ class PartitionControl:
 
 
 class ObservedPartitionControl(PartitionControl):
-    """A ``PartitionControl`` that records each opening, and in its time the wait for the closing before
-    it."""
+    """A ``PartitionControl`` that records each opening, with its wait for the closing before it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

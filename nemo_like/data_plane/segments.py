@@ -2,8 +2,9 @@
 
 One call writes a segment, which never changes: the values of some columns for some rows, each column
 contiguous, rows in the order of ``parts``. It holds a chunk, several chunks that one rank will read, or those
-rows of chunks that one worker had. The catalogue knows which segments make up a (chunk, column). Standard
-library only.
+rows of chunks that one worker had. The catalogue knows which segments make up a (chunk, column).
+
+Standard library only.
 """
 
 from __future__ import annotations
