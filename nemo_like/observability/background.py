@@ -1,4 +1,4 @@
-"""Metrics back ends, each on a thread of its own: nothing they do can hold up or end the run."""
+"""Runs each metrics back end on a thread of its own, where nothing it does can hold up or end the run."""
 
 from __future__ import annotations
 
@@ -10,35 +10,38 @@ from typing import Protocol
 
 from nemo_like.observability.summary import SampleAnswer
 
-# A back end whose processes have ended notices at once.
+# How long to wait after ``give_up``: a back end whose processes have ended notices that at once.
 _GIVEN_UP_S = 2.0
 
 
 class Recorder(Protocol):
-    """A run in a metrics back end; lives on one thread."""
+    """A run in a metrics back end. One thread makes and uses it."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics of a step; those of one step may come in several calls."""
+        """Record metrics of a step; several calls may bring those of one step."""
 
     def log_answers(self, step: int, answers: Sequence[SampleAnswer]) -> None:
-        """A few answers of a validation, where the back end has a place for texts."""
+        """Record a few answers of a validation, where the back end has a place for texts."""
 
     def close(self) -> None:
         """Write out what is left."""
 
 
 class BackgroundLogger:
-    """Hands metrics to a recorder; every call but ``finish`` returns at once.
+    """Hands metrics to a recorder on a thread of its own; every call but ``finish`` returns at once.
 
-    Importing and starting a back end takes seconds: ``start`` does it on the thread, while the run's
-    processes start.
+    Importing and starting a back end takes seconds. ``start`` does it on the thread, while the run's
+    processes start, and returns the recorder.
     """
 
     def __init__(
         self, name: str, start: Callable[[], Recorder], give_up: Callable[[], None] = lambda: None
     ) -> None:
-        """``name`` is what a person calls the back end. ``give_up`` ends what keeps it from finishing
-        in time, and would keep this process from its end."""
+        """Begin to start the back end, which messages call ``name``.
+
+        ``give_up`` is called when the back end does not finish in time. It ends what the back end waits for,
+        which would keep this process from its end too.
+        """
         self._name, self._give_up = name, give_up
         self._tasks: queue.SimpleQueue[Callable[[Recorder], None] | None] = queue.SimpleQueue()
         self._error: Exception | None = None
@@ -57,15 +60,15 @@ class BackgroundLogger:
         self._tasks.put(lambda recorder: recorder.log_answers(step, kept))
 
     def end(self) -> None:
-        """Let the back end close as soon as it has everything. Safe to call twice."""
+        """Let the back end close as soon as it has recorded everything. Safe to call twice."""
         if not self._has_ended:
             self._has_ended = True
             self._tasks.put(None)
 
     def finish(self, *, timeout_s: float) -> str | None:
-        """End, and wait at most ``timeout_s`` for what is left to be written.
+        """Let the back end close, and wait until it has, or for about ``timeout_s``.
 
-        Returns what went wrong, or None. Safe to call twice; only the first call waits.
+        Returns a sentence on what went wrong, or None. Only the first call waits; later ones return None.
         """
         self.end()
         if self._has_waited:

@@ -1,4 +1,4 @@
-"""What the user sees while a run is going: a live view on a terminal, plain lines elsewhere."""
+"""Consoles, which show the user a run: a live view on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from nemo_like.observability.progress import RunProgress, format_duration, forma
 
 
 class Console(Protocol):
-    """Shows progress; every call returns at once."""
+    """What shows the progress of a run; every call returns at once."""
 
     def status(self, text: str) -> None:
-        """What is going on while there is no step to show, such as "starting engines"."""
+        """Show what the run is doing while there is no step to show, such as "starting engines"."""
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
     def validation(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
 
     def close(self) -> None:
-        """Leave the terminal as it was; safe to call twice. ``note`` still works."""
+        """Leave the terminal as it was; safe to call twice. ``note`` works afterwards too."""
 
 
 def make_console(mode: ConsoleMode, stream: TextIO, run_name: str, progress: RunProgress) -> Console:
-    """``auto`` is live on a terminal and plain elsewhere."""
+    """Return the console of ``mode``; ``auto`` is live on a terminal and plain elsewhere."""
     if mode is ConsoleMode.live or (mode is ConsoleMode.auto and stream.isatty()):
         from nemo_like.observability.live_console import LiveConsole
 
@@ -38,9 +38,9 @@ def make_console(mode: ConsoleMode, stream: TextIO, run_name: str, progress: Run
 
 
 class PlainConsole:
-    """One line per event, flushed, without colours or cursor movements.
+    """A console that prints one line per event and flushes it, without colours or cursor movements.
 
-    When the stream can take no more, its disk full or its reader gone, lines go to standard error.
+    When the stream can take no more, as its disk is full or its reader gone, lines go to standard error.
     """
 
     def __init__(self, stream: TextIO, progress: RunProgress) -> None:
@@ -79,18 +79,18 @@ class PlainConsole:
                 return
 
     def close(self) -> None:
-        """Nothing: every line was flushed."""
+        """Do nothing: every line was flushed."""
 
 
 def _drop_output(stream: TextIO) -> None:
-    """Let what the stream still holds go nowhere, since at exit Python would fail to write it."""
+    """Connect the stream to nowhere: it still holds a line, which Python would fail to write at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 def _describe_step(metrics: Mapping[str, float], eta_s: float | None) -> str:
-    """A step's numbers on one line; what a step did not measure is left out."""
+    """Return a step's numbers on one line, without those that the step did not measure."""
     formats = {
         "train/reward": "reward {:.3f}",
         "train/loss": "loss {:.4f}",

@@ -1,4 +1,4 @@
-"""Files and directories that are written whole or not at all, and a sentence for a disk that is full."""
+"""Writes files and directories whole or not at all, and says where a disk is full and what to do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from nemo_like.config.units import format_size
 
 _REMEDY = "Free some space, then run again: a run with a logger.run_name continues from its last checkpoint"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-# With less than this free, whatever went wrong while writing was the disk: not every library says so.
+# With less than this free, a full disk is taken for the cause of any error while writing: not every library
+# says so.
 _FULL_BYTES = 1 << 20
 
 
@@ -22,16 +23,18 @@ class DiskFull(RuntimeError):
 
 
 def disk_full(what: str, directory: Path, needed_bytes: int | None, remedy: str = _REMEDY) -> DiskFull:
-    """Build the error of a disk that cannot hold ``what`` below ``directory``; null: an unknown size."""
+    """Return the error for a disk that has no space for ``what`` in ``directory``; ``needed_bytes`` None:
+    unknown."""
     free = format_size(_free_bytes(directory))
     needed = "more is needed" if needed_bytes is None else f"it needs {format_size(needed_bytes)}"
     return DiskFull(f"no space for {what}: {free} are free in {directory}, and {needed}. {remedy}")
 
 
 def is_disk_full(error: BaseException, directory: Path) -> bool:
-    """Return whether an error, or one that it came from, is that of a full disk or quota below ``directory``.
+    """Return whether an error, or a cause of it, is that of a full disk or quota below ``directory``.
 
-    Libraries in other languages tell it in words alone, or not at all.
+    Some libraries say it only in the text of their error, or not at all: so any error counts where almost
+    nothing is free.
     """
     if _free_bytes(directory) < _FULL_BYTES:
         return True
@@ -55,8 +58,10 @@ def check_space(what: str, directory: Path, needed_bytes: int, remedy: str = _RE
 def space_for(
     what: str, directory: Path, needed_bytes: int | None = None, remedy: str = _REMEDY
 ) -> Iterator[None]:
-    """Around what is written below ``directory``: raises DiskFull instead of what the block raises when the
-    disk got full."""
+    """Run a block that writes below ``directory``.
+
+    When it raises because the disk is full, raise DiskFull.
+    """
     try:
         yield
     except Exception as error:
@@ -66,7 +71,10 @@ def space_for(
 
 
 def write_whole(path: Path, contents: bytes | memoryview, what: str) -> None:
-    """Write a file that is there as it was until it is there as it shall be. Raises DiskFull, OSError."""
+    """Write a file whole, or leave the one that is there as it is. Raises DiskFull or OSError.
+
+    A temporary file beside it takes its place once it is complete.
+    """
     aside = path.with_name(f"{path.name}.tmp")
     with space_for(what, path.parent, len(contents)):
         try:
@@ -79,8 +87,11 @@ def write_whole(path: Path, contents: bytes | memoryview, what: str) -> None:
 
 @contextmanager
 def whole_directory(path: Path, what: str, needed_bytes: int) -> Iterator[Path]:
-    """Give a directory to write into, which takes the place of ``path`` when the block ends, and is removed
-    when it raises. Raises DiskFull, also beforehand where there are less than ``needed_bytes``."""
+    """Give the block a temporary directory to write into, and put it in the place of ``path`` at the end.
+
+    When the block raises, the temporary directory is removed and ``path`` stays as it was. Raises DiskFull
+    when the disk gets full, and before the block when less than ``needed_bytes`` are free.
+    """
     aside = path.with_name(f"tmp_{path.name}")
     shutil.rmtree(aside, ignore_errors=True)
     check_space(what, path.parent, needed_bytes)
@@ -94,9 +105,10 @@ def whole_directory(path: Path, what: str, needed_bytes: int) -> Iterator[Path]:
 
 @contextmanager
 def removed_on_error(directory: Path) -> Iterator[None]:
-    """Around what is done in ``directory``: removes it when the block raises.
+    """Run a block that works in ``directory``, and remove the directory when the block raises.
 
-    Raises OSError with ENOSPC in its place when the disk got full, which cannot be seen after the removal.
+    Where the disk was full, raises OSError with ENOSPC instead: after the removal nobody could see that it
+    was.
     """
     try:
         yield
@@ -109,6 +121,6 @@ def removed_on_error(directory: Path) -> Iterator[None]:
 
 
 def _free_bytes(directory: Path) -> int:
-    """On the disk of ``directory``, or of where it will be made."""
+    """Return the free bytes on the disk of ``directory``, or of the nearest parent that exists."""
     existing = next(path for path in (directory, *directory.parents) if path.exists())
     return shutil.disk_usage(existing).free

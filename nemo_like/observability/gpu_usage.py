@@ -1,4 +1,4 @@
-"""How busy and how full the GPUs of a process are, sampled beside its work and handed over once a step."""
+"""Samples how busy and how full the GPUs of a process are, on a thread beside its work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """One GPU at one moment, with all processes that use it."""
+    """The state of one GPU at one moment, with all processes that use it."""
 
     utilization: float  # share of the driver's latest sampling period in which a kernel ran
     used_bytes: int
@@ -28,7 +28,8 @@ ReadGpu = Callable[[], GpuSample]
 
 
 def usage_metrics(samples: Sequence[GpuSample]) -> dict[str, Metric]:
-    """Mean utilisation and peak memory of the samples, to be merged over processes; empty without any."""
+    """Return the samples' mean utilisation and peak memory, to be merged over processes; {} without
+    samples."""
     if not samples:
         return {}
     return {
@@ -39,10 +40,10 @@ def usage_metrics(samples: Sequence[GpuSample]) -> dict[str, Metric]:
 
 
 class GpuUsage:
-    """Samples on a thread of its own, which ends with the process."""
+    """Samples some GPUs every ``interval_s``, on a thread that ends with the process."""
 
     def __init__(self, gpus: Sequence[ReadGpu], interval_s: float = _INTERVAL_S) -> None:
-        """Begin, where there are GPUs."""
+        """Start the thread, unless there are no GPUs."""
         self._gpus, self._interval_s = list(gpus), interval_s
         self._lock = threading.Lock()
         self._samples: list[GpuSample] = []
@@ -50,7 +51,7 @@ class GpuUsage:
             threading.Thread(target=self._sample, name="GPU usage", daemon=True).start()
 
     def take(self) -> dict[str, Metric]:
-        """Everything since the last ``take``, and this moment."""
+        """Sample once more, and return the metrics of all samples since the last ``take``."""
         now = [read() for read in self._gpus]
         with self._lock:
             samples, self._samples = [*self._samples, *now], []
@@ -65,7 +66,10 @@ class GpuUsage:
 
 
 def own_gpus(environment: Mapping[str, str] = os.environ) -> list[ReadGpu]:
-    """The NVIDIA GPUs that this process may use; none without their driver, or the package nvidia-ml-py."""
+    """Return a reader for each NVIDIA GPU that this process may use.
+
+    Returns none without NVIDIA's driver or the package nvidia-ml-py, or where a GPU cannot be read.
+    """
     try:
         import pynvml
     except ModuleNotFoundError:
@@ -76,7 +80,7 @@ def own_gpus(environment: Mapping[str, str] = os.environ) -> list[ReadGpu]:
         for read in readers:
             read()
     except pynvml.NVMLError:
-        return []  # nor where the driver does not tell, as of a part of a GPU
+        return []  # no driver, or one that does not tell, as of a part of a GPU
     return readers
 
 
@@ -93,8 +97,11 @@ def _readers(pynvml: Any, environment: Mapping[str, str]) -> list[ReadGpu]:
 
 
 def visible_gpus(cuda_visible_devices: str | None, num_gpus: int) -> list[int | str]:
-    """Indices or UUIDs of the GPUs that CUDA shows to a process, as CUDA reads the variable: up to the first
-    that does not exist, and all without it."""
+    """Return the indices or UUIDs of the GPUs that CUDA shows to a process.
+
+    Like CUDA, take the names in ``cuda_visible_devices`` up to the first that is not valid; None shows all
+    GPUs.
+    """
     if cuda_visible_devices is None:
         return list(range(num_gpus))
     visible: list[int | str] = []

@@ -1,4 +1,4 @@
-"""``metrics.jsonl``: one JSON object per step, keys sorted."""
+"""Writes and reads ``metrics.jsonl``, which has one JSON object per step, with sorted keys."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from typing import Any
 
 from nemo_like.observability.disk import space_for, write_whole
 
-# What differs between two runs with one seed; everything else must be equal.
+# Metrics that differ between two runs with one seed; all others must be equal.
 _MEASURED_PREFIXES = ("timing/", "performance/")
-_MEASURED_SUFFIX = "_s"  # seconds, and what is counted per second
+_MEASURED_SUFFIX = "_s"  # seconds, and rates per second
 
 
 class MetricsFile:
-    """Appends one line per step. What is written about the same step becomes one object.
+    """A ``metrics.jsonl`` that is written, one line per step. All that is written of a step becomes one
+    object.
 
-    A step's line reaches the file when the next step begins, or with ``flush``.
+    A step's line reaches the file when the next step is written, or with ``flush``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,9 +37,9 @@ class MetricsFile:
         self._pending.update({name: _json_number(value) for name, value in metrics.items()})
 
     def flush(self) -> None:
-        """Write the step in progress; call it when nothing more of that step will come.
+        """Append the line of the latest step; call it when nothing more of that step will come.
 
-        Raises DiskFull or OSError; the file is then as it was, and the step's metrics are dropped.
+        Raises DiskFull or OSError; the file is then as it was, and the step's metrics are lost.
         """
         if self._pending is not None:
             line = json.dumps(self._pending, sort_keys=True).encode() + b"\n"
@@ -47,7 +48,8 @@ class MetricsFile:
                 self._append(line)
 
     def rewind(self, last_step: int) -> None:
-        """Drop all records after ``last_step`` and a line that was cut short: they will be written again."""
+        """Remove the lines after ``last_step``, and one that was cut short; their steps will be written
+        again."""
         self._pending = None
         self._file.close()
         kept = []
@@ -59,12 +61,12 @@ class MetricsFile:
         self._file = _open(self._path)
 
     def abandon(self) -> None:
-        """Close without the step in progress."""
+        """Close the file without the latest step, if it was not flushed."""
         self._pending = None
         self.close()
 
     def close(self) -> None:
-        """Flush and close; safe to call twice."""
+        """Flush and close the file; safe to call twice."""
         if not self._file.closed:
             try:
                 self.flush()
@@ -72,7 +74,7 @@ class MetricsFile:
                 self._file.close()
 
     def _append(self, line: bytes) -> None:
-        """All of it or nothing."""
+        """Append the whole line, or restore the file and raise OSError."""
         size = os.fstat(self._file.fileno()).st_size
         try:
             written = 0
@@ -84,17 +86,18 @@ class MetricsFile:
 
 
 def _open(path: Path) -> FileIO:
-    """Without a buffer, which would keep what the disk refused and fail again."""
+    """Open a file to append, without a buffer: it would keep what the disk refused, and fail again at
+    close."""
     return path.open("ab", buffering=0)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All steps of a ``metrics.jsonl``, in order."""
+    """Return the objects of a ``metrics.jsonl``, one per step, in order."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def without_measurements(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A step's metrics without those that depend on the machine's speed."""
+    """Return a step's metrics without those that depend on the machine's speed."""
     return {
         name: value
         for name, value in record.items()

@@ -1,4 +1,4 @@
-"""The learning curve as a picture: training reward and validation accuracy over steps."""
+"""Draws the learning curve: training reward and validation accuracy over the steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TREND_STEPS = 9
 
 @dataclass(slots=True)
 class CurvePoints:
-    """(step, value) pairs in the order of steps."""
+    """The points of a learning curve: (step, value) pairs in the order of steps."""
 
     rewards: list[tuple[int, float]] = field(default_factory=list)
     accuracies: list[tuple[int, float]] = field(default_factory=list)
@@ -27,7 +27,7 @@ class CurvePoints:
 
 
 def write_learning_curve(path: Path, points: CurvePoints, title: str) -> None:
-    """Draw ``points`` into a PNG, without a display."""
+    """Draw ``points`` into a PNG file. It needs no display. Raises DiskFull or OSError."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -65,7 +65,7 @@ def write_learning_curve(path: Path, points: CurvePoints, title: str) -> None:
 
 
 def _running_mean(values: Sequence[float]) -> list[float]:
-    """Mean over a window centred on each step, cut short at both ends."""
+    """Return the mean over a window centred on each value; at both ends the window is cut short."""
     reach = _TREND_STEPS // 2
     windows = [values[max(0, i - reach) : i + reach + 1] for i in range(len(values))]
     return [sum(window) / len(window) for window in windows]

@@ -1,4 +1,4 @@
-"""The live view: a few lines at the bottom of the terminal that are redrawn in place."""
+"""The live view of a run: a few lines at the bottom of the terminal, redrawn in place."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ _STAGE_COLOURS = {
 
 
 class LiveConsole:
-    """Step, reward, validation accuracy, speed, where the time of a step goes, and time left."""
+    """A console that shows step, reward, validation accuracy, speed, each stage's share of time, and time
+    left."""
 
     def __init__(self, stream: TextIO, run_name: str, progress: RunProgress) -> None:
         self._run_name = run_name
@@ -113,7 +114,7 @@ class LiveConsole:
         return grid
 
     def _shares(self) -> list[RenderableType]:
-        """One bar of the step's time, and its legend below it."""
+        """Return a bar that divides the step's time among its stages, and the legend below it."""
         shares = stage_shares(self._progress.metrics)
         if not shares:
             return []
@@ -127,7 +128,7 @@ class LiveConsole:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The values as a row of at most ``width`` bars, scaled to their range; a bar is a mean of neighbours."""
+    """Return the values as at most ``width`` bars, scaled to their range; a bar is the mean of neighbours."""
     num_bars = min(width, len(values))
     edges = [len(values) * i // num_bars for i in range(num_bars + 1)] if num_bars else []
     means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]

@@ -1,4 +1,5 @@
-"""One small interface in front of console, metrics file, learning curve, W&B, TensorBoard and MLflow."""
+"""The run's logger: one interface in front of console, metrics file, learning curve, W&B, TensorBoard and
+MLflow."""
 
 from __future__ import annotations
 
@@ -21,34 +22,36 @@ from nemo_like.observability.summary import RunSummary, SampleAnswer, format_sum
 from nemo_like.observability.tensorboard_logger import TensorboardRecorder
 from nemo_like.observability.wandb_logger import WandbRecorder, end_processes, new_run_id
 
-# How long the back ends may keep the user waiting at the end of a run, and when the run was cut short.
+# How long the user may have to wait for the back ends when a run finishes, and when it was cut short.
 _FINISH_S = 10.0
 _ABANDON_S = 3.0
 
 
 class _SentSteps:
-    """What the back ends have already: a run that goes back to a checkpoint makes the same steps again, and
-    they keep no two values for one step."""
+    """Which steps the back ends have already got. A run that goes back to a checkpoint makes some steps
+    again, but a back end keeps one value per step."""
 
     def __init__(self) -> None:
         self._step = self._validation = -1
 
     def is_new_step(self, step: int) -> bool:
-        """Whether this step is sent for the first time; it counts as sent from now on."""
+        """Return whether this step is sent for the first time; it counts as sent from now on."""
         is_new, self._step = step > self._step, max(step, self._step)
         return is_new
 
     def is_new_validation(self, step: int) -> bool:
-        """The same of the validation after a step."""
+        """Return whether the validation after this step is sent for the first time; it counts as sent from
+        now on."""
         is_new, self._validation = step > self._validation, max(step, self._validation)
         return is_new
 
 
 class RunLogger:
-    """Metrics arrive under their final names (``train/reward``, ``timing/train/generation``, ...).
+    """Logs a run to everything that the configuration asks for.
 
-    Use it as a context manager, so that the terminal is restored and the files are complete whatever
-    happens; ``finish`` prints the summary.
+    Metrics come under their final names (``train/reward``, ``timing/train/generation``, ...). Use it as a
+    context manager, so that the terminal is restored and the files are complete whatever happens; ``finish``
+    prints the summary.
     """
 
     def __init__(
@@ -61,8 +64,11 @@ class RunLogger:
         wandb_run_id: str | None = None,
         stream: TextIO | None = None,
     ) -> None:
-        """``wandb_run_id`` is that of the checkpoint to continue; null: that of an earlier process in this
-        directory, if there was one. ``stream`` is where the user looks; null: standard output."""
+        """Open the metrics file and the console, and let the back ends start.
+
+        ``wandb_run_id`` is that of the checkpoint to continue. None takes the id of an earlier process in
+        this directory, or else a new one. ``stream`` is where the user looks; None is standard output.
+        """
         self._cfg = cfg
         self._directory = directory
         self._progress = RunProgress(max_num_steps)
@@ -84,7 +90,8 @@ class RunLogger:
         self.close()
 
     def continue_after(self, step: int) -> None:
-        """Go back to where the run stood after ``step``: what an earlier process logged later is dropped."""
+        """Go back to where the run stood after ``step``: remove what was logged later, and recall what was
+        before."""
         self._metrics_file.rewind(step)
         self._points = CurvePoints()
         self._progress.forget()
@@ -92,19 +99,19 @@ class RunLogger:
             self._recall(record)
 
     def status(self, text: str) -> None:
-        """What is going on outside steps, such as "starting 2 vLLM engines"."""
+        """Show what the run is doing outside of steps, such as "starting 2 vLLM engines"."""
         self._console.status(text)
 
     def warn(self, text: str) -> None:
-        """A sentence that the user should not miss."""
+        """Print a sentence that the user should not miss."""
         self.note(f"warning: {text}")
 
     def note(self, text: str) -> None:
-        """A line that stays, such as what was left out of the data."""
+        """Print a line that stays, such as what was left out of the data."""
         self._console.note(text)
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics of rollout step ``step``, counted from 1."""
+        """Log the metrics of a step; steps are counted from 1."""
         self._metrics_file.write(step, metrics)
         if self._sent.is_new_step(step):
             for backend in self._backends:
@@ -116,7 +123,8 @@ class RunLogger:
     def log_validation(
         self, step: int, metrics: Mapping[str, float], sample_answers: Sequence[SampleAnswer] = ()
     ) -> None:
-        """Metrics of the validation after step ``step``, 0 being before the first, and a few answers."""
+        """Log the metrics of the validation after ``step``, where 0 is before the first, and a few
+        answers."""
         self._metrics_file.write(step, metrics)
         if self._sent.is_new_validation(step):
             for backend in self._backends:
@@ -128,13 +136,15 @@ class RunLogger:
         self._console.validation(step, metrics)
 
     def flush(self) -> None:
-        """Have everything that was logged on disk: nothing more of the latest step will come."""
+        """Write everything that was logged to the metrics file; call it when nothing more of the latest step
+        will come."""
         self._metrics_file.flush()
 
     def finish(self, summary: RunSummary) -> bool:
         """Write everything out and print the summary; the last line is ``run_dir: PATH``.
 
-        Returns whether all results are on disk; a warning says what is not. Other back ends do not count.
+        Returns whether the metrics file and the learning curve are on disk. Warnings say what is not, and
+        what went wrong in the back ends, which do not count.
         """
         self._console.status("writing the results")
         unwritten = self._write_results()
@@ -148,20 +158,25 @@ class RunLogger:
         return not unwritten
 
     def abandon(self, text: str) -> None:
-        """End without results: the directory is another run's by now. ``text`` is the last line."""
+        """End without writing results, since another run has taken the directory.
+
+        ``text`` is the last line.
+        """
         self._console.close()
         self._metrics_file.abandon()
         self._console.note(text)
 
     def last_words(self, reason: str) -> None:
-        """Complete the files and say why the run failed, where it cannot go on to a summary. May be called on
-        another thread; the last line is ``run_dir: PATH``."""
+        """Complete the files and say why the run failed, when it cannot go on to a summary.
+
+        The last line is ``run_dir: PATH``. Another thread than the run's may call it.
+        """
         self.close()
         self._console.note(f"The run failed: {reason}. The same command continues it.")
         self._console.note(f"run_dir: {self._directory.path}")
 
     def close(self) -> None:
-        """Restore the terminal and complete the files; safe after ``finish`` and to call twice."""
+        """Restore the terminal and complete the files; safe to call after ``finish``, and twice."""
         self._console.close()
         self._metrics_file.close()
         self._finish_backends(_ABANDON_S)
@@ -186,7 +201,7 @@ class RunLogger:
         return path.read_text(encoding="utf-8").strip() or None if path.is_file() else None
 
     def _finish_backends(self, timeout_s: float) -> list[str]:
-        """Wait for all of them together; what went wrong."""
+        """Wait at most ``timeout_s`` until all back ends have closed, and return what went wrong."""
         for backend in self._backends:
             backend.end()
         deadline_s = time.monotonic() + timeout_s
@@ -196,7 +211,7 @@ class RunLogger:
         return [problem for problem in problems if problem]
 
     def _recall(self, record: dict[str, Any]) -> None:
-        """A step of an earlier process, for the curve and the summary."""
+        """Take in a step of the metrics file, for the learning curve and the summary."""
         step = record["step"]
         if (reward := record.get("train/reward")) is not None:
             self._points.rewards.append((step, reward))
@@ -205,7 +220,7 @@ class RunLogger:
         self._progress.recall(step, record)
 
     def _write_results(self) -> list[str]:
-        """Complete the files; what went wrong."""
+        """Complete the metrics file, draw the learning curve, and return what went wrong."""
         problems = []
         for write in (self._metrics_file.close, self._draw_learning_curve):
             try:
@@ -219,7 +234,7 @@ class RunLogger:
             write_learning_curve(self._directory.learning_curve_path, self._points, self._directory.name)
 
     def _result_paths(self) -> dict[str, str]:
-        """Label to place of all there is."""
+        """Return where each result of the run is, by its label."""
         directory, cfg = self._directory, self._cfg
         places = {label: str(path) for label, path in directory.outputs().items()}
         if cfg.wandb.mode is WandbMode.offline:

@@ -1,4 +1,5 @@
-"""Metrics that carry their reduction, so that merging over ranks and micro-batches needs no name table."""
+"""Metrics that carry their reduction, so that merging over ranks and micro-batches needs no table of
+names."""
 
 from __future__ import annotations
 
@@ -16,7 +17,11 @@ class Reduction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A partial result: for ``mean``, ``total`` is the weighted sum and ``weight`` the sum of weights."""
+    """A partial value of a metric, to be merged with others.
+
+    For ``mean``, ``total`` is the weighted sum and ``weight`` the sum of weights; for others, ``total`` is
+    the value.
+    """
 
     total: float
     weight: float
@@ -24,14 +29,14 @@ class Metric:
 
     @property
     def value(self) -> float:
-        """The number to report; a mean over nothing is 0."""
+        """The number to report; the mean of nothing is 0."""
         if self.reduction is Reduction.mean:
             return self.total / self.weight if self.weight else 0.0
         return self.total
 
 
 def mean(total: float, weight: float = 1.0) -> Metric:
-    """A mean given as (weighted sum, weight)."""
+    """Return a metric that is a mean, given as its weighted sum and weight."""
     return Metric(float(total), float(weight), Reduction.mean)
 
 
@@ -48,7 +53,7 @@ def maximum(value: float) -> Metric:
 
 
 def merge(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
-    """One mapping from many, by each metric's own reduction.
+    """Merge many mappings into one, each metric by its own reduction.
 
     Raises ValueError when two parts disagree on a metric's reduction.
     """

@@ -1,4 +1,4 @@
-"""MLflow tracking."""
+"""Records a run in MLflow."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ from nemo_like.config.derived import mlflow_directory
 from nemo_like.config.schema import MlflowConfig
 from nemo_like.observability.summary import SampleAnswer
 
-# What one request may carry.
+# How many of them one request may carry.
 _MAX_METRICS, _MAX_PARAMS = 1000, 100
 
 
 def tracking_uri(cfg: MlflowConfig) -> str | None:
-    """Where the runs are kept; None leaves it to MLflow."""
+    """Return where the runs are kept; None leaves the choice to MLflow."""
     return cfg.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
 
 
 def mlflow_name(name: str, is_directory: bool) -> str:
-    """The metric's name as MLflow takes it: without "@" and other signs, and in a directory, where a name is
-    the path of a file, with one "/" at most: no metric can then be the directory of another."""
+    """Return the metric's name as MLflow takes it, without "@" and other signs that it refuses.
+
+    In a directory a name is the path of a file. There the name keeps only its first "/", so that no metric
+    has another's path as its directory.
+    """
     allowed = re.sub(r"[^\w.\- :/]", "_", name.replace("@", "_at_"))
     if not is_directory:
         return allowed
@@ -33,13 +36,13 @@ def mlflow_name(name: str, is_directory: bool) -> str:
 
 
 class MlflowRecorder:
-    """A run in the experiment that the configuration names."""
+    """A ``Recorder`` that writes a run into the experiment which the configuration names."""
 
     def __init__(self, cfg: MlflowConfig, run_name: str, resolved_config: Mapping[str, Any]) -> None:
         uri = tracking_uri(cfg)
         self._is_directory = uri is None or mlflow_directory(uri) is not None
         if self._is_directory:
-            # Newer versions of MLflow write into a directory only for those who insist, as this key does.
+            # Newer versions of MLflow write into a directory only where this variable says so.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         from mlflow import MlflowClient
         from mlflow.entities import Metric, Param
@@ -57,7 +60,7 @@ class MlflowRecorder:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         now_ms = time.time_ns() // 1_000_000
-        # A server's database may have no place for what is not finite.
+        # A server's database may not take values that are not finite.
         values = [
             self._metric(mlflow_name(name, self._is_directory), value, now_ms, step)
             for name, value in metrics.items()
@@ -67,14 +70,14 @@ class MlflowRecorder:
             self._client.log_batch(self._run_id, metrics=values[start : start + _MAX_METRICS])
 
     def log_answers(self, step: int, answers: Sequence[SampleAnswer]) -> None:
-        """Answers are texts, which are not kept here."""
+        """Do nothing: texts are not kept in MLflow."""
 
     def close(self) -> None:
         self._client.set_terminated(self._run_id)
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """(full key, value) of the configuration."""
+    """Yield (full key, value) for each value of the configuration."""
     for name, value in tree.items():
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{prefix}{name}.")

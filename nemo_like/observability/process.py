@@ -1,4 +1,5 @@
-"""What can be switched on in a process of a run to see what it does: spans, torch's profiler, NVTX ranges."""
+"""What shows what a process of a run does: its spans, torch's profiler, NVTX ranges and the usage of its
+GPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +12,10 @@ from nemo_like.observability.trace import Span, add_annotation, remove_annotatio
 
 
 class ProcessObserver:
-    """One per process. The profiler and the ranges load torch, so they are for processes that have it."""
+    """Starts and stops recording in its process.
+
+    The profiler and the NVTX ranges need torch, which they import.
+    """
 
     def __init__(self) -> None:
         self._profile: Any = None
@@ -22,17 +26,17 @@ class ProcessObserver:
         start_trace()
 
     def take_trace(self) -> list[Span]:
-        """The spans since ``start_trace``; recording stops."""
+        """Return the spans since ``start_trace``, and stop recording."""
         return take_trace()
 
     def start_profile(self) -> None:
-        """Begin to record operators, and CUDA kernels where there is a device, of all threads."""
+        """Start torch's profiler for all threads: operators, and CUDA kernels where there is a device."""
         from torch import profiler
         from torch._C._profiler import _ExperimentalConfig
 
         # An engine computes on a thread of its own.
         config = _ExperimentalConfig(profile_all_threads=True)
-        if self._profile is not None:  # of a step that was given up
+        if self._profile is not None:  # it was started for a step that was abandoned
             self._profile.stop()
         self._profile = profiler.profile(
             activities=profiler.supported_activities(), experimental_config=config
@@ -41,7 +45,8 @@ class ProcessObserver:
         add_annotation("profile", profiler.record_function)
 
     def stop_profile(self, path: str) -> None:
-        """Write what was recorded since ``start_profile`` as a Chrome trace, with our spans among it."""
+        """Stop the profiler, and write what it recorded to ``path`` as a Chrome trace, with the spans among
+        it."""
         remove_annotation("profile")
         self._profile.stop()
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +54,8 @@ class ProcessObserver:
         self._profile = None
 
     def take_gpu_usage(self) -> dict[str, Metric]:
-        """How busy and full this process's GPUs were since the last call; the first begins to look."""
+        """Return how busy and full this process's GPUs were since the last call; the first call starts the
+        sampling."""
         if self._gpu_usage is None:
             self._gpu_usage = GpuUsage(own_gpus())
         return self._gpu_usage.take()

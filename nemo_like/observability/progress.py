@@ -1,4 +1,5 @@
-"""What a person wants to know during a run, worked out from the metrics: shared by every console."""
+"""What a person wants to know during a run, computed from the metrics; both consoles and the summary show
+it."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-# Stages of a step that do not overlap, under timing/train/; what they leave is "other".
+# Stages of a step that do not overlap, as named under timing/train/. The rest of the step's time is "other".
 STEP_STAGES = ("weight_sync", "generation", "logprobs", "advantage", "policy_training")
 
 _TIMING = "timing/train/"
@@ -22,7 +23,7 @@ class StageShare:
 
 
 def stage_shares(metrics: Mapping[str, float]) -> list[StageShare]:
-    """Where a step's time went, stages of at least half a per cent, "other" last; empty without timings."""
+    """Return the stages' shares of a step's time, "other" last; those below 0.5 % are left out."""
     total_s = metrics.get(f"{_TIMING}total_step_time", 0.0)
     if total_s <= 0:
         return []
@@ -36,20 +37,21 @@ def stage_shares(metrics: Mapping[str, float]) -> list[StageShare]:
 
 
 def format_failed(metrics: Mapping[str, float], part: str) -> str:
-    """The share of the samples of ``part`` ("train", "validation") whose reward failed; empty without any."""
+    """Return a text with the share of failed rewards in ``part`` ("train", "validation"), empty if none
+    failed."""
     share = metrics.get(f"{part}/failed_reward_share", 0.0)
     return f"{share:.1%} of the rewards failed" if share else ""
 
 
 def format_duration(seconds: float) -> str:
-    """``m:ss``, with hours ``h:mm:ss``."""
+    """Return a duration as ``m:ss``, or with hours as ``h:mm:ss``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 class RunProgress:
-    """Latest values of a run, and how long it will still take."""
+    """The values that a run has logged so far, and how long it will still take."""
 
     def __init__(self, max_num_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.max_num_steps = max_num_steps
@@ -70,13 +72,14 @@ class RunProgress:
 
     @property
     def has_partial_rewards(self) -> bool:
-        """Whether some answers of a validation were neither worth 0 nor 1: then the mean reward is not the
-        accuracy."""
+        """Whether the mean reward of some validation is not its accuracy, as when answers are worth neither 0
+        nor 1."""
         return bool(self.validation_rewards) and self.validation_rewards != self.accuracies
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds to the last step at the recent pace, validations between steps included."""
+        """Seconds to the last step at the pace of recent steps, with the validations between them; None if
+        unknown."""
         remaining = self.max_num_steps - self.step
         if len(self._step_ends_s) > 1:
             pace_s = (self._step_ends_s[-1] - self._step_ends_s[0]) / (len(self._step_ends_s) - 1)
@@ -86,18 +89,19 @@ class RunProgress:
 
     @property
     def failed_shares(self) -> dict[str, float]:
-        """Mean share of the samples whose reward failed, in training and in validation."""
+        """The share of samples whose reward failed, in training and in validation, as the mean over what was
+        logged."""
         return {part: sum(shares) / len(shares) for part, shares in self._failed_shares.items()}
 
     def forget(self) -> None:
-        """Drop the values of all steps, for a run that goes back."""
+        """Forget the values of all steps: a run that goes back recalls those that still count."""
         self.rewards.clear()
         self.accuracies.clear()
         self.validation_rewards.clear()
         self._failed_shares.clear()
 
     def recall(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take in a step of an earlier process."""
+        """Take in a step that was logged before, by an earlier process or before the run went back."""
         self.step = step
         self._take(step, metrics)
 

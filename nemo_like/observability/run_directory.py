@@ -1,4 +1,5 @@
-"""One directory per run: resolved config, metrics, learning curve, logs, W&B files."""
+"""The directory of a run, which holds its resolved configuration, metrics, learning curve, logs and W&B
+files."""
 
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ from nemo_like.observability.disk import write_whole
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """Names of everything a run leaves behind."""
+    """Where in its directory a run leaves what."""
 
     path: Path
 
     @classmethod
     def create(cls, log_dir: str, run_name: str) -> RunDirectory:
-        """Make ``log_dir/run_name``, or ``run_name-2``, ``-3``, ... when that is taken.
+        """Make ``log_dir/run_name``, or ``run_name-2``, ``-3``, ... when that exists.
 
         Raises OSError when it cannot be written.
         """
@@ -35,7 +36,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, log_dir: str, run_name: str) -> RunDirectory:
-        """``log_dir/run_name``, which an earlier process of the run may have made.
+        """Return ``log_dir/run_name``, and make it unless an earlier process of the run has.
 
         Raises OSError when it cannot be written.
         """
@@ -58,7 +59,8 @@ class RunDirectory:
 
     @property
     def wandb_run_id_path(self) -> Path:
-        """The id of the run in W&B, there from the start on: the same command continues it."""
+        """The file with the run's id in W&B, written at the start so that the same command continues that
+        run."""
         return self.path / "wandb_run_id"
 
     @property
@@ -83,7 +85,7 @@ class RunDirectory:
         return self.path / "wandb"
 
     def outputs(self) -> dict[str, Path]:
-        """What there is for a person to open, by what it is."""
+        """Return the paths that exist and that a person may open, by a label."""
         places = {
             "metrics": self.metrics_path,
             "configuration": self.config_path,
@@ -101,11 +103,11 @@ class RunDirectory:
         return {label: path for label, path in (places | more).items() if path.exists()}
 
     def trace_path(self, step: int) -> Path:
-        """The time line of a step, for chrome://tracing or ui.perfetto.dev."""
+        """Return the file of a step's time line, for chrome://tracing or ui.perfetto.dev."""
         return self.path / f"trace_step_{step}.json"
 
     def profile_path(self, step: int, actor: str) -> Path:
-        """torch's profile of one process over a step."""
+        """Return the file of torch's profile of one process over a step."""
         return self.path / "profiles" / f"step_{step}" / f"{actor}.json.gz"
 
     @property
@@ -113,7 +115,7 @@ class RunDirectory:
         return self.path / "logs"
 
     def log_path(self, actor: str) -> str:
-        """Where a process called ``actor`` writes its output; "/" in a name becomes "-"."""
+        """Return the file to which the process ``actor`` writes its output; "/" in the name becomes "-"."""
         return str(self.logs_path / f"{actor.replace('/', '-')}.log")
 
     def write_config(self, resolved_yaml: str) -> None:

@@ -1,16 +1,18 @@
-"""One run at a time in a directory, also one that several machines share.
+"""A lock that lets one run at a time have a directory, also one that several machines share.
 
 DIRECTORY/starts/
   1.json      ended
   2.json      its process was killed
   3.json      holds the directory: the highest number does
 
-A start takes the directory by making the next number, which the file system gives to one of several that
-try. Numbers are never used again, so nobody can take away what he has not looked at.
+Each start of a run takes the directory by making the file with the next number. When several starts try, the
+file system gives the number to one of them. Numbers are never used again, so a start can only take the
+directory from the very start that it has found to be over.
 
-A start is over when it says so, when its process is gone (as only its own machine can tell), when Slurm has
-queued its job again, or when it gave no sign of life for ``LEASE_S``. The sign is its file's time, which the
-file server's clock sets; the age is measured with the same clock.
+A start is over when its file says so, when its process is gone (which only its own machine can tell), when
+Slurm has queued its job again, or when it gave no sign of life for ``LEASE_S``. The sign of life is the
+modification time of its file, which the file server's clock sets; the same clock measures how long ago that
+was.
 """
 
 from __future__ import annotations
@@ -31,19 +33,22 @@ _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
 class DirectoryInUse(RuntimeError):
-    """Another start holds the directory; the message says which, and what to do."""
+    """Another start holds the directory; the message says which one, and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStart:
-    """Who started a run. Process ids mean something to processes of the same ``boot_id`` and
-    ``pid_namespace`` alone: containers on one machine count their processes each for themselves."""
+    """One start of a run: which process it is, on which machine, and whether it has ended.
+
+    Only processes with the same ``boot_id`` and ``pid_namespace`` can look up each other's ids, since each
+    container on a machine numbers its own processes.
+    """
 
     host: str
-    boot_id: str  # of the kernel; another after every boot
-    pid_namespace: str | None  # null where /proc shows another one's processes
+    boot_id: str  # the kernel's, which is new after every boot
+    pid_namespace: str | None  # None where /proc shows the processes of another namespace
     pid: int
-    process_began: int  # clock ticks after the boot: tells a process from a later one with its id
+    process_began: int  # clock ticks after the boot; tells the process from a later one with the same id
     slurm_job: str | None  # cluster and number
     slurm_restarts: int  # how often Slurm had queued the job again
     began: str
@@ -51,7 +56,7 @@ class RunStart:
 
     @classmethod
     def of_this_process(cls, environment: Mapping[str, str] = os.environ) -> RunStart:
-        """The start that this process is."""
+        """Return the start that this process is."""
         job = environment.get("SLURM_JOB_ID")
         return cls(
             host=gethostname(),
@@ -65,7 +70,8 @@ class RunStart:
         )
 
     def is_over(self, seen_by: RunStart, silence_s: float) -> bool:
-        """Whether this start has ended, as the start ``seen_by`` sees it."""
+        """Return whether this start is over, as ``seen_by`` can tell; it gave its last sign of life
+        ``silence_s`` ago."""
         if self.ended is not None:
             return True
         if self._shares_processes_with(seen_by):
@@ -77,7 +83,7 @@ class RunStart:
         return is_requeued or silence_s >= LEASE_S
 
     def describe(self, seen_by: RunStart, silence_s: float) -> str:
-        """What a start that is not over does, for the user of the start ``seen_by``."""
+        """Return a clause on who this start is and when it lived, for the user of ``seen_by``."""
         job = f" (Slurm job {self.slurm_job.rpartition('/')[2]})" if self.slurm_job else ""
         who = f"process {self.pid} on host {self.host}{job} has held it since {self.began}"
         if self._shares_processes_with(seen_by):
@@ -93,7 +99,10 @@ class DirectoryLock:
     """A directory that this process holds until ``release``, or until another has taken it."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises DirectoryInUse when another start holds the directory, OSError when it cannot be written."""
+        """Take the directory.
+
+        Raises DirectoryInUse when another start holds it, OSError when it cannot be written.
+        """
         self.directory = directory
         self._starts = directory / "starts"
         self._starts.mkdir(parents=True, exist_ok=True)
@@ -101,9 +110,10 @@ class DirectoryLock:
         self._number = self._take()
 
     def renew(self) -> str | None:
-        """Give a sign of life. Returns why the directory is not this process's any more, None when it is.
+        """Give a sign of life, and return None; or return why this process does not hold the directory any
+        more.
 
-        Raises OSError when neither can be told.
+        Raises OSError when the file system does not tell.
         """
         taken_by = self._path(self._number + 1)
         if taken_by.exists():
@@ -119,14 +129,14 @@ class DirectoryLock:
         return None
 
     def release(self) -> None:
-        """Say that this start is over."""
+        """Write into this start's file that the start is over."""
         ended = replace(self._start, ended=_now())
         unfinished = self._starts / f".{uuid.uuid4().hex}"
         try:
             _write(unfinished, ended)
             unfinished.replace(self._path(self._number))
         except OSError:
-            unfinished.unlink(missing_ok=True)  # then the end of the process says it
+            unfinished.unlink(missing_ok=True)  # other starts will see that the process is gone
 
     def _take(self) -> int:
         candidate = self._starts / f".{uuid.uuid4().hex}"
@@ -143,7 +153,7 @@ class DirectoryLock:
             candidate.unlink(missing_ok=True)
 
     def _check_over(self, path: Path, candidate: Path) -> None:
-        """Raises DirectoryInUse unless the start in ``path`` is over."""
+        """Raise DirectoryInUse unless the start in ``path`` is over."""
         os.utime(candidate)
         with path.open(encoding="utf-8") as file:  # opening it makes NFS ask the server
             silence_s = candidate.stat().st_mtime - os.fstat(file.fileno()).st_mtime
@@ -165,11 +175,11 @@ class DirectoryLock:
 
 
 def _create(path: Path, candidate: Path, start: RunStart) -> bool:
-    """Give ``candidate`` this name too; False when another file has it already."""
+    """Give ``candidate`` the name ``path`` too and return True, or False when another file has that name."""
     try:
         os.link(candidate, path)
     except FileExistsError:
-        # Over NFS the first of two tries may have succeeded, and its answer been lost.
+        # NFS may repeat a request whose answer was lost: then the first made the link that is in the way.
         return candidate.stat().st_nlink == 2
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
@@ -187,7 +197,7 @@ def _write(path: Path, start: RunStart) -> None:
 
 
 def _read(path: Path) -> RunStart | None:
-    """None when the file says nothing that can be understood."""
+    """Return the start that a file describes, or None when the file cannot be understood."""
     try:
         return RunStart(**json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError):
@@ -200,7 +210,7 @@ def _pid_namespace() -> str | None:
 
 
 def _is_running(pid: int, began: int) -> bool:
-    """Whether the process with this id is the one that began then."""
+    """Return whether the process that had this id and began then is still running."""
     since = _running_since(pid)
     if since is not None:
         return since == began
@@ -208,18 +218,19 @@ def _is_running(pid: int, began: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # /proc may hide what belongs to others
+    except PermissionError:  # it belongs to another user; /proc may hide such processes
         return not Path(f"/proc/{pid}").exists()
-    return False  # a corpse
+    return False  # ended, and not yet waited for by its parent
 
 
 def _running_since(pid: int) -> int | None:
-    """Clock ticks after the boot at which this process began; None when there is none, or only its corpse."""
+    """Return the clock ticks after the boot at which a process began; None when it has ended or /proc lacks
+    it."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    state, *fields = text.rpartition(")")[2].split()  # what precedes is the program's name
+    state, *fields = text.rpartition(")")[2].split()  # before the last ")" is the program's name
     return None if state in "ZX" else int(fields[18])
 
 

@@ -1,4 +1,4 @@
-"""The last screen of a run: what was reached, a few answers to look at, and where everything is."""
+"""The summary that a run prints at its end: what it reached, a few answers, and where everything is."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from nemo_like.observability.progress import RunProgress, format_duration
 
-# Of a prompt, of a response and of a reference answer; W&B has all of them.
+# So much is shown of a prompt, of a response and of a reference answer; W&B gets the whole texts.
 _SHOWN_CHARACTERS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class SampleAnswer:
-    """One validation answer in words; the response is read after the prompt."""
+    """One answer of a validation as text. The response continues the prompt."""
 
     prompt: str
     response: str
@@ -33,7 +33,7 @@ class RunSummary:
 
 
 def format_summary(summary: RunSummary, progress: RunProgress, paths: Mapping[str, str]) -> list[str]:
-    """Lines of the summary, without the closing ``run_dir`` line."""
+    """Return the lines of the summary, without the closing ``run_dir`` line."""
     steps = f"{progress.step} of {progress.max_num_steps} steps"
     lines = ["", f"The run {summary.outcome}. {steps} in {format_duration(progress.elapsed_s)}."]
     results = _results(progress)
@@ -69,7 +69,7 @@ def _answers(answers: Sequence[SampleAnswer]) -> list[str]:
 
 
 def _verdict(item: SampleAnswer) -> str:
-    """What the reward says of the answer: one between wrong and right is named."""
+    """Return what the reward says of the answer; the text has a reward that is neither 0 nor 1."""
     if item.reward is None:
         return f"not judged: {item.failure}"
     reward = f"reward {item.reward:.4g}"
@@ -80,7 +80,7 @@ def _verdict(item: SampleAnswer) -> str:
 
 
 def _shortened(text: str) -> str:
-    """The text without its middle, where it is long."""
+    """Return the text, and a long one without its middle."""
     if len(text) <= _SHOWN_CHARACTERS:
         return text
     half = _SHOWN_CHARACTERS // 2

@@ -1,4 +1,4 @@
-"""TensorBoard event files, without TensorFlow or torch."""
+"""Records a run in TensorBoard's event files, without TensorFlow or torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nemo_like.observability.summary import SampleAnswer
 
 
 class TensorboardRecorder:
-    """A run as scalars in an event file in ``directory``."""
+    """A ``Recorder`` that writes a run's metrics as scalars into an event file in ``directory``."""
 
     def __init__(self, directory: Path) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -27,7 +27,7 @@ class TensorboardRecorder:
         )
 
     def log_answers(self, step: int, answers: Sequence[SampleAnswer]) -> None:
-        """Answers are texts, which are not kept here."""
+        """Do nothing: texts are not kept in TensorBoard."""
 
     def close(self) -> None:
         self._writer.close()

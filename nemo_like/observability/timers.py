@@ -1,4 +1,4 @@
-"""Where the time goes: named stages, in seconds of wall time."""
+"""Timers for named stages and for passes of a loop, in seconds of wall time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from nemo_like.observability.trace import span
 
 
 class StageTimer:
-    """``with timer("generation"): ...``; a stage entered more than once adds up. Stages may nest."""
+    """Measures the seconds of stages: ``with timer("generation"): ...``.
+
+    The times of a stage that is entered more than once add up. Stages may nest.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -18,7 +21,7 @@ class StageTimer:
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        """Time a block; also when it raises."""
+        """Time a block as ``stage``, also when the block raises."""
         started_s = self._clock()
         try:
             with span(stage):
@@ -27,16 +30,19 @@ class StageTimer:
             self.add(stage, self._clock() - started_s)
 
     def add(self, stage: str, seconds: float) -> None:
-        """Count time that somebody else measured."""
+        """Add to a stage seconds that were measured elsewhere."""
         self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
 
     def metrics(self, prefix: str = "timing/train/") -> dict[str, float]:
-        """Seconds per stage under ``prefix``, in the order in which the stages ended."""
+        """Return the seconds per stage under ``prefix``, in the order in which the stages first ended."""
         return {f"{prefix}{stage}": seconds for stage, seconds in self._seconds.items()}
 
 
 class SlowestPass:
-    """``with timer: ...`` around each pass of a loop; ``slowest_s`` is the longest, 0 before the first."""
+    """Measures the longest pass of a loop: put ``with timer: ...`` around each pass.
+
+    ``slowest_s`` is the seconds of the longest, 0 before the first has ended.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock

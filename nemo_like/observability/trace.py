@@ -1,9 +1,10 @@
-"""Named spans of time, recorded per process while somebody asks for them. Standard library only.
+"""Named spans of time, which a process records between ``start_trace`` and ``take_trace``. Standard library
+only.
 
     with span("fetch"):
         ...
 
-A span that nobody records costs a look at two variables. Times are those of the system's clock, so that the
+While nothing is recorded, a span costs a look at two variables. Times are those of the system's clock, so the
 spans of all processes of a machine lie on one time line.
 """
 
@@ -20,7 +21,7 @@ Annotation = Callable[[str], AbstractContextManager[object]]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that a thread of a process did, in nanoseconds of the system's clock."""
+    """What a thread did from ``start_ns`` to ``end_ns``, in nanoseconds of the system's clock."""
 
     name: str
     thread: str
@@ -34,32 +35,33 @@ _NOTHING = nullcontext()
 
 
 def span(name: str) -> AbstractContextManager[object]:
-    """Marks the block for the trace, if one is being recorded, and for every profiler that was added."""
+    """Mark a block for the trace, while one is recorded, and for every annotation that was added."""
     if _recorded is None and not _annotations:
         return _NOTHING
     return _marked(name)
 
 
 def start_trace() -> None:
-    """Record the spans of this process from now on; what an earlier recording has left is dropped."""
+    """Record the spans of this process from now on, and forget those of an earlier recording."""
     global _recorded
     _recorded = []
 
 
 def take_trace() -> list[Span]:
-    """What this process recorded, in the order of the ends; recording stops."""
+    """Stop recording, and return the spans of this process in the order in which they ended."""
     global _recorded
     spans, _recorded = _recorded, None
     return spans or []
 
 
 def add_annotation(key: str, annotation: Annotation) -> None:
-    """Enter ``annotation(name)`` for every span of this process; a profiler's way to show our names."""
+    """Enter ``annotation(name)`` around every span of this process, so that a profiler shows the span's
+    name."""
     _annotations[key] = annotation
 
 
 def remove_annotation(key: str) -> None:
-    """Safe when it was never added."""
+    """Remove an annotation; safe when it was never added."""
     _annotations.pop(key, None)
 
 
@@ -77,10 +79,10 @@ def _marked(name: str) -> Iterator[None]:
 
 
 def chrome_trace(processes: Mapping[str, list[Span]]) -> dict[str, object]:
-    """Chrome's trace event format, which chrome://tracing and ui.perfetto.dev open.
+    """Return the spans, by process, in Chrome's trace event format, for chrome://tracing and ui.perfetto.dev.
 
-    Processes keep their order. Microseconds count from the first span. Spans of one thread that overlap
-    without one holding the other, as those of coroutines do, go to tracks of their own.
+    Processes keep their order. Microseconds count from the beginning of the first span. Spans of one thread
+    that overlap without one holding the other, as those of coroutines do, go to different tracks.
     """
     origin_ns = min((item.start_ns for spans in processes.values() for item in spans), default=0)
     events: list[dict[str, object]] = []
@@ -104,7 +106,10 @@ def chrome_trace(processes: Mapping[str, list[Span]]) -> dict[str, object]:
 
 
 def tracks(spans: list[Span]) -> dict[str, list[Span]]:
-    """Spans by track, so that any two of a track are apart or one holds the other; threads keep theirs."""
+    """Return the spans by track. Any two spans of a track are apart, or one holds the other.
+
+    A thread's first track has its name; the others have a number behind it.
+    """
     by_track: dict[str, list[Span]] = {}
     open_ends_ns: dict[str, list[int]] = {}
     for item in sorted(spans, key=lambda item: (item.start_ns, -item.end_ns)):

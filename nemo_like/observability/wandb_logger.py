@@ -1,4 +1,4 @@
-"""Weights & Biases; ``offline`` needs no network."""
+"""Records a run in Weights & Biases (W&B). Mode ``offline`` needs no network."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from nemo_like.observability.summary import SampleAnswer
 
 
 def new_run_id() -> str:
-    """An id that W&B accepts for a new run."""
+    """Return an id that W&B accepts for a new run."""
     return uuid.uuid4().hex[:8]
 
 
 def end_processes() -> None:
-    """Kill W&B's own processes below this one: whoever waits for them goes on, with an error."""
+    """Kill the W&B processes that this process started; a call that waits for one then ends with an error."""
     for process in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
             if process.name().startswith("wandb"):
@@ -30,15 +30,18 @@ def end_processes() -> None:
 
 
 class WandbRecorder:
-    """A run in ``wandb`` below the run directory."""
+    """A ``Recorder`` that writes a W&B run, with its files in ``wandb`` below the run directory."""
 
     def __init__(
         self, cfg: WandbConfig, directory: Path, resolved_config: Mapping[str, Any], run_id: str
     ) -> None:
-        """Continues the run that has ``run_id``, if there is one. Raises PermissionError without a key."""
+        """Start a W&B run, or continue the one that has ``run_id``.
+
+        Raises PermissionError without an API key.
+        """
         import wandb
 
-        # W&B's log is in the run directory: on a full disk each of its lines would print a traceback.
+        # W&B logs into the run directory. On a full disk each of its lines would print a traceback.
         logging.raiseExceptions = False
         self._wandb = wandb
         if cfg.mode is WandbMode.online and not wandb.login(prompt=False):
@@ -57,7 +60,7 @@ class WandbRecorder:
         try:
             self._run = wandb.init(
                 id=run_id,
-                # Offline files meet the run they continue when they are uploaded, by the id alone.
+                # Offline, the id is enough: the files join the run that they continue when they are uploaded.
                 resume="allow" if cfg.mode is WandbMode.online else None,
                 project=cfg.project,
                 name=cfg.name or directory.name,
@@ -80,7 +83,7 @@ class WandbRecorder:
             self._run.log(dict(metrics), step=step)
 
     def log_answers(self, step: int, answers: Sequence[SampleAnswer]) -> None:
-        """As a table."""
+        """Record the answers as a table."""
         if not self._is_open(step):
             return
         columns = [field.name for field in fields(SampleAnswer)]
@@ -89,8 +92,11 @@ class WandbRecorder:
         self._run.log({"validation/answers": table}, step=step)
 
     def _is_open(self, step: int) -> bool:
-        """Whether W&B still takes this step: a process that was killed may have logged beyond the checkpoint
-        from which this one continues its run."""
+        """Return whether W&B still takes values of this step.
+
+        A process that was killed may have logged steps after the checkpoint from which this process
+        continues.
+        """
         return step >= int(self._run.step)
 
     def close(self) -> None:
@@ -100,9 +106,9 @@ class WandbRecorder:
             self._end_service()
 
     def _end_service(self) -> None:
-        """End W&B's own process; only then is everything on disk.
+        """Stop W&B's own process; only then is everything on disk.
 
-        Raises OSError where it is gone already. W&B would otherwise find out when this process exits, with a
-        traceback.
+        Raises OSError when that process is gone already. Without this call, W&B would notice that when this
+        process exits, and print a traceback.
         """
         self._wandb.teardown()
