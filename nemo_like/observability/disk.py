@@ -23,8 +23,7 @@ class DiskFull(RuntimeError):
 
 
 def disk_full(what: str, directory: Path, needed_bytes: int | None, remedy: str = _REMEDY) -> DiskFull:
-    """Return the error for a disk that has no space for ``what`` in ``directory``; ``needed_bytes`` None:
-    unknown."""
+    """Return the error for a disk without space for ``what``; ``needed_bytes`` may be unknown."""
     free = format_size(_free_bytes(directory))
     needed = "more is needed" if needed_bytes is None else f"it needs {format_size(needed_bytes)}"
     return DiskFull(f"no space for {what}: {free} are free in {directory}, and {needed}. {remedy}")
@@ -107,8 +106,7 @@ def whole_directory(path: Path, what: str, needed_bytes: int) -> Iterator[Path]:
 def removed_on_error(directory: Path) -> Iterator[None]:
     """Run a block that works in ``directory``, and remove the directory when the block raises.
 
-    Where the disk was full, raises OSError with ENOSPC instead: after the removal nobody could see that it
-    was.
+    Where the disk was full, raises OSError with ENOSPC instead: the removal would hide it.
     """
     try:
         yield

@@ -28,8 +28,7 @@ ReadGpu = Callable[[], GpuSample]
 
 
 def usage_metrics(samples: Sequence[GpuSample]) -> dict[str, Metric]:
-    """Return the samples' mean utilisation and peak memory, to be merged over processes; {} without
-    samples."""
+    """Return the samples' mean utilisation and peak memory, to be merged over processes; {} for none."""
     if not samples:
         return {}
     return {
@@ -99,8 +98,7 @@ def _readers(pynvml: Any, environment: Mapping[str, str]) -> list[ReadGpu]:
 def visible_gpus(cuda_visible_devices: str | None, num_gpus: int) -> list[int | str]:
     """Return the indices or UUIDs of the GPUs that CUDA shows to a process.
 
-    Like CUDA, take the names in ``cuda_visible_devices`` up to the first that is not valid; None shows all
-    GPUs.
+    As in CUDA, the names in ``cuda_visible_devices`` count up to the first invalid one; None shows all GPUs.
     """
     if cuda_visible_devices is None:
         return list(range(num_gpus))

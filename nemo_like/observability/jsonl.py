@@ -18,8 +18,7 @@ _MEASURED_SUFFIX = "_s"  # seconds, and rates per second
 
 
 class MetricsFile:
-    """A ``metrics.jsonl`` that is written, one line per step. All that is written of a step becomes one
-    object.
+    """Writes a ``metrics.jsonl``, one line per step. All metrics of a step become one object.
 
     A step's line reaches the file when the next step is written, or with ``flush``.
     """
@@ -48,8 +47,7 @@ class MetricsFile:
                 self._append(line)
 
     def rewind(self, last_step: int) -> None:
-        """Remove the lines after ``last_step``, and one that was cut short; their steps will be written
-        again."""
+        """Remove the lines after ``last_step``, which will be written again, and one that was cut short."""
         self._pending = None
         self._file.close()
         kept = []
@@ -86,8 +84,7 @@ class MetricsFile:
 
 
 def _open(path: Path) -> FileIO:
-    """Open a file to append, without a buffer: it would keep what the disk refused, and fail again at
-    close."""
+    """Open a file to append, unbuffered: a buffer would keep what the disk refused, and fail again."""
     return path.open("ab", buffering=0)
 
 

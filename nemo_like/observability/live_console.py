@@ -32,8 +32,7 @@ _STAGE_COLOURS = {
 
 
 class LiveConsole:
-    """A console that shows step, reward, validation accuracy, speed, each stage's share of time, and time
-    left."""
+    """A console that shows step, reward, accuracy, speed, stages' shares of a step's time, and time left."""
 
     def __init__(self, stream: TextIO, run_name: str, progress: RunProgress) -> None:
         self._run_name = run_name

@@ -1,5 +1,4 @@
-"""The run's logger: one interface in front of console, metrics file, learning curve, W&B, TensorBoard and
-MLflow."""
+"""One small interface in front of console, metrics file, learning curve, W&B, TensorBoard and MLflow."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ class _SentSteps:
         return is_new
 
     def is_new_validation(self, step: int) -> bool:
-        """Return whether the validation after this step is sent for the first time; it counts as sent from
-        now on."""
+        """Return ``is_new_step`` for the validation after a step."""
         is_new, self._validation = step > self._validation, max(step, self._validation)
         return is_new
 
@@ -90,8 +88,8 @@ class RunLogger:
         self.close()
 
     def continue_after(self, step: int) -> None:
-        """Go back to where the run stood after ``step``: remove what was logged later, and recall what was
-        before."""
+        """Go back to where the run stood after ``step``, and remove from the metrics what was logged
+        later."""
         self._metrics_file.rewind(step)
         self._points = CurvePoints()
         self._progress.forget()
@@ -123,8 +121,7 @@ class RunLogger:
     def log_validation(
         self, step: int, metrics: Mapping[str, float], sample_answers: Sequence[SampleAnswer] = ()
     ) -> None:
-        """Log the metrics of the validation after ``step``, where 0 is before the first, and a few
-        answers."""
+        """Log the metrics of the validation after ``step`` (0: before the first), and a few answers."""
         self._metrics_file.write(step, metrics)
         if self._sent.is_new_validation(step):
             for backend in self._backends:
@@ -136,8 +133,7 @@ class RunLogger:
         self._console.validation(step, metrics)
 
     def flush(self) -> None:
-        """Write everything that was logged to the metrics file; call it when nothing more of the latest step
-        will come."""
+        """Complete the metrics file; call it when nothing more of the latest step will come."""
         self._metrics_file.flush()
 
     def finish(self, summary: RunSummary) -> bool:
@@ -201,7 +197,7 @@ class RunLogger:
         return path.read_text(encoding="utf-8").strip() or None if path.is_file() else None
 
     def _finish_backends(self, timeout_s: float) -> list[str]:
-        """Wait at most ``timeout_s`` until all back ends have closed, and return what went wrong."""
+        """Let all back ends close, wait for them about ``timeout_s`` together, and return what went wrong."""
         for backend in self._backends:
             backend.end()
         deadline_s = time.monotonic() + timeout_s

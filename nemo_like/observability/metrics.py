@@ -1,5 +1,4 @@
-"""Metrics that carry their reduction, so that merging over ranks and micro-batches needs no table of
-names."""
+"""Metrics that carry their reduction: merging over ranks and micro-batches needs no table of names."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ class Reduction(Enum):
 class Metric:
     """A partial value of a metric, to be merged with others.
 
-    For ``mean``, ``total`` is the weighted sum and ``weight`` the sum of weights; for others, ``total`` is
-    the value.
+    For ``mean``, ``total`` is the weighted sum and ``weight`` the sum of weights; else ``total`` is all.
     """
 
     total: float

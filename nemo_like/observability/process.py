@@ -1,5 +1,4 @@
-"""What shows what a process of a run does: its spans, torch's profiler, NVTX ranges and the usage of its
-GPUs."""
+"""What shows what a process does: its spans, torch's profiler, NVTX ranges and the usage of its GPUs."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ class ProcessObserver:
         add_annotation("profile", profiler.record_function)
 
     def stop_profile(self, path: str) -> None:
-        """Stop the profiler, and write what it recorded to ``path`` as a Chrome trace, with the spans among
-        it."""
+        """Stop the profiler, and write what it recorded to ``path`` as a Chrome trace, spans included."""
         remove_annotation("profile")
         self._profile.stop()
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -54,8 +52,7 @@ class ProcessObserver:
         self._profile = None
 
     def take_gpu_usage(self) -> dict[str, Metric]:
-        """Return how busy and full this process's GPUs were since the last call; the first call starts the
-        sampling."""
+        """Return how busy and full this process's GPUs were since the last call; the first call starts it."""
         if self._gpu_usage is None:
             self._gpu_usage = GpuUsage(own_gpus())
         return self._gpu_usage.take()

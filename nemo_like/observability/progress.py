@@ -1,5 +1,4 @@
-"""What a person wants to know during a run, computed from the metrics; both consoles and the summary show
-it."""
+"""What a person wants to know of a run, computed from the metrics for the consoles and the summary."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ class StageShare:
 
 
 def stage_shares(metrics: Mapping[str, float]) -> list[StageShare]:
-    """Return the stages' shares of a step's time, "other" last; those below 0.5 % are left out."""
+    """Return the stages' shares of a step's time, "other" last, without those below 0.5 %."""
     total_s = metrics.get(f"{_TIMING}total_step_time", 0.0)
     if total_s <= 0:
         return []
@@ -37,8 +36,7 @@ def stage_shares(metrics: Mapping[str, float]) -> list[StageShare]:
 
 
 def format_failed(metrics: Mapping[str, float], part: str) -> str:
-    """Return a text with the share of failed rewards in ``part`` ("train", "validation"), empty if none
-    failed."""
+    """Return a text on the share of failed rewards in ``part`` ("train", "validation"), "" for none."""
     share = metrics.get(f"{part}/failed_reward_share", 0.0)
     return f"{share:.1%} of the rewards failed" if share else ""
 
@@ -72,14 +70,12 @@ class RunProgress:
 
     @property
     def has_partial_rewards(self) -> bool:
-        """Whether the mean reward of some validation is not its accuracy, as when answers are worth neither 0
-        nor 1."""
+        """Whether a validation's mean reward is not its accuracy, as some rewards were neither 0 nor 1."""
         return bool(self.validation_rewards) and self.validation_rewards != self.accuracies
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds to the last step at the pace of recent steps, with the validations between them; None if
-        unknown."""
+        """Seconds to the last step at the recent pace, with validations between steps; None if unknown."""
         remaining = self.max_num_steps - self.step
         if len(self._step_ends_s) > 1:
             pace_s = (self._step_ends_s[-1] - self._step_ends_s[0]) / (len(self._step_ends_s) - 1)
@@ -89,8 +85,7 @@ class RunProgress:
 
     @property
     def failed_shares(self) -> dict[str, float]:
-        """The share of samples whose reward failed, in training and in validation, as the mean over what was
-        logged."""
+        """The mean share of samples whose reward failed: over the steps, and over the validations."""
         return {part: sum(shares) / len(shares) for part, shares in self._failed_shares.items()}
 
     def forget(self) -> None:
@@ -101,7 +96,7 @@ class RunProgress:
         self._failed_shares.clear()
 
     def recall(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take in a step that was logged before, by an earlier process or before the run went back."""
+        """Take in a step that was logged before this process started, or before the run went back."""
         self.step = step
         self._take(step, metrics)
 

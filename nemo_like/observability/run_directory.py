@@ -1,5 +1,4 @@
-"""The directory of a run, which holds its resolved configuration, metrics, learning curve, logs and W&B
-files."""
+"""The directory of a run: its resolved configuration, metrics, learning curve, logs and W&B files."""
 
 from __future__ import annotations
 
@@ -59,8 +58,7 @@ class RunDirectory:
 
     @property
     def wandb_run_id_path(self) -> Path:
-        """The file with the run's id in W&B, written at the start so that the same command continues that
-        run."""
+        """The file with the run's id in W&B, written at the start: a later process continues it there."""
         return self.path / "wandb_run_id"
 
     @property

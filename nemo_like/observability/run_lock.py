@@ -11,8 +11,7 @@ directory from the very start that it has found to be over.
 
 A start is over when its file says so, when its process is gone (which only its own machine can tell), when
 Slurm has queued its job again, or when it gave no sign of life for ``LEASE_S``. The sign of life is the
-modification time of its file, which the file server's clock sets; the same clock measures how long ago that
-was.
+modification time of its file, which the file server's clock sets; the same clock measures its age.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class RunStart:
         return is_requeued or silence_s >= LEASE_S
 
     def describe(self, seen_by: RunStart, silence_s: float) -> str:
-        """Return a clause on who this start is and when it lived, for the user of ``seen_by``."""
+        """Return who this start is, and its last sign of life, for the user of the start ``seen_by``."""
         job = f" (Slurm job {self.slurm_job.rpartition('/')[2]})" if self.slurm_job else ""
         who = f"process {self.pid} on host {self.host}{job} has held it since {self.began}"
         if self._shares_processes_with(seen_by):
@@ -110,8 +109,7 @@ class DirectoryLock:
         self._number = self._take()
 
     def renew(self) -> str | None:
-        """Give a sign of life, and return None; or return why this process does not hold the directory any
-        more.
+        """Give a sign of life and return None, or return why this process has lost the directory.
 
         Raises OSError when the file system does not tell.
         """
@@ -224,8 +222,7 @@ def _is_running(pid: int, began: int) -> bool:
 
 
 def _running_since(pid: int) -> int | None:
-    """Return the clock ticks after the boot at which a process began; None when it has ended or /proc lacks
-    it."""
+    """Return when a process began, in clock ticks after the boot; None when it ended or is not in /proc."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):

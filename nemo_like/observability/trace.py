@@ -1,5 +1,4 @@
-"""Named spans of time, which a process records between ``start_trace`` and ``take_trace``. Standard library
-only.
+"""Named spans of time, recorded between ``start_trace`` and ``take_trace``. Standard library only.
 
     with span("fetch"):
         ...
@@ -55,8 +54,7 @@ def take_trace() -> list[Span]:
 
 
 def add_annotation(key: str, annotation: Annotation) -> None:
-    """Enter ``annotation(name)`` around every span of this process, so that a profiler shows the span's
-    name."""
+    """Enter ``annotation(name)`` around every span of this process, as for a profiler that shows its name."""
     _annotations[key] = annotation
 
 

@@ -94,8 +94,7 @@ class WandbRecorder:
     def _is_open(self, step: int) -> bool:
         """Return whether W&B still takes values of this step.
 
-        A process that was killed may have logged steps after the checkpoint from which this process
-        continues.
+        A process that was killed may have logged steps after the checkpoint that this one continues.
         """
         return step >= int(self._run.step)
 
