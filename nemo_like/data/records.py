@@ -140,11 +140,11 @@ def _json_object(line: bytes, where: str) -> dict[str, Any]:
 
 
 def load_huggingface(path: str, split: str) -> Sequence[Mapping[str, Any]]:
-    """Return one split of a dataset; ``path`` is a hub name, a file, or a directory of data or of
-    ``save_to_disk``.
+    """Return one split of a dataset.
 
-    Raises ValueError when a file's ending is unknown or a saved dataset has no such split, and else the
-    library's own errors.
+    ``path`` is a name on the hub, a data file, a directory of data files or one of ``save_to_disk``. Raises
+    ValueError when a file's ending is unknown or a saved dataset has no such split, and else the library's
+    own errors.
     """
     import datasets
 

@@ -44,9 +44,10 @@ class Tokenizer:
         return len(self._tokenizer)
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
-        """Return the token ids that a response continues. Messages go through the chat template.
+        """Return the token ids of a prompt, which a response continues.
 
-        Raises ValueError for messages when the tokenizer has no chat template.
+        The chat template renders messages, up to the beginning of the assistant's turn. Raises ValueError for
+        messages when the tokenizer has no chat template.
         """
         if isinstance(prompt, str):
             return self._tokenizer(prompt)["input_ids"]
@@ -59,7 +60,10 @@ class Tokenizer:
         return self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
 
     def encode_prompts(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Return ``encode_prompt`` of each prompt. Texts are encoded together, which is much faster."""
+        """Return ``encode_prompt`` of each prompt.
+
+        Prompts that are all texts are encoded together, which is much faster.
+        """
         if all(isinstance(prompt, str) for prompt in prompts):
             return self._tokenizer(list(prompts))["input_ids"]
         return [self.encode_prompt(prompt) for prompt in prompts]

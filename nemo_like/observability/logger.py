@@ -34,12 +34,12 @@ class _SentSteps:
         self._step = self._validation = -1
 
     def is_new_step(self, step: int) -> bool:
-        """Return whether this step is sent for the first time; it counts as sent from now on."""
+        """Return whether this step is sent for the first time, and count it as sent."""
         is_new, self._step = step > self._step, max(step, self._step)
         return is_new
 
     def is_new_validation(self, step: int) -> bool:
-        """Return ``is_new_step`` for the validation after a step."""
+        """Return whether the validation after this step is sent for the first time, and count it as sent."""
         is_new, self._validation = step > self._validation, max(step, self._validation)
         return is_new
 
@@ -88,8 +88,7 @@ class RunLogger:
         self.close()
 
     def continue_after(self, step: int) -> None:
-        """Go back to where the run stood after ``step``, and remove from the metrics what was logged
-        later."""
+        """Go back to where the run stood after ``step``: remove the later steps from the metrics file."""
         self._metrics_file.rewind(step)
         self._points = CurvePoints()
         self._progress.forget()

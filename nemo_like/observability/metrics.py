@@ -18,7 +18,8 @@ class Reduction(Enum):
 class Metric:
     """A partial value of a metric, to be merged with others.
 
-    For ``mean``, ``total`` is the weighted sum and ``weight`` the sum of weights; else ``total`` is all.
+    For ``mean``, ``total`` is the weighted sum and ``weight`` the sum of weights. For the other reductions,
+    ``total`` is the reduced value.
     """
 
     total: float

@@ -1,4 +1,4 @@
-"""What shows what a process does: its spans, torch's profiler, NVTX ranges and the usage of its GPUs."""
+"""Records what a process does: its spans, torch's profile, NVTX ranges and the usage of its GPUs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ class ProcessObserver:
         self._profile = None
 
     def take_gpu_usage(self) -> dict[str, Metric]:
-        """Return how busy and full this process's GPUs were since the last call; the first call starts it."""
+        """Return how busy and how full this process's GPUs were since the last call.
+
+        The first call starts the sampling.
+        """
         if self._gpu_usage is None:
             self._gpu_usage = GpuUsage(own_gpus())
         return self._gpu_usage.take()

@@ -69,8 +69,8 @@ class RunStart:
         )
 
     def is_over(self, seen_by: RunStart, silence_s: float) -> bool:
-        """Return whether this start is over, as ``seen_by`` can tell; it gave its last sign of life
-        ``silence_s`` ago."""
+        """Return whether this start is over, as ``seen_by`` sees it, ``silence_s`` after its last sign of
+        life."""
         if self.ended is not None:
             return True
         if self._shares_processes_with(seen_by):

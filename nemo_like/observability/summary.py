@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from nemo_like.observability.progress import RunProgress, format_duration
 
-# So much is shown of a prompt, of a response and of a reference answer; W&B gets the whole texts.
+# How much is shown of a prompt, of a response and of a reference answer; W&B gets the whole texts.
 _SHOWN_CHARACTERS = 100
 
 
@@ -69,7 +69,7 @@ def _answers(answers: Sequence[SampleAnswer]) -> list[str]:
 
 
 def _verdict(item: SampleAnswer) -> str:
-    """Return what the reward says of the answer; the text has a reward that is neither 0 nor 1."""
+    """Return what the reward says of the answer, and the reward itself where it is neither 0 nor 1."""
     if item.reward is None:
         return f"not judged: {item.failure}"
     reward = f"reward {item.reward:.4g}"
