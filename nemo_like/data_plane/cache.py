@@ -48,7 +48,7 @@ class _Held(NamedTuple):
     """
 
     values: np.ndarray
-    start: int  # of the chunk's values, in units
+    start: int  # in units: where the values begin, or from where ``offsets`` count
     offsets: dict[int, int] | None  # row -> units after start; None: every row of the chunk, in order
 
 
