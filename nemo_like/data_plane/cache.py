@@ -41,6 +41,11 @@ def extents(meta: KVBatchMeta) -> list[Extent]:
     return found
 
 
+def rows_of(wanted: Sequence[Extent]) -> Rows:
+    """Return the extents' rows as (chunk, rows), as an empty cache lacks them; None means the whole chunk."""
+    return PartitionCache().missing("", wanted)
+
+
 class _Held(NamedTuple):
     """An array in which some rows of a chunk are, and where in it they begin.
 
@@ -78,9 +83,9 @@ class PartitionCache:
                 held.setdefault(part.chunk, []).append(_Held(values, start, offsets))
             start += 1 if column.per_prompt else part.num_tokens if per_token else part.num_rows
 
-    def clear(self, dropped: Sequence[Extent]) -> None:
+    def clear(self, cleared: Sequence[Extent]) -> None:
         """Forget the chunks of these samples whole; what is left of a chunk can be fetched again."""
-        chunks = {extent.chunk for extent in dropped}
+        chunks = {extent.chunk for extent in cleared}
         for held in self._held.values():
             for chunk in chunks & held.keys():
                 del held[chunk]

@@ -42,7 +42,7 @@ class _StoredSegment:
 @dataclass(slots=True)
 class _ChunkState:
     num_rows: int
-    dropped: set[int] = field(default_factory=set)
+    cleared: set[int] = field(default_factory=set)
     whole: dict[str, str] = field(default_factory=dict)  # column -> segment with every row
     partial: dict[str, dict[int, str]] = field(default_factory=dict)  # column -> row -> segment
 
@@ -201,7 +201,7 @@ class Catalog:
         touched: dict[str, None] = {}
         for state, of_chunk in states:
             for row in range(state.num_rows) if of_chunk is None else of_chunk:
-                state.dropped.add(row)
+                state.cleared.add(row)
                 columns = (*state.whole, *state.partial)
                 for key in {state.segment_of(column, row) for column in columns} - {None}:
                     partition.segments[str(key)].live_rows -= 1
@@ -242,10 +242,10 @@ class Catalog:
         state = partition.chunks.get(chunk)
         if state is None:
             raise UnknownSamples(f"partition {partition.name!r} has no chunk {chunk!r}")
-        if rows is None and not state.dropped:
+        if rows is None and not state.cleared:
             return state
         wanted = range(state.num_rows) if rows is None else rows
-        gone = [row for row in wanted if row in state.dropped or not 0 <= row < state.num_rows]
+        gone = [row for row in wanted if row in state.cleared or not 0 <= row < state.num_rows]
         if gone:
             samples = listed([f"{chunk}/{row}" for row in gone])
             raise UnknownSamples(f"partition {partition.name!r}: samples {samples} were cleared")

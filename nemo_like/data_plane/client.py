@@ -22,7 +22,7 @@ import numpy as np
 from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.batch.tags import TagValue
 from nemo_like.data_plane import codec, cutting
-from nemo_like.data_plane.cache import Extent, PartitionCache, extents
+from nemo_like.data_plane.cache import Extent, PartitionCache, extents, rows_of
 from nemo_like.data_plane.interface import ColumnData
 from nemo_like.data_plane.operations import Operation
 from nemo_like.data_plane.segments import Commit, PartitionInfo, Segment, Want, at
@@ -255,11 +255,10 @@ class DataPlaneClient:
                 loaded.append((segment, of_segment))
         return loaded
 
-    def _clear(self, info: PartitionInfo, dropped: Sequence[Extent]) -> None:
+    def _clear(self, info: PartitionInfo, cleared: Sequence[Extent]) -> None:
         with self._lock:
-            self._cache(info).clear(dropped)
-        rows = PartitionCache().missing("", dropped)
-        self._ask("clear", info, Deadline(self._timeout_s), info.storage_id, rows)
+            self._cache(info).clear(cleared)
+        self._ask("clear", info, Deadline(self._timeout_s), info.storage_id, rows_of(cleared))
 
     def _ask(self, method: str, info: PartitionInfo, deadline: Deadline, *args: Any) -> Any:
         return self._host.ask(method, info.name, deadline.remaining(), info.name, *args)

@@ -16,10 +16,7 @@ from nemo_like.data_plane.memory_storage import HostStore
 from nemo_like.data_plane.observed import ObservedDataPlane, ObservedStore
 from nemo_like.data_plane.operations import OperationLog
 from nemo_like.data_plane.spec import TRANSFER_QUEUE_ENVIRONMENT, DataPlaneSpec
-from nemo_like.data_plane.storage_errors import DataPlaneError, DeadlineExceeded, StorageFailed
-
-# How much later than the host's own deadline a caller gives up, so that the host's better message wins.
-_GRACE_S = 5.0
+from nemo_like.data_plane.storage_errors import HOST_GRACE_S, DataPlaneError, DeadlineExceeded, StorageFailed
 
 
 class ActorHost:
@@ -30,7 +27,7 @@ class ActorHost:
 
     def ask(self, method: str, partition: str, timeout_s: float, *args: Any) -> Any:
         try:
-            return self._handle.submit(method, *args).result(timeout_s + _GRACE_S)
+            return self._handle.submit(method, *args).result(timeout_s + HOST_GRACE_S)
         except TimeoutError:
             raise DeadlineExceeded(
                 f"partition {partition!r}: the data plane's host did not answer {method} in the "

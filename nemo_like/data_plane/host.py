@@ -107,6 +107,10 @@ class DataPlaneHost:
     ) -> None:
         """Open a partition and declare its columns, before anyone writes.
 
+        ``num_readers`` is the number of ranks among which ``sharding`` will divide all samples of a put; the
+        samples of one rank are then stored together. Pass None where that is unknown, as when some groups
+        will be cleared before.
+
         Waits while as many partitions are open as may be, and raises TooManyPartitions at the deadline.
         """
         try:

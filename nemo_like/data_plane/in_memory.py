@@ -16,10 +16,7 @@ from nemo_like.data_plane.catalog import Catalog
 from nemo_like.data_plane.client import DataPlaneClient
 from nemo_like.data_plane.host import DataPlaneHost
 from nemo_like.data_plane.memory_storage import HostStore, InMemoryStorage
-from nemo_like.data_plane.storage_errors import DeadlineExceeded
-
-# How much later than the host's own deadline a caller gives up, so that the host's better message wins.
-_GRACE_S = 5.0
+from nemo_like.data_plane.storage_errors import HOST_GRACE_S, DeadlineExceeded
 
 
 class LocalHost:
@@ -39,12 +36,12 @@ class LocalHost:
         async def host() -> DataPlaneHost:
             return DataPlaneHost(self.storage, catalog, timeout_s=timeout_s, start_timeout_s=timeout_s)
 
-        self._host = asyncio.run_coroutine_threadsafe(host(), _loop()).result(timeout_s + _GRACE_S)
+        self._host = asyncio.run_coroutine_threadsafe(host(), _loop()).result(timeout_s + HOST_GRACE_S)
 
     def ask(self, method: str, partition: str, timeout_s: float, *args: Any) -> Any:
         answer = asyncio.run_coroutine_threadsafe(getattr(self._host, method)(*args), _loop())
         try:
-            return answer.result(timeout_s + _GRACE_S)
+            return answer.result(timeout_s + HOST_GRACE_S)
         except TimeoutError:
             answer.cancel()
             raise DeadlineExceeded(
@@ -53,7 +50,7 @@ class LocalHost:
 
 
 class InMemoryDataPlane(DataPlaneClient):
-    """A ``DataPlane`` and a ``DataPlaneControl`` in one, without Ray; several may share one host."""
+    """A ``DataPlane`` without Ray that opens and closes partitions too; several may share one host."""
 
     def __init__(self, host: LocalHost | None = None, *, timeout_s: float = 5.0) -> None:
         self.host = host or LocalHost(timeout_s=timeout_s)
@@ -63,7 +60,7 @@ class InMemoryDataPlane(DataPlaneClient):
         super().__init__(self.host, store, client_id=client_id, writer=writer, timeout_s=timeout_s)
 
     def open_partition(self, name: str, columns: Sequence[Column], num_readers: int | None = None) -> None:
-        """Open a partition and declare its columns, as ``DataPlaneControl`` says.
+        """Open a partition and declare its columns, as ``DataPlaneHost.open_partition`` says.
 
         Waits while as many partitions are open as may be, and raises TooManyPartitions at the deadline.
         """

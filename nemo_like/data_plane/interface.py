@@ -1,5 +1,4 @@
-"""What a stage may do with the data plane (``DataPlane``), and how partitions are opened
-(``DataPlaneControl``).
+"""What a stage may do with the data plane.
 
 ``client`` and ``in_memory`` implement ``DataPlane``, and ``observed`` wraps it.
 """
@@ -11,7 +10,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from nemo_like.batch.columns import Column
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import TagValue
 from nemo_like.data_plane.operations import Operation
@@ -72,20 +70,3 @@ class DataPlane(Protocol):
 
     def close(self) -> None:
         """Disconnect this process; the storage stays up."""
-
-
-class DataPlaneControl(Protocol):
-    """What opens and closes partitions; the host, which owns the storage, does it."""
-
-    def open_partition(self, name: str, columns: Sequence[Column], num_readers: int | None = None) -> None:
-        """Open a partition and declare its columns, before anyone writes.
-
-        Waits while as many partitions are open as may be, and raises TooManyPartitions at the deadline.
-
-        ``num_readers`` is the number of ranks among which ``sharding`` will divide all samples of a put; the
-        samples of one rank are then stored together. Pass None where that is unknown, as when some groups
-        will be cleared before.
-        """
-
-    def close_partition(self, name: str) -> None:
-        """Close a partition and free everything in it; safe when it is closed already."""

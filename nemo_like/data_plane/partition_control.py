@@ -10,9 +10,7 @@ from nemo_like.batch.columns import Column
 from nemo_like.cluster.actors import ActorHandle, Call
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.data_plane.operations import Operation, OperationLog
-
-# How much later than the host's own deadline the driver gives up, so that the host's better message wins.
-_GRACE_S = 5.0
+from nemo_like.data_plane.storage_errors import HOST_GRACE_S
 
 
 class PartitionControl:
@@ -28,7 +26,7 @@ class PartitionControl:
         timeout_s: float,
     ) -> None:
         """Declare ``columns`` in every partition that is opened. ``num_readers`` is as in
-        ``DataPlaneControl``, and ``timeout_s`` is the host's own deadline."""
+        ``DataPlaneHost.open_partition``, and ``timeout_s`` is the host's own deadline."""
         self._cluster, self._host = cluster, host
         self._columns, self._num_readers, self._timeout_s = tuple(columns), num_readers, timeout_s
         self._closing: list[Call] = []
@@ -63,7 +61,7 @@ class PartitionControl:
         self._cluster.gather(
             calls,
             stage=f"opening partition {name!r}",
-            timeout_s=self._timeout_s + _GRACE_S,
+            timeout_s=self._timeout_s + HOST_GRACE_S,
             watching=[self._host],
         )
 

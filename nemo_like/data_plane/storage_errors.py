@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from nemo_like.cluster.actor_errors import Overdue
 
 _MAX_LISTED = 8
+# How much later than the host's own deadline a caller gives up, so that the host's better message wins.
+HOST_GRACE_S = 5.0
 
 
 class DataPlaneError(RuntimeError):
