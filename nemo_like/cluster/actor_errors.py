@@ -1,4 +1,4 @@
-"""What can go wrong between actors, each naming the actor, the stage and what to look at."""
+"""Errors for what can go wrong between actors. Each names the actor, the stage and what to look at."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class ClusterError(RuntimeError):
-    """Base of the errors that end a run because of a process, not of the algorithm."""
+    """Base of the errors for which a process, not the algorithm, is to blame."""
 
     lost_nodes: Sequence[str] = ()  # addresses of the nodes on which every actor of the run is gone
 
@@ -16,7 +16,7 @@ class ClusterError(RuntimeError):
 
 
 class ActorDied(ClusterError):
-    """A process of the run is gone, or, with a reason, of no more use."""
+    """A process of the run is gone. With a ``reason`` it may still exist, but is of no more use."""
 
     def __init__(self, actor: str, stage: str, log_path: str | None, reason: str | None = None) -> None:
         what = "died" if reason is None else "failed"
@@ -28,7 +28,7 @@ class ActorDied(ClusterError):
 
 
 class ActorFailed(ClusterError):
-    """A method of an actor raised; the message is the remote exception's."""
+    """A method of an actor raised ``cause``; the message contains that exception's type and text."""
 
     def __init__(
         self, actor: str, method: str, stage: str, cause: BaseException, log_path: str | None
@@ -41,16 +41,16 @@ class ActorFailed(ClusterError):
 
 
 class RayDied(ClusterError):
-    """Ray itself is of no more use, and with it every actor of the run."""
+    """Ray itself has failed, so every actor of the run is of no more use."""
 
     def __init__(self, reason: str, stage: str) -> None:
         super().__init__(f"{reason} during stage {stage!r}")
 
 
 class Overdue(RuntimeError):
-    """Raised inside an actor whose own deadline passed; ``actors`` names those that it waited for.
+    """An actor raises this when a deadline of its own passes; ``actors`` names the actors it waited for.
 
-    The stage that it belongs to has then missed its deadline too.
+    The driver then treats the stage as one that missed its deadline, and raises ``StageTimeout``.
     """
 
     def __init__(self, message: str, actors: Sequence[str] = ()) -> None:
@@ -62,9 +62,9 @@ class Overdue(RuntimeError):
 
 
 class StageTimeout(ClusterError):
-    """A stage's deadline passed; names the actors that have not answered.
+    """A stage missed its deadline; ``waiting_for`` names the actors that have not answered.
 
-    ``awaited`` says what they would have brought, ``stacks`` what they are doing.
+    ``awaited`` says which results are missing, ``stacks`` what the actors are doing; both may be empty.
     """
 
     def __init__(self, stage: str, what: str, waiting_for: Sequence[str]) -> None:
@@ -83,7 +83,7 @@ class StageTimeout(ClusterError):
 
     @classmethod
     def of_call(cls, call: str, stage: str, cause: Exception) -> StageTimeout:
-        """A deadline inside the actor that carries the call out."""
+        """Return the error for a deadline that passed inside the actor which carries out ``call``."""
         return cls(stage, f"missed a deadline in {call}: {cause}", getattr(cause, "actors", ()))
 
     def __str__(self) -> str:

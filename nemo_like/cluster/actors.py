@@ -1,6 +1,6 @@
-"""Actors by name: plain classes run in their own processes, without their imports in the caller's.
+"""Actors: plain classes, each run in a process of its own and called through an ``ActorHandle``.
 
-A process is described by an ``ActorSpec`` whose ``target`` is an import path. The caller never
+An ``ActorSpec`` describes the process; its ``target`` is the class's import path. Only the new process
 imports the target's module, so the driver's process loads no tensor library. Nothing here knows of
 reinforcement learning.
 """
@@ -29,7 +29,10 @@ from nemo_like.observability.trace import span
 
 
 class Concurrency(Enum):
-    """``serial``: one call at a time, always on the same thread. ``asyncio``: coroutines interleave."""
+    """How an actor runs its calls.
+
+    ``serial``: one call at a time, always on the same thread. ``asyncio``: coroutines interleave.
+    """
 
     serial = "serial"
     asyncio = "asyncio"
@@ -37,7 +40,7 @@ class Concurrency(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ActorSpec:
-    """One process: ``target`` is "package.module:Class", built there with ``kwargs``."""
+    """One process to start. It builds its ``target``, "package.module:Class", with ``kwargs``."""
 
     name: str
     target: str
@@ -46,19 +49,22 @@ class ActorSpec:
     num_gpus: float = 0.0
     env: Mapping[str, str] = field(default_factory=dict)
     concurrency: Concurrency = Concurrency.serial
-    log_path: str | None = None  # stdout and stderr of the process go there
+    log_path: str | None = None  # the process writes its stdout and stderr to this file
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A pending method call: awaitable inside asyncio actors; elsewhere ``Cluster.gather`` or ``result``."""
+    """A method call under way. Asyncio actors ``await`` it; others use ``Cluster.gather`` or ``result``."""
 
     actor: str
     method: str
     ref: ray.ObjectRef
 
     def result(self, timeout_s: float) -> Any:
-        """The method's result; raises what it raised, or ray.exceptions.GetTimeoutError."""
+        """Wait for the call and return its result.
+
+        Raises what the method raised, or ray.exceptions.GetTimeoutError after ``timeout_s``.
+        """
         return ray.get(self.ref, timeout=timeout_s)
 
     def __await__(self) -> Any:
@@ -67,26 +73,29 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class ActorHandle:
-    """Reference to a running actor; can be passed to other actors."""
+    """A reference to a running actor, which can be passed to other actors."""
 
     name: str
     log_path: str | None
     _remote: Any
 
     def submit(self, method: str, /, *args: Any, **kwargs: Any) -> Call:
-        """Start ``target.method(*args, **kwargs)`` over there and return at once."""
+        """Start ``target.method(*args, **kwargs)`` in the actor and return at once."""
         return Call(self.name, method, self._remote.call.remote(method, *args, **kwargs))
 
     def watch(self) -> Call:
-        """A call that never returns while the actor lives and fails the moment it dies."""
+        """Start a call that lasts as long as the actor lives.
+
+        It fails as soon as the actor dies, and also when its constructor raised.
+        """
         return Call(self.name, "watch", self._remote.watch.remote())
 
     def process_id(self) -> Call:
-        """Of the process on its node."""
+        """Ask the actor for its process id on its node."""
         return Call(self.name, "process_id", self._remote.process_id.remote())
 
     def observe(self, method: str, /, *args: Any) -> Call:
-        """Start a method of the process's ``ProcessObserver``."""
+        """Start ``method`` of the ``ProcessObserver`` that the actor's process holds."""
         return Call(self.name, method, self._remote.observe.remote(method, *args))
 
     def kill(self) -> None:
@@ -94,8 +103,10 @@ class ActorHandle:
 
 
 def log_to(log_path: str) -> None:
-    """Send this process's stdout and stderr, also those of C++ code, to its own file, and at SIGUSR2 its
-    stacks."""
+    """Send this process's stdout and stderr, also those of C++ code, to the file ``log_path``.
+
+    From then on SIGUSR2 makes the process write its threads' stacks there too.
+    """
     os.makedirs(os.path.dirname(log_path), exist_ok=True)
     descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     sys.stdout.flush()
@@ -107,17 +118,19 @@ def log_to(log_path: str) -> None:
 
 
 def _end_at_sigterm() -> None:
-    """From now on SIGTERM ends this process at once.
+    """Let SIGTERM end this process at once from now on.
 
-    Ray's own handler lets every call end first. One of them, the watch on this actor, never does.
+    Ray's own handler waits until every call has ended, but the watch on this actor never ends by itself.
     """
-    # Python sets handlers on the main thread, and Ray constructs some actors on another.
+    # Python allows handlers to be set on the main thread only, but Ray constructs some actors on another.
     ctypes.CDLL(None).signal(signal.SIGTERM, ctypes.c_void_p(signal.SIG_DFL))
 
 
 def _use_interface_of_node() -> None:
-    """Collectives go through the network that Ray uses between nodes, unless the environment says another;
-    by themselves they would look up the host's name, which often leads to loopback."""
+    """Have gloo and NCCL use the network interface of Ray's node address, unless the environment names one.
+
+    By themselves they would look up the host's name, which often leads to loopback.
+    """
     interface = interface_of(ray.util.get_node_ip_address())
     if interface is not None:
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -125,17 +138,23 @@ def _use_interface_of_node() -> None:
 
 
 def _work_in(directory: str) -> None:
-    """Let relative paths mean what they mean to the driver: a Ray that exists already was started anywhere.
-    A node without this directory may well have what absolute paths name."""
+    """Change to the driver's directory, so that relative paths mean the same here as in the driver.
+
+    A Ray that existed before may have been started in any directory. A node that lacks the driver's keeps
+    its own: absolute paths may work there all the same.
+    """
     if os.path.isdir(directory):
         os.chdir(directory)
 
 
 class _Shell:
-    """Holds the target. A constructor that raised fails every later call with its own error."""
+    """What Ray runs in the process: it builds the target and forwards calls to it.
+
+    Where the target's constructor raised, every later call raises that error.
+    """
 
     def __init__(self, spec: ActorSpec, directory: str) -> None:
-        """``directory`` is the driver's."""
+        """Prepare the process, then build the target. ``directory`` is the driver's working directory."""
         _work_in(directory)
         if spec.log_path is not None:
             log_to(spec.log_path)
@@ -187,7 +206,10 @@ class _AsyncShell(_Shell):
 
 
 def start_actor(spec: ActorSpec, **options: Any) -> ActorHandle:
-    """Start the process and return at once; its constructor's error surfaces on the first call."""
+    """Start the process and return at once; an error of the target's constructor surfaces on the first call.
+
+    ``options`` are further options of a Ray actor, and win over those that ``spec`` implies.
+    """
     resources: dict[str, Any] = {
         "name": spec.name,
         "num_cpus": spec.num_cpus,

@@ -1,4 +1,4 @@
-"""The set of processes of one run: started together, watched together, ended together."""
+"""``Cluster``: the actors of one run, which it starts, watches and ends together."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from nemo_like.cluster.actors import ActorHandle, ActorSpec, Call, start_actor
 from nemo_like.cluster.placement import Bundle, Reservation, reserve
 from nemo_like.cluster.watchdog import Watchdog, end_processes
 
-# How long after one actor's failure to look for the death of another that may have caused it: an engine's
-# worker process that is asked to end closes its connections at once, and takes seconds to be gone.
+# When a call fails, another actor's death may have caused it. The wait for that death is this long, since a
+# dying process closes its connections at once but takes seconds to be gone.
 _CAUSE_GRACE_S = 10.0
-# How often a wait looks whether Ray itself is still there.
+# How often a waiting ``gather`` checks whether Ray itself still lives.
 _RAY_PERIOD_S = 1.0
-# How long to look for the deaths of a node's other actors.
+# When an actor has died: how long to wait for the deaths of the others on its node.
 _NODE_GRACE_S = 5.0
 
 
 class Cluster:
-    """Starts actors and waits for their calls, failing at once when any of them dies.
+    """Starts actors and waits for their calls; a wait fails at once when any actor dies.
 
-    A wait watches every actor unless it is told which matter to it, so a death is reported within moments
-    whichever stage is running and whichever actor the driver happens to wait for.
+    ``gather`` watches every actor, not just those whose calls it waits for, so that a death is reported
+    within moments whatever stage is running. A caller can limit it to the actors that matter.
     """
 
     def __init__(
@@ -44,8 +44,11 @@ class Cluster:
         report_directory: Path | None = None,
         ray_failure: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """``report_directory`` gets the stacks of all actors when a deadline is missed; null: no reports.
-        ``ray_failure`` returns why Ray itself is of no more use."""
+        """Start nothing yet.
+
+        When a deadline is missed, the stacks of all actors are written to ``report_directory``; null: never.
+        ``ray_failure`` returns why Ray itself is of no more use, or None while it works.
+        """
         self._ray_failure = ray_failure
         self._watchdog = Watchdog(report_directory) if report_directory else None
         self._has_hung = False
@@ -55,24 +58,27 @@ class Cluster:
         self._num_starts: Counter[str] = Counter()
 
     def reserve(self, choices: Sequence[Sequence[Bundle]], *, timeout_s: float) -> None:
-        """Hold the bundles of one choice until ``stop``, the first that the nodes can hold; the actors that
-        they name start there.
+        """Reserve the bundles of the first choice that the nodes can hold, until ``stop``.
 
-        Raises ClusterError when there is no such choice, and when its bundles are not all free in time.
+        Each actor that a bundle names will start in that bundle.
+        Raises ClusterError when the nodes can hold no choice, or when the bundles are not free in time.
         """
         self._reservation = reserve(choices, timeout_s=timeout_s)
 
     def endpoint(self, actor: str, *, timeout_s: float) -> tuple[str, int]:
-        """Address and a free TCP port of the node on which resources are reserved for an actor."""
+        """Return the address of the node on which ``actor`` will start, and a TCP port that is free there.
+
+        Raises ValueError when nothing is reserved.
+        """
         if self._reservation is None:
             raise ValueError(f"no resources are reserved for actor {actor!r}")
         return self._reservation.endpoint(actor, timeout_s)
 
     def start(self, spec: ActorSpec, **options: Any) -> ActorHandle:
-        """Start one process; returns at once. It may have the name of one that was discarded."""
+        """Start one process, watch it, and return at once. A discarded actor's name may be used again."""
         place = self._reservation.options(spec.name) if self._reservation else {}
         if self._num_starts[spec.name]:
-            # Ray gives a dead actor's name free some moments later.
+            # Ray frees a dead actor's name only after some moments.
             place["name"] = f"{spec.name}-{self._num_starts[spec.name]}"
         self._num_starts[spec.name] += 1
         handle = start_actor(spec, **{**place, **options})
@@ -81,17 +87,19 @@ class Cluster:
         return handle
 
     def watch(self, handle: ActorHandle, call: Call) -> None:
-        """From now on every wait ends when this call of the actor does: with its error, or with the text
-        that it returns as the reason."""
+        """From now on take the end of ``call``, one of this actor's, for the actor's failure.
+
+        Every ``gather`` then raises: the call's error, or ActorDied with the text that the call returned.
+        """
         self._watches[call.ref] = handle
 
     def dead(self) -> list[str]:
-        """Names of the actors that are gone or of no more use."""
+        """Return the names of the actors that are gone or of no more use: a watched call of each has ended."""
         ended, _ = ray.wait(list(self._watches), num_returns=len(self._watches), timeout=0)
         return list(dict.fromkeys(self._watches[ref].name for ref in ended))
 
     def discard(self, handle: ActorHandle) -> None:
-        """End this actor, if it lives; its death is no longer anybody's concern."""
+        """Kill this actor if it lives, and watch it no longer: its death fails no wait."""
         self._watches = {ref: one for ref, one in self._watches.items() if one.name != handle.name}
         self._handles = [one for one in self._handles if one.name != handle.name]
         handle.kill()
@@ -104,11 +112,11 @@ class Cluster:
         timeout_s: float,
         watching: Sequence[ActorHandle] | None = None,
     ) -> list[Any]:
-        """Results of the calls, in order.
+        """Wait until all calls have ended and return their results in order.
 
-        Raises ActorDied when any actor of the run dies meanwhile, or, with ``watching``, any of these;
-        RayDied when Ray itself does; ActorFailed when a call raises; StageTimeout when the deadline passes,
-        or one of an actor's own inside a call.
+        Raises ActorDied when any actor of the run dies meanwhile (with ``watching``: any of these), RayDied
+        when Ray itself dies, ActorFailed when a call raises, and StageTimeout when ``timeout_s`` passes or
+        when a call raises because a deadline inside its actor has passed.
         """
         watches = list(self._watches)
         if watching is not None:
@@ -146,15 +154,15 @@ class Cluster:
                 continue
             if ready[0] in self._watches:
                 raise self._death(ready[0], stage)
-            # A wait looks at every call: one for each of them would take quadratic time, so all that have
-            # ended by now are taken together.
+            # ray.wait looks at every pending call, so one wait per ended call would take quadratic time: all
+            # that have ended by now are taken together.
             ended, _ = ray.wait(list(pending), num_returns=len(pending), timeout=0)
             for ref in ended:
                 results[ref] = self._result(pending.pop(ref), stage)
         return [results[call.ref] for call in calls]
 
     def stop(self) -> None:
-        """Kill every actor of the run; safe to call twice."""
+        """Kill every actor of the run and release the reserved resources. Safe to call twice."""
         self._watches.clear()
         hung = self._log_paths() if self._has_hung else {}
         while self._handles:
@@ -180,7 +188,10 @@ class Cluster:
             ) from error
 
     def _death(self, watch: ray.ObjectRef, stage: str) -> Exception:
-        """Why a watch ended: the process is gone, its target could not be built, or it says so itself."""
+        """Return the error for a watched call that has ended.
+
+        The process is gone, its target could not be built, or the call returned the reason itself.
+        """
         handle = self._watches[watch]
         try:
             return ActorDied(handle.name, stage, handle.log_path, ray.get(watch, timeout=0))
@@ -190,12 +201,12 @@ class Cluster:
             return ActorDied(handle.name, stage, handle.log_path)
 
     def _lost_nodes(self) -> list[str]:
-        """Addresses of the nodes on which every actor of this run is gone; of a run over several nodes."""
+        """Return the addresses of the nodes whose actors are all gone; none for a run on one node."""
         node_of = self._reservation.nodes if self._reservation else {}
         if len(set(node_of.values())) < 2:
             return []
         watches = {ref: node_of[actor.name] for ref, actor in self._watches.items() if actor.name in node_of}
-        # Ray itself takes a quarter of a minute to declare a node dead.
+        # Judged by the actors, since Ray takes a quarter of a minute to declare a node dead.
         ended, _ = ray.wait(list(watches), num_returns=len(watches), timeout=_NODE_GRACE_S)
         alive = {node for ref, node in watches.items() if ref not in ended}
         return [node.address for node in dict.fromkeys(watches.values()) if node not in alive]
@@ -204,5 +215,5 @@ class Cluster:
         return self._log_paths().get(actor)
 
     def _log_paths(self) -> dict[str, str]:
-        """Of the actors that have a log of their own."""
+        """Return the log's path by actor name, for the actors that have a log of their own."""
         return {handle.name: handle.log_path for handle in self._handles if handle.log_path}

@@ -1,4 +1,4 @@
-"""Where a worker stands on the named axes (pp, dp, cp, tp) and (ep), and who leads its replica."""
+"""The named axes pp, dp, cp, tp and ep, a worker's coordinates on them, and who leads its replica."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelLayout:
-    """Sizes of the named axes, tp x cp x dp x pp being the world. Ranks in Megatron's order, tp fastest.
+    """Sizes of the named axes. The world has tp x cp x dp x pp ranks, in Megatron's order, tp fastest.
 
-    Expert parallelism takes the ranks of a pipeline stage, tp x cp x dp of them, anew: each ``ep``
-    consecutive ones hold all experts of a layer between them. Raises ValueError when ep does not divide
-    them.
+    Expert parallelism divides the tp x cp x dp ranks of a pipeline stage in a second way: each ``ep``
+    consecutive ranks hold all experts of a layer between them. Raises ValueError when ep does not divide
+    tp x cp x dp.
     """
 
     tp: int
@@ -28,7 +28,7 @@ class ParallelLayout:
 
     @property
     def stage_size(self) -> int:
-        """Ranks of one pipeline stage."""
+        """Number of ranks of one pipeline stage."""
         return self.tp * self.cp * self.dp
 
     @property
@@ -36,7 +36,7 @@ class ParallelLayout:
         return self.stage_size * self.pp
 
     def coordinates(self, rank: int) -> Coordinates:
-        """The place of a global rank. Raises ValueError outside the world."""
+        """Return the coordinates of a global rank. Raises ValueError for one outside the world."""
         if not 0 <= rank < self.world_size:
             raise ValueError(f"rank={rank} is outside the world of {self.world_size} workers")
         return Coordinates(
@@ -52,7 +52,7 @@ class ParallelLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coordinates:
-    """One worker's place on every axis; there is no default to forget."""
+    """One worker's position on every axis. No field has a default, so that none is forgotten."""
 
     layout: ParallelLayout
     rank: int
@@ -64,6 +64,9 @@ class Coordinates:
 
     @property
     def is_leader(self) -> bool:
-        """First on every axis over which a replica's data is replicated: it alone fetches for and writes back
-        its replica's samples. The driver's dispatch and the worker's write-back use this one predicate."""
+        """Whether this worker leads its replica: it is first on every axis over which samples are replicated.
+
+        It alone fetches the replica's samples and writes results back. The driver's dispatch and the worker's
+        write-back both ask this property.
+        """
         return self.tp == 0 and self.cp == 0 and self.pp == 0

@@ -1,9 +1,11 @@
-"""Whether Ray's control process (gcs_server) lives. Where it does not, a call of Ray's that needs it cannot
-be interrupted, and after a minute ends its process without a word.
+"""A watch on Ray's control process (gcs_server), which ends the driver with an explanation when it is gone.
+
+A Ray call that needs a dead gcs_server cannot be interrupted. After a minute Ray ends the caller's process
+without a message.
 
     gcs_server is killed, or stopped for long ──▶ a thread notices
       the driver waits for an actor: its wait raises ``RayDied``
-      the driver is inside such a call: last words, and the end of the process
+      the driver is inside such a call: the thread prints the reason and ends the process
 """
 
 from __future__ import annotations
@@ -16,18 +18,21 @@ from collections.abc import Callable
 import psutil
 
 _PERIOD_S = 0.5
-# A process that somebody stopped, or a debugger, may go on.
+# So long a stopped gcs_server may stay stopped: somebody, or a debugger, may let it go on.
 _STOPPED_S = 30.0
-# Less than Ray's minute, and more than the driver takes to end every process.
+# How long the driver has to notice the failure and end every process itself; less than Ray's minute.
 _UNHEARD_S = 45.0
 _EXIT_CODE = 1
 
 
 class GcsWatch:
-    """Looks at the process until ``close``."""
+    """A thread that looks at gcs_server until ``close``."""
 
     def __init__(self, gcs: psutil.Process, last_words: Callable[[str], None]) -> None:
-        """``last_words`` gets the reason before this process ends because nobody else heard of it."""
+        """Start the thread. It calls ``last_words`` with the reason before it ends this process.
+
+        It ends the process only when the watch is still open some time after the failure.
+        """
         self._gcs, self._last_words = gcs, last_words
         self._failure: str | None = None
         self._is_closed = threading.Event()
@@ -38,12 +43,12 @@ class GcsWatch:
         return self._failure
 
     def end_stopped(self) -> None:
-        """Kill it if it is stopped: nobody who asks it for something would get an answer."""
+        """Kill gcs_server if it is stopped, since a stopped one leaves every request without an answer."""
         if _status(self._gcs) == psutil.STATUS_STOPPED:
             self._gcs.kill()
 
     def close(self) -> None:
-        """Look no longer."""
+        """Stop looking. A failure, noticed before or not, then no longer ends this process."""
         self._is_closed.set()
 
     def _look(self) -> None:
@@ -66,7 +71,7 @@ class GcsWatch:
 
 
 def _status(process: psutil.Process) -> str | None:
-    """None once it has ended, whether or not its parent has noticed."""
+    """Return the process's status, or None once it has ended, whether or not its parent has noticed."""
     try:
         status = process.status()
     except psutil.NoSuchProcess:

@@ -1,8 +1,8 @@
-"""One gloo device for all process groups of a process.
+"""One gloo device that all process groups of a process share.
 
-torch gives every gloo group a device of its own, which is a thread that wakes up a hundred times a second.
-Megatron-core and vLLM make dozens of groups in each process, most of which hold one rank and are never used:
-on two cores those threads took a twentieth of the time.
+torch gives every gloo group a device of its own, whose thread wakes up a hundred times a second.
+Megatron-core and vLLM make dozens of groups in each process, and most of them hold one rank and are never
+used. On two cores the threads of all these devices took a twentieth of the time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.distributed import distributed_c10d
 
 
 class _SharingGloo(dist.ProcessGroupGloo):
-    """As torch makes it, but for the device."""
+    """A gloo group as torch would make it, except that it uses this process's shared devices."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         options = dist.ProcessGroupGloo._Options()
@@ -30,7 +30,7 @@ class _SharingGloo(dist.ProcessGroupGloo):
 
 @contextmanager
 def one_gloo_device() -> Iterator[None]:
-    """Groups that torch.distributed makes in this block, on any thread, share this process's device."""
+    """Let the gloo groups that torch.distributed makes in this block, on any thread, share one device."""
     original = distributed_c10d.ProcessGroupGloo
     distributed_c10d.ProcessGroupGloo = _SharingGloo
     try:
@@ -41,7 +41,7 @@ def one_gloo_device() -> Iterator[None]:
 
 @functools.cache
 def _devices() -> list[dist.ProcessGroupGloo.Device]:
-    """One for each interface that GLOO_SOCKET_IFNAME names, or the default one, as torch chooses them."""
+    """Return a device for each interface that GLOO_SOCKET_IFNAME names, else torch's default device."""
     interfaces = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
     create = dist.ProcessGroupGloo.create_device
     return [create(interface=name) for name in interfaces] or [dist.ProcessGroupGloo.create_default_device()]

@@ -1,4 +1,4 @@
-"""Imports of large libraries: most of what an actor's start consists of."""
+"""Faster imports of large libraries, which take most of the time of an actor's start."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from nemo_like.config.import_path import load_by_path
 
 @contextmanager
 def lasting_imports(without: Sequence[str] = ()) -> Iterator[None]:
-    """For a block that does nothing but import: what it makes stays for good.
+    """Keep the garbage collector away from what a block makes that does nothing but import.
 
-    To look for garbage among it takes a fifth of the time now, and as long again whenever all generations
-    are collected later, as vLLM does six times while it starts. ``without`` names packages that the imported
-    ones would load where they find them and work without.
+    Imported objects stay for good. Looking for garbage among them takes a fifth of the import's time, and as
+    long again at every later collection of all generations; vLLM makes six of those while it starts.
+    ``without`` names optional packages that must not be loaded in this block: importing them fails.
     """
     absent = [name for name in without if name not in sys.modules]
     sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None: an import raises ImportError
@@ -34,7 +34,6 @@ def lasting_imports(without: Sequence[str] = ()) -> Iterator[None]:
 
 
 def load_target(path: str) -> Any:
-    """Return the object behind "package.module:name", imported for good. Raises ValueError as
-    ``load_by_path`` does."""
+    """Import and return the object "package.module:name". Raises ValueError as ``load_by_path`` does."""
     with lasting_imports():
         return load_by_path(path)

@@ -1,10 +1,10 @@
-"""A process that removes what another leaves, however that ends.
+"""The janitor: a process that cleans up after the driver, however the driver ends.
 
     driver ──starts──▶ janitor   reads a pipe of which the driver holds the other end
-    driver ends, is killed ────▶ the pipe closes: it ends the processes that are marked as the driver's,
-                                 and removes its temporary files and names in shared memory
+    driver is killed ──────────▶ the pipe closes: the janitor ends the processes marked as the driver's, and
+                                 removes their temporary files and names in shared memory
 
-The driver itself ends in the same way: it closes the pipe and waits.
+A driver that ends in order uses the janitor too: it closes the pipe and waits until everything is removed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from pathlib import Path
 
 import psutil
 
-# In the environment of processes that shall not outlive the driver: a directory below the driver's.
+# An environment variable that marks the processes which must not outlive the driver. Its value is a directory
+# below the driver's, that of the Ray to which they belong.
 MARK = "NEMO_LIKE_ENDS_WITH"
 
 _SHARED_MEMORY = Path("/dev/shm")
-# A process that the kernel does not let go of, for instance one that waits for a device, is left behind.
+# After this long, a process that the kernel cannot end, such as one that waits for a device, is left behind.
 _KILL_TIMEOUT_S = 10.0
 _FINISH_TIMEOUT_S = 30.0
 _IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -35,8 +36,11 @@ _IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1
 
 @contextmanager
 def swept_directory(parent: str) -> Iterator[Path]:
-    """Have the temporary files of this process, and of those that it starts in this block, in a new directory
-    in ``parent``. It is gone after the block, and when this process is killed in it."""
+    """Put the temporary files of this process, and of processes it starts in this block, in a new directory.
+
+    The directory lies in ``parent`` and is yielded. It is removed after the block, with what runs under it,
+    and also when this process is killed inside the block.
+    """
     directory = Path(tempfile.mkdtemp(prefix="job-", dir=parent))
     janitor = _Janitor(directory)
     before, before_here = os.environ.get("TMPDIR"), tempfile.tempdir
@@ -53,7 +57,7 @@ def swept_directory(parent: str) -> Iterator[Path]:
 
 
 class _Janitor:
-    """The driver's side."""
+    """The driver's side: starts the janitor's process and holds the pipe to it."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -64,7 +68,7 @@ class _Janitor:
         )
 
     def finish(self) -> None:
-        """Return when everything is removed, by this process where the janitor was killed or stopped."""
+        """Wait until the janitor has removed everything; do its work here where it was killed or stopped."""
         try:
             self._process.communicate(timeout=_FINISH_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -75,11 +79,13 @@ class _Janitor:
 
 
 def clean_up(directory: Path) -> None:
-    """End every process of this machine that is marked with the directory or one below, stopped ones too, and
-    remove what they leave."""
+    """Kill every process marked with the directory or one below, and remove what these processes leave.
+
+    Only this machine's processes are looked at; stopped ones are killed too.
+    """
     _end_marked(directory)
     for temporary in (*directory.glob("*"), *directory.glob("*/*")):
-        # vLLM's workers on CPU meet in a file, and then in shared memory that has the file's name and more.
+        # vLLM's workers on CPU meet in a file, and then in shared memory named like the file plus a suffix.
         for shared in _SHARED_MEMORY.glob(f"{temporary.name}-*"):
             shared.unlink(missing_ok=True)
     shutil.rmtree(directory, ignore_errors=True)
@@ -87,7 +93,7 @@ def clean_up(directory: Path) -> None:
 
 def _end_marked(directory: Path) -> None:
     deadline = time.monotonic() + _KILL_TIMEOUT_S
-    # Again, since one may have started another just before its end.
+    # Repeated, since a process may have started another just before its end.
     while (marked := list(_marked(directory))) and time.monotonic() < deadline:
         for process in marked:
             try:
@@ -99,7 +105,7 @@ def _end_marked(directory: Path) -> None:
 
 
 def _wait(process: psutil.Process, timeout_s: float) -> None:
-    """Return when it has ended, whether or not its parent has noticed."""
+    """Wait at most ``timeout_s`` until the process has ended, whether or not its parent has noticed."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -119,10 +125,10 @@ def _marked(directory: Path) -> Iterator[psutil.Process]:
 
 
 def main(directory: str) -> None:
-    """Wait until the driver has closed its end of standard input."""
+    """Wait until the driver has closed its end of standard input, then clean up. The janitor's process."""
     for signum in _IGNORED_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
-    os.chdir("/")  # no directory of a user is kept busy
+    os.chdir("/")  # so that the user's directory is not kept busy
     sys.stdin.buffer.read()
     clean_up(Path(directory))
 

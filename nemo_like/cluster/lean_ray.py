@@ -1,9 +1,9 @@
-"""How ``ray.init`` differs here: on loopback, with fewer processes, and with the caller's signals.
+"""Changes to ``ray.init``: Ray listens on loopback, has fewer processes, and leaves signals to the caller.
 
-Dashboard, autoscaler and log monitor start although ``ray.init`` is told that there is no dashboard and no
-log to forward, take two seconds of CPU, and keep the start and the end of a run waiting for a second each.
-And all of Ray's processes listen on every interface of the machine unless its address is that of loopback,
-for which ``ray.init`` takes another.
+Even when it is told to start no dashboard and forward no logs, ``ray.init`` starts a dashboard, an
+autoscaler and a log monitor. They take two seconds of CPU and delay the start and the end of a run by a
+second each. All of Ray's processes also listen on every interface of the machine, unless the node's address
+is that of loopback; ``ray.init`` replaces a loopback address by another.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from ray._private.node import Node
 
 @contextmanager
 def few_services() -> Iterator[None]:
-    """Let a Ray that is started in this block listen on loopback alone, and have no more than it needs; all
-    it has, where Ray's methods have other names than those known here."""
+    """Let a Ray that is started in this block listen on loopback alone, and start only what a run needs.
+
+    A service starts as usual when this version of Ray lacks the method that is replaced here.
+    """
     replacements = {
         "start_api_server": _tell_of_no_dashboard,
         "start_monitor": _start_nothing,
@@ -31,7 +33,7 @@ def few_services() -> Iterator[None]:
     originals = {name: getattr(Node, name) for name in replacements if hasattr(Node, name)}
     for name in originals:
         setattr(Node, name, replacements[name])
-    # As Ray does by itself on macOS and Windows: the address of this node is then 127.0.0.1.
+    # Ray does the same by itself on macOS and Windows. The address of this node is then 127.0.0.1.
     may_have_other_nodes = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False
     try:
@@ -44,8 +46,10 @@ def few_services() -> Iterator[None]:
 
 @contextmanager
 def processes_with(variables: Mapping[str, str]) -> Iterator[None]:
-    """Processes that Ray starts in this block, and what they start, have these environment variables. What
-    other threads start has not."""
+    """Give these environment variables to the processes that Ray starts in this block, and to their children.
+
+    The variables never enter this process's own environment, so what other code starts does not get them.
+    """
     start = services.start_ray_process
 
     def start_with(*args: Any, env_updates: Mapping[str, str] | None = None, **kwargs: Any) -> Any:
@@ -60,10 +64,11 @@ def processes_with(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def callers_signals() -> Iterator[None]:
-    """Ray replaces no handler of SIGTERM in this block. A signal that arrives meanwhile, whose exception got
-    lost in Ray's code, is handled again at the end.
+    """Keep Ray from replacing the handler of SIGTERM in this block.
 
-    Handlers belong to the main thread; elsewhere nothing changes.
+    A signal that arrives in the block is handled at once and again at its end, since Ray's code may have
+    swallowed the exception that the handler raised. Handlers belong to the main thread; called on another,
+    this leaves them alone.
     """
     original = utils.set_sigterm_handler
     utils.set_sigterm_handler = _start_nothing
@@ -76,13 +81,14 @@ def callers_signals() -> Iterator[None]:
 
 @contextmanager
 def deferred_signals() -> Iterator[None]:
-    """SIGINT and SIGTERM that arrive in this block are handled at its end.
+    """Put off the handling of SIGINT and SIGTERM that arrive in this block until its end.
 
-    Whoever interrupts ``ray.shutdown`` has a Ray that is half gone, and ends the process without a word as
-    soon as Python frees one of its references. And Ray takes the handler of SIGTERM from the kernel when it
-    is half through. Handlers belong to the main thread; elsewhere nothing changes.
+    An interrupted ``ray.shutdown`` leaves half of Ray behind, which ends the process without a message as
+    soon as Python frees one of Ray's references. Half-way through, ``ray.shutdown`` also resets SIGTERM's
+    handler in the kernel, so this block sets its handlers again there. Handlers belong to the main thread;
+    called on another, this leaves them alone.
     """
-    kill_all_processes = Node.kill_all_processes  # what it does after that
+    kill_all_processes = Node.kill_all_processes  # what ray.shutdown calls after it has reset the handler
     with _noted_signals(are_handled_at_once=False) as install_again:
 
         def kill_with_handlers(*args: Any, **kwargs: Any) -> Any:
@@ -98,8 +104,10 @@ def deferred_signals() -> Iterator[None]:
 
 @contextmanager
 def _noted_signals(*, are_handled_at_once: bool) -> Iterator[Callable[[], None]]:
-    """Handle SIGINT and SIGTERM of this block at its end, and, if asked, also when they arrive. Gives what
-    installs the handlers of this block again."""
+    """Handle SIGINT and SIGTERM of this block at its end and, with ``are_handled_at_once``, on arrival too.
+
+    Yields a function that installs this block's handlers again.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return
@@ -134,7 +142,10 @@ def _start_nothing(_: object) -> None:
 
 
 def _tell_of_no_dashboard(node: Node, **_options: object) -> None:
-    """As Ray's dashboard does where it serves no pages. Without it Ray's agents look for it every second."""
+    """Tell Ray's agents that there is no dashboard; otherwise they look for one every second.
+
+    Ray's own dashboard writes the same value where it serves no pages.
+    """
     node.get_gcs_client().internal_kv_put(
         ray_constants.DASHBOARD_ADDRESS.encode(), b":-1", True, ray_constants.KV_NAMESPACE_DASHBOARD
     )

@@ -1,4 +1,4 @@
-"""Values that travel to several processes."""
+"""``Pickled``: a value that is pickled once and sent to several processes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 class Pickled:
-    """An argument of calls to several actors. It is pickled when it is made, however many calls get it; each
-    actor receives the value itself.
+    """A wrapped argument for calls to several actors; each actor receives the value itself.
 
-    Pickling the metadata of thousands of samples takes longer than copying the bytes.
+    The value is pickled once, in the constructor, and every call copies the bytes: pickling the metadata of
+    thousands of samples takes longer than copying it.
     """
 
     def __init__(self, value: Any) -> None:

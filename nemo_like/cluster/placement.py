@@ -1,6 +1,6 @@
-"""Where actors run: bundles of resources that are reserved together, each whole on one node.
+"""Where actors run: bundles of resources that are reserved together, each of them on a single node.
 
-What must share a node goes into one bundle; bundles spread over the nodes as far as there is room.
+Actors that must share a node share a bundle; Ray spreads the bundles over the nodes as far as it can.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nemo_like.cluster.runtime import free_port
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """Logical resources on one node, and the names of the actors they are for."""
+    """Logical resources on one node, and the names of the actors that will use them."""
 
     actors: tuple[str, ...]
     num_cpus: float
@@ -49,10 +49,10 @@ class Reservation:
 
     bundles: tuple[Bundle, ...]
     group: PlacementGroup
-    nodes: Mapping[str, Node]  # by actor; where Ray moves a bundle when its node dies, no actor follows
+    nodes: Mapping[str, Node]  # by actor; not updated when a node dies and Ray moves its bundles
 
     def options(self, actor: str) -> dict[str, Any]:
-        """Of ``start_actor``, to start this actor in its bundle; empty for one that has none."""
+        """Return the options with which ``start_actor`` starts this actor in its bundle; {} without one."""
         index = self._index(actor)
         if index is None:
             return {}
@@ -60,14 +60,17 @@ class Reservation:
         return {"scheduling_strategy": strategy}
 
     def endpoint(self, actor: str, timeout_s: float) -> tuple[str, int]:
-        """Address of the actor's node and a TCP port that was free there a moment ago."""
+        """Return the address of the actor's node and a TCP port that was free there a moment ago.
+
+        Raises ray.exceptions.GetTimeoutError when the node does not answer in time.
+        """
         if actor in self.nodes and self.nodes[actor].node_id == ray.get_runtime_context().get_node_id():
             return _endpoint()
         probe = ray.remote(num_cpus=0)(_endpoint).options(**self.options(actor))
         return ray.get(probe.remote(), timeout=timeout_s)
 
     def release(self) -> None:
-        """End what runs in the bundles; safe to call twice."""
+        """Give the bundles back to Ray, which ends what still runs in them. Safe to call twice."""
         remove_placement_group(self.group)
 
     def _index(self, actor: str) -> int | None:
@@ -75,9 +78,9 @@ class Reservation:
 
 
 def reserve(choices: Sequence[Sequence[Bundle]], *, timeout_s: float) -> Reservation:
-    """Hold all bundles of one choice: the first of which each bundle fits on some node.
+    """Reserve all bundles of the first choice of which each bundle alone would fit on some node.
 
-    Raises ClusterError when there is no such choice, and when its bundles are not all free in time.
+    Raises ClusterError when there is no such choice, or when its bundles are not all free in time.
     """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     bundles = next((choice for choice in choices if _first_too_large(choice, nodes) is None), None)

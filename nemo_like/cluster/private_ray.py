@@ -1,7 +1,7 @@
-"""A Ray of this run alone, on this machine: its files in one directory, nothing of it left afterwards.
+"""A Ray for this run alone, on this machine. It keeps its files in one directory and leaves nothing behind.
 
-The directory lies among the temporary files. A driver that is killed leaves it, and processes that were
-stopped, unless ``swept_directory`` is around the whole.
+The directory lies among the temporary files. A driver that is killed leaves it behind, and those of Ray's
+processes that were stopped, unless all this happens inside ``swept_directory``.
 """
 
 from __future__ import annotations
@@ -23,37 +23,42 @@ from nemo_like.cluster.gcs_watch import GcsWatch
 from nemo_like.cluster.janitor import MARK, clean_up
 from nemo_like.cluster.lean_ray import callers_signals, deferred_signals, few_services, processes_with
 
-# Linux takes no longer path of a socket, and the longest here is this one of Ray's.
+# The longest path of a socket below Ray's directory; Linux allows 107 bytes for the whole path.
 _LONGEST_SOCKET = "/job-abcdefgh/rayabcdefgh/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
 _MAX_PARENT_BYTES = 107 - len(_LONGEST_SOCKET)
-# An attempt that fails sooner did not fail because the machine is busy.
+# An attempt that fails sooner than this did not fail because the machine is busy.
 _QUICK_S = 10.0
 _MAX_QUICK_FAILURES = 3
 
 
 def temporary_parent() -> str:
-    """Return where Ray would make the directory that all Rays of a user share, or /tmp where that path is too
-    long for its sockets."""
+    """Return RAY_TMPDIR, else the directory for temporary files, or /tmp where its path is too long.
+
+    A path is too long when the sockets that Ray makes below it would exceed Linux's limit.
+    """
     parent = tempfile.gettempdir()
     return os.environ.get("RAY_TMPDIR") or (parent if len(parent) <= _MAX_PARENT_BYTES else "/tmp")
 
 
 class PrivateRay:
-    """Between ``start`` and ``stop`` this process is Ray's driver."""
+    """A private Ray; between ``start`` and ``stop`` this process is its driver."""
 
     def __init__(self, *, num_cpus: int, num_gpus: int, last_words: Callable[[str], None]) -> None:
-        """With these logical resources. ``last_words``: see ``GcsWatch``."""
+        """Give the Ray these logical resources once it starts. ``last_words``: see ``GcsWatch``."""
         self._num_cpus, self._num_gpus, self._last_words = num_cpus, num_gpus, last_words
         self._directory: Path | None = None
         self._watch: GcsWatch | None = None
 
     def failure(self) -> str | None:
-        """Return why it is of no more use; None while it is."""
+        """Return why this Ray is of no more use; None while it works, and before ``start``."""
         return None if self._watch is None else self._watch.failure()
 
     def start(self, timeout_s: float, warn: Callable[[str], None]) -> None:
-        """Ray itself gives up after half a minute, which may be too short on a busy machine: try again until
-        the deadline, and tell ``warn`` each time. Raises ClusterError when Ray cannot be had."""
+        """Start Ray; try again until the deadline when an attempt fails, and tell ``warn`` each time.
+
+        Ray itself gives up an attempt after half a minute, which may be too short on a busy machine. Raises
+        ClusterError when the deadline has passed or several attempts failed quickly.
+        """
         started_s = time.monotonic()
         num_quick = 0
         while True:
@@ -62,7 +67,7 @@ class PrivateRay:
                 self._start()
                 self._watch = GcsWatch(_control_process(), self._last_words)
                 return
-            # Ray raises plain Exception too.
+            # Ray also raises plain ``Exception``.
             except Exception as error:
                 self.stop()
                 now_s = time.monotonic()
@@ -76,15 +81,20 @@ class PrivateRay:
                 warn(f"{reason}; trying again")
 
     def keep_logs(self, path: Path) -> None:
-        """Copy what Ray's processes, and actors without a log of their own, wrote, if there is room."""
+        """Copy the logs of Ray's processes, and of actors without a log of their own, to ``path``.
+
+        A failure to copy, for instance on a full disk, is ignored.
+        """
         if self._directory is not None:
             for logs in self._directory.glob("session_*_*/logs"):
                 with suppress(OSError):
                     shutil.copytree(logs, path, dirs_exist_ok=True)
 
     def stop(self) -> None:
-        """End every process of it, stopped ones too, and remove its files; safe to call twice. A signal that
-        arrives meanwhile is handled afterwards."""
+        """End every process of this Ray, stopped ones too, and remove its files. Safe to call twice.
+
+        A signal that arrives meanwhile is handled afterwards.
+        """
         with deferred_signals():
             self._stop()
 
@@ -115,23 +125,23 @@ class PrivateRay:
 
 
 def _protect_token() -> None:
-    """Keep the token that Ray made for this user from others, who may read the file as Ray writes it."""
+    """Let no other user read the token that Ray made for this user; Ray writes a file that all can read."""
     with suppress(OSError):  # there is none, or it is another user's
         (Path.home() / ".ray" / "auth_token").chmod(0o600)
 
 
 def _variables(directory: Path) -> dict[str, str]:
-    """Return what every process of a Ray in this directory has in its environment."""
+    """Return the environment variables for every process of a Ray in this directory."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nemo_like"
     inductor = "TORCHINDUCTOR_CACHE_DIR"
     return {
         MARK: str(directory),
         "TMPDIR": str(directory),
-        # A process that gives itself a title leaves its environment readable, and with it the mark.
+        # A process that sets its title must not overwrite its environment: the mark is read from there.
         "SPT_NOENV": "1",
-        # Workers that wait for tasks; here are actors only, most of them with an environment of their own.
+        # Start no workers that wait for tasks: a run has actors only, most with an environment of their own.
         "RAY_prestart_worker_first_driver": "0",
-        # Otherwise among the temporary files, which go with the run.
+        # By default this cache lies among the temporary files, which are removed with the run.
         inductor: os.environ.get(inductor, str(cache / "inductor")),
     }
 

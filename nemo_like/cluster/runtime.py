@@ -1,4 +1,4 @@
-"""Ray itself: a private one on this machine, or one that exists already."""
+"""The connection to Ray itself: a private one on this machine, or one that exists already."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_SOCKET_PATH = 107  # bytes; Linux
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayNeeds:
-    """What a run wants of Ray."""
+    """What a run needs of Ray."""
 
     address: str | None  # of a Ray that exists; null: a private one on this machine
     num_cpus: int  # logical
@@ -40,22 +40,22 @@ class RayNeeds:
 def ray_runtime(
     needs: RayNeeds, warn: Callable[[str], None], last_words: Callable[[str], None] = print
 ) -> Iterator[Callable[[], str | None]]:
-    """Connect to Ray, or start a private one; leave it on exit.
+    """Join an existing Ray or start a private one; leave or end it on exit.
 
-    Gives a function that returns why a private Ray is of no more use, None while it is. On exit every
-    non-detached actor of this process ends, and a private Ray with all its processes and files, which also go
-    when this process is killed. ``warn`` hears of each attempt that failed; ``last_words`` of a private Ray's
-    death, when this process ends for that.
-    Raises ClusterError when Ray cannot be had in time, and when an existing cluster has fewer CPUs or GPUs
-    than asked for.
+    Yields a function that returns why a private Ray is of no more use, or None while it works. On exit every
+    non-detached actor of this process ends. A private Ray ends with all its processes, and its files are
+    removed; inside ``swept_directory`` the same happens when this process is killed. ``warn`` is told of each
+    failed attempt to start one; ``last_words`` gets the reason when this process must end because its private
+    Ray died.
+    Raises ClusterError when Ray cannot be had in time, or has fewer CPUs or GPUs than asked for.
     """
-    # An actor that asks for no GPU keeps the CUDA_VISIBLE_DEVICES it was given.
+    # Ray leaves CUDA_VISIBLE_DEVICES alone for an actor that asks for no GPU.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # Ray makes its workers nicer than everything else on the machine; here they are what it is for.
+    # By default Ray gives its workers a lower priority than all else, but here they do the actual work.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    # Of past calls Ray would keep a hundred thousand, in some hundreds of MiB, for a list that nobody sees.
+    # Otherwise Ray records a hundred thousand past calls, in some hundreds of MiB, for a list nobody sees.
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
-    # When one call fails, nobody asks for the results of those beside it.
+    # When one call fails, nobody asks for the others' results; Ray need not warn of their errors.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     private = PrivateRay(num_cpus=needs.num_cpus, num_gpus=needs.num_gpus, last_words=last_words)
     try:
@@ -98,14 +98,14 @@ def no_ray(error: Exception) -> str:
 
 
 def use_temporary_directory_of_session() -> None:
-    """From now on the temporary files of this process and its children lie with those of Ray's session.
+    """Put the temporary files of this process and its children into Ray's session directory from now on.
 
-    What a killed process leaves there goes with the session. Does nothing where there is no Ray, where Ray is
-    private and all its processes have such a place, or where the path is too long for sockets.
+    Files that a killed process leaves there are removed with the session. Does nothing without Ray, under a
+    private Ray, whose processes have such a directory already, or where the path is too long for sockets.
     """
     if not ray.is_initialized() or MARK in os.environ:
         return
-    # On each node, below the directory in which Ray keeps its own sockets and logs.
+    # Every node has this directory, in which Ray keeps its own sockets and logs.
     context = ray.get_runtime_context()
     directory = Path(context.get_temp_dir(), context.get_session_name(), "tmp")
     if len(str(directory)) + len(f"/{uuid.uuid4()}") < _MAX_SOCKET_PATH:
@@ -124,14 +124,14 @@ def _check_resources(num_cpus: float, num_gpus: float) -> None:
 
 
 def free_port() -> int:
-    """A TCP port that was free on this machine a moment ago."""
+    """Return a TCP port that was free on this machine a moment ago."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface with this IP address; None when this machine has none."""
+    """Return the name of the network interface with this IP address; None when no interface has it."""
     if ipaddress.ip_address(address).is_loopback:
         return "lo"
     interfaces = psutil.net_if_addrs().items()

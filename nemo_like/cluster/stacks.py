@@ -1,9 +1,9 @@
-"""What the processes of this machine are doing, looked at from outside. Nothing here needs them to answer.
+"""Stacks of the actors' processes on this machine, taken from outside: no process need answer a call.
 
-An actor's processes are those whose standard error is its log: its own, and those that it started. Other
-actors that it started have logs of their own in a folder beside, called like its log. Stacks are read
-by py-spy, which needs the right to look into another process; where it has none, a process that registered
-``dump_stacks_on_signal`` writes them itself.
+A process belongs to an actor when its standard error is the actor's log: the actor's own process, and those
+that it started. Actors that an actor started have their own logs, in the folder named like that actor's log
+without ".log". py-spy reads the stacks if it may look into the process; where it may not, a process that
+called ``dump_stacks_on_signal`` writes them itself.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ import psutil
 
 _SIGNAL = signal.SIGUSR2
 _PY_SPY_TIMEOUT_S = 10.0
-# How long a process has for writing its stacks after the signal: no Python of it runs for that.
+# How long a process has to write its stacks after the signal; it writes them without running any Python.
 _SIGNAL_GRACE_S = 1.0
 _NUM_SHOWN_FRAMES = 4
 _PACKAGE = f"{os.sep}nemo_like{os.sep}"
-_SHELL = os.path.join("nemo_like", "cluster", "actors.py")  # calls the methods of an actor
+_SHELL = os.path.join("nemo_like", "cluster", "actors.py")  # its code calls the methods of an actor
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A place in the code."""
+    """One frame of a stack: a place in the code."""
 
     function: str
     path: str
@@ -49,13 +49,13 @@ class Frame:
 
     @property
     def is_call(self) -> bool:
-        """Whether it carries out a call of an actor's method."""
+        """Whether this frame calls a method of an actor."""
         return self.is_shell and self.function.rpartition(".")[2] in ("call", "_call")
 
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """``frames`` are innermost first."""
+    """One thread of a process; ``frames`` are innermost first."""
 
     name: str
     frames: tuple[Frame, ...]
@@ -71,7 +71,7 @@ class Thread:
 
 @dataclass(frozen=True, slots=True)
 class ProcessDump:
-    """One process of an actor; without ``threads``, ``problem`` says why."""
+    """The stacks of one process of an actor; where ``threads`` is empty, ``problem`` says why."""
 
     actor: str
     pid: int
@@ -86,11 +86,11 @@ class ProcessDump:
 
     @property
     def is_in_call(self) -> bool:
-        """Whether a method of the actor runs, on whatever thread."""
+        """Whether any thread runs a method of the actor."""
         return any(thread.is_in_call for thread in self.threads)
 
     def summary(self) -> str:
-        """In a line: what it is doing."""
+        """Return in one line what the process is doing."""
         who = f"{self.actor} (process {self.pid}, {self.state})"
         shown = _most_telling(self.threads)
         if shown is None:
@@ -99,7 +99,7 @@ class ProcessDump:
         return f"{who}: {' < '.join(frames[:_NUM_SHOWN_FRAMES])}"
 
     def text(self) -> str:
-        """Every thread, innermost frame first."""
+        """Return the stacks of every thread, innermost frame first."""
         lines = [f"{self.actor}: process {self.pid}, {self.state}: {self.command}"]
         if self.problem:
             lines.append(f"  {self.problem}")
@@ -109,17 +109,23 @@ class ProcessDump:
 
 
 def dump_stacks_on_signal() -> None:
-    """From now on SIGUSR2 makes this process write all its threads' stacks to standard error."""
+    """Let SIGUSR2 make this process write the stacks of all its threads to standard error from now on."""
     faulthandler.register(_SIGNAL, all_threads=True)
 
 
 def dump_processes(log_paths: Mapping[str, str]) -> list[ProcessDump]:
-    """Of every process on this machine that belongs to one of the actors: name to path of its log."""
+    """Return the stacks of every process on this machine that belongs to one of the actors.
+
+    ``log_paths`` maps an actor's name to the path of its log.
+    """
     return [_dump(actor, process) for actor, process in _processes(log_paths)]
 
 
 def kill_processes(log_paths: Mapping[str, str]) -> None:
-    """End every process on this machine that belongs to one of the actors, stopped ones too."""
+    """Kill every process on this machine that belongs to one of the actors, stopped ones too.
+
+    ``log_paths`` maps an actor's name to the path of its log.
+    """
     for _, process in _processes(log_paths):
         try:
             process.kill()
@@ -154,11 +160,11 @@ def _dump(actor: str, process: psutil.Process) -> ProcessDump:
 
 
 def _ask_py_spy(pid: int) -> tuple[tuple[Thread, ...], str]:
-    """The threads, or why there are none."""
+    """Return the threads that py-spy sees, or none and the reason."""
     program = shutil.which("py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if program is None:
         return (), "py-spy is not installed"
-    # Without stopping the process: one that is stopped already cannot be stopped again.
+    # --nonblocking: py-spy must not stop the process, since a stopped process cannot be stopped again.
     command = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PY_SPY_TIMEOUT_S, check=False)
@@ -178,13 +184,13 @@ def _py_spy_threads(dump: Iterable[Mapping]) -> Iterator[Thread]:
 
 
 def _ask_itself(pid: int) -> tuple[tuple[Thread, ...], str]:
-    """The threads that the process itself writes, or why it does not."""
+    """Signal the process and return the threads that it writes to its log, or none and the reason."""
     if not _catches_signal(pid):
         return (), "it does not write its stacks itself, since it never registered for that"
     log = Path(os.readlink(f"/proc/{pid}/fd/2"))
     size = log.stat().st_size
     os.kill(pid, _SIGNAL)
-    # Nothing tells when it has written.
+    # A plain wait, since nothing tells when the process has written.
     threading.Event().wait(_SIGNAL_GRACE_S)
     with log.open(encoding="utf-8", errors="replace") as file:
         file.seek(size)
@@ -193,14 +199,14 @@ def _ask_itself(pid: int) -> tuple[tuple[Thread, ...], str]:
 
 
 def _catches_signal(pid: int) -> bool:
-    """Whether the process has a handler for the signal, which would end it otherwise."""
+    """Return whether the process has a handler for the signal; without one the signal would end it."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
     return caught is not None and bool(int(caught[1], 16) >> (_SIGNAL - 1) & 1)
 
 
 def faulthandler_threads(text: str) -> Iterator[Thread]:
-    """The threads in what faulthandler wrote."""
+    """Yield the threads in a text that faulthandler wrote."""
     name, frames = "", list[Frame]()
     for line in text.splitlines():
         if head := re.match(r"(?:Current thread|Thread) (0x[0-9a-f]+)", line):
@@ -214,7 +220,10 @@ def faulthandler_threads(text: str) -> Iterator[Thread]:
 
 
 def _most_telling(threads: Iterable[Thread]) -> Thread | None:
-    """The thread that carries out a call; else one that runs code of this package; else the main one."""
+    """Return the thread that runs a call; else one that runs this package's code; else the main one.
+
+    Failing those, return any thread with frames, and None when there is none.
+    """
     candidates = [thread for thread in threads if thread.frames]
     in_call = [thread for thread in candidates if thread.is_in_call]
     ours = [thread for thread in candidates if thread.runs_our_code]

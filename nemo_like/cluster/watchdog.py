@@ -1,4 +1,4 @@
-"""When a stage has missed its deadline: what every actor of the run is doing, on whatever node it is."""
+"""Reports of what every actor of the run is doing, on all nodes, when a stage has missed its deadline."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from nemo_like.cluster.stacks import ProcessDump, dump_processes, kill_processes
 
-# Starting a process on a busy node takes seconds.
+# How long the other nodes have to answer; starting a process on a busy node takes seconds.
 _TIMEOUT_S = 60.0
 
 
 class Watchdog:
-    """``directory`` gets a file per report."""
+    """Writes one file per report into ``directory``."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def report(self, stage: str, log_paths: Mapping[str, str], waiting_for: Sequence[str]) -> str:
-        """Look at the processes of all actors (name to path of its log). A line for each of those that the
-        stage waits for, and of others that are stopped or in a call; last, where the stacks of all are."""
+        """Write the stacks of all actors' processes to a file, and return a summary.
+
+        ``log_paths`` maps an actor's name to the path of its log. The summary has a line for each process
+        of an actor in ``waiting_for``, and for each other process that is stopped or in a call; then a line
+        for each actor or node that could not be looked at; last, the path of the file.
+        """
         found, problems = on_every_node(dump_processes, log_paths)
         # Nodes on one machine see each other's processes.
         dumps: list[ProcessDump] = list(
@@ -51,12 +55,15 @@ class Watchdog:
 
 
 def end_processes(log_paths: Mapping[str, str]) -> None:
-    """On every node; a stopped process does not follow Ray's request to end."""
+    """Kill the actors' processes on every node. A stopped one would not follow Ray's request to end."""
     on_every_node(kill_processes, log_paths)
 
 
 def on_every_node(function: Any, log_paths: Mapping[str, str]) -> tuple[list[Any], list[str]]:
-    """What the function returns on each node that answers, and a sentence for each that does not."""
+    """Call ``function(log_paths)`` on every living node.
+
+    Return its result from each node that answers, and a sentence for each node that does not.
+    """
     own = ray.get_runtime_context().get_node_id()
     others = {
         ray.remote(num_cpus=0, max_retries=0)(function)
