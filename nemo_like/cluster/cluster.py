@@ -94,7 +94,7 @@ class Cluster:
         self._watches[call.ref] = handle
 
     def dead(self) -> list[str]:
-        """Return the names of the actors that are gone or of no more use: a watched call of each has ended."""
+        """Return the names of the actors that are gone or of no more use, since a watched call has ended."""
         ended, _ = ray.wait(list(self._watches), num_returns=len(self._watches), timeout=0)
         return list(dict.fromkeys(self._watches[ref].name for ref in ended))
 

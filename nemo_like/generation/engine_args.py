@@ -1,4 +1,4 @@
-"""vLLM's arguments from ours."""
+"""vLLM's arguments, derived from the configuration of this package."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def engine_args(
         by_device = {
             "kv_cache_memory_bytes": int(cfg.kv_cache_gib * 2**30),
             "block_size": _CPU_BLOCK_TOKENS,
-            # Prompts shorter than a block share nothing.
+            # A prefix shorter than a block cannot be shared.
             "enable_prefix_caching": max_total_sequence_length > _CPU_BLOCK_TOKENS,
         }
     else:
@@ -41,17 +41,17 @@ def engine_args(
     return EngineArgs(
         model=model_name,
         skip_tokenizer_init=True,
-        generation_config="vllm",  # the checkpoint's own sampling defaults must not mix in
+        generation_config="vllm",  # the checkpoint's own sampling defaults are ignored
         dtype=precision.name,
         seed=seed,
         max_model_len=max_total_sequence_length,
         max_num_seqs=cfg.max_num_seqs,
         max_num_batched_tokens=max(_MIN_BATCHED_TOKENS, max_total_sequence_length),
-        enable_chunked_prefill=False,  # a partly prefilled request that has a seed ends the engine
+        enable_chunked_prefill=False,  # a partly prefilled request with a seed makes the engine fail
         enforce_eager=cfg.enforce_eager,
         tensor_parallel_size=cfg.tensor_parallel_size,
         distributed_executor_backend="mp" if cfg.tensor_parallel_size > 1 else None,
-        logprobs_mode="processed_logprobs",  # after temperature, top-p and top-k: as sampled
+        logprobs_mode="processed_logprobs",  # after temperature, top-p and top-k: those sampled from
         disable_log_stats=True,
         worker_extension_cls=f"{WeightReceiverExtension.__module__}.{WeightReceiverExtension.__qualname__}",
         weight_transfer_config={"backend": BACKEND},

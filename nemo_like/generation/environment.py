@@ -1,4 +1,7 @@
-"""Environment variables of an engine's process. No heavy import, since the driver builds actor specs."""
+"""Environment variables of an engine's process.
+
+The driver imports this module to build actor specs, so nothing heavy is imported here.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ from nemo_like.config.schema import Device
 
 
 def engine_environment(device: Device) -> dict[str, str]:
-    """What must be set before an engine's process imports torch or vLLM; for ``ActorSpec.env``."""
+    """Return the variables to set before an engine's process imports torch or vLLM, for ``ActorSpec.env``."""
     common = {
-        # The engine core lives in the actor's own process: one process, no second start-up.
+        # The engine core runs in the actor's own process, so no second process has to start.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        # Kept between runs: filling an empty one costs every start about ten seconds.
+        # This cache is kept between runs: filling an empty one costs about ten seconds at every start.
         "VLLM_CACHE_ROOT": str(_cache_root()),
-        # Likewise; by default it lies among the temporary files, which go with the run.
+        # This one is kept too; by default it lies among the temporary files, which are removed with the run.
         "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(_cache_root() / "inductor")),
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
         "VLLM_NO_USAGE_STATS": "1",

@@ -1,4 +1,7 @@
-"""Requests to and results from a generation engine; token ids in, token ids and log-probs out."""
+"""What a generation engine takes and gives: requests of token ids, results of token ids and log-probs.
+
+Also the protocols of an engine and of its side of a weight transfer.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GroupRequest:
-    """One prompt and how many responses it wants. ``seeds[j]`` is response j's own.
+    """One prompt, and a seed for each response wanted: response j is sampled with ``seeds[j]``.
 
-    Raises ValueError unless the seeds are consecutive and within [0, 2**63): the engine serves a
-    group as one request whose j-th child samples with the first seed + j.
+    Raises ValueError when ``prompt_ids`` is empty, and unless the seeds are consecutive and within
+    [0, 2**63): the engine serves a group as one request, and samples its j-th response with the first
+    seed + j.
     """
 
     request_id: str  # unique among the unfinished requests of an engine
@@ -42,11 +46,11 @@ class GroupRequest:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """token_ids: [L] int32, the stop token included; logprobs: [L] float32, nats."""
+    """One sampled response. token_ids: [L] int32, the stop token included; logprobs: [L] float32, nats."""
 
     token_ids: np.ndarray
     logprobs: np.ndarray
-    is_truncated: bool  # ran into max_new_tokens
+    is_truncated: bool  # whether the response ran into max_new_tokens
     columns: Mapping[str, Any] = field(default_factory=dict)  # further ``ENGINE_COLUMNS``, by name
 
 
@@ -57,7 +61,7 @@ class GroupResult:
     policy_version: int  # of the weights that sampled all of them; -1: the checkpoint as loaded
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Packed: pickling two small arrays per response would cost more than sampling them."""
+        """Pickle the arrays of all responses as one; two small ones each would cost more than sampling."""
         lengths = [len(response.token_ids) for response in self.responses]
         token_ids = np.concatenate([response.token_ids for response in self.responses])
         logprobs = np.concatenate([response.logprobs for response in self.responses])
@@ -87,7 +91,7 @@ def _unpack_result(
 
 
 class GenerationError(RuntimeError):
-    """The engine failed: its requests are lost and it takes no more."""
+    """The engine failed: its unfinished requests are lost, and it takes no more."""
 
 
 class EngineOverdue(GenerationError, Overdue):
@@ -95,10 +99,10 @@ class EngineOverdue(GenerationError, Overdue):
 
 
 class ResultSink(Protocol):
-    """Where results go; an ``ActorHandle`` is one. ``submit`` returns at once.
+    """Takes an engine's results; an ``ActorHandle`` is one. ``submit`` returns at once.
 
-    The engine calls ``submit("on_groups", list[GroupResult])`` once per engine step in which groups
-    finished, and ``submit("on_engine_error", engine_name, message)`` when it fails.
+    The engine calls ``submit("on_groups", list[GroupResult])`` once for each engine step in which groups
+    finish, and ``submit("on_engine_error", engine_name, message)`` when it fails.
     """
 
     def submit(self, method: str, /, *args: Any) -> Any: ...
@@ -106,7 +110,7 @@ class ResultSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Totals since the engine started, but for the version."""
+    """The engine's present policy version, and totals since the engine started."""
 
     policy_version: int
     generation_s: float  # seconds in which sequences were being decoded
@@ -115,7 +119,7 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True)
 class WeightGroup:
-    """How engine workers get the weights of one trainer rank."""
+    """How an engine's workers get the weights that one policy worker sends."""
 
     name: str
     address: GroupAddress | MemoryAddress  # a process group to join, or memory to map
@@ -126,54 +130,61 @@ class WeightGroup:
 
 @dataclass(frozen=True, slots=True)
 class WeightEndpoint:
-    """What a trainer needs to know of an engine before it connects."""
+    """What the trainer needs to know of an engine before it connects to it."""
 
     node_id: str  # of Ray; "" outside Ray
     num_workers: int
 
 
 class GenerationEngine(Protocol):
-    """One engine. Results arrive at the sink, each group when it is finished."""
+    """One engine that samples responses. The sink gets each group's result when the group is finished."""
 
     def submit(self, requests: Sequence[GroupRequest], sampling: SamplingSettings, sink: ResultSink) -> None:
         """Queue the requests and return at once."""
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """Drop requests; their groups are never delivered. Unknown and finished ids are ignored."""
+        """Abort requests, so that their groups are never delivered. Unknown and finished ids are ignored."""
 
     def abort_all(self) -> None:
-        """Drop every unfinished request, whoever made it. Raises GenerationError in a failed engine."""
+        """Abort every unfinished request, whoever made it. Raises GenerationError in a failed engine."""
 
     def stats(self) -> EngineStats: ...
 
     def sleep(self) -> None:
-        """Give the device's memory to others until the next request or weight update. Raises RuntimeError for
-        an engine that was not started to sleep, or still generates."""
+        """Give the device's memory to others until the next request or weight update.
+
+        Raises RuntimeError for an engine that was not started to sleep, or that still generates.
+        """
 
 
 class WeightReceiver(Protocol):
-    """The weight side of an engine, driven by the trainer: join once; then pause, fetch, load per version.
+    """An engine's side of a weight transfer. The trainer makes all calls.
 
-    Until ``load_weights`` a version may be given up: ``resume`` goes on with the one in force.
+    It calls ``join_weight_group`` once for each group; then, for each version, ``pause``, ``fetch_weights``
+    and ``load_weights``. Before ``load_weights`` it may give the version up and call ``resume`` instead: the
+    engine then goes on with the version in force.
     """
 
     def weight_endpoint(self) -> WeightEndpoint: ...
 
     def join_weight_group(self, group: WeightGroup) -> None:
-        """Begin to join; returns at once, the group is complete when the trainer's side is."""
+        """Begin to join the group and return at once; the trainer's side waits until all have joined."""
 
     def pause(self, version: int) -> None:
-        """Stop sampling until ``version`` is loaded, which may be the engine's own: a trainer that connects
-        anew sends to all. Raises ValueError for an older one, RuntimeError while requests are unfinished."""
+        """Stop sampling until ``version`` is loaded or ``resume`` is called.
+
+        The engine may have ``version`` already, since a trainer that connects anew sends to all engines.
+        Raises ValueError for an older version, RuntimeError while requests are unfinished.
+        """
 
     def fetch_weights(self, transfer: Transfer, groups: Sequence[str]) -> None:
-        """Wait for what these groups offer in advance; touches no weight."""
+        """Wait for what the trainer offers in these groups before the load. Changes no weight."""
 
     def load_weights(self, version: int, groups: Sequence[str]) -> int:
-        """Load every tensor of these groups, commit the version, resume; returns the version committed.
+        """Load every tensor of these groups, commit the version, resume sampling, and return the version.
 
-        A failure ends the engine, whose weights are then a mix of versions.
+        When it fails, the engine serves no more, since its weights are then a mix of versions.
         """
 
     def resume(self) -> int:
-        """Go on with the version in force, which is returned."""
+        """Go on sampling with the version in force, and return it."""

@@ -1,13 +1,13 @@
-"""Names in /dev/shm under which the processes of one engine meet, so that none outlives the engine.
+"""Removal of the names in /dev/shm under which one engine's processes meet: no name outlives the engine.
 
 vLLM's workers find their message queues, semaphores and reduction buffers there by name: 700 MB for two
-workers. Killed processes remove no names, and the process that Python starts to do so is killed with the
-engine, since Ray ends the whole process group of an actor.
+workers. A killed process removes no names. Python starts a resource tracker to remove them, but that is
+killed with the engine, since Ray ends the whole process group of an actor.
 
-    before vLLM starts    track_names     the tracker runs outside of the group: it sees every process of the
-                                          engine go, and removes the names that Python gave
-    when all have met     remove_names    memory without a name is gone with the last process that maps it,
-                                          however that ends
+    before vLLM starts    track_names     starts the tracker outside of the process group: it notices when all
+                                          processes of the engine are gone, and removes the names Python gave
+    when all have met     remove_names    removes the names of what they map: memory without a name is gone
+                                          with the last process that maps it, however that process ends
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from nemo_like.cluster.janitor import MARK
 
 _DIRECTORY = Path("/dev/shm")
-# Python's shared memory and semaphores, and vLLM's reduction buffers on CPU.
+# Prefixes of the names of Python's shared memory and semaphores, and of vLLM's reduction buffers on CPU.
 _PREFIXES = ("psm_", "sem.mp-", "vllm_dist_")
 
 _TRACKER = (
@@ -37,25 +37,28 @@ _TRACKER = (
 
 
 def track_names() -> None:
-    """Start Python's resource tracker for this process and its children where Ray does not end it with them.
+    """Start Python's resource tracker for this process and its children, outside of their process group.
 
-    Does nothing when this process has a tracker already.
+    There it survives when Ray ends them. Does nothing when this process has a tracker already.
     """
     tracker: Any = resource_tracker._resource_tracker
     if tracker._fd is not None:
         return
     read_end, write_end = os.pipe()
     environment = {name: value for name, value in os.environ.items() if name != MARK}
-    # What it removes it would also warn of.
+    # -W ignore: otherwise the tracker warns of everything that it removes.
     command = [sys.executable, "-W", "ignore", "-c", _TRACKER, str(read_end)]
     subprocess.run(command, pass_fds=[read_end], env=environment, check=True)
     os.close(read_end)
-    # As multiprocessing does it in the processes that it spawns, which share their parent's tracker.
+    # multiprocessing sets the same attribute in processes that it spawns, which share their parent's tracker.
     tracker._fd = write_end
 
 
 def remove_names() -> None:
-    """Remove the names of what this process and its children map. They must all have met."""
+    """Remove the names of the shared memory that this process and its children map.
+
+    To be called when all these processes have mapped what they share: afterwards none can find it by name.
+    """
     pids = [os.getpid(), *(child.pid for child in multiprocessing.active_children() if child.pid)]
     mapped = {place for pid in pids for place in _mapped(pid)}
     for path in _DIRECTORY.iterdir():
@@ -63,14 +66,14 @@ def remove_names() -> None:
             continue
         try:
             status = path.stat()
-        except FileNotFoundError:  # another engine's
+        except FileNotFoundError:  # another engine has removed its own
             continue
         if (status.st_dev, status.st_ino) in mapped:
             path.unlink(missing_ok=True)
 
 
 def _mapped(pid: int) -> Iterator[tuple[int, int]]:
-    """Yield device and inode of each file that the process maps. It may have opened it by another name."""
+    """Yield device and inode of each file that the process maps, which it may have opened by another name."""
     for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines():
         _, _, _, device, inode, *_ = line.split(maxsplit=5)
         major, minor = (int(part, 16) for part in device.split(":"))

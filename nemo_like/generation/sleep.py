@@ -1,10 +1,10 @@
-"""What an engine gives up of its GPU while the policy uses it, and how it gets it back.
+"""How an engine gives up its GPU's memory while the policy uses the GPU, and gets it back.
 
     awake ──sleep──▶ asleep ──wake_weights──▶ weights awake ──wake──▶ awake
 
-vLLM's sleep of level 1: weights wait in host memory, so that the version in force survives, and the KV
-cache is dropped. Weights wake first, to be overwritten while the trainer still holds what it sends; the
-KV cache wakes when there is something to generate.
+This is vLLM's sleep of level 1: the weights wait in host memory, so that the version in force survives, and
+what the KV cache holds is lost. The weights wake first, to be overwritten while the trainer still holds what
+it sends. The KV cache wakes when there is something to generate.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _KEEP_WEIGHTS_ON_HOST = 1
 
 
 class Sleeps(Enum):
-    """Whether an engine gives its device to the policy."""
+    """When an engine gives its device's memory to the policy."""
 
     never = "never"
     while_training = "while_training"
 
 
 def has_sleep_mode(engine: str, sleeps: Sleeps, device: Device) -> bool:
-    """Whether vLLM shall take its memory in a way in which it can give it up.
+    """Return whether vLLM must allocate its memory so that it can give it up.
 
-    Raises ValueError on a CPU, where vLLM's sleep does nothing.
+    Raises ValueError for an engine that should sleep on a CPU, where vLLM's sleep does nothing.
     """
     if sleeps is Sleeps.while_training and device is Device.cpu:
         raise ValueError(
@@ -46,14 +46,14 @@ class Sleeper(Protocol):
 
 
 class EngineMemory:
-    """One engine's; it starts awake."""
+    """Puts one engine's memory to sleep and wakes it, part by part. The engine starts awake."""
 
     def __init__(self, engine: Sleeper) -> None:
         self._engine = engine
         self._asleep: set[str] = set()
 
     def sleep(self) -> None:
-        """Give up all of it; nothing happens where that is done already."""
+        """Give up weights and KV cache. Does nothing when both are asleep already."""
         if self._asleep == {_WEIGHTS, _KV_CACHE}:
             return
         self.wake()  # vLLM puts everything to sleep at once
@@ -64,7 +64,7 @@ class EngineMemory:
         self._wake(_WEIGHTS)
 
     def wake(self) -> None:
-        """Have all of it, as generation needs it."""
+        """Wake what is asleep of weights and KV cache, since generation needs both."""
         self._wake(_WEIGHTS)
         self._wake(_KV_CACHE)
 

@@ -1,12 +1,12 @@
-"""``VllmEngine``: one in-process vLLM engine, stepped by one thread that everything else talks to by a queue.
+"""``VllmEngine``: one in-process vLLM engine. One thread steps it, and runs all calls, which come by a queue.
 
     caller's thread                     step thread
       submit, abort, pause,   ──queue──▶  run commands, then engine.step(), again and again
       load_weights, stats                      │ groups that finished in this step
                                                └─▶ sink.submit("on_groups", results)
 
-With nothing to decode the step thread blocks on the queue. Weights are received on it too, so a
-step never sees half of them.
+With nothing to decode the step thread blocks on the queue. It also receives weights, so no step runs with
+half of them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from nemo_like.weight_transport.shared_memory import Transfer
 
 _T = TypeVar("_T")
 
-# Net allocations between collections of the youngest generation.
+# After so many net allocations Python collects the youngest generation.
 _GC_THRESHOLD = 50_000
 
 
@@ -70,8 +70,10 @@ class _Unfinished:
 
 
 class VllmEngine:
-    """See ``GenerationEngine`` and ``WeightReceiver`` for the methods. To be hosted by a serial actor, in a
-    process started with ``engine_environment``."""
+    """A ``GenerationEngine`` and ``WeightReceiver``, where the methods are described.
+
+    It belongs in a serial actor whose process was started with ``engine_environment``.
+    """
 
     def __init__(
         self,
@@ -87,12 +89,14 @@ class VllmEngine:
         tokenizer_name: str | None = None,
         sleeps: Sleeps = Sleeps.never,
     ) -> None:
-        """``timeout_s`` is the deadline for starting, and for every call. Without ``tokenizer_name`` the
+        """Start the engine and wait until it is ready.
+
+        ``timeout_s`` is the deadline for the start, and for every later call. Without ``tokenizer_name`` the
         engine knows token ids alone, and refuses stop strings. An engine that ``sleeps`` needs a GPU.
 
-        Raises GenerationError when the engine does not start, ValueError when it cannot sleep and should.
+        Raises GenerationError when the engine does not start, ValueError when it should sleep but cannot.
         """
-        use_temporary_directory_of_session()  # vLLM leaves sockets and files behind
+        use_temporary_directory_of_session()  # since vLLM leaves sockets and files behind
         self._name, self._sleeps = name, sleeps
         self._timeout_s = timeout_s
         self._num_workers = generation.vllm_cfg.tensor_parallel_size
@@ -113,7 +117,7 @@ class VllmEngine:
         self._paused_for: int | None = None
         self._generation_s = 0.0
         self._num_generated_tokens = 0
-        self._num_processes = 0  # of workers beside this one
+        self._num_processes = 0  # of the engine's workers, this process not counted
         self._did_not_start = False
         self._thread = threading.Thread(target=self._serve, name=f"{name}-step", daemon=True)
         self._thread.start()
@@ -122,9 +126,9 @@ class VllmEngine:
     # ------------------------------------------------------------------ generation
 
     def submit(self, requests: Sequence[GroupRequest], sampling: SamplingSettings, sink: ResultSink) -> None:
-        """Queue the requests; each group's result goes to the sink in the step that finishes it.
+        """Queue the requests; the sink gets each group's result after the engine step that finishes it.
 
-        Raises ValueError for requests that cannot be served; then none of this call's is queued.
+        Raises ValueError when a request cannot be served; then none of this call's requests is queued.
         """
         params = [_sampling_params(request, sampling) for request in requests]
         self._call(lambda: self._add(requests, params, sink))
@@ -167,7 +171,11 @@ class VllmEngine:
     # ------------------------------------------------------------------ the step thread
 
     def _call(self, function: Callable[[], _T]) -> _T:
-        """Run on the step thread; raises what it raises, and GenerationError once the engine has failed."""
+        """Run ``function`` on the step thread and return its result.
+
+        Raises what it raises, GenerationError once the engine has failed, and EngineOverdue when the step
+        thread does not answer in time.
+        """
         done: Future[_T] = Future()
         self._commands.put(_Command(function, done))
         try:
@@ -186,7 +194,7 @@ class VllmEngine:
         return self._paused_for is not None or not self._unfinished
 
     def _run_commands(self) -> None:
-        """All that are queued; blocks for the first when there is nothing to decode."""
+        """Run all queued commands; when there is nothing to decode, wait for one first."""
         try:
             command = self._commands.get(block=self._is_idle())
             while True:
@@ -215,7 +223,7 @@ class VllmEngine:
         self._generation_s += time.monotonic() - started_s
 
     def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
-        """One call per sink with all groups that finished in this step."""
+        """Call each sink once, with all of its groups that finished in this step."""
         by_sink: dict[int, tuple[ResultSink, list[GroupResult]]] = {}
         for output in outputs:
             entry = self._unfinished.pop(output.request_id)
@@ -227,7 +235,10 @@ class VllmEngine:
             sink.submit("on_groups", results)
 
     def _fail(self, trace: str) -> None:
-        """Tell everyone who waits; every later call raises."""
+        """Tell every sink that waits for results that the engine failed; every later call raises.
+
+        When a worker process is gone, end this process instead.
+        """
         if len(multiprocessing.active_children()) < self._num_processes:
             _end_process()
         self._failure = f"engine {self._name!r} failed:\n{trace}"
@@ -237,7 +248,7 @@ class VllmEngine:
             sink.submit("on_engine_error", self._name, trace)
 
     def _start_engine(self) -> None:
-        # Built on the thread that steps it: the current CUDA device belongs to a thread.
+        # The step thread builds the engine, since the current CUDA device is a thread's own.
         try:
             with one_gloo_device():
                 self._engine = LLMEngine.from_engine_args(self._engine_args)
@@ -249,8 +260,8 @@ class VllmEngine:
         if self._num_processes:
             self._engine.model_executor.register_failure_callback(_end_process)
             remove_names()
-        # What start-up left behind is never garbage; and a batch allocates so many small objects that
-        # collections at the default pace take a twentieth of its time.
+        # What the start leaves behind is never garbage, so no collection need look at it. A batch allocates
+        # so many small objects that collections at Python's default rate take a twentieth of its time.
         gc.collect()
         gc.freeze()
         gc.set_threshold(_GC_THRESHOLD)
@@ -286,7 +297,7 @@ class VllmEngine:
                 f"engine {self._name!r} is at policy_version={self._policy_version}; "
                 f"version={version} is older"
             )
-        # What is submitted while paused has not been sampled from yet.
+        # While the engine is paused, unfinished requests do no harm: nothing was sampled for them yet.
         if self._unfinished and self._paused_for is None:
             raise RuntimeError(
                 f"engine {self._name!r} still generates {len(self._unfinished)} groups; one group must not "
@@ -306,7 +317,7 @@ class VllmEngine:
             for group in groups:
                 self._rpc("update_weights", update_info={"group": group})
             self._rpc("finish_weight_update")
-            # Cached keys and values are those of the old weights.
+            # The cached keys and values were computed with the old weights.
             self._engine.reset_prefix_cache()
         except Exception:
             self._fail(
@@ -338,8 +349,10 @@ class VllmEngine:
 
 
 def _end_process() -> None:
-    """An engine that has lost one of its workers is of no use: it goes too, and can be replaced. vLLM has
-    written to the log which of them died."""
+    """End this process, whose engine has lost a worker and is of no more use, so that it can be replaced.
+
+    vLLM has written to the log which worker died.
+    """
     os._exit(1)
 
 
@@ -359,12 +372,12 @@ def _sampling_params(request: GroupRequest, sampling: SamplingSettings) -> Sampl
         max_tokens=sampling.max_new_tokens,
         stop_token_ids=list(sampling.stop_token_ids),
         stop=list(sampling.stop_strings),
-        ignore_eos=True,  # the request's own stop tokens count, and nothing else
-        logprobs=0,  # the sampled token's alone
+        ignore_eos=True,  # only the stop tokens and strings of the settings end a response
+        logprobs=0,  # only that of the sampled token
         flat_logprobs=True,
-        detokenize=bool(sampling.stop_strings),  # costs a fifth of the time
+        detokenize=bool(sampling.stop_strings),  # only where needed: it takes a fifth of the time
         output_kind=RequestOutputKind.FINAL_ONLY,
-        skip_clone=True,  # made for this one request
+        skip_clone=True,  # vLLM need not copy an object that was made for this one request
     )
 
 

@@ -1,7 +1,7 @@
-"""The vLLM worker's side of weight synchronisation: a weight-transfer engine for the trainer's channels.
+"""The vLLM worker's side of a weight transfer: a vLLM weight-transfer engine for the trainer's channels.
 
-Importing this module registers the engine; ``WeightReceiverExtension``, named as vLLM's
-``worker_extension_cls``, makes every worker process import it.
+Importing this module registers it with vLLM. Every worker process imports the module, because vLLM's argument
+``worker_extension_cls`` names ``WeightReceiverExtension``.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ BACKEND = "nemo_like"
 
 NamedTensors = list[tuple[str, torch.Tensor]]
 
-# Warns, at every update, of layers that have nothing to load (rotary embedding, tied output layer).
-# What is really missing is an error of ``finish_weight_update``.
+# At every update this logger warns of layers that have nothing to load (rotary embedding, tied output
+# layer). For weights that are really missing ``finish_weight_update`` raises an error.
 logging.getLogger(initialize_layerwise_reload.__module__).setLevel(logging.ERROR)
 
 
 class WeightReceiverExtension:
-    """Mixed into every vLLM worker; through its name the worker imports this module."""
+    """Methods that vLLM mixes into every worker; naming this class makes the worker import this module."""
 
     weight_transfer_engine: TrainerWeightReceiver
 
     def fetch_weights(self, transfer: Transfer, groups: Sequence[str]) -> None:
-        """See ``WeightReceiver``; a remote call to every worker."""
+        """Wait for what these groups offer in advance, as ``WeightReceiver`` says. Runs on every worker."""
         self.weight_transfer_engine.fetch(transfer, groups)
 
 
@@ -55,22 +55,22 @@ class ReceiveInfo(WeightTransferUpdateInfo):
 
 
 class _Channel(Protocol):
-    """One group's receiving end."""
+    """The receiving end of one weight group."""
 
     def fetch(self, transfer: Transfer) -> None:
-        """Wait for what is offered before it is loaded."""
+        """Wait for what the sender offers before the load."""
 
     def receive(self) -> Iterator[NamedTensors]:
-        """The tensors, in parts."""
+        """Yield the tensors, in parts."""
 
     def release(self) -> None:
-        """What was received is loaded."""
+        """Release what was received. To be called when all of it is loaded."""
 
     def close(self) -> None: ...
 
 
 class _Memory:
-    """A sender of this node: the whole version lies in memory before it is loaded."""
+    """Receives from a sender on this node: a whole version lies in shared memory before it is loaded."""
 
     def __init__(self, memory: MemoryReceiver) -> None:
         self._memory = memory
@@ -81,27 +81,27 @@ class _Memory:
 
 
 class _Broadcast:
-    """A sender anywhere: buckets come while they are loaded."""
+    """Receives from a sender on any node: buckets arrive during the load."""
 
     def __init__(self, group: WeightGroup, process_group: NamedProcessGroup) -> None:
         self._group, self._process_group = group, process_group
         self.close = process_group.close
 
     def fetch(self, transfer: Transfer) -> None:
-        """Nothing comes in advance."""
+        """Do nothing: a broadcast offers nothing in advance."""
 
     def release(self) -> None:
-        """Buckets went with their loading."""
+        """Do nothing: no bucket is kept after its load."""
 
     def receive(self) -> Iterator[NamedTensors]:
         return self._process_group.receive(self._group.tensors, self._group.bucket_bytes)
 
 
 class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
-    """Receives Hugging Face tensors and loads them, one session per version over all groups.
+    """Receives tensors under their Hugging Face names and loads them, in one session per version.
 
-    One session, because a fused module (qkv, gate and up) whose parts came in two would be
-    packed from half-old weights.
+    A session covers all groups: if the parts of a fused module (qkv, gate and up) came in two sessions, vLLM
+    would pack the module from half-old weights.
     """
 
     init_info_cls = JoinInfo
@@ -115,14 +115,20 @@ class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         self._joiner = ThreadPoolExecutor(thread_name_prefix="join_weight_group")
 
     def init_transfer_engine(self, init_info: JoinInfo) -> None:
-        """Join in the background: engines asked to join several groups, each in another order, would wait for
-        each other. A group of the same name is left."""
+        """Begin to join the group in the background; leave an earlier group of the same name.
+
+        If this waited, engines that are asked to join several groups in different orders would wait for each
+        other.
+        """
         group = init_info.group
         self._leave(group.name)
         self._channels[group.name] = self._joiner.submit(self._join, group)
 
     def fetch(self, transfer: Transfer, groups: Sequence[str]) -> None:
-        """Have in reach what can be had before the model is touched. Raises when it does not come."""
+        """Wait for what the senders of these groups offer in advance; the model is not touched.
+
+        Raises when it does not come.
+        """
         for name in groups:
             self._channel(name).fetch(transfer)
 
@@ -136,12 +142,15 @@ class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
             for tensors in channel.receive():
                 self._loaded |= self.model.load_weights(tensors)
         except Exception:
-            # Whoever sends to this worker, or receives beside it, must not wait until its deadline.
+            # Closing makes the sender, and workers that receive beside this one, fail now, not at a deadline.
             channel.close()
             raise
 
     def finish_weight_update(self) -> None:
-        """Raises RuntimeError, naming them, when parameters of the model were not among the tensors."""
+        """End the session: finish the loaded layers, and release what was received.
+
+        Raises RuntimeError that names the model's parameters for which no tensor was received.
+        """
         finalize_layerwise_reload(self.model, self.model_config)
         for name in self._channels:
             self._channel(name).release()
@@ -169,7 +178,7 @@ class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         return _Memory(MemoryReceiver(address, group.tensors, torch.device(self.device)))
 
     def _channel(self, name: str) -> _Channel:
-        """The group's, once it is joined: its constructor has a deadline of its own."""
+        """Wait until the group is joined and return its channel. Joining has a deadline of its own."""
         return self._channels[name].result()
 
     def _leave(self, name: str) -> None:
@@ -178,8 +187,11 @@ class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
             joined.result().close()
 
     def _repack_tied_output_layer(self) -> None:
-        """The output layer multiplies by a packed copy of its weight. A tied one is loaded through the
-        embedding, and the reload does not pack it again."""
+        """Pack the weight of a tied output layer again.
+
+        On CPU the output layer multiplies by a packed copy of its weight. A tied weight is loaded through the
+        embedding, and vLLM's reload does not pack it again.
+        """
         output = getattr(self.model, "lm_head", None)
         embedding = getattr(getattr(self.model, "model", None), "embed_tokens", None)
         if output is None or embedding is None or output is embedding:
@@ -188,8 +200,11 @@ class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
             output.quant_method.process_weights_after_loading(output)
 
     def _repack_experts(self) -> None:
-        """Experts lie packed in place of their weights, and vLLM packs them at the engine's start only: a
-        reload leaves plain weights that would be read as packed ones."""
+        """Pack the experts' weights again.
+
+        On CPU packed weights replace the experts' plain ones, but vLLM packs them at the engine's start only.
+        A reload leaves plain weights, which would be read as packed ones.
+        """
         for layer in self.model.modules():
             kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
             if kernel is not None and getattr(layer, "w13_weight", None) is not None:

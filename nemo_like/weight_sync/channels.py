@@ -1,8 +1,8 @@
-"""How one pipeline stage's weights get to the workers of every engine.
+"""The channels through which one pipeline stage's weights get to the workers of every engine.
 
-channel            where                          what it costs
-MemoryChannel      engines on the sender's node   one copy, on the host or on a GPU, that everybody maps
-CollectiveChannel  anywhere                       a broadcast, bucket by bucket, over gloo or NCCL
+channel            where the engines are    what a transfer costs
+MemoryChannel      on the sender's node     one copy, on the host or on a GPU, which all of them map
+CollectiveChannel  anywhere                 a broadcast, bucket by bucket, over gloo or NCCL
 """
 
 from __future__ import annotations
@@ -21,30 +21,40 @@ Weights = Iterator[tuple[str, torch.Tensor]]
 
 
 class WeightChannel(Protocol):
-    """One stage's side. In a transfer ``offer`` comes before the engines load, ``deliver`` while they do."""
+    """The sender's side, for one pipeline stage.
+
+    In a transfer, ``offer`` is called before the engines load, ``deliver`` while they load, and ``release``
+    when they have loaded.
+    """
 
     @property
     def address(self) -> GroupAddress | MemoryAddress:
         """Where the engines' workers join."""
 
     def open(self) -> None:
-        """Wait for all of them, which were invited before."""
+        """Wait until all engines' workers have joined; they were invited before."""
 
     def offer(self, transfer: Transfer, weights: Weights) -> None:
-        """Make the weights ready, as far as that is possible with nobody listening."""
+        """Make the weights ready, as far as that is possible while no engine receives."""
 
     def deliver(self) -> int:
-        """Returns when the offered weights are sent; their bytes."""
+        """Send the offered weights, and return their number of bytes."""
 
     def release(self) -> None:
-        """Every engine has loaded what was delivered; a stage not told so keeps it until its next offer."""
+        """Release what holds the delivered weights. To be called when every engine has loaded them.
+
+        A channel on which this is not called keeps them until its next offer.
+        """
 
     def close(self) -> None:
-        """Drop the connections: who waits for this side fails at once. Safe to call twice."""
+        """Close the connections: a worker that waits for this side fails at once. Safe to call twice."""
 
 
 class MemoryChannel:
-    """The weights lie ready before any engine is asked to load, so a failure here touches no engine."""
+    """Offers the weights in memory that all engines' workers map.
+
+    They lie ready before any engine is asked to load, so a failure to write them touches no engine.
+    """
 
     def __init__(
         self, name: str, tensors: Sequence[TensorSpec], num_workers: int, timeout_s: float, device: Device
@@ -73,7 +83,7 @@ class MemoryChannel:
 
 
 class CollectiveChannel:
-    """Rank 0 of a named group in which all engines' workers follow."""
+    """Broadcasts the weights as rank 0 of a named group; the other ranks are the engines' workers."""
 
     def __init__(
         self,
@@ -103,7 +113,7 @@ class CollectiveChannel:
         return self._group.send(self._tensors, self._offered, self._bucket_bytes)
 
     def release(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: a broadcast keeps no weights."""
 
     def close(self) -> None:
         if self._group is not None:

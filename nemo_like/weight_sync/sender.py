@@ -1,4 +1,6 @@
-"""``EngineWeightSender``: the trainer sends its weights to the engines, and drives the transfer.
+"""``EngineWeightSender``: sends the trainer's weights to the engines, and drives the transfer.
+
+One worker heads each pipeline stage and sends that stage's weights; stage 0's also coordinates the engines.
 
     stage 0's head (coordinator)      heads of the other stages       every engine
       pause(version) ───────────────────────────────────────────────▶  stops sampling
@@ -10,8 +12,8 @@
                                         deliver pp1 ────────────────▶    load
       ◀────────────────────────────────── the version committed ─────  finalize, resume
 
-Until the engines load, a failure anywhere leaves the version in force: the engines resume with it. An
-engine that fails while loading holds a mix of two versions, so it serves no more.
+A failure before the engines load leaves their present version in force, and they resume with it. An engine
+that fails while loading holds a mix of two versions, so it serves no more.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from nemo_like.weight_transport.process_groups import GroupAddress, Rendezvous
 from nemo_like.weight_transport.shared_memory import Transfer
 
 _LOOPBACK = "127.0.0.1"
-# After a broken broadcast: how long an engine has to say what broke it.
+# After a broken broadcast, each engine has this long to report what broke it.
 _CAUSE_GRACE_S = 2.0
 
 
@@ -49,10 +51,10 @@ class EngineWeightSender:
         bucket_mib: int,
         timeout_s: float,
     ) -> None:
-        """``coordinates`` are the worker's. ``timeout_s`` is the deadline for connecting, the engines' start
-        included, and for one send.
+        """Prepare the sender of the worker at ``coordinates``; connect to nothing yet.
 
-        Raises ValueError on a worker that heads no stage.
+        ``timeout_s`` is the deadline for connecting, the engines' start included, and for one send.
+        Raises ValueError on a worker that heads no pipeline stage.
         """
         if coordinates.tp or coordinates.cp or coordinates.dp:
             raise ValueError(
@@ -70,8 +72,9 @@ class EngineWeightSender:
         self._num_transfers = 0
 
     def connect(self, receivers: Sequence[ActorHandle], tensors: Sequence[TensorSpec]) -> None:
-        """Meet the workers of every engine; ``tensors`` are this stage's, in the order of each ``send``.
+        """Open a channel to the workers of every engine, in place of an earlier one.
 
+        ``tensors`` are those of this stage, in the order in which every ``send`` will bring them.
         Raises ValueError when the configured transport cannot reach an engine.
         """
         self.close()
@@ -92,10 +95,11 @@ class EngineWeightSender:
         self._channel = channel
 
     def send(self, version: int, weights: Weights) -> Mapping[str, Metric]:
-        """Bring every engine to ``version``. The coordinator returns once all have committed it, the heads of
-        the other stages once their weights are sent.
+        """Bring every engine to ``version``.
 
-        Raises RuntimeError that says what failed and which version the engines serve now.
+        The coordinator returns once all engines have committed it, the heads of the other stages once their
+        weights are sent. Raises RuntimeError when that fails; the coordinator's says, as far as it knows,
+        which version the engines serve now.
         """
         if self._channel is None:
             raise RuntimeError(f"send(version={version}) before connect: no engine has been met yet")
@@ -111,7 +115,7 @@ class EngineWeightSender:
         try:
             sent_bytes = self._channel.deliver()
         except RuntimeError:
-            # The engines that still wait for the rest fail at once.
+            # Closing makes engines that still wait for the rest fail at once.
             self._channel.close()
             _raise_cause(loads)
             raise
@@ -123,13 +127,17 @@ class EngineWeightSender:
         }
 
     def close(self) -> None:
-        """Leave the engines; safe to call twice."""
+        """Close the channel to the engines. Safe to call twice."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
 
     def _prepare(self, transfer: Transfer, channel: WeightChannel, weights: Weights) -> None:
-        """Everything that can fail without touching an engine's weights."""
+        """Pause the engines, offer the weights and let the engines fetch them, as far as they can in advance.
+
+        This is all that can fail without touching an engine's weights. When it fails, it lets the engines go
+        on with the version they have, and raises RuntimeError.
+        """
         try:
             self._ask_all("pause", transfer.version)
             channel.offer(transfer, weights)
@@ -140,7 +148,7 @@ class EngineWeightSender:
             ) from error
 
     def _resume_all(self) -> str:
-        """Let every engine go on that can; says what each serves."""
+        """Resume every engine that can go on, and return a text that says what each serves."""
         serving = []
         for engine in self._engines:
             try:
@@ -183,7 +191,10 @@ class EngineWeightSender:
 
 
 def _wait_for_commits(version: int, loads: Sequence[Call], deadline: float) -> None:
-    """Raises RuntimeError that names the engines without the version, once every engine has answered."""
+    """Wait for every engine's answer until the deadline.
+
+    Raises RuntimeError that names the engines that did not commit ``version``.
+    """
     failures: dict[str, Exception] = {}
     for load in loads:
         try:
@@ -201,7 +212,7 @@ def _wait_for_commits(version: int, loads: Sequence[Call], deadline: float) -> N
 
 
 def _raise_cause(loads: Sequence[Call]) -> None:
-    """The error of an engine that broke the broadcast, if one has any to tell."""
+    """Raise the error of the engine that broke the broadcast, if one reports an error in time."""
     for load in loads:
         try:
             load.result(_CAUSE_GRACE_S)

@@ -1,4 +1,7 @@
-"""``EngineWeights``: the driver names a policy version and waits once. No tensor library is imported here."""
+"""``EngineWeights``: the driver's side of a weight transfer, which brings all engines to a policy version.
+
+No tensor library is imported here.
+"""
 
 from __future__ import annotations
 
@@ -9,33 +12,39 @@ from nemo_like.observability.metrics import Metric, maximum
 
 
 class EngineWeights:
-    """Keeps the engines at the trainer's weights; the transfer itself is the trainer's work."""
+    """Knows which version the engines serve, and has the trainer transfer another when one is needed."""
 
     def __init__(
         self,
         push_weights: Callable[[int], Mapping[str, Metric]],
         put_to_sleep: Callable[[], object] | None = None,
     ) -> None:
-        """``push_weights(version)`` is the trainer's whole transfer; it returns once all engines have it.
-        ``put_to_sleep`` makes engines that share GPUs with the trainer give them up; they wake when asked.
+        """Take the functions that do the work; nothing is transferred yet.
+
+        ``push_weights(version)`` makes the trainer transfer its weights, and returns once all engines have
+        them. ``put_to_sleep`` makes engines that share GPUs with the trainer give up their memory there; null
+        where they share none. A sleeping engine wakes at its next request or weight update.
         """
         self._push_weights, self._put_to_sleep = push_weights, put_to_sleep
         self._version: int | None = None
 
     @property
     def version(self) -> int | None:
-        """What every engine serves; None when that is not known."""
+        """The policy version that every engine serves; None when that is not known."""
         return self._version
 
     def forget(self) -> None:
-        """Transfer again at the next call: there are engines that have nothing yet."""
+        """Forget which version the engines serve, so that the next call transfers again.
+
+        To be called when there are new engines, which have no version yet.
+        """
         self._version = None
 
     def ensure_version(self, version: int) -> Mapping[str, Metric]:
-        """Returns once every engine serves exactly this policy version; at once when they do already.
+        """Wait until every engine serves exactly this policy version; return at once when all do already.
 
-        Raises ValueError for a version older than the engines'. An error leaves the engines' version unknown,
-        so that the next call transfers again.
+        Raises ValueError for a version older than the engines'. When the transfer fails, the engines' version
+        is unknown, so that the next call transfers again.
         """
         if version == self._version:
             return {}
@@ -48,22 +57,22 @@ class EngineWeights:
         return {**sent, "weight_sync_s": maximum(time.monotonic() - started_s)}
 
     def generation_is_over(self) -> None:
-        """Engines that share GPUs with the trainer sleep from here; their version stays theirs."""
+        """Put engines that share GPUs with the trainer to sleep; they keep their version."""
         if self._put_to_sleep is not None:
             self._put_to_sleep()
 
 
 class NoEngines:
-    """In place of ``EngineWeights`` where nothing generates: every version is fine."""
+    """Stands in for ``EngineWeights`` where nothing is transferred: every version is in force at once."""
 
     version: int | None = None
 
     def forget(self) -> None:
-        """Nothing to forget."""
+        """Do nothing."""
 
     def ensure_version(self, version: int) -> Mapping[str, Metric]:
-        """Returns at once."""
+        """Return at once, without metrics."""
         return {}
 
     def generation_is_over(self) -> None:
-        """There is nobody to put to sleep."""
+        """Do nothing: there is no engine to put to sleep."""

@@ -1,4 +1,4 @@
-"""How a list of tensors is cut into broadcast buckets: one plan that sender and receivers derive alike."""
+"""The plan by which tensors are cut into broadcast buckets; sender and receivers each derive the same one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ITEM_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor on the wire."""
+    """Name, dtype and shape of one tensor that is sent."""
 
     name: str
     dtype: str  # torch's name, for example "float32"
@@ -25,7 +25,7 @@ class TensorSpec:
 
     @property
     def num_bytes(self) -> int:
-        """Raises ValueError for a dtype that cannot be sent."""
+        """The tensor's size. Raises ValueError for a dtype that cannot be sent."""
         if self.dtype not in _ITEM_BYTES:
             raise ValueError(
                 f"tensor {self.name!r}: dtype={self.dtype!r} is not one of {sorted(_ITEM_BYTES)}"
@@ -50,9 +50,9 @@ class Bucket:
 
 
 def plan_buckets(tensors: Sequence[TensorSpec], bucket_bytes: int) -> list[Bucket]:
-    """Cut the tensors, in order, into buckets of at most ``bucket_bytes``; a larger tensor gets its own.
+    """Cut the tensors, in order, into buckets of at most ``bucket_bytes``.
 
-    Raises ValueError when a name occurs twice.
+    A tensor that is larger gets a bucket of its own. Raises ValueError when a name occurs twice.
     """
     names = [spec.name for spec in tensors]
     if len(set(names)) != len(names):

@@ -1,13 +1,13 @@
 """Memory of a CUDA device that processes of the same node map, through CUDA's inter-process handles.
 
     owner                                       readers
-      buffer of one version, written to
-      a ticket for each reader ────────────────▶ map it, read it where it lies
-      lets go of it                              let go of it: the last one frees the memory
+      write a version to a buffer
+      make a ticket for each reader ───────────▶ map the buffer, read it where it lies
+      release the buffer                         release it: the last one to do so frees the memory
 
-A ticket is good for one reader, since PyTorch counts those that are out: memory that a ticket is out for
-stays, also after its owner has let go of it. A reader on another device than the buffer's reads it over
-peer access (NVLink, PCIe); where there is none, mapping it fails.
+A ticket is good for one reader only. PyTorch counts the tickets that are out, and keeps the memory until each
+has been used and its reader has released the memory, even when the owner released it long before. A reader on
+another device than the buffer's reads it over peer access (NVLink, PCIe); without it, mapping fails.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _DEVICE_PLACE = list(inspect.signature(rebuild_cuda_tensor).parameters).index("s
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What one reader needs."""
+    """What one reader needs to map the memory."""
 
-    device_uuid: str  # where the memory is; the numbers of devices differ between processes
+    device_uuid: str  # of the device with the memory; device indexes differ between processes
     arguments: tuple[Any, ...]  # of torch's rebuild_cuda_tensor
 
     def to_bytes(self) -> bytes:
@@ -37,31 +37,34 @@ class Ticket:
 
     @classmethod
     def from_bytes(cls, message: bytes) -> Ticket:
-        """Of this user's own sender: what it holds is trusted."""
+        """Unpickle a ticket. The message must come from this user's own sender, since it is trusted."""
         return cls(*pickle.loads(message))
 
     def arguments_on(self, device_index: int) -> Sequence[Any]:
-        """For a process that maps the memory on this device of its own."""
+        """Return the arguments with which a reader maps the memory on its own device of this index."""
         arguments = list(self.arguments)
         arguments[_DEVICE_PLACE] = device_index
         return arguments
 
 
 class CudaMemory:
-    """The owner's: memory for one version at a time, none in between."""
+    """The owner's side: a buffer for one version at a time, and none between versions."""
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         self._num_bytes, self._device = num_bytes, device
         self._buffer: Tensor | None = None
 
     def begin(self) -> Tensor:
-        """[bytes] uint8, to write a version to."""
+        """Allocate a new buffer, [bytes] uint8, to write a version to."""
         self.release()
         self._buffer = torch.empty(self._num_bytes, dtype=torch.uint8, device=self._device)
         return self._buffer
 
     def ticket(self) -> bytes:
-        """For one more reader of what is written."""
+        """Return a ticket with which one more reader can map what is written.
+
+        Raises RuntimeError when no version was begun.
+        """
         if self._buffer is None:
             raise RuntimeError("no version was begun, so there is no memory to give a ticket for")
         torch.cuda.synchronize(self._device)  # a reader's stream does not wait for ours
@@ -69,14 +72,17 @@ class CudaMemory:
         return Ticket(uuid, reduce_tensor(self._buffer)[1]).to_bytes()
 
     def release(self) -> None:
-        """Safe to call twice."""
+        """Give up the buffer; its memory is free once all readers have released it. Safe to call twice."""
         self._buffer = None
         torch.cuda.ipc_collect()
-        torch.cuda.empty_cache()  # what readers have let go of, to where other processes can have it
+        torch.cuda.empty_cache()  # so that other processes can have what all readers have released
 
 
 def map_ticket(message: bytes, device: torch.device) -> Tensor:
-    """[bytes] uint8 on this device. Raises RuntimeError where the device cannot reach the memory."""
+    """Map the memory of a ticket and return it as [bytes] uint8.
+
+    Raises RuntimeError when ``device`` cannot reach the memory.
+    """
     ticket = Ticket.from_bytes(message)
     index = torch.cuda.current_device() if device.index is None else device.index
     try:

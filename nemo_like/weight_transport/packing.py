@@ -1,4 +1,4 @@
-"""Tensors into a bucket's bytes, and views of them out again."""
+"""Copying tensors into a bucket's buffer, and viewing them there again."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from nemo_like.weight_transport.buckets import Bucket, Slot, TensorSpec
 
 
 def pack(bucket: Bucket, values: Iterator[tuple[str, Tensor]], buffer: Tensor) -> None:
-    """Copy the next values, which must be the bucket's tensors in their order, to their places.
+    """Take the next values, which must be the bucket's tensors in their order, and copy each to its slot.
 
     ``buffer``: at least [bucket.num_bytes] uint8, on any device. Raises ValueError when a name, dtype
-    or shape differs from what was announced.
+    or shape differs from the slot's.
     """
     for slot in bucket.slots:
         name, value = next(values, ("nothing", torch.empty(0)))
@@ -25,14 +25,14 @@ def pack(bucket: Bucket, values: Iterator[tuple[str, Tensor]], buffer: Tensor) -
 
 
 def check_exhausted(values: Iterator[tuple[str, Tensor]]) -> None:
-    """Raises ValueError when there is another value to send."""
+    """Raise ValueError when there is another value to send."""
     surplus = next(values, None)
     if surplus is not None:
         raise ValueError(f"got {surplus[0]!r} to send, which was not announced at connect time")
 
 
 def view(buffer: Tensor, slot: Slot) -> Tensor:
-    """The slot's tensor, where it lies in the buffer."""
+    """Return the slot's tensor as a view of the buffer."""
     spec = slot.spec
     part = buffer[slot.offset : slot.offset + spec.num_bytes]
     return part.view(getattr(torch, spec.dtype)).view(spec.shape)

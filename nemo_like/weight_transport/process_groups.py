@@ -1,7 +1,7 @@
 """Named process groups between actors of different kinds, outside torch.distributed's global state.
 
-A trainer rank and the workers of inference engines belong to worlds of their own; a named group
-spans both. Several can exist at once, in one process too. gloo on CPU, NCCL on GPU.
+Policy workers and the workers of an engine belong to different torch.distributed worlds; a named group
+spans both. A process can be in several groups at once. They use gloo on CPU and NCCL on GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import distributed as dist
 from nemo_like.weight_transport.buckets import TensorSpec, plan_buckets
 from nemo_like.weight_transport.packing import check_exhausted, pack, view
 
-# Broadcasts under way at once: one travels while the next is packed.
+# How many broadcasts are under way at once: one bucket travels while the next is packed.
 _MAX_BUCKETS_IN_FLIGHT = 2
 
 
@@ -33,7 +33,10 @@ class GroupAddress:
 
 
 class Rendezvous:
-    """Rank 0's store, on a free port of ``host``'s interface alone."""
+    """The store through which a group's ranks find each other.
+
+    Rank 0 holds it; it listens on a free port of ``host``'s interface alone.
+    """
 
     def __init__(self, host: str, timeout_s: float) -> None:
         listener = socket.create_server((host, 0))
@@ -50,15 +53,15 @@ class Rendezvous:
 
 
 class NamedProcessGroup:
-    """One rank's side of a named group; complete, on every rank, once the constructor returns.
+    """One rank's side of a named group. The constructor returns once all ranks have joined.
 
-    Raises RuntimeError (torch's DistError is one) when the other ranks do not come in time.
+    Raises RuntimeError (torch's DistError is one) when the other ranks do not join in time.
     """
 
     def __init__(
         self, address: GroupAddress, *, rank: int, device: torch.device, rendezvous: Rendezvous | None = None
     ) -> None:
-        """Rank 0 brings the rendezvous that ``address`` leads to."""
+        """Join the group and wait for the others. Rank 0 brings the rendezvous to which ``address`` leads."""
         self.address, self.rank, self.device = address, rank, device
         self._timeout = timedelta(seconds=address.timeout_s)
         self._store = rendezvous.store if rendezvous else self._open_store()
@@ -66,7 +69,7 @@ class NamedProcessGroup:
         self._meet()
 
     def broadcast(self, tensor: torch.Tensor) -> dist.Work:
-        """Begin to send rank 0's tensor to all; on the other ranks, to receive into it."""
+        """Begin a broadcast: rank 0 sends its tensor, the other ranks receive into theirs."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         options.timeout = self._timeout
@@ -75,9 +78,9 @@ class NamedProcessGroup:
     def send(
         self, tensors: Sequence[TensorSpec], values: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int
     ) -> int:
-        """Rank 0: broadcast the values, which must be these tensors in this order. Returns bytes sent.
+        """Broadcast the values from rank 0, and return the number of bytes sent.
 
-        Raises ValueError when a name, dtype or shape differs from its spec.
+        Raises ValueError when the values are not these tensors in this order: a name, dtype or shape differs.
         """
         stream = iter(values)
         in_flight: list[tuple[dist.Work, torch.Tensor]] = []
@@ -97,14 +100,17 @@ class NamedProcessGroup:
     def receive(
         self, tensors: Sequence[TensorSpec], bucket_bytes: int
     ) -> Iterator[list[tuple[str, torch.Tensor]]]:
-        """The other ranks: the tensors, bucket by bucket, as views of a buffer that is never used again."""
+        """Receive what rank 0 sends, and yield the tensors bucket by bucket. For the other ranks.
+
+        They are views of their bucket's buffer, which is not used again for another bucket.
+        """
         for bucket in plan_buckets(tensors, bucket_bytes):
             buffer = torch.empty(bucket.num_bytes, dtype=torch.uint8, device=self.device)
             self._wait(self.broadcast(buffer))
             yield [(slot.spec.name, view(buffer, slot)) for slot in bucket.slots]
 
     def close(self) -> None:
-        """Drop the connections: a rank that waits for this one fails at once. Safe to call twice."""
+        """Close the connections: a rank that waits for this one fails at once. Safe to call twice."""
         if self._group is not None:
             self._group.shutdown()
             # The connections live as long as the object does.
@@ -137,7 +143,7 @@ class NamedProcessGroup:
         return dist.ProcessGroupNCCL(store, self.rank, address.num_ranks, options)
 
     def _meet(self) -> None:
-        """All ranks reach this point, over the very connections that will be used."""
+        """Wait until all ranks have reached this point, over the connections that broadcasts will use."""
         ones = torch.ones(1, device=self.device)
         self._wait(self._open.allreduce([ones]))
         if int(ones.item()) != self.address.num_ranks:
@@ -148,12 +154,12 @@ class NamedProcessGroup:
     def _wait(self, work: dist.Work) -> None:
         work.wait(self._timeout)
         if self.device.type == "cuda":
-            # On CUDA wait() orders the stream only; buffers are reused and freed by the host.
+            # On CUDA wait() only orders the stream, but the host goes on to reuse and free the buffers.
             torch.cuda.current_stream(self.device).synchronize()
 
 
 def _route_to(host: str, port: int) -> str:
-    """This machine's address on the way to ``host``; loopback for loopback. Sends nothing."""
+    """Return this machine's address on the route to ``host``; loopback for loopback. Sends nothing."""
     family = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))

@@ -1,12 +1,12 @@
-"""Tensors from one process to others of the same node, through memory that all of them map.
+"""Memory that one process writes tensors to and others of the same node read, since all of them map it.
 
     sender                                   receivers
       listen on a socket in the file system ◀── connect
-      memory's file descriptor ───────────────▶ map it
+      send the memory's file descriptor ──────▶ map the memory
       write everything, then announce it ─────▶ read it where it lies: nothing is copied
 
-The memory has no name and no file: it is gone with the last process that maps it, however that ends.
-Memory of a CUDA device is mapped version by version instead, with a ticket in each announcement.
+The memory has no name and no file: it is gone with the last process that maps it, however that process ends.
+Memory of a CUDA device is mapped anew for each version instead, with a ticket that its announcement contains.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from nemo_like.weight_transport.buckets import Bucket, TensorSpec, plan_buckets
 from nemo_like.weight_transport.cuda_memory import CudaMemory, map_ticket
 from nemo_like.weight_transport.packing import check_exhausted, pack, view
 
-# (number of the transfer, version, whether the sender could write all of it); a ticket may follow.
+# An announcement: (number of the transfer, version, whether all of it was written); a ticket may follow.
 _ANNOUNCEMENT = struct.Struct("<qq?")
 _MAX_MESSAGE_BYTES = 1 << 16
 _HOST = torch.device("cpu")
@@ -47,8 +47,11 @@ class MemoryKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """``number`` counts the attempts, and every sender and receiver counts alike: a version that is tried
-    again is another transfer, so that nobody takes what a failed one left for it."""
+    """One attempt to bring a version to the receivers; ``number`` counts the attempts.
+
+    All senders count alike. A version that is tried again is another transfer, so that no receiver takes
+    what a failed transfer left for the new one.
+    """
 
     number: int
     version: int
@@ -56,7 +59,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class MemoryAddress:
-    """Where the receivers of one sender meet it."""
+    """Where receivers connect to one sender."""
 
     name: str
     path: str  # of the socket, in a directory that only this user may enter
@@ -68,17 +71,20 @@ class Memory(Protocol):
     """The sender's side of memory that others map."""
 
     def begin(self) -> Tensor:
-        """[bytes] uint8, to write a version to."""
+        """Return the buffer for the next version, [bytes] uint8, to write to."""
 
     def ticket(self) -> bytes:
-        """What one receiver needs to map this version, beside what it got when it joined."""
+        """Return what one receiver needs to map this version, beside what it got when it connected."""
 
     def release(self) -> None:
-        """Nothing more is written to this version."""
+        """Give up this version's buffer: nothing more is written to it."""
 
 
 class HostMemory:
-    """Mapped once, written again and again. Raises OSError when the memory cannot be had."""
+    """Host memory that is mapped once and written for every version.
+
+    Raises OSError when the memory cannot be had.
+    """
 
     def __init__(self, name: str, bucket: Bucket) -> None:
         self.descriptor = os.memfd_create(f"nemo_like-{name}", os.MFD_CLOEXEC)
@@ -92,17 +98,17 @@ class HostMemory:
         return b""
 
     def release(self) -> None:
-        """It stays for the next version."""
+        """Do nothing: the memory stays for the next version."""
 
     def close(self) -> None:
-        """Safe to call twice."""
+        """Close the file descriptor. Safe to call twice."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
 
 
 class MemorySender:
-    """Offers the same tensors again and again, in memory of the host or of a CUDA ``device``.
+    """Offers version after version of the same tensors, in memory of the host or of a CUDA ``device``.
 
     Raises OSError when the memory cannot be had.
     """
@@ -127,7 +133,7 @@ class MemorySender:
         self._receivers: list[socket.socket] = []
 
     def open(self) -> None:
-        """Wait until every receiver has connected. Raises TimeoutError that says how many are missing."""
+        """Wait until every receiver has connected. Raises a TimeoutError that says how many are missing."""
         deadline = time.monotonic() + self.address.timeout_s
         try:
             while len(self._receivers) < self._num_receivers:
@@ -146,10 +152,11 @@ class MemorySender:
             self._stop_listening()
 
     def offer(self, transfer: Transfer, values: Iterable[tuple[str, Tensor]]) -> int:
-        """Write the values, which must be the tensors in their order, and announce them; returns bytes.
+        """Write the values, announce them to every receiver, and return the number of bytes.
 
-        No receiver may still be reading the transfer before. Raises ValueError when a name, dtype or
-        shape differs from its spec; the receivers then hear that this transfer does not come.
+        No receiver may still be reading the transfer before. Raises ValueError when the values are not the
+        tensors in their order: a name, dtype or shape differs. The receivers are then told that this transfer
+        failed.
         """
         tickets = None
         try:
@@ -165,11 +172,11 @@ class MemorySender:
         return self._bucket.num_bytes
 
     def release(self) -> None:
-        """Every receiver has read the latest transfer."""
+        """Give up the latest transfer's memory. To be called when every receiver has read it."""
         self._memory.release()
 
     def close(self) -> None:
-        """Drop the connections: a receiver that waits fails at once. Safe to call twice."""
+        """Close the connections: a receiver that waits fails at once. Safe to call twice."""
         self._stop_listening()
         for receiver in self._receivers:
             receiver.close()
@@ -183,8 +190,10 @@ class MemorySender:
 
 
 class MemoryReceiver:
-    """The other side, which reads memory of a CUDA device on ``device``. Raises OSError (TimeoutError is one)
-    when the sender cannot be reached."""
+    """Reads what a ``MemorySender`` offers; memory of a CUDA device is mapped on ``device``.
+
+    Raises OSError (TimeoutError is one) when the sender cannot be reached.
+    """
 
     def __init__(
         self, address: MemoryAddress, tensors: Sequence[TensorSpec], device: torch.device = _HOST
@@ -201,16 +210,17 @@ class MemoryReceiver:
             os.close(descriptor)
 
     def fetch(self, transfer: Transfer) -> None:
-        """Wait until this transfer is announced, and have it mapped.
+        """Wait until this transfer is announced, and map its memory.
 
-        Raises RuntimeError when the sender has another version, could not write it, or is gone, and
-        TimeoutError when it says nothing.
+        Raises RuntimeError when the sender announces another version, could not write this one, or is gone,
+        and TimeoutError when it announces nothing in time.
         """
         name, version = self._address.name, transfer.version
         number = -1
-        while number < transfer.number:  # passes over what earlier transfers left
+        while number < transfer.number:  # skip announcements that earlier transfers left
             number, announced, is_whole, ticket = self._announcement(version)
-            if ticket:  # also of those: a sender's memory is free once all tickets for it were taken
+            # Also for a skipped one: the sender's memory is free only once all tickets for it were used.
+            if ticket:
                 self._memory = map_ticket(ticket, self._device)
         if (number, announced) != (transfer.number, version):
             raise RuntimeError(
@@ -221,24 +231,27 @@ class MemoryReceiver:
             raise RuntimeError(f"{name!r} could not send version {version}")
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Views of the memory, valid until ``release`` or until the next transfer is offered."""
+        """Yield (name, view of the memory); views are valid until ``release`` or the sender's next offer."""
         if self._memory is None:
             raise RuntimeError(f"{self._address.name!r} sent nothing yet, or what it sent was let go of")
         for slot in self._bucket.slots:
             yield slot.spec.name, view(self._memory, slot)
 
     def release(self) -> None:
-        """Nothing more is read of this transfer: a device's memory is the sender's to free."""
+        """Give up memory of a CUDA device, so that the sender can free it; nothing more is read of it."""
         if self._address.kind is MemoryKind.cuda:
             self._memory = None
 
     def close(self) -> None:
-        """Safe to call twice."""
+        """Release the memory and close the connection. Safe to call twice."""
         self.release()
         self._socket.close()
 
     def _announcement(self, version: int) -> tuple[int, int, bool, bytes]:
-        """(number, version, whole, ticket) of the next; ``version`` is the one that is waited for."""
+        """Wait for the next announcement and return its (number, version, whole, ticket).
+
+        ``version`` is the one that the caller waits for, and appears in errors only.
+        """
         name, timeout_s = self._address.name, self._address.timeout_s
         try:
             message = self._socket.recv(_MAX_MESSAGE_BYTES)
@@ -255,17 +268,17 @@ def _private_directory() -> Path:
 
 
 def _whole(tensors: Sequence[TensorSpec]) -> Bucket:
-    """All tensors in one bucket, since memory that is mapped already costs nothing to keep."""
+    """Return one bucket with all tensors, since memory that is mapped already costs nothing to keep."""
     num_bytes = 1 + sum(spec.num_bytes + 64 for spec in tensors)
     [bucket] = plan_buckets(tensors, num_bytes) or [Bucket((), 0)]
     return bucket
 
 
 def _mapped_bytes(bucket: Bucket) -> int:
-    return max(bucket.num_bytes, 1)  # nothing cannot be mapped
+    return max(bucket.num_bytes, 1)  # zero bytes cannot be mapped
 
 
 def _map(descriptor: int, bucket: Bucket) -> Tensor:
-    """[bytes of the bucket] uint8; the mapping lives as long as the tensor."""
+    """Map the memory and return it as [bytes of the bucket] uint8; it stays mapped while the tensor lives."""
     mapped = mmap.mmap(descriptor, _mapped_bytes(bucket))
     return torch.frombuffer(mapped, dtype=torch.uint8)
