@@ -44,7 +44,7 @@ class Cluster:
         report_directory: Path | None = None,
         ray_failure: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """Start nothing yet.
+        """Prepare a cluster without actors.
 
         When a deadline is missed, the stacks of all actors are written to ``report_directory``; null: never.
         ``ray_failure`` returns why Ray itself is of no more use, or None while it works.
@@ -87,7 +87,7 @@ class Cluster:
         return handle
 
     def watch(self, handle: ActorHandle, call: Call) -> None:
-        """From now on take the end of ``call``, one of this actor's, for the actor's failure.
+        """Take the end of ``call``, one of this actor's, for the actor's failure from now on.
 
         Every ``gather`` then raises: the call's error, or ActorDied with the text that the call returned.
         """
@@ -114,9 +114,10 @@ class Cluster:
     ) -> list[Any]:
         """Wait until all calls have ended and return their results in order.
 
-        Raises ActorDied when any actor of the run dies meanwhile (with ``watching``: any of these), RayDied
-        when Ray itself dies, ActorFailed when a call raises, and StageTimeout when ``timeout_s`` passes or
-        when a call raises because a deadline inside its actor has passed.
+        Raises ActorDied when any actor of the run dies meanwhile (with ``watching``: any of these, or, after a
+        call has failed, any other), RayDied when Ray itself dies, ActorFailed when a call or an actor's
+        constructor raises, and StageTimeout when ``timeout_s`` passes or when a call raises because a deadline
+        inside its actor has passed.
         """
         watches = list(self._watches)
         if watching is not None:
@@ -206,7 +207,7 @@ class Cluster:
         if len(set(node_of.values())) < 2:
             return []
         watches = {ref: node_of[actor.name] for ref, actor in self._watches.items() if actor.name in node_of}
-        # Judged by the actors, since Ray takes a quarter of a minute to declare a node dead.
+        # The actors are asked, since Ray takes a quarter of a minute to declare a node dead.
         ended, _ = ray.wait(list(watches), num_returns=len(watches), timeout=_NODE_GRACE_S)
         alive = {node for ref, node in watches.items() if ref not in ended}
         return [node.address for node in dict.fromkeys(watches.values()) if node not in alive]

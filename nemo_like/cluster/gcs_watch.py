@@ -18,7 +18,8 @@ from collections.abc import Callable
 import psutil
 
 _PERIOD_S = 0.5
-# So long a stopped gcs_server may stay stopped: somebody, or a debugger, may let it go on.
+# How long gcs_server may be stopped before it counts as dead: whoever stopped it, or a debugger, may let it
+# go on.
 _STOPPED_S = 30.0
 # How long the driver has to notice the failure and end every process itself; less than Ray's minute.
 _UNHEARD_S = 45.0

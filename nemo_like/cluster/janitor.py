@@ -64,7 +64,7 @@ class _Janitor:
         self._process = subprocess.Popen(
             [sys.executable, "-P", __file__, str(directory)],
             stdin=subprocess.PIPE,
-            start_new_session=True,  # a terminal's signals are for the driver
+            start_new_session=True,  # so that a terminal's signals reach the driver only
         )
 
     def finish(self) -> None:
@@ -125,7 +125,7 @@ def _marked(directory: Path) -> Iterator[psutil.Process]:
 
 
 def main(directory: str) -> None:
-    """Wait until the driver has closed its end of standard input, then clean up. The janitor's process."""
+    """Run the janitor: wait until the driver has closed its end of standard input, then clean up."""
     for signum in _IGNORED_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
     os.chdir("/")  # so that the user's directory is not kept busy

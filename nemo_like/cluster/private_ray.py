@@ -23,7 +23,7 @@ from nemo_like.cluster.gcs_watch import GcsWatch
 from nemo_like.cluster.janitor import MARK, clean_up
 from nemo_like.cluster.lean_ray import callers_signals, deferred_signals, few_services, processes_with
 
-# The longest path of a socket below Ray's directory; Linux allows 107 bytes for the whole path.
+# The longest path that Ray gives a socket below ``temporary_parent``; Linux allows 107 bytes for all of it.
 _LONGEST_SOCKET = "/job-abcdefgh/rayabcdefgh/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
 _MAX_PARENT_BYTES = 107 - len(_LONGEST_SOCKET)
 # An attempt that fails sooner than this did not fail because the machine is busy.

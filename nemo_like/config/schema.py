@@ -201,7 +201,7 @@ class RewardShapingConfig:
 class GRPOConfig:
     num_prompts_per_step: int  # P; one step trains on N = P x G samples
     num_generations_per_prompt: int  # G, the group size; >= 2
-    max_num_steps: int  # each makes N / policy.train_global_batch_size updates per epoch
+    max_num_steps: int  # steps of the run; each makes N / policy.train_global_batch_size updates per epoch
     num_epochs_per_rollout: int  # how often a step trains on each of its samples
     seed: int  # prompts, sampling and initialisation all derive from it
     adv_estimator: AdvantageConfig

@@ -56,7 +56,7 @@ class EngineMemory:
         """Give up weights and KV cache. Does nothing when both are asleep already."""
         if self._asleep == {_WEIGHTS, _KV_CACHE}:
             return
-        self.wake()  # vLLM puts everything to sleep at once
+        self.wake()  # vLLM puts everything to sleep at once, so nothing may be asleep already
         self._engine.sleep(level=_KEEP_WEIGHTS_ON_HOST)
         self._asleep = {_WEIGHTS, _KV_CACHE}
 

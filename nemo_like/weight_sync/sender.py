@@ -104,7 +104,7 @@ class EngineWeightSender:
         if self._channel is None:
             raise RuntimeError(f"send(version={version}) before connect: no engine has been met yet")
         deadline = time.monotonic() + self._timeout_s
-        self._num_transfers += 1  # the heads of all stages send in step
+        self._num_transfers += 1  # counted alike by the heads of all stages, since each makes the same calls
         transfer = Transfer(self._num_transfers, version)
         if not self._is_coordinator:
             self._channel.offer(transfer, weights)
