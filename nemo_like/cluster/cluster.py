@@ -114,10 +114,10 @@ class Cluster:
     ) -> list[Any]:
         """Wait until all calls have ended and return their results in order.
 
-        Raises ActorDied when any actor of the run dies meanwhile (with ``watching``: any of these, or, after a
+        Raises ActorDied when any actor of the run dies meanwhile (with ``watching``: any of these, or, once a
         call has failed, any other), RayDied when Ray itself dies, ActorFailed when a call or an actor's
-        constructor raises, and StageTimeout when ``timeout_s`` passes or when a call raises because a deadline
-        inside its actor has passed.
+        constructor raises, and StageTimeout when ``timeout_s`` passes or when a call raises because a
+        deadline inside its actor has passed.
         """
         watches = list(self._watches)
         if watching is not None:
