@@ -108,15 +108,13 @@ class EngineWeightSender:
         transfer = Transfer(self._num_transfers, version)
         if not self._is_coordinator:
             self._channel.offer(transfer, weights)
-            return {"weight_sync_bytes": summed(self._channel.deliver())}
+            return {"weight_sync_bytes": summed(_deliver(self._channel))}
         self._prepare(transfer, self._channel, weights)
         started_s = time.monotonic()
         loads = [engine.submit("load_weights", version, self._group_names) for engine in self._engines]
         try:
-            sent_bytes = self._channel.deliver()
-        except RuntimeError:
-            # Closing makes engines that still wait for the rest fail at once.
-            self._channel.close()
+            sent_bytes = _deliver(self._channel)
+        except (RuntimeError, ValueError):
             _raise_cause(loads)
             raise
         _wait_for_commits(version, loads, deadline)
@@ -188,6 +186,16 @@ class EngineWeightSender:
     def _ask_all(self, method: str, *args: object) -> list:
         calls = [engine.submit(method, *args) for engine in self._engines]
         return [call.result(self._timeout_s) for call in calls]
+
+
+def _deliver(channel: WeightChannel) -> int:
+    """Send what was offered, and return its bytes. What fails closes the channel, so that engines which still
+    wait for the rest fail at once; a ValueError says that the weights are not those announced."""
+    try:
+        return channel.deliver()
+    except (RuntimeError, ValueError):
+        channel.close()
+        raise
 
 
 def _wait_for_commits(version: int, loads: Sequence[Call], deadline: float) -> None:

@@ -28,7 +28,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from nemo_like.weight_transport.buckets import Bucket, TensorSpec, plan_buckets
+from nemo_like.weight_transport.buckets import ALIGNMENT_BYTES, Bucket, TensorSpec, plan_buckets
 from nemo_like.weight_transport.cuda_memory import CudaMemory, map_ticket
 from nemo_like.weight_transport.packing import check_exhausted, pack, view
 
@@ -269,7 +269,7 @@ def _private_directory() -> Path:
 
 def _whole(tensors: Sequence[TensorSpec]) -> Bucket:
     """Return one bucket with all tensors, since memory that is mapped already costs nothing to keep."""
-    num_bytes = 1 + sum(spec.num_bytes + 64 for spec in tensors)
+    num_bytes = 1 + sum(spec.num_bytes + ALIGNMENT_BYTES for spec in tensors)
     [bucket] = plan_buckets(tensors, num_bytes) or [Bucket((), 0)]
     return bucket
 
