@@ -84,7 +84,11 @@ class CheckpointWriter:
         def run() -> None:
             try:
                 with told_in_short():
-                    self._save()
+                    try:
+                        self._save()
+                    finally:
+                        # It holds the copy of the state and this writer, which would hold it in a circle.
+                        self._save = lambda: None
                     ranks = dist.get_rank(self._group), dist.get_world_size(self._group)
                     self._digests.set_result(share_digests(path, *ranks))
             except RuntimeError as error:
