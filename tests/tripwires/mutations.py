@@ -1,0 +1,1034 @@
+"""Bugs that other frameworks of this field had, each as a small change of this one, in the order of a step.
+
+Every mutation names the fix, pull request or issue of another project in which its bug was found. It replaces
+one function of ``nemo_like``, and mostly changes what is trained without any error. ``planting`` plants one
+of them in every process of a run. All are in this one file, so that whoever adds a bug sees whether it is
+here already.
+
+Importing this module loads nothing beyond the standard library: every process of a planted run does that at
+its start. A plant imports what it needs when it is called, after the module of its target was loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+
+class Group(Enum):
+    """The part of the framework in which a bug lies."""
+
+    weight_sync = "weight sync"
+    sampling = "sampling"
+    rollout = "rollout and rewards"
+    batching = "batching and data plane"
+    advantages = "advantages"
+    loss = "loss"
+    optimizer = "optimizer and checkpoints"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutation:
+    """One bug. ``plant`` takes the original object at ``target`` and returns the one that replaces it."""
+
+    name: str
+    group: Group
+    bug: str  # in one sentence, what goes wrong
+    source: str  # where it was found: owner/repository#number
+    target: str  # module:qualified.name
+    plant: Callable[[Any], Any]
+    overrides: tuple[str, ...] = ()  # settings without which a run never comes to the bug
+    needs_resume: bool = False  # whether the bug shows only in a run that continues from a checkpoint
+
+
+MUTATIONS: dict[str, Mutation] = {}
+
+# With three tokens no sum of three digits can be answered and ended, so some samples are truncated.
+_TRUNCATES = ("generation.max_new_tokens=3",)
+_FILTERS = (*_TRUNCATES, "grpo.overlong_filtering=true")
+
+
+def mutation(
+    group: Group,
+    bug: str,
+    source: str,
+    target: str,
+    *overrides: str,
+    needs_resume: bool = False,
+) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+    """Register the decorated plant as a mutation under its own name."""
+
+    def register(plant: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        name = plant.__name__
+        if name in MUTATIONS:
+            raise ValueError(f"there are two mutations named {name!r}; find another name for one of them")
+        MUTATIONS[name] = Mutation(
+            name=name,
+            group=group,
+            bug=bug,
+            source=source,
+            target=target,
+            plant=plant,
+            overrides=overrides,
+            needs_resume=needs_resume,
+        )
+        return plant
+
+    return register
+
+
+# ---------------------------------------------------------------------- weight sync
+
+_PACK = "nemo_like.weight_transport.packing:pack"
+
+
+@mutation(
+    Group.weight_sync,
+    "The engines are told of every new version, but go on sampling with the first weights they got.",
+    "huggingface/trl#5312",
+    _PACK,
+)
+def weights_not_synced(pack: Any) -> Any:
+    calls = itertools.count()
+
+    def mutated(bucket: Any, values: Any, buffer: Any) -> None:
+        if next(calls) == 0:
+            pack(bucket, values, buffer)
+        else:
+            for _ in bucket.slots:
+                next(values)
+
+    return mutated
+
+
+@mutation(
+    Group.weight_sync,
+    "A step's samples come from the policy version before the one they are meant to come from.",
+    "PrimeIntellect-ai/prime-rl#3050",
+    _PACK,
+)
+def weights_one_version_behind(pack: Any) -> Any:
+    held: dict[str, Any] = {}
+
+    def late(values: Any) -> Iterator[tuple[str, Any]]:
+        for name, value in values:
+            present = value.detach().clone()
+            yield name, held.get(name, present)
+            held[name] = present
+
+    return lambda bucket, values, buffer: pack(bucket, late(values), buffer)
+
+
+@mutation(
+    Group.weight_sync,
+    "One tensor of the engines' model keeps its first values while all others are updated.",
+    "NVIDIA-NeMo/RL#2895",
+    _PACK,
+)
+def one_tensor_stale(pack: Any) -> Any:
+    held: dict[str, Any] = {}
+
+    def stale(values: Any) -> Iterator[tuple[str, Any]]:
+        for name, value in values:
+            if name.endswith("layers.0.mlp.down_proj.weight"):
+                yield name, held.setdefault(name, value.detach().clone())
+            else:
+                yield name, value
+
+    return lambda bucket, values, buffer: pack(bucket, stale(values), buffer)
+
+
+@mutation(
+    Group.weight_sync,
+    "The engines get float32 weights after a rounding to bfloat16.",
+    "NVIDIA-NeMo/RL#3540",
+    _PACK,
+)
+def weights_rounded_on_the_way(pack: Any) -> Any:
+    def rounded(values: Any) -> Iterator[tuple[str, Any]]:
+        for name, value in values:
+            yield name, value.bfloat16().to(value.dtype)
+
+    return lambda bucket, values, buffer: pack(bucket, rounded(values), buffer)
+
+
+@mutation(
+    Group.weight_sync,
+    "A tied output layer of the engine keeps its old weight when the embedding is updated.",
+    "PrimeIntellect-ai/prime-rl#2823",
+    "nemo_like.generation.weight_receiver:TrainerWeightReceiver._repack_tied_output_layer",
+)
+def tied_head_stale(repack: Any) -> Any:
+    return lambda self: None
+
+
+@mutation(
+    Group.weight_sync,
+    "The parts of the fused query, key and value weight are sent in a wrong order.",
+    "NVIDIA-NeMo/RL#2802",
+    "nemo_like.policy.megatron.convert:hf_tensors",
+)
+def keys_and_values_swapped(hf_tensors: Any) -> Any:
+    def mutated(*args: Any) -> Iterator[tuple[str, Any]]:
+        key: tuple[str, Any] = ("", None)
+        for name, tensor in hf_tensors(*args):
+            if name.endswith("k_proj.weight"):
+                key = name, tensor
+            elif name.endswith("v_proj.weight"):
+                yield key[0], tensor
+                yield name, key[1]
+            else:
+                yield name, tensor
+
+    return mutated
+
+
+@mutation(
+    Group.weight_sync,
+    "A square weight is sent by its memory, which lies transposed, and not by its values.",
+    "NVIDIA-NeMo/RL#2418",
+    _PACK,
+)
+def memory_order_ignored(pack: Any) -> Any:
+    def transposed(values: Any) -> Iterator[tuple[str, Any]]:
+        for name, value in values:
+            is_square = value.dim() == 2 and value.shape[0] == value.shape[1]
+            yield name, value.t() if is_square else value
+
+    return lambda bucket, values, buffer: pack(bucket, transposed(values), buffer)
+
+
+@mutation(
+    Group.weight_sync,
+    "An engine whose weight update failed reports success and serves its old weights as the new version.",
+    "NVIDIA-NeMo/RL#398",
+    "nemo_like.generation.vllm_engine:VllmEngine._load_weights",
+    "generation.num_engines=2",
+)
+def one_engine_stale(load_weights: Any) -> Any:
+    def mutated(self: Any, version: int, groups: Any) -> int:
+        if self._policy_version < 0 or not self._name.endswith("1"):
+            return load_weights(self, version, groups)
+        self._policy_version, self._paused_for = version, None
+        return version
+
+    return mutated
+
+
+@mutation(
+    Group.weight_sync,
+    "The engine's cache of prefixes holds keys and values that older weights computed.",
+    "PrimeIntellect-ai/prime-rl#1650",
+    "nemo_like.generation.vllm_engine:VllmEngine._load_weights",
+    "policy.max_total_sequence_length=128",
+    "data.chat_template=tests/tripwires/preamble.jinja",
+)
+def prefix_cache_stale(load_weights: Any) -> Any:
+    def mutated(self: Any, version: int, groups: Any) -> int:
+        self._engine.reset_prefix_cache = lambda *args, **options: True
+        try:
+            return load_weights(self, version, groups)
+        finally:
+            del self._engine.reset_prefix_cache
+
+    return mutated
+
+
+# ---------------------------------------------------------------------- sampling
+
+
+@mutation(
+    Group.sampling,
+    "The trainer scores tokens at temperature 1, whatever the temperature of the sampling.",
+    "huggingface/trl#3029",
+    "nemo_like.algorithms.logprobs:linear_scores",
+)
+def trainer_ignores_temperature(linear_scores: Any) -> Any:
+    def mutated(hidden: Any, weight: Any, token_ids: Any, shard: Any, settings: Any) -> Any:
+        return linear_scores(hidden, weight, token_ids, shard, replace(settings, temperature=1.0))
+
+    return mutated
+
+
+@mutation(
+    Group.sampling,
+    "The engine reports log-probs of the raw logits, before temperature.",
+    "huggingface/trl#4159",
+    "nemo_like.generation.engine_args:engine_args",
+)
+def engine_reports_raw_logprobs(engine_args: Any) -> Any:
+    def mutated(*args: Any) -> Any:
+        made = engine_args(*args)
+        made.logprobs_mode = "raw_logprobs"
+        return made
+
+    return mutated
+
+
+@mutation(
+    Group.sampling,
+    "The engine samples with its own temperature, and not with the configured one.",
+    "NVIDIA-NeMo/RL#3537",
+    "nemo_like.generation.vllm_engine:_sampling_params",
+)
+def engine_ignores_temperature(sampling_params: Any) -> Any:
+    return lambda request, sampling: sampling_params(request, replace(sampling, temperature=1.0))
+
+
+@mutation(
+    Group.sampling,
+    "All responses of a group are sampled with one seed, so they are the same.",
+    "vllm-project/vllm#11898",
+    "nemo_like.rollout.turn_loop:TurnLoop._first_requests",
+)
+def one_seed_for_a_group(first_requests: Any) -> Any:
+    def mutated(self: Any, group: Any) -> list[Any]:
+        return [self._request(f"{c.position}/{c.generation}/1", (c,), (group[0].seed,)) for c in group]
+
+    return mutated
+
+
+@mutation(
+    Group.sampling,
+    "All groups of a step are sampled with the same seeds.",
+    "volcengine/verl#5179",
+    "nemo_like.rollout.prompts:response_seeds",
+)
+def same_seeds_for_all_groups(response_seeds: Any) -> Any:
+    def mutated(run_seed: int, mode: Any, step: int, position: int, num_generations: int) -> Any:
+        return response_seeds(run_seed, mode, step, 0, num_generations)
+
+    return mutated
+
+
+@mutation(
+    Group.sampling,
+    "The log-prob that comes with a token is that of its neighbour.",
+    "NVIDIA-NeMo/RL#3297",
+    "nemo_like.generation.vllm_engine:_response",
+)
+def logprob_of_another_token(response: Any) -> Any:
+    def mutated(completion: Any) -> Any:
+        import numpy as np
+
+        made = response(completion)
+        return replace(made, logprobs=np.roll(made.logprobs, 1))
+
+    return mutated
+
+
+# ---------------------------------------------------------------------- rollout and rewards
+
+_FLATTEN = "nemo_like.rollout.flatten:flatten"
+
+
+def _with_response_mask(change: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
+    """Return a plant that changes the response mask of a flattened batch: ``change(mask, lengths)``."""
+
+    def plant(flatten: Any) -> Any:
+        def mutated(*args: Any, **options: Any) -> Any:
+            flat = flatten(*args, **options)
+            mask = flat.columns["response_mask"]
+            return replace(flat, columns={**flat.columns, "response_mask": change(mask, flat.lengths)})
+
+        return mutated
+
+    return plant
+
+
+@mutation(
+    Group.rollout,
+    "A sample gets the reward of its neighbour in the environment's batch.",
+    "NVIDIA-NeMo/RL#3794",
+    "nemo_like.environments.pool:EnvironmentPool.step",
+)
+def reward_of_another_sample(step: Any) -> Any:
+    async def mutated(self: Any, turns: Any) -> list[Any]:
+        answers = list(await step(self, turns))
+        return answers[-1:] + answers[:-1]
+
+    return mutated
+
+
+@mutation(
+    Group.rollout,
+    "A reward of 0 is taken for a missing one, so wrong answers do not train.",
+    "OpenRLHF/OpenRLHF#1219",
+    _FLATTEN,
+)
+def zero_reward_taken_for_missing(flatten: Any) -> Any:
+    def mutated(*args: Any, **options: Any) -> Any:
+        flat = flatten(*args, **options)
+        flat.tags["sample_mask"] = [1 if reward else 0 for reward in flat.tags["reward"]]
+        return flat
+
+    return mutated
+
+
+@mutation(
+    Group.rollout,
+    "A response that ran into the token limit is not recognised as truncated.",
+    "THUDM/slime#203",
+    "nemo_like.generation.vllm_engine:_response",
+    *_TRUNCATES,
+)
+def truncation_not_noticed(response: Any) -> Any:
+    return lambda completion: replace(response(completion), is_truncated=False)
+
+
+@mutation(
+    Group.rollout,
+    "Truncated samples train although they should be masked.",
+    "huggingface/trl#4976",
+    "nemo_like.algorithms.masking:mask_truncated",
+    *_FILTERS,
+)
+def truncated_not_masked(mask_truncated: Any) -> Any:
+    return lambda sample_mask, is_truncated: mask_truncated(sample_mask, [False] * len(sample_mask))
+
+
+@mutation(
+    Group.rollout,
+    "The response mask is one token early: the prompt's last token trains, the response's last does not.",
+    "modelscope/ms-swift#8427",
+    _FLATTEN,
+)
+def mask_shifted_by_one(flatten: Any) -> Any:
+    def shifted(mask: Any, lengths: Any) -> Any:
+        import numpy as np
+
+        return np.roll(mask, -1)  # the first token of the next sample, which moves to this one's end, is 0
+
+    return _with_response_mask(shifted)(flatten)
+
+
+@mutation(
+    Group.rollout,
+    "The token that ends a response is not in the response mask, so stopping is never trained.",
+    "huggingface/trl#6357",
+    _FLATTEN,
+)
+def end_of_response_masked(flatten: Any) -> Any:
+    def shortened(mask: Any, lengths: Any) -> Any:
+        import numpy as np
+
+        return mask & np.roll(mask, -1)
+
+    return _with_response_mask(shortened)(flatten)
+
+
+@mutation(
+    Group.rollout,
+    "The first token of every response is not in the response mask, so it is never trained.",
+    "volcengine/verl#3287",
+    _FLATTEN,
+)
+def start_of_response_masked(flatten: Any) -> Any:
+    def shortened(mask: Any, lengths: Any) -> Any:
+        import numpy as np
+
+        return mask & np.roll(mask, 1)
+
+    return _with_response_mask(shortened)(flatten)
+
+
+@mutation(
+    Group.rollout,
+    "What the environment said between two responses trains as though the policy had said it.",
+    "volcengine/verl#2543",
+    _FLATTEN,
+    "env.arithmetic.max_turns=2",
+)
+def observations_trained(flatten: Any) -> Any:
+    def filled(mask: Any, lengths: Any) -> Any:
+        import numpy as np
+
+        samples = np.split(mask, np.cumsum(lengths)[:-1])
+        return np.concatenate([np.maximum.accumulate(sample) for sample in samples])
+
+    return _with_response_mask(filled)(flatten)
+
+
+@mutation(
+    Group.rollout,
+    "Every step gets the prompts of the first one.",
+    "huggingface/trl#3725",
+    "nemo_like.data.sampler:MixtureSampler.next",
+)
+def prompts_do_not_advance(next_indices: Any) -> Any:
+    def mutated(self: Any, count: int) -> tuple[int, ...]:
+        if "first_indices" not in vars(self):
+            self.first_indices = next_indices(self, count)
+        return self.first_indices[:count]
+
+    return mutated
+
+
+# ---------------------------------------------------------------------- batching and data plane
+
+_ASSEMBLE = "nemo_like.batch.sharding:_assemble"
+
+
+def _with_schedule_of(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a plant that schedules shards as though ``change`` had been applied to their batch."""
+
+    def plant(assemble: Any) -> Any:
+        def mutated(meta: Any, *args: Any) -> tuple[Any, ...]:
+            shards, others = assemble(meta, *args), assemble(change(meta), *args)
+            return tuple(
+                shard.with_schedule(other.schedule) for shard, other in zip(shards, others, strict=True)
+            )
+
+        return mutated
+
+    return plant
+
+
+@mutation(
+    Group.batching,
+    "When the batch is reordered, rewards and advantages stay in the old order.",
+    "volcengine/verl#2185",
+    "nemo_like.batch.meta:KVBatchMeta.subset",
+)
+def tags_not_reordered(subset: Any) -> Any:
+    def mutated(self: Any, positions: Any) -> Any:
+        chosen = subset(self, positions)
+        return chosen.with_tags({name: values[: len(positions)] for name, values in self.tags.items()})
+
+    return mutated
+
+
+@mutation(
+    Group.batching,
+    "The log-probs under the old weights come back one token late.",
+    "PrimeIntellect-ai/prime-rl#606",
+    "nemo_like.policy.megatron.backend:MegatronPolicy.logprobs",
+)
+def scored_logprobs_shifted(logprobs: Any) -> Any:
+    def mutated(self: Any, batch: Any, schedule: Any) -> Any:
+        packed = logprobs(self, batch, schedule)
+        is_scored = batch.columns["response_mask"].bool()
+        packed[is_scored] = packed[is_scored].roll(1)
+        return packed
+
+    return mutated
+
+
+@mutation(
+    Group.batching,
+    "Samples that are packed into one row attend to each other.",
+    "huggingface/trl#2708",
+    "nemo_like.policy.batch:PolicyBatch._packed",
+)
+def samples_attend_to_each_other(packed: Any) -> Any:
+    def mutated(self: Any, *args: Any) -> Any:
+        import torch
+
+        from nemo_like.policy.batch import Packing
+
+        inputs = packed(self, *args)
+        num_tokens = inputs.input_ids.shape[1]
+        whole = torch.tensor([0, num_tokens], dtype=torch.int32)
+        return replace(inputs, packing=Packing(cu_seqlens=whole, lengths=(num_tokens,)))
+
+    return mutated
+
+
+@mutation(
+    Group.batching,
+    "The padding behind a short response trains.",
+    "volcengine/verl#213",
+    "nemo_like.policy.batch:PolicyBatch._padded",
+    "policy.sequence_packing.enabled=false",
+)
+def padding_trained(padded: Any) -> Any:
+    def mutated(self: Any, spec: Any) -> Any:
+        import torch
+
+        inputs = padded(self, spec)
+        lengths = self._model_lengths[inputs.rows]
+        (short,) = (lengths < spec.padded_length).nonzero(as_tuple=True)
+        last = self.offsets[inputs.rows] + self.lengths[inputs.rows] - 1
+        return replace(
+            inputs,
+            token_ids=torch.cat((inputs.token_ids, torch.zeros_like(short))),
+            output_index=torch.cat((inputs.output_index, lengths[short] * len(inputs.rows) + short)),
+            sample_index=torch.cat((inputs.sample_index, short)),
+            packed_index=torch.cat((inputs.packed_index, last[short])),
+        )
+
+    return mutated
+
+
+@mutation(
+    Group.batching,
+    "The tokens that the loss is divided by include some that the policy did not generate.",
+    "THUDM/slime#365",
+    _ASSEMBLE,
+)
+def prompt_tokens_counted(assemble: Any) -> Any:
+    def counted(meta: Any) -> Any:
+        return meta.with_tags({"num_response_tokens": meta.lengths})
+
+    return _with_schedule_of(counted)(assemble)
+
+
+@mutation(
+    Group.batching,
+    "Masked samples count among the tokens that the loss is divided by.",
+    "huggingface/trl#6439",
+    _ASSEMBLE,
+    *_FILTERS,
+)
+def masked_samples_counted(assemble: Any) -> Any:
+    def counted(meta: Any) -> Any:
+        return meta.with_tags({"sample_mask": [1.0] * len(meta)})
+
+    return _with_schedule_of(counted)(assemble)
+
+
+@mutation(
+    Group.batching,
+    "Each rank divides its loss by its own number of tokens instead of the global one.",
+    "PrimeIntellect-ai/prime-rl#2562",
+    _ASSEMBLE,
+)
+def normalised_by_rank(assemble: Any) -> Any:
+    def mutated(*args: Any) -> tuple[Any, ...]:
+        shards = assemble(*args)
+        return tuple(shard.with_schedule(of_rank(shard, len(shards))) for shard in shards)
+
+    def of_rank(shard: Any, num_ranks: int) -> Any:
+        kept, tokens = shard.tags["sample_mask"], shard.tags["num_response_tokens"]
+        batches = []
+        for batch in shard.schedule.global_batches:
+            rows = [row for one in batch.micro_batches for row in one.rows if kept[row]]
+            num_tokens = num_ranks * sum(tokens[row] for row in rows)
+            batches.append(replace(batch, num_samples=num_ranks * len(rows), num_tokens=num_tokens))
+        return replace(shard.schedule, global_batches=tuple(batches))
+
+    return mutated
+
+
+@mutation(
+    Group.batching,
+    "Each micro-batch's loss is divided by its own number of tokens.",
+    "PrimeIntellect-ai/prime-rl#583",
+    "nemo_like.algorithms.losses:token_weights",
+)
+def normalised_per_micro_batch(token_weights: Any) -> Any:
+    def mutated(sample_index: Any, sample_mask: Any, lengths: Any, counts: Any, cfg: Any) -> Any:
+        num_tokens = int(sample_mask[sample_index].sum())
+        own = replace(counts, num_tokens=num_tokens, num_samples=int(sample_mask.sum()))
+        return token_weights(sample_index, sample_mask, lengths, own, cfg)
+
+    return mutated
+
+
+@mutation(
+    Group.batching,
+    "Gradients of a loss that is normalised over all ranks are averaged over the ranks once more.",
+    "THUDM/slime#987",
+    "nemo_like.policy.megatron.pipeline:Pipeline.forward_backward",
+)
+def gradients_averaged_over_ranks(forward_backward: Any) -> Any:
+    def mutated(self: Any, batch: Any, schedule: Any, specs: Any, loss: Any) -> None:
+        from torch.distributed import get_world_size
+
+        def averaged(scores: Any, inputs: Any) -> Any:
+            return loss(scores, inputs) / get_world_size()
+
+        forward_backward(self, batch, schedule, specs, averaged)
+
+    return mutated
+
+
+# ---------------------------------------------------------------------- advantages
+
+_GRPO_ADVANTAGES = "nemo_like.algorithms.advantages:group_relative_advantages"
+
+
+@mutation(
+    Group.advantages,
+    "Samples are compared with those of a neighbouring prompt's group.",
+    "NVIDIA-NeMo/RL#2176",
+    _GRPO_ADVANTAGES,
+)
+def wrong_group(advantages: Any) -> Any:
+    def mutated(rewards: Any, group_ids: Any, **options: Any) -> list[float]:
+        return advantages(rewards, [*group_ids[1:], group_ids[0]], **options)
+
+    return mutated
+
+
+@mutation(
+    Group.advantages,
+    "All prompts' samples are compared with each other, as though they were one group.",
+    "NVIDIA-NeMo/RL#3882",
+    _GRPO_ADVANTAGES,
+)
+def whole_batch_is_one_group(advantages: Any) -> Any:
+    def mutated(rewards: Any, group_ids: Any, **options: Any) -> list[float]:
+        return advantages(rewards, [0] * len(rewards), **options)
+
+    return mutated
+
+
+@mutation(
+    Group.advantages,
+    "Advantages are divided by the standard deviation of the whole batch, not of the group.",
+    "huggingface/trl#3992",
+    _GRPO_ADVANTAGES,
+)
+def standard_deviation_of_the_batch(advantages: Any) -> Any:
+    def mutated(rewards: Any, group_ids: Any, **options: Any) -> list[float]:
+        import statistics
+
+        centred = advantages(rewards, group_ids, **{**options, "normalize_rewards": False})
+        spread = statistics.stdev(rewards) + 1e-6
+        return [value / spread for value in centred]
+
+    return mutated
+
+
+@mutation(
+    Group.advantages,
+    "With a leave-one-out baseline, a sample whose others are equal is divided by next to nothing.",
+    "NVIDIA-NeMo/RL#1519",
+    _GRPO_ADVANTAGES,
+    "grpo.use_leave_one_out_baseline=true",
+)
+def divided_by_no_deviation(advantages: Any) -> Any:
+    def mutated(rewards: Any, group_ids: Any, **options: Any) -> list[float]:
+        from nemo_like.algorithms.advantages import group_baselines
+
+        options = {name: value for name, value in options.items() if name != "normalize_rewards"}
+        baselines = group_baselines(rewards, group_ids, **options)
+        values = zip(rewards, baselines.mean, baselines.std, strict=True)
+        return [(reward - mean) / (std + 1e-6) for reward, mean, std in values]
+
+    return mutated
+
+
+@mutation(
+    Group.advantages,
+    "Masked samples count in the mean and the deviation of their group.",
+    "huggingface/trl#3248",
+    _GRPO_ADVANTAGES,
+    *_FILTERS,
+)
+def masked_samples_in_baseline(advantages: Any) -> Any:
+    def mutated(rewards: Any, group_ids: Any, **options: Any) -> list[float]:
+        mask = options.pop("sample_mask")
+        values = advantages(rewards, group_ids, **options)
+        return [value if kept else 0.0 for value, kept in zip(values, mask, strict=True)]
+
+    return mutated
+
+
+@mutation(
+    Group.advantages,
+    "Dynamic sampling judges groups by shaped rewards, so it keeps groups that differ in length alone.",
+    "NVIDIA-NeMo/RL#2478",
+    "nemo_like.driver.collection:_groups_to_train",
+    "grpo.use_dynamic_sampling=true",
+    "grpo.reward_shaping.enabled=true",
+    "grpo.reward_shaping.overlong_buffer_length=3",
+)
+def groups_chosen_by_shaped_rewards(groups_to_train: Any) -> Any:
+    def mutated(batch: Any, cfg: Any) -> Any:
+        return groups_to_train(batch.with_tags({"reward": batch.tags["shaped_reward"]}), cfg)
+
+    return mutated
+
+
+# ---------------------------------------------------------------------- loss
+
+_POLICY_LOSS = "nemo_like.algorithms.losses:policy_loss"
+_TOKEN_WEIGHTS = "nemo_like.algorithms.losses:token_weights"
+
+
+@mutation(
+    Group.loss,
+    "The KL to the reference is subtracted from a loss that is minimised.",
+    "volcengine/verl#179",
+    _POLICY_LOSS,
+)
+def kl_sign_flipped(policy_loss: Any) -> Any:
+    def mutated(tokens: Any, cfg: Any) -> Any:
+        return policy_loss(tokens, replace(cfg, reference_policy_kl_penalty=-cfg.reference_policy_kl_penalty))
+
+    return mutated
+
+
+@mutation(
+    Group.loss,
+    "The KL is reported, but has no gradient.",
+    "NVIDIA-NeMo/RL#2506",
+    "nemo_like.algorithms.losses:kl_to_reference",
+)
+def kl_without_gradient(kl_to_reference: Any) -> Any:
+    return lambda *args: kl_to_reference(*args).detach()
+
+
+@mutation(
+    Group.loss,
+    "The reference policy is the policy itself, so the KL to it is 0.",
+    "huggingface/trl#3397",
+    "nemo_like.policy.megatron.backend:MegatronPolicy.reference_logprobs",
+)
+def reference_is_the_policy(reference_logprobs: Any) -> Any:
+    return lambda self, batch, schedule: self.logprobs(batch, schedule)
+
+
+@mutation(
+    Group.loss,
+    "After the reference has scored, its weights stay in the policy, whose training so far is lost.",
+    "THUDM/slime#780",
+    "nemo_like.policy.reference:ReferenceWeights.in_place",
+)
+def reference_left_in_the_policy(in_place: Any) -> Any:
+    @contextlib.contextmanager
+    def mutated(self: Any) -> Iterator[None]:
+        import torch
+
+        with torch.no_grad():
+            for parameter, held in zip(self._parameters(), self._held, strict=True):
+                parameter.copy_(held)
+        yield
+
+    return mutated
+
+
+@mutation(
+    Group.loss,
+    "The setting that forces the ratio to 1 is not read: the ratio is 1 with it or without it.",
+    "NVIDIA-NeMo/RL#3087",
+    _POLICY_LOSS,
+)
+def ratio_always_one(policy_loss: Any) -> Any:
+    def mutated(tokens: Any, cfg: Any) -> Any:
+        return policy_loss(replace(tokens, prev_logprobs=tokens.logprobs.detach()), cfg)
+
+    return mutated
+
+
+@mutation(
+    Group.loss,
+    "The upper bound of the clipping is set by the lower one's key.",
+    "huggingface/trl#6019",
+    _POLICY_LOSS,
+)
+def clipped_by_the_wrong_bound(policy_loss: Any) -> Any:
+    return lambda tokens, cfg: policy_loss(tokens, replace(cfg, ratio_clip_max=cfg.ratio_clip_min))
+
+
+@mutation(
+    Group.loss,
+    "The bound of the dual clip is configured, but never reaches the loss.",
+    "THUDM/slime#2247",
+    "nemo_like.algorithms.losses:clipped_policy_gradient",
+    "loss_fn.ratio_clip_c=1.01",
+)
+def dual_clip_ignored(clipped_policy_gradient: Any) -> Any:
+    def mutated(*args: Any, **options: Any) -> Any:
+        return clipped_policy_gradient(*args, **{**options, "dual_clip": None})
+
+    return mutated
+
+
+@mutation(
+    Group.loss,
+    "The entropy is that of logits which the log-probs have overwritten, and so nearly uniform.",
+    "volcengine/verl#1672",
+    "nemo_like.algorithms.logprobs:linear_scores",
+    "loss_fn.entropy_coef=0.05",
+)
+def entropy_of_overwritten_logits(linear_scores: Any) -> Any:
+    def mutated(*args: Any) -> Any:
+        *others, settings = args
+        flat = linear_scores(*others, replace(settings, temperature=20.0))
+        return replace(linear_scores(*args), entropy=flat.entropy)
+
+    return mutated
+
+
+@mutation(
+    Group.loss,
+    "The configured way of averaging is ignored: the mean is over samples, and not over tokens.",
+    "volcengine/verl#945",
+    _TOKEN_WEIGHTS,
+)
+def averaging_ignored(token_weights: Any) -> Any:
+    def mutated(*args: Any) -> Any:
+        *others, cfg = args
+        return token_weights(*others, replace(cfg, token_level_loss=not cfg.token_level_loss))
+
+    return mutated
+
+
+@mutation(
+    Group.loss,
+    "Masked samples get no advantage, but their KL still trains.",
+    "THUDM/slime#1372",
+    _TOKEN_WEIGHTS,
+    *_FILTERS,
+    "grpo.skip_idle_samples=false",
+)
+def masked_samples_get_kl(token_weights: Any) -> Any:
+    def mutated(sample_index: Any, sample_mask: Any, *others: Any) -> Any:
+        return token_weights(sample_index, sample_mask.clamp(min=1), *others)
+
+    return mutated
+
+
+@mutation(
+    Group.loss,
+    "The advantages are handed to the loss a second time, where its mask belongs.",
+    "volcengine/verl#2513",
+    _POLICY_LOSS,
+)
+def advantages_in_place_of_mask(policy_loss: Any) -> Any:
+    def mutated(tokens: Any, cfg: Any) -> Any:
+        return policy_loss(replace(tokens, weights=tokens.weights * tokens.advantages), cfg)
+
+    return mutated
+
+
+@mutation(
+    Group.loss,
+    "The loss is divided by at most 1 instead of at least 1, so it is a sum over tokens.",
+    "PrimeIntellect-ai/prime-rl#816",
+    _TOKEN_WEIGHTS,
+)
+def loss_not_normalised(token_weights: Any) -> Any:
+    def mutated(sample_index: Any, sample_mask: Any, lengths: Any, counts: Any, cfg: Any) -> Any:
+        ones = replace(counts, num_tokens=1, num_samples=1)
+        return token_weights(sample_index, sample_mask, lengths, ones, cfg)
+
+    return mutated
+
+
+# ---------------------------------------------------------------------- optimizer and checkpoints
+
+_LEARNING_RATE = "nemo_like.policy.learning_rate:learning_rate"
+
+
+@mutation(
+    Group.optimizer,
+    "The schedule's counter counts samples, while its lengths are configured in updates.",
+    "NVIDIA-NeMo/RL#685",
+    _LEARNING_RATE,
+)
+def schedule_counts_samples(learning_rate: Any) -> Any:
+    return lambda update, peak, cfg: learning_rate(16 * update, peak, cfg)
+
+
+@mutation(
+    Group.optimizer,
+    "The first update has a learning rate of 0, and every other one the rate of the update before.",
+    "volcengine/verl#1463",
+    _LEARNING_RATE,
+)
+def schedule_one_update_late(learning_rate: Any) -> Any:
+    return lambda update, peak, cfg: learning_rate(update - 1, peak, cfg)
+
+
+@mutation(
+    Group.optimizer,
+    "The learning rate decays to 0 although a least rate is configured.",
+    "volcengine/verl#1400",
+    _LEARNING_RATE,
+    "policy.scheduler.warmup_updates=0",
+    "policy.scheduler.decay_updates=4",
+    "policy.scheduler.min_lr=1.0e-3",
+)
+def least_rate_ignored(learning_rate: Any) -> Any:
+    return lambda update, peak, cfg: learning_rate(update, peak, replace(cfg, min_lr=0.0))
+
+
+@mutation(
+    Group.optimizer,
+    "Gradients are not clipped although a norm is configured.",
+    "NVIDIA-NeMo/RL#1158",
+    "nemo_like.policy.megatron.optimizer:build_optimizer",
+    "policy.max_grad_norm=0.02",
+)
+def gradients_not_clipped(build_optimizer: Any) -> Any:
+    def mutated(cfg: Any, *others: Any) -> Any:
+        return build_optimizer(replace(cfg, max_grad_norm=0.0), *others)
+
+    return mutated
+
+
+@mutation(
+    Group.optimizer,
+    "A run that continues begins with an empty optimizer state.",
+    "NVIDIA-NeMo/RL#3171",
+    "nemo_like.policy.megatron.checkpoint:load_checkpoint",
+    needs_resume=True,
+)
+def resume_without_optimizer(load_checkpoint: Any) -> Any:
+    def mutated(path: Any, model: Any, optimizer: Any) -> Any:
+        optimizer.load_state_dict = lambda state: None
+        try:
+            return load_checkpoint(path, model, optimizer)
+        finally:
+            del optimizer.load_state_dict
+
+    return mutated
+
+
+@mutation(
+    Group.optimizer,
+    "A run that continues begins its learning-rate schedule anew.",
+    "THUDM/slime#1152",
+    "nemo_like.policy.megatron.backend:MegatronPolicy.load_checkpoint",
+    needs_resume=True,
+)
+def resume_restarts_schedule(load_checkpoint: Any) -> Any:
+    def mutated(self: Any, path: Any) -> None:
+        load_checkpoint(self, path)
+        self.num_updates = 0
+
+    return mutated
+
+
+@mutation(
+    Group.optimizer,
+    "A run that continues trains again on the prompts that it began with.",
+    "volcengine/verl#4156",
+    "nemo_like.data.sampler:MixtureSampler.load_state_dict",
+    needs_resume=True,
+)
+def resume_restarts_prompts(load_state_dict: Any) -> Any:
+    return lambda self, state: None
+
+
+@mutation(
+    Group.optimizer,
+    "The reference policy of a run that continues is the policy of its checkpoint, not the first one.",
+    "NVIDIA-NeMo/RL#2955",
+    "nemo_like.policy.megatron.backend:MegatronPolicy.load_checkpoint",
+    needs_resume=True,
+)
+def resume_moves_reference(load_checkpoint: Any) -> Any:
+    def mutated(self: Any, path: Any) -> None:
+        load_checkpoint(self, path)
+        if self._reference is not None:
+            self._reference = type(self._reference)(
+                lambda: [*self._model.parameters()], self.cfg.reference_placement
+            )
+
+    return mutated
+
+
+def planted(one: Mutation, original: Any) -> Any:
+    """Return what replaces ``original``; a function keeps the original's name, by which it is pickled."""
+    replacement = one.plant(original)
+    return functools.wraps(original)(replacement) if callable(original) else replacement
