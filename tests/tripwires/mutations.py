@@ -48,8 +48,8 @@ class Mutation:
 
 MUTATIONS: dict[str, Mutation] = {}
 
-# With three tokens no sum of three digits can be answered and ended, so some samples are truncated.
-_TRUNCATES = ("generation.max_new_tokens=3",)
+# At this temperature many samples of the demo go on to the token limit.
+_TRUNCATES = ("generation.temperature=2.0",)
 _FILTERS = (*_TRUNCATES, "grpo.overlong_filtering=true")
 
 
@@ -226,7 +226,8 @@ def one_engine_stale(load_weights: Any) -> Any:
     "PrimeIntellect-ai/prime-rl#1650",
     "nemo_like.generation.vllm_engine:VllmEngine._load_weights",
     "policy.max_total_sequence_length=128",
-    "data.chat_template=tests/tripwires/preamble.jinja",
+    "policy.sequence_packing.train_mb_tokens=128",
+    f"data.default.prompt_template='{'a' * 64}{{prompt}}'",  # the cache is of blocks of 32 tokens
 )
 def prefix_cache_stale(load_weights: Any) -> Any:
     def mutated(self: Any, version: int, groups: Any) -> int:

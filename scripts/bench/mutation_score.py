@@ -1,0 +1,211 @@
+#!/usr/bin/env python
+"""Which metrics each mutation of tests/tripwires changes: small runs with and without it.
+
+    python scripts/bench/mutation_score.py [--jobs 1] [--only NAME ...] [--results FILE]
+        [--overrides key=value ...]
+
+Runs a small version of the demo once for every set of settings that the mutations ask for, and once for each
+mutation. A mutation that needs a continued run is planted in the second part of one. Appends a JSON object
+per mutation to the file of results as its run ends, and leaves out mutations that the file has already.
+Prints a table: how many processes had the mutation planted, how the run ended, and how many metrics differ
+at which step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from threading import Lock
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.tripwires.mutations import MUTATIONS, Mutation
+from tests.tripwires.planted import ROOT, environment_with
+
+CONFIG = "configs/grpo_arithmetic_cpu.yaml"
+RUN_TIMEOUT_S = 180
+# Two steps of four updates on two ranks, in several micro-batches, with a loss of which every term counts.
+SMALL = (
+    "grpo.max_num_steps=2",
+    "grpo.num_prompts_per_step=8",
+    "grpo.num_generations_per_prompt=4",
+    "grpo.samples_kept_together=1",
+    "grpo.val_period=0",
+    "grpo.val_at_start=false",
+    "grpo.val_at_end=false",
+    "loss_fn.use_generation_logprobs_as_prev=false",
+    "loss_fn.reference_policy_kl_penalty=0.05",
+    "loss_fn.ratio_clip_min=0.02",
+    "loss_fn.ratio_clip_max=0.04",
+    "policy.train_global_batch_size=8",
+    "policy.sequence_packing.share_prompts=false",
+    "policy.sequence_packing.train_mb_tokens=32",
+    "policy.scheduler.warmup_updates=4",
+    "generation.num_engines=1",
+    "generation.temperature=1.2",
+    "checkpointing.enabled=false",
+    "logger.wandb.mode=disabled",
+)
+# Continued from a checkpoint after the first of three steps.
+RESUMED = ("checkpointing.enabled=true", "checkpointing.export_final_hf=false", "grpo.max_num_steps=3")
+# What differs between two runs of the same.
+_NEVER_THE_SAME = ("timing/", "data_plane/", "performance/", "system/", "memory/", "gpu/", "ray/")
+_SHOWN = ("train/loss", "train/grad_norm", "train/reward", "train/token_mult_prob_error")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run with a mutation ended, and the metrics that differ from the same run without one."""
+
+    name: str
+    num_processes: int  # in which the target was replaced
+    returncode: int | None  # None: it was ended at the deadline
+    differing: dict[str, list[str]] = field(default_factory=dict)  # by step
+    shown: dict[str, list[float | None]] = field(default_factory=dict)  # with the mutation, step by step
+    baseline: dict[str, list[float | None]] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def is_seen(self) -> bool:
+        return bool(self.differing) or self.returncode != 0
+
+
+class Scorer:
+    """Runs mutations and baselines in directories of their own below ``directory``."""
+
+    def __init__(self, directory: Path, overrides: Sequence[str]) -> None:
+        self._directory, self._overrides = directory, tuple(overrides)
+        self._baselines: dict[tuple[object, ...], list[dict[str, float]]] = {}
+        self._locks: dict[tuple[object, ...], Lock] = {}
+        self._lock = Lock()
+
+    def score(self, one: Mutation) -> Outcome:
+        """Run the mutation, and before it its baseline, unless another mutation needed the same."""
+        baseline = self.baseline(one.overrides, one.needs_resume)
+        log = self._directory / f"{one.name}.planted"
+        returncode, output, records = self.run(
+            one.name, one.overrides, environment_with(one.name, log), one.needs_resume
+        )
+        error = "" if returncode == 0 else output.strip()[-600:]
+        num_processes = len(log.read_text().splitlines()) if log.is_file() else 0
+        return Outcome(
+            name=one.name,
+            num_processes=num_processes,
+            returncode=returncode,
+            differing=differing(baseline, records),
+            shown={key: [record.get(key) for record in records] for key in _SHOWN},
+            baseline={key: [record.get(key) for record in baseline] for key in _SHOWN},
+            error=error,
+        )
+
+    def baseline(self, overrides: tuple[str, ...], needs_resume: bool) -> list[dict[str, float]]:
+        """Return the metrics of a run with these settings and without a mutation, step by step."""
+        key = (overrides, needs_resume)
+        with self._lock:
+            lock = self._locks.setdefault(key, Lock())
+        with lock:
+            if key not in self._baselines:
+                name = f"baseline-{len(self._locks)}-{id(lock) % 10**6}"
+                returncode, output, records = self.run(name, overrides, os.environ, needs_resume)
+                if returncode != 0:
+                    raise RuntimeError(f"the run without a mutation failed with {overrides}:\n{output}")
+                self._baselines[key] = records
+            return self._baselines[key]
+
+    def run(
+        self, name: str, overrides: Sequence[str], environment: Mapping[str, str], needs_resume: bool
+    ) -> tuple[int | None, str, list[dict[str, float]]]:
+        """Run the small demo; return exit code, output and metrics. A resumed run begins unmutated."""
+        if not needs_resume:
+            return self._run(name, overrides, environment)
+        self._run(name, [*overrides, *RESUMED, "grpo.max_num_steps=1"], os.environ)
+        return self._run(name, [*overrides, *RESUMED], environment)
+
+    def _run(
+        self, name: str, overrides: Sequence[str], environment: Mapping[str, str]
+    ) -> tuple[int | None, str, list[dict[str, float]]]:
+        command = [sys.executable, "run_grpo.py", "--config", CONFIG, f"logger.log_dir={self._directory}"]
+        command += [f"logger.run_name={name}", *SMALL, *self._overrides, *overrides]
+        temporary = tempfile.mkdtemp(prefix="mut-")
+        try:
+            finished = subprocess.run(
+                command,
+                check=False,
+                cwd=ROOT,
+                env={**environment, "TMPDIR": temporary},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=RUN_TIMEOUT_S,
+            )
+            returncode, output = finished.returncode, finished.stdout
+        except subprocess.TimeoutExpired as error:
+            returncode, output = None, str(error.stdout or "")
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        path = self._directory / name / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.is_file() else []
+        return returncode, output, [json.loads(line) for line in lines]
+
+
+def differing(
+    ours: Sequence[Mapping[str, float]], others: Sequence[Mapping[str, float]]
+) -> dict[str, list[str]]:
+    """Return the names of the metrics that are not equal, by step; a step that is missing differs in all."""
+    found: dict[str, list[str]] = {}
+    for number, record in enumerate(ours):
+        other = others[number] if number < len(others) else {}
+        names = {name for name in (*record, *other) if not name.startswith(_NEVER_THE_SAME)}
+        if wrong := sorted(name for name in names if record.get(name) != other.get(name)):
+            found[str(number + 1)] = wrong
+    return found
+
+
+def line(outcome: Outcome) -> str:
+    """Return an outcome as one line of the table."""
+    how = "ok" if outcome.returncode == 0 else f"exit {outcome.returncode}"
+    steps = ", ".join(f"step {step}: {len(names)}" for step, names in outcome.differing.items()) or "nothing"
+    mark = "seen  " if outcome.is_seen else "UNSEEN"
+    return f"{mark} {outcome.name:34} planted in {outcome.num_processes}, {how}, differing {steps}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side (default 1)")
+    parser.add_argument("--only", nargs="+", choices=list(MUTATIONS), metavar="NAME", default=list(MUTATIONS))
+    parser.add_argument("--results", type=Path, default=Path("mutation_score.jsonl"))
+    parser.add_argument("--overrides", nargs="*", metavar="key=value", default=[])
+    options = parser.parse_args()
+    done: set[str] = set()
+    if options.results.is_file():
+        done = {json.loads(each)["name"] for each in options.results.read_text().splitlines()}
+    wanted = [MUTATIONS[name] for name in options.only if name not in done]
+    writing = Lock()
+
+    def scored(one: Mutation) -> None:
+        outcome = scorer.score(one)
+        with writing, open(options.results, "a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(outcome)) + "\n")
+            print(line(outcome), flush=True)
+
+    with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(options.jobs) as pool:
+        scorer = Scorer(Path(directory), options.overrides)
+        for finished in [pool.submit(scored, one) for one in wanted]:
+            if error := finished.exception():
+                print(f"error: {error}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
