@@ -51,6 +51,15 @@ MUTATIONS: dict[str, Mutation] = {}
 # At this temperature many samples of the demo go on to the token limit.
 _TRUNCATES = ("generation.temperature=2.0",)
 _FILTERS = (*_TRUNCATES, "grpo.overlong_filtering=true")
+# An answer that begins with a small digit is taken for a call of the calculator, which answers it.
+_TWO_TURNS = (
+    "env.arithmetic.kind=calculator",
+    "env.arithmetic.max_turns=2",
+    "env.arithmetic.check_at_start=false",
+    "+env.arithmetic.options.call_pattern='^([0-4])'",
+    "+env.arithmetic.options.result_template='{result}+'",
+    "+env.arithmetic.options.answer_pattern=null",
+)
 
 
 def mutation(
@@ -443,7 +452,7 @@ def start_of_response_masked(flatten: Any) -> Any:
     "What the environment said between two responses trains as though the policy had said it.",
     "volcengine/verl#2543",
     _FLATTEN,
-    "env.arithmetic.max_turns=2",
+    *_TWO_TURNS,
 )
 def observations_trained(flatten: Any) -> Any:
     def filled(mask: Any, lengths: Any) -> Any:

@@ -54,4 +54,4 @@ def test_the_target_exists_and_its_replacement_keeps_its_name(one: Mutation) -> 
 
 
 def test_overrides_are_assignments(one: Mutation) -> None:
-    assert all(re.fullmatch(r"[\w.]+=\S+", override) for override in one.overrides)
+    assert all(re.fullmatch(r"\+?[\w.]+=\S+", override) for override in one.overrides)
