@@ -833,6 +833,7 @@ def ratio_always_one(policy_loss: Any) -> Any:
     "The upper bound of the clipping is set by the lower one's key.",
     "huggingface/trl#6019",
     _POLICY_LOSS,
+    "loss_fn.ratio_clip_max=0.5",
 )
 def clipped_by_the_wrong_bound(policy_loss: Any) -> Any:
     return lambda tokens, cfg: policy_loss(tokens, replace(cfg, ratio_clip_max=cfg.ratio_clip_min))
@@ -886,13 +887,20 @@ def averaging_ignored(token_weights: Any) -> Any:
     Group.loss,
     "Masked samples get no advantage, but their KL still trains.",
     "THUDM/slime#1372",
-    _TOKEN_WEIGHTS,
+    "nemo_like.policy.objective:_loss_tokens",
     *_FILTERS,
     "grpo.skip_idle_samples=false",
 )
-def masked_samples_get_kl(token_weights: Any) -> Any:
-    def mutated(sample_index: Any, sample_mask: Any, *others: Any) -> Any:
-        return token_weights(sample_index, sample_mask.clamp(min=1), *others)
+def masked_samples_get_kl(loss_tokens: Any) -> Any:
+    def mutated(scores: Any, inputs: Any, batch: Any, *others: Any) -> Any:
+        import torch
+
+        values = batch.sample_values
+        batch.sample_values = {**values, "sample_mask": torch.ones_like(values["sample_mask"])}
+        try:
+            return loss_tokens(scores, inputs, batch, *others)
+        finally:
+            batch.sample_values = values
 
     return mutated
 
