@@ -102,7 +102,7 @@ def fixed_size(size: int, length_multiple: int = 1) -> Strategy:
     Little is padded then, since micro-batches that run at the same time have similar lengths on all ranks.
     Raises ValueError when ``size`` is below 1.
     """
-    return _of_size(size, length_multiple, _longest_first)
+    return _of_size(size, length_multiple, longest_first)
 
 
 def in_order(size: int, length_multiple: int = 1) -> Strategy:
@@ -141,7 +141,7 @@ def dynamic_batches(max_tokens: int, length_multiple: int = 1) -> Strategy:
             raise ValueError(
                 f"the ranks have different numbers of samples: {[len(rank) for rank in lengths]}"
             )
-        orders = [_longest_first(rank) for rank in lengths]
+        orders = [longest_first(rank) for rank in lengths]
         longest = [
             max(
                 round_up(rank[order[place]], length_multiple)
@@ -200,7 +200,7 @@ def pack(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     first-fit decreasing into new bins. There are never more than 71/60 of the least possible number of bins,
     plus one.
     """
-    order = _longest_first(sizes)
+    order = longest_first(sizes)
     large = [index for index in order if 2 * sizes[index] > capacity]
     rest = _Descending([index for index in order if 2 * sizes[index] <= capacity], sizes)
     bins = [[index] for index in large]
@@ -387,8 +387,9 @@ def _check_budget(lengths: Lengths, max_tokens: int, length_multiple: int) -> No
         )
 
 
-def _longest_first(lengths: Sequence[int]) -> list[int]:
-    # Sorting is stable, also in reverse: equals stay in order.
+def longest_first(lengths: Sequence[int]) -> list[int]:
+    """Return the indices by length, longest first and equal ones in their order."""
+    # Sorting is stable, also in reverse.
     return sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
 
 

@@ -1,4 +1,4 @@
-"""Sharding: which data-parallel rank gets which samples, and the schedule of each rank.
+"""Sharding: in which order samples train, which data-parallel rank gets which, and each rank's schedule.
 
 It works on metadata alone and needs the standard library only. The log-prob stage and the training stage
 place a sample on the same rank, so that in training a worker finds what it fetched and wrote before. An
@@ -12,7 +12,14 @@ from collections.abc import Sequence
 from itertools import chain
 
 from nemo_like.batch.meta import GlobalBatch, KVBatchMeta, MicroBatch, MicroBatchLayout, Schedule
-from nemo_like.batch.micro_batches import MicroBatching, Prompt, fixed_size, model_length, round_up
+from nemo_like.batch.micro_batches import (
+    MicroBatching,
+    Prompt,
+    fixed_size,
+    longest_first,
+    model_length,
+    round_up,
+)
 from nemo_like.batch.tags import GROUP_ID, NUM_PROMPT_TOKENS, NUM_RESPONSE_TOKENS, SAMPLE_MASK
 
 # A chunk's samples stay on one rank if the fullest rank then has at most this many times the tokens of an
@@ -199,8 +206,7 @@ def _deal(weight: Sequence[int], num_shards: int) -> list[list[int]]:
     second fewest, and so on. Two ranks' loads then never differ by more than the heaviest item differs from
     the lightest. Returns each rank's item indices, ascending.
     """
-    # Sorting is stable, also in reverse: equals stay in order.
-    order = sorted(range(len(weight)), key=weight.__getitem__, reverse=True)
+    order = longest_first(weight)
     ranks: list[list[int]] = [[] for _ in range(num_shards)]
     load = [0] * num_shards
     for start in range(0, len(order), num_shards):

@@ -135,24 +135,25 @@ def _misplaced(key: str, value: Any) -> Iterator[str]:
 
 def unknown_key(key: str, where: str, *, root: type) -> Problem:
     """Build the problem of a key that the schema does not have; its remedy names the nearest one it has."""
+    rule = "is not a key of the configuration"
+    return Problem(key=key, rule=rule, remedy=_what_was_meant(key, root), where=where)
+
+
+def _what_was_meant(key: str, root: type) -> str:
+    """Return the remedy for an unknown key: the nearest one of its group, what it is called here where it is
+    another framework's, the nearest anywhere, or all of its group."""
     parent, _, leaf = key.rpartition(".")
     group = find(root, parent) if parent else root
-    near = get_close_matches(leaf, hints(group), n=1, cutoff=0.7) if parent and is_group(group) else []
-    meant = f"{parent}.{near[0]}" if near else None
-    theirs = known_name(key)
-    if meant is None and theirs is not None:
-        remedy = f"{theirs.framework}'s {theirs.name} is {theirs.here} here"
-        return Problem(key=key, rule="is not a key of the configuration", remedy=remedy, where=where)
-    meant = meant or nearest_key(root, key)
-    if meant is None and (theirs := nearest_name(key)) is not None:
-        remedy = f"did you mean {theirs.here}, which is {theirs.framework}'s {theirs.name}?"
-        return Problem(key=key, rule="is not a key of the configuration", remedy=remedy, where=where)
-    if meant is not None:
-        remedy = f"did you mean {meant}?"
-    else:
-        names = ", ".join(hints(group)) if is_group(group) else ""
-        remedy = f"known there: {names}" if names else ""
-    return Problem(key=key, rule="is not a key of the configuration", remedy=remedy, where=where)
+    names = hints(group) if is_group(group) else {}
+    if parent and (near := get_close_matches(leaf, names, n=1, cutoff=0.7)):
+        return f"did you mean {parent}.{near[0]}?"
+    if theirs := known_name(key):
+        return f"{theirs.framework}'s {theirs.name} is {theirs.here} here"
+    if meant := nearest_key(root, key):
+        return f"did you mean {meant}?"
+    if theirs := nearest_name(key):
+        return f"did you mean {theirs.here}, which is {theirs.framework}'s {theirs.name}?"
+    return f"known there: {', '.join(names)}" if names else ""
 
 
 def is_interpolation(value: Any) -> bool:

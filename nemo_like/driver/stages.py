@@ -4,7 +4,8 @@
     sample_mask, outcome ──overlong filter──▶ ──log-prob mismatch──▶ sample_mask, outcome
     advantage, sample_mask ──▶ is_idle
 
-Together these tags are the ledger of a step: what each sample earned, what became of it, and why.
+Together these tags are the ledger of a step: what each sample earned, what became of it, and why. Two
+further functions say after which steps the driver validates, and dumps rollouts.
 """
 
 from __future__ import annotations

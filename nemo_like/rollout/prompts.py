@@ -1,4 +1,7 @@
-"""What the driver asks of a rollout and what it gets back: prompts by index, never their text."""
+"""What the driver asks of a rollout and what it gets back: prompts by index, never their text.
+
+The seeds with which responses are sampled follow from the same numbers.
+"""
 
 from __future__ import annotations
 

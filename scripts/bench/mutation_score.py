@@ -28,6 +28,7 @@ from threading import Lock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from nemo_like.observability.jsonl import without_measurements
 from tests.tripwires.mutations import MUTATIONS, Mutation
 from tests.tripwires.planted import ROOT, environment_with
 
@@ -57,17 +58,6 @@ SMALL = (
 )
 # Continued from a checkpoint after the first of three steps.
 RESUMED = ("checkpointing.enabled=true", "checkpointing.export_final_hf=false", "grpo.max_num_steps=3")
-# What differs between two runs of the same.
-_NEVER_THE_SAME = (
-    "timing/",
-    "data_plane/",
-    "weight_sync/",
-    "performance/",
-    "system/",
-    "memory/",
-    "gpu/",
-    "ray/",
-)
 _SHOWN = ("train/loss", "train/grad_norm", "train/reward", "train/token_mult_prob_error")
 
 
@@ -171,10 +161,9 @@ def differing(
 ) -> dict[str, list[str]]:
     """Return the names of the metrics that are not equal, by step; a step that is missing differs in all."""
     found: dict[str, list[str]] = {}
-    for number, record in enumerate(ours):
-        other = others[number] if number < len(others) else {}
-        names = {name for name in (*record, *other) if not name.startswith(_NEVER_THE_SAME)}
-        if wrong := sorted(name for name in names if record.get(name) != other.get(name)):
+    for number, record in enumerate(map(without_measurements, ours)):
+        other = without_measurements(others[number]) if number < len(others) else {}
+        if wrong := sorted(name for name in {*record, *other} if record.get(name) != other.get(name)):
             found[str(number + 1)] = wrong
     return found
 
