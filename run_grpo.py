@@ -23,12 +23,13 @@ if find_spec("hydra") is None:
 
 from nemo_like.batch.columns import bytes_per_token
 from nemo_like.config.environment_options import replaced_options
-from nemo_like.config.loader import load_config, to_yaml
+from nemo_like.config.loader import load_config, load_sweep, to_yaml
 from nemo_like.config.machine_rules import Machine
 from nemo_like.config.model_info import read_model_info, shipped_shape
 from nemo_like.config.plan import format_plan, make_plan
 from nemo_like.config.problems import ConfigError
 from nemo_like.config.rules import validate
+from nemo_like.config.search_path import find_configuration
 from nemo_like.driver import exit_codes
 from nemo_like.driver.run_failures import RunFailed
 from nemo_like.driver.stopping import ignore_first_interrupt, sigterm_as_interrupt
@@ -40,9 +41,11 @@ examples:
   run_grpo.py --config configs/grpo_arithmetic_cpu.yaml
   run_grpo.py --config configs/grpo_arithmetic_cpu.yaml grpo.seed=2 policy.data_parallel_size=1
   run_grpo.py --config configs/grpo_arithmetic_cpu.yaml loss_fn.reference_policy_kl_penalty=0.01 --dry-run
-  run_grpo.py --config configs/grpo_arithmetic_cpu.yaml --cfg
+  run_grpo.py --config configs/grpo_arithmetic_cpu.yaml policy=fsdp --cfg
+  run_grpo.py --config configs/grpo_arithmetic_cpu.yaml --multirun policy.optimizer.lr=3e-4,1e-3 grpo.seed=1,2
 
-arguments follow Hydra's grammar: key=value, ++key=value, ~key (null again); configs/ explains every key
+arguments follow Hydra's grammar: key=value, ++key=value, ~key (null again), group=name; configs/ explains
+every key, docs/configuration.md the rest
 """
 
 
@@ -60,7 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(options: argparse.Namespace) -> int:
     try:
-        cfg = load_config(options.config, options.overrides)
+        config, overrides = _configuration(options)
+        if options.multirun:
+            return _sweep(config, overrides)
+        cfg = load_config(config, overrides)
         if options.cfg:
             print(to_yaml(cfg), end="")
             return 0
@@ -86,10 +92,28 @@ def _main(options: argparse.Namespace) -> int:
     from nemo_like.driver.setup import run
 
     try:
-        return run(cfg, Path(options.config).stem)
+        return run(cfg, config.stem)
     except (DirectoryInUse, RunFailed) as error:
         print(error, file=sys.stderr)
         return exit_codes.REFUSED if isinstance(error, DirectoryInUse) else exit_codes.FAILED
+
+
+def _configuration(options: argparse.Namespace) -> tuple[Path, list[str]]:
+    """Return the file to start from, and the arguments for it."""
+    if options.config is not None:
+        return Path(options.config), options.overrides
+    file = find_configuration(options.config_name, options.config_dir)
+    if options.config_dir is None or file.parent == Path(options.config_dir):
+        return file, options.overrides
+    return file, [f"hydra.searchpath=['{Path(options.config_dir).absolute()}']", *options.overrides]
+
+
+def _sweep(config: Path, overrides: list[str]) -> int:
+    """Run several jobs, as the arguments say; return the exit code."""
+    sweep = load_sweep(config, overrides)
+    from nemo_like.sweep.multirun import run_sweep
+
+    return run_sweep(Path(__file__).absolute(), config, sweep)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -99,15 +123,25 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--config", required=True, metavar="FILE", help="the YAML file to start from")
-    parser.add_argument("--cfg", action="store_true", help="print the resolved configuration and stop")
-    parser.add_argument(
+    start = parser.add_mutually_exclusive_group(required=True)
+    start.add_argument("--config", metavar="FILE", help="the YAML file to start from")
+    start.add_argument("--config-name", metavar="NAME", help="a shipped one, or one of --config-dir, instead")
+    parser.add_argument("--config-dir", metavar="DIR", help="a folder to look in before the shipped ones")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--cfg", action="store_true", help="print the resolved configuration and stop")
+    mode.add_argument(
         "--dry-run",
         action="store_true",
         help="validate, print what would run, and stop; this machine's GPUs and disk do not matter",
     )
+    mode.add_argument(
+        "-m", "--multirun", action="store_true", help="a run for each combination of key=value1,value2"
+    )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")
-    return parser.parse_intermixed_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
+    if options.config is not None and options.config_dir is not None:
+        parser.error("--config-dir goes with --config-name; --config is the path of a file")
+    return options
 
 
 if __name__ == "__main__":

@@ -15,6 +15,6 @@ value_of() { awk -v key="$1" '$1 == key":" { print $2; exit }' <<<"$resolved"; }
 model=$(value_of model_name)
 if [[ ! -d $model ]]; then
     .venv/bin/python scripts/prepare_arithmetic.py \
-        --output "$model" --digits "$(value_of digits)" --seed "$(value_of seed)"
+        --output "$model" --digits "$(value_of digits)" --seed "$(value_of model_seed)"
 fi
 exec .venv/bin/python run_grpo.py --config "$CONFIG" "$@"

@@ -4,6 +4,7 @@ over the ranks that the configuration asks for."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,9 +64,10 @@ def checkpoint_problems(cfg: Config, machine: Machine = Machine.this) -> Iterato
 def _how_to_get(cfg: Config, name: str) -> str:
     digits = [data.digits for data in cfg.data.train if data.kind is DatasetKind.arithmetic]
     if digits and "arithmetic" in Path(name).name:
+        seed = re.search(r"-s(\d+)$", name)
         return (
             f"make it with: .venv/bin/python scripts/prepare_arithmetic.py --output {name} "
-            f"--digits {digits[0]} --seed {cfg.grpo.seed} (scripts/demo.sh does)"
+            f"--digits {digits[0]} --seed {seed[1] if seed else cfg.grpo.seed} (scripts/demo.sh does)"
         )
     path = Path(name)
     if len(path.parts) == 2 and not path.parent.is_dir() and path.parts[0] in _OWNERS.values():

@@ -66,7 +66,7 @@ def find(group: type, key: str) -> Any | None:
     """
     annotation: Any = group
     for name in key.split("."):
-        annotation = _without_none(annotation)
+        annotation = without_none(annotation)
         if is_group(annotation):
             annotation = hints(annotation).get(name)
         elif item := item_group(annotation):
@@ -162,7 +162,7 @@ def is_interpolation(value: Any) -> bool:
 
 def check_value(key: str, value: Any, annotation: Any, where: str, root: type) -> list[Problem]:
     """Return why a plain value cannot stand where the schema has type ``annotation``; empty when it can."""
-    kind = _without_none(annotation)
+    kind = without_none(annotation)
     if value == "???" or (is_interpolation(value) and not is_group(kind)):
         return []
     if (item := item_group(kind)) and isinstance(value, Mapping):
@@ -203,7 +203,7 @@ def _is_scalar(value: Any, kind: Any) -> bool:
 
 
 def _wrong_type(key: str, value: Any, annotation: Any, where: str) -> Problem:
-    kind = _without_none(annotation)
+    kind = without_none(annotation)
     shown = "null" if value is None else repr(value)
     remedy = ""
     if isinstance(kind, type) and issubclass(kind, Enum):
@@ -227,7 +227,7 @@ def _type_name(kind: Any) -> str:
     return _SCALAR_NAMES.get(kind, str(getattr(kind, "__name__", kind)))
 
 
-def _without_none(annotation: Any) -> Any:
+def without_none(annotation: Any) -> Any:
     """Return T of ``T | None``, and other types as they are."""
     if get_origin(annotation) in (Union, types.UnionType):
         rest = [part for part in get_args(annotation) if part is not type(None)]

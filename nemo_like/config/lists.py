@@ -6,7 +6,7 @@ group ``default`` beside the list.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from nemo_like.config import fields
@@ -50,15 +50,3 @@ def single_groups(tree: Mapping[str, Any], group: type) -> dict[str, Any]:
         elif fields.item_group(annotation) and isinstance(value, list) and len(value) == 1:
             (plain[name],) = value
     return plain
-
-
-def interpolations(key: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield (full key, text) of every interpolation in ``value``, which is found under ``key``."""
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from interpolations(f"{key}.{name}" if key else str(name), inner)
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from interpolations(f"{key}[{index}]", inner)
-    elif fields.is_interpolation(value):
-        yield key, value

@@ -566,3 +566,4 @@ class Config:
     checkpointing: CheckpointingConfig
     cluster: ClusterConfig
     data_plane: DataPlaneConfig
+    vars: dict[str, Any]  # a configuration's own variables, for its interpolations: ${vars.name}

@@ -16,7 +16,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, log_dir: str, run_name: str) -> RunDirectory:
-        """Make ``log_dir/run_name``, or ``run_name-2``, ``-3``, ... when that exists.
+        """Make ``log_dir/run_name``, or ``run_name-2``, ``-3``, ... when that exists and is not empty.
 
         Raises OSError when it cannot be written.
         """
@@ -25,13 +25,15 @@ class RunDirectory:
         attempt = 1
         while True:
             path = parent / (run_name if attempt == 1 else f"{run_name}-{attempt}")
+            if path.is_dir() and not any(path.iterdir()):
+                break
             try:
                 path.mkdir(parents=True)
+                break
             except FileExistsError:
                 attempt += 1
-                continue
-            (path / "logs").mkdir()
-            return cls(path)
+        (path / "logs").mkdir()
+        return cls(path)
 
     @classmethod
     def open(cls, log_dir: str, run_name: str) -> RunDirectory:

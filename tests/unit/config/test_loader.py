@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,11 @@ from hypothesis import strategies as st
 
 from nemo_like.config.loader import load_config, to_dict, to_yaml
 from nemo_like.config.problems import ConfigError
-from nemo_like.config.schema import Config, Device, KLType, LRDecayStyle, PolicyConfig
+from nemo_like.config.schema import Config, Device, KLType, LRDecayStyle, PolicyBackend, PolicyConfig
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 DEMO = CONFIGS / "grpo_arithmetic_cpu.yaml"
+RECIPES = CONFIGS.parent / "recipes"
 
 Write = Callable[[str, str], Path]
 
@@ -54,12 +56,13 @@ def test_the_result_is_made_of_typed_dataclasses_and_enums() -> None:
     assert cfg.loss_fn.ratio_clip_c is None
 
 
-def test_interpolation_makes_the_checkpoint_directory_follow_the_seed() -> None:
-    assert load_config(DEMO, ["grpo.seed=3"]).policy.model_name == ".cache/models/arithmetic-d2-s3"
+def test_interpolation_makes_the_checkpoint_directory_follow_the_variable() -> None:
+    cfg = load_config(DEMO, ["vars.model_seed=3", "grpo.seed=4"])
+    assert cfg.policy.model_name == ".cache/models/arithmetic-d2-s3"
 
 
 def test_a_resolved_configuration_reads_back_equal(write: Write) -> None:
-    cfg = load_config(DEMO, ["grpo.seed=3", "loss_fn.ratio_clip_c=3", "logger.run_name='a: b'"])
+    cfg = load_config(DEMO, ["grpo.seed=3", "vars.x=[1]", "loss_fn.ratio_clip_c=3", "logger.run_name='a: b'"])
     assert load_config(write("resolved.yaml", to_yaml(cfg))) == cfg
 
 
@@ -85,18 +88,19 @@ def test_defaults_may_be_one_path_relative_to_the_file(write: Write) -> None:
     assert load_config(write("recipes/mine.yaml", "defaults: ../base/base.yaml")).grpo.seed == 5
 
 
-def test_a_group_default_is_read_from_the_group_directory_and_put_under_the_group(write: Write) -> None:
-    write("loss_fn/clip_higher.yaml", "ratio_clip_max: 0.28")
-    path = write("top.yaml", f"defaults:\n  - {DEMO}\n  - loss_fn: clip_higher")
+def test_a_group_is_read_from_its_directory_and_put_under_its_key(write: Write) -> None:
+    write("loss_fn/clip_higher.yaml", "defaults: [default]\nratio_clip_max: 0.28")
+    path = write("top.yaml", "defaults:\n  - grpo_arithmetic_cpu\n  - override loss_fn: clip_higher")
     loss = load_config(path).loss_fn
     assert (loss.ratio_clip_min, loss.ratio_clip_max) == (0.2, 0.28)
 
 
-def test_two_files_may_share_a_default(write: Write) -> None:
-    write("left.yaml", f"defaults: {DEMO}\ngrpo: {{seed: 7}}")
-    write("right.yaml", f"defaults: {DEMO}\nloss_fn: {{ratio_clip_c: 3}}")
-    cfg = load_config(write("top.yaml", "defaults: [left, right]"))
-    assert (cfg.grpo.seed, cfg.loss_fn.ratio_clip_c) == (1, 3)
+def test_two_files_that_choose_from_the_same_groups_are_refused_with_a_remedy(write: Write) -> None:
+    write("left.yaml", "defaults: grpo_arithmetic_cpu\ngrpo: {seed: 7}")
+    write("right.yaml", "defaults: grpo_arithmetic_cpu\nloss_fn: {ratio_clip_c: 3}")
+    message = problems(write("top.yaml", "defaults: [left, right]"))
+    assert "grpo appears more than once in the final defaults list" in message
+    assert "name the group once, and write `- override GROUP: NAME`" in message
 
 
 def test_a_cycle_of_defaults_is_named_file_by_file(write: Write) -> None:
@@ -111,7 +115,7 @@ def test_a_missing_default_names_the_file_that_wants_it_and_the_nearest_there_is
     write("shared.yaml", "grpo: {seed: 1}")
     path = write("top.yaml", "defaults: shard.yaml")
     message = problems(path)
-    assert f"is not a file (named in the defaults of {path})" in message
+    assert f"is not a configuration (named in the defaults of {path})" in message
     assert f"did you mean {path.parent / 'shared.yaml'}?" in message
 
 
@@ -138,7 +142,7 @@ def test_what_is_beside_a_configuration_comes_before_what_is_shipped(write: Writ
     [
         ("{grpo: defualt}", f"did you mean {CONFIGS / 'grpo' / 'default.yaml'}?"),
         ("grpo_arithmetic_cpus", f"did you mean {DEMO}?"),
-        ("mine2", f"there are {CONFIGS / 'grpo_arithmetic_cpu.yaml'}, "),
+        ("mine2", f"there are {RECIPES / 'grpo-llama3.1-8b-1n8g.yaml'}, "),
     ],
 )
 def test_a_default_that_is_nowhere_proposes_the_nearest_shipped_one_and_never_the_file_itself(
@@ -146,7 +150,7 @@ def test_a_default_that_is_nowhere_proposes_the_nearest_shipped_one_and_never_th
 ) -> None:
     path = write("mine.yaml", f"defaults: [{entry}]")
     message = problems(path)
-    assert f"is not a file (named in the defaults of {path}); {remedy}" in message
+    assert f"is not a configuration (named in the defaults of {path}); {remedy}" in message
 
 
 def test_a_mistyped_config_path_proposes_the_nearest(tmp_path: Path) -> None:
@@ -156,7 +160,7 @@ def test_a_mistyped_config_path_proposes_the_nearest(tmp_path: Path) -> None:
 
 def test_a_defaults_entry_of_another_shape_is_refused(write: Write) -> None:
     message = problems(write("top.yaml", "defaults: [{grpo: a, policy: b}]"))
-    assert "an entry is a path, one group: name, or one group@key: name" in message
+    assert "an entry is a name or path, one group: name, or one group@key: name" in message
 
 
 @pytest.mark.parametrize("text", ["grpo: [1", "grpo: {seed: 1}\ngrpo: {seed: 2}", "grpo: ${mul:"])
@@ -225,14 +229,154 @@ def test_a_plus_is_for_keys_without_a_value_only(write: Write) -> None:
     assert load_config(path, ["+policy.model_name=x"]).policy.model_name == "x"
 
 
-def test_a_sweep_is_refused() -> None:
-    assert "grpo.seed takes one value here, not a sweep" in problems(DEMO, "grpo.seed=1,2")
+def test_a_sweep_is_refused_without_multirun() -> None:
+    message = problems(DEMO, "grpo.seed=1,2", "policy=fsdp,default", "hydra.sweeper.n_trials=3")
+    assert "grpo.seed takes one value here, not a sweep; add --multirun" in message
+    assert "policy takes one value here, not a sweep; add --multirun" in message
+    assert "hydra.sweeper.n_trials is a setting of Hydra's for several runs; add --multirun" in message
 
 
 @pytest.mark.parametrize("argument", ["grpo.seed", "grpo.seed=[1", "--grpo.seed=3"])
 def test_an_argument_that_is_no_assignment_says_how_to_write_one(resolved_demo: Path, argument: str) -> None:
     message = problems(resolved_demo, argument)
     assert f"argument {argument!r} cannot be read; write key=value" in message
+
+
+# Groups, chosen by a file or an argument
+
+
+def test_a_group_is_chosen_by_name_and_the_files_own_values_stay() -> None:
+    policy = load_config(DEMO, ["policy=fsdp"]).policy
+    assert (policy.backend, policy.data_parallel_size) == (PolicyBackend.fsdp, 2)
+    assert load_config(DEMO, ["+policy=fsdp"]).policy == policy
+
+
+def test_a_group_that_the_defaults_lack_is_added() -> None:
+    env = load_config(DEMO, ["env@env.math=math_verify", "env.math.num_actors=3"]).env["math"]
+    assert (env.kind.name, env.num_actors, env.batch_size) == ("math_verify", 3, 16)
+
+
+def test_a_group_under_a_key_is_chosen_anew_or_removed() -> None:
+    assert load_config(DEMO, ["env@env.arithmetic=exact_match"]).env["arithmetic"].options["must_end"] is True
+    overrides = ["env@env.sums=arithmetic", "~env.arithmetic", "data.default.env=sums"]
+    assert list(load_config(DEMO, overrides).env) == ["sums"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "rule"),
+    [
+        ("policy=fdsp", "policy=fdsp must be a configuration of the group policy; did you mean fsdp?"),
+        ("grpo=qqqqqq", "grpo=qqqqqq must be a configuration of the group grpo; there are default"),
+        ("grups@env.x=f1", "grups is not a group of configurations"),
+        ("env=f1", "env has entries with names of their own; choose for one of them: env@env.NAME=..."),
+        ("policy@polcy=fsdp", "polcy is not a key of the configuration"),
+        ("hydra.searchpath=[/nowhere]", "path=/nowhere is not available"),
+    ],
+)
+def test_a_choice_that_is_none_says_what_there_is(argument: str, rule: str) -> None:
+    assert rule in problems(DEMO, argument)
+
+
+def test_a_file_chooses_for_one_of_its_defaults(write: Write) -> None:
+    path = write("mine.yaml", "defaults:\n  - grpo_arithmetic_cpu\n  - override policy: fsdp_lora")
+    lora = load_config(path).policy.fsdp_cfg.lora
+    assert (lora.enabled, lora.rank) == (True, 16)
+
+
+def test_an_optional_default_may_be_missing(write: Write) -> None:
+    path = write("mine.yaml", "defaults: [grpo_arithmetic_cpu, {optional machine@_global_: local}]")
+    assert load_config(path) == load_config(DEMO)
+    write("machine/local.yaml", "grpo: {seed: 5}")
+    assert load_config(path).grpo.seed == 5
+
+
+def test_the_files_own_values_may_come_first(write: Write, tmp_path: Path) -> None:
+    write("later.yaml", "grpo: {seed: 5}")
+    path = write(
+        "mine.yaml", "defaults: [grpo_arithmetic_cpu, _self_, later]\ngrpo: {seed: 4, val_period: 4}"
+    )
+    grpo = load_config(path).grpo
+    assert (grpo.seed, grpo.val_period) == (5, 4)
+
+
+def test_a_header_puts_a_group_where_it_says(write: Write) -> None:
+    write("experiment/long.yaml", "# @package _global_\ngrpo: {max_num_steps: 999}\nlogger: {run_name: long}")
+    path = write("mine.yaml", "defaults: [grpo_arithmetic_cpu]")
+    cfg = load_config(path, ["experiment=long"])
+    assert (cfg.grpo.max_num_steps, cfg.logger.run_name) == (999, "long")
+    assert "experiment=lang must be a configuration of the group experiment; did you mean long?" in problems(
+        path, "experiment=lang"
+    )
+
+
+def test_a_recipe_is_found_by_its_name_from_anywhere(write: Write) -> None:
+    path = write("deep/below/mine.yaml", "defaults: [grpo-qwen3-8b-4n8g]\ngrpo: {seed: 9}")
+    cfg = load_config(path)
+    assert (cfg.grpo.seed, cfg.policy.model_name) == (9, "models/Qwen3-8B")
+
+
+def test_a_search_path_adds_a_folder_of_groups(write: Write, tmp_path: Path) -> None:
+    write("elsewhere/policy/own.yaml", "defaults: [default]\nmax_grad_norm: 7.0")
+    cfg = load_config(DEMO, [f"hydra.searchpath=[{tmp_path / 'elsewhere'}]", "policy=own"])
+    assert cfg.policy.max_grad_norm == 7.0
+
+
+@pytest.mark.parametrize("entry", ["../configs/demo", "../configs/demo.yaml", "{}/configs/demo.yaml"])
+def test_a_default_that_is_a_path_brings_its_own_groups(write: Write, tmp_path: Path, entry: str) -> None:
+    write("configs/loss_fn/own.yaml", "defaults: [default]\nratio_clip_max: 0.5")
+    write("configs/first.yaml", "grpo: {seed: 3, val_period: 3}")
+    write(
+        "configs/demo.yaml",
+        "defaults: [grpo_arithmetic_cpu, first, {override loss_fn: own}]\ngrpo: {seed: 4}",
+    )
+    cfg = load_config(
+        write("mine/top.yaml", f"defaults: [{entry.format(tmp_path)}]\nlogger: {{run_name: x}}")
+    )
+    assert (cfg.grpo.seed, cfg.grpo.val_period, cfg.loss_fn.ratio_clip_max) == (4, 3, 0.5)
+
+
+def test_a_path_to_what_is_shipped_can_be_chosen_from(write: Write) -> None:
+    path = write("mine.yaml", f"defaults: {DEMO}")
+    assert load_config(path, ["policy=fsdp"]).policy.backend is PolicyBackend.fsdp
+
+
+def test_a_path_to_no_file_proposes_the_nearest(write: Write, tmp_path: Path) -> None:
+    write("base.yaml", "grpo: {seed: 1}")
+    message = problems(write("below/top.yaml", "defaults: [../bas]"))
+    assert "bas.yaml is not a file (named in the defaults of" in message
+    assert f"did you mean {tmp_path / 'below' / '..' / 'base.yaml'}?" in message
+
+
+# Mappings, lists and removal
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        (["{a: 1, b: 2}"], {"a": 1, "b": 2}),
+        (["{a: 1, b: 2}", "{}"], {}),
+        (["{a: 1, b: 2}", "{c: {d: 3}}"], {"c": {"d": 3}}),
+    ],
+)
+def test_a_mapping_replaces_the_one_before(arguments: list[str], options: object) -> None:
+    cfg = load_config(DEMO, [f"env.arithmetic.options={argument}" for argument in arguments])
+    assert cfg.env["arithmetic"].options == options
+
+
+def test_an_entry_of_a_mapping_is_removed() -> None:
+    two = "env.arithmetic.options={a: 1, b: 2}"
+    assert load_config(DEMO, [two, "~env.arithmetic.options.a"]).env["arithmetic"].options == {"b": 2}
+    assert load_config(DEMO, [two, "~env.arithmetic.options.a=1"]).env["arithmetic"].options == {"b": 2}
+    assert "env.arithmetic.options.c is not there and cannot be removed" in problems(
+        DEMO, two, "~env.arithmetic.options.c"
+    )
+    assert "env.arithmetic.options.a is 1, not 2" in problems(DEMO, two, "~env.arithmetic.options.a=2")
+
+
+def test_a_source_takes_the_place_of_a_list_and_a_list_that_of_a_source() -> None:
+    two, one = "data.train=[{name: a}, {name: b}]", "data.train={name: c}"
+    assert [source.name for source in load_config(DEMO, [one, two]).data.train] == ["a", "b"]
+    assert [source.name for source in load_config(DEMO, [two, one]).data.train] == ["c"]
 
 
 # Strictness
@@ -361,6 +505,52 @@ def test_an_interpolation_of_the_wrong_type_is_found_after_resolving() -> None:
     message = problems(DEMO, "grpo.max_num_steps=${policy.optimizer.lr}")
     assert "grpo.max_num_steps=0.001 must be an integer" in message
     assert "argument 'grpo.max_num_steps=${policy.optimizer.lr}'" in message
+
+
+def test_a_variable_of_ones_own_is_used_in_several_places(write: Write) -> None:
+    path = write(
+        "mine.yaml",
+        """
+defaults: [grpo_arithmetic_cpu]
+vars: {prompts: 64, updates: 8}
+grpo: {num_prompts_per_step: "${vars.prompts}"}
+policy: {train_global_batch_size: "${div:${mul:${vars.prompts},8},${vars.updates}}"}
+""",
+    )
+    cfg = load_config(path, ["vars.prompts=32"])
+    assert (cfg.grpo.num_prompts_per_step, cfg.policy.train_global_batch_size) == (32, 32)
+    assert cfg.vars == {"model_seed": 1, "prompts": 32, "updates": 8}
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("grpo.seed", "7", 7),
+        ("policy.optimizer.lr", "3e-4", 3e-4),
+        ("grpo.val_at_start", "false", False),
+        ("loss_fn.ratio_clip_c", "null", None),
+        ("policy.device", "cpu", Device.cpu),
+        ("logger.run_name", "007", "007"),
+        ("logger.trace_steps", "[1, 2]", [1, 2]),
+    ],
+)
+def test_an_environment_variable_has_the_type_of_its_key(
+    monkeypatch: pytest.MonkeyPatch, key: str, text: str, value: object
+) -> None:
+    monkeypatch.setenv("OWN_VARIABLE", text)
+    cfg = load_config(DEMO, [f"{key}=${{oc.env:OWN_VARIABLE}}"])
+    found: object = attrgetter(key)(cfg)
+    assert found == value and type(found) is type(value)
+    through = load_config(DEMO, ["vars.own=${oc.env:OWN_VARIABLE}", f"{key}=${{vars.own}}"])
+    assert attrgetter(key)(through) == value
+
+
+def test_an_environment_variable_of_another_type_or_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OWN_VARIABLE", "many")
+    assert "grpo.seed='many' must be an integer" in problems(DEMO, "grpo.seed=${oc.env:OWN_VARIABLE}")
+    monkeypatch.delenv("OWN_VARIABLE")
+    message = problems(DEMO, "grpo.seed=${oc.env:OWN_VARIABLE}")
+    assert "Environment variable 'OWN_VARIABLE' not found" in message
 
 
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

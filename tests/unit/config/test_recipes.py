@@ -14,6 +14,7 @@ import run_grpo
 from nemo_like.config.loader import load_config, to_dict
 from nemo_like.config.model_info import read_model_info
 from nemo_like.config.plan import ray_gpus
+from nemo_like.config.search_path import find_configuration
 from nemo_like.config.tasks import data_sources
 from nemo_like.data.interface import Message, PromptExample
 from nemo_like.data.mixture import templated
@@ -92,8 +93,8 @@ def test_it_joins_a_cluster_exactly_when_it_has_more_than_one_node(recipe: Path)
 
 def test_it_sets_nothing_to_the_value_that_it_inherits(recipe: Path) -> None:
     own = yaml.safe_load(recipe.read_text())
-    base = recipe.parent / own.pop("defaults")
-    inherited = dict(_leaves(to_dict(load_config(base, ["++policy.model_name=none"]))))
+    (base,) = own.pop("defaults")
+    inherited = dict(_leaves(to_dict(load_config(find_configuration(base), ["++policy.model_name=none"]))))
     assert [key for key, value in _leaves(own) if inherited.get(key, ...) == value] == []
 
 

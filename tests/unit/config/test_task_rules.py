@@ -39,10 +39,9 @@ def with_env(resolved_demo: Path, tmp_path: Path, checkpoint: Path) -> Callable[
     """``with_env("regex", "options.pattern=x")``: the demo, judged by an environment named "task"."""
 
     def load(kind: str, *overrides: str) -> Config:
-        folder = REPOSITORY / "configs" / "env"
         path = tmp_path / "top.yaml"
         path.write_text(
-            f"defaults: [{resolved_demo}, {{{folder}@env.task: {kind}}}]\ndata: {{train: {{env: task}}}}\n"
+            f"defaults: [{resolved_demo}, {{env@env.task: {kind}}}]\ndata: {{train: {{env: task}}}}\n"
         )
         there = [f"policy.model_name={checkpoint}", f"logger.log_dir={tmp_path / 'runs'}"]
         return load_config(path, [*there, *(f"env.task.{override}" for override in overrides)])

@@ -1,0 +1,267 @@
+"""The arguments of a command line, checked against the schema and the files, and put as Hydra takes them.
+
+They follow Hydra's grammar. What is more lenient here, so that one can write an argument without looking
+into the files first: ``key=value`` also sets a key that only the schema has, ``group=name`` also chooses from
+a group that the defaults do not have, and ``~key`` makes a key null where null is a value. What is more
+strict: a mapping or list replaces the one that was there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import partial
+from typing import Any, get_origin
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.errors import HydraException
+
+from nemo_like.config import fields
+from nemo_like.config.composition import Composition, Layer, nested
+from nemo_like.config.problems import Problem
+from nemo_like.config.schema import Config
+
+MISSING = "???"
+_REMOVED = object()  # in a layer, in the place of a value: the key is there no more
+_ABSENT = object()  # a layer has nothing of the key
+_FORMS = "key=value, +key=value, ++key=value or ~key"
+_SEARCH_PATH = "hydra.searchpath"
+
+
+@dataclass(slots=True)
+class Arguments:
+    """What was read: ``for_hydra``, the arguments as Hydra takes them; ``layers``, what files and arguments
+    set, later ones over earlier ones; and the ``problems`` found in either."""
+
+    for_hydra: list[str] = field(default_factory=list)
+    layers: list[Layer] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    def source_of(self, key: str, otherwise: str) -> str:
+        """Return the file or argument that set a full key last."""
+        names = key.partition("=")[0].partition("[")[0].split(".")
+        found = (layer.where for layer in reversed(self.layers) if _at(layer.tree, names) is not _ABSENT)
+        return next(found, otherwise)
+
+
+def read_arguments(files: Composition, texts: Sequence[str], *, is_sweep: bool = False) -> Arguments:
+    """Read the arguments of one run or, where ``is_sweep``, of several, of which each sets some keys to
+    alternatives. Raises ConfigError where the files cannot be composed with the groups that were chosen."""
+    read = Arguments()
+    parsed = list(_parsed(texts, files, read.problems))
+    own = [argument for argument in parsed if argument.is_hydra_override()]
+    choices = [argument for argument in parsed if argument not in own and _is_choice(argument, files)]
+    for argument in own:
+        _read_hydra(argument, read, files, is_sweep)
+    for argument in choices:
+        _read_choice(argument, read, files, is_sweep)
+    read.layers = files.layers(files.first_alternatives(read.for_hydra))
+    for layer in read.layers:
+        read.problems += fields.check_tree(layer.tree, Config, layer.where, root=Config)
+    for argument in parsed:
+        if argument not in own and argument not in choices:
+            _read_value(argument, read, is_sweep)
+    return read
+
+
+def _parsed(texts: Sequence[str], files: Composition, problems: list[Problem]) -> Iterator[Override]:
+    for text in texts:
+        try:
+            yield files.parse(text)
+        except HydraException:
+            remedy = (
+                "write key=value, +key=value, ++key=value or ~key, and quote values with special characters"
+            )
+            problems.append(Problem(key=_where(text), rule="cannot be read", remedy=remedy))
+
+
+def _where(text: str | None) -> str:
+    return f"argument {text!r}"
+
+
+# Hydra's own settings
+
+
+def _read_hydra(argument: Override, read: Arguments, files: Composition, is_sweep: bool) -> None:
+    key, value = argument.key_or_group, argument.value()
+    rule, remedy = "", ""
+    if key == _SEARCH_PATH and isinstance(value, list) and all(isinstance(place, str) for place in value):
+        files.search(value)
+    elif key == _SEARCH_PATH:
+        rule, remedy = f"cannot be {value!r}", f"give a list of folders: {_SEARCH_PATH}=[/path/to/folder]"
+    elif is_sweep:
+        read.for_hydra.append(str(argument.input_line))
+    else:
+        rule, remedy = "is a setting of Hydra's for several runs", "add --multirun"
+    if rule:
+        read.problems.append(Problem(key=key, rule=rule, remedy=remedy, where=_where(argument.input_line)))
+
+
+# Choices among groups
+
+
+def _is_choice(argument: Override, files: Composition) -> bool:
+    """Return whether the argument chooses a configuration of a group: policy=fsdp, env@env.math=f1."""
+    if argument.package is not None or "/" in argument.key_or_group:
+        return True
+    is_name = all(isinstance(value, str) for value in _alternatives(argument)) and not argument.is_delete()
+    return is_name and bool(files.options(argument.key_or_group))
+
+
+def _read_choice(argument: Override, read: Arguments, files: Composition, is_sweep: bool) -> None:
+    if found := _refuse_choice(argument, files, is_sweep):
+        read.problems += found
+        return
+    text = str(argument.input_line).lstrip("+")
+    group = argument.key_or_group + (f"@{argument.package}" if argument.package else "")
+    is_known = argument.is_delete() or group in files.choices()
+    read.for_hydra.append(text if is_known else f"+{text}")
+
+
+def _refuse_choice(argument: Override, files: Composition, is_sweep: bool) -> list[Problem]:
+    group, where = argument.key_or_group, _where(argument.input_line)
+    if argument.is_sweep_override() and not is_sweep:
+        return [_one_value(argument)]
+    options = files.options(group)
+    if not options:
+        rule = "is not a group of configurations"
+        return [Problem(key=group, rule=rule, remedy="choose one that configs/ has", where=where)]
+    if argument.package is None and _is_mapping(fields.find(Config, group)):
+        rule = "has entries with names of their own"
+        remedy = f"choose for one of them: {group}@{group}.NAME=..."
+        return [Problem(key=group, rule=rule, remedy=remedy, where=where)]
+    problems = []
+    for name in [] if argument.is_delete() else _alternatives(argument):
+        for each in name if isinstance(name, list) else [name]:
+            if each not in options:
+                close = get_close_matches(str(each), options, n=1, cutoff=0.6)
+                remedy = f"did you mean {close[0]}?" if close else f"there are {', '.join(options)}"
+                rule = f"must be a configuration of the group {group}"
+                problems.append(Problem(key=f"{group}={each}", rule=rule, remedy=remedy, where=where))
+    return problems
+
+
+# Values
+
+
+def _read_value(argument: Override, read: Arguments, is_sweep: bool) -> None:
+    """Check an argument that sets or removes a value, and add what it does to what was read."""
+    key, where = argument.key_or_group, _where(argument.input_line)
+    annotation = fields.find(Config, key)
+    if annotation is None:
+        read.problems.append(fields.unknown_key(key, where, root=Config))
+    elif argument.is_sweep_override() and not is_sweep:
+        read.problems.append(_one_value(argument))
+    elif found := _refuse_value(argument, annotation, read.layers):
+        read.problems += found
+    else:
+        read.for_hydra += _value(argument, annotation, read.layers)
+        is_removed = argument.is_delete() and not fields.is_optional(annotation)
+        value = _REMOVED if is_removed else None if argument.is_delete() else next(_alternatives(argument))
+        read.layers.append(Layer(where, nested(key, value)))
+
+
+def _refuse_value(argument: Override, annotation: Any, layers: Sequence[Layer]) -> list[Problem]:
+    """Return why a value cannot be set or removed; empty when it can."""
+    key, where = argument.key_or_group, _where(argument.input_line)
+    if (whole := _list_above(key, layers)) is not None:
+        remedy = f"give the whole list: {whole}=[{{...}}, {{...}}]"
+        rule = f"cannot be set, because {whole} is a list"
+        return [Problem(key=key, rule=rule, remedy=remedy, where=where)]
+    current = _current(key, layers)
+    if argument.is_delete():
+        return _refuse_removal(argument, annotation, current, where)
+    if argument.is_add() and current not in (_REMOVED, None, MISSING):
+        remedy = f"write {key}=... to change it, or ++{key}=... to set it in any case"
+        return [Problem(key=key, rule=f"already has the value {current!r}", remedy=remedy, where=where)]
+    checked = (fields.check_value(key, value, annotation, where, Config) for value in _alternatives(argument))
+    return [problem for problems in checked for problem in problems]
+
+
+def _refuse_removal(argument: Override, annotation: Any, current: Any, where: str) -> list[Problem]:
+    key, expected = argument.key_or_group, argument.value()
+    if not (fields.is_optional(annotation) or _is_removable(key, annotation)):
+        rule, remedy = "must have a value and cannot be removed", f"give it another with {key}=..."
+    elif current is _REMOVED and not fields.is_optional(annotation):
+        rule, remedy = "is not there and cannot be removed", ""
+    elif expected is not None and expected != current:
+        rule, remedy = f"is {current!r}, not {expected!r}", f"write ~{key}"
+    else:
+        return []
+    return [Problem(key=key, rule=rule, remedy=remedy, where=where)]
+
+
+def _is_removable(key: str, annotation: Any) -> bool:
+    """Return whether a key can be gone: a mapping's entry, a mapping of names to values, a list of groups."""
+    above = fields.find(Config, key.rpartition(".")[0]) if "." in key else Config
+    is_entry = above is Any or _is_mapping(above)
+    return is_entry or _is_mapping(annotation) or fields.item_group(annotation) is not None
+
+
+def _is_mapping(annotation: Any) -> bool:
+    return get_origin(annotation) is dict
+
+
+def _value(argument: Override, annotation: Any, layers: Sequence[Layer]) -> list[str]:
+    """Return an argument that sets or removes a value as Hydra takes it."""
+    key, text = argument.key_or_group, str(argument.input_line).lstrip("+")
+    current = _current(key, layers)
+    if argument.is_delete():
+        return [f"++{key}=null"] if fields.is_optional(annotation) else [f"~{key}"]
+    if any(map(partial(_is_replaced_by, annotation, current), _alternatives(argument))):
+        return [*([f"~{key}"] if current not in (_REMOVED, None) else []), f"+{text}"]
+    is_merged = isinstance(next(_alternatives(argument)), Mapping)
+    return [f"++{text}" if current is _REMOVED or is_merged else text]
+
+
+def _is_replaced_by(annotation: Any, current: Any, value: Any) -> bool:
+    """Return whether a value takes the place of the current one as a whole; Hydra would merge the two."""
+    if fields.item_group(annotation):
+        return isinstance(value, list) or isinstance(current, list)
+    return isinstance(value, list | Mapping) and (_is_mapping(annotation) or annotation is Any)
+
+
+def _alternatives(argument: Override) -> Iterator[Any]:
+    """Yield the values that an argument gives: one, or those of a sweep; of an interval its ends."""
+    if not argument.is_sweep_override():
+        yield argument.value()
+    elif isinstance(interval := argument.value(), IntervalSweep):
+        yield from (interval.start, interval.end)
+    elif argument.is_discrete_sweep():
+        for text in argument.sweep_string_iterator():
+            yield OverridesParser.create().parse_override(f"key={text}").value()
+
+
+def _current(key: str, layers: Sequence[Layer]) -> Any:
+    """Return the value that a key has in the last layer that has it; _REMOVED where there is none."""
+    values = (_at(layer.tree, key.split(".")) for layer in reversed(layers))
+    return next((value for value in values if value is not _ABSENT), _REMOVED)
+
+
+def _at(tree: Any, names: Sequence[str]) -> Any:
+    """Return the value at a key of a layer; _ABSENT where the layer has nothing of it, and _REMOVED where it
+    has a value in the place of a tree that would have the key."""
+    for name in names:
+        if not isinstance(tree, Mapping):
+            return _REMOVED
+        if name not in tree:
+            return _ABSENT
+        tree = tree[name]
+    return tree
+
+
+def _list_above(key: str, layers: Sequence[Layer]) -> str | None:
+    """Return the full key of the list that ``key`` would reach into; None when it reaches into none."""
+    names = key.split(".")
+    for depth in range(1, len(names)):
+        whole = ".".join(names[:depth])
+        if isinstance(_current(whole, layers), list):
+            return whole
+    return None
+
+
+def _one_value(argument: Override) -> Problem:
+    rule, remedy = "takes one value here, not a sweep", "add --multirun for a run with each of them"
+    return Problem(key=argument.key_or_group, rule=rule, remedy=remedy, where=_where(argument.input_line))

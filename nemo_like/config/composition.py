@@ -1,0 +1,224 @@
+"""Composing a configuration by Hydra, and which file gave each of its keys."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.errors import HydraException, MissingConfigException
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from nemo_like.config.problems import ConfigError, Problem
+from nemo_like.config.search_path import (
+    file_of,
+    folder_of,
+    folders_behind,
+    lists_from_text,
+    near_files,
+    read_configuration,
+    search_path_argument,
+    searching,
+)
+
+_HYDRAS_SWEEP_DIRECTORY = "multirun/${now:%Y-%m-%d}/${now:%H-%M-%S}"
+HYDRA_VERSION = "1.3"  # whose behaviour is asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The keys that one file or argument sets, as a tree from the root of the configuration."""
+
+    where: str
+    tree: Mapping[str, Any]
+
+
+@contextmanager
+def composing(path: Path) -> Iterator[Composition]:
+    """Within it, the configuration of a file can be composed. Raises ConfigError when there is no file."""
+    folder, name = path.parent, path.stem if path.suffix in (".yaml", ".yml") else path.name
+    if not file_of(folder, name).is_file():
+        raise ConfigError(
+            [Problem(key=str(path), rule="is not a file", remedy=near_files(path.name, folder))]
+        )
+    further = folders_behind(file_of(folder, name))
+    with searching(further), hydra.initialize_config_dir(os.path.abspath(folder), version_base=HYDRA_VERSION):
+        yield Composition(name, [folder, *further])
+
+
+class Composition:
+    """Hydra on one primary configuration. The methods raise ConfigError where Hydra cannot compose it."""
+
+    def __init__(self, name: str, folders: Sequence[Path]) -> None:
+        self._name, self._folders = name, list(folders)
+        self._search_path: list[str] = []
+        self._loader = GlobalHydra.instance().config_loader()
+
+    def search(self, places: Sequence[str]) -> None:
+        """Look in further places too: folders, or packages as pkg://NAME."""
+        self._search_path = [search_path_argument(places)]
+        self._folders += [folder for folder in map(folder_of, places) if folder is not None]
+
+    def parse(self, argument: str) -> Override:
+        """Read an argument. Raises HydraException when it does not follow Hydra's grammar."""
+        return OverridesParser.create(self._loader).parse_override(argument)
+
+    def options(self, group: str) -> list[str]:
+        """Return the configurations of a group, by name; empty when there is no such group."""
+        options = self._loader.get_group_options(group, ObjectType.CONFIG, self._name, self._search_path)
+        return [option for option in options if not option.startswith("_")]
+
+    def choices(self) -> set[str]:
+        """Return the groups in the defaults of the configuration, as "policy" and "env@env.math"."""
+        with self._errors_as_problems():
+            return set(self._defaults(()).overrides.known_choices)
+
+    def layers(self, arguments: Sequence[str]) -> list[Layer]:
+        """Return what each file sets, later ones over earlier ones. ``arguments`` choose among groups."""
+        with self._errors_as_problems():
+            defaults = self._defaults(arguments).defaults
+        layers = []
+        for entry in defaults:
+            if entry.config_path.startswith("hydra/"):
+                continue
+            files = [file_of(folder, entry.config_path) for folder in self._folders]
+            file = next((file for file in files if file.is_file()), None)
+            if file is not None:  # and else of a search path that is Hydra's own affair
+                tree = {**read_configuration(file, entry.config_path).tree}
+                tree.pop("hydra", None)
+                layers.append(Layer(str(file), nested(entry.package or "", tree)))
+        return layers
+
+    def compose(self, arguments: Sequence[str]) -> dict[str, Any]:
+        """Return the configuration as a tree of plain values, in which interpolations are not resolved."""
+        with self._errors_as_problems():
+            composed = hydra.compose(self._name, [*self._search_path, *arguments])
+        tree = OmegaConf.to_container(composed, resolve=False)
+        assert isinstance(tree, dict)
+        return {str(key): lists_from_text(value) for key, value in tree.items()}
+
+    @property
+    def search_path(self) -> list[str]:
+        """The argument of Hydra's that names the further places; none without any."""
+        return list(self._search_path)
+
+    def sweep_directory(self, arguments: Sequence[str]) -> str:
+        """Return where the runs of a sweep get their directories: hydra.sweep.dir where it was set, and else
+        a new directory in logger.log_dir."""
+        with self._errors_as_problems():
+            given = [*self._search_path, *self.first_alternatives(arguments)]
+            composed = hydra.compose(self._name, given, return_hydra_config=True)
+            sweep = composed.hydra.sweep
+            written = OmegaConf.to_yaml(sweep, resolve=False)
+            if _HYDRAS_SWEEP_DIRECTORY in written:
+                sweep.dir = "${logger.log_dir}/sweep-${now:%Y%m%d-%H%M%S}"
+            return str(sweep.dir)
+
+    def first_alternatives(self, arguments: Sequence[str]) -> list[str]:
+        """Return arguments without sweeps: of alternatives the first, of an interval its start."""
+        return [self._first_alternative(argument) for argument in arguments]
+
+    def _first_alternative(self, text: str) -> str:
+        argument = self.parse(text)
+        if not argument.is_sweep_override():
+            return text
+        interval = argument.value()
+        first = (
+            interval.start if isinstance(interval, IntervalSweep) else next(argument.sweep_string_iterator())
+        )
+        return f"{text.partition('=')[0]}={first}"
+
+    def _defaults(self, arguments: Sequence[str]) -> Any:
+        given = [*self._search_path, *arguments]
+        return self._loader.compute_defaults_list(self._name, given, RunMode.RUN)
+
+    @contextmanager
+    def _errors_as_problems(self) -> Iterator[None]:
+        """Turn the errors of Hydra into a ConfigError."""
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("error", message=".*is not available")
+                yield
+        except UserWarning as error:
+            rule = f"cannot be composed: {error}"
+            raise ConfigError([self._problem(rule, "name folders that are there")]) from error
+        except MissingConfigException as error:
+            raise ConfigError([self._missing(error)]) from error
+        except RecursionError as error:
+            chain = " -> ".join(map(str, self._circle(self._name, ())))
+            rule = f"is reached from itself by its defaults: {chain}"
+            raise ConfigError([self._problem(rule, "break the circle")]) from error
+        except (HydraException, OmegaConfBaseException, ValueError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            cause = f" ({error.__cause__})" if error.__cause__ is not None else ""
+            reason = " ".join(f"{error}{cause}".split())
+            raise ConfigError([self._problem(f"cannot be composed: {reason}", _remedy(reason))]) from error
+
+    def _problem(self, rule: str, remedy: str) -> Problem:
+        return Problem(key=str(file_of(self._folders[0], self._name)), rule=rule, remedy=remedy)
+
+    def _missing(self, error: MissingConfigException) -> Problem:
+        """Build the problem of a default that is nowhere; its remedy names the nearest that there is."""
+        missing = str(error.missing_cfg_file)
+        group, _, name = missing.rpartition("/")
+        options = self.options(group)
+        files = {option: self._file(f"{group}/{option}" if group else option) for option in options}
+        named_by = re.search(r"In '([^']+)'", str(error))
+        parent = self._file(named_by[1]) if named_by else None
+        others = {option: file for option, file in files.items() if file != parent}
+        close = get_close_matches(name, others, n=1, cutoff=0.6)
+        listed = ", ".join(str(file) for file in others.values())
+        remedy = f"did you mean {others[close[0]]}?" if close else f"there are {listed or 'none'}"
+        rule = "is not a configuration" + (f" (named in the defaults of {parent})" if parent else "")
+        return Problem(key=missing, rule=rule, remedy=remedy)
+
+    def _file(self, config_path: str) -> Path:
+        files = [file_of(folder, config_path) for folder in self._folders]
+        return next((file for file in files if file.is_file()), files[0])
+
+    def _circle(self, config_path: str, before: tuple[str, ...]) -> tuple[Path, ...]:
+        """Return the files of a circle of defaults, in which the first is the last too; empty for none."""
+        if config_path in before:
+            names = (*before[before.index(config_path) :], config_path)
+            return tuple(self._file(name) for name in names)
+        for entry in read_configuration(self._file(config_path), config_path).defaults:
+            below = _config_path(entry, os.path.dirname(config_path))
+            is_there = entry != "_self_" and self._file(below).is_file()
+            if is_there and (circle := self._circle(below, (*before, config_path))):
+                return circle
+        return ()
+
+
+def _config_path(entry: str | Mapping[str, Any], folder: str) -> str:
+    """Return the configuration that an entry of the defaults names, in a file of the group ``folder``."""
+    if isinstance(entry, Mapping):
+        ((group, name),) = entry.items()
+        entry = f"{group.split()[-1].partition('@')[0]}/{name}"
+    return os.path.join("/", folder, entry.partition("@")[0]).removeprefix("/")
+
+
+def nested(key: str, value: Any) -> Any:
+    """Return a tree that has ``value`` under the full key ``key``, and the value itself for an empty key."""
+    return reduce(lambda inner, name: {name: inner}, reversed(key.split(".")), value) if key else value
+
+
+def _remedy(reason: str) -> str:
+    """Return what to do about some of Hydra's errors that its text does not say."""
+    if "appears more than once" in reason or "Multiple values" in reason:
+        return "name the group once, and write `- override GROUP: NAME` to replace what a default chose"
+    return ""

@@ -1,0 +1,54 @@
+"""Interpolations, such as ``${grpo.seed}`` and ``${oc.env:HOME}``, in a configuration's plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args, get_origin
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from nemo_like.config import fields
+
+
+def interpolations(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield (full key, text) of every interpolation in ``value``, which is found under ``key``."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from interpolations(f"{key}.{name}" if key else str(name), inner)
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from interpolations(f"{key}[{index}]", inner)
+    elif fields.is_interpolation(value):
+        yield key, value
+
+
+def values_of_texts(tree: Mapping[str, Any], resolved: Mapping[str, Any], group: type) -> dict[str, Any]:
+    """Return resolved values in which an interpolation's text became a value where its key takes no text.
+
+    So ``lr: ${oc.env:LR}`` is a number, which the variable has as text. ``tree`` holds the same values before
+    they were resolved, and ``group`` is their part of the schema.
+    """
+    return {
+        name: _value(tree.get(name), value, fields.hints(group).get(name)) for name, value in resolved.items()
+    }
+
+
+def _value(before: Any, after: Any, annotation: Any) -> Any:
+    kind = fields.without_none(annotation)
+    if isinstance(after, Mapping) and isinstance(before, Mapping):
+        group = kind if fields.is_group(kind) else fields.item_group(kind)
+        if group is not None:
+            return values_of_texts(before, after, group)
+        entry = get_args(kind)[1] if get_origin(kind) is dict else None
+        return {name: _value(before.get(name), value, entry) for name, value in after.items()}
+    if isinstance(after, list) and isinstance(before, list):
+        item = get_args(kind)[0] if get_origin(kind) is list else None
+        return [_value(*pair, item) for pair in zip(before, after, strict=True)]
+    takes_text = kind in (str, Any, None)
+    if takes_text or not isinstance(after, str) or not fields.is_interpolation(before):
+        return after
+    try:
+        return OverridesParser.create().parse_override(f"key={after}").value()
+    except HydraException:
+        return after

@@ -1,0 +1,266 @@
+"""Where Hydra finds configurations: beside the one that is run, then in ``configs/`` and ``recipes/``.
+
+Hydra reads them through ``ConfigurationFiles``, which also takes what Hydra's own reader would not: defaults
+that are not in a list, defaults that are paths, and a list of groups where another file has one group.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from difflib import get_close_matches
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from nemo_like.config.problems import ConfigError, Problem
+
+SHIPPED = tuple(Path(__file__).resolve().parents[2] / folder for folder in ("configs", "recipes"))
+# The configuration of a file anywhere: this and the file's absolute path without its suffix.
+_ANYWHERE = "__file__"
+_SUFFIXES = (".yaml", ".yml")
+_PACKAGE_HEADER = re.compile(r"^\s*#\s*@package\s+(\S+)\s*$", re.MULTILINE)
+_further_folders: ContextVar[Sequence[Path] | None] = ContextVar("nemo_like_further_folders", default=None)
+
+
+@contextmanager
+def searching(folders: Sequence[Path]) -> Iterator[None]:
+    """Within it, a Hydra application has ``folders`` behind its own, and reads files as this module does."""
+    for plugin in (ConfigurationFiles, FurtherFolders):
+        Plugins.instance().register(plugin)
+    token = _further_folders.set(folders)
+    try:
+        yield
+    finally:
+        _further_folders.reset(token)
+
+
+class FurtherFolders(SearchPathPlugin):
+    """Puts folders behind that of the application, and has all of them read by ``ConfigurationFiles``."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        if (folders := _further_folders.get()) is None:
+            return
+        for element in search_path.get_path():
+            if element.provider == "main":
+                element.path = _as_ours(str(element.path))
+        for folder in folders:
+            search_path.append("further", _as_ours(str(folder.absolute())))
+
+
+def folders_behind(file: Path) -> list[Path]:
+    """Return the folders in which to look behind that of a file: those to which its defaults lead by a path,
+    those of Hydra's hydra.searchpath, and the shipped ones. Raises ConfigError when a file cannot be read."""
+    folders: dict[Path, None] = {}
+    waiting, seen = [(file, "")], set[Path]()
+    while waiting:
+        file, config_path = waiting.pop()
+        if (absolute := file.absolute()) in seen:
+            continue
+        seen.add(absolute)
+        read = read_configuration(file, config_path)
+        names = (
+            entry.removeprefix("/").partition("@")[0] for entry in read.defaults if isinstance(entry, str)
+        )
+        for path in (name for name in names if name.startswith(f"{_ANYWHERE}/")):
+            target = file_of(Path("/"), path)
+            folders[target.parent] = None
+            waiting.append((target, path))
+    return [*folders, *SHIPPED]
+
+
+def folder_of(place: str) -> Path | None:
+    """Return the folder that a place of a search path is; None for another kind of place, pkg://NAME."""
+    path = place.removeprefix("file://").removeprefix(f"{ConfigurationFiles.scheme()}://")
+    return None if "://" in path else Path(path).absolute()
+
+
+def _as_ours(place: str) -> str:
+    folder = folder_of(place)
+    return place if folder is None else f"{ConfigurationFiles.scheme()}://{folder}"
+
+
+def search_path_argument(places: Sequence[str]) -> str:
+    """Return the argument that has Hydra look in further places, whose files are read as this module does."""
+    return f"hydra.searchpath={json.dumps([_as_ours(place) for place in places])}"
+
+
+class ConfigurationFiles(ConfigSource):
+    """The configurations below a folder, one file each. Raises ConfigError for a file that it cannot read."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "nemo-like"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        read = read_configuration(file_of(Path(self.path), config_path), config_path)
+        return ConfigResult(
+            provider=self.provider,
+            path=self.full_path(),
+            config=OmegaConf.create({**_for_hydra(read.tree, config_path), "defaults": read.defaults}),
+            header={"package": read.package},
+        )
+
+    def is_config(self, config_path: str) -> bool:
+        return file_of(Path(self.path), config_path).is_file()
+
+    def is_group(self, config_path: str) -> bool:
+        return Path(self.path, config_path).is_dir()
+
+    def available(self) -> bool:
+        return self.is_group("")
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        found = set()
+        for file in Path(self.path, config_path).iterdir():
+            if file.is_dir() and results_filter is not ObjectType.CONFIG:
+                found.add(file.name)
+            if file.suffix in _SUFFIXES and results_filter is not ObjectType.GROUP:
+                found.add(file.stem)
+        return sorted(found)
+
+
+def file_of(folder: Path, config_path: str) -> Path:
+    """Return the file of a configuration, "env/math_verify" for example; it need not exist."""
+    if config_path.startswith(f"{_ANYWHERE}/"):
+        folder, config_path = Path("/"), config_path.removeprefix(f"{_ANYWHERE}/")
+    files = [folder / f"{config_path.removesuffix('.yaml')}{suffix}" for suffix in _SUFFIXES]
+    return next((file for file in files if file.is_file()), files[0])
+
+
+class Configuration:
+    """What a file holds: ``tree``, its keys without ``defaults``, as plain values; ``defaults``, the entries
+    as Hydra takes them; and the ``package`` of its header, None where it has none."""
+
+    def __init__(self, tree: dict[str, Any], defaults: list[Any], package: str | None) -> None:
+        self.tree, self.defaults, self.package = tree, defaults, package
+
+
+def read_configuration(file: Path, config_path: str) -> Configuration:
+    """Read a file. Raises ConfigError when it is no YAML file of keys, or has defaults of another form."""
+    try:
+        seen = file.stat()
+    except OSError as error:
+        raise _file_error(file, f"cannot be read: {error.strerror}") from error
+    package, tree = _parsed(file, seen.st_mtime_ns, seen.st_size)
+    keys = dict(tree)
+    entries = keys.pop("defaults", None) or []
+    entries = [entries] if isinstance(entries, str | Mapping) else entries
+    defaults = [_entry(entry, file, config_path) for entry in entries]
+    if defaults and "_self_" not in defaults:
+        defaults.append("_self_")
+    return Configuration(keys, defaults, package)
+
+
+@lru_cache(maxsize=256)
+def _parsed(file: Path, modified_ns: int, size: int) -> tuple[str | None, Mapping[str, Any]]:
+    """Parse a file, whose time of modification and size say whether it was parsed before."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        loaded = OmegaConf.load(file)
+    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        raise _file_error(file, f"is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(loaded, DictConfig):
+        raise _file_error(file, "must be a mapping of groups of keys, not a list")
+    tree = OmegaConf.to_container(loaded, resolve=False)
+    header = _PACKAGE_HEADER.search(text)
+    keys = {str(key): value for key, value in tree.items()} if isinstance(tree, dict) else {}
+    return header[1] if header else None, keys
+
+
+def _entry(entry: Any, file: Path, config_path: str) -> Any:
+    """Return an entry of a file's defaults as Hydra takes it."""
+    if isinstance(entry, str):
+        return _path_entry(entry, file, config_path)
+    if not isinstance(entry, Mapping) or len(entry) != 1:
+        rule = f"has an entry {entry!r} in its defaults"
+        raise _file_error(file, rule, "an entry is a name or path, one group: name, or one group@key: name")
+    ((key, name),) = entry.items()
+    *words, group = str(key).split()
+    is_elsewhere = config_path.startswith(f"{_ANYWHERE}/")
+    return {" ".join([*words, f"/{group.removeprefix('/')}" if is_elsewhere else group]): name}
+
+
+def _path_entry(entry: str, file: Path, config_path: str) -> str:
+    """Return an entry that is a name as it is, without a suffix; one that is a path leads to that file."""
+    name, at, package = entry.partition("@")
+    named = _without_suffix(name)
+    is_elsewhere = config_path.startswith(f"{_ANYWHERE}/")
+    target = file_of(file.parent, named)
+    is_path = ".." in Path(name).parts or ((name.startswith("/") or is_elsewhere) and target.is_file())
+    if entry == "_self_" or (not is_path and not is_elsewhere):
+        return f"{named}{at}{package}"
+    if not is_path:
+        return f"/{named.removeprefix('/')}{at}{package}"
+    if not target.is_file():
+        rule = f"is not a file (named in the defaults of {file})"
+        raise _file_error(target, rule, near_files(target.name, target.parent))
+    if _is_shipped(target) and target.stem != file.stem:
+        return f"/{target.stem}@{package or '_here_'}"
+    return f"/{_ANYWHERE}{os.path.abspath(_without_suffix(str(target)))}@{package or '_here_'}"
+
+
+def _is_shipped(file: Path) -> bool:
+    return file.resolve().parent in SHIPPED
+
+
+def find_configuration(name: str, folder: str | None = None) -> Path:
+    """Return the file of a configuration of ``folder``, or of a shipped one; ConfigError without one."""
+    folders = (*([Path(folder)] if folder is not None else []), *SHIPPED)
+    found = (file for file in (file_of(each, _without_suffix(name)) for each in folders) if file.is_file())
+    if (file := next(found, None)) is None:
+        raise _file_error(folders[0] / name, "is not a configuration", near_files(f"{name}.yaml", *folders))
+    return file
+
+
+def near_files(name: str, *folders: Path) -> str:
+    """Return the remedy for a missing file: the one with the most similar name, or all that there are."""
+
+    there = {other.name: other for folder in reversed(folders) for other in sorted(folder.glob("*.yaml"))}
+    if close := get_close_matches(name, there, n=1, cutoff=0.6):
+        return f"did you mean {there[close[0]]}?"
+    return f"there are {', '.join(map(str, there.values())) or 'no YAML files there'}"
+
+
+def _without_suffix(name: str) -> str:
+    return next((name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix)), name)
+
+
+def _for_hydra(tree: Mapping[str, Any], config_path: str) -> dict[str, Any]:
+    """Return a tree in which every list that has groups in it is one value, so that a list can take the place
+    of a group, and a group that of a list, when Hydra merges files."""
+    if config_path.startswith("hydra/"):
+        return dict(tree)
+    return {key: value if key == "hydra" else _as_text(value) for key, value in tree.items()}
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _as_text(inner) for key, inner in value.items()}
+    if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        return json.dumps(value).encode()
+    return value
+
+
+def lists_from_text(value: Any) -> Any:
+    """Return what Hydra composed, with lists of groups as lists again."""
+    if isinstance(value, Mapping):
+        return {str(key): lists_from_text(inner) for key, inner in value.items()}
+    return json.loads(value) if isinstance(value, bytes) else value
+
+
+def _file_error(path: Path, rule: str, remedy: str = "") -> ConfigError:
+    return ConfigError([Problem(key=str(path), rule=rule, remedy=remedy)])

@@ -1,0 +1,108 @@
+"""One job of a sweep: a run in a process of its own, and what became of it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TextIO
+
+from nemo_like.driver.exit_codes import FAILED, FINISHED, INTERRUPTED, PREEMPTED, REFUSED, REWARDS_FAILED
+from nemo_like.observability.disk import write_whole
+from nemo_like.observability.jsonl import read_metrics
+from nemo_like.observability.run_directory import RunDirectory
+
+RESULT = "job.json"
+_OUTCOMES = {
+    FINISHED: "finished",
+    FAILED: "failed",
+    REFUSED: "refused",
+    REWARDS_FAILED: "failed: rewards",
+    PREEMPTED: "preempted",
+    INTERRUPTED: "interrupted",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResult:
+    """What became of a job; ``job.json`` in its directory holds the same."""
+
+    number: int
+    arguments: list[str]  # those of the command line, without what is Hydra's own
+    exit_code: int  # of the run; negative: the signal that ended it
+    metric: str
+    value: float | None  # of ``metric``, where it was recorded last; None where it never was
+    steps: int
+    seconds: float
+
+    @property
+    def outcome(self) -> str:
+        """How the run ended, in a word or two."""
+        return _OUTCOMES.get(self.exit_code, f"ended with code {self.exit_code}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One run of a sweep: ``command`` with ``arguments``, and ``directory`` as its run directory.
+
+    Its output goes to ``log``, or to this process's own where that is None. ``metric`` is the one by which
+    the jobs of the sweep are compared.
+    """
+
+    number: int
+    command: Sequence[str]
+    arguments: Sequence[str]
+    directory: Path
+    log: Path | None
+    metric: str
+
+    def run(self) -> JobResult:
+        """Run it to its end. An interrupt is passed on to the run, and raised again when that has ended."""
+        started = time.monotonic()
+        place = [f"logger.log_dir='{self.directory.parent}'", f"logger.run_name='{self.directory.name}'"]
+        with open(self.log, "w", encoding="utf-8") if self.log else nullcontext() as output:
+            exit_code, was_interrupted = _wait_for([*self.command, *self.arguments, *place], output)
+        result = self._result(exit_code, time.monotonic() - started)
+        text = json.dumps(asdict(result), indent=1)
+        write_whole(self.directory / RESULT, text.encode(), "what became of the job")
+        if was_interrupted:
+            raise KeyboardInterrupt
+        return result
+
+    def _result(self, exit_code: int, seconds: float) -> JobResult:
+        path = RunDirectory(self.directory).metrics_path
+        records = read_metrics(path) if path.is_file() else []
+        values = [record[self.metric] for record in records if record.get(self.metric) is not None]
+        return JobResult(
+            number=self.number,
+            arguments=list(self.arguments),
+            exit_code=exit_code,
+            metric=self.metric,
+            value=values[-1] if values else None,
+            steps=max((record["step"] for record in records), default=0),
+            seconds=round(seconds, 1),
+        )
+
+
+def read_results(sweep: Path) -> list[JobResult]:
+    """Return the results below a sweep's directory, in the order of the jobs."""
+    found = [JobResult(**json.loads(file.read_text(encoding="utf-8"))) for file in sweep.rglob(RESULT)]
+    return sorted(found, key=lambda result: result.number)
+
+
+def _wait_for(command: Sequence[str], output: TextIO | None) -> tuple[int, bool]:
+    """Run a command to its end; return its exit code, and whether it was interrupted."""
+    # In a process group of its own, a run gets the terminal's interrupt from here only, and so only once.
+    process = subprocess.Popen(command, stdout=output, stderr=output, process_group=0)
+    was_interrupted = False
+    while True:
+        try:
+            return process.wait(), was_interrupted
+        except KeyboardInterrupt:
+            was_interrupted = True
+            process.send_signal(signal.SIGINT)

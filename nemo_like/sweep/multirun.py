@@ -1,0 +1,88 @@
+"""Several runs of one configuration by Hydra's sweepers and launchers: ``run_grpo.py --multirun``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.table import Column, Table
+
+from nemo_like.config.composition import HYDRA_VERSION
+from nemo_like.config.loader import Sweep
+from nemo_like.config.search_path import folders_behind, searching
+from nemo_like.driver.exit_codes import FAILED, FINISHED, INTERRUPTED
+from nemo_like.sweep.job import Job, JobResult, read_results
+
+_DEFAULT_METRIC = "validation/accuracy"
+# Hydra's own files in a job's directory; the run writes its configuration and its log itself.
+_NO_FILES = {"hydra.output_subdir": "null", "hydra/job_logging": "disabled"}
+
+
+def run_sweep(program: Path, config: Path, sweep: Sweep) -> int:
+    """Run the jobs of a sweep, print a table of them, and return an exit code: FINISHED where every job did.
+
+    ``program`` is the script that runs one job, with ``--config`` and the job's arguments.
+    """
+    settings = {**_NO_FILES, "hydra.sweep.dir": f"'{sweep.directory}'"}
+    given = {argument.partition("=")[0].lstrip("+") for argument in sweep.arguments}
+    added = [f"{key}={value}" for key, value in settings.items() if key not in given]
+    arguments, sys.argv = sys.argv, [str(program), "--multirun", *sweep.arguments, *added]
+    exit_code = FINISHED
+    try:
+        with searching(folders_behind(config)):
+            folder = str(config.parent.absolute())
+            hydra.main(folder, config.stem, HYDRA_VERSION)(_task(program, config.absolute()))()
+    except KeyboardInterrupt:
+        exit_code = INTERRUPTED
+    except SystemExit as error:  # Hydra has said why
+        exit_code = FAILED if error.code else FINISHED
+    finally:
+        sys.argv = arguments
+    results = read_results(Path(sweep.directory))
+    print_table(results, Path(sweep.directory))
+    return exit_code or (FAILED if any(result.exit_code for result in results) else FINISHED)
+
+
+def _task(program: Path, config: Path) -> Callable[[DictConfig], float | None]:
+    """Return what Hydra calls for each job, possibly in a process of its own or on another node."""
+
+    def task(cfg: DictConfig) -> float | None:
+        hydra_cfg = HydraConfig.get()
+        directory = Path(hydra_cfg.runtime.output_dir)
+        is_one_at_a_time = hydra_cfg.runtime.choices["hydra/launcher"] == "basic"
+        search_path = [each for each in hydra_cfg.overrides.hydra if each.startswith("hydra.searchpath=")]
+        job = Job(
+            number=hydra_cfg.job.num,
+            command=[sys.executable, str(program), "--config", str(config), *search_path],
+            arguments=list(hydra_cfg.overrides.task),
+            directory=directory,
+            log=None if is_one_at_a_time else directory.with_name(f"{directory.name}.log"),
+            metric=OmegaConf.select(cfg, "checkpointing.metric_name") or _DEFAULT_METRIC,
+        )
+        result = job.run()
+        return result.value if result.exit_code == FINISHED else None
+
+    return task
+
+
+def print_table(results: Sequence[JobResult], directory: Path) -> None:
+    """Print a line for each job: what is its own, how it ended, and the metric by which jobs are compared."""
+    shared = set.intersection(*(set(result.arguments) for result in results)) if results else set()
+    metric = results[0].metric if results else _DEFAULT_METRIC
+    table = Table("job", Column("arguments", overflow="fold"), "ended", "steps", metric, "seconds")
+    for result in results:
+        own = " ".join(argument for argument in result.arguments if argument not in shared)
+        value = "-" if result.value is None else f"{result.value:.4f}"
+        row = (str(result.number), own, result.outcome, str(result.steps), value, f"{result.seconds:.0f}")
+        table.add_row(*row)
+    console = Console()
+    if not console.is_terminal:
+        console.width = 160
+    console.print(f"\n{len(results)} jobs")
+    console.print(table)
+    console.print(f"sweep_dir: {directory}", soft_wrap=True)
