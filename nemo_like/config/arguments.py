@@ -14,12 +14,11 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any, get_origin
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
 
 from nemo_like.config import fields
 from nemo_like.config.composition import Composition, Layer, nested
+from nemo_like.config.grammar import Override, alternatives
 from nemo_like.config.problems import Problem
 from nemo_like.config.schema import Config
 
@@ -32,12 +31,17 @@ _SEARCH_PATH = "hydra.searchpath"
 
 @dataclass(slots=True)
 class Arguments:
-    """What was read: ``for_hydra``, the arguments as Hydra takes them; ``layers``, what files and arguments
-    set, later ones over earlier ones; and the ``problems`` found in either."""
+    """What was read: ``texts``, for each argument those that Hydra takes for it; ``layers``, what files and
+    arguments set, later ones over earlier ones; and the ``problems`` found in either."""
 
-    for_hydra: list[str] = field(default_factory=list)
+    texts: dict[str, list[str]] = field(default_factory=dict)
     layers: list[Layer] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def for_hydra(self) -> list[str]:
+        """The arguments as Hydra takes them, in order."""
+        return [text for texts in self.texts.values() for text in texts]
 
     def source_of(self, key: str, otherwise: str) -> str:
         """Return the file or argument that set a full key last."""
@@ -49,7 +53,7 @@ class Arguments:
 def read_arguments(files: Composition, texts: Sequence[str], *, is_sweep: bool = False) -> Arguments:
     """Read the arguments of one run or, where ``is_sweep``, of several, of which each sets some keys to
     alternatives. Raises ConfigError where the files cannot be composed with the groups that were chosen."""
-    read = Arguments()
+    read = Arguments({text: [] for text in texts})
     parsed = list(_parsed(texts, files, read.problems))
     own = [argument for argument in parsed if argument.is_hydra_override()]
     choices = [argument for argument in parsed if argument not in own and _is_choice(argument, files)]
@@ -92,7 +96,7 @@ def _read_hydra(argument: Override, read: Arguments, files: Composition, is_swee
     elif key == _SEARCH_PATH:
         rule, remedy = f"cannot be {value!r}", f"give a list of folders: {_SEARCH_PATH}=[/path/to/folder]"
     elif is_sweep:
-        read.for_hydra.append(str(argument.input_line))
+        read.texts[str(argument.input_line)] = [str(argument.input_line)]
     else:
         rule, remedy = "is a setting of Hydra's for several runs", "add --multirun"
     if rule:
@@ -106,7 +110,7 @@ def _is_choice(argument: Override, files: Composition) -> bool:
     """Return whether the argument chooses a configuration of a group: policy=fsdp, env@env.math=f1."""
     if argument.package is not None or "/" in argument.key_or_group:
         return True
-    is_name = all(isinstance(value, str) for value in _alternatives(argument)) and not argument.is_delete()
+    is_name = all(isinstance(value, str) for value in alternatives(argument)) and not argument.is_delete()
     return is_name and bool(files.options(argument.key_or_group))
 
 
@@ -117,7 +121,7 @@ def _read_choice(argument: Override, read: Arguments, files: Composition, is_swe
     text = str(argument.input_line).lstrip("+")
     group = argument.key_or_group + (f"@{argument.package}" if argument.package else "")
     is_known = argument.is_delete() or group in files.choices()
-    read.for_hydra.append(text if is_known else f"+{text}")
+    read.texts[str(argument.input_line)] = [text if is_known else f"+{text}"]
 
 
 def _refuse_choice(argument: Override, files: Composition, is_sweep: bool) -> list[Problem]:
@@ -133,7 +137,7 @@ def _refuse_choice(argument: Override, files: Composition, is_sweep: bool) -> li
         remedy = f"choose for one of them: {group}@{group}.NAME=..."
         return [Problem(key=group, rule=rule, remedy=remedy, where=where)]
     problems = []
-    for name in [] if argument.is_delete() else _alternatives(argument):
+    for name in [] if argument.is_delete() else alternatives(argument):
         for each in name if isinstance(name, list) else [name]:
             if each not in options:
                 close = get_close_matches(str(each), options, n=1, cutoff=0.6)
@@ -157,9 +161,9 @@ def _read_value(argument: Override, read: Arguments, is_sweep: bool) -> None:
     elif found := _refuse_value(argument, annotation, read.layers):
         read.problems += found
     else:
-        read.for_hydra += _value(argument, annotation, read.layers)
+        read.texts[str(argument.input_line)] = _value(argument, annotation, read.layers)
         is_removed = argument.is_delete() and not fields.is_optional(annotation)
-        value = _REMOVED if is_removed else None if argument.is_delete() else next(_alternatives(argument))
+        value = _REMOVED if is_removed else None if argument.is_delete() else next(alternatives(argument))
         read.layers.append(Layer(where, nested(key, value)))
 
 
@@ -176,7 +180,7 @@ def _refuse_value(argument: Override, annotation: Any, layers: Sequence[Layer]) 
     if argument.is_add() and current not in (_REMOVED, None, MISSING):
         remedy = f"write {key}=... to change it, or ++{key}=... to set it in any case"
         return [Problem(key=key, rule=f"already has the value {current!r}", remedy=remedy, where=where)]
-    checked = (fields.check_value(key, value, annotation, where, Config) for value in _alternatives(argument))
+    checked = (fields.check_value(key, value, annotation, where, Config) for value in alternatives(argument))
     return [problem for problems in checked for problem in problems]
 
 
@@ -210,9 +214,9 @@ def _value(argument: Override, annotation: Any, layers: Sequence[Layer]) -> list
     current = _current(key, layers)
     if argument.is_delete():
         return [f"++{key}=null"] if fields.is_optional(annotation) else [f"~{key}"]
-    if any(map(partial(_is_replaced_by, annotation, current), _alternatives(argument))):
+    if any(map(partial(_is_replaced_by, annotation, current), alternatives(argument))):
         return [*([f"~{key}"] if current not in (_REMOVED, None) else []), f"+{text}"]
-    is_merged = isinstance(next(_alternatives(argument)), Mapping)
+    is_merged = isinstance(next(alternatives(argument)), Mapping)
     return [f"++{text}" if current is _REMOVED or is_merged else text]
 
 
@@ -221,17 +225,6 @@ def _is_replaced_by(annotation: Any, current: Any, value: Any) -> bool:
     if fields.item_group(annotation):
         return isinstance(value, list) or isinstance(current, list)
     return isinstance(value, list | Mapping) and (_is_mapping(annotation) or annotation is Any)
-
-
-def _alternatives(argument: Override) -> Iterator[Any]:
-    """Yield the values that an argument gives: one, or those of a sweep; of an interval its ends."""
-    if not argument.is_sweep_override():
-        yield argument.value()
-    elif isinstance(interval := argument.value(), IntervalSweep):
-        yield from (interval.start, interval.end)
-    elif argument.is_discrete_sweep():
-        for text in argument.sweep_string_iterator():
-            yield OverridesParser.create().parse_override(f"key={text}").value()
 
 
 def _current(key: str, layers: Sequence[Layer]) -> Any:

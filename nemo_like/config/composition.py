@@ -15,14 +15,12 @@ from typing import Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.object_type import ObjectType
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from nemo_like.config.grammar import Override, parse, without_sweep
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.search_path import (
     file_of,
@@ -75,11 +73,11 @@ class Composition:
 
     def parse(self, argument: str) -> Override:
         """Read an argument. Raises HydraException when it does not follow Hydra's grammar."""
-        return OverridesParser.create(self._loader).parse_override(argument)
+        return parse(argument, self._loader)
 
     def options(self, group: str) -> list[str]:
         """Return the configurations of a group, by name; empty when there is no such group."""
-        options = self._loader.get_group_options(group, ObjectType.CONFIG, self._name, self._search_path)
+        options = self._loader.get_group_options(group, config_name=self._name, overrides=self._search_path)
         return [option for option in options if not option.startswith("_")]
 
     def choices(self) -> set[str]:
@@ -130,17 +128,7 @@ class Composition:
 
     def first_alternatives(self, arguments: Sequence[str]) -> list[str]:
         """Return arguments without sweeps: of alternatives the first, of an interval its start."""
-        return [self._first_alternative(argument) for argument in arguments]
-
-    def _first_alternative(self, text: str) -> str:
-        argument = self.parse(text)
-        if not argument.is_sweep_override():
-            return text
-        interval = argument.value()
-        first = (
-            interval.start if isinstance(interval, IntervalSweep) else next(argument.sweep_string_iterator())
-        )
-        return f"{text.partition('=')[0]}={first}"
+        return [without_sweep(self.parse(argument)) for argument in arguments]
 
     def _defaults(self, arguments: Sequence[str]) -> Any:
         given = [*self._search_path, *arguments]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args, get_origin
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from nemo_like.config import fields
 
@@ -49,6 +49,7 @@ def _value(before: Any, after: Any, annotation: Any) -> Any:
     if takes_text or not isinstance(after, str) or not fields.is_interpolation(before):
         return after
     try:
-        return OverridesParser.create().parse_override(f"key={after}").value()
-    except HydraException:
+        read = OmegaConf.create({"text": after, "value": "${oc.decode:${text}}"}).value
+    except OmegaConfBaseException:
         return after
+    return OmegaConf.to_container(read) if OmegaConf.is_config(read) else read

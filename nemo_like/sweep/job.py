@@ -50,13 +50,14 @@ class JobResult:
 class Job:
     """One run of a sweep: ``command`` with ``arguments``, and ``directory`` as its run directory.
 
-    Its output goes to ``log``, or to this process's own where that is None. ``metric`` is the one by which
-    the jobs of the sweep are compared.
+    ``names`` are further arguments, by which loggers tell it from the others. Its output goes to ``log``, or
+    to this process's own where that is None. ``metric`` is the one by which the jobs of the sweep are compared.
     """
 
     number: int
     command: Sequence[str]
     arguments: Sequence[str]
+    names: Sequence[str]
     directory: Path
     log: Path | None
     metric: str
@@ -66,7 +67,9 @@ class Job:
         started = time.monotonic()
         place = [f"logger.log_dir='{self.directory.parent}'", f"logger.run_name='{self.directory.name}'"]
         with open(self.log, "w", encoding="utf-8") if self.log else nullcontext() as output:
-            exit_code, was_interrupted = _wait_for([*self.command, *self.arguments, *place], output)
+            exit_code, was_interrupted = _wait_for(
+                [*self.command, *self.names, *self.arguments, *place], output
+            )
         result = self._result(exit_code, time.monotonic() - started)
         text = json.dumps(asdict(result), indent=1)
         write_whole(self.directory / RESULT, text.encode(), "what became of the job")

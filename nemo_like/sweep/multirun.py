@@ -16,6 +16,7 @@ from nemo_like.config.composition import HYDRA_VERSION
 from nemo_like.config.loader import Sweep
 from nemo_like.config.search_path import folders_behind, searching
 from nemo_like.driver.exit_codes import FAILED, FINISHED, INTERRUPTED
+from nemo_like.driver.stopping import sigterm_as_interrupt
 from nemo_like.sweep.job import Job, JobResult, read_results
 
 _DEFAULT_METRIC = "validation/accuracy"
@@ -34,7 +35,7 @@ def run_sweep(program: Path, config: Path, sweep: Sweep) -> int:
     arguments, sys.argv = sys.argv, [str(program), "--multirun", *sweep.arguments, *added]
     exit_code = FINISHED
     try:
-        with searching(folders_behind(config)):
+        with sigterm_as_interrupt(), searching(folders_behind(config)):
             folder = str(config.parent.absolute())
             hydra.main(folder, config.stem, HYDRA_VERSION)(_task(program, config.absolute()))()
     except KeyboardInterrupt:
@@ -60,6 +61,7 @@ def _task(program: Path, config: Path) -> Callable[[DictConfig], float | None]:
             number=hydra_cfg.job.num,
             command=[sys.executable, str(program), "--config", str(config), *search_path],
             arguments=list(hydra_cfg.overrides.task),
+            names=_names(cfg.logger.wandb, directory),
             directory=directory,
             log=None if is_one_at_a_time else directory.with_name(f"{directory.name}.log"),
             metric=OmegaConf.select(cfg, "checkpointing.metric_name") or _DEFAULT_METRIC,
@@ -68,6 +70,13 @@ def _task(program: Path, config: Path) -> Callable[[DictConfig], float | None]:
         return result.value if result.exit_code == FINISHED else None
 
     return task
+
+
+def _names(wandb: DictConfig, directory: Path) -> list[str]:
+    """Return arguments that show a sweep's jobs together in W&B, where the configuration has no names."""
+    sweep = directory.parent.name
+    names = {"group": sweep, "name": f"{sweep}-{directory.name}"}
+    return [f"logger.wandb.{key}='{name}'" for key, name in names.items() if wandb[key] is None]
 
 
 def print_table(results: Sequence[JobResult], directory: Path) -> None:

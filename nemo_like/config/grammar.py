@@ -1,0 +1,38 @@
+"""Hydra's grammar of arguments: key=value, group@key=name, ~key, and sweeps such as key=1,2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override
+
+
+def parse(text: str, loader: ConfigLoader | None = None) -> Override:
+    """Read an argument; ``loader`` is needed for the names that key=glob(*) stands for.
+
+    Raises HydraException when the text does not follow the grammar.
+    """
+    return OverridesParser.create(loader).parse_override(text)
+
+
+def alternatives(argument: Override) -> Iterator[Any]:
+    """Yield the values that an argument gives: one, or those of a sweep; of an interval its ends."""
+    if not argument.is_sweep_override():
+        yield argument.value()
+    elif isinstance(interval := argument.value(), IntervalSweep):
+        yield from (interval.start, interval.end)
+    elif argument.is_discrete_sweep():
+        yield from (parse(f"key={text}").value() for text in argument.sweep_string_iterator())
+
+
+def without_sweep(argument: Override) -> str:
+    """Return an argument's text with the first of its alternatives only."""
+    text = str(argument.input_line)
+    if not argument.is_sweep_override():
+        return text
+    if isinstance(interval := argument.value(), IntervalSweep):
+        return f"{text.partition('=')[0]}={interval.start}"
+    return f"{text.partition('=')[0]}={next(argument.sweep_string_iterator())}"

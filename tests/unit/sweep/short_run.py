@@ -1,0 +1,39 @@
+"""A run as far as a sweep sees one: it takes the arguments of run_grpo.py, and ends at once.
+
+Its accuracy is its learning rate. With grpo.seed=2 it fails, with grpo.seed=3 it waits for an interrupt.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+
+from nemo_like.config.loader import load_config
+
+
+def main() -> int:
+    cfg = load_config(sys.argv[2], sys.argv[3:])
+    directory = Path(cfg.logger.log_dir, str(cfg.logger.run_name))
+    print(f"seed {cfg.grpo.seed} as {cfg.logger.wandb.name} of {cfg.logger.wandb.group}", flush=True)
+    if cfg.grpo.seed == 2:
+        return 1
+    line = {"step": 4, "validation/accuracy": cfg.policy.optimizer.lr, "train/reward": 0.5}
+    (directory / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    return _wait_for_interrupt() if cfg.grpo.seed == 3 else 0
+
+
+def _wait_for_interrupt() -> int:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    print("waiting", flush=True)
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        return 130
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""Sweeps by each of Hydra's launchers and sweepers, of runs that end at once."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nemo_like.config.loader import load_sweep
+from nemo_like.config.problems import ConfigError
+from nemo_like.sweep.job import JobResult, read_results
+from tests.unit.config.checkpoints import DEMO, REPOSITORY
+
+PROGRAM = Path(__file__).with_name("start_sweep.py")
+
+
+class Sweep:
+    """A sweep that has ended: exit code, output, and the results of its jobs."""
+
+    def __init__(self, exit_code: int, output: str, log_dir: Path) -> None:
+        self.exit_code, self.output = exit_code, output
+        (self.directory,) = log_dir.iterdir()
+
+    @property
+    def results(self) -> list[JobResult]:
+        return read_results(self.directory)
+
+    def outcomes(self) -> dict[str, str]:
+        return {" ".join(result.arguments): result.outcome for result in self.results}
+
+
+def command(config: Path, log_dir: Path, *arguments: str) -> list[str]:
+    # Tests in the background of a shell ignore SIGINT, which the program would inherit.
+    start = ["env", "--default-signal=INT", sys.executable, str(PROGRAM), str(config)]
+    return [*start, f"logger.log_dir={log_dir}", *arguments]
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Callable[..., Sweep]:
+    def run(*arguments: str, config: Path = DEMO) -> Sweep:
+        log_dir = tmp_path / "runs"
+        done = subprocess.run(
+            command(config, log_dir, *arguments),
+            cwd=REPOSITORY,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=100,
+        )
+        return Sweep(done.returncode, done.stdout, log_dir)
+
+    return run
+
+
+def test_every_combination_runs_in_a_directory_of_its_own_and_the_table_has_them(
+    sweep: Callable[..., Sweep],
+) -> None:
+    done = sweep("grpo.seed=1,4", "policy.optimizer.lr=3e-4,1e-3")
+    assert done.exit_code == 0, done.output
+    values = [(result.number, result.value, result.steps) for result in done.results]
+    assert values == [(0, 3e-4, 4), (1, 1e-3, 4), (2, 3e-4, 4), (3, 1e-3, 4)]
+    assert sorted(path.name for path in done.directory.iterdir() if path.is_dir()) == ["0", "1", "2", "3"]
+    assert sorted(path.name for path in (done.directory / "0").iterdir()) == ["job.json", "metrics.jsonl"]
+    assert f"seed 4 as {done.directory.name}-2 of {done.directory.name}" in done.output
+    rows = re.findall(r"│ (\d) +│ ([^│]+?) +│ finished │ 4 +│ ([\d.]+) ", done.output)
+    assert rows == [
+        ("0", "grpo.seed=1 policy.optimizer.lr=0.0003", "0.0003"),
+        ("1", "grpo.seed=1 policy.optimizer.lr=0.001", "0.0010"),
+        ("2", "grpo.seed=4 policy.optimizer.lr=0.0003", "0.0003"),
+        ("3", "grpo.seed=4 policy.optimizer.lr=0.001", "0.0010"),
+    ]
+    assert done.output.endswith(f"sweep_dir: {done.directory}\n")
+
+
+def test_a_job_that_fails_ends_neither_the_others_nor_is_it_forgotten(sweep: Callable[..., Sweep]) -> None:
+    done = sweep("grpo.seed=1,2,4")
+    assert done.exit_code == 1
+    assert [result.outcome for result in done.results] == ["finished", "failed", "finished"]
+    assert re.search(r"│ 1 +│ grpo.seed=2 │ failed +│ 0 +│ - ", done.output)
+
+
+def test_groups_are_swept_and_mappings_and_lists_are_values(sweep: Callable[..., Sweep]) -> None:
+    options = "env.arithmetic.options={a: 1},{b: 2}"
+    done = sweep("policy=fsdp,default", options, "data.train=[{name: a},{name: b}]")
+    assert done.exit_code == 0, done.output
+    assert len(done.results) == 4
+    first = done.results[0].arguments
+    assert first[1:3] == ["policy=fsdp", "~env.arithmetic.options=null"]
+
+
+def test_joblib_runs_jobs_side_by_side_with_a_log_each(sweep: Callable[..., Sweep]) -> None:
+    done = sweep("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "grpo.seed=1,2")
+    assert done.exit_code == 1
+    assert [result.outcome for result in done.results] == ["finished", "failed"]
+    assert "seed 1 as" in (done.directory / "0.log").read_text()
+
+
+def test_submitit_runs_jobs(sweep: Callable[..., Sweep]) -> None:
+    done = sweep("hydra/launcher=submitit_local", "grpo.seed=1,4")
+    assert done.exit_code == 0, done.output
+    assert [result.outcome for result in done.results] == ["finished", "finished"]
+
+
+def test_optuna_looks_for_the_best_value_and_goes_on_after_a_job_that_failed(
+    sweep: Callable[..., Sweep],
+) -> None:
+    settings = ("hydra.sweeper.n_trials=6", "hydra.sweeper.n_jobs=1", "hydra.sweeper.direction=maximize")
+    seeds = ("hydra.sweeper.sampler.seed=1", "grpo.seed=choice(1,2)")
+    done = sweep("hydra/sweeper=optuna", *settings, *seeds, "policy.optimizer.lr=interval(1e-4,1e-2)")
+    assert len(done.results) == 6
+    assert {result.outcome for result in done.results} == {"finished", "failed"}
+    best = max(result.value for result in done.results if result.value is not None)
+    assert f"Best value: {best}" in done.output
+    assert f"best_value: {best}" in (done.directory / "optimization_results.yaml").read_text()
+
+
+def test_a_sweep_in_a_file_and_a_metric_of_ones_own(sweep: Callable[..., Sweep], tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("""
+defaults: [grpo_arithmetic_cpu]
+checkpointing: {metric_name: train/reward}
+hydra: {sweeper: {params: {grpo.seed: "1,4"}}}
+""")
+    done = sweep(config=path)
+    assert done.exit_code == 0, done.output
+    results = [(result.arguments[0], result.metric, result.value) for result in done.results]
+    assert results == [("grpo.seed=1", "train/reward", 0.5), ("grpo.seed=4", "train/reward", 0.5)]
+
+
+@pytest.mark.parametrize("to_stop", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_the_job_under_way_and_starts_no_more(tmp_path: Path, to_stop: int) -> None:
+    log_dir = tmp_path / "runs"
+    with subprocess.Popen(
+        command(DEMO, log_dir, "grpo.seed=1,3,4"),
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        lines = []
+        while not lines or lines[-1] != "waiting\n":
+            lines.append(process.stdout.readline())
+            assert lines[-1], "".join(lines)
+        process.send_signal(to_stop)
+        output, _ = process.communicate(timeout=60)
+    done = Sweep(process.returncode, output, log_dir)
+    assert done.exit_code == 130, output
+    assert [result.outcome for result in done.results] == ["finished", "interrupted"]
+    assert "2 jobs" in output
+
+
+def test_a_sweep_of_wrong_values_is_refused_before_any_job(resolved_demo: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_sweep(resolved_demo, ["grpo.seed=1,x", "policy.optimizer.lrs=1,2", "policy=fsdp,fdsp"])
+    message = str(caught.value)
+    assert "grpo.seed='x' must be an integer" in message
+    assert (
+        "policy.optimizer.lrs is not a key of the configuration; did you mean policy.optimizer.lr?" in message
+    )
+    assert "policy=fdsp must be a configuration of the group policy; did you mean fsdp?" in message
+    with pytest.raises(ConfigError, match="hydra/launcher"):
+        load_sweep(resolved_demo, ["hydra/launcher=nothing", "grpo.seed=1,2"])
+
+
+def test_hydras_directory_of_a_sweep_is_kept_where_it_is_set(resolved_demo: Path, tmp_path: Path) -> None:
+    assert load_sweep(resolved_demo, ["grpo.seed=1,2", "hydra.sweep.dir=/x/y"]).directory == "/x/y"
+    directory = load_sweep(resolved_demo, ["grpo.seed=1,2", f"logger.log_dir={tmp_path}"]).directory
+    assert re.fullmatch(rf"{tmp_path}/sweep-\d{{8}}-\d{{6}}", directory)
