@@ -51,7 +51,7 @@ class Job:
     """One run of a sweep: ``command`` with ``arguments``, and ``directory`` as its run directory.
 
     ``names`` are further arguments, by which loggers tell it from the others. Its output goes to ``log``, or
-    to this process's own where that is None. ``metric`` is the one by which the jobs of the sweep are compared.
+    to this process's own where that is None. ``metric`` is the one by which a sweep's jobs are compared.
     """
 
     number: int
