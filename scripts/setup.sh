@@ -2,6 +2,7 @@
 # Makes .venv with everything that a run on CPUs needs; does nothing when that is already done.
 #   scripts/setup.sh         what the main job needs
 #   scripts/setup.sh --dev   also what the tests need
+# As root on Debian and Ubuntu, packages of the system are installed too; elsewhere those that are missing are named.
 # PYTHON=/path/to/python chooses the interpreter; the usual PIP_* variables choose where packages come from.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,13 +17,14 @@ fail() {
     exit 1
 }
 
-# Which requirement files this call is about. The tests of reasoning-gym, which has C code, are skipped without it.
+# Which requirement files this call is about.
 requirements=(requirements/cpu.txt)
+for_tests=0
 case "${1:-}" in
     "") ;;
     --dev)
-        requirements+=(requirements/dev.txt)
-        if command -v cc >/dev/null; then requirements+=(requirements/reasoning.txt); fi
+        requirements+=(requirements/dev.txt requirements/reasoning.txt)
+        for_tests=1
         ;;
     *) fail "unknown argument $1; usage: scripts/setup.sh [--dev]" ;;
 esac
@@ -31,11 +33,9 @@ fingerprint() {
     cat "$@" | sha256sum | cut -d' ' -f1
 }
 
-# True when an earlier call installed exactly this; what --dev installed covers a call without it.
+# True when an earlier call installed exactly this, or more.
 is_installed() {
-    [[ -x $VENV/bin/python && -f $STAMP ]] || return 1
-    grep -qx "$(fingerprint "${requirements[@]}")" "$STAMP" \
-        || grep -qx "$(fingerprint requirements/cpu.txt requirements/dev.txt)" "$STAMP"
+    [[ -x $VENV/bin/python && -f $STAMP ]] && grep -qx "$(fingerprint "${requirements[@]}")" "$STAMP"
 }
 
 is_usable_python() {
@@ -137,36 +137,84 @@ compile_packages() {
     "$VENV/bin/python" -m compileall -q -j 0 -x "$NEVER_IMPORTED" "$packages" >>"$LOG" 2>&1 || true
 }
 
-# What few runs need of the system: libraries for Mooncake, one of the data plane's backends, and bubblewrap, the
-# sandbox of environments that run programs.
-install_system_packages() {
-    local mooncake sandbox=""
-    mooncake=$("$VENV/bin/python" -c '
-from nemo_like.config.data_plane_rules import missing_mooncake_libraries
-print(*missing_mooncake_libraries().values())')
-    command -v bwrap >/dev/null || sandbox=bubblewrap
-    [[ -n $mooncake$sandbox ]] || return 0
-    if ((EUID == 0)) && command -v apt-get >/dev/null; then
-        echo "setup: installing ${mooncake:+$mooncake }$sandbox"
-        local apt=(env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o Acquire::Retries=1 -o DPkg::Lock::Timeout=60)
-        # shellcheck disable=SC2086  # several packages
-        if { "${apt[@]}" update && "${apt[@]}" install --no-install-recommends $mooncake $sandbox; } >>"$LOG" 2>&1; then
-            return 0
+# system_packages "who needs them" packages...: installs packages of the system where this user and this call may,
+# and otherwise says who will need them.
+system_packages() {
+    local who=$1
+    shift
+    (($#)) || return 0
+    if ((may_install)) && (($(id -u) == 0)) && command -v apt-get >/dev/null; then
+        echo "setup: installing $*"
+        mkdir -p "$VENV"
+        if { update_package_lists && apt_get install --no-install-recommends "$@"; } >>"$LOG" 2>&1; then
+            return
         fi
         echo "setup: the system's package manager could not install them (see $LOG)"
     fi
-    [[ -z $mooncake ]] || echo "setup: data_plane.backend=mooncake_cpu will need these system packages: $mooncake"
-    [[ -z $sandbox ]] || echo "setup: environments of kind=code will need the system package bubblewrap"
+    echo "setup: $who will need these system packages: $*"
 }
 
-main() {
-    if is_installed; then
-        return
+apt_get() {
+    env DEBIAN_FRONTEND=noninteractive \
+        apt-get -q -y -o Acquire::Retries=1 -o DPkg::Lock::Timeout=60 "$@"
+}
+
+# Once in a call, whatever comes of it.
+update_package_lists() {
+    if [[ -z ${lists_updated:-} ]]; then
+        lists_updated=yes
+        apt_get update || lists_updated=no
     fi
+    [[ $lists_updated == yes ]]
+}
+
+# Each group by itself, since a distribution may have some of them only.
+provide_system_packages() {
+    local mooncake sandbox=() slurm=()
+    mooncake=$("$VENV/bin/python" -c '
+from nemo_like.config.data_plane_rules import missing_mooncake_libraries
+print(*missing_mooncake_libraries().values())')
+    # shellcheck disable=SC2086  # several packages
+    system_packages data_plane.backend=mooncake_cpu $mooncake
+    is_program bwrap || sandbox=(bubblewrap)
+    system_packages "environments of kind=code" "${sandbox[@]}"
+    ((for_tests)) || return 0
+    is_program munged || slurm+=(munge)
+    is_program slurmctld || slurm+=(slurmctld)
+    is_program slurmd || slurm+=(slurmd)
+    is_program sbatch || slurm+=(slurm-client)
+    system_packages "the tests of scripts/slurm" "${slurm[@]}"
+}
+
+# True for daemons too, which are where an ordinary user's PATH does not look.
+is_program() {
+    PATH="$PATH:/usr/sbin:/usr/local/sbin" command -v "$1" >/dev/null
+}
+
+# reasoning-gym needs a package that is compiled from C; where that is not possible, it is left out.
+provide_compiler() {
+    local python=$VENV/bin/python
+    is_usable_python "$python" || python=$(find_python)
+    # shellcheck disable=SC2046  # several packages
+    system_packages "the tests of reasoning-gym" $(missing_for_compiling "$python")
+    [[ -z $(missing_for_compiling "$python") ]] || requirements=(requirements/cpu.txt requirements/dev.txt)
+}
+
+# Prints the packages without which pip cannot compile for this Python.
+missing_for_compiling() {
+    local compiler include
+    compiler=${CC:-$("$1" -c 'import sysconfig; print(sysconfig.get_config_var("CC"))')}
+    include=$("$1" -c 'import sysconfig; print(sysconfig.get_path("include"))')
+    # shellcheck disable=SC2086  # a program and its options
+    $compiler -fsyntax-only -I"$include" -x c - <<<'#include <Python.h>' >/dev/null 2>&1 && return
+    echo gcc libc6-dev
+    [[ -f $include/Python.h ]] || "$1" -c 'import sys; print("python%d.%d-dev" % sys.version_info[:2])'
+}
+
+install_python_packages() {
     check_machine
     [[ -x $VENV/bin/python ]] && is_usable_python "$VENV/bin/python" || make_venv
     rm -f "$STAMP"
-    : >"$LOG"
     echo "setup: installing into $VENV (about 1 GB to fetch; two to three minutes)"
     local torch_only
     torch_only=$(mktemp)
@@ -179,12 +227,24 @@ main() {
         >>"$LOG" 2>&1 || { tail -n 5 "$LOG" >&2; fail "the project itself could not be installed (see $LOG)."; }
     compile_packages
     check_torch_import
-    install_system_packages
-    for file in requirements/cpu.txt "${requirements[*]}"; do
-        # shellcheck disable=SC2086  # one or two file names
-        fingerprint $file
-    done | sort -u >"$STAMP"
+    # What covers a call for less, too: one line for each number of files that a call may be about.
+    local count
+    for count in $(seq "${#requirements[@]}"); do
+        fingerprint "${requirements[@]:0:count}"
+    done >"$STAMP"
     echo "setup: done"
+}
+
+main() {
+    # Where everything else is there, a call for the main job alone only says what is missing: it is quick.
+    may_install=$for_tests
+    if ! is_installed; then
+        may_install=1
+        rm -f "$LOG"
+        if ((for_tests)); then provide_compiler; fi
+        is_installed || install_python_packages
+    fi
+    provide_system_packages
 }
 
 main

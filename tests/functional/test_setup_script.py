@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -36,7 +36,7 @@ def setup(checkout: Path, tmp_path: Path) -> Setup:
         for name, body in programs.items():
             (folder / name).write_text(f"#!/bin/sh\n{body}\n")
             (folder / name).chmod(0o755)
-        path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+        path = f"{folder}{os.pathsep}{env.pop('PATH', os.environ['PATH'])}"
         return subprocess.run(
             ["bash", "scripts/setup.sh", *arguments],
             cwd=checkout,
@@ -109,37 +109,142 @@ exec(source)' "$@"
     assert "PIP_EXTRA_INDEX_URL" in done.stderr
 
 
+CPU, DEV, ALL = ("cpu.txt",), ("cpu.txt", "dev.txt"), ("cpu.txt", "dev.txt", "reasoning.txt")
+SLURM = ("munged", "slurmctld", "slurmd", "sbatch")
+# Anything still to do would stop at the disk check.
+NO_DISK = {"df": "echo header; echo disk 9 9 0 9% /"}
+EVERY_PROGRAM = {**NO_DISK, **dict.fromkeys(("bwrap", "a-compiler", *SLURM), "exit 0")}
+COMPILER, NO_COMPILER = {"CC": "a-compiler"}, {"CC": "no-such-compiler"}
+
+
+def install(checkout: Path, files: Sequence[str], mooncake: str = "") -> None:
+    """Make an environment as the script leaves it; Mooncake lacks these packages."""
+    python = checkout / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(
+        f"""#!/bin/sh
+case "$*" in *missing_mooncake_libraries*) echo {mooncake} ;; *) exec {sys.executable} "$@" ;; esac
+"""
+    )
+    python.chmod(0o755)
+    contents = [(checkout / "requirements" / name).read_bytes() for name in files]
+    stamps = [hashlib.sha256(b"".join(contents[: i + 1])).hexdigest() for i in range(len(contents))]
+    (checkout / ".venv" / "installed").write_text("".join(f"{stamp}\n" for stamp in stamps))
+
+
 @pytest.mark.parametrize(
     ("installed", "asked", "is_done"),
-    [
-        (["cpu.txt"], (), True),
-        (["cpu.txt", "dev.txt"], (), True),
-        (["cpu.txt", "dev.txt"], ("--dev",), True),
-        (["cpu.txt"], ("--dev",), False),
-    ],
+    [(CPU, (), True), (ALL, (), True), (ALL, ("--dev",), True), (CPU, ("--dev",), False)],
     ids=["the same", "more than asked", "with the tools", "without the tools"],
 )
 def test_what_is_installed_already_is_left_alone(
-    setup: Setup, checkout: Path, installed: list[str], asked: tuple[str, ...], is_done: bool
+    setup: Setup, checkout: Path, installed: Sequence[str], asked: Sequence[str], is_done: bool
 ) -> None:
-    python = checkout / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.symlink_to(sys.executable)
-    content = b"".join((checkout / "requirements" / name).read_bytes() for name in installed)
-    (checkout / ".venv" / "installed").write_text(hashlib.sha256(content).hexdigest() + "\n")
-    # Anything still to do would stop at the disk check.
-    done = setup({"df": "echo header; echo disk 9 9 0 9% /"}, *asked)
+    install(checkout, installed)
+    done = setup(EVERY_PROGRAM, *asked, **COMPILER)
     assert (done.returncode == 0) is is_done
     assert done.stdout == ""
 
 
 def test_a_change_of_the_requirements_installs_again(setup: Setup, checkout: Path) -> None:
-    python = checkout / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.symlink_to(sys.executable)
+    install(checkout, CPU)
     requirements = checkout / "requirements" / "cpu.txt"
-    (checkout / ".venv" / "installed").write_text(
-        hashlib.sha256(requirements.read_bytes()).hexdigest() + "\n"
-    )
     requirements.write_text(requirements.read_text() + "another==1.0\n")
-    assert "5 GB of free disk are needed" in setup({"df": "echo header; echo disk 9 9 0 9% /"}).stderr
+    assert "5 GB of free disk are needed" in setup(EVERY_PROGRAM).stderr
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> dict[str, str]:
+    """Return the environment of a machine without bubblewrap, apt-get and Slurm's commands."""
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    for program in Path("/usr/bin").iterdir():
+        if program.name not in ("bwrap", "apt-get", *SLURM):
+            (folder / program.name).symlink_to(program)
+    return {"PATH": str(folder)}
+
+
+# Notes what it is asked to install, and does it unless that is to fail.
+APT_GET = 'for last; do :; done; echo "$*" >>apt.log; case "$*" in *{fails}*) exit 100 ;; esac'
+ROOT = {"id": "echo 0"}
+ANY_SLURM = "slurm-client"  # the daemons may be on this machine
+
+
+def asked_of_apt(checkout: Path) -> list[str]:
+    """The packages of each call, or "update"."""
+    log = checkout / "apt.log"
+    lines = log.read_text().splitlines() if log.exists() else []
+    return [line.split("--no-install-recommends ")[-1].split("=60 ")[-1] for line in lines]
+
+
+def test_root_gets_what_a_machine_that_is_set_up_lacks(
+    setup: Setup, checkout: Path, bare: dict[str, str]
+) -> None:
+    install(checkout, ALL, mooncake="libone libtwo")
+    done = setup({**NO_DISK, **ROOT, "apt-get": APT_GET.format(fails="nothing")}, "--dev", **bare)
+    assert done.returncode == 0, done.stderr
+    update, mooncake, sandbox, slurm = asked_of_apt(checkout)
+    assert (update, mooncake, sandbox) == ("update", "libone libtwo", "bubblewrap")
+    assert slurm.endswith(ANY_SLURM)
+    assert "will need" not in done.stdout
+
+
+def test_a_distribution_without_one_of_them_gives_the_others(
+    setup: Setup, checkout: Path, bare: dict[str, str]
+) -> None:
+    install(checkout, ALL, mooncake="libone")
+    done = setup({**ROOT, "apt-get": APT_GET.format(fails="libone")}, "--dev", **bare)
+    assert done.returncode == 0, done.stderr
+    assert asked_of_apt(checkout)[:3] == ["update", "libone", "bubblewrap"]
+    assert "setup: data_plane.backend=mooncake_cpu will need these system packages: libone\n" in done.stdout
+    assert "environments of kind=code will need" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("programs", "num_calls"),
+    [
+        ({"id": "echo 1000", "apt-get": APT_GET.format(fails="nothing")}, 0),
+        (ROOT, 0),
+        ({**ROOT, "apt-get": APT_GET.format(fails="update")}, 1),
+    ],
+    ids=["without rights", "without apt-get", "without a network"],
+)
+def test_what_cannot_be_installed_is_named_and_the_set_up_goes_on(
+    setup: Setup, checkout: Path, bare: dict[str, str], programs: dict[str, str], num_calls: int
+) -> None:
+    install(checkout, DEV, mooncake="libone libtwo")
+    done = setup({**NO_DISK, **programs}, "--dev", **bare, **NO_COMPILER)
+    assert done.returncode == 0, done.stderr
+    assert len(asked_of_apt(checkout)) == num_calls
+    named = [line.partition(" will need these system packages: ") for line in done.stdout.splitlines()]
+    missing = {who.removeprefix("setup: "): packages for who, _, packages in named if packages}
+    assert missing.pop("the tests of scripts/slurm").endswith(ANY_SLURM)
+    assert missing.pop("the tests of reasoning-gym").startswith("gcc libc6-dev")
+    assert missing == {
+        "data_plane.backend=mooncake_cpu": "libone libtwo",
+        "environments of kind=code": "bubblewrap",
+    }
+
+
+def test_who_only_trains_hears_what_is_missing_and_needs_no_slurm(
+    setup: Setup, checkout: Path, bare: dict[str, str]
+) -> None:
+    install(checkout, CPU)
+    done = setup({**ROOT, "apt-get": APT_GET.format(fails="nothing")}, **bare)
+    assert done.returncode == 0, done.stderr
+    assert asked_of_apt(checkout) == []
+    assert done.stdout == "setup: environments of kind=code will need these system packages: bubblewrap\n"
+
+
+def test_root_gets_a_compiler_for_what_is_compiled(
+    setup: Setup, checkout: Path, bare: dict[str, str]
+) -> None:
+    install(checkout, DEV)
+    # A compiler that is there once it is installed.
+    compiler = {"a-compiler": "[ -e compiler-is-installed ]"}
+    apt_get = APT_GET.format(fails="nothing") + '; case "$*" in *gcc*) touch compiler-is-installed ;; esac'
+    done = setup({**NO_DISK, **ROOT, **compiler, "apt-get": apt_get}, "--dev", **bare, **COMPILER)
+    update, packages = asked_of_apt(checkout)
+    assert update == "update"
+    assert packages.startswith("gcc libc6-dev")
+    assert "5 GB of free disk are needed" in done.stderr  # reasoning-gym is installed next
