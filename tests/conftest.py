@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Generator
+
 import pytest
+
+from tests.lacking import NO_GPU, judged
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -12,4 +16,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     if not torch.cuda.is_available():
         for item in on_gpu:
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+            item.add_marker(pytest.mark.skip(reason=NO_GPU))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Judge each test's report after pytest's own plugins, which turn xfail into a kind of skip."""
+    return judged((yield))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Judge each module's report: a whole module may skip itself while it is collected."""
+    return judged((yield))

@@ -16,8 +16,9 @@ def small_disk(path: Path, num_bytes: int) -> Iterator[Path]:
     """A file system of its own at ``path``; skips the test for a user who may not mount one."""
     path.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", str(path)]
-    if subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("only root can mount a disk to fill up")
+    mounted = subprocess.run(command, capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"only root can mount a disk to fill up ({mounted.stderr.strip()})")
     try:
         yield path
     finally:

@@ -20,7 +20,13 @@ import pytest
 from nemo_like.cluster.runtime import free_port
 from tests.functional.runs import MARK, ROOT
 
-NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel")
+# Programs by the package of Debian and Ubuntu in which they are.
+NEEDED = {
+    "munge": ("munged",),
+    "slurmctld": ("slurmctld",),
+    "slurmd": ("slurmd",),
+    "slurm-client": ("sbatch", "srun", "scontrol", "squeue", "scancel", "sinfo"),
+}
 SBIN = "/usr/sbin:/usr/local/sbin"  # where a user's PATH does not look, and the daemons are
 START_TIMEOUT_S = 30
 
@@ -53,9 +59,13 @@ class Slurm:
 
 
 def missing() -> str:
-    """Names of the programs that are not installed."""
+    """Names of the packages that are not installed."""
     path = f"{os.environ['PATH']}:{SBIN}"
-    return ", ".join(name for name in NEEDED if shutil.which(name, path=path) is None)
+    return ", ".join(
+        package
+        for package, programs in NEEDED.items()
+        if any(shutil.which(program, path=path) is None for program in programs)
+    )
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from nemo_like.observability.jsonl import without_measurements
 from scripts.demo_model.tiny_tokenizer import EOS, UNKNOWN, vocabulary
 from tests.functional.runs import CONFIG, ROOT, FinishedRun, run_grpo
 from tests.functional.taught_models import Said, teach
+from tests.lacking import REASONING_GYM
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.whole_run]
 
@@ -77,7 +78,7 @@ def mean(values: Sequence[float]) -> float:
 
 @pytest.mark.slow
 def test_a_reasoning_gym_task_is_learnt(tmp_path: Path) -> None:
-    gym = pytest.importorskip("reasoning_gym")
+    gym = pytest.importorskip("reasoning_gym", reason=REASONING_GYM)
     entries = gym.create_dataset(
         "basic_arithmetic",
         min_terms=2,

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("reasoning_gym")
+from tests.lacking import REASONING_GYM
+
+pytest.importorskip("reasoning_gym", reason=REASONING_GYM)
 
 from nemo_like.data.reasoning_gym import ReasoningGymDataset
 

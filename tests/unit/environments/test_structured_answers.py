@@ -6,11 +6,10 @@ from importlib.util import find_spec
 
 import pytest
 
+from tests.lacking import REASONING_GYM
 from tests.unit.environments.asking import judge
 
-reasoning_gym = pytest.mark.skipif(
-    find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed"
-)
+reasoning_gym = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason=REASONING_GYM)
 
 SCHEMA = {"type": "object", "required": ["age"], "properties": {"age": {"type": "integer", "minimum": 0}}}
 SUM = {"metadata": {"source_dataset": "basic_arithmetic"}}
