@@ -1,8 +1,8 @@
-"""``run_grpo.py`` with a plan of what to kill, and when: ``VICTIM STAGE@STEP,STAGE@STEP,... ARGUMENTS``.
+"""``run_grpo.py`` with a plan of what to kill, and when: ``VICTIM:STAGE@STEP,... ARGUMENTS``.
 
 The driver's process kills the victim the moment it begins to wait for the stage, so that every kill hits the
 stage that it is meant for; with an empty plan nothing is killed. A victim is an actor's name in
-processes.json, "driver", or one of TransferQueue's processes by its title.
+processes.json, "driver", or a process of TransferQueue or Ray by a part of its command line.
 """
 
 from __future__ import annotations
@@ -31,34 +31,36 @@ STAGES = {
 class Killer:
     """Stands in front of ``Cluster.gather``."""
 
-    def __init__(self, victim: str, plan: str, run_dir: Path) -> None:
-        self._victim, self._run_dir = victim, run_dir
-        kills = [kill.split("@") for kill in plan.split(",") if kill]
-        self._plan = [(STAGES[stage], int(step)) for stage, step in kills]
+    def __init__(self, plan: str, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._plan: dict[tuple[str, int], str] = {}  # victims by stage and step
+        for kill in plan.split(",") if plan else ():
+            victim, _, when = kill.rpartition(":")
+            stage, step = when.split("@")
+            self._plan[STAGES[stage], int(step)] = victim
         self._step = 0
         self._gather = Cluster.gather
 
     def gather(self, cluster: Cluster, calls: Any, *, stage: str, **options: Any) -> list[Any]:
         if stage.startswith("opening partition 'train-"):
             self._step = int(stage.split("-")[1].rstrip("'"))
-        if (stage, self._step) in self._plan:
-            self._plan.remove((stage, self._step))
-            os.kill(self._pid(), signal.SIGKILL)
+        if (victim := self._plan.pop((stage, self._step), None)) is not None:
+            os.kill(self._pid(victim), signal.SIGKILL)
         return self._gather(cluster, calls, stage=stage, **options)
 
-    def _pid(self) -> int:
-        if self._victim == "driver":
+    def _pid(self, victim: str) -> int:
+        if victim == "driver":
             return os.getpid()
         actors = json.loads((self._run_dir / "processes.json").read_text())
-        if self._victim in actors:
-            return actors[self._victim]
+        if victim in actors:
+            return actors[victim]
         descendants = psutil.Process().children(recursive=True)
-        return next(one.pid for one in descendants if self._victim in " ".join(one.cmdline()))
+        return next(one.pid for one in descendants if victim in " ".join(one.cmdline()))
 
 
-def main(victim: str, plan: str, *arguments: str) -> int:
+def main(plan: str, *arguments: str) -> int:
     values = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
-    killer = Killer(victim, plan, Path(values["logger.log_dir"]) / values["logger.run_name"])
+    killer = Killer(plan, Path(values["logger.log_dir"]) / values["logger.run_name"])
 
     def gather(cluster: Cluster, calls: Any, **options: Any) -> list[Any]:
         return killer.gather(cluster, calls, **options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from nemo_like.observability.jsonl import without_measurements
 from tests.functional.killing_run import STAGES
 from tests.functional.runs import read_metrics, run_grpo, running, wait_until_gone
 
-pytestmark = [pytest.mark.slow, pytest.mark.whole_run, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.whole_run, pytest.mark.timeout(900)]
 
 # The first step that starts from weights which the engines have already is the one after a validation.
 SMALL = [
@@ -29,6 +29,15 @@ SMALL = [
 ]
 # One kill per step, each in another stage.
 PLAN = [f"{stage}@{step}" for step, stage in enumerate(STAGES, start=2)]
+# One kill of each kind of actor and of TransferQueue's processes.
+REPLACED = {
+    "engine-1": "weight_sync@2",
+    "rollout": "generation@2",
+    "environment": "generation@3",
+    "ray::SimpleStorageUnit": "logprobs@3",
+    "ray::TransferQueueController": "train@4",
+}
+STARTED_AGAIN = {"policy_worker-1": "train@5"}
 WITHIN_S = 600.0
 
 
@@ -45,13 +54,29 @@ def undisturbed(arithmetic_model: str, tmp_path_factory: pytest.TempPathFactory)
 
 @contextmanager
 def killing(
-    log_dir: Path, victim: str, plan: list[str], name: str | None = None
+    log_dir: Path, kills: Iterable[tuple[str, str]], name: str | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
-    program = ["-m", "tests.functional.killing_run", victim, ",".join(plan)]
-    with running(log_dir, SMALL, name, program=program) as run:
+    """A run in which each victim is killed at ``STAGE@STEP``."""
+    plan = ",".join(f"{victim}:{moment}" for victim, moment in kills)
+    with running(log_dir, SMALL, name, program=["-m", "tests.functional.killing_run", plan]) as run:
         yield run
 
 
+def test_a_run_in_which_each_kind_of_process_is_killed_once_ends_as_an_undisturbed_one(
+    undisturbed: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """The others: the data plane's host and the driver have whole runs of their own, Mooncake's master is in
+    ``test_data_plane_faults``, Ray's processes are in ``test_private_ray``."""
+    with killing(tmp_path, {**REPLACED, **STARTED_AGAIN}.items()) as (process, mark, run_dir):
+        output, _ = process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 0, output
+    assert f"(recovery {len(REPLACED)} of 10)" in output, output
+    assert f"(restart {len(STARTED_AGAIN)} of 5)" in output, output
+    assert without_timings(run_dir) == undisturbed, output
+    assert wait_until_gone(mark) == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "victim",
     ["engine-1", "rollout", "environment", "ray::SimpleStorageUnit", "ray::TransferQueueController"],
@@ -59,7 +84,7 @@ def killing(
 def test_what_can_be_replaced_is_and_nothing_else_starts_again(
     victim: str, undisturbed: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    with killing(tmp_path, victim, PLAN) as (process, mark, run_dir):
+    with killing(tmp_path, [(victim, moment) for moment in PLAN]) as (process, mark, run_dir):
         output, _ = process.communicate(timeout=WITHIN_S)
     assert process.returncode == 0, output
     assert f"(recovery {len(PLAN)} of 10)" in output, output
@@ -68,10 +93,11 @@ def test_what_can_be_replaced_is_and_nothing_else_starts_again(
     assert wait_until_gone(mark) == []
 
 
+@pytest.mark.slow
 def test_a_policy_workers_death_starts_all_again_from_the_latest_checkpoint(
     undisturbed: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    with killing(tmp_path, "policy_worker-1", PLAN) as (process, mark, run_dir):
+    with killing(tmp_path, [("policy_worker-1", moment) for moment in PLAN]) as (process, mark, run_dir):
         output, _ = process.communicate(timeout=WITHIN_S)
     assert process.returncode == 0, output
     for stage in STAGES.values():
@@ -81,12 +107,14 @@ def test_a_policy_workers_death_starts_all_again_from_the_latest_checkpoint(
     assert wait_until_gone(mark) == []
 
 
+@pytest.mark.slow
 def test_the_same_command_continues_a_run_whose_driver_died(
     undisturbed: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     name = "killed-driver"
     for number in range(len(PLAN) + 1):
-        with killing(tmp_path, "driver", PLAN[number:], name) as (process, mark, run_dir):
+        kills = [("driver", moment) for moment in PLAN[number:]]
+        with killing(tmp_path, kills, name) as (process, mark, run_dir):
             output, _ = process.communicate(timeout=WITHIN_S)
         assert process.returncode == (-9 if number < len(PLAN) else 0), output
     assert without_timings(run_dir) == undisturbed
@@ -94,9 +122,10 @@ def test_the_same_command_continues_a_run_whose_driver_died(
     assert wait_until_gone(mark, timeout_s=180) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_only_generates_goes_on_where_it_was(arithmetic_model: str, tmp_path: Path) -> None:
     overrides = [*SMALL, "rollout.generate_only=true", "grpo.max_num_steps=3", "generation.num_engines=1"]
-    program = ["-m", "tests.functional.killing_run", "engine", "generation@2"]
+    program = ["-m", "tests.functional.killing_run", "engine:generation@2"]
     with running(tmp_path, overrides, program=program) as (process, mark, run_dir):
         output, _ = process.communicate(timeout=WITHIN_S)
     assert process.returncode == 0, output

@@ -250,7 +250,7 @@ def test_a_run_that_was_killed_while_it_exported_exports_when_it_is_started_agai
             id="PP2",
             marks=pytest.mark.slow,
         ),
-        pytest.param(["policy.backend=fsdp"], id="FSDP2-DP2", marks=pytest.mark.slow),
+        pytest.param(["policy.backend=fsdp", "data_plane.backend=in_memory"], id="FSDP2-DP2-in-memory"),
     ],
 )
 def test_neither_layout_nor_backend_changes_a_result(

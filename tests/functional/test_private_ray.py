@@ -16,7 +16,7 @@ import pytest
 import ray
 
 from nemo_like.cluster import gcs_watch
-from nemo_like.cluster.actor_errors import ClusterError, RayDied
+from nemo_like.cluster.actor_errors import ActorDied, ClusterError, RayDied
 from nemo_like.cluster.actors import ActorSpec
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.janitor import MARK, clean_up
@@ -184,8 +184,8 @@ def test_logs_of_a_ray_under_which_something_failed_are_kept(home: Path, tmp_pat
     assert (tmp_path / "ray" / "gcs_server.out").is_file()
 
 
-def control_process() -> psutil.Process:
-    return next(one for one in psutil.Process().children() if one.name() == "gcs_server")
+def process_of_ray(name: str) -> psutil.Process:
+    return next(one for one in psutil.Process().children() if one.name() == name)
 
 
 def control_process_of_a_ray_in_use() -> psutil.Process:
@@ -195,20 +195,31 @@ def control_process_of_a_ray_in_use() -> psutil.Process:
     sleeper = cluster.start(ActorSpec("sleeper", f"{__name__}:Sleeper"))
     cluster.gather([sleeper.process_id()], stage="start", timeout_s=60)
     cluster.stop()
-    return control_process()
+    return process_of_ray("gcs_server")
 
 
 @pytest.mark.timeout(300)
-def test_a_wait_says_that_rays_control_process_died_and_another_ray_starts(home: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "error", "message", "within_s"),
+    [
+        ("gcs_server", RayDied, r"gcs_server\) died during stage 'sleep'", 30),
+        # Ray itself notices after five missed heartbeats.
+        ("raylet", ActorDied, "actor 'sleeper' died during stage 'sleep'", 90),
+    ],
+    ids=["gcs_server", "raylet"],
+)
+def test_a_wait_ends_when_a_process_of_ray_died_and_another_ray_starts(
+    name: str, error: type[ClusterError], message: str, within_s: float, home: Path
+) -> None:
     for shall_die in (True, False):
         with ray_runtime(needs(60), pytest.fail) as ray_failure:
             cluster = Cluster(ray_failure=ray_failure)
             sleeper = cluster.start(ActorSpec("sleeper", f"{__name__}:Sleeper"))
             cluster.gather([sleeper.process_id()], stage="start", timeout_s=60)
             if shall_die:
-                control_process().kill()
-                with pytest.raises(RayDied, match=r"gcs_server\) died during stage 'sleep'"):
-                    cluster.gather([sleeper.submit("sleep", 100)], stage="sleep", timeout_s=30)
+                process_of_ray(name).kill()
+                with pytest.raises(error, match=message):
+                    cluster.gather([sleeper.submit("sleep", 100)], stage="sleep", timeout_s=within_s)
             cluster.stop()
 
 

@@ -16,7 +16,7 @@ from tests.functional.slurm_fixtures import Slurm, missing, private_slurm
 
 pytestmark = [
     pytest.mark.timeout(300),
-    pytest.mark.skipif(bool(missing()), reason=f"Slurm is not installed: there is no {missing()}"),
+    pytest.mark.skipif(bool(missing()), reason=f"Slurm is not installed; packages: {missing()}"),
 ]
 
 SCRIPT = "scripts/slurm/run.sbatch"
@@ -81,7 +81,6 @@ def test_a_node_that_does_not_join_in_time_is_named(
     assert f"node node1 did not join within 1 s; what it said is in {tmp_path}/job/nodes/node1.log" in output
 
 
-@pytest.mark.slow
 @pytest.mark.whole_run
 def test_two_nodes_join_the_job_trains_and_all_logs_are_in_its_directory(
     slurm: Slurm, environment: dict[str, str], arithmetic_model: str, tmp_path: Path
