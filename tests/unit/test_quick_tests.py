@@ -1,0 +1,60 @@
+"""docs/testing.md says which test covers which kind; each of them is in ``make test``."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nemo_like.config.schema import PolicyBackend, StorageBackend
+
+ROOT = Path(__file__).resolve().parents[2]
+KILLED = (
+    *("an engine", "the rollout actor", "an environment actor", "a policy worker", "the driver"),
+    *("a storage unit", "TransferQueue's controller", "the data plane's host", "Mooncake's master"),
+    *("gcs_server", "raylet"),
+)
+LAYOUTS = (
+    "tensor parallelism 2",
+    "pipeline parallelism 2",
+    "context parallelism 2",
+    "expert parallelism 2",
+    "FSDP with data parallelism 2",
+)
+RUNS = ("Ray on two nodes", "a Slurm job of two nodes")
+BACKENDS = (
+    *(f"policy.backend={backend.value}" for backend in PolicyBackend),
+    *(f"data_plane.backend={backend.value}" for backend in StorageBackend),
+)
+
+
+@pytest.fixture(scope="module")
+def covering() -> dict[str, str]:
+    """Tests by the kind that they cover, from the page."""
+    page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+    return dict(re.findall(r"^\| (.+) \| `(test_\w+\.py::.+)` \|$", page, re.MULTILINE))
+
+
+@pytest.mark.parametrize("kind", [*LAYOUTS, *RUNS, *BACKENDS])
+def test_the_page_names_a_test_of_each_kind(covering: dict[str, str], kind: str) -> None:
+    assert any(re.search(rf"{re.escape(kind)}\b", row) for row in covering)
+
+
+@pytest.mark.parametrize("process", KILLED)
+def test_the_page_names_a_test_that_kills_each_kind_of_process(
+    covering: dict[str, str], process: str
+) -> None:
+    kills = [row.replace("`", "") for row in covering if row.startswith("kill of ")]
+    assert any(process in re.split(r", |kill of ", row) for row in kills)
+
+
+def test_each_of_them_is_quick(covering: dict[str, str]) -> None:
+    files = {f"tests/functional/{test.partition('::')[0]}" for test in covering.values()}
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "not slow"]
+    command += ["-p", "no:cacheprovider", "--disable-warnings", *sorted(files)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {f"tests/functional/{test}" for test in covering.values()} <= set(done.stdout.splitlines())
