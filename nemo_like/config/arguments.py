@@ -31,17 +31,17 @@ _SEARCH_PATH = "hydra.searchpath"
 
 @dataclass(slots=True)
 class Arguments:
-    """What was read: ``texts``, for each argument those that Hydra takes for it; ``layers``, what files and
+    """What was read: ``given``, for each argument those that Hydra takes for it; ``layers``, what files and
     arguments set, later ones over earlier ones; and the ``problems`` found in either."""
 
-    texts: dict[str, list[str]] = field(default_factory=dict)
+    given: list[list[str]] = field(default_factory=list)
     layers: list[Layer] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
     @property
     def for_hydra(self) -> list[str]:
         """The arguments as Hydra takes them, in order."""
-        return [text for texts in self.texts.values() for text in texts]
+        return [text for texts in self.given for text in texts]
 
     def source_of(self, key: str, otherwise: str) -> str:
         """Return the file or argument that set a full key last."""
@@ -53,20 +53,22 @@ class Arguments:
 def read_arguments(files: Composition, texts: Sequence[str], *, is_sweep: bool = False) -> Arguments:
     """Read the arguments of one run or, where ``is_sweep``, of several, of which each sets some keys to
     alternatives. Raises ConfigError where the files cannot be composed with the groups that were chosen."""
-    read = Arguments({text: [] for text in texts})
+    read = Arguments()
     parsed = list(_parsed(texts, files, read.problems))
-    own = [argument for argument in parsed if argument.is_hydra_override()]
-    choices = [argument for argument in parsed if argument not in own and _is_choice(argument, files)]
-    for argument in own:
-        _read_hydra(argument, read, files, is_sweep)
-    for argument in choices:
-        _read_choice(argument, read, files, is_sweep)
+    read.given = [[] for _ in parsed]
+    pairs = list(zip(parsed, read.given, strict=True))
+    for argument, given in pairs:
+        if argument.is_hydra_override():
+            given.extend(_read_hydra(argument, read, files, is_sweep))
+    for argument, given in pairs:
+        if _is_choice(argument, files):
+            given.extend(_read_choice(argument, read, files, is_sweep))
     read.layers = files.layers(files.first_alternatives(read.for_hydra))
     for layer in read.layers:
         read.problems += fields.check_tree(layer.tree, Config, layer.where, root=Config)
-    for argument in parsed:
-        if argument not in own and argument not in choices:
-            _read_value(argument, read, is_sweep)
+    for argument, given in pairs:
+        if not argument.is_hydra_override() and not _is_choice(argument, files):
+            given.extend(_read_value(argument, read, is_sweep))
     return read
 
 
@@ -75,9 +77,7 @@ def _parsed(texts: Sequence[str], files: Composition, problems: list[Problem]) -
         try:
             yield files.parse(text)
         except HydraException:
-            remedy = (
-                "write key=value, +key=value, ++key=value or ~key, and quote values with special characters"
-            )
+            remedy = f"write {_FORMS}, and quote values with special characters"
             problems.append(Problem(key=_where(text), rule="cannot be read", remedy=remedy))
 
 
@@ -88,19 +88,19 @@ def _where(text: str | None) -> str:
 # Hydra's own settings
 
 
-def _read_hydra(argument: Override, read: Arguments, files: Composition, is_sweep: bool) -> None:
+def _read_hydra(argument: Override, read: Arguments, files: Composition, is_sweep: bool) -> list[str]:
     key, value = argument.key_or_group, argument.value()
-    rule, remedy = "", ""
     if key == _SEARCH_PATH and isinstance(value, list) and all(isinstance(place, str) for place in value):
         files.search(value)
-    elif key == _SEARCH_PATH:
+        return []
+    if key == _SEARCH_PATH:
         rule, remedy = f"cannot be {value!r}", f"give a list of folders: {_SEARCH_PATH}=[/path/to/folder]"
     elif is_sweep:
-        read.texts[str(argument.input_line)] = [str(argument.input_line)]
+        return [str(argument.input_line)]
     else:
         rule, remedy = "is a setting of Hydra's for several runs", "add --multirun"
-    if rule:
-        read.problems.append(Problem(key=key, rule=rule, remedy=remedy, where=_where(argument.input_line)))
+    read.problems.append(Problem(key=key, rule=rule, remedy=remedy, where=_where(argument.input_line)))
+    return []
 
 
 # Choices among groups
@@ -108,20 +108,24 @@ def _read_hydra(argument: Override, read: Arguments, files: Composition, is_swee
 
 def _is_choice(argument: Override, files: Composition) -> bool:
     """Return whether the argument chooses a configuration of a group: policy=fsdp, env@env.math=f1."""
+    if argument.is_hydra_override():
+        return False
     if argument.package is not None or "/" in argument.key_or_group:
         return True
-    is_name = all(isinstance(value, str) for value in alternatives(argument)) and not argument.is_delete()
+    if argument.is_delete() or "." in argument.key_or_group:
+        return False
+    is_name = all(isinstance(value, str) for value in alternatives(argument))
     return is_name and bool(files.options(argument.key_or_group))
 
 
-def _read_choice(argument: Override, read: Arguments, files: Composition, is_sweep: bool) -> None:
+def _read_choice(argument: Override, read: Arguments, files: Composition, is_sweep: bool) -> list[str]:
     if found := _refuse_choice(argument, files, is_sweep):
         read.problems += found
-        return
+        return []
     text = str(argument.input_line).lstrip("+")
     group = argument.key_or_group + (f"@{argument.package}" if argument.package else "")
     is_known = argument.is_delete() or group in files.choices()
-    read.texts[str(argument.input_line)] = [text if is_known else f"+{text}"]
+    return [text if is_known else f"+{text}"]
 
 
 def _refuse_choice(argument: Override, files: Composition, is_sweep: bool) -> list[Problem]:
@@ -150,21 +154,24 @@ def _refuse_choice(argument: Override, files: Composition, is_sweep: bool) -> li
 # Values
 
 
-def _read_value(argument: Override, read: Arguments, is_sweep: bool) -> None:
+def _read_value(argument: Override, read: Arguments, is_sweep: bool) -> list[str]:
     """Check an argument that sets or removes a value, and add what it does to what was read."""
     key, where = argument.key_or_group, _where(argument.input_line)
     annotation = fields.find(Config, key)
     if annotation is None:
-        read.problems.append(fields.unknown_key(key, where, root=Config))
+        found = [fields.unknown_key(key, where, root=Config)]
     elif argument.is_sweep_override() and not is_sweep:
-        read.problems.append(_one_value(argument))
-    elif found := _refuse_value(argument, annotation, read.layers):
-        read.problems += found
+        found = [_one_value(argument)]
     else:
-        read.texts[str(argument.input_line)] = _value(argument, annotation, read.layers)
-        is_removed = argument.is_delete() and not fields.is_optional(annotation)
-        value = _REMOVED if is_removed else None if argument.is_delete() else next(alternatives(argument))
-        read.layers.append(Layer(where, nested(key, value)))
+        found = _refuse_value(argument, annotation, read.layers)
+    if found:
+        read.problems += found
+        return []
+    given = _value(argument, annotation, read.layers)
+    is_removed = argument.is_delete() and not fields.is_optional(annotation)
+    value = _REMOVED if is_removed else None if argument.is_delete() else next(alternatives(argument))
+    read.layers.append(Layer(where, nested(key, value)))
+    return given
 
 
 def _refuse_value(argument: Override, annotation: Any, layers: Sequence[Layer]) -> list[Problem]:

@@ -63,7 +63,7 @@ class FurtherFolders(SearchPathPlugin):
 
 def folders_behind(file: Path) -> list[Path]:
     """Return the folders in which to look behind that of a file: those to which its defaults lead by a path,
-    those of Hydra's hydra.searchpath, and the shipped ones. Raises ConfigError when a file cannot be read."""
+    then the shipped ones. Raises ConfigError when a file cannot be read."""
     folders: dict[Path, None] = {}
     waiting, seen = [(file, "")], set[Path]()
     while waiting:
@@ -72,9 +72,7 @@ def folders_behind(file: Path) -> list[Path]:
             continue
         seen.add(absolute)
         read = read_configuration(file, config_path)
-        names = (
-            entry.removeprefix("/").partition("@")[0] for entry in read.defaults if isinstance(entry, str)
-        )
+        names = [entry[1:].partition("@")[0] for entry in read.defaults if isinstance(entry, str)]
         for path in (name for name in names if name.startswith(f"{_ANYWHERE}/")):
             target = file_of(Path("/"), path)
             folders[target.parent] = None

@@ -207,6 +207,7 @@ def test_a_mapping_argument_keeps_the_other_keys_of_its_group() -> None:
 
 def test_later_arguments_win() -> None:
     assert load_config(DEMO, ["grpo.seed=2", "grpo.seed=3"]).grpo.seed == 3
+    assert load_config(DEMO, ["grpo.seed=2", "grpo.seed=3", "grpo.seed=2"]).grpo.seed == 2
 
 
 def test_a_tilde_makes_an_optional_key_null_again() -> None:
@@ -317,7 +318,7 @@ def test_a_recipe_is_found_by_its_name_from_anywhere(write: Write) -> None:
 
 def test_a_search_path_adds_a_folder_of_groups(write: Write, tmp_path: Path) -> None:
     write("elsewhere/policy/own.yaml", "defaults: [default]\nmax_grad_norm: 7.0")
-    cfg = load_config(DEMO, [f"hydra.searchpath=[{tmp_path / 'elsewhere'}]", "policy=own"])
+    cfg = load_config(DEMO, ["policy=own", f"hydra.searchpath=[{tmp_path / 'elsewhere'}]"])
     assert cfg.policy.max_grad_norm == 7.0
 
 
