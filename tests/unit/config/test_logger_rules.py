@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -70,8 +71,13 @@ def test_a_directory_for_mlflow_must_be_one(demo: Demo, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("uri", ["sqlite:///mlflow.db", "postgresql+psycopg2://host/runs", "null"])
-def test_a_database_for_mlflow_needs_the_whole_package(demo: Demo, uri: str) -> None:
-    """Installed for the tests is mlflow-skinny."""
+def test_a_database_for_mlflow_needs_the_whole_package(
+    demo: Demo, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with mlflow-skinny alone; a sweep by Optuna brings sqlalchemy too."""
+    assert not problems(demo(MLFLOW, f"logger.mlflow.tracking_uri={uri}"))
+    found = {"sqlalchemy": None, "mlflow": importlib.util.find_spec("mlflow")}
+    monkeypatch.setattr(importlib.util, "find_spec", found.__getitem__)
     (problem,) = problems(demo(MLFLOW, f"logger.mlflow.tracking_uri={uri}"))
     assert f"logger.mlflow.tracking_uri={uri} keeps the runs in" in problem
     assert "pip install mlflow (mlflow-skinny lacks it), or name a directory or a server" in problem
