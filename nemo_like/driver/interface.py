@@ -85,6 +85,10 @@ class Policy(SavedPolicy, Protocol):
 class WeightSync(Protocol):
     """Keeps the generation engines at the trainer's weights."""
 
+    @property
+    def digest(self) -> float | None:
+        """The digest of the weights that the trainer sent last; None where it computes none."""
+
     def ensure_version(self, version: int) -> Mapping[str, Metric]:
         """Return once every engine serves exactly this policy version."""
 

@@ -42,6 +42,7 @@ from nemo_like.driver.processes import Actors, Starter, write_process_ids
 from nemo_like.driver.recovery import ActorRecovery, Recoverable
 from nemo_like.driver.reward_watch import RewardWatch
 from nemo_like.driver.run_failures import RewardsFailed, RunFailed, failure_reason
+from nemo_like.driver.step_checks import RunFacts, StepTripwires
 from nemo_like.driver.stopping import StopRequests
 from nemo_like.driver.sync_grpo import Components, SyncGRPODriver
 from nemo_like.driver.validation import reached_goal, validation_sets
@@ -304,11 +305,20 @@ def _connect(cfg: Config, started: _Started, logger: RunLogger, checkpoints: Run
         checkpoints=checkpoints,
         stop_requests=StopRequests(cfg.checkpointing),
         recovery=recovery,
+        tripwires=_tripwires(cfg, sources[RolloutMode.training], logger),
     )
     _verify(checkpoints, policy, logger)
     if checkpoints.found is not None:
         logger.status(f"continuing after step {checkpoints.last_step}")
     return StartedRun(SyncGRPODriver(cfg, components), policy)
+
+
+def _tripwires(cfg: Config, sources: Sequence[SourceReport], logger: RunLogger) -> StepTripwires:
+    model = read_model_info(cfg.policy.model_name, cfg.policy.backend)
+    facts = RunFacts(
+        has_experts=bool(model.num_experts), num_prompts=sum(source.num_prompts for source in sources)
+    )
+    return StepTripwires(cfg, facts, logger.warn)
 
 
 def _partitions(cfg: Config, cluster: Cluster, actors: Actors, columns: Sequence[Column]) -> PartitionControl:

@@ -114,6 +114,7 @@ class VllmEngine:
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._unfinished: dict[str, _Unfinished] = {}
         self._policy_version = -1
+        self._weights_digest: int | None = None
         self._paused_for: int | None = None
         self._generation_s = 0.0
         self._num_generated_tokens = 0
@@ -230,7 +231,9 @@ class VllmEngine:
             responses = tuple(_response(completion) for completion in output.outputs)
             self._num_generated_tokens += sum(len(response.token_ids) for response in responses)
             _, results = by_sink.setdefault(id(entry.sink), (entry.sink, []))
-            results.append(GroupResult(output.request_id, responses, self._policy_version))
+            results.append(
+                GroupResult(output.request_id, responses, self._policy_version, self._weights_digest)
+            )
         for sink, results in by_sink.values():
             sink.submit("on_groups", results)
 
@@ -287,9 +290,9 @@ class VllmEngine:
         known = [request_id for request_id in request_ids if self._unfinished.pop(request_id, None)]
         self._engine.abort_request(known)
 
-    def _rpc(self, method: str, **kwargs: Any) -> None:
-        """Call every worker of this engine."""
-        self._engine.collective_rpc(method, kwargs=kwargs)
+    def _rpc(self, method: str, **kwargs: Any) -> Any:
+        """Call every worker of this engine, and return the first one's answer."""
+        return self._engine.collective_rpc(method, kwargs=kwargs)[0]
 
     def _pause(self, version: int) -> None:
         if version < self._policy_version:
@@ -317,6 +320,7 @@ class VllmEngine:
             for group in groups:
                 self._rpc("update_weights", update_info={"group": group})
             self._rpc("finish_weight_update")
+            self._weights_digest = self._rpc("weights_digest")
             # The cached keys and values were computed with the old weights.
             self._engine.reset_prefix_cache()
         except Exception:

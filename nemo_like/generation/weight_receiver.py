@@ -22,6 +22,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from nemo_like.generation.interface import WeightGroup
+from nemo_like.tripwires.weight_digests import WeightsDigest
 from nemo_like.weight_transport.process_groups import GroupAddress, NamedProcessGroup
 from nemo_like.weight_transport.shared_memory import MemoryReceiver, Transfer
 
@@ -42,6 +43,10 @@ class WeightReceiverExtension:
     def fetch_weights(self, transfer: Transfer, groups: Sequence[str]) -> None:
         """Wait for what these groups offer in advance, as ``WeightReceiver`` says. Runs on every worker."""
         self.weight_transfer_engine.fetch(transfer, groups)
+
+    def weights_digest(self) -> int | None:
+        """Return the digest of the weights that were received last; None where none is computed."""
+        return self.weight_transfer_engine.digest()
 
 
 @dataclass
@@ -112,6 +117,7 @@ class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         super().__init__(*args)
         self._channels: dict[str, Future[_Channel]] = {}
         self._loaded: set[str] = set()
+        self._digests: dict[str, WeightsDigest] = {}  # by group, of those that are digested
         self._joiner = ThreadPoolExecutor(thread_name_prefix="join_weight_group")
 
     def init_transfer_engine(self, init_info: JoinInfo) -> None:
@@ -122,6 +128,8 @@ class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         """
         group = init_info.group
         self._leave(group.name)
+        if group.is_digested:
+            self._digests[group.name] = WeightsDigest()
         self._channels[group.name] = self._joiner.submit(self._join, group)
 
     def fetch(self, transfer: Transfer, groups: Sequence[str]) -> None:
@@ -138,13 +146,22 @@ class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
 
     def receive_weights(self, update_info: ReceiveInfo) -> None:
         channel = self._channel(update_info.group)
+        digest = self._digests.get(update_info.group)
+        if digest is not None:
+            digest = self._digests[update_info.group] = WeightsDigest()
         try:
             for tensors in channel.receive():
+                if digest is not None:
+                    digest.add_all(tensors)
                 self._loaded |= self.model.load_weights(tensors)
         except Exception:
             # Closing makes the sender, and workers that receive beside this one, fail now, not at a deadline.
             channel.close()
             raise
+
+    def digest(self) -> int | None:
+        """Return the sum of the groups' digests of what was received last; None where none is computed."""
+        return sum(one.value() for one in self._digests.values()) if self._digests else None
 
     def finish_weight_update(self) -> None:
         """End the session: finish the loaded layers, and release what was received.
@@ -183,6 +200,7 @@ class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
 
     def _leave(self, name: str) -> None:
         joined = self._channels.pop(name, None)
+        self._digests.pop(name, None)
         if joined is not None and joined.done() and joined.exception() is None:
             joined.result().close()
 

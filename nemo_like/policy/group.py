@@ -27,7 +27,7 @@ from nemo_like.config.schema import CheckpointWriting, PolicyConfig
 from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.data_plane.storage_errors import listed
 from nemo_like.observability.metrics import Metric, merge, summed
-from nemo_like.policy.interface import WORKER_TAGS
+from nemo_like.policy.interface import TRIPWIRE_TAGS, WORKER_TAGS
 from nemo_like.policy.parallelism import gathers_weights, logprob_strategy, train_strategy
 from nemo_like.policy.results import ScoredBatch, TrainUpdate, WorkerScores, WorkerUpdate
 
@@ -129,6 +129,8 @@ class PolicyWorkerGroup:
             policy_version=versions.pop(),
             compute_s=max(answer.compute_s for answer in answers),
             operations=[operation for answer in answers for operation in answer.operations],
+            measured=merge(answer.measured for answer in answers),
+            planned_counts=[_counts(shard) for shard in shards],
         )
 
     def push_weights(self, version: int) -> dict[str, Metric]:
@@ -181,7 +183,10 @@ class PolicyWorkerGroup:
 
     def _with_needed_tags(self, batch: KVBatchMeta) -> KVBatchMeta:
         """Return the batch with only the tags by which it is scheduled or that a worker reads."""
-        needed: list[Tag[Any]] = [NUM_RESPONSE_TOKENS, *(tag for tag in WORKER_TAGS if batch.has_tag(tag))]
+        needed: list[Tag[Any]] = [
+            NUM_RESPONSE_TOKENS,
+            *(tag for tag in (*WORKER_TAGS, *TRIPWIRE_TAGS) if batch.has_tag(tag)),
+        ]
         if self._cfg.sequence_packing.share_prompts:
             needed += [GROUP_ID, NUM_PROMPT_TOKENS]
         return batch.only_tags(*needed)
@@ -249,6 +254,12 @@ def awaited_of(method: str, shard: KVBatchMeta, columns: Sequence[Column]) -> st
 def with_epochs(shard: KVBatchMeta, num_epochs: int) -> KVBatchMeta:
     """Return the shard with its schedule's updates repeated once per epoch."""
     return shard.with_schedule(shard.schedule and shard.schedule.repeated(num_epochs))
+
+
+def _counts(shard: KVBatchMeta) -> list[tuple[int, int]]:
+    """Return (response tokens, samples) by which each update of a shard's schedule is normalised."""
+    updates = shard.schedule.global_batches if shard.schedule else ()
+    return [(update.num_tokens, update.num_samples) for update in updates]
 
 
 def _every_worker(coordinates: Coordinates) -> bool:

@@ -31,6 +31,7 @@ from nemo_like.config.schema import (
     PolicyBackend,
     PolicyConfig,
     ReplicaFetch,
+    Tripwires,
 )
 from nemo_like.data_plane.connection import connect
 from nemo_like.data_plane.interface import DataPlane
@@ -52,6 +53,7 @@ from nemo_like.policy.policy_columns import policy_declarations, scoring_reads, 
 from nemo_like.policy.replica import Replica
 from nemo_like.policy.results import WorkerScores, WorkerUpdate
 from nemo_like.policy.reward_kl import reward_kl_tags
+from nemo_like.policy.worker_watch import WorkerWatch
 
 
 class PolicyWorker:
@@ -70,17 +72,19 @@ class PolicyWorker:
         master_addr: str,
         master_port: int,
         timeout_s: float,
+        tripwires: Tripwires = Tripwires.off,
     ) -> None:
         """Keep the settings; ``setup`` loads the model and connects.
 
-        ``temperature`` is the sampling temperature; ``timeout_s`` bounds every collective. Raises ValueError
+        ``temperature`` is the sampling temperature; ``timeout_s`` bounds every collective; ``tripwires`` says
+        what is measured besides. Raises ValueError
         when the user's own loss cannot be found.
         """
         self.cfg, self.loss, self.coordinates = cfg, loss, coordinates
         self.policy_version = 0
         self._own_reads = own_reads(loss)
         self._is_updating = False
-        self._temperature = temperature
+        self._temperature, self._tripwires = temperature, tripwires
         self._data_plane_source = data_plane
         self._weight_sender_source = weight_sender
         self._init_method = f"tcp://{master_addr}:{master_port}"
@@ -124,6 +128,8 @@ class PolicyWorker:
         with span("compute"), _Stopwatch() as compute:
             logprobs = {column: score[column](batch, _schedule(meta)) for column in columns}
         batch.add(logprobs)
+        if self._watch is not None:
+            self._watch.scored(logprobs, batch, self._backend.internals())
         if not self.coordinates.is_leader:
             return None
         self._batches.write(meta, logprobs)
@@ -144,15 +150,21 @@ class PolicyWorker:
         background write of ``compute_logprobs`` failed, on this worker or on another.
         """
         batch = self._batches.batch(meta, training_reads(self.loss, self._own_reads))
+        watch, losses = self._watch, None
+        if watch is not None:
+            losses = watch.before_training(meta, batch, self._backend.internals())
         self._is_updating = True
         with span("compute"), _Stopwatch() as compute:
-            metrics = self._backend.train(batch, _schedule(meta))
+            metrics = self._backend.train(batch, _schedule(meta), losses)
         self.policy_version += 1
         self._is_updating = False
+        measured: dict[str, Metric] = {}
+        if watch is not None and losses is not None:
+            measured = watch.after_training(losses, self._backend.internals())
         operations = self._batches.finish(meta.partition)
         if not self.coordinates.is_leader:
             return None
-        return WorkerUpdate(metrics, self.policy_version, compute.seconds, operations)
+        return WorkerUpdate(metrics, self.policy_version, compute.seconds, operations, measured)
 
     def settle(self) -> int | None:
         """Abandon the step and return the policy version of these weights, None when an update broke off.
@@ -233,6 +245,8 @@ class PolicyWorker:
         """Continue from a checkpoint, which another layout may have written; every rank calls it."""
         with told_in_short():
             self._backend.load_checkpoint(Path(path))
+        if self._watch is not None:
+            self._watch.forget_weights()
         self.policy_version = policy_version
         random_state = _random_state_path(path, self.coordinates)
         if random_state.is_file():
@@ -262,6 +276,9 @@ class PolicyWorker:
             backend="gloo", timeout=datetime.timedelta(seconds=self._timeout_s)
         )
         self._backend = self._build_backend()
+        self._watch: WorkerWatch | None = None
+        if self._tripwires is not Tripwires.off:
+            self._watch = WorkerWatch(self.cfg, self.loss, self._backend.internals())
 
     def _build_backend(self) -> TrainingBackend:
         # Each backend takes seconds to import, so only the one that is used is loaded.

@@ -38,11 +38,13 @@ from nemo_like.policy.fsdp.model import (
 from nemo_like.policy.fsdp.optimizer import ShardedAdamW
 from nemo_like.policy.fsdp.tensor_parallel import TensorParallelModel, parallelize
 from nemo_like.policy.fsdp.weights import fill, full_tensor, hf_tensors, load_source, logit_scale
+from nemo_like.policy.interface import Internals
 from nemo_like.policy.learning_rate import learning_rate
 from nemo_like.policy.objective import own_means, update_objective
 from nemo_like.policy.parking import HostParking, stays_on_device
 from nemo_like.policy.reference import ReferenceWeights, reference_in_place
 from nemo_like.policy.train_metrics import TrainMetrics
+from nemo_like.policy.update_watch import UpdateWatch
 from nemo_like.weight_transport.buckets import TensorSpec
 
 # The part of an export that holds the adapters alone, unmerged.
@@ -129,26 +131,44 @@ class FSDPPolicy:
 
     # Training
 
-    def train(self, batch: PolicyBatch, schedule: Schedule) -> dict[str, Metric]:
+    def train(
+        self, batch: PolicyBatch, schedule: Schedule, watch: UpdateWatch | None = None
+    ) -> dict[str, Metric]:
         """Make one optimizer update per global batch of the schedule; return this replica's part of the
-        metrics."""
+        metrics. ``watch`` gets every loss on the ranks that compute it."""
         metrics = TrainMetrics(self.device, self.coordinates.layout.dp, own_means(self.loss))
         with self._weights_in_use(), self._moments_in_use():
             for update in schedule.global_batches:
-                self._update(batch, schedule, update, metrics)
+                self._update(batch, schedule, update, metrics, watch)
         return metrics.result()
 
     def _update(
-        self, batch: PolicyBatch, schedule: Schedule, update: GlobalBatch, metrics: TrainMetrics
+        self,
+        batch: PolicyBatch,
+        schedule: Schedule,
+        update: GlobalBatch,
+        metrics: TrainMetrics,
+        watch: UpdateWatch | None,
     ) -> None:
         """Make one optimizer update, on one global batch, and record it in ``metrics``."""
-        loss = update_objective(self.loss, batch, update, metrics)
+        loss = update_objective(self.loss, batch, update, metrics, watch)
         for spec in update.micro_batches:
             inputs = batch.micro_batch(spec, schedule)
             loss(self._model.scores(inputs), inputs).backward()
         self.num_updates += 1
         rate = learning_rate(self.num_updates, self.cfg.optimizer.lr, self.cfg.scheduler)
         metrics.add_update(grad_norm=self._optimizer.step(rate), learning_rate=rate)
+
+    def internals(self) -> Internals:
+        """Return what this rank holds of weights and optimizer, for the tripwires; without communication."""
+        return Internals(
+            weights=self._local_parts(),
+            reference=() if self._reference is None else self._reference.held,
+            first_moments=self._optimizer.first_moments(),
+            num_updates=self.num_updates,
+            optimizer_steps=self._optimizer.step_counts(),
+            learning_rate=self._optimizer.learning_rate,
+        )
 
     # Weights
 

@@ -23,7 +23,7 @@ from nemo_like.policy.batch import ModelInputs, PolicyBatch
 from nemo_like.policy.checkpoint_writer import CheckpointWriter
 from nemo_like.policy.devices import DTYPES, compute_device
 from nemo_like.policy.export import complete_checkpoint, write_weights
-from nemo_like.policy.interface import is_weight_sender
+from nemo_like.policy.interface import Internals, is_weight_sender
 from nemo_like.policy.learning_rate import learning_rate
 from nemo_like.policy.megatron.checkpoint import load_checkpoint, save_checkpoint
 from nemo_like.policy.megatron.convert import (
@@ -40,13 +40,14 @@ from nemo_like.policy.megatron.convert import (
 )
 from nemo_like.policy.megatron.cpu_shim import cuda_means_cpu
 from nemo_like.policy.megatron.model import ScoringGPTModel, transformer_config
-from nemo_like.policy.megatron.optimizer import build_optimizer
+from nemo_like.policy.megatron.optimizer import adam_state, build_optimizer
 from nemo_like.policy.megatron.pipeline import Pipeline
 from nemo_like.policy.objective import own_means, update_objective
 from nemo_like.policy.parallelism import shards_optimizer
 from nemo_like.policy.parking import HostParking, stays_on_device
 from nemo_like.policy.reference import ReferenceWeights, reference_in_place
 from nemo_like.policy.train_metrics import TrainMetrics
+from nemo_like.policy.update_watch import UpdateWatch
 from nemo_like.weight_transport.buckets import TensorSpec
 
 
@@ -129,23 +130,30 @@ class MegatronPolicy:
 
     # Training
 
-    def train(self, batch: PolicyBatch, schedule: Schedule) -> dict[str, Metric]:
+    def train(
+        self, batch: PolicyBatch, schedule: Schedule, watch: UpdateWatch | None = None
+    ) -> dict[str, Metric]:
         """Make one optimizer update per global batch of the schedule; return this replica's part of the
-        metrics."""
+        metrics. ``watch`` gets every loss on the ranks that compute it."""
         metrics = TrainMetrics(self.device, self.coordinates.layout.dp, own_means(self.loss))
         with self._megatron(), self._weights_in_use():
             with self._optimizer_on_device():
                 for update in schedule.global_batches:
-                    self._update(batch, schedule, update, metrics)
+                    self._update(batch, schedule, update, metrics, watch)
             for tensor in metrics.tensors:
                 self._send_from_last_stage(tensor)
         return metrics.result()
 
     def _update(
-        self, batch: PolicyBatch, schedule: Schedule, update: GlobalBatch, metrics: TrainMetrics
+        self,
+        batch: PolicyBatch,
+        schedule: Schedule,
+        update: GlobalBatch,
+        metrics: TrainMetrics,
+        watch: UpdateWatch | None,
     ) -> None:
         """Make one optimizer update, on one global batch, and record it in ``metrics``."""
-        objective = update_objective(self.loss, batch, update, metrics)
+        objective = update_objective(self.loss, batch, update, metrics, watch)
         self._ddp.zero_grad_buffer()
         self._optimizer.zero_grad()
         self._pipeline.forward_backward(batch, schedule, update.micro_batches, objective)
@@ -173,6 +181,18 @@ class MegatronPolicy:
     def _offload_optimizer(self) -> None:
         self._optimizer.offload_to_cpu()
         self._ddp.offload_grad_buffers()
+
+    def internals(self) -> Internals:
+        """Return what this rank holds of weights and optimizer, for the tripwires; without communication."""
+        adam = adam_state(self._optimizer)
+        return Internals(
+            weights=[*self._model.parameters()],
+            reference=() if self._reference is None else self._reference.held,
+            first_moments=adam.first_moments,
+            num_updates=self.num_updates,
+            optimizer_steps=adam.steps,
+            learning_rate=max(group["lr"] for group in self._optimizer.param_groups),
+        )
 
     # Weights
 

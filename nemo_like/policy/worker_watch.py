@@ -1,0 +1,164 @@
+"""Measures for the tripwires what one policy worker does: with which weights, columns, losses and updates.
+
+Weights are compared by a sample of their elements, which is small whatever the model's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nemo_like.batch.columns import (
+    GENERATION_LOGPROBS,
+    INPUT_IDS,
+    PREV_LOGPROBS,
+    REFERENCE_LOGPROBS,
+    RESPONSE_MASK,
+    Column,
+)
+from nemo_like.batch.meta import KVBatchMeta
+from nemo_like.batch.tags import NUM_PROMPT_TOKENS, NUM_RESPONSE_TOKENS, SAMPLE_DIGEST
+from nemo_like.config.schema import LossConfig, PolicyConfig
+from nemo_like.observability.metrics import Metric, maximum, summed
+from nemo_like.policy.batch import PolicyBatch
+from nemo_like.policy.interface import Internals
+from nemo_like.policy.update_watch import UpdateWatch
+from nemo_like.tripwires.measured import Measured
+from nemo_like.tripwires.sample_checks import SampleTags, num_wrong_samples
+
+# Of each tensor of weights so many elements are compared, evenly spread.
+_SAMPLED_ELEMENTS = 4096
+# Weights count as others than the reference's when this share of the sampled ones differ.
+_DIFFERING_SHARE = 0.01
+# What every rank measures, in the order in which ranks exchange it.
+_EXCHANGED = (
+    Measured.num_wrong_samples,
+    Measured.has_policy_as_reference,
+    Measured.loss_gradient_error,
+    Measured.loss_error,
+    Measured.first_ratio_gap,
+    Measured.num_updates,
+    Measured.optimizer_step_gap,
+    Measured.learning_rate,
+    Measured.moment_excess,
+    Measured.weights_moved,
+    Measured.largest_weight,
+    Measured.weights_moved_elsewhere,
+    Measured.reference_moved,
+)
+
+
+class WorkerWatch:
+    """Measures one worker's phases. Every worker of the world makes the same calls."""
+
+    def __init__(self, cfg: PolicyConfig, loss: LossConfig, start: Internals) -> None:
+        """Take note of the weights at the start of the process, before a checkpoint is loaded."""
+        self._cfg, self._loss = cfg, loss
+        self._reference = weight_sample(start.reference)
+        self._weights: Tensor | None = None  # as the latest training phase left them
+        self._found: dict[Measured, float] = {}
+        self._moments_norm = 0.0
+        self._num_updates = 0
+
+    def forget_weights(self) -> None:
+        """Forget what training left, since other weights were loaded."""
+        self._weights = None
+
+    def scored(self, logprobs: Mapping[Column, Tensor], batch: PolicyBatch, now: Internals) -> None:
+        """Look at a log-prob phase: a reference with other weights must give other log-probs."""
+        prev, reference = logprobs.get(PREV_LOGPROBS), logprobs.get(REFERENCE_LOGPROBS)
+        if prev is None or reference is None or not now.reference:
+            return
+        differs = weight_sample(now.weights) != weight_sample(now.reference)
+        has_other_weights = float(differs.float().mean()) >= _DIFFERING_SHARE
+        mask = batch.columns[RESPONSE_MASK.name].bool()
+        is_equal = torch.equal(prev[mask], reference[mask])
+        self._found[Measured.has_policy_as_reference] = float(has_other_weights and is_equal)
+
+    def before_training(self, meta: KVBatchMeta, batch: PolicyBatch, now: Internals) -> UpdateWatch:
+        """Look at what training begins with, and return what watches its losses."""
+        self._found[Measured.num_wrong_samples] = float(_num_wrong(meta, batch))
+        before = weight_sample(now.weights)
+        if self._weights is not None:
+            self._found[Measured.weights_moved_elsewhere] = float(not torch.equal(before, self._weights))
+        moved = not torch.equal(weight_sample(now.reference), self._reference)
+        self._found[Measured.reference_moved] = float(moved)
+        self._weights, self._num_updates = before, now.num_updates
+        self._moments_norm = _norm(now.first_moments)
+        return UpdateWatch(self._loss, batch)
+
+    def after_training(self, losses: UpdateWatch, now: Internals) -> dict[str, Metric]:
+        """Look at what training did; return what all ranks measured, and this one's count of tokens."""
+        found = self._found | losses.measured()
+        num_tokens = found.pop(Measured.num_trained_tokens, 0.0)
+        found |= self._updates(now)
+        self._found = {}
+        everywhere = _greatest_of_all([found.get(name, 0.0) for name in _EXCHANGED])
+        return {
+            **{name: maximum(value) for name, value in zip(_EXCHANGED, everywhere, strict=True)},
+            Measured.num_trained_tokens: summed(num_tokens),
+        }
+
+    def _updates(self, now: Internals) -> dict[Measured, float]:
+        after, before = weight_sample(now.weights), self._weights
+        assert before is not None, "before_training comes first"
+        self._weights = after
+        kept = self._cfg.optimizer.adam_beta1 ** (now.num_updates - self._num_updates)
+        # A mean of gradients, each at most max_grad_norm long, and of what was there before.
+        longest = kept * self._moments_norm + (1 - kept) * self._cfg.max_grad_norm
+        return {
+            Measured.num_updates: float(now.num_updates),
+            Measured.optimizer_step_gap: float(
+                max((abs(steps - now.num_updates) for steps in now.optimizer_steps), default=0)
+            ),
+            Measured.learning_rate: now.learning_rate,
+            Measured.moment_excess: max(0.0, _norm(now.first_moments) - longest),
+            Measured.weights_moved: _largest(after - before),
+            Measured.largest_weight: _largest(after),
+        }
+
+
+@torch.no_grad()
+def weight_sample(tensors: Sequence[Tensor]) -> Tensor:
+    """Return up to 4096 evenly spread elements of every tensor, one after the other, float32 on the host."""
+    parts = [
+        tensor.detach().reshape(-1)[:: -(-tensor.numel() // _SAMPLED_ELEMENTS) or 1] for tensor in tensors
+    ]
+    return torch.cat(parts).float().cpu() if parts else torch.empty(0)
+
+
+def _num_wrong(meta: KVBatchMeta, batch: PolicyBatch) -> int:
+    if not (meta.has_tag(NUM_PROMPT_TOKENS) and meta.has_tag(NUM_RESPONSE_TOKENS)):
+        return 0
+    tags = SampleTags(
+        lengths=meta.lengths,
+        num_prompt_tokens=meta.tag(NUM_PROMPT_TOKENS),
+        num_response_tokens=meta.tag(NUM_RESPONSE_TOKENS),
+        digests=meta.tag(SAMPLE_DIGEST) if meta.has_tag(SAMPLE_DIGEST) else None,
+    )
+    columns = batch.columns
+    generation = columns[GENERATION_LOGPROBS.name].cpu().numpy() if GENERATION_LOGPROBS in batch else None
+    return num_wrong_samples(
+        tags, columns[INPUT_IDS.name].numpy(), columns[RESPONSE_MASK.name].numpy(), generation
+    )
+
+
+def _norm(tensors: Sequence[Tensor]) -> float:
+    return float(torch.nn.utils.get_total_norm(list(tensors))) if tensors else 0.0
+
+
+def _largest(values: Tensor) -> float:
+    return float(values.abs().max()) if len(values) else 0.0
+
+
+def _greatest_of_all(values: list[float]) -> list[float]:
+    """Return the greatest of each value over all ranks of the world; infinity where a rank has NaN."""
+    device = "cpu" if dist.get_backend() == "gloo" else torch.device("cuda", torch.cuda.current_device())
+    everywhere = torch.tensor(values, dtype=torch.float64, device=device).nan_to_num(nan=torch.inf)
+    if dist.get_world_size() > 1:
+        dist.all_reduce(everywhere, dist.ReduceOp.MAX)
+    found: list[float] = everywhere.tolist()
+    return found
