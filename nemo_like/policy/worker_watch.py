@@ -156,9 +156,10 @@ def _largest(values: Tensor) -> float:
 
 def _greatest_of_all(values: list[float]) -> list[float]:
     """Return the greatest of each value over all ranks of the world; infinity where a rank has NaN."""
-    device = "cpu" if dist.get_backend() == "gloo" else torch.device("cuda", torch.cuda.current_device())
-    everywhere = torch.tensor(values, dtype=torch.float64, device=device).nan_to_num(nan=torch.inf)
-    if dist.get_world_size() > 1:
+    everywhere = torch.tensor(values, dtype=torch.float64).nan_to_num(nan=torch.inf)
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        if dist.get_backend() != "gloo":
+            everywhere = everywhere.to(torch.device("cuda", torch.cuda.current_device()))
         dist.all_reduce(everywhere, dist.ReduceOp.MAX)
     found: list[float] = everywhere.tolist()
     return found

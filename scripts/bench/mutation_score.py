@@ -2,7 +2,7 @@
 """Which mutations of tests/tripwires are caught by tripwires: small runs with and without each.
 
     python scripts/bench/mutation_score.py [--jobs 1] [--only NAME ...] [--results FILE]
-        [--overrides key=value ...]
+        [--overrides key=value ...] [--caught-only]
 
 Runs a small version of the demo once for every set of settings that the mutations ask for, and once for each
 mutation. A mutation that needs a continued run is planted in the second part of one. Appends a JSON object
@@ -36,7 +36,7 @@ from tests.tripwires.mutations import MUTATIONS, Mutation
 from tests.tripwires.planted import ROOT, environment_with
 
 CONFIG = "configs/grpo_arithmetic_cpu.yaml"
-RUN_TIMEOUT_S = 180
+RUN_TIMEOUT_S = 400
 # Three steps of four updates on two ranks, in several micro-batches, with a loss of which every term counts.
 SMALL = (
     "grpo.max_num_steps=3",
@@ -88,15 +88,16 @@ class Outcome:
 class Scorer:
     """Runs mutations and baselines in directories of their own below ``directory``."""
 
-    def __init__(self, directory: Path, overrides: Sequence[str]) -> None:
-        self._directory, self._overrides = directory, tuple(overrides)
+    def __init__(self, directory: Path, overrides: Sequence[str], *, compares: bool) -> None:
+        """Without ``compares`` no run is made without a mutation, and nothing is said of metrics."""
+        self._directory, self._overrides, self._compares = directory, tuple(overrides), compares
         self._baselines: dict[tuple[object, ...], list[dict[str, float]]] = {}
         self._locks: dict[tuple[object, ...], Lock] = {}
         self._lock = Lock()
 
     def score(self, one: Mutation) -> Outcome:
         """Run the mutation, and before it its baseline, unless another mutation needed the same."""
-        baseline = self.baseline(one.overrides, one.needs_resume)
+        baseline = self.baseline(one.overrides, one.needs_resume) if self._compares else None
         log = self._directory / f"{one.name}.planted"
         returncode, output, records = self.run(
             one.name, one.overrides, environment_with(one.name, log), one.needs_resume
@@ -107,9 +108,9 @@ class Scorer:
             name=one.name,
             num_processes=num_processes,
             returncode=returncode,
-            differing=differing(baseline, records),
+            differing={} if baseline is None else differing(baseline, records),
             shown={key: [record.get(key) for record in records] for key in _SHOWN},
-            baseline={key: [record.get(key) for record in baseline] for key in _SHOWN},
+            baseline={key: [record.get(key) for record in baseline or ()] for key in _SHOWN},
             error=error,
             caught=caught_by(output, returncode, len(records)),
             group=one.group.value,
@@ -173,8 +174,8 @@ def caught_by(output: str, returncode: int | None, num_steps: int) -> dict[str, 
     found: dict[str, list[str]] = {}
     for step, text in re.findall(r"at step (\d+), (tripwire .*(?:\ntripwire .*)*)", output):
         found.setdefault(step, []).extend(re.findall(r"^tripwire '(\w+)'", text, re.MULTILINE))
-    if returncode != 0 and not found:
-        found[str(num_steps + 1)] = ["error" if returncode is not None else "deadline"]
+    if returncode and not found:
+        found[str(num_steps + 1)] = ["error"]
     return {step: sorted(set(names)) for step, names in found.items()}
 
 
@@ -193,7 +194,7 @@ def differing(
 def line(outcome: Outcome) -> str:
     """Return an outcome as one line of the table."""
     how = "ok" if outcome.returncode == 0 else f"exit {outcome.returncode}"
-    steps = ", ".join(f"step {step}: {len(names)}" for step, names in outcome.differing.items()) or "nothing"
+    steps = ", ".join(f"step {step}: {len(names)}" for step, names in outcome.differing.items()) or "-"
     caught = "; ".join(f"step {step}: {', '.join(names)}" for step, names in outcome.caught.items())
     mark = "caught" if outcome.is_caught else "MISSED"
     return (
@@ -226,6 +227,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side (default 1)")
     parser.add_argument("--only", nargs="+", choices=list(MUTATIONS), metavar="NAME", default=list(MUTATIONS))
     parser.add_argument("--results", type=Path, default=Path("mutation_score.jsonl"))
+    parser.add_argument("--caught-only", action="store_true", help="leave out the runs to compare with")
     parser.add_argument("--overrides", nargs="*", metavar="key=value", default=[])
     options = parser.parse_args()
     done: set[str] = set()
@@ -241,7 +243,7 @@ def main() -> int:
             print(line(outcome), flush=True)
 
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(options.jobs) as pool:
-        scorer = Scorer(Path(directory), options.overrides)
+        scorer = Scorer(Path(directory), options.overrides, compares=not options.caught_only)
         for finished in [pool.submit(scored, one) for one in wanted]:
             if error := finished.exception():
                 print(f"error: {error}", flush=True)

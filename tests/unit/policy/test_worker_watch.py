@@ -1,0 +1,137 @@
+"""What one rank notices of its weights and its optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nemo_like.batch.columns import PREV_LOGPROBS, REFERENCE_LOGPROBS
+from nemo_like.batch.meta import Chunk, KVBatchMeta
+from nemo_like.config.loader import load_config
+from nemo_like.policy.batch import PolicyBatch
+from nemo_like.policy.interface import Internals
+from nemo_like.policy.worker_watch import WorkerWatch, weight_sample
+from nemo_like.tripwires.measured import Measured
+from tests.unit.algorithms.loss_cases import CONFIG
+
+POLICY = load_config(Path(__file__).resolve().parents[3] / "configs/grpo_arithmetic_cpu.yaml").policy
+MASK = np.array([0, 1, 1, 0, 0, 1], np.uint8)
+TAGS = {"num_prompt_tokens": (1, 2), "num_response_tokens": (2, 1)}
+META = KVBatchMeta("train-1", (Chunk("c", (3, 3)),), ((0, 0), (0, 1)), frozenset(), TAGS)
+
+
+def batch() -> PolicyBatch:
+    columns = {"input_ids": np.arange(6, dtype=np.int32), "response_mask": MASK}
+    return PolicyBatch(columns, [3, 3], {}, torch.device("cpu"))
+
+
+def internals(**changes: Any) -> Internals:
+    """A rank whose policy and reference are the same, before the first update."""
+    start = Internals(
+        weights=[torch.ones(4, 3), torch.zeros(5)],
+        reference=[torch.ones(4, 3), torch.zeros(5)],
+        first_moments=[],
+        num_updates=0,
+        optimizer_steps=[],
+        learning_rate=0.0,
+    )
+    return replace(start, **changes)
+
+
+def measured(before: Internals, after: Internals, watch: WorkerWatch | None = None) -> dict[str, float]:
+    """What one training phase gives that began with ``before``."""
+    watch = watch or WorkerWatch(POLICY, CONFIG, internals())
+    found = watch.after_training(watch.before_training(META, batch(), before), after)
+    return {name: metric.value for name, metric in found.items()}
+
+
+TRAINED = internals(
+    weights=[torch.full((4, 3), 1.01), torch.full((5,), -0.02)],
+    first_moments=[torch.tensor([0.3, 0.4])],
+    num_updates=2,
+    optimizer_steps=[2, 2],
+    learning_rate=0.01,
+)
+
+
+def test_a_training_phase_moves_weights_and_counts() -> None:
+    found = measured(internals(), TRAINED)
+    assert found[Measured.weights_moved] == pytest.approx(0.02)
+    assert found[Measured.largest_weight] == pytest.approx(1.01)
+    assert found[Measured.num_updates] == 2
+    assert found[Measured.learning_rate] == 0.01
+    assert found[Measured.optimizer_step_gap] == found[Measured.num_wrong_samples] == 0
+    assert found[Measured.reference_moved] == found[Measured.weights_moved_elsewhere] == 0
+
+
+def test_an_optimizer_that_began_anew_counts_less() -> None:
+    assert measured(internals(), replace(TRAINED, optimizer_steps=[2, 1]))[Measured.optimizer_step_gap] == 1
+
+
+def test_a_moment_longer_than_clipped_gradients_make_it_is_measured() -> None:
+    # b1 = 0.9: after two updates at most (1 - 0.81) x 1 where there was none, and 0.81 of what there was.
+    long = replace(TRAINED, first_moments=[torch.tensor([0.3, 0.4])])
+    assert measured(internals(), long)[Measured.moment_excess] == pytest.approx(0.5 - 0.19)
+    before = internals(first_moments=[torch.tensor([0.0, 0.4])])
+    assert measured(before, long)[Measured.moment_excess] == 0.0
+
+
+def test_weights_that_change_between_two_phases_are_noticed() -> None:
+    watch = WorkerWatch(POLICY, CONFIG, internals())
+    measured(internals(), TRAINED, watch)
+    assert measured(TRAINED, TRAINED, watch)[Measured.weights_moved_elsewhere] == 0
+    assert measured(internals(), TRAINED, watch)[Measured.weights_moved_elsewhere] == 1
+
+
+def test_weights_from_a_checkpoint_are_no_such_change() -> None:
+    watch = WorkerWatch(POLICY, CONFIG, internals())
+    measured(internals(), TRAINED, watch)
+    watch.forget_weights()
+    assert measured(internals(), TRAINED, watch)[Measured.weights_moved_elsewhere] == 0
+
+
+def test_a_reference_with_other_weights_than_at_the_start_is_noticed() -> None:
+    moved = internals(reference=TRAINED.weights)
+    assert measured(moved, TRAINED)[Measured.reference_moved] == 1
+
+
+@pytest.mark.parametrize(
+    ("weights", "reference_logprob", "is_wrong"),
+    [
+        (internals().weights, -1.0, 0.0),  # before the first update both are the same
+        (TRAINED.weights, -1.5, 0.0),
+        (TRAINED.weights, -1.0, 1.0),
+    ],
+)
+def test_another_reference_gives_other_logprobs(
+    weights: list[torch.Tensor], reference_logprob: float, is_wrong: float
+) -> None:
+    watch = WorkerWatch(POLICY, CONFIG, internals())
+    now = internals(weights=weights)
+    logprobs = {
+        PREV_LOGPROBS: torch.full((6,), -1.0),
+        REFERENCE_LOGPROBS: torch.full((6,), reference_logprob),
+    }
+    watch.scored(logprobs, batch(), now)
+    assert measured(now, TRAINED, watch)[Measured.has_policy_as_reference] == is_wrong
+
+
+def test_samples_that_do_not_fit_their_tags_are_counted() -> None:
+    watch = WorkerWatch(POLICY, CONFIG, internals())
+    wrong = META.with_tags({"num_response_tokens": [1, 2]})
+    losses = watch.before_training(wrong, batch(), internals())
+    assert watch.after_training(losses, TRAINED)[Measured.num_wrong_samples].value == 2
+
+
+def test_a_sample_of_weights_is_spread_over_every_tensor() -> None:
+    large = torch.arange(3 * 4096, dtype=torch.bfloat16)
+    found = weight_sample([large, torch.tensor([7.0]), torch.empty(0)])
+    assert len(found) == 4096 + 1
+    assert found[-1] == 7.0
+    assert found[:3].tolist() == [0.0, 3.0, 6.0]
+    assert len(weight_sample([])) == 0
