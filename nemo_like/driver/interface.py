@@ -96,6 +96,13 @@ class WeightSync(Protocol):
         """Let engines release the GPUs that they share with the trainer; the next version wakes them."""
 
 
+class CanaryScores(Protocol):
+    """Compares how engines and trainer score the same tokens."""
+
+    def gap(self) -> float:
+        """Return how far the worst engine is from the trainer, nats per token."""
+
+
 class Recovery(Protocol):
     """Replaces processes that died while work was under way."""
 

@@ -24,6 +24,7 @@ from nemo_like.driver.collection import Collected
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.results import ScoredBatch, TrainUpdate
 from nemo_like.tripwires.alarm import Alarm
+from nemo_like.tripwires.measured import Measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,15 @@ def train_report(results: StepResults, timing: Mapping[str, float]) -> StepRepor
             **_performance(results, timing["timing/train/total_step_time"]),
         }
     )
+
+
+def tripwire_metrics(results: StepResults, canary_gap: float | None) -> dict[str, float]:
+    """Return what the tripwires measured and people may want to follow; nothing without tripwires."""
+    moved = results.update.measured.get(Measured.weights_moved)
+    return {
+        **({} if moved is None else {"train/weights_moved": moved.value}),
+        **({} if canary_gap is None else {"weight_sync/canary_gap": canary_gap}),
+    }
 
 
 def generation_report(

@@ -43,6 +43,7 @@ from nemo_like.tripwires.batch_checks import (
     truncation_alarms,
     uniform_group_alarms,
 )
+from nemo_like.tripwires.canary_checks import canary_alarms
 from nemo_like.tripwires.data_checks import prompt_alarms, resume_alarms, reward_alarms
 from nemo_like.tripwires.measured import Measured
 from nemo_like.tripwires.reference_advantages import Rewarded, reference_advantages
@@ -68,6 +69,14 @@ class RunFacts:
     num_prompts: int  # in the training data
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What is known of the weights that a step samples with; None for what was not measured."""
+
+    digest: float | None  # on the trainer's side
+    canary_gap: float | None = None  # between engines and trainer, nats per token
+
+
 class StepTripwires:
     """Judges one step after the other, and remembers what it compares the next step with."""
 
@@ -80,15 +89,17 @@ class StepTripwires:
         self._num_updates: float | None = None  # after the step before
         self._num_uniform_steps = 0  # in a row
 
-    def look(self, prompts: PromptBatch, results: StepResults, digest: float | None) -> tuple[Alarm, ...]:
-        """Return every alarm of a step; ``digest`` is that of the weights that the trainer sent for it."""
+    def look(self, prompts: PromptBatch, results: StepResults, sent: Sent) -> tuple[Alarm, ...]:
+        """Return every alarm of a step, which was sampled with the weights ``sent``."""
         metrics = {**_values(results.scored.metrics), **_values(results.update.metrics)}
         error = metrics.get("token_mult_prob_error")
         alarms = [*agreement_alarms(error, self._cfg, has_experts=self._facts.has_experts)]
         if self._is_off:
             return tuple(alarms)
         rollout, update = _values(results.rollout.measured), _values(results.update.measured)
-        alarms += digest_alarms(rollout, digest)
+        alarms += digest_alarms(rollout, sent.digest)
+        has_experts = self._facts.has_experts
+        alarms += canary_alarms(sent.canary_gap, self._cfg.policy, has_experts=has_experts)
         alarms += rollout_alarms(rollout)
         alarms += self._collected_alarms(results.rollout)
         alarms += self._batch_alarms(results.batch)

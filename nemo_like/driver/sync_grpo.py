@@ -27,8 +27,16 @@ from nemo_like.config.schema import Config
 from nemo_like.data.sampler import MixtureSampler
 from nemo_like.driver.checkpoints import RunCheckpoints
 from nemo_like.driver.collection import Collected, collect_groups
-from nemo_like.driver.interface import Partitions, Policy, Recovery, Rollout, StepObserver, WeightSync
-from nemo_like.driver.reports import StepReport, StepResults, train_report
+from nemo_like.driver.interface import (
+    CanaryScores,
+    Partitions,
+    Policy,
+    Recovery,
+    Rollout,
+    StepObserver,
+    WeightSync,
+)
+from nemo_like.driver.reports import StepReport, StepResults, train_report, tripwire_metrics
 from nemo_like.driver.stages import (
     dumps_rollouts_of,
     kl_in_reward,
@@ -38,7 +46,7 @@ from nemo_like.driver.stages import (
     without_mismatch,
     without_truncated,
 )
-from nemo_like.driver.step_checks import StepTripwires
+from nemo_like.driver.step_checks import Sent, StepTripwires
 from nemo_like.driver.stopping import StopRequests
 from nemo_like.driver.validation import ValidationReport, ValidationSet, reached_goal, validation_report
 from nemo_like.observability.logger import RunLogger
@@ -65,6 +73,7 @@ class Components:
     stop_requests: StopRequests
     recovery: Recovery
     tripwires: StepTripwires
+    canary: CanaryScores | None  # with debug.tripwires=all
 
 
 class SyncGRPODriver:
@@ -87,7 +96,7 @@ class SyncGRPODriver:
         self.num_samples = cfg.grpo.num_prompts_per_step * cfg.grpo.num_generations_per_prompt
         self.position = self.checkpoints.resume(self.policy, self.train_sampler)
         self.policy_version = self.position.policy_version
-        self.tripwires = components.tripwires
+        self.tripwires, self.canary = components.tripwires, components.canary
         if self.checkpoints.found is not None:
             self.tripwires.look_at_resume(
                 self.train_sampler.state_dict(), self.checkpoints.found.state.sampler
@@ -161,6 +170,7 @@ class SyncGRPODriver:
         with self.prepare_step(step, timer) as partition:
             with timer("weight_sync"):
                 sync_metrics = self.weight_sync.ensure_version(self.policy_version)
+                canary_gap = None if self.canary is None else self.canary.gap()
             with timer("generation"):
                 rollout = self.collect(prompts, partition)
                 self.weight_sync.generation_is_over()
@@ -190,7 +200,10 @@ class SyncGRPODriver:
         opened = self.partitions.take_operations()
         results = StepResults(batch, rollout, scored, update, sync_metrics, opened)
         report = train_report(results, timer.metrics("timing/train/"))
-        return replace(report, alarms=self.tripwires.look(prompts, results, self.weight_sync.digest))
+        sent = Sent(self.weight_sync.digest, canary_gap)
+        return replace(report, alarms=self.tripwires.look(prompts, results, sent)).with_metrics(
+            tripwire_metrics(results, canary_gap)
+        )
 
     def collect(self, prompts: PromptBatch, partition: str) -> Collected:
         """Roll out the prompts; with dynamic sampling, replace groups whose rewards are all equal."""

@@ -148,6 +148,13 @@ class VllmEngine:
     def sleep(self) -> None:
         self._call(self._fall_asleep)
 
+    def canary_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Return the log-probs of all tokens but the first, at temperature 1, nats.
+
+        Raises RuntimeError while requests are unfinished.
+        """
+        return self._call(lambda: self._score(token_ids))
+
     # ------------------------------------------------------------------ weights
 
     def weight_endpoint(self) -> WeightEndpoint:
@@ -285,6 +292,20 @@ class VllmEngine:
         except Exception:
             self._abort(added)
             raise
+
+    def _score(self, token_ids: Sequence[int]) -> list[float]:
+        if self._unfinished:
+            raise RuntimeError(f"engine {self._name!r} still generates, so it cannot score the canary")
+        self._memory.wake()
+        params = SamplingParams(
+            max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False, ignore_eos=True
+        )
+        self._engine.add_request("canary", tokens_input(list(token_ids)), params)
+        outputs: list[RequestOutput] = []
+        while not any(output.finished for output in outputs):
+            outputs = self._engine.step()
+        scored = outputs[-1].prompt_logprobs or []
+        return [of[token].logprob for of, token in zip(scored, token_ids, strict=True) if of is not None]
 
     def _abort(self, request_ids: Sequence[str]) -> None:
         known = [request_id for request_id in request_ids if self._unfinished.pop(request_id, None)]

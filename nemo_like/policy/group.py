@@ -34,6 +34,7 @@ from nemo_like.policy.results import ScoredBatch, TrainUpdate, WorkerScores, Wor
 _STAGES = {
     "compute_logprobs": Stage.logprobs,
     "train": Stage.policy_training,
+    "canary_logprobs": Stage.logprobs,
     "declarations": Stage.logprobs,
     "connect_weights": Stage.weight_sync,
     "push_weights": Stage.weight_sync,
@@ -132,6 +133,11 @@ class PolicyWorkerGroup:
             measured=merge(answer.measured for answer in answers),
             planned_counts=[_counts(shard) for shard in shards],
         )
+
+    def canary_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Have all workers score a few tokens; return the log-probs of all but the first, at temperature 1,
+        nats."""
+        return self._ask("canary_logprobs", _every_worker, tuple(token_ids))[0]
 
     def push_weights(self, version: int) -> dict[str, Metric]:
         """Send the weights to the engines as policy version ``version``; return once all engines have it."""

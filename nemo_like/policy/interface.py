@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -50,6 +51,9 @@ class TrainingBackend(Protocol):
 
     def reference_logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
         """Score the batch as ``logprobs`` does, under the weights that the run started from."""
+
+    def at_temperature_one(self) -> AbstractContextManager[None]:
+        """Have ``logprobs`` score at temperature 1 within the block."""
 
     def train(
         self, batch: PolicyBatch, schedule: Schedule, watch: UpdateWatch | None = None

@@ -14,12 +14,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
-from nemo_like.batch.columns import PREV_LOGPROBS, REFERENCE_LOGPROBS, Column, Declaration
-from nemo_like.batch.meta import KVBatchMeta, Schedule
-from nemo_like.batch.tags import MULT_PROB_ERROR
+from nemo_like.batch.columns import (
+    INPUT_IDS,
+    PREV_LOGPROBS,
+    REFERENCE_LOGPROBS,
+    RESPONSE_MASK,
+    Column,
+    Declaration,
+)
+from nemo_like.batch.meta import Chunk, KVBatchMeta, Schedule
+from nemo_like.batch.sharding import shard_for_logprobs
+from nemo_like.batch.tags import (
+    GROUP_ID,
+    MULT_PROB_ERROR,
+    NUM_PROMPT_TOKENS,
+    NUM_RESPONSE_TOKENS,
+    SAMPLE_MASK,
+    named,
+)
 from nemo_like.checkpoint.digests import differing_files, own_share
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.cluster.gloo import one_gloo_device
@@ -38,6 +54,7 @@ from nemo_like.data_plane.interface import DataPlane
 from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.observability.metrics import Metric
 from nemo_like.observability.trace import span
+from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.batch_keeper import BatchKeeper
 from nemo_like.policy.checkpoint_writer import CheckpointWriter, told_in_short
 from nemo_like.policy.interface import (
@@ -48,7 +65,7 @@ from nemo_like.policy.interface import (
 )
 from nemo_like.policy.mismatch import logprob_mismatch
 from nemo_like.policy.objective import own_reads
-from nemo_like.policy.parallelism import gathers_weights
+from nemo_like.policy.parallelism import gathers_weights, logprob_strategy
 from nemo_like.policy.policy_columns import policy_declarations, scoring_reads, training_reads
 from nemo_like.policy.replica import Replica
 from nemo_like.policy.results import WorkerScores, WorkerUpdate
@@ -166,6 +183,34 @@ class PolicyWorker:
             return None
         return WorkerUpdate(metrics, self.policy_version, compute.seconds, operations, measured)
 
+    def canary_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Return the log-probs of all tokens but the first, at temperature 1, nats; every rank calls it."""
+        length = len(token_ids)
+        meta = KVBatchMeta(
+            "canary",
+            (Chunk("canary", (length,)),),
+            ((0, 0),),
+            frozenset(),
+            named(
+                {
+                    SAMPLE_MASK: (1,),
+                    GROUP_ID: (0,),
+                    NUM_PROMPT_TOKENS: (1,),
+                    NUM_RESPONSE_TOKENS: (length - 1,),
+                }
+            ),
+        )
+        strategy = logprob_strategy(self.cfg)
+        (shard,) = shard_for_logprobs(meta, num_shards=1, global_batch_size=1, strategy=strategy)
+        mask = np.ones(length, np.uint8)
+        mask[0] = 0
+        columns = {INPUT_IDS.name: np.array(token_ids, np.int32), RESPONSE_MASK.name: mask}
+        batch = PolicyBatch(columns, (length,), {}, self._backend.device)
+        with self._backend.at_temperature_one():
+            scored = self._backend.logprobs(batch, _schedule(shard))
+        logprobs: list[float] = scored[1:].tolist()
+        return logprobs
+
     def settle(self) -> int | None:
         """Abandon the step and return the policy version of these weights, None when an update broke off.
 
@@ -278,7 +323,7 @@ class PolicyWorker:
         self._backend = self._build_backend()
         self._watch: WorkerWatch | None = None
         if self._tripwires is not Tripwires.off:
-            self._watch = WorkerWatch(self.cfg, self.loss, self._backend.internals())
+            self._watch = WorkerWatch(self.cfg, self.loss, self.coordinates, self._backend.internals())
 
     def _build_backend(self) -> TrainingBackend:
         # Each backend takes seconds to import, so only the one that is used is loaded.

@@ -21,6 +21,7 @@ from nemo_like.batch.columns import (
 )
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import NUM_PROMPT_TOKENS, NUM_RESPONSE_TOKENS, SAMPLE_DIGEST
+from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.schema import LossConfig, PolicyConfig
 from nemo_like.observability.metrics import Metric, maximum, summed
 from nemo_like.policy.batch import PolicyBatch
@@ -54,9 +55,11 @@ _EXCHANGED = (
 class WorkerWatch:
     """Measures one worker's phases. Every worker of the world makes the same calls."""
 
-    def __init__(self, cfg: PolicyConfig, loss: LossConfig, start: Internals) -> None:
+    def __init__(
+        self, cfg: PolicyConfig, loss: LossConfig, coordinates: Coordinates, start: Internals
+    ) -> None:
         """Take note of the weights at the start of the process, before a checkpoint is loaded."""
-        self._cfg, self._loss = cfg, loss
+        self._cfg, self._loss, self._coordinates = cfg, loss, coordinates
         self._reference = weight_sample(start.reference)
         self._weights: Tensor | None = None  # as the latest training phase left them
         self._found: dict[Measured, float] = {}
@@ -91,15 +94,17 @@ class WorkerWatch:
         return UpdateWatch(self._loss, batch)
 
     def after_training(self, losses: UpdateWatch, now: Internals) -> dict[str, Metric]:
-        """Look at what training did; return what all ranks measured, and this one's count of tokens."""
-        found = self._found | losses.measured()
-        num_tokens = found.pop(Measured.num_trained_tokens, 0.0)
-        found |= self._updates(now)
+        """Look at what training did; return what all ranks measured, and the replica's count of tokens."""
+        found = self._found | losses.measured() | self._updates(now)
         self._found = {}
-        everywhere = _greatest_of_all([found.get(name, 0.0) for name in _EXCHANGED])
+        # Tokens are counted where losses are computed, and the leader may be on another pipeline stage.
+        own, num_replicas = self._coordinates.dp, self._coordinates.layout.dp
+        num_tokens = found.get(Measured.num_trained_tokens, 0.0)
+        counts = [num_tokens if replica == own else 0.0 for replica in range(num_replicas)]
+        everywhere = _greatest_of_all([*(found.get(name, 0.0) for name in _EXCHANGED), *counts])
         return {
-            **{name: maximum(value) for name, value in zip(_EXCHANGED, everywhere, strict=True)},
-            Measured.num_trained_tokens: summed(num_tokens),
+            **{name: maximum(value) for name, value in zip(_EXCHANGED, everywhere, strict=False)},
+            Measured.num_trained_tokens: summed(everywhere[len(_EXCHANGED) + own]),
         }
 
     def _updates(self, now: Internals) -> dict[Measured, float]:

@@ -32,6 +32,7 @@ from nemo_like.config.schema import (
     ReplicaFetch,
     SchedulerConfig,
     SequencePackingConfig,
+    Tripwires,
 )
 from nemo_like.data_plane.interface import DataPlane
 from nemo_like.policy.worker import PolicyWorker
@@ -243,7 +244,7 @@ def ready_worker(
     plane: DataPlane,
     temperature: float = 1.0,
 ) -> PolicyWorker:
-    """On a rank of a world, where torch.distributed is initialised already."""
+    """On a rank of a world, where torch.distributed is initialised already; with tripwires."""
     worker = PolicyWorker(
         cfg=cfg,
         loss=loss,
@@ -254,6 +255,7 @@ def ready_worker(
         master_addr="127.0.0.1",
         master_port=0,
         timeout_s=60.0,
+        tripwires=Tripwires.all,
     )
     worker.setup()
     return worker

@@ -28,6 +28,7 @@ from nemo_like.observability.metrics import Metric, merge
 from nemo_like.policy.parallelism import logprob_strategy, parallel_layout, train_strategy
 from nemo_like.policy.policy_columns import scored_columns
 from nemo_like.policy.results import WorkerScores, WorkerUpdate
+from nemo_like.tripwires.measured import Measured
 from tests.functional.dense_reference import DenseReference, DenseUpdate
 from tests.functional.policy_fixtures import (
     MicroBatching,
@@ -322,6 +323,29 @@ def test_logprobs_equal_the_dense_model(outcome: Outcome) -> None:
     assert sorted(position for leader in outcome.leaders for position in leader.positions) == list(
         range(NUM_SAMPLES)
     )
+
+
+def test_tripwires_measure_a_healthy_step_in_every_layout(outcome: Outcome) -> None:
+    measured = {
+        name: metric.value for name, metric in merge(one.update.measured for one in outcome.leaders).items()
+    }
+    dense = outcome.dense.updates
+    assert measured[Measured.num_trained_tokens] == sum(update.num_tokens for update in dense)
+    assert measured[Measured.loss_gradient_error] < 2e-5
+    assert measured[Measured.loss_error] < 2e-5
+    assert measured[Measured.first_ratio_gap] < TOLERANCE
+    assert measured[Measured.num_updates] == len(dense)
+    assert measured[Measured.learning_rate] == pytest.approx(LEARNING_RATES[-1])
+    assert 0 < measured[Measured.weights_moved] < 2 * sum(LEARNING_RATES)
+    never = (
+        Measured.num_wrong_samples,
+        Measured.has_policy_as_reference,
+        Measured.optimizer_step_gap,
+        Measured.moment_excess,
+        Measured.weights_moved_elsewhere,
+        Measured.reference_moved,
+    )
+    assert {name: measured[name] for name in never} == dict.fromkeys(never, 0.0)
 
 
 def test_training_metrics_equal_the_dense_model(outcome: Outcome) -> None:

@@ -7,6 +7,7 @@ tensor-parallel axis  DTensor, by the model's own plan
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -43,6 +44,7 @@ from nemo_like.policy.learning_rate import learning_rate
 from nemo_like.policy.objective import own_means, update_objective
 from nemo_like.policy.parking import HostParking, stays_on_device
 from nemo_like.policy.reference import ReferenceWeights, reference_in_place
+from nemo_like.policy.temperature import at_temperature_one
 from nemo_like.policy.train_metrics import TrainMetrics
 from nemo_like.policy.update_watch import UpdateWatch
 from nemo_like.weight_transport.buckets import TensorSpec
@@ -64,6 +66,7 @@ class FSDPPolicy:
         self.cfg, self.loss, self.coordinates = cfg, loss, coordinates
         self.device = compute_device(cfg.device)
         self.num_updates = 0
+        self._temperature = temperature
         self._dtype = DTYPES[cfg.precision]
         self._source = Path(cfg.model_name)
         layout = coordinates.layout
@@ -115,6 +118,10 @@ class FSDPPolicy:
             # FSDP keeps the last unit gathered for a backward pass, but none follows here.
             self._model.reshard()
         return packed.cpu()
+
+    def at_temperature_one(self) -> AbstractContextManager[None]:
+        """Have ``logprobs`` score at temperature 1 within the block."""
+        return at_temperature_one(self._model, self._temperature)
 
     def reference_logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
         """Score the batch as ``logprobs`` does, under the weights that the run started from.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -46,6 +47,7 @@ from nemo_like.policy.objective import own_means, update_objective
 from nemo_like.policy.parallelism import shards_optimizer
 from nemo_like.policy.parking import HostParking, stays_on_device
 from nemo_like.policy.reference import ReferenceWeights, reference_in_place
+from nemo_like.policy.temperature import at_temperature_one
 from nemo_like.policy.train_metrics import TrainMetrics
 from nemo_like.policy.update_watch import UpdateWatch
 from nemo_like.weight_transport.buckets import TensorSpec
@@ -63,6 +65,7 @@ class MegatronPolicy:
         self.cfg, self.loss, self.coordinates = cfg, loss, coordinates
         self.device = compute_device(cfg.device)
         self.num_updates = 0
+        self._temperature = temperature
         self._dtype = DTYPES[cfg.precision]
         self._source = Path(cfg.model_name)
         self._model_info = read_model_info(cfg.model_name, cfg.backend)
@@ -118,6 +121,10 @@ class MegatronPolicy:
             self._model.train()
             self._send_from_last_stage(packed)
         return packed.cpu()
+
+    def at_temperature_one(self) -> AbstractContextManager[None]:
+        """Have ``logprobs`` score at temperature 1 within the block."""
+        return at_temperature_one(self._model, self._temperature)
 
     def reference_logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
         """Score the batch as ``logprobs`` does, under the weights that the run started from, which are put
@@ -281,7 +288,7 @@ class MegatronPolicy:
 
     # Running
 
-    def _megatron(self) -> contextlib.AbstractContextManager[None]:
+    def _megatron(self) -> AbstractContextManager[None]:
         """Return the context in which Megatron-core runs: its code asks for "cuda", which must mean the CPU
         when the policy's device is the CPU."""
         return cuda_means_cpu() if self.device.type == "cpu" else contextlib.nullcontext()

@@ -15,7 +15,7 @@ from nemo_like.config.loader import load_config
 from nemo_like.driver.collection import Collected
 from nemo_like.driver.reports import StepResults
 from nemo_like.driver.run_failures import RunFailed
-from nemo_like.driver.step_checks import RunFacts, StepTripwires
+from nemo_like.driver.step_checks import RunFacts, Sent, StepTripwires
 from nemo_like.observability.metrics import maximum, mean, summed
 from nemo_like.policy.results import ScoredBatch, TrainUpdate
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode
@@ -70,6 +70,7 @@ class Step:
     counts: list[list[tuple[int, int]]]
     digest: float = 99.0
     num_failed: int = 0
+    gap: float | None = 1e-6
 
     def results(self) -> StepResults:
         batch = BATCH.with_tags(self.tags)
@@ -111,7 +112,7 @@ def tripwires(*overrides: str, warnings: list[str] | None = None) -> StepTripwir
 
 
 def names(step: Step, *overrides: str) -> list[str]:
-    alarms = tripwires(*overrides).look(PROMPTS, step.results(), step.digest)
+    alarms = tripwires(*overrides).look(PROMPTS, step.results(), Sent(step.digest, step.gap))
     return [alarm.tripwire for alarm in alarms]
 
 
@@ -121,6 +122,7 @@ def test_a_healthy_step_trips_nothing() -> None:
 
 CHANGES: dict[str, tuple[Callable[[Step], Step], list[str]]] = {
     "weights_digest": (lambda step: replace(step, digest=98.0), ["weights_digest"]),
+    "canary": (lambda step: replace(step, gap=0.01), ["canary"]),
     "masks": (lambda step: replace(step, num_failed=1), ["masks"]),
     "groups": (lambda step: replace(step, tags={"group_id": (0, 1, 0, 1)}), ["groups"]),
     "advantages": (lambda step: replace(step, tags={"advantage": (0.5, -0.5, 0.0, 0.0)}), ["advantages"]),
@@ -172,8 +174,8 @@ def test_a_group_with_one_reward_trains_unless_dynamic_sampling_chooses() -> Non
 
 def test_a_step_is_compared_with_the_one_before() -> None:
     both = tripwires()
-    assert both.look(PROMPTS, HEALTHY.results(), 99.0) == ()
-    alarms = both.look(PROMPTS, HEALTHY.results(), 99.0)
+    assert both.look(PROMPTS, HEALTHY.results(), Sent(99.0)) == ()
+    alarms = both.look(PROMPTS, HEALTHY.results(), Sent(99.0))
     assert [alarm.tripwire for alarm in alarms] == ["update_count", "repeated_prompts"]
     assert "0 updates were made, not 2" in alarms[0].wrong
 

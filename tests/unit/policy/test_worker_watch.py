@@ -12,6 +12,7 @@ import torch
 
 from nemo_like.batch.columns import PREV_LOGPROBS, REFERENCE_LOGPROBS
 from nemo_like.batch.meta import Chunk, KVBatchMeta
+from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.config.loader import load_config
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.interface import Internals
@@ -20,6 +21,7 @@ from nemo_like.tripwires.measured import Measured
 from tests.unit.algorithms.loss_cases import CONFIG
 
 POLICY = load_config(Path(__file__).resolve().parents[3] / "configs/grpo_arithmetic_cpu.yaml").policy
+ALONE = ParallelLayout(tp=1, cp=1, dp=1, pp=1).coordinates(0)
 MASK = np.array([0, 1, 1, 0, 0, 1], np.uint8)
 TAGS = {"num_prompt_tokens": (1, 2), "num_response_tokens": (2, 1)}
 META = KVBatchMeta("train-1", (Chunk("c", (3, 3)),), ((0, 0), (0, 1)), frozenset(), TAGS)
@@ -45,7 +47,7 @@ def internals(**changes: Any) -> Internals:
 
 def measured(before: Internals, after: Internals, watch: WorkerWatch | None = None) -> dict[str, float]:
     """What one training phase gives that began with ``before``."""
-    watch = watch or WorkerWatch(POLICY, CONFIG, internals())
+    watch = watch or WorkerWatch(POLICY, CONFIG, ALONE, internals())
     found = watch.after_training(watch.before_training(META, batch(), before), after)
     return {name: metric.value for name, metric in found.items()}
 
@@ -82,14 +84,14 @@ def test_a_moment_longer_than_clipped_gradients_make_it_is_measured() -> None:
 
 
 def test_weights_that_change_between_two_phases_are_noticed() -> None:
-    watch = WorkerWatch(POLICY, CONFIG, internals())
+    watch = WorkerWatch(POLICY, CONFIG, ALONE, internals())
     measured(internals(), TRAINED, watch)
     assert measured(TRAINED, TRAINED, watch)[Measured.weights_moved_elsewhere] == 0
     assert measured(internals(), TRAINED, watch)[Measured.weights_moved_elsewhere] == 1
 
 
 def test_weights_from_a_checkpoint_are_no_such_change() -> None:
-    watch = WorkerWatch(POLICY, CONFIG, internals())
+    watch = WorkerWatch(POLICY, CONFIG, ALONE, internals())
     measured(internals(), TRAINED, watch)
     watch.forget_weights()
     assert measured(internals(), TRAINED, watch)[Measured.weights_moved_elsewhere] == 0
@@ -111,7 +113,7 @@ def test_a_reference_with_other_weights_than_at_the_start_is_noticed() -> None:
 def test_another_reference_gives_other_logprobs(
     weights: list[torch.Tensor], reference_logprob: float, is_wrong: float
 ) -> None:
-    watch = WorkerWatch(POLICY, CONFIG, internals())
+    watch = WorkerWatch(POLICY, CONFIG, ALONE, internals())
     now = internals(weights=weights)
     logprobs = {
         PREV_LOGPROBS: torch.full((6,), -1.0),
@@ -122,7 +124,7 @@ def test_another_reference_gives_other_logprobs(
 
 
 def test_samples_that_do_not_fit_their_tags_are_counted() -> None:
-    watch = WorkerWatch(POLICY, CONFIG, internals())
+    watch = WorkerWatch(POLICY, CONFIG, ALONE, internals())
     wrong = META.with_tags({"num_response_tokens": [1, 2]})
     losses = watch.before_training(wrong, batch(), internals())
     assert watch.after_training(losses, TRAINED)[Measured.num_wrong_samples].value == 2
