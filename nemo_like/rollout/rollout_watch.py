@@ -10,6 +10,7 @@ import numpy as np
 from nemo_like.observability.metrics import Metric, maximum, minimum, summed
 from nemo_like.rollout.conversation import Conversation, Passage
 from nemo_like.tripwires.measured import Measured
+from nemo_like.tripwires.sample_checks import sample_digests
 
 # An engine's log-probs may be above 0 by rounding.
 _ROUNDING_NATS = 1e-3
@@ -29,22 +30,15 @@ def measured_rollout(rollout: HeldRollout, stop_tokens: Mapping[str, int]) -> di
 
     ``stop_tokens`` gives, by environment, the token that ends every response that is not truncated.
     """
-    samples = [sample for group in rollout.groups for sample in group]
-    responses = [_responses(sample) for sample in samples]
-    logprobs = [passage.logprobs for each in responses for passage in each if passage.logprobs is not None]
-    joined = np.concatenate(logprobs)
-    is_possible = np.isfinite(joined) & (joined <= _ROUNDING_NATS)
-    num_unended = sum(
-        map(_num_unended, samples, responses, [stop_tokens.get(s.example.env) for s in samples])
-    )
-    num_equal, num_expected = _equal_neighbours(rollout.groups)
+    responses = _Responses(rollout.groups)
+    num_equal, num_expected = responses.equal_neighbours()
     digests = [digest for digest in rollout.weights_digests if digest is not None]
     return {
         Measured.num_seeds: summed(len(rollout.seeds)),
         Measured.num_repeated_seeds: summed(len(rollout.seeds) - len(set(rollout.seeds))),
-        Measured.num_unended_responses: summed(num_unended),
+        Measured.num_unended_responses: summed(responses.num_unended(stop_tokens)),
         Measured.num_misplaced_answers: summed(rollout.num_misplaced_answers),
-        Measured.num_impossible_logprobs: summed(len(joined) - int(is_possible.sum())),
+        Measured.num_impossible_logprobs: summed(responses.num_impossible()),
         Measured.num_equal_neighbours: summed(num_equal),
         Measured.expected_equal_neighbours: summed(num_expected),
         **({Measured.engine_digest_min: minimum(min(digests))} if digests else {}),
@@ -52,27 +46,58 @@ def measured_rollout(rollout: HeldRollout, stop_tokens: Mapping[str, int]) -> di
     }
 
 
+class _Responses:
+    """All responses of a rollout, packed: those of one sample after the other, turn by turn."""
+
+    def __init__(self, groups: Sequence[Sequence[Conversation]]) -> None:
+        self._groups = groups
+        self._samples = [sample for group in groups for sample in group]
+        of_samples = [_responses(sample) for sample in self._samples]
+        responses = [passage for each in of_samples for passage in each]
+        self._ids = np.concatenate([passage.token_ids for passage in responses])
+        self._logprobs = np.concatenate([passage.logprobs for passage in responses])
+        self._lengths = np.array([len(passage.token_ids) for passage in responses], dtype=np.int64)
+        self._ends = np.cumsum(self._lengths)
+        # Of each sample: the number of its first response, and that of its last.
+        counts = np.array([len(each) for each in of_samples], dtype=np.int64)
+        self._last = np.cumsum(counts) - 1
+        self._first = self._last - counts + 1
+
+    def num_impossible(self) -> int:
+        """Count the log-probs that are not finite, or above 0."""
+        is_possible = np.isfinite(self._logprobs) & (self._logprobs <= _ROUNDING_NATS)
+        return len(is_possible) - int(is_possible.sum())
+
+    def num_unended(self, stop_tokens: Mapping[str, int]) -> int:
+        """Count the responses without the stop token at their end; a sample's last one may be truncated
+        instead."""
+        final = self._ids[self._ends - 1]
+        wanted = np.array([stop_tokens.get(sample.example.env, -1) for sample in self._samples])
+        of_response = np.repeat(wanted, self._last - self._first + 1)
+        is_ended = (final == of_response) | (of_response < 0)
+        is_ended[self._last] |= np.array([sample.latest_is_truncated for sample in self._samples])
+        return len(is_ended) - int(is_ended.sum())
+
+    def equal_neighbours(self) -> tuple[int, float]:
+        """Count pairs of neighbours (samples 0 and 1, 2 and 3, ... of a group) with the same first response.
+
+        Return also the number that their log-probs let expect: the second equals the first with the first's
+        probability.
+        """
+        starts = np.cumsum([0, *(len(group) for group in self._groups)])[:-1]
+        ones = [
+            start + place
+            for start, group in zip(starts.tolist(), self._groups, strict=True)
+            for place in range(0, len(group) - 1, 2)
+        ]
+        if not ones:
+            return 0, 0.0
+        digests = np.array(sample_digests(self._ids, self._lengths))
+        one, other = self._first[ones], self._first[[place + 1 for place in ones]]
+        is_equal = (digests[one] == digests[other]) & (self._lengths[one] == self._lengths[other])
+        sums = np.add.reduceat(self._logprobs.astype(np.float64), self._ends - self._lengths)
+        return int(is_equal.sum()), float(np.exp(np.minimum(sums[one], 0.0)).sum())
+
+
 def _responses(sample: Conversation) -> list[Passage]:
     return [passage for passage in sample.passages if passage.logprobs is not None]
-
-
-def _num_unended(sample: Conversation, responses: Sequence[Passage], stop_token: int | None) -> int:
-    """Count the responses without the stop token at their end; the last one may be truncated instead."""
-    if stop_token is None:
-        return 0
-    ended = responses[:-1] if sample.latest_is_truncated else responses
-    return sum(passage.token_ids[-1] != stop_token for passage in ended)
-
-
-def _equal_neighbours(groups: Sequence[Sequence[Conversation]]) -> tuple[int, float]:
-    """Count pairs of neighbours (samples 0 and 1, 2 and 3, ...) with the same first response; return also
-    the number that their log-probs let expect: the second equals the first with the first's probability."""
-    pairs = [group[i : i + 2] for group in groups for i in range(0, len(group) - 1, 2)]
-    firsts = [(one.passages[0], other.passages[0]) for one, other in pairs]
-    if not firsts:
-        return 0, 0.0
-    num_equal = sum(one.token_ids.tobytes() == other.token_ids.tobytes() for one, other in firsts)
-    lengths = np.array([len(one.token_ids) for one, _ in firsts], dtype=np.int64)
-    starts = np.cumsum(lengths) - lengths
-    joined = np.concatenate([one.logprobs for one, _ in firsts if one.logprobs is not None])
-    return num_equal, float(np.exp(np.minimum(np.add.reduceat(joined, starts), 0.0)).sum())

@@ -11,7 +11,7 @@ import numpy as np
 _DIGEST_SHIFT = 33  # 31 bits are left, which a small tag can carry
 
 
-def sample_digests(input_ids: np.ndarray, lengths: Sequence[int]) -> list[int]:
+def sample_digests(input_ids: np.ndarray, lengths: Sequence[int] | np.ndarray) -> list[int]:
     """Return a number below 2^31 per sample, which differs where tokens differ or change places.
 
     ``input_ids`` is packed, [sum of lengths] of any integer type.
@@ -62,7 +62,7 @@ def num_wrong_samples(
     return int(is_wrong.sum())
 
 
-def _places(lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def _places(lengths: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return where each sample starts, and each token's position in its sample."""
     ends = np.cumsum(lengths)
     starts = ends - np.asarray(lengths)

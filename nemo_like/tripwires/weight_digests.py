@@ -58,28 +58,32 @@ def word_sum(tensor: Tensor) -> Tensor:
 
     The words are those of the values in their order, whatever the strides; the last one is filled up with 0.
     """
-    words = _words(tensor.detach())
-    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    multipliers = _multipliers(min(_PIECE_WORDS, len(words)), tensor.device)
-    for number, start in enumerate(range(0, len(words), _PIECE_WORDS)):
-        piece = words[start : start + _PIECE_WORDS]
-        total += (piece * multipliers[: len(piece)]).sum() * (2 * number + 1)
-    return total
+    words, multipliers = _words(tensor.detach()), _multipliers(tensor.device)
+    if len(words) <= _PIECE_WORDS:
+        return (words * multipliers[: len(words)]).sum()
+    pieces = [
+        (piece * multipliers[: len(piece)]).sum() * (2 * number + 1)
+        for number, piece in enumerate(words.split(_PIECE_WORDS))
+    ]
+    return torch.stack(pieces).sum()
 
 
 def _words(tensor: Tensor) -> Tensor:
-    flat = tensor.contiguous().view(-1).view(torch.uint8)
-    if missing := -len(flat) % _WORD_BYTES:
-        flat = torch.cat((flat, flat.new_zeros(missing)))
-    elif flat.storage_offset() % _WORD_BYTES:
+    flat = tensor.reshape(-1)
+    item = flat.element_size()
+    if flat.numel() * item % _WORD_BYTES:
+        values = flat.contiguous().view(torch.uint8)
+        flat = torch.cat((values, values.new_zeros(-len(values) % _WORD_BYTES)))
+    elif flat.storage_offset() * item % _WORD_BYTES:
         flat = flat.clone()
     return flat.view(torch.int64)
 
 
 @functools.cache
-def _multipliers(count: int, device: torch.device) -> Tensor:
-    """Return odd numbers that look random, [count] int64: a Weyl sequence, mixed as in splitmix64."""
-    mixed = torch.arange(1, count + 1, dtype=torch.int64, device=device) * -7046029254386353131
+def _multipliers(device: torch.device) -> Tensor:
+    """Return odd numbers that look random, one for each word of a piece, int64: a Weyl sequence, mixed as in
+    splitmix64."""
+    mixed = torch.arange(1, _PIECE_WORDS + 1, dtype=torch.int64, device=device) * -7046029254386353131
     mixed = (mixed ^ (mixed >> 30)) * -4658895280553007687
     mixed = (mixed ^ (mixed >> 27)) * -7723592293110705685
     return mixed | 1
