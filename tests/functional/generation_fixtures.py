@@ -182,6 +182,7 @@ class TrainerStage:
             transport=transport,
             bucket_mib=1,
             timeout_s=TIMEOUT_S,
+            is_digested=True,
         )
         self._spoilt: str | None = None
 

@@ -29,6 +29,7 @@ from tests.functional.test_policy_parity import (
     test_mismatch_metrics_weigh_every_trained_token_alike,
     test_mismatch_tags_compare_with_the_generation_logprobs_sample_by_sample,
     test_training_metrics_equal_the_dense_model,
+    test_tripwires_measure_a_healthy_step_in_every_layout,
 )
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "test_mismatch_metrics_weigh_every_trained_token_alike",
     "test_mismatch_tags_compare_with_the_generation_logprobs_sample_by_sample",
     "test_training_metrics_equal_the_dense_model",
+    "test_tripwires_measure_a_healthy_step_in_every_layout",
 ]
 
 

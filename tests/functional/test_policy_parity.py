@@ -46,6 +46,7 @@ TEMPERATURE = 0.8
 # Two updates of warm-up to 2e-3, then linear from update 2 towards 1e-4 at update 6.
 LEARNING_RATES = (1e-3, 2e-3, 2e-3 - 1.9e-3 / 4)
 TOLERANCE = 1e-5
+CANARY = (5, 60, 7, 33, 2, 90, 41, 8)
 
 
 PACKED, DYNAMIC = {"micro_batching": MicroBatching.packed}, {"micro_batching": MicroBatching.dynamic}
@@ -156,6 +157,7 @@ class RankReport:
     written: list[tuple[str, str]]
     num_fetches: int
     policy_version: int
+    canary: list[float]  # after training
 
 
 @dataclass(frozen=True)
@@ -194,10 +196,19 @@ def run_step(coordinates: Coordinates, step: Step) -> RankReport:
         share_written(coordinates, plane, scoring)
     training = shard_for_training(meta, strategy=train_strategy(cfg), **sizes)[coordinates.dp]
     update = worker.train(training)
+    canary = worker.canary_logprobs(CANARY)
     worker.export_hf(step.export)
     positions = [meta.sample_ids.index(sample) for sample in scoring.sample_ids]
     return RankReport(
-        coordinates, positions, logprobs, scores, update, plane.written, num_fetches, worker.policy_version
+        coordinates,
+        positions,
+        logprobs,
+        scores,
+        update,
+        plane.written,
+        num_fetches,
+        worker.policy_version,
+        canary,
     )
 
 
@@ -226,6 +237,7 @@ class Outcome:
     ranks: list[RankReport]
     exported: dict[str, torch.Tensor]
     dense: DenseRun
+    export: Path
 
     @property
     def leaders(self) -> list[RankReport]:
@@ -264,7 +276,12 @@ class Matrix:
         reports = self._pool.run(run_steps, cases[0].parallel_layout, steps, timeout_s=300.0)
         for case, step, ranks in zip(cases, steps, zip(*reports, strict=True), strict=True):
             self._outcomes[case.name] = Outcome(
-                case, batch, list(ranks), self._exported(case), self._dense_run(case, step)
+                case,
+                batch,
+                list(ranks),
+                self._exported(case),
+                self._dense_run(case, step),
+                self._export(case),
             )
 
     def _model(self, case: Case) -> Path:
@@ -346,6 +363,15 @@ def test_tripwires_measure_a_healthy_step_in_every_layout(outcome: Outcome) -> N
         Measured.reference_moved,
     )
     assert {name: measured[name] for name in never} == dict.fromkeys(never, 0.0)
+
+
+def test_the_canary_is_scored_by_the_trained_weights_at_temperature_1(outcome: Outcome) -> None:
+    model = AutoModelForCausalLM.from_pretrained(outcome.export, dtype=torch.float32)
+    with torch.no_grad():
+        logprobs = model(torch.tensor([CANARY])).logits[0, :-1].log_softmax(-1)
+    expected = logprobs.gather(1, torch.tensor(CANARY[1:])[:, None])[:, 0]
+    for rank in outcome.ranks:
+        assert rank.canary == pytest.approx(expected.tolist(), abs=TOLERANCE)
 
 
 def test_training_metrics_equal_the_dense_model(outcome: Outcome) -> None:
