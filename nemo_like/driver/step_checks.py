@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from nemo_like.algorithms.rewards import Outcome
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import (
     ADVANTAGE,
@@ -19,6 +20,7 @@ from nemo_like.batch.tags import (
     KL_SQUARE_SUM,
     KL_SUM,
     NUM_RESPONSE_TOKENS,
+    OUTCOME,
     REWARD,
     SAMPLE_MASK,
     SHAPED_REWARD,
@@ -87,7 +89,7 @@ class StepTripwires:
         self._warned: set[str] = set()
         self._prompts: tuple[int, ...] | None = None  # of the step before
         self._num_updates: float | None = None  # after the step before
-        self._num_uniform_steps = 0  # in a row
+        self._num_uniform_steps: int | None = 0  # None once rewards have varied within a step
 
     def look(self, prompts: PromptBatch, results: StepResults, sent: Sent) -> tuple[Alarm, ...]:
         """Return every alarm of a step, which was sampled with the weights ``sent``."""
@@ -136,8 +138,7 @@ class StepTripwires:
         yield from group_alarms(batch.tag(GROUP_ID), prompt_index)
         if self._cfg.grpo.overlong_filtering:
             yield from truncation_alarms(batch.tag(IS_TRUNCATED), batch.tag(SAMPLE_MASK))
-        if self._cfg.grpo.seq_logprob_error_threshold is None:  # else it masks after the advantages
-            yield from advantage_alarms(batch.tag(ADVANTAGE), self._advantages(batch, prompt_index))
+        yield from advantage_alarms(batch.tag(ADVANTAGE), self._advantages(batch, prompt_index))
 
     def _advantages(self, batch: KVBatchMeta, prompt_index: Sequence[int]) -> list[float] | None:
         grpo, loss = self._cfg.grpo, self._cfg.loss_fn
@@ -146,7 +147,7 @@ class StepTripwires:
             Rewarded(
                 rewards=batch.tag(SHAPED_REWARD),
                 groups=prompt_index,
-                trains=[bool(kept) for kept in batch.tag(SAMPLE_MASK)],
+                trains=_trained_by_rewards(batch),
                 num_tokens=[*map(float, batch.tag(NUM_RESPONSE_TOKENS))],
                 components={
                     name: batch.tag(reward_component(name)) for name in grpo.adv_estimator.reward_weights
@@ -211,14 +212,24 @@ class StepTripwires:
             for reward, kept in zip(part.tag(REWARD), part.tag(SAMPLE_MASK), strict=True)
             if kept
         }
-        self._num_uniform_steps = self._num_uniform_steps + 1 if len(rewards) == 1 else 0
-        if len(rewards) == 1:
+        if len(rewards) > 1:
+            self._num_uniform_steps = None
+        if rewards and self._num_uniform_steps is not None:
+            self._num_uniform_steps += 1
             yield from reward_alarms(self._num_uniform_steps, rewards.pop())
 
     @property
     def _has_dropout(self) -> bool:
         lora = self._cfg.policy.fsdp_cfg.lora
         return self._cfg.policy.backend is PolicyBackend.fsdp and lora.enabled and lora.dropout > 0
+
+
+def _trained_by_rewards(batch: KVBatchMeta) -> list[bool]:
+    """Return whether each sample counted when advantages were estimated: those that were masked later, since
+    trainer and engines disagree on them, did."""
+    late = Outcome.logprob_mismatch.value
+    pairs = zip(batch.tag(SAMPLE_MASK), batch.tag(OUTCOME), strict=True)
+    return [bool(kept) or outcome == late for kept, outcome in pairs]
 
 
 def _values(metrics: Mapping[str, Metric]) -> dict[str, float]:

@@ -33,7 +33,6 @@ class Internals:
     """What a backend holds on this rank: tensors as they are, its own parts of sharded ones."""
 
     weights: Sequence[Tensor]
-    reference: Sequence[Tensor]  # none where no reference is kept
     first_moments: Sequence[Tensor]  # Adam's; none before the first update
     num_updates: int  # as the learning-rate schedule counts them
     optimizer_steps: Sequence[int]  # as the optimizer counts them
@@ -59,10 +58,11 @@ class TrainingBackend(Protocol):
         self, batch: PolicyBatch, schedule: Schedule, watch: UpdateWatch | None = None
     ) -> dict[str, Metric]:
         """Make one optimizer update per global batch of the schedule; return this replica's part of the
-        metrics. ``watch`` gets every loss on the ranks that compute it."""
+        metrics. ``watch`` sees weights and optimizer before and after, and every loss on the ranks that
+        compute it."""
 
-    def internals(self) -> Internals:
-        """Return what this rank holds of weights and optimizer, for the tripwires; without communication."""
+    def reference_weights(self) -> Sequence[Tensor]:
+        """Return this rank's part of the reference's weights on the host; none where no copy is kept."""
 
     def weight_metadata(self) -> list[TensorSpec]:
         """Describe what ``stage_weights`` will yield, in its order, without communication."""

@@ -6,6 +6,7 @@ once, after the last update      ──▶ the same from the columns by ``tripwi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -18,6 +19,7 @@ from nemo_like.batch.tags import ADVANTAGE, KL_SCALE, SAMPLE_MASK
 from nemo_like.config.derived import is_own_loss, scores_prev_logprobs
 from nemo_like.config.schema import LossConfig
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
+from nemo_like.policy.interface import Internals
 from nemo_like.tripwires.measured import Measured
 from nemo_like.tripwires.reference_loss import ReferenceTerms, ScoredTokens, kl_to_go, reference_terms
 
@@ -36,11 +38,30 @@ class _MicroBatch:
 
 
 class UpdateWatch:
-    """Watches the losses of one training phase on one rank."""
+    """Watches one training phase on one rank."""
 
-    def __init__(self, loss: LossConfig, batch: PolicyBatch) -> None:
+    def __init__(
+        self,
+        loss: LossConfig,
+        batch: PolicyBatch,
+        *,
+        on_begin: Callable[[Internals], None] | None = None,
+        on_end: Callable[[Internals], None] | None = None,
+    ) -> None:
+        """Watch the losses of ``batch``; ``on_begin`` and ``on_end`` look at weights and optimizer."""
         self._cfg, self._batch = loss, batch
+        self._on_begin, self._on_end = on_begin, on_end
         self._micro_batches: list[_MicroBatch] = []
+
+    def begin(self, now: Internals) -> None:
+        """Look at what the backend holds before the first update."""
+        if self._on_begin is not None:
+            self._on_begin(now)
+
+    def end(self, now: Internals) -> None:
+        """Look at what the backend holds after the last update."""
+        if self._on_end is not None:
+            self._on_end(now)
 
     def add(
         self, scores: TokenScores, inputs: ModelInputs, update: GlobalBatch, loss: Tensor, number: int

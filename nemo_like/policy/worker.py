@@ -146,7 +146,7 @@ class PolicyWorker:
             logprobs = {column: score[column](batch, _schedule(meta)) for column in columns}
         batch.add(logprobs)
         if self._watch is not None:
-            self._watch.scored(logprobs, batch, self._backend.internals())
+            self._watch.scored(logprobs, batch)
         if not self.coordinates.is_leader:
             return None
         self._batches.write(meta, logprobs)
@@ -169,7 +169,7 @@ class PolicyWorker:
         batch = self._batches.batch(meta, training_reads(self.loss, self._own_reads))
         watch, losses = self._watch, None
         if watch is not None:
-            losses = watch.before_training(meta, batch, self._backend.internals())
+            losses = watch.training(meta, batch)
         self._is_updating = True
         with span("compute"), _Stopwatch() as compute:
             metrics = self._backend.train(batch, _schedule(meta), losses)
@@ -177,7 +177,7 @@ class PolicyWorker:
         self._is_updating = False
         measured: dict[str, Metric] = {}
         if watch is not None and losses is not None:
-            measured = watch.after_training(losses, self._backend.internals())
+            measured = watch.trained(losses)
         operations = self._batches.finish(meta.partition)
         if not self.coordinates.is_leader:
             return None
@@ -323,7 +323,7 @@ class PolicyWorker:
         self._backend = self._build_backend()
         self._watch: WorkerWatch | None = None
         if self._tripwires is not Tripwires.off:
-            self._watch = WorkerWatch(self.cfg, self.loss, self.coordinates, self._backend.internals())
+            self._watch = WorkerWatch(self.cfg, self.loss, self.coordinates, self._backend.reference_weights)
 
     def _build_backend(self) -> TrainingBackend:
         # Each backend takes seconds to import, so only the one that is used is loaded.

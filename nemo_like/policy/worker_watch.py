@@ -5,7 +5,7 @@ Weights are compared by a sample of their elements, which is small whatever the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -56,11 +56,18 @@ class WorkerWatch:
     """Measures one worker's phases. Every worker of the world makes the same calls."""
 
     def __init__(
-        self, cfg: PolicyConfig, loss: LossConfig, coordinates: Coordinates, start: Internals
+        self,
+        cfg: PolicyConfig,
+        loss: LossConfig,
+        coordinates: Coordinates,
+        reference: Callable[[], Sequence[Tensor]],
     ) -> None:
-        """Take note of the weights at the start of the process, before a checkpoint is loaded."""
+        """Take note of the reference's weights at the start of the process, before a checkpoint is loaded.
+
+        ``reference()`` returns this rank's part of them, nothing where no reference is kept.
+        """
         self._cfg, self._loss, self._coordinates = cfg, loss, coordinates
-        self._reference = weight_sample(start.reference)
+        self._reference, self._reference_at_start = reference, weight_sample(reference())
         self._weights: Tensor | None = None  # as the latest training phase left them
         self._found: dict[Measured, float] = {}
         self._moments_norm = 0.0
@@ -70,32 +77,30 @@ class WorkerWatch:
         """Forget what training left, since other weights were loaded."""
         self._weights = None
 
-    def scored(self, logprobs: Mapping[Column, Tensor], batch: PolicyBatch, now: Internals) -> None:
-        """Look at a log-prob phase: a reference with other weights must give other log-probs."""
+    def scored(self, logprobs: Mapping[Column, Tensor], batch: PolicyBatch) -> None:
+        """Look at a log-prob phase: a reference with other weights must give other log-probs.
+
+        The policy's weights are known after the first training phase of this process.
+        """
         prev, reference = logprobs.get(PREV_LOGPROBS), logprobs.get(REFERENCE_LOGPROBS)
-        if prev is None or reference is None or not now.reference:
+        start, now = self._reference_at_start, self._weights
+        if prev is None or reference is None or now is None or not len(start):
             return
-        differs = weight_sample(now.weights) != weight_sample(now.reference)
-        has_other_weights = float(differs.float().mean()) >= _DIFFERING_SHARE
+        has_other_weights = float((now != start).float().mean()) >= _DIFFERING_SHARE
         mask = batch.columns[RESPONSE_MASK.name].bool()
         is_equal = torch.equal(prev[mask], reference[mask])
         self._found[Measured.has_policy_as_reference] = float(has_other_weights and is_equal)
 
-    def before_training(self, meta: KVBatchMeta, batch: PolicyBatch, now: Internals) -> UpdateWatch:
-        """Look at what training begins with, and return what watches its losses."""
+    def training(self, meta: KVBatchMeta, batch: PolicyBatch) -> UpdateWatch:
+        """Look at what will train, and return what watches the training phase."""
         self._found[Measured.num_wrong_samples] = float(_num_wrong(meta, batch))
-        before = weight_sample(now.weights)
-        if self._weights is not None:
-            self._found[Measured.weights_moved_elsewhere] = float(not torch.equal(before, self._weights))
-        moved = not torch.equal(weight_sample(now.reference), self._reference)
+        moved = not torch.equal(weight_sample(self._reference()), self._reference_at_start)
         self._found[Measured.reference_moved] = float(moved)
-        self._weights, self._num_updates = before, now.num_updates
-        self._moments_norm = _norm(now.first_moments)
-        return UpdateWatch(self._loss, batch)
+        return UpdateWatch(self._loss, batch, on_begin=self._begin, on_end=self._end)
 
-    def after_training(self, losses: UpdateWatch, now: Internals) -> dict[str, Metric]:
-        """Look at what training did; return what all ranks measured, and the replica's count of tokens."""
-        found = self._found | losses.measured() | self._updates(now)
+    def trained(self, losses: UpdateWatch) -> dict[str, Metric]:
+        """Return what all ranks measured since the phase before, and the replica's count of tokens."""
+        found = self._found | losses.measured()
         self._found = {}
         # Tokens are counted where losses are computed, and the leader may be on another pipeline stage.
         own, num_replicas = self._coordinates.dp, self._coordinates.layout.dp
@@ -107,14 +112,21 @@ class WorkerWatch:
             Measured.num_trained_tokens: summed(everywhere[len(_EXCHANGED) + own]),
         }
 
-    def _updates(self, now: Internals) -> dict[Measured, float]:
+    def _begin(self, now: Internals) -> None:
+        before = weight_sample(now.weights)
+        if self._weights is not None:
+            self._found[Measured.weights_moved_elsewhere] = float(not torch.equal(before, self._weights))
+        self._weights, self._num_updates = before, now.num_updates
+        self._moments_norm = _norm(now.first_moments)
+
+    def _end(self, now: Internals) -> None:
         after, before = weight_sample(now.weights), self._weights
-        assert before is not None, "before_training comes first"
+        assert before is not None, "_begin comes first"
         self._weights = after
         kept = self._cfg.optimizer.adam_beta1 ** (now.num_updates - self._num_updates)
         # A mean of gradients, each at most max_grad_norm long, and of what was there before.
         longest = kept * self._moments_norm + (1 - kept) * self._cfg.max_grad_norm
-        return {
+        self._found |= {
             Measured.num_updates: float(now.num_updates),
             Measured.optimizer_step_gap: float(
                 max((abs(steps - now.num_updates) for steps in now.optimizer_steps), default=0)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from nemo_like.tripwires.alarm import Alarm
 
-# So many steps in a row whose rewards are all the same are worth a warning.
+# So many first steps whose rewards are all the same are worth a warning.
 _UNIFORM_STEPS = 3
 
 
@@ -25,11 +25,15 @@ def prompt_alarms(prompts: Sequence[int], earlier: Sequence[int] | None, num_pro
 
 
 def reward_alarms(num_uniform_steps: int, reward: float) -> Iterator[Alarm]:
-    """Yield a warning at the third step in a row in which every sample has the same reward."""
+    """Yield a warning at the run's third step when every step so far had the same reward for all samples.
+
+    ``num_uniform_steps`` counts these steps, and ``reward`` is that of the last. Rewards that become equal
+    later tell of a task that was learnt.
+    """
     if num_uniform_steps == _UNIFORM_STEPS:
         yield Alarm(
             tripwire="constant_reward",
-            wrong=f"in {_UNIFORM_STEPS} steps every sample got the reward {reward:g}, so nothing is learnt",
+            wrong=f"in each of the first {_UNIFORM_STEPS} steps all rewards were equal, at last {reward:g}",
             look_at="the environment, and whether prompts are too hard or too easy for the policy",
             ends_run=False,
         )

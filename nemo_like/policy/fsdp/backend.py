@@ -6,7 +6,7 @@ tensor-parallel axis  DTensor, by the model's own plan
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -142,11 +142,16 @@ class FSDPPolicy:
         self, batch: PolicyBatch, schedule: Schedule, watch: UpdateWatch | None = None
     ) -> dict[str, Metric]:
         """Make one optimizer update per global batch of the schedule; return this replica's part of the
-        metrics. ``watch`` gets every loss on the ranks that compute it."""
+        metrics. ``watch`` sees weights and optimizer before and after, and every loss on the ranks that
+        compute it."""
         metrics = TrainMetrics(self.device, self.coordinates.layout.dp, own_means(self.loss))
         with self._weights_in_use(), self._moments_in_use():
+            if watch is not None:
+                watch.begin(self._internals())
             for update in schedule.global_batches:
                 self._update(batch, schedule, update, metrics, watch)
+            if watch is not None:
+                watch.end(self._internals())
         return metrics.result()
 
     def _update(
@@ -166,11 +171,14 @@ class FSDPPolicy:
         rate = learning_rate(self.num_updates, self.cfg.optimizer.lr, self.cfg.scheduler)
         metrics.add_update(grad_norm=self._optimizer.step(rate), learning_rate=rate)
 
-    def internals(self) -> Internals:
-        """Return what this rank holds of weights and optimizer, for the tripwires; without communication."""
+    def reference_weights(self) -> Sequence[Tensor]:
+        """Return this rank's part of the reference's weights on the host; none where no copy is kept."""
+        return () if self._reference is None else self._reference.held
+
+    def _internals(self) -> Internals:
+        """Return what this rank holds of weights and optimizer, which must be in use."""
         return Internals(
             weights=self._local_parts(),
-            reference=() if self._reference is None else self._reference.held,
             first_moments=self._optimizer.first_moments(),
             num_updates=self.num_updates,
             optimizer_steps=self._optimizer.step_counts(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -141,12 +141,17 @@ class MegatronPolicy:
         self, batch: PolicyBatch, schedule: Schedule, watch: UpdateWatch | None = None
     ) -> dict[str, Metric]:
         """Make one optimizer update per global batch of the schedule; return this replica's part of the
-        metrics. ``watch`` gets every loss on the ranks that compute it."""
+        metrics. ``watch`` sees weights and optimizer before and after, and every loss on the ranks that
+        compute it."""
         metrics = TrainMetrics(self.device, self.coordinates.layout.dp, own_means(self.loss))
         with self._megatron(), self._weights_in_use():
             with self._optimizer_on_device():
+                if watch is not None:
+                    watch.begin(self._internals())
                 for update in schedule.global_batches:
                     self._update(batch, schedule, update, metrics, watch)
+                if watch is not None:
+                    watch.end(self._internals())
             for tensor in metrics.tensors:
                 self._send_from_last_stage(tensor)
         return metrics.result()
@@ -189,12 +194,15 @@ class MegatronPolicy:
         self._optimizer.offload_to_cpu()
         self._ddp.offload_grad_buffers()
 
-    def internals(self) -> Internals:
-        """Return what this rank holds of weights and optimizer, for the tripwires; without communication."""
+    def reference_weights(self) -> Sequence[Tensor]:
+        """Return this rank's part of the reference's weights on the host; none where no copy is kept."""
+        return () if self._reference is None else self._reference.held
+
+    def _internals(self) -> Internals:
+        """Return what this rank holds of weights and optimizer, which must be in use."""
         adam = adam_state(self._optimizer)
         return Internals(
             weights=[*self._model.parameters()],
-            reference=() if self._reference is None else self._reference.held,
             first_moments=adam.first_moments,
             num_updates=self.num_updates,
             optimizer_steps=adam.steps,

@@ -36,6 +36,7 @@ TAGS = {
     "sample_mask": (1.0, 1.0, 1.0, 1.0),
     "num_response_tokens": (3, 4, 2, 2),
     "is_truncated": (False, False, False, False),
+    "outcome": ("trained",) * 4,
     "advantage": (2**-0.5, -(2**-0.5), 0.0, 0.0),
 }
 BATCH = KVBatchMeta(
@@ -168,6 +169,16 @@ def test_truncated_samples_may_train_unless_they_are_filtered() -> None:
     assert names(step, "grpo.overlong_filtering=true") == ["masks"]
 
 
+def test_a_sample_that_is_masked_for_its_logprobs_counted_in_the_advantages() -> None:
+    step = replace(
+        HEALTHY, counts=[[(3, 1), (4, 2)]] * 2, update={**UPDATE, Measured.num_trained_tokens: 7.0}
+    )
+    tags = {"sample_mask": (1.0, 0.0, 1.0, 1.0)}
+    assert "advantages" in names(replace(step, tags=tags))
+    late = ("trained", "logprob_mismatch", "trained", "trained")
+    assert names(replace(step, tags={**tags, "outcome": late}, num_failed=1)) == []
+
+
 def test_a_group_with_one_reward_trains_unless_dynamic_sampling_chooses() -> None:
     assert names(HEALTHY, "grpo.use_dynamic_sampling=true") == ["dynamic_sampling"]
 
@@ -178,6 +189,16 @@ def test_a_step_is_compared_with_the_one_before() -> None:
     alarms = both.look(PROMPTS, HEALTHY.results(), Sent(99.0))
     assert [alarm.tripwire for alarm in alarms] == ["update_count", "repeated_prompts"]
     assert "0 updates were made, not 2" in alarms[0].wrong
+
+
+def test_a_reward_that_never_varied_is_warned_of_at_the_third_step() -> None:
+    same = {"reward": (1.0,) * 4, "shaped_reward": (1.0,) * 4, "advantage": (0.0,) * 4}
+    uniform = replace(HEALTHY, tags=same).results()
+    never, later = tripwires(), tripwires()
+    later.look(PROMPTS, HEALTHY.results(), Sent(99.0))
+    for expected in (False, False, True, False):
+        found = [[one.tripwire for one in each.look(PROMPTS, uniform, Sent(99.0))] for each in (never, later)]
+        assert ["constant_reward" in names for names in found] == [expected, False]
 
 
 def alarm(name: str, *, ends_run: bool = True) -> Alarm:

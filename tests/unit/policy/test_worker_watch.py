@@ -22,6 +22,7 @@ from tests.unit.algorithms.loss_cases import CONFIG
 
 POLICY = load_config(Path(__file__).resolve().parents[3] / "configs/grpo_arithmetic_cpu.yaml").policy
 ALONE = ParallelLayout(tp=1, cp=1, dp=1, pp=1).coordinates(0)
+REFERENCE = [torch.ones(4, 3), torch.zeros(5)]
 MASK = np.array([0, 1, 1, 0, 0, 1], np.uint8)
 TAGS = {"num_prompt_tokens": (1, 2), "num_response_tokens": (2, 1)}
 META = KVBatchMeta("train-1", (Chunk("c", (3, 3)),), ((0, 0), (0, 1)), frozenset(), TAGS)
@@ -33,10 +34,9 @@ def batch() -> PolicyBatch:
 
 
 def internals(**changes: Any) -> Internals:
-    """A rank whose policy and reference are the same, before the first update."""
+    """A rank before the first update."""
     start = Internals(
-        weights=[torch.ones(4, 3), torch.zeros(5)],
-        reference=[torch.ones(4, 3), torch.zeros(5)],
+        weights=REFERENCE,
         first_moments=[],
         num_updates=0,
         optimizer_steps=[],
@@ -45,11 +45,19 @@ def internals(**changes: Any) -> Internals:
     return replace(start, **changes)
 
 
+def watch_of(*references: list[torch.Tensor]) -> WorkerWatch:
+    """A watch that finds these weights of the reference, one after the other; the last ones for good."""
+    found = [*(references or [REFERENCE])]
+    return WorkerWatch(POLICY, CONFIG, ALONE, lambda: found.pop(0) if len(found) > 1 else found[0])
+
+
 def measured(before: Internals, after: Internals, watch: WorkerWatch | None = None) -> dict[str, float]:
     """What one training phase gives that began with ``before``."""
-    watch = watch or WorkerWatch(POLICY, CONFIG, ALONE, internals())
-    found = watch.after_training(watch.before_training(META, batch(), before), after)
-    return {name: metric.value for name, metric in found.items()}
+    watch = watch or watch_of()
+    losses = watch.training(META, batch())
+    losses.begin(before)
+    losses.end(after)
+    return {name: metric.value for name, metric in watch.trained(losses).items()}
 
 
 TRAINED = internals(
@@ -84,50 +92,47 @@ def test_a_moment_longer_than_clipped_gradients_make_it_is_measured() -> None:
 
 
 def test_weights_that_change_between_two_phases_are_noticed() -> None:
-    watch = WorkerWatch(POLICY, CONFIG, ALONE, internals())
+    watch = watch_of()
     measured(internals(), TRAINED, watch)
     assert measured(TRAINED, TRAINED, watch)[Measured.weights_moved_elsewhere] == 0
     assert measured(internals(), TRAINED, watch)[Measured.weights_moved_elsewhere] == 1
 
 
 def test_weights_from_a_checkpoint_are_no_such_change() -> None:
-    watch = WorkerWatch(POLICY, CONFIG, ALONE, internals())
+    watch = watch_of()
     measured(internals(), TRAINED, watch)
     watch.forget_weights()
     assert measured(internals(), TRAINED, watch)[Measured.weights_moved_elsewhere] == 0
 
 
 def test_a_reference_with_other_weights_than_at_the_start_is_noticed() -> None:
-    moved = internals(reference=TRAINED.weights)
-    assert measured(moved, TRAINED)[Measured.reference_moved] == 1
+    assert measured(internals(), TRAINED)[Measured.reference_moved] == 0
+    watch = watch_of(REFERENCE, [torch.ones(4, 3), torch.ones(5)])
+    assert measured(internals(), TRAINED, watch)[Measured.reference_moved] == 1
 
 
 @pytest.mark.parametrize(
-    ("weights", "reference_logprob", "is_wrong"),
+    ("after", "reference_logprob", "is_wrong"),
     [
-        (internals().weights, -1.0, 0.0),  # before the first update both are the same
-        (TRAINED.weights, -1.5, 0.0),
-        (TRAINED.weights, -1.0, 1.0),
+        (internals(), -1.0, 0.0),  # training changed nothing, so both are the same
+        (TRAINED, -1.5, 0.0),
+        (TRAINED, -1.0, 1.0),
     ],
 )
 def test_another_reference_gives_other_logprobs(
-    weights: list[torch.Tensor], reference_logprob: float, is_wrong: float
+    after: Internals, reference_logprob: float, is_wrong: float
 ) -> None:
-    watch = WorkerWatch(POLICY, CONFIG, ALONE, internals())
-    now = internals(weights=weights)
-    logprobs = {
-        PREV_LOGPROBS: torch.full((6,), -1.0),
-        REFERENCE_LOGPROBS: torch.full((6,), reference_logprob),
-    }
-    watch.scored(logprobs, batch(), now)
-    assert measured(now, TRAINED, watch)[Measured.has_policy_as_reference] == is_wrong
+    watch = watch_of()
+    measured(internals(), after, watch)
+    reference = torch.full((6,), reference_logprob)
+    watch.scored({PREV_LOGPROBS: torch.full((6,), -1.0), REFERENCE_LOGPROBS: reference}, batch())
+    assert measured(after, after, watch)[Measured.has_policy_as_reference] == is_wrong
 
 
 def test_samples_that_do_not_fit_their_tags_are_counted() -> None:
-    watch = WorkerWatch(POLICY, CONFIG, ALONE, internals())
-    wrong = META.with_tags({"num_response_tokens": [1, 2]})
-    losses = watch.before_training(wrong, batch(), internals())
-    assert watch.after_training(losses, TRAINED)[Measured.num_wrong_samples].value == 2
+    watch = watch_of()
+    losses = watch.training(META.with_tags({"num_response_tokens": [1, 2]}), batch())
+    assert watch.trained(losses)[Measured.num_wrong_samples].value == 2
 
 
 def test_a_sample_of_weights_is_spread_over_every_tensor() -> None:

@@ -15,7 +15,7 @@ def test_data_for_one_step_must_repeat() -> None:
     assert list(prompt_alarms((0, 1), (0, 1), 2)) == []
 
 
-def test_the_third_step_with_one_reward_is_warned_of_and_no_other() -> None:
+def test_the_third_step_without_a_varying_reward_is_warned_of_and_no_other() -> None:
     found = [len(list(reward_alarms(count, 0.0))) for count in range(6)]
     assert found == [0, 0, 0, 1, 0, 0]
 
