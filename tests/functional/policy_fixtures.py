@@ -111,6 +111,7 @@ def policy_config(
     micro_batching: MicroBatching = MicroBatching.padded,
     reference_placement: ReferencePlacement = ReferencePlacement.swap_in_place,
     replica_fetch: ReplicaFetch = ReplicaFetch.leader,
+    offloads: bool = False,
     device: Device = Device.cpu,
     precision: Precision = Precision.float32,
     backend: PolicyBackend = PolicyBackend.megatron,
@@ -140,8 +141,8 @@ def policy_config(
         ),
         max_total_sequence_length=64,
         max_grad_norm=0.5,
-        offload_optimizer_for_logprob=False,
-        offload_parameters_between_phases=False,
+        offload_optimizer_for_logprob=offloads,
+        offload_parameters_between_phases=offloads,
         reference_placement=reference_placement,
         replica_fetch=replica_fetch,
         megatron_cfg=MegatronConfig(

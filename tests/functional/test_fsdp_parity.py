@@ -59,6 +59,7 @@ CASES = [
     FsdpCase("one process"),
     FsdpCase("one process, one sample per micro-batch", {}, {"micro_batch_size": 1}),
     FsdpCase("one process, packed", {}, PACKED),
+    FsdpCase("one process, on the host between phases", {}, {"offloads": True, **PACKED}),
     FsdpCase("one process, prompts shared", {}, SHARED),
     FsdpCase("DP2, prompts shared, recomputed and offloaded", {"dp": 2}, SHARED, fsdp=SAVING),
     FsdpCase("TP2, prompts shared", {"tp": 2}, SHARED),

@@ -94,6 +94,7 @@ CASES = [
     *variants("one process", {}),
     Case("activation checkpointing", {}, {"activation_checkpointing": True, **PACKED}),
     Case("reference kept on the host", {}, {"reference_placement": ReferencePlacement.host_copy, **DYNAMIC}),
+    Case("weights and optimizer on the host between phases", {}, {"offloads": True, **PACKED}),
     Case("prompts shared, activation checkpointing", {}, {"activation_checkpointing": True, **SHARED}),
     Case("mixture of experts", {}, PACKED, MIXTURE),
     *variants("TP2 with sequence parallelism", SEQUENCE_PARALLEL),
