@@ -120,10 +120,10 @@ class StepTripwires:
         if new:
             self._warn(told(new, step))
 
-    def look_at_resume(self, restored: Mapping[str, object], saved: Mapping[str, object]) -> None:
-        """Raise RunFailed unless the prompt order stands where the checkpoint left it."""
+    def look_at_resume(self, step: int, restored: Mapping[str, object], saved: Mapping[str, object]) -> None:
+        """Raise RunFailed unless the prompt order stands where the checkpoint of ``step`` left it."""
         if not self._is_off and (alarms := [*resume_alarms(dict(restored), dict(saved))]):
-            raise RunFailed(f"{told(alarms, 0)}\n{_REMEDY}")
+            raise RunFailed(f"resumed {told(alarms, step)}\n{_REMEDY}")
 
     def _collected_alarms(self, rollout: Collected) -> Iterator[Alarm]:
         batch, failed = rollout.batch, rollout.metrics.get("num_failed_rewards")

@@ -98,9 +98,8 @@ class SyncGRPODriver:
         self.policy_version = self.position.policy_version
         self.tripwires, self.canary = components.tripwires, components.canary
         if self.checkpoints.found is not None:
-            self.tripwires.look_at_resume(
-                self.train_sampler.state_dict(), self.checkpoints.found.state.sampler
-            )
+            saved = self.checkpoints.found.state.sampler
+            self.tripwires.look_at_resume(self.position.step, self.train_sampler.state_dict(), saved)
         self.sample_answers: Sequence[SampleAnswer] = ()  # of the latest validation
 
     def run(self) -> str | None:

@@ -226,7 +226,7 @@ def test_a_tripwire_warns_once() -> None:
 
 
 def test_a_run_continues_with_the_prompts_of_its_checkpoint() -> None:
-    tripwires().look_at_resume({"offset": 8}, {"offset": 8})
-    tripwires("debug.tripwires=off").look_at_resume({"offset": 0}, {"offset": 8})
-    with pytest.raises(RunFailed, match="'resumed_prompts'"):
-        tripwires().look_at_resume({"offset": 0}, {"offset": 8})
+    tripwires().look_at_resume(4, {"offset": 8}, {"offset": 8})
+    tripwires("debug.tripwires=off").look_at_resume(4, {"offset": 0}, {"offset": 8})
+    with pytest.raises(RunFailed, match=r"^resumed at step 4, tripwire 'resumed_prompts'"):
+        tripwires().look_at_resume(4, {"offset": 0}, {"offset": 8})
