@@ -195,13 +195,10 @@ class StepTripwires:
             yield from ratio_alarms(metrics, loss)
         if not self._has_dropout:
             yield from first_ratio_alarms(measured, policy)
-        num_tokens = sum(
-            count
-            for count, _ in expected_counts(
-                results.batch.tag(NUM_RESPONSE_TOKENS), results.batch.tag(SAMPLE_MASK), len(results.batch)
-            )
-        )
-        yield from entropy_alarms(metrics, num_tokens)
+        if "entropy" in metrics:
+            tokens, mask = results.batch.tag(NUM_RESPONSE_TOKENS), results.batch.tag(SAMPLE_MASK)
+            [(num_tokens, _)] = expected_counts(tokens, mask, len(tokens))
+            yield from entropy_alarms(metrics, num_tokens)
 
     def _data_alarms(self, prompts: PromptBatch, rollout: Collected) -> Iterator[Alarm]:
         yield from prompt_alarms(prompts.indices, self._prompts, self._facts.num_prompts)

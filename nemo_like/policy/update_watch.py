@@ -121,8 +121,8 @@ class UpdateWatch:
         rows = torch.cat([one.inputs.rows for one in parts])[sample]
         logprobs = torch.cat([one.logprobs for one in parts]).double()
         advantages = values[ADVANTAGE.name][rows].double()
-        reference = self._column(REFERENCE_LOGPROBS)
-        prev = self._prev()
+        places = torch.cat([one.inputs.packed_index for one in parts])
+        reference, prev = self._column(REFERENCE_LOGPROBS, places), self._prev(places)
         if self._cfg.use_kl_in_reward and reference is not None and prev is not None:
             kind = self._cfg.reference_policy_kl_type
             lost = values[KL_SCALE.name][rows].double() * kl_to_go(reference - prev, sample, sum(sizes), kind)
@@ -136,25 +136,22 @@ class UpdateWatch:
             num_samples=sum(sizes),
             update_tokens=self._spread([one.update.num_tokens for one in parts]),
             update_samples=self._spread([one.update.num_samples for one in parts]),
-            generation=self._column(GENERATION_LOGPROBS),
+            generation=self._column(GENERATION_LOGPROBS, places),
             reference=reference,
             entropy=None
             if parts[0].entropy is None
             else torch.cat([one.entropy for one in parts if one.entropy is not None]).double(),
         )
 
-    def _prev(self) -> Tensor | None:
+    def _prev(self, places: Tensor) -> Tensor | None:
         """Return what the ratio compares with; None where that is the policy itself."""
         if self._cfg.force_on_policy_ratio:
             return None
         column = GENERATION_LOGPROBS if self._cfg.use_generation_logprobs_as_prev else PREV_LOGPROBS
-        return self._column(column)
+        return self._column(column, places)
 
-    def _column(self, column: Column) -> Tensor | None:
-        if column not in self._batch:
-            return None
-        places = torch.cat([one.inputs.packed_index for one in self._micro_batches])
-        return self._batch.columns[column.name][places].double()
+    def _column(self, column: Column, places: Tensor) -> Tensor | None:
+        return None if column not in self._batch else self._batch.columns[column.name][places].double()
 
     def _gradient(self, name: str) -> Tensor:
         return torch.cat(

@@ -60,12 +60,18 @@ def word_sum(tensor: Tensor) -> Tensor:
     """
     words, multipliers = _words(tensor.detach()), _multipliers(tensor.device)
     if len(words) <= _PIECE_WORDS:
-        return (words * multipliers[: len(words)]).sum()
+        return _product(words, multipliers)
     pieces = [
-        (piece * multipliers[: len(piece)]).sum() * (2 * number + 1)
+        _product(piece, multipliers) * (2 * number + 1)
         for number, piece in enumerate(words.split(_PIECE_WORDS))
     ]
     return torch.stack(pieces).sum()
+
+
+def _product(words: Tensor, multipliers: Tensor) -> Tensor:
+    multipliers = multipliers[: len(words)]
+    # On the CPU alone torch has the product of integers as one kernel, which is faster.
+    return words.dot(multipliers) if words.device.type == "cpu" else (words * multipliers).sum()
 
 
 def _words(tensor: Tensor) -> Tensor:
