@@ -19,7 +19,7 @@ from nemo_like.cluster.cpu_environment import CPU_ENVIRONMENT
 from nemo_like.cluster.runtime import free_port
 from nemo_like.config.derived import longest_deadline_s, shares_gpus, weight_transport
 from nemo_like.config.plan import Role, roles
-from nemo_like.config.schema import Config, Device, Tripwires
+from nemo_like.config.schema import Config, Device
 from nemo_like.config.tasks import has_stop_strings, used_environments
 from nemo_like.data_plane.spec import DataPlaneSpec, host_actor
 from nemo_like.driver.bundles import actor_name
@@ -147,7 +147,7 @@ class Starter:
                 "transport": weight_transport(cfg),
                 "bucket_mib": cfg.generation.weight_bucket_mib,
                 "timeout_s": self._patience_s(),
-                "is_digested": cfg.debug.tripwires is not Tripwires.off,
+                "tripwires": cfg.debug.tripwires,
             },
         )
         master_addr, master_port = self._rendezvous()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from nemo_like.cluster.actor_errors import Overdue
+from nemo_like.config.schema import Tripwires
 from nemo_like.weight_transport.buckets import TensorSpec
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class WeightGroup:
     first_rank: int  # of this engine's workers in a process group; they take consecutive ranks
     bucket_bytes: int
     tensors: tuple[TensorSpec, ...]  # Hugging Face names, in the order they are sent
-    is_digested: bool = False  # whether the engine computes the digest of what it gets
+    tripwires: Tripwires = Tripwires.off  # in which transfers the engine computes the digest of what it gets
 
 
 @dataclass(frozen=True, slots=True)

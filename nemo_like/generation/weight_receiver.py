@@ -21,7 +21,9 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from nemo_like.config.schema import Tripwires
 from nemo_like.generation.interface import WeightGroup
+from nemo_like.tripwires.dues import is_due
 from nemo_like.tripwires.weight_digests import WeightsDigest
 from nemo_like.weight_transport.process_groups import GroupAddress, NamedProcessGroup
 from nemo_like.weight_transport.shared_memory import MemoryReceiver, Transfer
@@ -117,7 +119,9 @@ class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         super().__init__(*args)
         self._channels: dict[str, Future[_Channel]] = {}
         self._loaded: set[str] = set()
-        self._digests: dict[str, WeightsDigest] = {}  # by group, of those that are digested
+        self._tripwires = Tripwires.off
+        # By group, of the latest transfer; None where it is not digested.
+        self._digests: dict[str, WeightsDigest] | None = None
         self._joiner = ThreadPoolExecutor(thread_name_prefix="join_weight_group")
 
     def init_transfer_engine(self, init_info: JoinInfo) -> None:
@@ -128,8 +132,7 @@ class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         """
         group = init_info.group
         self._leave(group.name)
-        if group.is_digested:
-            self._digests[group.name] = WeightsDigest()
+        self._tripwires = group.tripwires
         self._channels[group.name] = self._joiner.submit(self._join, group)
 
     def fetch(self, transfer: Transfer, groups: Sequence[str]) -> None:
@@ -137,6 +140,7 @@ class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
 
         Raises when it does not come.
         """
+        self._digests = {} if is_due(transfer.number, self._tripwires) else None
         for name in groups:
             self._channel(name).fetch(transfer)
 
@@ -146,8 +150,8 @@ class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
 
     def receive_weights(self, update_info: ReceiveInfo) -> None:
         channel = self._channel(update_info.group)
-        digest = self._digests.get(update_info.group)
-        if digest is not None:
+        digest: WeightsDigest | None = None
+        if self._digests is not None:
             digest = self._digests[update_info.group] = WeightsDigest()
         try:
             for tensors in channel.receive():
@@ -161,7 +165,7 @@ class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
 
     def digest(self) -> int | None:
         """Return the sum of the groups' digests of what was received last; None where none is computed."""
-        return sum(one.value() for one in self._digests.values()) if self._digests else None
+        return None if self._digests is None else sum(one.value() for one in self._digests.values())
 
     def finish_weight_update(self) -> None:
         """End the session: finish the loaded layers, and release what was received.
@@ -200,7 +204,6 @@ class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
 
     def _leave(self, name: str) -> None:
         joined = self._channels.pop(name, None)
-        self._digests.pop(name, None)
         if joined is not None and joined.done() and joined.exception() is None:
             joined.result().close()
 

@@ -45,10 +45,13 @@ class UpdateWatch:
         loss: LossConfig,
         batch: PolicyBatch,
         *,
+        sees_losses: bool = True,
         on_begin: Callable[[Internals], None] | None = None,
         on_end: Callable[[Internals], None] | None = None,
     ) -> None:
-        """Watch the losses of ``batch``; ``on_begin`` and ``on_end`` look at weights and optimizer."""
+        """Watch the losses of ``batch``, if it ``sees_losses``; ``on_begin`` and ``on_end`` look at weights
+        and optimizer."""
+        self.sees_losses = sees_losses
         self._cfg, self._batch = loss, batch
         self._on_begin, self._on_end = on_begin, on_end
         self._micro_batches: list[_MicroBatch] = []
@@ -67,6 +70,8 @@ class UpdateWatch:
         self, scores: TokenScores, inputs: ModelInputs, update: GlobalBatch, loss: Tensor, number: int
     ) -> None:
         """Keep a micro-batch of update ``number``, counted from 0; to be called before the backward pass."""
+        if not self.sees_losses:
+            return
         kept = _MicroBatch(
             scores.logprobs.detach(),
             None if scores.entropy is None else scores.entropy.detach(),

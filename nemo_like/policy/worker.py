@@ -323,7 +323,13 @@ class PolicyWorker:
         self._backend = self._build_backend()
         self._watch: WorkerWatch | None = None
         if self._tripwires is not Tripwires.off:
-            self._watch = WorkerWatch(self.cfg, self.loss, self.coordinates, self._backend.reference_weights)
+            self._watch = WorkerWatch(
+                self.cfg,
+                self.loss,
+                self.coordinates,
+                self._backend.reference_weights,
+                self._tripwires,
+            )
 
     def _build_backend(self) -> TrainingBackend:
         # Each backend takes seconds to import, so only the one that is used is loaded.

@@ -22,11 +22,12 @@ from nemo_like.batch.columns import (
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import NUM_PROMPT_TOKENS, NUM_RESPONSE_TOKENS, SAMPLE_DIGEST
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.schema import LossConfig, PolicyConfig
+from nemo_like.config.schema import LossConfig, PolicyConfig, Tripwires
 from nemo_like.observability.metrics import Metric, maximum, summed
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.interface import Internals
 from nemo_like.policy.update_watch import UpdateWatch
+from nemo_like.tripwires.dues import is_due
 from nemo_like.tripwires.measured import Measured
 from nemo_like.tripwires.sample_checks import SampleTags, num_wrong_samples
 
@@ -61,10 +62,12 @@ class WorkerWatch:
         loss: LossConfig,
         coordinates: Coordinates,
         reference: Callable[[], Sequence[Tensor]],
+        tripwires: Tripwires,
     ) -> None:
         """Take note of the reference's weights at the start of the process, before a checkpoint is loaded.
 
-        ``reference()`` returns this rank's part of them, nothing where no reference is kept.
+        ``tripwires`` says in which training phases losses are compared with their formulas. ``reference()``
+        returns this rank's part of them, nothing where no reference is kept.
         """
         self._cfg, self._loss, self._coordinates = cfg, loss, coordinates
         self._reference, self._reference_at_start = reference, weight_sample(reference())
@@ -72,6 +75,7 @@ class WorkerWatch:
         self._found: dict[Measured, float] = {}
         self._moments_norm = 0.0
         self._num_updates = 0
+        self._tripwires, self._num_phases = tripwires, 0
 
     def forget_weights(self) -> None:
         """Forget what training left, since other weights were loaded."""
@@ -96,7 +100,14 @@ class WorkerWatch:
         self._found[Measured.num_wrong_samples] = float(_num_wrong(meta, batch))
         moved = not torch.equal(weight_sample(self._reference()), self._reference_at_start)
         self._found[Measured.reference_moved] = float(moved)
-        return UpdateWatch(self._loss, batch, on_begin=self._begin, on_end=self._end)
+        self._num_phases += 1
+        return UpdateWatch(
+            self._loss,
+            batch,
+            sees_losses=is_due(self._num_phases, self._tripwires),
+            on_begin=self._begin,
+            on_end=self._end,
+        )
 
     def trained(self, losses: UpdateWatch) -> dict[str, Metric]:
         """Return what all ranks measured since the phase before, and the replica's count of tokens."""
@@ -107,10 +118,12 @@ class WorkerWatch:
         num_tokens = found.get(Measured.num_trained_tokens, 0.0)
         counts = [num_tokens if replica == own else 0.0 for replica in range(num_replicas)]
         everywhere = _greatest_of_all([*(found.get(name, 0.0) for name in _EXCHANGED), *counts])
-        return {
-            **{name: maximum(value) for name, value in zip(_EXCHANGED, everywhere, strict=False)},
-            Measured.num_trained_tokens: summed(everywhere[len(_EXCHANGED) + own]),
+        measured: dict[str, Metric] = {
+            name: maximum(value) for name, value in zip(_EXCHANGED, everywhere, strict=False)
         }
+        if losses.sees_losses:
+            measured[Measured.num_trained_tokens] = summed(everywhere[len(_EXCHANGED) + own])
+        return measured
 
     def _begin(self, now: Internals) -> None:
         before = weight_sample(now.weights)

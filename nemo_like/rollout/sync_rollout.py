@@ -34,6 +34,7 @@ from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.environments.pool import EnvironmentPool
 from nemo_like.generation.interface import GroupResult
+from nemo_like.observability.metrics import Metric
 from nemo_like.observability.summary import SampleAnswer
 from nemo_like.observability.trace import span
 from nemo_like.rollout.conversation import Conversation, Limits
@@ -57,6 +58,7 @@ from nemo_like.rollout.rollout_watch import measured_rollout
 from nemo_like.rollout.sample_answers import sample_answer
 from nemo_like.rollout.sample_tags import answer_ids, component_tags
 from nemo_like.rollout.turn_loop import Task, TurnLoop
+from nemo_like.tripwires.dues import is_due
 from nemo_like.tripwires.sample_checks import sample_digests
 
 _log = logging.getLogger(__name__)
@@ -90,6 +92,7 @@ class SyncRolloutActor(DataPlaneUser):
         super().__init__(data_plane)
         self._running = asyncio.Lock()
         self._num_abandoned = 0
+        self._num_rollouts = 0  # for training
         self._loop: TurnLoop | None = None
         self._sink: ActorHandle | None = None
         self._sample_answers: list[SampleAnswer] = []
@@ -183,7 +186,7 @@ class SyncRolloutActor(DataPlaneUser):
             put_s=time.monotonic() - ended_s,
             operations=self._data_plane.take_operations(),
             failed=list({(one.env, one.failure.kind): one for one in reversed(failed)}.values()),
-            measured=measured_rollout(loop, self._ends()) if self._is_watched(prompts) else {},
+            measured=self._measured(prompts, loop),
         )
 
     def on_groups(self, results: Sequence[GroupResult]) -> None:
@@ -292,6 +295,14 @@ class SyncRolloutActor(DataPlaneUser):
 
     def _is_watched(self, prompts: PromptBatch) -> bool:
         return self._cfg.debug.tripwires is not Tripwires.off and prompts.mode is RolloutMode.training
+
+    def _measured(self, prompts: PromptBatch, loop: TurnLoop) -> Mapping[str, Metric]:
+        """Measure a training rollout for the tripwires, if it is one that they look at."""
+        if prompts.mode is not RolloutMode.training:
+            return {}
+        self._num_rollouts += 1
+        is_watched = is_due(self._num_rollouts, self._cfg.debug.tripwires)
+        return measured_rollout(loop, self._ends()) if is_watched else {}
 
     def _ends(self) -> dict[str, int]:
         """Return the token that ends a response, of the environments without stop strings."""

@@ -26,9 +26,10 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from nemo_like.cluster.actors import ActorHandle, Call
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.schema import Device, WeightTransport
+from nemo_like.config.schema import Device, Tripwires, WeightTransport
 from nemo_like.generation.interface import WeightEndpoint, WeightGroup
 from nemo_like.observability.metrics import Metric, maximum, summed
+from nemo_like.tripwires.dues import is_due
 from nemo_like.tripwires.measured import WEIGHTS_DIGEST
 from nemo_like.tripwires.weight_digests import WeightsDigest
 from nemo_like.weight_sync.channels import CollectiveChannel, MemoryChannel, WeightChannel, Weights
@@ -52,12 +53,12 @@ class EngineWeightSender:
         transport: WeightTransport,
         bucket_mib: int,
         timeout_s: float,
-        is_digested: bool = False,
+        tripwires: Tripwires = Tripwires.off,
     ) -> None:
         """Prepare the sender of the worker at ``coordinates``; connect to nothing yet.
 
-        ``timeout_s`` is the deadline for connecting, the engines' start included, and for one send. With
-        ``is_digested`` both sides compute the digest of the weights, for the tripwires.
+        ``timeout_s`` is the deadline for connecting, the engines' start included, and for one send.
+        ``tripwires`` says in which transfers both sides compute the digest of the weights.
         Raises ValueError on a worker that heads no pipeline stage.
         """
         if coordinates.tp or coordinates.cp or coordinates.dp:
@@ -70,7 +71,7 @@ class EngineWeightSender:
         self._group_name = self._group_names[coordinates.pp]
         self._device, self._transport = device, transport
         self._bucket_bytes = bucket_mib * 2**20
-        self._timeout_s, self._is_digested = timeout_s, is_digested
+        self._timeout_s, self._tripwires = timeout_s, tripwires
         self._engines: list[ActorHandle] = []
         self._channel: WeightChannel | None = None
         self._num_transfers = 0
@@ -94,7 +95,7 @@ class EngineWeightSender:
                 first_rank,
                 self._bucket_bytes,
                 tuple(tensors),
-                self._is_digested,
+                self._tripwires,
             )
             joins.append(engine.submit("join_weight_group", invitation))
             first_rank += endpoint.num_workers
@@ -115,12 +116,13 @@ class EngineWeightSender:
         deadline = time.monotonic() + self._timeout_s
         self._num_transfers += 1  # counted alike by the heads of all stages, since each makes the same calls
         transfer = Transfer(self._num_transfers, version)
-        digest = WeightsDigest()
-        if self._is_digested:
+        digest: WeightsDigest | None = None
+        if is_due(transfer.number, self._tripwires):
+            digest = WeightsDigest()
             weights = digest.watching(weights)
         if not self._is_coordinator:
             self._channel.offer(transfer, weights)
-            return {"weight_sync_bytes": summed(_deliver(self._channel)), **self._digested(digest)}
+            return {"weight_sync_bytes": summed(_deliver(self._channel)), **_digested(digest)}
         self._prepare(transfer, self._channel, weights)
         started_s = time.monotonic()
         loads = [engine.submit("load_weights", version, self._group_names) for engine in self._engines]
@@ -134,12 +136,8 @@ class EngineWeightSender:
         return {
             "weight_sync_bytes": summed(sent_bytes),
             "weight_sync_load_s": maximum(time.monotonic() - started_s),
-            **self._digested(digest),
+            **_digested(digest),
         }
-
-    def _digested(self, digest: WeightsDigest) -> dict[str, Metric]:
-        """Return the digest of this stage's weights as a metric; those of all stages are added."""
-        return {WEIGHTS_DIGEST: summed(digest.value())} if self._is_digested else {}
 
     def close(self) -> None:
         """Close the channel to the engines. Safe to call twice."""
@@ -203,6 +201,12 @@ class EngineWeightSender:
     def _ask_all(self, method: str, *args: object) -> list:
         calls = [engine.submit(method, *args) for engine in self._engines]
         return [call.result(self._timeout_s) for call in calls]
+
+
+def _digested(digest: WeightsDigest | None) -> dict[str, Metric]:
+    """Return the digest of this stage's weights as a metric, where there is one; those of all stages are
+    added."""
+    return {} if digest is None else {WEIGHTS_DIGEST: summed(digest.value())}
 
 
 def _deliver(channel: WeightChannel) -> int:

@@ -14,6 +14,7 @@ from nemo_like.batch.columns import PREV_LOGPROBS, REFERENCE_LOGPROBS
 from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.config.loader import load_config
+from nemo_like.config.schema import Tripwires
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.interface import Internals
 from nemo_like.policy.worker_watch import WorkerWatch, weight_sample
@@ -45,10 +46,10 @@ def internals(**changes: Any) -> Internals:
     return replace(start, **changes)
 
 
-def watch_of(*references: list[torch.Tensor]) -> WorkerWatch:
+def watch_of(*references: list[torch.Tensor], level: Tripwires = Tripwires.all) -> WorkerWatch:
     """A watch that finds these weights of the reference, one after the other; the last ones for good."""
     found = [*(references or [REFERENCE])]
-    return WorkerWatch(POLICY, CONFIG, ALONE, lambda: found.pop(0) if len(found) > 1 else found[0])
+    return WorkerWatch(POLICY, CONFIG, ALONE, lambda: found.pop(0) if len(found) > 1 else found[0], level)
 
 
 def measured(before: Internals, after: Internals, watch: WorkerWatch | None = None) -> dict[str, float]:
@@ -142,3 +143,10 @@ def test_a_sample_of_weights_is_spread_over_every_tensor() -> None:
     assert found[-1] == 7.0
     assert found[:3].tolist() == [0.0, 3.0, 6.0]
     assert len(weight_sample([])) == 0
+
+
+def test_cheap_tripwires_see_the_losses_of_some_phases() -> None:
+    watch = watch_of(level=Tripwires.cheap)
+    seen = [watch.training(META, batch()).sees_losses for _ in range(11)]
+    assert seen == [True] * 3 + [False] * 6 + [True, False]
+    assert Measured.num_trained_tokens not in measured(internals(), TRAINED, watch)
