@@ -35,6 +35,9 @@ NUM_RESPONSE_TOKENS = Tag(
     "num_response_tokens", int, "rollout", ("driver",), "tokens that the policy generated, of all turns"
 )
 NUM_TURNS = Tag("num_turns", int, "rollout", (), "turns of the conversation")
+SAMPLE_DIGEST = Tag(
+    "sample_digest", int, "rollout", ("train",), "of the token ids; with tripwires, which compare it"
+)
 IS_TRUNCATED = Tag("is_truncated", bool, "rollout", ("driver",), "whether it ran into a limit of tokens")
 POLICY_VERSION = Tag("policy_version", int, "rollout", ("driver",), "of the weights that generated it")
 ANSWER_ID = Tag("answer_id", int, "rollout", ("driver",), "validation: equal for equal answers of a group")

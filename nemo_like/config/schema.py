@@ -160,6 +160,14 @@ class Placement(Enum):
     colocated = "colocated"  # engines run on the nodes and processors, or the GPUs, of the policy workers
 
 
+class Tripwires(Enum):
+    """Which checks of every step look for bugs that raise nothing (docs/tripwires.md)."""
+
+    off = "off"
+    cheap = "cheap"  # those that cost at most a hundredth of a step
+    all = "all"
+
+
 class ConsoleMode(Enum):
     """How progress is shown. ``auto`` is ``live`` on a terminal and ``plain`` elsewhere."""
 
@@ -554,6 +562,11 @@ class DataPlaneConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class DebugConfig:
+    tripwires: Tripwires  # checks of every step, see docs/tripwires.md
+
+
+@dataclass(kw_only=True, slots=True)
 class Config:
     grpo: GRPOConfig
     loss_fn: LossConfig
@@ -566,4 +579,5 @@ class Config:
     checkpointing: CheckpointingConfig
     cluster: ClusterConfig
     data_plane: DataPlaneConfig
+    debug: DebugConfig
     vars: dict[str, Any]  # a configuration's own variables, for its interpolations: ${vars.name}

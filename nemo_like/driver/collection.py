@@ -11,7 +11,7 @@ beyond P are dropped too: if the next step used them, it would train on samples 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from nemo_like.algorithms.rewards import Outcome, informative_groups
 from nemo_like.batch.meta import KVBatchMeta
@@ -37,6 +37,9 @@ class Collected:
     reward_s: float
     put_s: float
     operations: Sequence[Operation]  # of the rollout actor in the data plane
+    measured: Mapping[str, Metric] = field(
+        default_factory=dict
+    )  # for the tripwires, over everything generated
 
     @property
     def generated(self) -> tuple[KVBatchMeta, ...]:
@@ -119,6 +122,7 @@ def _collected(
         reward_s=sum(result.reward_s for result in results),
         put_s=sum(result.put_s for result in results),
         operations=[operation for result in results for operation in result.operations],
+        measured=merge(result.measured for result in results),
     )
 
 

@@ -85,11 +85,22 @@ class Policy(SavedPolicy, Protocol):
 class WeightSync(Protocol):
     """Keeps the generation engines at the trainer's weights."""
 
+    @property
+    def digest(self) -> float | None:
+        """The digest of the weights that the trainer sent last; None where it computes none."""
+
     def ensure_version(self, version: int) -> Mapping[str, Metric]:
         """Return once every engine serves exactly this policy version."""
 
     def generation_is_over(self) -> None:
         """Let engines release the GPUs that they share with the trainer; the next version wakes them."""
+
+
+class CanaryScores(Protocol):
+    """Compares how engines and trainer score the same tokens."""
+
+    def gap(self) -> float:
+        """Return how far the worst engine is from the trainer, nats per token."""
 
 
 class Recovery(Protocol):

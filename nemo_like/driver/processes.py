@@ -147,6 +147,7 @@ class Starter:
                 "transport": weight_transport(cfg),
                 "bucket_mib": cfg.generation.weight_bucket_mib,
                 "timeout_s": self._patience_s(),
+                "tripwires": cfg.debug.tripwires,
             },
         )
         master_addr, master_port = self._rendezvous()
@@ -165,6 +166,7 @@ class Starter:
                 master_addr=master_addr,
                 master_port=master_port,
                 timeout_s=self._patience_s(),
+                tripwires=cfg.debug.tripwires,
             )
             for rank in range(self._needs[Role.policy_worker].count)
         ]

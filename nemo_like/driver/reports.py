@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nemo_like.algorithms.advantages import baseline_reward_metrics
 from nemo_like.algorithms.rewards import Outcome
@@ -23,6 +23,8 @@ from nemo_like.data_plane.operations import Operation, operation_metrics
 from nemo_like.driver.collection import Collected
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.results import ScoredBatch, TrainUpdate
+from nemo_like.tripwires.alarm import Alarm
+from nemo_like.tripwires.measured import Measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +32,11 @@ class StepReport:
     """The metrics of a step under their final names; see docs/metrics.md."""
 
     metrics: dict[str, float]
+    alarms: tuple[Alarm, ...] = ()  # of the tripwires
 
     def with_metrics(self, more: Mapping[str, float]) -> StepReport:
         """Return the report with these metrics added."""
-        return StepReport({**self.metrics, **more})
+        return replace(self, metrics={**self.metrics, **more})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,15 @@ def train_report(results: StepResults, timing: Mapping[str, float]) -> StepRepor
             **_performance(results, timing["timing/train/total_step_time"]),
         }
     )
+
+
+def tripwire_metrics(results: StepResults, canary_gap: float | None) -> dict[str, float]:
+    """Return what the tripwires measured and people may want to follow; nothing without tripwires."""
+    moved = results.update.measured.get(Measured.weights_moved)
+    return {
+        **({} if moved is None else {"train/weights_moved": moved.value}),
+        **({} if canary_gap is None else {"weight_sync/canary_gap": canary_gap}),
+    }
 
 
 def generation_report(

@@ -23,16 +23,17 @@ from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.janitor import swept_directory
 from nemo_like.cluster.private_ray import temporary_parent
 from nemo_like.cluster.runtime import RayNeeds, ray_runtime
-from nemo_like.config.derived import deadline_s, shares_gpus
+from nemo_like.config.derived import Stage, deadline_s, shares_gpus
 from nemo_like.config.loader import to_yaml
 from nemo_like.config.model_info import read_model_info
 from nemo_like.config.plan import checkpoint_bytes, ray_cpus, ray_gpus, weight_bytes
-from nemo_like.config.schema import Config, Device, TimeoutAction
+from nemo_like.config.schema import Config, Device, TimeoutAction, Tripwires
 from nemo_like.data.interface import SourceReport
 from nemo_like.data.sampler import MixtureSampler
 from nemo_like.data_plane.partition_control import ObservedPartitionControl, PartitionControl
 from nemo_like.driver import exit_codes
 from nemo_like.driver.bundles import bundles
+from nemo_like.driver.canary import Canary
 from nemo_like.driver.checkpoints import RunCheckpoints
 from nemo_like.driver.final_export import FinalExport
 from nemo_like.driver.generate_only import GenerationComponents, GenerationDriver
@@ -42,6 +43,7 @@ from nemo_like.driver.processes import Actors, Starter, write_process_ids
 from nemo_like.driver.recovery import ActorRecovery, Recoverable
 from nemo_like.driver.reward_watch import RewardWatch
 from nemo_like.driver.run_failures import RewardsFailed, RunFailed, failure_reason
+from nemo_like.driver.step_checks import RunFacts, StepTripwires
 from nemo_like.driver.stopping import StopRequests
 from nemo_like.driver.sync_grpo import Components, SyncGRPODriver
 from nemo_like.driver.validation import reached_goal, validation_sets
@@ -54,6 +56,7 @@ from nemo_like.policy.group import PolicyWorkerGroup
 from nemo_like.policy.parallelism import parallel_layout
 from nemo_like.rollout.prompts import RolloutMode, RolloutParts, SourceReports
 from nemo_like.rollout.rollout_handle import RolloutHandle
+from nemo_like.tripwires.canary_checks import canary_tokens
 from nemo_like.weight_sync.sync import EngineWeights, NoEngines
 
 
@@ -304,11 +307,30 @@ def _connect(cfg: Config, started: _Started, logger: RunLogger, checkpoints: Run
         checkpoints=checkpoints,
         stop_requests=StopRequests(cfg.checkpointing),
         recovery=recovery,
+        tripwires=_tripwires(cfg, sources[RolloutMode.training], logger),
+        canary=_canary(cfg, cluster, actors, policy),
     )
     _verify(checkpoints, policy, logger)
     if checkpoints.found is not None:
         logger.status(f"continuing after step {checkpoints.last_step}")
     return StartedRun(SyncGRPODriver(cfg, components), policy)
+
+
+def _tripwires(cfg: Config, sources: Sequence[SourceReport], logger: RunLogger) -> StepTripwires:
+    model = read_model_info(cfg.policy.model_name, cfg.policy.backend)
+    facts = RunFacts(
+        has_experts=bool(model.num_experts), num_prompts=sum(source.num_prompts for source in sources)
+    )
+    return StepTripwires(cfg, facts, logger.warn)
+
+
+def _canary(cfg: Config, cluster: Cluster, actors: Actors, policy: PolicyWorkerGroup) -> Canary | None:
+    if cfg.debug.tripwires is not Tripwires.all or not actors.engines:
+        return None
+    model = read_model_info(cfg.policy.model_name, cfg.policy.backend)
+    # An engine samples one token more.
+    tokens = canary_tokens(model.vocab_size, cfg.policy.max_total_sequence_length - 1)
+    return Canary(cluster, lambda: actors.engines, policy, tokens, deadline_s(cfg.cluster, Stage.weight_sync))
 
 
 def _partitions(cfg: Config, cluster: Cluster, actors: Actors, columns: Sequence[Column]) -> PartitionControl:

@@ -18,18 +18,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nemo_like.algorithms.estimators import build_estimator
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.sharding import by_generation
 from nemo_like.config.schema import Config
 from nemo_like.data.sampler import MixtureSampler
-from nemo_like.driver.agreement import AgreementWatch
 from nemo_like.driver.checkpoints import RunCheckpoints
 from nemo_like.driver.collection import Collected, collect_groups
-from nemo_like.driver.interface import Partitions, Policy, Recovery, Rollout, StepObserver, WeightSync
-from nemo_like.driver.reports import StepReport, StepResults, train_report
+from nemo_like.driver.interface import (
+    CanaryScores,
+    Partitions,
+    Policy,
+    Recovery,
+    Rollout,
+    StepObserver,
+    WeightSync,
+)
+from nemo_like.driver.reports import StepReport, StepResults, train_report, tripwire_metrics
 from nemo_like.driver.stages import (
     dumps_rollouts_of,
     kl_in_reward,
@@ -39,6 +46,7 @@ from nemo_like.driver.stages import (
     without_mismatch,
     without_truncated,
 )
+from nemo_like.driver.step_checks import Sent, StepTripwires
 from nemo_like.driver.stopping import StopRequests
 from nemo_like.driver.validation import ValidationReport, ValidationSet, reached_goal, validation_report
 from nemo_like.observability.logger import RunLogger
@@ -64,6 +72,8 @@ class Components:
     checkpoints: RunCheckpoints
     stop_requests: StopRequests
     recovery: Recovery
+    tripwires: StepTripwires
+    canary: CanaryScores | None  # with debug.tripwires=all
 
 
 class SyncGRPODriver:
@@ -86,7 +96,10 @@ class SyncGRPODriver:
         self.num_samples = cfg.grpo.num_prompts_per_step * cfg.grpo.num_generations_per_prompt
         self.position = self.checkpoints.resume(self.policy, self.train_sampler)
         self.policy_version = self.position.policy_version
-        self.agreement = AgreementWatch(cfg, self.logger.warn)
+        self.tripwires, self.canary = components.tripwires, components.canary
+        if self.checkpoints.found is not None:
+            saved = self.checkpoints.found.state.sampler
+            self.tripwires.look_at_resume(self.position.step, self.train_sampler.state_dict(), saved)
         self.sample_answers: Sequence[SampleAnswer] = ()  # of the latest validation
 
     def run(self) -> str | None:
@@ -122,11 +135,12 @@ class SyncGRPODriver:
 
     def step_and_validate(self, step: int) -> dict[str, float]:
         """Make a step and, where one is due, the validation after it; log and return their metrics."""
-        metrics = self.recovery.completed(
+        report = self.recovery.completed(
             f"step {step}", self.policy_version, lambda: self.observed_step(step)
-        ).metrics
+        )
+        metrics = report.metrics
         self.logger.log_step(step, metrics)
-        self.agreement.check(step, metrics)
+        self.tripwires.tell(step, report.alarms)
         if validates_after(step, self.cfg.grpo):
             metrics = {**metrics, **self.validate(step).metrics}
         self.position = self.position.after(step, self.policy_version, metrics, self.num_samples)
@@ -155,6 +169,7 @@ class SyncGRPODriver:
         with self.prepare_step(step, timer) as partition:
             with timer("weight_sync"):
                 sync_metrics = self.weight_sync.ensure_version(self.policy_version)
+                canary_gap = None if self.canary is None else self.canary.gap()
             with timer("generation"):
                 rollout = self.collect(prompts, partition)
                 self.weight_sync.generation_is_over()
@@ -182,9 +197,11 @@ class SyncGRPODriver:
                 update = self.policy.train(batch)
         self.policy_version = update.policy_version
         opened = self.partitions.take_operations()
-        return train_report(
-            StepResults(batch, rollout, scored, update, sync_metrics, opened),
-            timer.metrics("timing/train/"),
+        results = StepResults(batch, rollout, scored, update, sync_metrics, opened)
+        report = train_report(results, timer.metrics("timing/train/"))
+        sent = Sent(self.weight_sync.digest, canary_gap)
+        return replace(report, alarms=self.tripwires.look(prompts, results, sent)).with_metrics(
+            tripwire_metrics(results, canary_gap)
         )
 
     def collect(self, prompts: PromptBatch, partition: str) -> Collected:

@@ -10,7 +10,7 @@ from typing import Any
 from nemo_like.batch.columns import Column
 from nemo_like.data_plane.storage_errors import ColumnMismatch
 from nemo_like.environments.column_values import NotFinite, column_value
-from nemo_like.environments.interface import Failure, FailureKind, Feedback
+from nemo_like.environments.interface import UNNUMBERED, Failure, FailureKind, Feedback
 
 # The largest float32: advantages of a training batch are float32, and squares of such fit into float64.
 _LARGEST = 3.4028234663852886e38
@@ -27,17 +27,20 @@ class Malformed(Exception):
         self.failure = Failure(kind, reason)
 
 
-def checked(answer: object, columns: Sequence[Column] = (), num_tokens: int = 0) -> Feedback:
+def checked(
+    answer: object, columns: Sequence[Column] = (), num_tokens: int = 0, turn_number: int = UNNUMBERED
+) -> Feedback:
     """Return the answer as plain ``Feedback`` of Python's own numbers; a failed one for a malformed answer.
 
     Numbers may be Python's, numpy's, or anything without dimensions that has ``item``; they must be finite
     and fit into float32. Feedback with ``is_done=False`` needs an observation. Values of columns must fit
-    ``columns``, which the environment declares, and a response of ``num_tokens``.
+    ``columns``, which the environment declares, and a response of ``num_tokens``. ``turn_number`` is that
+    of the turn, which the feedback gets.
     """
     try:
-        return _plain(answer, columns, num_tokens)
+        return _plain(answer, columns, num_tokens, turn_number)
     except Malformed as error:
-        return Feedback(failure=error.failure)
+        return Feedback(failure=error.failure, turn_number=turn_number)
 
 
 def as_number(value: Any) -> float | None:
@@ -53,12 +56,12 @@ def as_number(value: Any) -> float | None:
         return math.inf
 
 
-def _plain(answer: object, columns: Sequence[Column], num_tokens: int) -> Feedback:
+def _plain(answer: object, columns: Sequence[Column], num_tokens: int, turn_number: int) -> Feedback:
     """Return the answer as plain ``Feedback``. Raises Malformed."""
     if not isinstance(answer, Feedback):
         raise Malformed(f"the environment gave {_shown(answer)}, not a Feedback")
     if answer.failure is not None:
-        return Feedback(failure=_failure(answer.failure))
+        return Feedback(failure=_failure(answer.failure), turn_number=turn_number)
     observation = answer.observation
     if observation is not None:
         observation = _text(observation, "the observation")
@@ -74,6 +77,7 @@ def _plain(answer: object, columns: Sequence[Column], num_tokens: int) -> Feedba
         metrics=_metrics(answer.metrics),
         state=answer.state,
         columns=_columns(answer.columns, columns, num_tokens) if answer.columns else {},
+        turn_number=turn_number,
     )
 
 

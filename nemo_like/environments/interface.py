@@ -9,6 +9,9 @@ from typing import Any, Protocol
 
 from nemo_like.data.interface import Prompt
 
+# The number of a turn that nobody numbered.
+UNNUMBERED = -1
+
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
@@ -32,6 +35,9 @@ class Turn:
     state: Any = None  # of the feedback to the turn before; None in the first turn
     # Token ids of the response, with a closing eos, if the environment has a column per token; else empty.
     response_ids: tuple[int, ...] = ()
+    number: int = field(
+        default=UNNUMBERED, compare=False
+    )  # no other turn of the rollout has it; the answer names it
 
 
 class FailureKind(Enum):
@@ -75,6 +81,7 @@ class Feedback:
     # one for each token of this response.
     columns: Mapping[str, Any] = field(default_factory=dict)
     failure: Failure | None = None  # why there is no reward; such a sample must not train
+    turn_number: int = field(default=UNNUMBERED, compare=False)  # that it answers; the server fills it in
 
     @classmethod
     def failed(cls, kind: FailureKind, reason: str) -> Feedback:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from nemo_like.batch.columnar import Columnar
 from nemo_like.batch.columns import Column
@@ -69,11 +70,15 @@ class EnvironmentServer:
                 worker = await self._shared_worker()
                 answers = zip(await self._asked(turns), turns, strict=True)
                 return Columnar(
-                    [checked(answer, worker.columns, len(turn.response_ids)) for answer, turn in answers]
+                    [
+                        checked(answer, worker.columns, len(turn.response_ids), turn.number)
+                        for answer, turn in answers
+                    ]
                 )
             except RuntimeError as error:
                 reason = f"the environment's process could not be started again: {error}"
-                return Columnar([Feedback.failed(FailureKind.died, reason)] * len(turns))
+                failed = Feedback.failed(FailureKind.died, reason)
+                return Columnar([replace(failed, turn_number=turn.number) for turn in turns])
 
     async def _asked(self, turns: Sequence[Turn]) -> Sequence[Feedback]:
         """Ask about all turns at once, and about each alone if that goes wrong.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from nemo_like.cluster.actor_errors import Overdue
+from nemo_like.config.schema import Tripwires
 from nemo_like.weight_transport.buckets import TensorSpec
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class GroupResult:
     request_id: str
     responses: tuple[Response, ...]  # in the order of the request's seeds
     policy_version: int  # of the weights that sampled all of them; -1: the checkpoint as loaded
+    weights_digest: int | None = None  # of these weights as they arrived; None without tripwires
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arrays of all responses as one; two small ones each would cost more than sampling."""
@@ -68,12 +70,13 @@ class GroupResult:
         is_truncated = [response.is_truncated for response in self.responses]
         columns = [response.columns for response in self.responses]
         packed = (lengths, is_truncated, token_ids.tobytes(), logprobs.tobytes(), columns)
-        return _unpack_result, (self.request_id, self.policy_version, *packed)
+        return _unpack_result, (self.request_id, self.policy_version, self.weights_digest, *packed)
 
 
 def _unpack_result(
     request_id: str,
     policy_version: int,
+    weights_digest: int | None,
     lengths: list[int],
     is_truncated: list[bool],
     token_bytes: bytes,
@@ -87,7 +90,7 @@ def _unpack_result(
         end = start + length
         responses.append(Response(token_ids[start:end], logprobs[start:end], truncated, more))
         start = end
-    return GroupResult(request_id, tuple(responses), policy_version)
+    return GroupResult(request_id, tuple(responses), policy_version, weights_digest)
 
 
 class GenerationError(RuntimeError):
@@ -126,6 +129,7 @@ class WeightGroup:
     first_rank: int  # of this engine's workers in a process group; they take consecutive ranks
     bucket_bytes: int
     tensors: tuple[TensorSpec, ...]  # Hugging Face names, in the order they are sent
+    tripwires: Tripwires = Tripwires.off  # in which transfers the engine computes the digest of what it gets
 
 
 @dataclass(frozen=True, slots=True)

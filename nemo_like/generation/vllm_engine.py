@@ -114,6 +114,7 @@ class VllmEngine:
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._unfinished: dict[str, _Unfinished] = {}
         self._policy_version = -1
+        self._weights_digest: int | None = None
         self._paused_for: int | None = None
         self._generation_s = 0.0
         self._num_generated_tokens = 0
@@ -146,6 +147,13 @@ class VllmEngine:
 
     def sleep(self) -> None:
         self._call(self._fall_asleep)
+
+    def canary_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Return the log-probs of all tokens but the first, at temperature 1, nats.
+
+        Raises RuntimeError while requests are unfinished.
+        """
+        return self._call(lambda: self._score(token_ids))
 
     # ------------------------------------------------------------------ weights
 
@@ -230,7 +238,9 @@ class VllmEngine:
             responses = tuple(_response(completion) for completion in output.outputs)
             self._num_generated_tokens += sum(len(response.token_ids) for response in responses)
             _, results = by_sink.setdefault(id(entry.sink), (entry.sink, []))
-            results.append(GroupResult(output.request_id, responses, self._policy_version))
+            results.append(
+                GroupResult(output.request_id, responses, self._policy_version, self._weights_digest)
+            )
         for sink, results in by_sink.values():
             sink.submit("on_groups", results)
 
@@ -283,13 +293,27 @@ class VllmEngine:
             self._abort(added)
             raise
 
+    def _score(self, token_ids: Sequence[int]) -> list[float]:
+        if self._unfinished:
+            raise RuntimeError(f"engine {self._name!r} still generates, so it cannot score the canary")
+        self._memory.wake()
+        params = SamplingParams(
+            max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False, ignore_eos=True
+        )
+        self._engine.add_request("canary", tokens_input(list(token_ids)), params)
+        outputs: list[RequestOutput] = []
+        while not any(output.finished for output in outputs):
+            outputs = self._engine.step()
+        scored = outputs[-1].prompt_logprobs or []
+        return [of[token].logprob for of, token in zip(scored, token_ids, strict=True) if of is not None]
+
     def _abort(self, request_ids: Sequence[str]) -> None:
         known = [request_id for request_id in request_ids if self._unfinished.pop(request_id, None)]
         self._engine.abort_request(known)
 
-    def _rpc(self, method: str, **kwargs: Any) -> None:
-        """Call every worker of this engine."""
-        self._engine.collective_rpc(method, kwargs=kwargs)
+    def _rpc(self, method: str, **kwargs: Any) -> Any:
+        """Call every worker of this engine, and return the first one's answer."""
+        return self._engine.collective_rpc(method, kwargs=kwargs)[0]
 
     def _pause(self, version: int) -> None:
         if version < self._policy_version:
@@ -317,6 +341,7 @@ class VllmEngine:
             for group in groups:
                 self._rpc("update_weights", update_info={"group": group})
             self._rpc("finish_weight_update")
+            self._weights_digest = self._rpc("weights_digest")
             # The cached keys and values were computed with the old weights.
             self._engine.reset_prefix_cache()
         except Exception:

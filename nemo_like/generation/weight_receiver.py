@@ -21,7 +21,10 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from nemo_like.config.schema import Tripwires
 from nemo_like.generation.interface import WeightGroup
+from nemo_like.tripwires.dues import is_due
+from nemo_like.tripwires.weight_digests import WeightsDigest
 from nemo_like.weight_transport.process_groups import GroupAddress, NamedProcessGroup
 from nemo_like.weight_transport.shared_memory import MemoryReceiver, Transfer
 
@@ -42,6 +45,10 @@ class WeightReceiverExtension:
     def fetch_weights(self, transfer: Transfer, groups: Sequence[str]) -> None:
         """Wait for what these groups offer in advance, as ``WeightReceiver`` says. Runs on every worker."""
         self.weight_transfer_engine.fetch(transfer, groups)
+
+    def weights_digest(self) -> int | None:
+        """Return the digest of the weights that were received last; None where none is computed."""
+        return self.weight_transfer_engine.digest()
 
 
 @dataclass
@@ -112,6 +119,9 @@ class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         super().__init__(*args)
         self._channels: dict[str, Future[_Channel]] = {}
         self._loaded: set[str] = set()
+        self._tripwires = Tripwires.off
+        # By group, of the latest transfer; None where it is not digested.
+        self._digests: dict[str, WeightsDigest] | None = None
         self._joiner = ThreadPoolExecutor(thread_name_prefix="join_weight_group")
 
     def init_transfer_engine(self, init_info: JoinInfo) -> None:
@@ -122,6 +132,7 @@ class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         """
         group = init_info.group
         self._leave(group.name)
+        self._tripwires = group.tripwires
         self._channels[group.name] = self._joiner.submit(self._join, group)
 
     def fetch(self, transfer: Transfer, groups: Sequence[str]) -> None:
@@ -129,6 +140,7 @@ class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
 
         Raises when it does not come.
         """
+        self._digests = {} if is_due(transfer.number, self._tripwires) else None
         for name in groups:
             self._channel(name).fetch(transfer)
 
@@ -138,13 +150,22 @@ class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
 
     def receive_weights(self, update_info: ReceiveInfo) -> None:
         channel = self._channel(update_info.group)
+        digest: WeightsDigest | None = None
+        if self._digests is not None:
+            digest = self._digests[update_info.group] = WeightsDigest()
         try:
             for tensors in channel.receive():
+                if digest is not None:
+                    digest.add_all(tensors)
                 self._loaded |= self.model.load_weights(tensors)
         except Exception:
             # Closing makes the sender, and workers that receive beside this one, fail now, not at a deadline.
             channel.close()
             raise
+
+    def digest(self) -> int | None:
+        """Return the sum of the groups' digests of what was received last; None where none is computed."""
+        return None if self._digests is None else sum(one.value() for one in self._digests.values())
 
     def finish_weight_update(self) -> None:
         """End the session: finish the loaded layers, and release what was received.

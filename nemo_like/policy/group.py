@@ -27,13 +27,14 @@ from nemo_like.config.schema import CheckpointWriting, PolicyConfig
 from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.data_plane.storage_errors import listed
 from nemo_like.observability.metrics import Metric, merge, summed
-from nemo_like.policy.interface import WORKER_TAGS
+from nemo_like.policy.interface import TRIPWIRE_TAGS, WORKER_TAGS
 from nemo_like.policy.parallelism import gathers_weights, logprob_strategy, train_strategy
 from nemo_like.policy.results import ScoredBatch, TrainUpdate, WorkerScores, WorkerUpdate
 
 _STAGES = {
     "compute_logprobs": Stage.logprobs,
     "train": Stage.policy_training,
+    "canary_logprobs": Stage.logprobs,
     "declarations": Stage.logprobs,
     "connect_weights": Stage.weight_sync,
     "push_weights": Stage.weight_sync,
@@ -129,7 +130,14 @@ class PolicyWorkerGroup:
             policy_version=versions.pop(),
             compute_s=max(answer.compute_s for answer in answers),
             operations=[operation for answer in answers for operation in answer.operations],
+            measured=merge(answer.measured for answer in answers),
+            planned_counts=[_counts(shard) for shard in shards],
         )
+
+    def canary_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Have all workers score a few tokens; return the log-probs of all but the first, at temperature 1,
+        nats."""
+        return self._ask("canary_logprobs", _every_worker, tuple(token_ids))[0]
 
     def push_weights(self, version: int) -> dict[str, Metric]:
         """Send the weights to the engines as policy version ``version``; return once all engines have it."""
@@ -181,7 +189,10 @@ class PolicyWorkerGroup:
 
     def _with_needed_tags(self, batch: KVBatchMeta) -> KVBatchMeta:
         """Return the batch with only the tags by which it is scheduled or that a worker reads."""
-        needed: list[Tag[Any]] = [NUM_RESPONSE_TOKENS, *(tag for tag in WORKER_TAGS if batch.has_tag(tag))]
+        needed: list[Tag[Any]] = [
+            NUM_RESPONSE_TOKENS,
+            *(tag for tag in (*WORKER_TAGS, *TRIPWIRE_TAGS) if batch.has_tag(tag)),
+        ]
         if self._cfg.sequence_packing.share_prompts:
             needed += [GROUP_ID, NUM_PROMPT_TOKENS]
         return batch.only_tags(*needed)
@@ -249,6 +260,12 @@ def awaited_of(method: str, shard: KVBatchMeta, columns: Sequence[Column]) -> st
 def with_epochs(shard: KVBatchMeta, num_epochs: int) -> KVBatchMeta:
     """Return the shard with its schedule's updates repeated once per epoch."""
     return shard.with_schedule(shard.schedule and shard.schedule.repeated(num_epochs))
+
+
+def _counts(shard: KVBatchMeta) -> list[tuple[int, int]]:
+    """Return (response tokens, samples) by which each update of a shard's schedule is normalised."""
+    updates = shard.schedule.global_batches if shard.schedule else ()
+    return [(update.num_tokens, update.num_samples) for update in updates]
 
 
 def _every_worker(coordinates: Coordinates) -> bool:

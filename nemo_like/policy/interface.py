@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nemo_like.batch.meta import Schedule
-from nemo_like.batch.tags import ADVANTAGE, KL_SCALE, SAMPLE_MASK
+from nemo_like.batch.tags import ADVANTAGE, KL_SCALE, NUM_PROMPT_TOKENS, SAMPLE_DIGEST, SAMPLE_MASK
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.observability.metrics import Metric
 from nemo_like.weight_transport.buckets import TensorSpec
@@ -19,9 +20,23 @@ if TYPE_CHECKING:
 
     from nemo_like.policy.batch import PolicyBatch
     from nemo_like.policy.checkpoint_writer import CheckpointWriter
+    from nemo_like.policy.update_watch import UpdateWatch
 
 # All tags that workers read, where a batch has them. The tags by which a batch is scheduled travel with them.
 WORKER_TAGS = (ADVANTAGE, SAMPLE_MASK, KL_SCALE)
+# Further tags that workers compare with the columns.
+TRIPWIRE_TAGS = (NUM_PROMPT_TOKENS, SAMPLE_DIGEST)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Internals:
+    """What a backend holds on this rank: tensors as they are, its own parts of sharded ones."""
+
+    weights: Sequence[Tensor]
+    first_moments: Sequence[Tensor]  # Adam's; none before the first update
+    num_updates: int  # as the learning-rate schedule counts them
+    optimizer_steps: Sequence[int]  # as the optimizer counts them
+    learning_rate: float  # that the optimizer has
 
 
 class TrainingBackend(Protocol):
@@ -36,9 +51,18 @@ class TrainingBackend(Protocol):
     def reference_logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
         """Score the batch as ``logprobs`` does, under the weights that the run started from."""
 
-    def train(self, batch: PolicyBatch, schedule: Schedule) -> dict[str, Metric]:
+    def at_temperature_one(self) -> AbstractContextManager[None]:
+        """Have ``logprobs`` score at temperature 1 within the block."""
+
+    def train(
+        self, batch: PolicyBatch, schedule: Schedule, watch: UpdateWatch | None = None
+    ) -> dict[str, Metric]:
         """Make one optimizer update per global batch of the schedule; return this replica's part of the
-        metrics."""
+        metrics. ``watch`` sees weights and optimizer before and after, and every loss on the ranks that
+        compute it."""
+
+    def reference_weights(self) -> Sequence[Tensor]:
+        """Return this rank's part of the reference's weights on the host; none where no copy is kept."""
 
     def weight_metadata(self) -> list[TensorSpec]:
         """Describe what ``stage_weights`` will yield, in its order, without communication."""

@@ -43,6 +43,7 @@ from nemo_like.policy.batch import ModelInputs, PolicyBatch
 from nemo_like.policy.policy_columns import training_reads
 from nemo_like.policy.reward_kl import reward_kl
 from nemo_like.policy.train_metrics import KNOWN_MEANS, TrainMetrics
+from nemo_like.policy.update_watch import UpdateWatch
 
 # Returns a micro-batch's part of the loss, a scalar to differentiate. The parts of all micro-batches and
 # ranks are summed, and so are their gradients: nothing is averaged over ranks.
@@ -63,12 +64,16 @@ def own_means(cfg: LossConfig) -> tuple[str, ...]:
 
 
 def update_objective(
-    cfg: LossConfig, batch: PolicyBatch, update: GlobalBatch, metrics: TrainMetrics
+    cfg: LossConfig,
+    batch: PolicyBatch,
+    update: GlobalBatch,
+    metrics: TrainMetrics,
+    watch: UpdateWatch | None = None,
 ) -> LossFunction:
     """Return the loss of one optimizer update; the backend calls it once per micro-batch.
 
-    Each call records into ``metrics``. It raises TypeError or ValueError when the user's own loss returns
-    anything but well-formed LossTerms.
+    Each call records into ``metrics``, and into ``watch`` where there are tripwires. It raises TypeError or
+    ValueError when the user's own loss returns anything but well-formed LossTerms.
     """
     compute, own = _computed_by(cfg), own_reads(cfg)
     counts = GlobalCounts(num_tokens=update.num_tokens, num_samples=update.num_samples)
@@ -92,6 +97,8 @@ def update_objective(
         if compares_here and tokens.generation_logprobs is not None:
             gaps = divergences(tokens.logprobs.detach(), tokens.generation_logprobs)
             metrics.add_means({name: TokenMean(gap, tokens.mask) for name, gap in gaps.items()})
+        if watch is not None:
+            watch.add(scores, inputs, update, terms.loss, metrics.num_updates)
         return terms.loss
 
     return loss

@@ -21,6 +21,11 @@ class ReferenceWeights:
         self._parameters, self._placement = parameters, placement
         self._held = _copies_on_host(parameters())
 
+    @property
+    def held(self) -> Sequence[Tensor]:
+        """The reference's weights on the host, in the order of the parameters."""
+        return self._held
+
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """Give the parameters the reference's values within the block, and their own values after it."""

@@ -30,6 +30,9 @@ class TrainUpdate:
     policy_version: int
     compute_s: float  # seconds inside the model and the optimizer on the slowest leader
     operations: Sequence[Operation]  # what the leaders did in the data plane since the last training phase
+    measured: Mapping[str, Metric] = field(default_factory=dict)  # for the tripwires
+    # By replica and update of one epoch: (response tokens, samples) that the loss is normalised by.
+    planned_counts: Sequence[Sequence[tuple[int, int]]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +52,4 @@ class WorkerUpdate:
     policy_version: int
     compute_s: float
     operations: Sequence[Operation]  # what the leader did in the data plane since the last training phase
+    measured: Mapping[str, Metric] = field(default_factory=dict)  # for the tripwires

@@ -14,12 +14,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
-from nemo_like.batch.columns import PREV_LOGPROBS, REFERENCE_LOGPROBS, Column, Declaration
-from nemo_like.batch.meta import KVBatchMeta, Schedule
-from nemo_like.batch.tags import MULT_PROB_ERROR
+from nemo_like.batch.columns import (
+    INPUT_IDS,
+    PREV_LOGPROBS,
+    REFERENCE_LOGPROBS,
+    RESPONSE_MASK,
+    Column,
+    Declaration,
+)
+from nemo_like.batch.meta import Chunk, KVBatchMeta, Schedule
+from nemo_like.batch.sharding import shard_for_logprobs
+from nemo_like.batch.tags import (
+    GROUP_ID,
+    MULT_PROB_ERROR,
+    NUM_PROMPT_TOKENS,
+    NUM_RESPONSE_TOKENS,
+    SAMPLE_MASK,
+    named,
+)
 from nemo_like.checkpoint.digests import differing_files, own_share
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.cluster.gloo import one_gloo_device
@@ -31,12 +47,14 @@ from nemo_like.config.schema import (
     PolicyBackend,
     PolicyConfig,
     ReplicaFetch,
+    Tripwires,
 )
 from nemo_like.data_plane.connection import connect
 from nemo_like.data_plane.interface import DataPlane
 from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.observability.metrics import Metric
 from nemo_like.observability.trace import span
+from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.batch_keeper import BatchKeeper
 from nemo_like.policy.checkpoint_writer import CheckpointWriter, told_in_short
 from nemo_like.policy.interface import (
@@ -47,11 +65,12 @@ from nemo_like.policy.interface import (
 )
 from nemo_like.policy.mismatch import logprob_mismatch
 from nemo_like.policy.objective import own_reads
-from nemo_like.policy.parallelism import gathers_weights
+from nemo_like.policy.parallelism import gathers_weights, logprob_strategy
 from nemo_like.policy.policy_columns import policy_declarations, scoring_reads, training_reads
 from nemo_like.policy.replica import Replica
 from nemo_like.policy.results import WorkerScores, WorkerUpdate
 from nemo_like.policy.reward_kl import reward_kl_tags
+from nemo_like.policy.worker_watch import WorkerWatch
 
 
 class PolicyWorker:
@@ -70,17 +89,19 @@ class PolicyWorker:
         master_addr: str,
         master_port: int,
         timeout_s: float,
+        tripwires: Tripwires = Tripwires.off,
     ) -> None:
         """Keep the settings; ``setup`` loads the model and connects.
 
-        ``temperature`` is the sampling temperature; ``timeout_s`` bounds every collective. Raises ValueError
+        ``temperature`` is the sampling temperature; ``timeout_s`` bounds every collective; ``tripwires`` says
+        what is measured besides. Raises ValueError
         when the user's own loss cannot be found.
         """
         self.cfg, self.loss, self.coordinates = cfg, loss, coordinates
         self.policy_version = 0
         self._own_reads = own_reads(loss)
         self._is_updating = False
-        self._temperature = temperature
+        self._temperature, self._tripwires = temperature, tripwires
         self._data_plane_source = data_plane
         self._weight_sender_source = weight_sender
         self._init_method = f"tcp://{master_addr}:{master_port}"
@@ -124,6 +145,8 @@ class PolicyWorker:
         with span("compute"), _Stopwatch() as compute:
             logprobs = {column: score[column](batch, _schedule(meta)) for column in columns}
         batch.add(logprobs)
+        if self._watch is not None:
+            self._watch.scored(logprobs, batch)
         if not self.coordinates.is_leader:
             return None
         self._batches.write(meta, logprobs)
@@ -144,15 +167,49 @@ class PolicyWorker:
         background write of ``compute_logprobs`` failed, on this worker or on another.
         """
         batch = self._batches.batch(meta, training_reads(self.loss, self._own_reads))
+        watch, losses = self._watch, None
+        if watch is not None:
+            losses = watch.training(meta, batch)
         self._is_updating = True
         with span("compute"), _Stopwatch() as compute:
-            metrics = self._backend.train(batch, _schedule(meta))
+            metrics = self._backend.train(batch, _schedule(meta), losses)
         self.policy_version += 1
         self._is_updating = False
+        measured: dict[str, Metric] = {}
+        if watch is not None and losses is not None:
+            measured = watch.trained(losses)
         operations = self._batches.finish(meta.partition)
         if not self.coordinates.is_leader:
             return None
-        return WorkerUpdate(metrics, self.policy_version, compute.seconds, operations)
+        return WorkerUpdate(metrics, self.policy_version, compute.seconds, operations, measured)
+
+    def canary_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Return the log-probs of all tokens but the first, at temperature 1, nats; every rank calls it."""
+        length = len(token_ids)
+        meta = KVBatchMeta(
+            "canary",
+            (Chunk("canary", (length,)),),
+            ((0, 0),),
+            frozenset(),
+            named(
+                {
+                    SAMPLE_MASK: (1,),
+                    GROUP_ID: (0,),
+                    NUM_PROMPT_TOKENS: (1,),
+                    NUM_RESPONSE_TOKENS: (length - 1,),
+                }
+            ),
+        )
+        strategy = logprob_strategy(self.cfg)
+        (shard,) = shard_for_logprobs(meta, num_shards=1, global_batch_size=1, strategy=strategy)
+        mask = np.ones(length, np.uint8)
+        mask[0] = 0
+        columns = {INPUT_IDS.name: np.array(token_ids, np.int32), RESPONSE_MASK.name: mask}
+        batch = PolicyBatch(columns, (length,), {}, self._backend.device)
+        with self._backend.at_temperature_one():
+            scored = self._backend.logprobs(batch, _schedule(shard))
+        logprobs: list[float] = scored[1:].tolist()
+        return logprobs
 
     def settle(self) -> int | None:
         """Abandon the step and return the policy version of these weights, None when an update broke off.
@@ -233,6 +290,8 @@ class PolicyWorker:
         """Continue from a checkpoint, which another layout may have written; every rank calls it."""
         with told_in_short():
             self._backend.load_checkpoint(Path(path))
+        if self._watch is not None:
+            self._watch.forget_weights()
         self.policy_version = policy_version
         random_state = _random_state_path(path, self.coordinates)
         if random_state.is_file():
@@ -262,6 +321,15 @@ class PolicyWorker:
             backend="gloo", timeout=datetime.timedelta(seconds=self._timeout_s)
         )
         self._backend = self._build_backend()
+        self._watch: WorkerWatch | None = None
+        if self._tripwires is not Tripwires.off:
+            self._watch = WorkerWatch(
+                self.cfg,
+                self.loss,
+                self.coordinates,
+                self._backend.reference_weights,
+                self._tripwires,
+            )
 
     def _build_backend(self) -> TrainingBackend:
         # Each backend takes seconds to import, so only the one that is used is loaded.

@@ -101,6 +101,11 @@ class Conversation:
         return None if self.failure is not None else float(sum(self.rewards.values()))
 
     @property
+    def turn_number(self) -> int:
+        """The number of the latest turn, which no other turn of the rollout has."""
+        return (self.position << 40) + (self.generation << 20) + self.num_turns
+
+    @property
     def last_token_id(self) -> int:
         return int(self.passages[-1].token_ids[-1])
 
@@ -128,6 +133,7 @@ class Conversation:
             is_last=self._is_out_of_tokens or self._is_out_of_turns,
             state=self.state,
             response_ids=tuple(self.passages[-1].token_ids.tolist()) if with_tokens else (),
+            number=self.turn_number,
         )
 
     def add_feedback(self, feedback: Feedback) -> None:

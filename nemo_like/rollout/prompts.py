@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from nemo_like.batch.columns import Declaration
@@ -77,6 +77,7 @@ class RolloutResult:
     put_s: float  # flattening and the put
     operations: Sequence[Operation]  # the rollout actor's in the data plane
     failed: Sequence[FailedReward] = ()  # the first of every kind in every environment
+    measured: Mapping[str, Metric] = field(default_factory=dict)  # for the tripwires
 
 
 def response_seeds(

@@ -18,13 +18,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from nemo_like.batch.columns import ROLLOUT_COLUMNS, Column
+import numpy as np
+
+from nemo_like.batch.columns import INPUT_IDS, ROLLOUT_COLUMNS, Column
 from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.batch.tags import ANSWER_ID
+from nemo_like.batch.tags import ANSWER_ID, SAMPLE_DIGEST
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.config.derived import Stage, deadline_s
 from nemo_like.config.recordings import RecordingManifest
-from nemo_like.config.schema import Config, DatasetConfig
+from nemo_like.config.schema import Config, DatasetConfig, Tripwires
 from nemo_like.config.tasks import max_prompt_tokens, training_sampling, validation_sampling
 from nemo_like.data.datasets import Sources, build_sources
 from nemo_like.data.interface import PromptExample, Split
@@ -32,6 +34,7 @@ from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.environments.pool import EnvironmentPool
 from nemo_like.generation.interface import GroupResult
+from nemo_like.observability.metrics import Metric
 from nemo_like.observability.summary import SampleAnswer
 from nemo_like.observability.trace import span
 from nemo_like.rollout.conversation import Conversation, Limits
@@ -51,9 +54,12 @@ from nemo_like.rollout.record_check import check_records
 from nemo_like.rollout.recorder import RolloutRecorder
 from nemo_like.rollout.rollout_columns import rollout_declarations, written_down
 from nemo_like.rollout.rollout_metrics import rollout_metrics
+from nemo_like.rollout.rollout_watch import measured_rollout
 from nemo_like.rollout.sample_answers import sample_answer
 from nemo_like.rollout.sample_tags import answer_ids, component_tags
 from nemo_like.rollout.turn_loop import Task, TurnLoop
+from nemo_like.tripwires.dues import is_due
+from nemo_like.tripwires.sample_checks import sample_digests
 
 _log = logging.getLogger(__name__)
 
@@ -86,6 +92,7 @@ class SyncRolloutActor(DataPlaneUser):
         super().__init__(data_plane)
         self._running = asyncio.Lock()
         self._num_abandoned = 0
+        self._num_rollouts = 0  # for training
         self._loop: TurnLoop | None = None
         self._sink: ActorHandle | None = None
         self._sample_answers: list[SampleAnswer] = []
@@ -179,6 +186,7 @@ class SyncRolloutActor(DataPlaneUser):
             put_s=time.monotonic() - ended_s,
             operations=self._data_plane.take_operations(),
             failed=list({(one.env, one.failure.kind): one for one in reversed(failed)}.values()),
+            measured=self._measured(prompts, loop),
         )
 
     def on_groups(self, results: Sequence[GroupResult]) -> None:
@@ -278,8 +286,28 @@ class SyncRolloutActor(DataPlaneUser):
                 for group in groups
                 for number in answer_ids([sample.latest_response for sample in group])
             ]
+        if self._is_watched(prompts):
+            flat.tags[SAMPLE_DIGEST.name] = sample_digests(
+                np.asarray(flat.columns[INPUT_IDS.name]), flat.lengths
+            )
         flat.tags.update(component_tags(self._cfg.grpo.adv_estimator.reward_weights, components))
         return flat
+
+    def _is_watched(self, prompts: PromptBatch) -> bool:
+        return self._cfg.debug.tripwires is not Tripwires.off and prompts.mode is RolloutMode.training
+
+    def _measured(self, prompts: PromptBatch, loop: TurnLoop) -> Mapping[str, Metric]:
+        """Measure a training rollout for the tripwires, if it is one that they look at."""
+        if prompts.mode is not RolloutMode.training:
+            return {}
+        self._num_rollouts += 1
+        is_watched = is_due(self._num_rollouts, self._cfg.debug.tripwires)
+        return measured_rollout(loop, self._ends()) if is_watched else {}
+
+    def _ends(self) -> dict[str, int]:
+        """Return the token that ends a response, of the environments without stop strings."""
+        sampling = {env: training_sampling(self._cfg, env).sampling for env in self._pools}
+        return {env: self._tokenizer.eos_token_id for env, one in sampling.items() if not one.stop_strings}
 
     async def _put(self, flat: FlatBatch, partition: str) -> KVBatchMeta:
         with span("put"):

@@ -22,7 +22,7 @@ from nemo_like.cluster.actor_errors import Overdue
 from nemo_like.config.tasks import SamplingSettings
 from nemo_like.data.interface import Prompt
 from nemo_like.data_plane.storage_errors import listed
-from nemo_like.environments.interface import Feedback, Turn
+from nemo_like.environments.interface import UNNUMBERED, Feedback, Turn
 from nemo_like.generation.interface import GroupRequest, GroupResult, Response
 from nemo_like.rollout.conversation import Conversation
 from nemo_like.rollout.prompts import turn_seed
@@ -107,6 +107,10 @@ class TurnLoop:
         self._decoding = asyncio.Lock()
         # Times on the monotonic clock: of the first request, and of the latest response.
         self.started_s = self.generated_s = 0.0
+        # For the tripwires.
+        self.seeds: list[int] = []  # of all requested responses
+        self.weights_digests: set[int | None] = set()  # of the weights that sampled
+        self.num_misplaced_answers = 0  # of the environments, to other turns than those that they came for
 
     async def run(self, engines: Sequence[Engine], sink: object, timeout_s: float) -> None:
         """Hold all conversations, and return once every one has ended.
@@ -175,6 +179,7 @@ class TurnLoop:
                     f"group {result.request_id!r} was sampled by policy version {result.policy_version}, "
                     f"not by {self._policy_version}"
                 )
+            self.weights_digests.add(result.weights_digest)
             answered += zip(request.conversations, result.responses, strict=True)
         if not self._requested:
             self.generated_s = time.monotonic()
@@ -211,6 +216,7 @@ class TurnLoop:
         with_tokens = task.judge.wants_tokens
         feedback = await task.judge.step([one.turn(with_tokens=with_tokens) for one in conversations])
         for conversation, answer in zip(conversations, feedback, strict=True):
+            self.num_misplaced_answers += answer.turn_number not in (conversation.turn_number, UNNUMBERED)
             conversation.add_feedback(answer)
             if conversation.end is None:
                 self._observe(conversation, answer.observation or "", task)
@@ -272,6 +278,7 @@ class TurnLoop:
         calls: dict[tuple[int, SamplingSettings], list[GroupRequest]] = {}
         for request in requests:
             self._requested[request.group.request_id] = request
+            self.seeds += request.group.seeds
             engine = request.conversations[0].position % len(self._engines)
             calls.setdefault((engine, request.sampling), []).append(request.group)
         await asyncio.gather(

@@ -26,9 +26,12 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from nemo_like.cluster.actors import ActorHandle, Call
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.schema import Device, WeightTransport
+from nemo_like.config.schema import Device, Tripwires, WeightTransport
 from nemo_like.generation.interface import WeightEndpoint, WeightGroup
 from nemo_like.observability.metrics import Metric, maximum, summed
+from nemo_like.tripwires.dues import is_due
+from nemo_like.tripwires.measured import WEIGHTS_DIGEST
+from nemo_like.tripwires.weight_digests import WeightsDigest
 from nemo_like.weight_sync.channels import CollectiveChannel, MemoryChannel, WeightChannel, Weights
 from nemo_like.weight_transport.buckets import TensorSpec
 from nemo_like.weight_transport.process_groups import GroupAddress, Rendezvous
@@ -50,10 +53,12 @@ class EngineWeightSender:
         transport: WeightTransport,
         bucket_mib: int,
         timeout_s: float,
+        tripwires: Tripwires = Tripwires.off,
     ) -> None:
         """Prepare the sender of the worker at ``coordinates``; connect to nothing yet.
 
         ``timeout_s`` is the deadline for connecting, the engines' start included, and for one send.
+        ``tripwires`` says in which transfers both sides compute the digest of the weights.
         Raises ValueError on a worker that heads no pipeline stage.
         """
         if coordinates.tp or coordinates.cp or coordinates.dp:
@@ -66,7 +71,7 @@ class EngineWeightSender:
         self._group_name = self._group_names[coordinates.pp]
         self._device, self._transport = device, transport
         self._bucket_bytes = bucket_mib * 2**20
-        self._timeout_s = timeout_s
+        self._timeout_s, self._tripwires = timeout_s, tripwires
         self._engines: list[ActorHandle] = []
         self._channel: WeightChannel | None = None
         self._num_transfers = 0
@@ -85,7 +90,12 @@ class EngineWeightSender:
         first_rank = 1
         for engine, endpoint in zip(self._engines, endpoints, strict=True):
             invitation = WeightGroup(
-                self._group_name, channel.address, first_rank, self._bucket_bytes, tuple(tensors)
+                self._group_name,
+                channel.address,
+                first_rank,
+                self._bucket_bytes,
+                tuple(tensors),
+                self._tripwires,
             )
             joins.append(engine.submit("join_weight_group", invitation))
             first_rank += endpoint.num_workers
@@ -106,9 +116,13 @@ class EngineWeightSender:
         deadline = time.monotonic() + self._timeout_s
         self._num_transfers += 1  # counted alike by the heads of all stages, since each makes the same calls
         transfer = Transfer(self._num_transfers, version)
+        digest: WeightsDigest | None = None
+        if is_due(transfer.number, self._tripwires):
+            digest = WeightsDigest()
+            weights = digest.watching(weights)
         if not self._is_coordinator:
             self._channel.offer(transfer, weights)
-            return {"weight_sync_bytes": summed(_deliver(self._channel))}
+            return {"weight_sync_bytes": summed(_deliver(self._channel)), **_digested(digest)}
         self._prepare(transfer, self._channel, weights)
         started_s = time.monotonic()
         loads = [engine.submit("load_weights", version, self._group_names) for engine in self._engines]
@@ -122,6 +136,7 @@ class EngineWeightSender:
         return {
             "weight_sync_bytes": summed(sent_bytes),
             "weight_sync_load_s": maximum(time.monotonic() - started_s),
+            **_digested(digest),
         }
 
     def close(self) -> None:
@@ -186,6 +201,12 @@ class EngineWeightSender:
     def _ask_all(self, method: str, *args: object) -> list:
         calls = [engine.submit(method, *args) for engine in self._engines]
         return [call.result(self._timeout_s) for call in calls]
+
+
+def _digested(digest: WeightsDigest | None) -> dict[str, Metric]:
+    """Return the digest of this stage's weights as a metric, where there is one; those of all stages are
+    added."""
+    return {} if digest is None else {WEIGHTS_DIGEST: summed(digest.value())}
 
 
 def _deliver(channel: WeightChannel) -> int:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from nemo_like.observability.metrics import Metric, maximum
+from nemo_like.tripwires.measured import WEIGHTS_DIGEST
 
 
 class EngineWeights:
@@ -27,6 +28,12 @@ class EngineWeights:
         """
         self._push_weights, self._put_to_sleep = push_weights, put_to_sleep
         self._version: int | None = None
+        self._digest: float | None = None
+
+    @property
+    def digest(self) -> float | None:
+        """The digest of the weights that the trainer sent last; None where it computes none."""
+        return self._digest
 
     @property
     def version(self) -> int | None:
@@ -52,8 +59,10 @@ class EngineWeights:
             raise ValueError(f"engines are at policy version {self._version}; version={version} is older")
         self._version = None
         started_s = time.monotonic()
-        sent = self._push_weights(version)
+        sent = dict(self._push_weights(version))
         self._version = version
+        digest = sent.pop(WEIGHTS_DIGEST, None)
+        self._digest = None if digest is None else digest.value
         return {**sent, "weight_sync_s": maximum(time.monotonic() - started_s)}
 
     def generation_is_over(self) -> None:
@@ -66,6 +75,7 @@ class NoEngines:
     """Stands in for ``EngineWeights`` where nothing is transferred: every version is in force at once."""
 
     version: int | None = None
+    digest: float | None = None
 
     def forget(self) -> None:
         """Do nothing."""

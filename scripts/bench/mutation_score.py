@@ -1,14 +1,15 @@
 #!/usr/bin/env python
-"""Which metrics each mutation of tests/tripwires changes: small runs with and without it.
+"""Which mutations of tests/tripwires are caught by tripwires: small runs with and without each.
 
     python scripts/bench/mutation_score.py [--jobs 1] [--only NAME ...] [--results FILE]
-        [--overrides key=value ...]
+        [--overrides key=value ...] [--caught-only]
 
 Runs a small version of the demo once for every set of settings that the mutations ask for, and once for each
 mutation. A mutation that needs a continued run is planted in the second part of one. Appends a JSON object
 per mutation to the file of results as its run ends, and leaves out mutations that the file has already.
-Prints a table: how many processes had the mutation planted, how the run ended, and how many metrics differ
-at which step.
+Prints a table: how many processes had the mutation planted, how the run ended, which tripwires said something
+at which step, and how many metrics differ. At the end prints a summary of the file as JSON. Tripwires are at
+debug.tripwires=all unless the overrides say otherwise.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -33,10 +36,10 @@ from tests.tripwires.mutations import MUTATIONS, Mutation
 from tests.tripwires.planted import ROOT, environment_with
 
 CONFIG = "configs/grpo_arithmetic_cpu.yaml"
-RUN_TIMEOUT_S = 180
-# Two steps of four updates on two ranks, in several micro-batches, with a loss of which every term counts.
+RUN_TIMEOUT_S = 400
+# Three steps of four updates on two ranks, in several micro-batches, with a loss of which every term counts.
 SMALL = (
-    "grpo.max_num_steps=2",
+    "grpo.max_num_steps=3",
     "grpo.num_prompts_per_step=8",
     "grpo.num_generations_per_prompt=4",
     "grpo.samples_kept_together=1",
@@ -55,6 +58,7 @@ SMALL = (
     "generation.temperature=1.2",
     "checkpointing.enabled=false",
     "logger.wandb.mode=disabled",
+    "debug.tripwires=all",
 )
 # Continued from a checkpoint after the first of three steps.
 RESUMED = ("checkpointing.enabled=true", "checkpointing.export_final_hf=false", "grpo.max_num_steps=3")
@@ -72,24 +76,28 @@ class Outcome:
     shown: dict[str, list[float | None]] = field(default_factory=dict)  # with the mutation, step by step
     baseline: dict[str, list[float | None]] = field(default_factory=dict)
     error: str = ""
+    # At which step which tripwires said something; a run that ended with another error has "error" there.
+    caught: dict[str, list[str]] = field(default_factory=dict)
+    group: str = ""
 
     @property
-    def is_seen(self) -> bool:
-        return bool(self.differing) or self.returncode != 0
+    def is_caught(self) -> bool:
+        return bool(self.caught)
 
 
 class Scorer:
     """Runs mutations and baselines in directories of their own below ``directory``."""
 
-    def __init__(self, directory: Path, overrides: Sequence[str]) -> None:
-        self._directory, self._overrides = directory, tuple(overrides)
+    def __init__(self, directory: Path, overrides: Sequence[str], *, compares: bool) -> None:
+        """Without ``compares`` no run is made without a mutation, and nothing is said of metrics."""
+        self._directory, self._overrides, self._compares = directory, tuple(overrides), compares
         self._baselines: dict[tuple[object, ...], list[dict[str, float]]] = {}
         self._locks: dict[tuple[object, ...], Lock] = {}
         self._lock = Lock()
 
     def score(self, one: Mutation) -> Outcome:
         """Run the mutation, and before it its baseline, unless another mutation needed the same."""
-        baseline = self.baseline(one.overrides, one.needs_resume)
+        baseline = self.baseline(one.overrides, one.needs_resume) if self._compares else None
         log = self._directory / f"{one.name}.planted"
         returncode, output, records = self.run(
             one.name, one.overrides, environment_with(one.name, log), one.needs_resume
@@ -100,10 +108,12 @@ class Scorer:
             name=one.name,
             num_processes=num_processes,
             returncode=returncode,
-            differing=differing(baseline, records),
+            differing={} if baseline is None else differing(baseline, records),
             shown={key: [record.get(key) for record in records] for key in _SHOWN},
-            baseline={key: [record.get(key) for record in baseline] for key in _SHOWN},
+            baseline={key: [record.get(key) for record in baseline or ()] for key in _SHOWN},
             error=error,
+            caught=caught_by(output, returncode, len(records)),
+            group=one.group.value,
         )
 
     def baseline(self, overrides: tuple[str, ...], needs_resume: bool) -> list[dict[str, float]]:
@@ -156,6 +166,19 @@ class Scorer:
         return returncode, output, [json.loads(line) for line in lines]
 
 
+def caught_by(output: str, returncode: int | None, num_steps: int) -> dict[str, list[str]]:
+    """Return the tripwires that a run's output names, by step.
+
+    A run that failed without any has ``error`` at the step after the last that it logged.
+    """
+    found: dict[str, list[str]] = {}
+    for step, text in re.findall(r"at step (\d+), (tripwire .*(?:\ntripwire .*)*)", output):
+        found.setdefault(step, []).extend(re.findall(r"^tripwire '(\w+)'", text, re.MULTILINE))
+    if returncode and not found:
+        found[str(num_steps + 1)] = ["error"]
+    return {step: sorted(set(names)) for step, names in found.items()}
+
+
 def differing(
     ours: Sequence[Mapping[str, float]], others: Sequence[Mapping[str, float]]
 ) -> dict[str, list[str]]:
@@ -171,9 +194,30 @@ def differing(
 def line(outcome: Outcome) -> str:
     """Return an outcome as one line of the table."""
     how = "ok" if outcome.returncode == 0 else f"exit {outcome.returncode}"
-    steps = ", ".join(f"step {step}: {len(names)}" for step, names in outcome.differing.items()) or "nothing"
-    mark = "seen  " if outcome.is_seen else "UNSEEN"
-    return f"{mark} {outcome.name:34} planted in {outcome.num_processes}, {how}, differing {steps}"
+    steps = ", ".join(f"step {step}: {len(names)}" for step, names in outcome.differing.items()) or "-"
+    caught = "; ".join(f"step {step}: {', '.join(names)}" for step, names in outcome.caught.items())
+    mark = "caught" if outcome.is_caught else "MISSED"
+    return (
+        f"{mark} {outcome.name:34} planted in {outcome.num_processes}, {how}, by {caught or 'nothing'}; "
+        f"differing {steps}"
+    )
+
+
+def summary(outcomes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return how many mutations were caught, in all and by group, and which were not."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for outcome in outcomes:
+        groups.setdefault(outcome["group"], []).append(outcome)
+    return {
+        "mutations": len(outcomes),
+        "caught": sum(bool(outcome["caught"]) for outcome in outcomes),
+        "missed": [outcome["name"] for outcome in outcomes if not outcome["caught"]],
+        "not_planted": [outcome["name"] for outcome in outcomes if not outcome["num_processes"]],
+        "groups": {
+            name: {"mutations": len(of_group), "caught": sum(bool(one["caught"]) for one in of_group)}
+            for name, of_group in groups.items()
+        },
+    }
 
 
 def main() -> int:
@@ -183,6 +227,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side (default 1)")
     parser.add_argument("--only", nargs="+", choices=list(MUTATIONS), metavar="NAME", default=list(MUTATIONS))
     parser.add_argument("--results", type=Path, default=Path("mutation_score.jsonl"))
+    parser.add_argument("--caught-only", action="store_true", help="leave out the runs to compare with")
     parser.add_argument("--overrides", nargs="*", metavar="key=value", default=[])
     options = parser.parse_args()
     done: set[str] = set()
@@ -198,10 +243,12 @@ def main() -> int:
             print(line(outcome), flush=True)
 
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(options.jobs) as pool:
-        scorer = Scorer(Path(directory), options.overrides)
+        scorer = Scorer(Path(directory), options.overrides, compares=not options.caught_only)
         for finished in [pool.submit(scored, one) for one in wanted]:
             if error := finished.exception():
                 print(f"error: {error}", flush=True)
+    lines = options.results.read_text().splitlines() if options.results.is_file() else []
+    print(json.dumps(summary([json.loads(each) for each in lines]), indent=2))
     return 0
 
 

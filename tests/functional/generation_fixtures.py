@@ -19,6 +19,7 @@ from nemo_like.config.schema import (
     GenerationConfig,
     Precision,
     SamplingConfig,
+    Tripwires,
     VllmConfig,
     WeightTransport,
 )
@@ -182,6 +183,7 @@ class TrainerStage:
             transport=transport,
             bucket_mib=1,
             timeout_s=TIMEOUT_S,
+            tripwires=Tripwires.all,
         )
         self._spoilt: str | None = None
 

@@ -32,6 +32,7 @@ from nemo_like.config.schema import (
     ReplicaFetch,
     SchedulerConfig,
     SequencePackingConfig,
+    Tripwires,
 )
 from nemo_like.data_plane.interface import DataPlane
 from nemo_like.policy.worker import PolicyWorker
@@ -110,6 +111,7 @@ def policy_config(
     micro_batching: MicroBatching = MicroBatching.padded,
     reference_placement: ReferencePlacement = ReferencePlacement.swap_in_place,
     replica_fetch: ReplicaFetch = ReplicaFetch.leader,
+    offloads: bool = False,
     device: Device = Device.cpu,
     precision: Precision = Precision.float32,
     backend: PolicyBackend = PolicyBackend.megatron,
@@ -139,8 +141,8 @@ def policy_config(
         ),
         max_total_sequence_length=64,
         max_grad_norm=0.5,
-        offload_optimizer_for_logprob=False,
-        offload_parameters_between_phases=False,
+        offload_optimizer_for_logprob=offloads,
+        offload_parameters_between_phases=offloads,
         reference_placement=reference_placement,
         replica_fetch=replica_fetch,
         megatron_cfg=MegatronConfig(
@@ -243,7 +245,7 @@ def ready_worker(
     plane: DataPlane,
     temperature: float = 1.0,
 ) -> PolicyWorker:
-    """On a rank of a world, where torch.distributed is initialised already."""
+    """On a rank of a world, where torch.distributed is initialised already; with tripwires."""
     worker = PolicyWorker(
         cfg=cfg,
         loss=loss,
@@ -254,6 +256,7 @@ def ready_worker(
         master_addr="127.0.0.1",
         master_port=0,
         timeout_s=60.0,
+        tripwires=Tripwires.all,
     )
     worker.setup()
     return worker

@@ -29,6 +29,7 @@ from tests.functional.test_policy_parity import (
     test_mismatch_metrics_weigh_every_trained_token_alike,
     test_mismatch_tags_compare_with_the_generation_logprobs_sample_by_sample,
     test_training_metrics_equal_the_dense_model,
+    test_tripwires_measure_a_healthy_step_in_every_layout,
 )
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "test_mismatch_metrics_weigh_every_trained_token_alike",
     "test_mismatch_tags_compare_with_the_generation_logprobs_sample_by_sample",
     "test_training_metrics_equal_the_dense_model",
+    "test_tripwires_measure_a_healthy_step_in_every_layout",
 ]
 
 
@@ -57,6 +59,7 @@ CASES = [
     FsdpCase("one process"),
     FsdpCase("one process, one sample per micro-batch", {}, {"micro_batch_size": 1}),
     FsdpCase("one process, packed", {}, PACKED),
+    FsdpCase("one process, on the host between phases", {}, {"offloads": True, **PACKED}),
     FsdpCase("one process, prompts shared", {}, SHARED),
     FsdpCase("DP2, prompts shared, recomputed and offloaded", {"dp": 2}, SHARED, fsdp=SAVING),
     FsdpCase("TP2, prompts shared", {"tp": 2}, SHARED),

@@ -22,6 +22,7 @@ from nemo_like.cluster.cluster import Cluster
 from nemo_like.config.checkpoint_rules import CPU_HEAD_SIZES
 from nemo_like.config.tasks import SamplingSettings
 from nemo_like.generation.interface import EngineStats, GroupRequest, GroupResult
+from nemo_like.tripwires.canary_checks import canary_tokens
 from tests.functional.generation_fixtures import (
     EOS,
     MAX_LENGTH,
@@ -200,6 +201,26 @@ def test_stats_count_delivered_tokens_and_busy_seconds(generation: Generation) -
     assert after.num_generated_tokens - before.num_generated_tokens == 8 * 12
     assert after.generation_s > before.generation_s
     assert after.policy_version == -1
+
+
+def test_the_canary_is_scored_at_temperature_1_as_by_transformers(
+    generation: Generation, checkpoint: Path
+) -> None:
+    tokens = canary_tokens(VOCAB_SIZE, MAX_LENGTH - 1)
+    scored = generation.call(generation.engine.submit("canary_logprobs", tokens))
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    with torch.no_grad():
+        logprobs = model(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
+    expected = logprobs.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
+    assert scored == pytest.approx(expected.tolist(), abs=1e-4)
+    assert generation.call(generation.engine.submit("canary_logprobs", tokens)) == scored
+
+
+def test_an_engine_that_generates_scores_no_canary(generation: Generation) -> None:
+    generation.submit([request("busy")], dataclasses.replace(ENDLESS, max_new_tokens=80))
+    with pytest.raises(ActorFailed, match="still generates, so it cannot score"):
+        generation.call(generation.engine.submit("canary_logprobs", (2, 3)))
+    generation.wait_for(["busy"])
 
 
 def test_an_engine_with_a_processor_of_its_own_does_not_sleep(generation: Generation) -> None:

@@ -28,6 +28,7 @@ from nemo_like.observability.metrics import Metric, merge
 from nemo_like.policy.parallelism import logprob_strategy, parallel_layout, train_strategy
 from nemo_like.policy.policy_columns import scored_columns
 from nemo_like.policy.results import WorkerScores, WorkerUpdate
+from nemo_like.tripwires.measured import Measured
 from tests.functional.dense_reference import DenseReference, DenseUpdate
 from tests.functional.policy_fixtures import (
     MicroBatching,
@@ -45,6 +46,7 @@ TEMPERATURE = 0.8
 # Two updates of warm-up to 2e-3, then linear from update 2 towards 1e-4 at update 6.
 LEARNING_RATES = (1e-3, 2e-3, 2e-3 - 1.9e-3 / 4)
 TOLERANCE = 1e-5
+CANARY = (5, 60, 7, 33, 2, 90, 41, 8)
 
 
 PACKED, DYNAMIC = {"micro_batching": MicroBatching.packed}, {"micro_batching": MicroBatching.dynamic}
@@ -92,6 +94,7 @@ CASES = [
     *variants("one process", {}),
     Case("activation checkpointing", {}, {"activation_checkpointing": True, **PACKED}),
     Case("reference kept on the host", {}, {"reference_placement": ReferencePlacement.host_copy, **DYNAMIC}),
+    Case("weights and optimizer on the host between phases", {}, {"offloads": True, **PACKED}),
     Case("prompts shared, activation checkpointing", {}, {"activation_checkpointing": True, **SHARED}),
     Case("mixture of experts", {}, PACKED, MIXTURE),
     *variants("TP2 with sequence parallelism", SEQUENCE_PARALLEL),
@@ -155,6 +158,7 @@ class RankReport:
     written: list[tuple[str, str]]
     num_fetches: int
     policy_version: int
+    canary: list[float]  # after training
 
 
 @dataclass(frozen=True)
@@ -193,10 +197,19 @@ def run_step(coordinates: Coordinates, step: Step) -> RankReport:
         share_written(coordinates, plane, scoring)
     training = shard_for_training(meta, strategy=train_strategy(cfg), **sizes)[coordinates.dp]
     update = worker.train(training)
+    canary = worker.canary_logprobs(CANARY)
     worker.export_hf(step.export)
     positions = [meta.sample_ids.index(sample) for sample in scoring.sample_ids]
     return RankReport(
-        coordinates, positions, logprobs, scores, update, plane.written, num_fetches, worker.policy_version
+        coordinates,
+        positions,
+        logprobs,
+        scores,
+        update,
+        plane.written,
+        num_fetches,
+        worker.policy_version,
+        canary,
     )
 
 
@@ -225,6 +238,7 @@ class Outcome:
     ranks: list[RankReport]
     exported: dict[str, torch.Tensor]
     dense: DenseRun
+    export: Path
 
     @property
     def leaders(self) -> list[RankReport]:
@@ -263,7 +277,12 @@ class Matrix:
         reports = self._pool.run(run_steps, cases[0].parallel_layout, steps, timeout_s=300.0)
         for case, step, ranks in zip(cases, steps, zip(*reports, strict=True), strict=True):
             self._outcomes[case.name] = Outcome(
-                case, batch, list(ranks), self._exported(case), self._dense_run(case, step)
+                case,
+                batch,
+                list(ranks),
+                self._exported(case),
+                self._dense_run(case, step),
+                self._export(case),
             )
 
     def _model(self, case: Case) -> Path:
@@ -322,6 +341,38 @@ def test_logprobs_equal_the_dense_model(outcome: Outcome) -> None:
     assert sorted(position for leader in outcome.leaders for position in leader.positions) == list(
         range(NUM_SAMPLES)
     )
+
+
+def test_tripwires_measure_a_healthy_step_in_every_layout(outcome: Outcome) -> None:
+    measured = {
+        name: metric.value for name, metric in merge(one.update.measured for one in outcome.leaders).items()
+    }
+    dense = outcome.dense.updates
+    assert measured[Measured.num_trained_tokens] == sum(update.num_tokens for update in dense)
+    assert measured[Measured.loss_gradient_error] < 2e-5
+    assert measured[Measured.loss_error] < 2e-5
+    assert measured[Measured.first_ratio_gap] < TOLERANCE
+    assert measured[Measured.num_updates] == len(dense)
+    assert measured[Measured.learning_rate] == pytest.approx(LEARNING_RATES[-1])
+    assert 0 < measured[Measured.weights_moved] < 2 * sum(LEARNING_RATES)
+    never = (
+        Measured.num_wrong_samples,
+        Measured.has_policy_as_reference,
+        Measured.optimizer_step_gap,
+        Measured.moment_excess,
+        Measured.weights_moved_elsewhere,
+        Measured.reference_moved,
+    )
+    assert {name: measured[name] for name in never} == dict.fromkeys(never, 0.0)
+
+
+def test_the_canary_is_scored_by_the_trained_weights_at_temperature_1(outcome: Outcome) -> None:
+    model = AutoModelForCausalLM.from_pretrained(outcome.export, dtype=torch.float32)
+    with torch.no_grad():
+        logprobs = model(torch.tensor([CANARY])).logits[0, :-1].log_softmax(-1)
+    expected = logprobs.gather(1, torch.tensor(CANARY[1:])[:, None])[:, 0]
+    for rank in outcome.ranks:
+        assert rank.canary == pytest.approx(expected.tolist(), abs=TOLERANCE)
 
 
 def test_training_metrics_equal_the_dense_model(outcome: Outcome) -> None:

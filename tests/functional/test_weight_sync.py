@@ -154,6 +154,7 @@ def test_every_engine_samples_from_the_trainers_new_weights(tied: Setup) -> None
         assert metrics["weight_sync_bytes"].value > 0
         results = tied.generate(f"v{version}")
         assert {result.policy_version for result in results} == {version}
+        assert {result.weights_digest for result in results} == {sync.digest}
         assert len(results) == 2
         assert tied.logprob_error(results) < 1e-4
 

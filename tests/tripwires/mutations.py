@@ -668,6 +668,7 @@ _GRPO_ADVANTAGES = "nemo_like.algorithms.advantages:group_relative_advantages"
     "Samples are compared with those of a neighbouring prompt's group.",
     "NVIDIA-NeMo/RL#2176",
     _GRPO_ADVANTAGES,
+    "grpo.mix_groups_in_updates=false",  # mixed, the groups would only change their names
 )
 def wrong_group(advantages: Any) -> Any:
     def mutated(rewards: Any, group_ids: Any, **options: Any) -> list[float]:

@@ -6,7 +6,8 @@ tensor-parallel axis  DTensor, by the model's own plan
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -38,11 +39,14 @@ from nemo_like.policy.fsdp.model import (
 from nemo_like.policy.fsdp.optimizer import ShardedAdamW
 from nemo_like.policy.fsdp.tensor_parallel import TensorParallelModel, parallelize
 from nemo_like.policy.fsdp.weights import fill, full_tensor, hf_tensors, load_source, logit_scale
+from nemo_like.policy.interface import Internals
 from nemo_like.policy.learning_rate import learning_rate
 from nemo_like.policy.objective import own_means, update_objective
 from nemo_like.policy.parking import HostParking, stays_on_device
 from nemo_like.policy.reference import ReferenceWeights, reference_in_place
+from nemo_like.policy.temperature import at_temperature_one
 from nemo_like.policy.train_metrics import TrainMetrics
+from nemo_like.policy.update_watch import UpdateWatch
 from nemo_like.weight_transport.buckets import TensorSpec
 
 # The part of an export that holds the adapters alone, unmerged.
@@ -62,6 +66,7 @@ class FSDPPolicy:
         self.cfg, self.loss, self.coordinates = cfg, loss, coordinates
         self.device = compute_device(cfg.device)
         self.num_updates = 0
+        self._temperature = temperature
         self._dtype = DTYPES[cfg.precision]
         self._source = Path(cfg.model_name)
         layout = coordinates.layout
@@ -114,6 +119,10 @@ class FSDPPolicy:
             self._model.reshard()
         return packed.cpu()
 
+    def at_temperature_one(self) -> AbstractContextManager[None]:
+        """Have ``logprobs`` score at temperature 1 within the block."""
+        return at_temperature_one(self._model, self._temperature)
+
     def reference_logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
         """Score the batch as ``logprobs`` does, under the weights that the run started from.
 
@@ -129,26 +138,52 @@ class FSDPPolicy:
 
     # Training
 
-    def train(self, batch: PolicyBatch, schedule: Schedule) -> dict[str, Metric]:
+    def train(
+        self, batch: PolicyBatch, schedule: Schedule, watch: UpdateWatch | None = None
+    ) -> dict[str, Metric]:
         """Make one optimizer update per global batch of the schedule; return this replica's part of the
-        metrics."""
+        metrics. ``watch`` sees weights and optimizer before and after, and every loss on the ranks that
+        compute it."""
         metrics = TrainMetrics(self.device, self.coordinates.layout.dp, own_means(self.loss))
         with self._weights_in_use(), self._moments_in_use():
+            if watch is not None:
+                watch.begin(self._internals())
             for update in schedule.global_batches:
-                self._update(batch, schedule, update, metrics)
+                self._update(batch, schedule, update, metrics, watch)
+            if watch is not None:
+                watch.end(self._internals())
         return metrics.result()
 
     def _update(
-        self, batch: PolicyBatch, schedule: Schedule, update: GlobalBatch, metrics: TrainMetrics
+        self,
+        batch: PolicyBatch,
+        schedule: Schedule,
+        update: GlobalBatch,
+        metrics: TrainMetrics,
+        watch: UpdateWatch | None,
     ) -> None:
         """Make one optimizer update, on one global batch, and record it in ``metrics``."""
-        loss = update_objective(self.loss, batch, update, metrics)
+        loss = update_objective(self.loss, batch, update, metrics, watch)
         for spec in update.micro_batches:
             inputs = batch.micro_batch(spec, schedule)
             loss(self._model.scores(inputs), inputs).backward()
         self.num_updates += 1
         rate = learning_rate(self.num_updates, self.cfg.optimizer.lr, self.cfg.scheduler)
         metrics.add_update(grad_norm=self._optimizer.step(rate), learning_rate=rate)
+
+    def reference_weights(self) -> Sequence[Tensor]:
+        """Return this rank's part of the reference's weights on the host; none where no copy is kept."""
+        return () if self._reference is None else self._reference.held
+
+    def _internals(self) -> Internals:
+        """Return what this rank holds of weights and optimizer, which must be in use."""
+        return Internals(
+            weights=self._local_parts(),
+            first_moments=self._optimizer.first_moments(),
+            num_updates=self.num_updates,
+            optimizer_steps=self._optimizer.step_counts(),
+            learning_rate=self._optimizer.learning_rate,
+        )
 
     # Weights
 

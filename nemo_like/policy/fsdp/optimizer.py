@@ -86,6 +86,21 @@ class ShardedAdamW:
             found.update({f"{name}.{moment}": state[moment] for moment in _MOMENTS})
         return found
 
+    def first_moments(self) -> list[Tensor]:
+        """Return this rank's parts of the first moments that there are, the optimizer's own tensors."""
+        states = self._adam.state.values()
+        return [state["exp_avg"].to_local() for state in states if "exp_avg" in state]
+
+    def step_counts(self) -> list[int]:
+        """Return how many updates Adam has made; a parameter without a gradient may have had fewer."""
+        counts = [int(state["step"]) for state in self._adam.state.values() if "step" in state]
+        return [max(counts)] if counts else []
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the latest update."""
+        return max(float(group["lr"]) for group in self._adam.param_groups)
+
     def continue_after(self, num_updates: int) -> None:
         """Set every parameter's count of updates to ``num_updates``, those behind the loaded ``moments``."""
         for state in self._adam.state.values():

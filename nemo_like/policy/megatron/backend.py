@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ from nemo_like.policy.batch import ModelInputs, PolicyBatch
 from nemo_like.policy.checkpoint_writer import CheckpointWriter
 from nemo_like.policy.devices import DTYPES, compute_device
 from nemo_like.policy.export import complete_checkpoint, write_weights
-from nemo_like.policy.interface import is_weight_sender
+from nemo_like.policy.interface import Internals, is_weight_sender
 from nemo_like.policy.learning_rate import learning_rate
 from nemo_like.policy.megatron.checkpoint import load_checkpoint, save_checkpoint
 from nemo_like.policy.megatron.convert import (
@@ -40,13 +41,15 @@ from nemo_like.policy.megatron.convert import (
 )
 from nemo_like.policy.megatron.cpu_shim import cuda_means_cpu
 from nemo_like.policy.megatron.model import ScoringGPTModel, transformer_config
-from nemo_like.policy.megatron.optimizer import build_optimizer
+from nemo_like.policy.megatron.optimizer import adam_state, build_optimizer
 from nemo_like.policy.megatron.pipeline import Pipeline
 from nemo_like.policy.objective import own_means, update_objective
 from nemo_like.policy.parallelism import shards_optimizer
 from nemo_like.policy.parking import HostParking, stays_on_device
 from nemo_like.policy.reference import ReferenceWeights, reference_in_place
+from nemo_like.policy.temperature import at_temperature_one
 from nemo_like.policy.train_metrics import TrainMetrics
+from nemo_like.policy.update_watch import UpdateWatch
 from nemo_like.weight_transport.buckets import TensorSpec
 
 
@@ -62,6 +65,7 @@ class MegatronPolicy:
         self.cfg, self.loss, self.coordinates = cfg, loss, coordinates
         self.device = compute_device(cfg.device)
         self.num_updates = 0
+        self._temperature = temperature
         self._dtype = DTYPES[cfg.precision]
         self._source = Path(cfg.model_name)
         self._model_info = read_model_info(cfg.model_name, cfg.backend)
@@ -118,6 +122,10 @@ class MegatronPolicy:
             self._send_from_last_stage(packed)
         return packed.cpu()
 
+    def at_temperature_one(self) -> AbstractContextManager[None]:
+        """Have ``logprobs`` score at temperature 1 within the block."""
+        return at_temperature_one(self._model, self._temperature)
+
     def reference_logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
         """Score the batch as ``logprobs`` does, under the weights that the run started from, which are put
         into the model meanwhile.
@@ -129,23 +137,35 @@ class MegatronPolicy:
 
     # Training
 
-    def train(self, batch: PolicyBatch, schedule: Schedule) -> dict[str, Metric]:
+    def train(
+        self, batch: PolicyBatch, schedule: Schedule, watch: UpdateWatch | None = None
+    ) -> dict[str, Metric]:
         """Make one optimizer update per global batch of the schedule; return this replica's part of the
-        metrics."""
+        metrics. ``watch`` sees weights and optimizer before and after, and every loss on the ranks that
+        compute it."""
         metrics = TrainMetrics(self.device, self.coordinates.layout.dp, own_means(self.loss))
         with self._megatron(), self._weights_in_use():
             with self._optimizer_on_device():
+                if watch is not None:
+                    watch.begin(self._internals())
                 for update in schedule.global_batches:
-                    self._update(batch, schedule, update, metrics)
+                    self._update(batch, schedule, update, metrics, watch)
+                if watch is not None:
+                    watch.end(self._internals())
             for tensor in metrics.tensors:
                 self._send_from_last_stage(tensor)
         return metrics.result()
 
     def _update(
-        self, batch: PolicyBatch, schedule: Schedule, update: GlobalBatch, metrics: TrainMetrics
+        self,
+        batch: PolicyBatch,
+        schedule: Schedule,
+        update: GlobalBatch,
+        metrics: TrainMetrics,
+        watch: UpdateWatch | None,
     ) -> None:
         """Make one optimizer update, on one global batch, and record it in ``metrics``."""
-        objective = update_objective(self.loss, batch, update, metrics)
+        objective = update_objective(self.loss, batch, update, metrics, watch)
         self._ddp.zero_grad_buffer()
         self._optimizer.zero_grad()
         self._pipeline.forward_backward(batch, schedule, update.micro_batches, objective)
@@ -173,6 +193,21 @@ class MegatronPolicy:
     def _offload_optimizer(self) -> None:
         self._optimizer.offload_to_cpu()
         self._ddp.offload_grad_buffers()
+
+    def reference_weights(self) -> Sequence[Tensor]:
+        """Return this rank's part of the reference's weights on the host; none where no copy is kept."""
+        return () if self._reference is None else self._reference.held
+
+    def _internals(self) -> Internals:
+        """Return what this rank holds of weights and optimizer, which must be in use."""
+        adam = adam_state(self._optimizer)
+        return Internals(
+            weights=[*self._model.parameters()],
+            first_moments=adam.first_moments,
+            num_updates=self.num_updates,
+            optimizer_steps=adam.steps,
+            learning_rate=max(group["lr"] for group in self._optimizer.param_groups),
+        )
 
     # Weights
 
@@ -261,7 +296,7 @@ class MegatronPolicy:
 
     # Running
 
-    def _megatron(self) -> contextlib.AbstractContextManager[None]:
+    def _megatron(self) -> AbstractContextManager[None]:
         """Return the context in which Megatron-core runs: its code asks for "cuda", which must mean the CPU
         when the policy's device is the CPU."""
         return cuda_means_cpu() if self.device.type == "cpu" else contextlib.nullcontext()

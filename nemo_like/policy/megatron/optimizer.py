@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from torch import Tensor
 
 from nemo_like.config.schema import PolicyConfig, Precision
 from nemo_like.policy.megatron.foreach import use_torch_kernels
 from nemo_like.policy.parallelism import shards_optimizer
+
+
+@dataclass(frozen=True, slots=True)
+class AdamState:
+    """What Adam holds on this rank; nothing before the first update."""
+
+    first_moments: list[Tensor]
+    steps: list[int]  # updates made, as each group of parameters counts them
+
+
+def adam_state(optimizer: MegatronOptimizer) -> AdamState:
+    """Return the state of an optimizer that ``build_optimizer`` built; the tensors are its own."""
+    moments: list[Tensor] = []
+    steps: list[int] = []
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        if part.is_stub_optimizer:
+            continue
+        adam = part.optimizer
+        moments += [state["exp_avg"] for state in adam.state.values() if "exp_avg" in state]
+        steps += [int(group["step"]) for group in adam.param_groups if "step" in group]
+    return AdamState(moments, steps)
 
 
 def build_optimizer(cfg: PolicyConfig, model: torch.nn.Module, dtype: torch.dtype) -> MegatronOptimizer:

@@ -159,3 +159,10 @@ def test_a_column_that_does_not_fit_fails_its_sample(columns: Any, reason: str) 
     failure = checked(Feedback({"a": 1.0}, columns=columns), COLUMNS, 3).failure
     assert failure is not None
     assert reason in failure.reason
+
+
+@pytest.mark.parametrize(
+    "answer", [Feedback({"a": 1.0}), Feedback({"a": None}), Feedback.failed(FailureKind.raised, "why"), 1.0]
+)
+def test_an_answer_names_the_turn_that_it_is_for(answer: Any) -> None:
+    assert checked(answer, turn_number=7).turn_number == 7

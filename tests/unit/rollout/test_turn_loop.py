@@ -6,7 +6,7 @@ import asyncio
 import pickle
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -109,6 +109,25 @@ async def until_done(turn: Turn) -> Feedback:
 
 def play(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(scenario(), TIMEOUT_S))
+
+
+def test_seeds_digests_and_answers_to_other_turns_are_kept_for_the_tripwires() -> None:
+    async def of_the_first(turn: Turn) -> Feedback:
+        return Feedback({"right": 1.0}, turn_number=group[0].turn_number)
+
+    group = [conversation(generation=j) for j in range(3)]
+
+    async def scenario() -> None:
+        loop, engine = loop_of([group], Judge(of_the_first)), Engine()
+        running = asyncio.create_task(loop.run([engine], None, TIMEOUT_S))
+        await engine.request("training/6/0")
+        loop.on_groups([replace(result("training/6/0", [20], [21], [22]), weights_digest=17)])
+        await running
+        assert loop.seeds == [0, 1, 2]
+        assert loop.weights_digests == {17}
+        assert loop.num_misplaced_answers == 2
+
+    play(scenario)
 
 
 def test_single_turns_are_requested_by_group_with_each_prompt_at_its_engine() -> None:

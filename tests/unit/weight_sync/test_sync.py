@@ -68,3 +68,13 @@ def test_engines_that_share_gpus_sleep_when_generation_is_over_and_keep_their_ve
     assert slept == [True]
     assert sync.ensure_version(3) == {}
     assert trainer.pushed == [3]
+
+
+def test_the_digest_of_what_was_sent_is_kept_and_is_no_metric() -> None:
+    sent = {"weights_digest": summed(17), "weight_sync_bytes": summed(5)}
+    sync = EngineWeights(lambda version: sent)
+    assert sync.digest is None
+    assert "weights_digest" not in sync.ensure_version(0)
+    assert sync.digest == 17
+    assert sync.ensure_version(0) == {}
+    assert sync.digest == 17

@@ -34,29 +34,33 @@ def run_stale(directory: Path, weight: str, *overrides: str) -> FinishedRun:
         return FinishedRun(process.returncode, output, run_dir, mark, [])
 
 
-@pytest.mark.parametrize("weight", ["lm_head", "layers.1.mlp.down_proj"])
-def test_a_stale_weight_is_warned_of_at_the_first_step_that_it_spoils(
-    arithmetic_model: str, tmp_path: Path, weight: str
+@pytest.mark.parametrize(
+    ("weight", "tripwires"),
+    [("lm_head", ["agreement"]), ("layers.1.mlp.down_proj", ["agreement", "weights_digest"])],
+)
+def test_a_stale_weight_ends_the_run_at_the_first_step_that_it_spoils(
+    arithmetic_model: str, tmp_path: Path, weight: str, tripwires: list[str]
 ) -> None:
     run = run_stale(tmp_path, weight)
-    assert run.returncode == 0, run.output
-    errors = run.metrics("train/token_mult_prob_error")
-    assert errors[0] < 1.00002 < errors[1]
-    warnings = re.findall(r"^warning: token_mult_prob_error is .*", run.output, re.MULTILINE)
-    assert len(warnings) == 1
-    assert f"is {errors[1]:.7g} at step 2, over 1.00002 (float32 on cpu)" in warnings[0]
-
-
-def test_the_smallest_stale_weight_can_end_the_run(arithmetic_model: str, tmp_path: Path) -> None:
-    run = run_stale(tmp_path, "layers.0.self_attn.q_norm", "grpo.max_token_mult_prob_error=1.00002")
     assert run.returncode == 1, run.output
     errors = run.metrics("train/token_mult_prob_error")
     assert errors[0] < 1.00002 < errors[1]
-    assert re.search(
-        rf"The run failed: token_mult_prob_error is {errors[1]:.7g} at step 2, over "
-        r"grpo\.max_token_mult_prob_error=1\.00002: trainer and generation engines disagree",
-        run.output,
-    )
+    assert "The run failed: at step 2, tripwire 'agreement': token_mult_prob_error is" in run.output
+    assert f"is {errors[1]:.7g}, over 1.00002 (float32 on cpu)" in run.output
+    assert sorted(re.findall(r"tripwire '(\w+)'", run.output)) == tripwires
+    assert "debug.tripwires=off turns the tripwires off" in run.output
     assert "Traceback" not in run.output
     assert not list((run.run_dir / "checkpoints").glob("step_2"))
     assert run.processes_left() == []
+
+
+def test_without_tripwires_a_limit_of_ones_own_still_ends_the_run(
+    arithmetic_model: str, tmp_path: Path
+) -> None:
+    limit = "grpo.max_token_mult_prob_error=1.00002"
+    run = run_stale(tmp_path, "layers.0.self_attn.q_norm", limit, "debug.tripwires=off")
+    assert run.returncode == 1, run.output
+    errors = run.metrics("train/token_mult_prob_error")
+    assert errors[0] < 1.00002 < errors[1]
+    assert f"is {errors[1]:.7g}, over grpo.max_token_mult_prob_error=1.00002" in run.output
+    assert re.findall(r"tripwire '(\w+)'", run.output) == ["agreement"]

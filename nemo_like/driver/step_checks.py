@@ -1,0 +1,233 @@
+"""Has the tripwires judge every step, and tells what they found: all of it at once.
+
+    tags, metrics, what processes measured ──▶ nemo_like.tripwires ──▶ alarms ──▶ a warning, or the run's end
+
+A step is judged before its weights are saved. docs/tripwires.md says what each tripwire compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from nemo_like.algorithms.rewards import Outcome
+from nemo_like.batch.meta import KVBatchMeta
+from nemo_like.batch.tags import (
+    ADVANTAGE,
+    GROUP_ID,
+    IS_IDLE,
+    IS_TRUNCATED,
+    KL_SQUARE_SUM,
+    KL_SUM,
+    NUM_RESPONSE_TOKENS,
+    OUTCOME,
+    REWARD,
+    SAMPLE_MASK,
+    SHAPED_REWARD,
+    reward_component,
+)
+from nemo_like.config.derived import is_own_loss
+from nemo_like.config.schema import Config, PolicyBackend, Tripwires
+from nemo_like.driver.collection import Collected
+from nemo_like.driver.reports import StepResults
+from nemo_like.driver.run_failures import RunFailed
+from nemo_like.observability.metrics import Metric
+from nemo_like.rollout.prompts import PromptBatch
+from nemo_like.tripwires.agreement import agreement_alarms
+from nemo_like.tripwires.alarm import Alarm, told
+from nemo_like.tripwires.batch_checks import (
+    advantage_alarms,
+    count_alarms,
+    expected_counts,
+    group_alarms,
+    sample_alarms,
+    trained_token_alarms,
+    truncation_alarms,
+    uniform_group_alarms,
+)
+from nemo_like.tripwires.canary_checks import canary_alarms
+from nemo_like.tripwires.data_checks import prompt_alarms, resume_alarms, reward_alarms
+from nemo_like.tripwires.measured import Measured
+from nemo_like.tripwires.reference_advantages import Rewarded, reference_advantages
+from nemo_like.tripwires.rollout_checks import mask_alarms, rollout_alarms
+from nemo_like.tripwires.update_checks import (
+    entropy_alarms,
+    finite_alarms,
+    first_ratio_alarms,
+    loss_alarms,
+    optimizer_alarms,
+    ratio_alarms,
+)
+from nemo_like.tripwires.weight_checks import change_alarms, digest_alarms, weight_alarms
+
+_REMEDY = "debug.tripwires=off turns the tripwires off; docs/tripwires.md describes them"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What the tripwires know of a run besides its configuration."""
+
+    has_experts: bool  # the model is a mixture of experts
+    num_prompts: int  # in the training data
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What is known of the weights that a step samples with; None for what was not measured."""
+
+    digest: float | None  # on the trainer's side
+    canary_gap: float | None = None  # between engines and trainer, nats per token
+
+
+class StepTripwires:
+    """Judges one step after the other, and remembers what it compares the next step with."""
+
+    def __init__(self, cfg: Config, facts: RunFacts, warn: Callable[[str], None]) -> None:
+        """Take the limits from ``cfg``; ``warn`` gets a message at a tripwire's first warning."""
+        self._cfg, self._facts, self._warn = cfg, facts, warn
+        self._is_off = cfg.debug.tripwires is Tripwires.off
+        self._warned: set[str] = set()
+        self._prompts: tuple[int, ...] | None = None  # of the step before
+        self._num_updates: float | None = None  # after the step before
+        self._num_uniform_steps: int | None = 0  # None once rewards have varied within a step
+
+    def look(self, prompts: PromptBatch, results: StepResults, sent: Sent) -> tuple[Alarm, ...]:
+        """Return every alarm of a step, which was sampled with the weights ``sent``."""
+        metrics = {**_values(results.scored.metrics), **_values(results.update.metrics)}
+        error = metrics.get("token_mult_prob_error")
+        alarms = [*agreement_alarms(error, self._cfg, has_experts=self._facts.has_experts)]
+        if self._is_off:
+            return tuple(alarms)
+        rollout, update = _values(results.rollout.measured), _values(results.update.measured)
+        alarms += digest_alarms(rollout, sent.digest)
+        has_experts = self._facts.has_experts
+        alarms += canary_alarms(sent.canary_gap, self._cfg.policy, has_experts=has_experts)
+        alarms += rollout_alarms(rollout)
+        alarms += self._collected_alarms(results.rollout)
+        alarms += self._batch_alarms(results.batch)
+        alarms += self._count_alarms(results, update)
+        alarms += self._update_alarms(results, metrics, update)
+        alarms += self._data_alarms(prompts, results.rollout)
+        self._num_updates = update.get(Measured.num_updates)
+        return tuple(alarms)
+
+    def tell(self, step: int, alarms: Sequence[Alarm]) -> None:
+        """Warn of a step's alarms, or, if one of them ends the run, raise RunFailed with all of them."""
+        if any(alarm.ends_run for alarm in alarms):
+            raise RunFailed(f"{told(alarms, step)}\nThe step is in no checkpoint. {_REMEDY}")
+        new = [alarm for alarm in alarms if alarm.tripwire not in self._warned]
+        self._warned |= {alarm.tripwire for alarm in new}
+        if new:
+            self._warn(told(new, step))
+
+    def look_at_resume(self, step: int, restored: Mapping[str, object], saved: Mapping[str, object]) -> None:
+        """Raise RunFailed unless the prompt order stands where the checkpoint of ``step`` left it."""
+        if not self._is_off and (alarms := [*resume_alarms(dict(restored), dict(saved))]):
+            raise RunFailed(f"resumed {told(alarms, step)}\n{_REMEDY}")
+
+    def _collected_alarms(self, rollout: Collected) -> Iterator[Alarm]:
+        batch, failed = rollout.batch, rollout.metrics.get("num_failed_rewards")
+        if failed is not None:
+            num_masked = sum(not kept for part in rollout.generated for kept in part.tag(SAMPLE_MASK))
+            yield from mask_alarms(num_masked, int(failed.value))
+        if self._cfg.grpo.use_dynamic_sampling:
+            yield from uniform_group_alarms(batch.tag(REWARD), batch.prompt_index, batch.tag(SAMPLE_MASK))
+
+    def _batch_alarms(self, batch: KVBatchMeta) -> Iterator[Alarm]:
+        prompt_index = batch.prompt_index
+        yield from group_alarms(batch.tag(GROUP_ID), prompt_index)
+        if self._cfg.grpo.overlong_filtering:
+            yield from truncation_alarms(batch.tag(IS_TRUNCATED), batch.tag(SAMPLE_MASK))
+        yield from advantage_alarms(batch.tag(ADVANTAGE), self._advantages(batch, prompt_index))
+
+    def _advantages(self, batch: KVBatchMeta, prompt_index: Sequence[int]) -> list[float] | None:
+        grpo, loss = self._cfg.grpo, self._cfg.loss_fn
+        has_kl = loss.use_kl_in_reward
+        return reference_advantages(
+            Rewarded(
+                rewards=batch.tag(SHAPED_REWARD),
+                groups=prompt_index,
+                trains=_trained_by_rewards(batch),
+                num_tokens=[*map(float, batch.tag(NUM_RESPONSE_TOKENS))],
+                components={
+                    name: batch.tag(reward_component(name)) for name in grpo.adv_estimator.reward_weights
+                },
+                kl_coefficient=loss.reference_policy_kl_penalty if has_kl else 0.0,
+                kl_sums=batch.tag(KL_SUM) if has_kl else (),
+                kl_square_sums=batch.tag(KL_SQUARE_SUM) if has_kl else (),
+            ),
+            grpo,
+        )
+
+    def _count_alarms(self, results: StepResults, measured: Mapping[str, float]) -> Iterator[Alarm]:
+        batch = results.batch
+        tokens, mask = batch.tag(NUM_RESPONSE_TOKENS), batch.tag(SAMPLE_MASK)
+        counts = expected_counts(tokens, mask, self._cfg.policy.train_global_batch_size)
+        yield from count_alarms(results.update.planned_counts, counts)
+        idle = batch.tag(IS_IDLE) if batch.has_tag(IS_IDLE) else [False] * len(batch)
+        num_epochs = self._cfg.grpo.num_epochs_per_rollout
+        at_least = sum(
+            count for count, kept, skipped in zip(tokens, mask, idle, strict=True) if kept and not skipped
+        )
+        yield from trained_token_alarms(
+            measured.get(Measured.num_trained_tokens),
+            num_epochs * at_least,
+            num_epochs * sum(count for count, _ in counts),
+        )
+        yield from sample_alarms(measured.get(Measured.num_wrong_samples, 0.0))
+
+    def _update_alarms(
+        self, results: StepResults, metrics: Mapping[str, float], measured: Mapping[str, float]
+    ) -> Iterator[Alarm]:
+        policy, loss, grpo = self._cfg.policy, self._cfg.loss_fn, self._cfg.grpo
+        num_updates = grpo.num_epochs_per_rollout * len(results.batch) // policy.train_global_batch_size
+        yield from finite_alarms(metrics)
+        yield from weight_alarms(measured)
+        yield from change_alarms(
+            measured,
+            policy,
+            learning_rates=metrics["lr"] * num_updates,
+            gradient_norm=metrics["grad_norm"],
+        )
+        yield from optimizer_alarms(measured, policy, self._num_updates, num_updates)
+        yield from loss_alarms(measured)
+        if not is_own_loss(loss):
+            yield from ratio_alarms(metrics, loss)
+        if not self._has_dropout:
+            yield from first_ratio_alarms(measured, policy)
+        if "entropy" in metrics:
+            tokens, mask = results.batch.tag(NUM_RESPONSE_TOKENS), results.batch.tag(SAMPLE_MASK)
+            [(num_tokens, _)] = expected_counts(tokens, mask, len(tokens))
+            yield from entropy_alarms(metrics, num_tokens)
+
+    def _data_alarms(self, prompts: PromptBatch, rollout: Collected) -> Iterator[Alarm]:
+        yield from prompt_alarms(prompts.indices, self._prompts, self._facts.num_prompts)
+        self._prompts = prompts.indices
+        rewards = {
+            reward
+            for part in rollout.generated
+            for reward, kept in zip(part.tag(REWARD), part.tag(SAMPLE_MASK), strict=True)
+            if kept
+        }
+        if len(rewards) > 1:
+            self._num_uniform_steps = None
+        if rewards and self._num_uniform_steps is not None:
+            self._num_uniform_steps += 1
+            yield from reward_alarms(self._num_uniform_steps, rewards.pop())
+
+    @property
+    def _has_dropout(self) -> bool:
+        lora = self._cfg.policy.fsdp_cfg.lora
+        return self._cfg.policy.backend is PolicyBackend.fsdp and lora.enabled and lora.dropout > 0
+
+
+def _trained_by_rewards(batch: KVBatchMeta) -> list[bool]:
+    """Return whether each sample counted when advantages were estimated: those that were masked later, since
+    trainer and engines disagree on them, did."""
+    late = Outcome.logprob_mismatch.value
+    pairs = zip(batch.tag(SAMPLE_MASK), batch.tag(OUTCOME), strict=True)
+    return [bool(kept) or outcome == late for kept, outcome in pairs]
+
+
+def _values(metrics: Mapping[str, Metric]) -> dict[str, float]:
+    return {name: metric.value for name, metric in metrics.items()}

@@ -1,0 +1,182 @@
+"""Keeps what a training phase's losses are differentiated by, and compares it with the formulas afterwards.
+
+objective, per micro-batch       ──▶ log-probs, places in the columns, and, by a hook, d loss / d log-prob
+once, after the last update      ──▶ the same from the columns by ``tripwires.reference_loss``; differences
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from nemo_like.algorithms.logprobs import TokenScores
+from nemo_like.batch.columns import GENERATION_LOGPROBS, PREV_LOGPROBS, REFERENCE_LOGPROBS, Column
+from nemo_like.batch.meta import GlobalBatch
+from nemo_like.batch.tags import ADVANTAGE, KL_SCALE, SAMPLE_MASK
+from nemo_like.config.derived import is_own_loss, scores_prev_logprobs
+from nemo_like.config.schema import LossConfig
+from nemo_like.policy.batch import ModelInputs, PolicyBatch
+from nemo_like.policy.interface import Internals
+from nemo_like.tripwires.measured import Measured
+from nemo_like.tripwires.reference_loss import ReferenceTerms, ScoredTokens, kl_to_go, reference_terms
+
+
+@dataclass(slots=True)
+class _MicroBatch:
+    """What one micro-batch gave. Gradients are [M], None until the backward pass has been there."""
+
+    logprobs: Tensor
+    entropy: Tensor | None
+    inputs: ModelInputs
+    update: GlobalBatch
+    loss: Tensor
+    number: int  # of the update within the phase
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+
+
+class UpdateWatch:
+    """Watches one training phase on one rank."""
+
+    def __init__(
+        self,
+        loss: LossConfig,
+        batch: PolicyBatch,
+        *,
+        sees_losses: bool = True,
+        on_begin: Callable[[Internals], None] | None = None,
+        on_end: Callable[[Internals], None] | None = None,
+    ) -> None:
+        """Watch the losses of ``batch``, if it ``sees_losses``; ``on_begin`` and ``on_end`` look at weights
+        and optimizer."""
+        self.sees_losses = sees_losses
+        self._cfg, self._batch = loss, batch
+        self._on_begin, self._on_end = on_begin, on_end
+        self._micro_batches: list[_MicroBatch] = []
+
+    def begin(self, now: Internals) -> None:
+        """Look at what the backend holds before the first update."""
+        if self._on_begin is not None:
+            self._on_begin(now)
+
+    def end(self, now: Internals) -> None:
+        """Look at what the backend holds after the last update."""
+        if self._on_end is not None:
+            self._on_end(now)
+
+    def add(
+        self, scores: TokenScores, inputs: ModelInputs, update: GlobalBatch, loss: Tensor, number: int
+    ) -> None:
+        """Keep a micro-batch of update ``number``, counted from 0; to be called before the backward pass."""
+        if not self.sees_losses:
+            return
+        kept = _MicroBatch(
+            scores.logprobs.detach(),
+            None if scores.entropy is None else scores.entropy.detach(),
+            inputs,
+            update,
+            loss.detach(),
+            number,
+        )
+        for name, tensor in (("logprobs", scores.logprobs), ("entropy", scores.entropy)):
+            if tensor is not None and tensor.requires_grad:
+                tensor.register_hook(_keep_in(kept.gradients, name))
+        self._micro_batches.append(kept)
+
+    @torch.no_grad()
+    def measured(self) -> dict[Measured, float]:
+        """Compare with the formulas. A rank that scored nothing returns nothing."""
+        if not self._micro_batches or not sum(len(one.logprobs) for one in self._micro_batches):
+            return {}
+        tokens = self._tokens()
+        found = {Measured.num_trained_tokens: float(tokens.trains.sum())}
+        if scores_prev_logprobs(self._cfg):
+            is_first = self._spread([one.number == 0 for one in self._micro_batches]).bool() & tokens.trains
+            if bool(is_first.any()):
+                gap = (tokens.logprobs - tokens.prev)[is_first].abs().mean()
+                found[Measured.first_ratio_gap] = _greatest(gap)
+        if not is_own_loss(self._cfg):
+            found |= self._errors(reference_terms(tokens, self._cfg))
+        return found
+
+    def _errors(self, expected: ReferenceTerms) -> dict[Measured, float]:
+        """Return how far gradients and losses are from the expected ones, relative to their terms."""
+        difference = (self._gradient("logprobs") - expected.gradient).abs()
+        errors = torch.where(expected.is_certain, difference / expected.scale.clamp(min=1e-30), 0.0)
+        if any(one.entropy is not None for one in self._micro_batches):
+            by_entropy = (self._gradient("entropy") - expected.entropy_gradient).abs()
+            errors = torch.maximum(errors, by_entropy / expected.scale.clamp(min=1e-30))
+        loss = torch.stack([one.loss for one in self._micro_batches]).double().sum()
+        loss_scale = (expected.loss.abs() + expected.scale).sum().clamp(min=1e-30)
+        return {
+            Measured.loss_gradient_error: _greatest(errors),
+            Measured.loss_error: _greatest((loss - expected.loss.sum()).abs() / loss_scale),
+        }
+
+    def _tokens(self) -> ScoredTokens:
+        """Gather the tokens of all micro-batches, with what the columns and tags say of them."""
+        parts, values = self._micro_batches, self._batch.sample_values
+        sizes = [len(one.inputs.rows) for one in parts]
+        firsts = [sum(sizes[:number]) for number in range(len(sizes))]
+        sample = torch.cat(
+            [one.inputs.sample_index + first for one, first in zip(parts, firsts, strict=True)]
+        )
+        rows = torch.cat([one.inputs.rows for one in parts])[sample]
+        logprobs = torch.cat([one.logprobs for one in parts]).double()
+        advantages = values[ADVANTAGE.name][rows].double()
+        places = torch.cat([one.inputs.packed_index for one in parts])
+        reference, prev = self._column(REFERENCE_LOGPROBS, places), self._prev(places)
+        if self._cfg.use_kl_in_reward and reference is not None and prev is not None:
+            kind = self._cfg.reference_policy_kl_type
+            lost = values[KL_SCALE.name][rows].double() * kl_to_go(reference - prev, sample, sum(sizes), kind)
+            advantages = advantages - lost
+        return ScoredTokens(
+            logprobs=logprobs,
+            prev=logprobs if prev is None else prev,
+            advantages=advantages,
+            trains=values[SAMPLE_MASK.name][rows] > 0,
+            sample=sample,
+            num_samples=sum(sizes),
+            update_tokens=self._spread([one.update.num_tokens for one in parts]),
+            update_samples=self._spread([one.update.num_samples for one in parts]),
+            generation=self._column(GENERATION_LOGPROBS, places),
+            reference=reference,
+            entropy=None
+            if parts[0].entropy is None
+            else torch.cat([one.entropy for one in parts if one.entropy is not None]).double(),
+        )
+
+    def _prev(self, places: Tensor) -> Tensor | None:
+        """Return what the ratio compares with; None where that is the policy itself."""
+        if self._cfg.force_on_policy_ratio:
+            return None
+        column = GENERATION_LOGPROBS if self._cfg.use_generation_logprobs_as_prev else PREV_LOGPROBS
+        return self._column(column, places)
+
+    def _column(self, column: Column, places: Tensor) -> Tensor | None:
+        return None if column not in self._batch else self._batch.columns[column.name][places].double()
+
+    def _gradient(self, name: str) -> Tensor:
+        return torch.cat(
+            [one.gradients.get(name, torch.zeros_like(one.logprobs)) for one in self._micro_batches]
+        ).double()
+
+    def _spread(self, values: list[int] | list[bool]) -> Tensor:
+        """Return each micro-batch's value on each of its tokens, [M] float64."""
+        device = self._batch.device
+        counts = torch.tensor([len(one.logprobs) for one in self._micro_batches], device=device)
+        return torch.tensor(values, dtype=torch.float64, device=device).repeat_interleave(counts)
+
+
+def _keep_in(gradients: dict[str, Tensor], name: str) -> object:
+    def keep(gradient: Tensor) -> None:
+        gradients[name] = gradient.detach().clone()
+
+    return keep
+
+
+def _greatest(values: Tensor) -> float:
+    """Return the greatest value; infinity where one is NaN."""
+    return float(values.nan_to_num(nan=torch.inf, posinf=torch.inf).max())

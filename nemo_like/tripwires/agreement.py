@@ -1,0 +1,61 @@
+"""Judges in every step whether trainer and engines agree on the log-probs of the sampled tokens.
+
+Both have the same weights, so they should differ by rounding alone. When a weight did not reach an engine,
+or was loaded there in part, this check shows it first: the run would go on and learn, only worse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nemo_like.config.schema import Config, Device, Precision, Tripwires
+from nemo_like.tripwires.alarm import Alarm
+
+# Limits on the mean of exp|generation - trainer log-prob| over tokens; rounding alone stays below them. In
+# float32 on the CPU, rounding gives 1.0000003 to 1.000002, and the smallest of the mistakes tried 1.00008.
+_LIMITS = {(Device.cpu, Precision.float32): 1.00002}
+_LIMIT_ELSEWHERE = 1.05
+_LOOK_AT = (
+    "what a weight passes on its way to the engines, the prefix cache, temperature and top_p on both sides "
+    "(docs/metrics.md says more)"
+)
+
+
+def mismatch_limit(cfg: Config) -> float:
+    """Return the token_mult_prob_error above which a step is worth an alarm.
+
+    The limit depends on ``policy.device`` and ``policy.precision``, with which engines and workers compute. A
+    replay gets the widest limit, since nobody knows what its recording was sampled with.
+    """
+    if cfg.rollout.replay is not None:
+        return _LIMIT_ELSEWHERE
+    return _LIMITS.get((cfg.policy.device, cfg.policy.precision), _LIMIT_ELSEWHERE)
+
+
+def agreement_alarms(error: float | None, cfg: Config, *, has_experts: bool) -> Iterator[Alarm]:
+    """Yield an alarm when a step's token_mult_prob_error is above its limit; None was not measured.
+
+    Above grpo.max_token_mult_prob_error it ends the run, whatever ``debug.tripwires`` is. Where that is null,
+    it ends the run above the narrow limit of float32 on the CPU. Elsewhere it is a warning, and so it is with
+    ``has_experts``: in a mixture of experts rounding may send a token to another expert.
+    """
+    if error is None:
+        return
+    maximum, limit = cfg.grpo.max_token_mult_prob_error, mismatch_limit(cfg)
+    # "not <=" in place of ">": NaN counts as above every limit.
+    if maximum is not None and not error <= maximum:
+        over, ends_run = f"grpo.max_token_mult_prob_error={maximum:.7g}", True
+    elif cfg.debug.tripwires is not Tripwires.off and not error <= limit:
+        over = f"{limit:.7g} ({cfg.policy.precision.name} on {cfg.policy.device.name})"
+        ends_run = maximum is None and limit < _LIMIT_ELSEWHERE and not has_experts
+    else:
+        return
+    yield Alarm(
+        tripwire="agreement",
+        wrong=(
+            f"token_mult_prob_error is {error:.7g}, over {over}: trainer and generation engines disagree on "
+            "the log-probs of what was sampled, as when a weight did not reach the engines"
+        ),
+        look_at=_LOOK_AT,
+        ends_run=ends_run,
+    )

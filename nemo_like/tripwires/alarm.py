@@ -1,0 +1,22 @@
+"""What a tripwire says when it is tripped. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    """One tripwire's finding in one step."""
+
+    tripwire: str  # its name in docs/tripwires.md
+    wrong: str  # what was seen, and what is allowed
+    look_at: str
+    ends_run: bool = True  # false: a warning, since the run may be right all the same
+
+
+def told(alarms: Sequence[Alarm], step: int) -> str:
+    """Return a message with every alarm of a step, one per line."""
+    lines = [f"tripwire {one.tripwire!r}: {one.wrong}; look at {one.look_at}" for one in alarms]
+    return f"at step {step}, " + "\n".join(lines)

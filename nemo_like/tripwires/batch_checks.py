@@ -1,0 +1,142 @@
+"""Judges a step's tags: groups, advantages, masks, and the counts by which the loss divides.
+
+Standard library only; the driver has these numbers at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+
+from nemo_like.tripwires.alarm import Alarm
+
+# Advantages are floats of Python on both sides, so rounding alone is some 1e-15.
+_ADVANTAGE_TOLERANCE = 1e-6
+
+Counts = tuple[int, int]  # (response tokens, samples) of an update that train
+
+
+def group_alarms(group_ids: Sequence[Hashable], prompt_index: Sequence[int]) -> Iterator[Alarm]:
+    """Yield an alarm unless the samples with one ``group_id`` are those of one prompt in the data plane.
+
+    ``prompt_index`` numbers the samples' prompts by where their tokens are stored.
+    """
+    num_pairs = len(set(zip(group_ids, prompt_index, strict=True)))
+    num_groups, num_prompts = len(set(group_ids)), len(set(prompt_index))
+    if not num_pairs == num_groups == num_prompts:
+        yield Alarm(
+            tripwire="groups",
+            wrong=(
+                f"{num_prompts} prompts and {num_groups} group ids occur in {num_pairs} combinations: tags "
+                "have another order than the samples that they belong to"
+            ),
+            look_at="what reorders batches (batch/meta.py, batch/sharding.py)",
+        )
+
+
+def advantage_alarms(given: Sequence[float], expected: Sequence[float] | None) -> Iterator[Alarm]:
+    """Yield an alarm where an advantage differs from its formula; nothing for a user's own estimator."""
+    if expected is None:
+        return
+    gaps = [abs(one - other) / (1 + abs(other)) for one, other in zip(given, expected, strict=True)]
+    worst = max(range(len(gaps)), key=gaps.__getitem__)
+    # "not <=" in place of ">": NaN counts as wrong.
+    if not gaps[worst] <= _ADVANTAGE_TOLERANCE:
+        num_wrong = sum(not gap <= _ADVANTAGE_TOLERANCE for gap in gaps)
+        yield Alarm(
+            tripwire="advantages",
+            wrong=(
+                f"{num_wrong} of {len(gaps)} advantages are not what the estimator's formula gives: sample "
+                f"{worst} has {given[worst]:.6g}, not {expected[worst]:.6g}"
+            ),
+            look_at="the estimator, the groups, the shaped rewards and masks that it gets (docs/rewards.md)",
+        )
+
+
+def truncation_alarms(is_truncated: Sequence[bool], sample_mask: Sequence[float]) -> Iterator[Alarm]:
+    """Yield an alarm when truncated samples train; to be asked with grpo.overlong_filtering alone."""
+    num_wrong = sum(bool(cut and kept) for cut, kept in zip(is_truncated, sample_mask, strict=True))
+    if num_wrong:
+        yield Alarm(
+            tripwire="masks",
+            wrong=f"{num_wrong} truncated samples train, with grpo.overlong_filtering=true",
+            look_at="the overlong filter (algorithms/masking.py)",
+        )
+
+
+def uniform_group_alarms(
+    rewards: Sequence[float], prompt_index: Sequence[int], sample_mask: Sequence[float]
+) -> Iterator[Alarm]:
+    """Yield an alarm when all raw rewards of a group that trains are equal; to be asked with
+    grpo.use_dynamic_sampling alone, before further filters."""
+    seen: dict[int, set[float]] = {index: set() for index in prompt_index}
+    for reward, index, kept in zip(rewards, prompt_index, sample_mask, strict=True):
+        if kept:
+            seen[index].add(reward)
+    num_uniform = sum(len(values) < 2 for values in seen.values())
+    if num_uniform:
+        yield Alarm(
+            tripwire="dynamic_sampling",
+            wrong=f"{num_uniform} of {len(seen)} groups that train have equal raw rewards",
+            look_at="by which reward dynamic sampling chooses groups (driver/collection.py)",
+        )
+
+
+def expected_counts(
+    num_tokens: Sequence[int], sample_mask: Sequence[float], global_batch_size: int
+) -> list[Counts]:
+    """Return (response tokens, samples) that train, for every update: ``global_batch_size`` samples each."""
+    counts = []
+    for start in range(0, len(num_tokens), global_batch_size):
+        part = slice(start, start + global_batch_size)
+        kept = [tokens for tokens, mask in zip(num_tokens[part], sample_mask[part], strict=True) if mask]
+        counts.append((sum(kept), len(kept)))
+    return counts
+
+
+def count_alarms(planned: Sequence[Sequence[Counts]], expected: Sequence[Counts]) -> Iterator[Alarm]:
+    """Yield an alarm when a replica's schedule divides the loss by other counts than the tags give.
+
+    ``planned[replica]`` has the counts of every update of one epoch.
+    """
+    for replica, counts in enumerate(planned):
+        if list(counts) != list(expected):
+            pairs = zip(counts, expected, strict=False)
+            wrong = next((number for number, (one, other) in enumerate(pairs) if one != other), len(expected))
+            seen = counts[wrong] if wrong < len(counts) else (0, 0)
+            due = expected[wrong] if wrong < len(expected) else (0, 0)
+            yield Alarm(
+                tripwire="denominators",
+                wrong=(
+                    f"update {wrong + 1} of replica {replica} is normalised by {seen[0]} tokens and "
+                    f"{seen[1]} samples; {due[0]} and {due[1]} train"
+                ),
+                look_at="the counts of the schedule (batch/sharding.py)",
+            )
+            return
+
+
+def trained_token_alarms(measured: float | None, at_least: int, at_most: int) -> Iterator[Alarm]:
+    """Yield an alarm when the loss saw another number of tokens that train than the tags give.
+
+    Samples without a gradient may be left out, so the number is between two.
+    """
+    if measured is not None and not at_least <= measured <= at_most:
+        due = f"{at_most}" if at_least == at_most else f"{at_least} to {at_most}"
+        yield Alarm(
+            tripwire="token_count",
+            wrong=f"{measured:g} tokens trained; by the tags it should be {due}",
+            look_at="response masks and the making of micro-batches (policy/batch.py)",
+        )
+
+
+def sample_alarms(num_wrong: float) -> Iterator[Alarm]:
+    """Yield an alarm when a worker got samples whose columns do not fit their tags."""
+    if num_wrong:
+        yield Alarm(
+            tripwire="samples",
+            wrong=(
+                f"on a worker {num_wrong:g} samples have columns that do not fit their tags: other tokens "
+                "than were sampled, or a response mask that is not on the responses' tokens"
+            ),
+            look_at="rollout/flatten.py, the order of tags (batch/meta.py), data_plane/",
+        )

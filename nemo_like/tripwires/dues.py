@@ -1,0 +1,19 @@
+"""In which steps the dearer of the cheap tripwires look. Standard library only."""
+
+from __future__ import annotations
+
+from nemo_like.config.schema import Tripwires
+
+_FIRST = 3
+_PERIOD = 10
+
+
+def is_due(number: int, level: Tripwires) -> bool:
+    """Return whether to look at the ``number``-th occasion since the start of the process, counted from 1.
+
+    ``all`` looks at every one, ``cheap`` at the first three and then at every tenth: what is wrong in the
+    code is wrong from the start, and what goes wrong later is seen soon enough.
+    """
+    if level is Tripwires.cheap:
+        return number <= _FIRST or number % _PERIOD == 0
+    return level is Tripwires.all

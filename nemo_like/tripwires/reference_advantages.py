@@ -1,0 +1,108 @@
+"""Advantages from their formulas, for comparison with those that training uses (docs/rewards.md).
+
+    grpo       (r - m) / (s + 1e-6), where s > 0       m, s: mean and unbiased deviation of the group
+    rloo       r - mean of the others
+    gdpo       per component as grpo, weighted, summed; then once more over the batch
+    reinforce_plus_plus(_baseline)     (x - M) / sqrt(max(V, 1e-8)) over tokens; x = r, or r - m
+
+Masked samples count nowhere and get 0. Plain Python; nothing is shared with ``algorithms``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from nemo_like.config.schema import AdvantageEstimatorName, GRPOConfig
+
+_EPSILON = 1e-6
+_LEAST_VARIANCE = 1e-8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewarded:
+    """N samples: reward after shaping, number of the prompt, whether the sample trains, response tokens."""
+
+    rewards: Sequence[float]
+    groups: Sequence[int]
+    trains: Sequence[bool]
+    num_tokens: Sequence[float]
+    components: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    kl_coefficient: float = 0.0  # above 0 with a KL in the reward; then the sums of K_t and K_t^2 per sample
+    kl_sums: Sequence[float] = ()
+    kl_square_sums: Sequence[float] = ()
+
+
+def reference_advantages(samples: Rewarded, cfg: GRPOConfig) -> list[float] | None:
+    """Return the N advantages by the configured estimator's formula; None for a user's own estimator."""
+    name = cfg.adv_estimator.name
+    if name == AdvantageEstimatorName.grpo.name:
+        return _relative(samples.rewards, samples, cfg.normalize_rewards, cfg.use_leave_one_out_baseline)
+    if name == AdvantageEstimatorName.rloo.name:
+        return _relative(samples.rewards, samples, normalized=False, leaves_one_out=True)
+    if name == AdvantageEstimatorName.reinforce_plus_plus.name:
+        return _whitened(samples.rewards, samples)
+    if name == AdvantageEstimatorName.reinforce_plus_plus_baseline.name:
+        return _whitened(_relative(samples.rewards, samples, normalized=False, leaves_one_out=False), samples)
+    if name == AdvantageEstimatorName.gdpo.name:
+        total = [0.0] * len(samples.rewards)
+        for component, weight in cfg.adv_estimator.reward_weights.items():
+            part = _relative(samples.components[component], samples, normalized=True, leaves_one_out=False)
+            total = [so_far + weight * value for so_far, value in zip(total, part, strict=True)]
+        batch = Rewarded(
+            rewards=total, groups=[0] * len(total), trains=samples.trains, num_tokens=samples.num_tokens
+        )
+        return _relative(total, batch, normalized=True, leaves_one_out=False)
+    return None
+
+
+def _relative(
+    values: Sequence[float], samples: Rewarded, normalized: bool, leaves_one_out: bool
+) -> list[float]:
+    members: dict[int, list[int]] = {}
+    for place, (group, trains) in enumerate(zip(samples.groups, samples.trains, strict=True)):
+        if trains:
+            members.setdefault(group, []).append(place)
+    advantages = [0.0] * len(values)
+    for places in members.values():
+        if len(places) < 2:
+            continue
+        mean, divisor = _mean_and_divisor([values[place] for place in places])
+        for place in places:
+            if leaves_one_out:
+                mean, divisor = _mean_and_divisor([values[other] for other in places if other != place])
+            advantages[place] = (values[place] - mean) / (divisor if normalized else 1.0)
+    return advantages
+
+
+def _mean_and_divisor(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean, and the unbiased standard deviation plus 1e-6; 1 for that where all are equal."""
+    mean = math.fsum(values) / len(values)
+    if min(values) == max(values):
+        return values[0], 1.0
+    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)) + _EPSILON
+
+
+def _whitened(values: Sequence[float], samples: Rewarded) -> list[float]:
+    trains = [place for place, one in enumerate(samples.trains) if one]
+    num_tokens = math.fsum(samples.num_tokens[place] for place in trains)
+    beta = samples.kl_coefficient
+    is_uniform = not beta and len({values[place] for place in trains}) == 1
+    if not num_tokens or is_uniform:
+        return [0.0] * len(values)
+    sums = samples.kl_sums if beta else [0.0] * len(values)
+    squares = samples.kl_square_sums if beta else sums
+    mean = math.fsum(samples.num_tokens[i] * values[i] - beta * sums[i] for i in trains) / num_tokens
+    variance = (
+        math.fsum(
+            samples.num_tokens[i] * (values[i] - mean) ** 2
+            - 2 * beta * sums[i] * (values[i] - mean)
+            + beta * beta * squares[i]
+            for i in trains
+        )
+        / num_tokens
+    )
+    deviation = math.sqrt(max(variance, _LEAST_VARIANCE))
+    kept = set(trains)
+    return [(value - mean) / deviation if i in kept else 0.0 for i, value in enumerate(values)]

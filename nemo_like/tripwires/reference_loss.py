@@ -1,0 +1,221 @@
+"""The loss and its derivatives by log-prob and entropy, from the formulas of docs/losses.md, in float64.
+
+Derivatives are written out, not taken by autograd, and nothing is shared with ``algorithms``: what training
+back-propagates is compared with them. x below is a log-ratio limited to +-20, r = e^x.
+
+    PPO        -A r while r is on the side of its bound where the gradient flows, else 0
+    CISPO      -A clip(r)           REINFORCE   -A
+    GSPO       the sum over a sample's tokens of weight times PPO's derivative, divided by the sample's tokens
+    KL         e + de/dx dx, with the estimate e, while |e| < 10; dx = -1
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nemo_like.config.schema import ImportanceSamplingType, KLType, LossConfig
+
+_LOG_RATIO_LIMIT = 20.0
+_KL_LIMIT = 10.0
+# A token this close to a bound of the loss, where the derivative jumps, is not compared: float32 and float64
+# may see it on different sides.
+_NEAR = 1e-4
+# What the gradient of a token is compared with is at least this share of |A| + beta. Else the rounding of a
+# k3 estimate near 0 would count as an error.
+_LEAST_SHARE = 1e-2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredTokens:
+    """The M tokens that training scored, over all micro-batches and updates of a step. Log-probs in nats.
+
+    Every tensor is [M] float64 unless said otherwise. ``sample`` numbers the samples of all updates: a sample
+    that trains in two epochs has two numbers. Columns of a token that does not train may hold anything.
+    """
+
+    logprobs: Tensor
+    prev: Tensor  # what the ratio compares with; ``logprobs`` itself where the ratio is 1 by definition
+    advantages: Tensor
+    trains: Tensor  # bool
+    sample: Tensor  # int64, below num_samples
+    num_samples: int
+    update_tokens: Tensor  # response tokens of the token's update that train, over all ranks
+    update_samples: Tensor  # the same of samples
+    generation: Tensor | None = None
+    reference: Tensor | None = None
+    entropy: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceTerms:
+    """What the loss should be: per token, [M] float64.
+
+    ``loss`` sums to the loss. ``gradient`` and ``entropy_gradient`` are its derivatives; ``scale`` is what a
+    difference from ``gradient`` is compared with. ``is_certain`` is false next to a bound of the loss.
+    """
+
+    loss: Tensor
+    gradient: Tensor
+    entropy_gradient: Tensor
+    scale: Tensor
+    is_certain: Tensor
+
+
+@torch.no_grad()
+def reference_terms(tokens: ScoredTokens, cfg: LossConfig) -> ReferenceTerms:
+    """Compute the configured loss and its derivatives. A user's own loss has no reference."""
+    tokens = _without_untrained(tokens)
+    share = token_shares(tokens, cfg)
+    value, slope, is_certain = _policy_gradient(tokens, share, cfg)
+    kl_value, kl_slope = torch.zeros_like(value), torch.zeros_like(value)
+    beta = 0.0 if cfg.use_kl_in_reward else cfg.reference_policy_kl_penalty
+    if tokens.reference is not None and beta:
+        estimate, kl_slope, kl_is_certain = _kl(
+            tokens.reference - tokens.logprobs, cfg.reference_policy_kl_type
+        )
+        kl_value, is_certain = beta * estimate, is_certain & kl_is_certain
+    bonus = cfg.entropy_coef or 0.0
+    entropy = torch.zeros_like(value) if tokens.entropy is None else tokens.entropy
+    least = _LEAST_SHARE * (tokens.advantages.abs() + beta + bonus)
+    whole_share = 1 / tokens.update_tokens.clamp(min=1)
+    return ReferenceTerms(
+        loss=share * (value + kl_value - bonus * entropy),
+        gradient=slope + share * beta * kl_slope,
+        entropy_gradient=-bonus * share,
+        scale=slope.abs() + share * beta * kl_slope.abs() + torch.maximum(share, whole_share) * least,
+        is_certain=is_certain,
+    )
+
+
+def token_shares(tokens: ScoredTokens, cfg: LossConfig) -> Tensor:
+    """Return each token's share of the mean over its update's global batch, 0 where it does not train."""
+    if cfg.token_level_loss:
+        divisor = tokens.update_tokens
+    elif cfg.sequence_length_normalizer is not None:
+        divisor = cfg.sequence_length_normalizer * tokens.update_samples
+    else:
+        divisor = _sample_sizes(tokens)[tokens.sample] * tokens.update_samples
+    return torch.where(tokens.trains, 1 / divisor.clamp(min=1), 0.0)
+
+
+def kl_to_go(log_ratio: Tensor, sample: Tensor, num_samples: int, kind: KLType) -> Tensor:
+    """Return for each of the M tokens the KL to the reference of it and of the later tokens of its sample.
+
+    ``log_ratio`` [M] float64 is reference minus policy, nats; samples are in one piece each, in any order.
+    """
+    estimate, _, _ = _kl(log_ratio, kind)
+    totals = torch.zeros(num_samples, dtype=estimate.dtype, device=estimate.device)
+    totals.index_add_(0, sample, estimate)
+    running = estimate.cumsum(0)
+    is_first = torch.ones_like(sample, dtype=torch.bool)
+    is_first[1:] = sample[1:] != sample[:-1]
+    before = torch.zeros_like(totals)
+    before[sample[is_first]] = (running - estimate)[is_first]
+    return totals[sample] - (running - estimate - before[sample])
+
+
+def _without_untrained(tokens: ScoredTokens) -> ScoredTokens:
+    """Return the tokens with harmless values on those that do not train."""
+
+    def harmless(values: Tensor | None) -> Tensor | None:
+        return None if values is None else torch.where(tokens.trains, values, tokens.logprobs)
+
+    return ScoredTokens(
+        logprobs=tokens.logprobs,
+        prev=torch.where(tokens.trains, tokens.prev, tokens.logprobs),
+        advantages=tokens.advantages,
+        trains=tokens.trains,
+        sample=tokens.sample,
+        num_samples=tokens.num_samples,
+        update_tokens=tokens.update_tokens,
+        update_samples=tokens.update_samples,
+        generation=harmless(tokens.generation),
+        reference=harmless(tokens.reference),
+        entropy=tokens.entropy,
+    )
+
+
+def _policy_gradient(tokens: ScoredTokens, share: Tensor, cfg: LossConfig) -> tuple[Tensor, Tensor, Tensor]:
+    """Return per token the value, the derivative of the loss, shares included, and whether it is certain."""
+    advantages, log_ratio = tokens.advantages, tokens.logprobs - tokens.prev
+    if cfg.sequence_level_importance_ratios:
+        log_ratio = _sample_mean(log_ratio, tokens)
+    ratio = log_ratio.clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT).exp()
+    low, high = 1 - cfg.ratio_clip_min, 1 + cfg.ratio_clip_max
+    is_certain = (log_ratio.abs() - _LOG_RATIO_LIMIT).abs() > _NEAR
+    if cfg.disable_ppo_ratio:
+        value, slope, is_certain = -advantages * tokens.logprobs, -advantages, torch.ones_like(is_certain)
+    elif cfg.use_cispo:
+        clipped = ratio.clamp(low, high)
+        value, slope = -advantages * clipped * tokens.logprobs, -advantages * clipped
+    else:
+        worst = high if cfg.ratio_clip_c is None else cfg.ratio_clip_c
+        is_held = torch.where(advantages > 0, ratio > high, ratio < low)
+        value = -advantages * torch.where(advantages > 0, ratio.clamp(max=high), ratio.clamp(min=low))
+        if cfg.ratio_clip_c is not None:
+            is_held |= (advantages < 0) & (ratio > worst)
+            value = torch.where(advantages < 0, torch.minimum(value, -advantages * worst), value)
+        is_held |= log_ratio.abs() > _LOG_RATIO_LIMIT
+        slope = torch.where(is_held, 0.0, -advantages * ratio)
+        for bound in (low, high, worst):
+            is_certain &= (ratio - bound).abs() > _NEAR
+    if cfg.use_importance_sampling_correction and tokens.generation is not None:
+        weights, weights_are_certain = _engine_weights(tokens, cfg)
+        value, slope, is_certain = value * weights, slope * weights, is_certain & weights_are_certain
+    slope = slope * share
+    if cfg.sequence_level_importance_ratios:
+        slope = _sample_mean(slope, tokens)
+    return value, slope, is_certain
+
+
+def _engine_weights(tokens: ScoredTokens, cfg: LossConfig) -> tuple[Tensor, Tensor]:
+    """Return w = p_prev / p_engine per token or per sample, bounded, and whether no bound is near."""
+    limit = _LOG_RATIO_LIMIT
+    low = cfg.truncated_importance_sampling_ratio_min or 0.0
+    high = cfg.truncated_importance_sampling_ratio or torch.inf
+    kind = cfg.truncated_importance_sampling_type
+    difference = (tokens.prev - tokens.generation).clamp(-limit, limit)
+    judged = difference
+    if cfg.sequence_level_importance_ratios:
+        difference = _sample_mean(difference, tokens) * _sample_sizes(tokens)[tokens.sample]
+        judged = difference = difference.clamp(-limit, limit)
+    elif kind is ImportanceSamplingType.seq_mask:
+        judged = _sample_mean(difference, tokens)
+    weights, judged = difference.exp(), judged.exp()
+    is_certain = ((judged - low).abs() > _NEAR) & ((judged - high).abs() > _NEAR)
+    if kind is ImportanceSamplingType.tis:
+        return weights.clamp(low, high), torch.ones_like(is_certain)
+    return torch.where((judged < low) | (judged > high), 0.0, weights), is_certain
+
+
+def _kl(difference: Tensor, kind: KLType) -> tuple[Tensor, Tensor, Tensor]:
+    """Return estimates, derivatives by the log-prob, and whether they are certain.
+
+    ``difference`` is reference minus policy, [M].
+    """
+    x = difference.clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
+    if kind is KLType.k1:
+        estimate, by_x = -x, -torch.ones_like(x)
+    elif kind is KLType.k2:
+        estimate, by_x = x * x / 2, x
+    else:
+        estimate, by_x = torch.expm1(x) - x, torch.expm1(x)
+    by_x = torch.where(difference.abs() > _LOG_RATIO_LIMIT, 0.0, by_x)
+    slope = torch.where(estimate.abs() > _KL_LIMIT, 0.0, estimate - by_x)
+    is_certain = ((estimate.abs() - _KL_LIMIT).abs() > _NEAR) & (
+        (difference.abs() - _LOG_RATIO_LIMIT).abs() > _NEAR
+    )
+    return estimate.clamp(-_KL_LIMIT, _KL_LIMIT), slope, is_certain
+
+
+def _sample_sizes(tokens: ScoredTokens) -> Tensor:
+    return torch.bincount(tokens.sample, minlength=tokens.num_samples).clamp(min=1)
+
+
+def _sample_mean(values: Tensor, tokens: ScoredTokens) -> Tensor:
+    """Return for each token the mean of ``values`` over the tokens of its sample."""
+    sums = torch.zeros(tokens.num_samples, dtype=values.dtype, device=values.device)
+    return (sums.index_add_(0, tokens.sample, values) / _sample_sizes(tokens))[tokens.sample]

@@ -1,0 +1,85 @@
+"""Judges what the rollout actor measured of a step's samples. Standard library only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+from nemo_like.tripwires.alarm import Alarm
+from nemo_like.tripwires.measured import Measured
+
+# Equal responses are an alarm where chance gives at least as many with a probability below e^-40.
+_LEAST_LOG_CHANCE = -40.0
+
+_COUNTS = {
+    Measured.num_repeated_seeds: (
+        "seeds",
+        "{count:g} of {of:g} responses were sampled with a seed that another response of the step had, so "
+        "they are not independent",
+        "how requests get their seeds (rollout/prompts.py, rollout/turn_loop.py)",
+    ),
+    Measured.num_unended_responses: (
+        "response_ends",
+        "{count:g} responses neither end with the stop token nor count as truncated",
+        "generation.stop_strings, and how the engine reports why a response ended "
+        "(generation/vllm_engine.py)",
+    ),
+    Measured.num_misplaced_answers: (
+        "rewards",
+        "{count:g} samples got the environment's answer to another sample's response",
+        "the order of answers (environments/pool.py, and your environment's step)",
+    ),
+    Measured.num_impossible_logprobs: (
+        "finite",
+        "{count:g} log-probs of the engine are not finite, or above 0",
+        "the engine's precision and logs; weights that are not finite give such log-probs too",
+    ),
+}
+
+
+def rollout_alarms(measured: Mapping[str, float]) -> Iterator[Alarm]:
+    """Yield an alarm for every count that must be 0 and is not, and one for responses that are too often
+    equal. What was not measured is not judged."""
+    for name, (tripwire, wrong, look_at) in _COUNTS.items():
+        if count := measured.get(name, 0.0):
+            of = measured.get(Measured.num_seeds, 0.0)
+            yield Alarm(tripwire=tripwire, wrong=wrong.format(count=count, of=of), look_at=look_at)
+    yield from _equal_responses(measured)
+
+
+def mask_alarms(num_masked: int, num_failed: int) -> Iterator[Alarm]:
+    """Yield an alarm unless a rollout masks as many samples as have no reward."""
+    if num_masked != num_failed:
+        yield Alarm(
+            tripwire="masks",
+            wrong=f"the rollout masks {num_masked} samples, but {num_failed} have no reward",
+            look_at="sample_mask (rollout/flatten.py); a reward of 0 is a reward",
+        )
+
+
+def log_chance(count: float, expected: float) -> float:
+    """Return a bound on the natural logarithm of the chance that ``count`` or more of independent events
+    happen, of which ``expected`` happen on average.
+
+    This is Chernoff's bound: e^(-expected) (e expected / count)^count; 0 where ``count`` is not above
+    ``expected``.
+    """
+    if count <= expected:
+        return 0.0
+    if expected <= 0.0:
+        return -math.inf
+    return count - expected + count * math.log(expected / count)
+
+
+def _equal_responses(measured: Mapping[str, float]) -> Iterator[Alarm]:
+    count = measured.get(Measured.num_equal_neighbours, 0.0)
+    expected = measured.get(Measured.expected_equal_neighbours, 0.0)
+    if log_chance(count, expected) < _LEAST_LOG_CHANCE:
+        yield Alarm(
+            tripwire="constant_generation",
+            wrong=(
+                f"{count:g} pairs of samples of one prompt have the same response, where their "
+                f"probabilities give {expected:.3g}"
+            ),
+            look_at="seeds, temperature and log-probs of the engine (generation/vllm_engine.py)",
+        )

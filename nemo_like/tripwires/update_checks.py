@@ -1,0 +1,160 @@
+"""Judges what was measured of the loss and of the optimizer's updates. Standard library only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+from nemo_like.config.schema import Device, LossConfig, LRDecayStyle, PolicyConfig, Precision, SchedulerConfig
+from nemo_like.tripwires.alarm import Alarm
+from nemo_like.tripwires.measured import Measured
+
+# float32 against float64: healthy runs have at most 2e-6.
+_GRADIENT_TOLERANCE = 1e-4
+_LOSS_TOLERANCE = 1e-4
+_RATE_TOLERANCE = 1e-6
+_CLIP_TOLERANCE = 1e-5
+_MOMENT_TOLERANCE = 1e-3
+# Nats per token between the scoring of tokens and the first training pass on them, with the same weights.
+_FIRST_GAP = {(Device.cpu, Precision.float32): 1e-4}
+_FIRST_GAP_ELSEWHERE = 0.1
+# The estimate of the entropy from n samples has a standard error of about 2 / sqrt(n) nats; ten times that.
+_ENTROPY_BASE, _ENTROPY_PER_ROOT = 0.1, 20.0
+
+
+def loss_alarms(measured: Mapping[str, float]) -> Iterator[Alarm]:
+    """Yield an alarm when what training back-propagated, or its loss, is not what the formulas give."""
+    for name, what, limit in (
+        (Measured.loss_gradient_error, "the loss's derivative by a log-prob", _GRADIENT_TOLERANCE),
+        (Measured.loss_error, "the loss", _LOSS_TOLERANCE),
+    ):
+        error = measured.get(name, 0.0)
+        if not error <= limit:
+            yield Alarm(
+                tripwire="loss",
+                wrong=f"{what} differs from its formula by {error:.3g} of its size; {limit:g} is rounding",
+                look_at="loss_fn, its masks, shares and signs (docs/losses.md, algorithms/losses.py), and "
+                "what scales gradients",
+            )
+
+
+def ratio_alarms(metrics: Mapping[str, float], loss: LossConfig) -> Iterator[Alarm]:
+    """Yield an alarm when the clipped ratios are not the ratios cut at the configured bounds."""
+    for side, bound in (("min", 1 - loss.ratio_clip_min), ("max", 1 + loss.ratio_clip_max)):
+        ratio, clipped = metrics.get(f"probs_ratio_{side}"), metrics.get(f"probs_ratio_clamped_{side}")
+        if ratio is None or clipped is None:
+            continue
+        due = min(max(ratio, 1 - loss.ratio_clip_min), 1 + loss.ratio_clip_max)
+        if not abs(clipped - due) <= _CLIP_TOLERANCE:
+            yield Alarm(
+                tripwire="clipping",
+                wrong=(
+                    f"probs_ratio_{side} is {ratio:.6g} and after clipping {clipped:.6g}, not {due:.6g}, "
+                    f"with a bound of {bound:g}"
+                ),
+                look_at="loss_fn.ratio_clip_min and ratio_clip_max, and where the loss reads them",
+            )
+
+
+def first_ratio_alarms(measured: Mapping[str, float], cfg: PolicyConfig) -> Iterator[Alarm]:
+    """Yield an alarm when log-probs in the first update are not those that were scored before it."""
+    gap = measured.get(Measured.first_ratio_gap, 0.0)
+    limit = _FIRST_GAP.get((cfg.device, cfg.precision), _FIRST_GAP_ELSEWHERE)
+    if not gap <= limit:
+        yield Alarm(
+            tripwire="first_ratio",
+            wrong=(
+                f"in the first update log-probs differ from prev_logprobs by {gap:.3g} nats per token, over "
+                f"{limit:g}, though the weights are the same"
+            ),
+            look_at="what differs between scoring and training: weights, micro-batches, dropout, columns",
+            ends_run=(cfg.device, cfg.precision) in _FIRST_GAP,
+        )
+
+
+def entropy_alarms(metrics: Mapping[str, float], num_tokens: float) -> Iterator[Alarm]:
+    """Yield an alarm when the exact entropy is negative, or far from the mean of -log p of the samples."""
+    entropy, estimate = metrics.get("entropy"), metrics.get("approx_entropy")
+    if entropy is None or estimate is None or not num_tokens:
+        return
+    allowed = _ENTROPY_BASE + _ENTROPY_PER_ROOT / math.sqrt(num_tokens)
+    if not (entropy >= 0 and abs(entropy - estimate) <= allowed):
+        yield Alarm(
+            tripwire="entropy",
+            wrong=(
+                f"the entropy is {entropy:.4g} nats per token and its estimate from {num_tokens:g} sampled "
+                f"tokens {estimate:.4g}; they may differ by {allowed:.3g}"
+            ),
+            look_at="of which logits the entropy is computed (algorithms/logprobs.py)",
+        )
+
+
+def optimizer_alarms(
+    measured: Mapping[str, float], cfg: PolicyConfig, updates_before: float | None, planned: int
+) -> Iterator[Alarm]:
+    """Yield an alarm when learning rate, counts of updates or clipped gradients are not as configured.
+
+    ``planned`` is the number of updates of a step; ``updates_before`` the schedule's count after the step
+    before, None in the first step of a process.
+    """
+    count = measured.get(Measured.num_updates)
+    if count is None:
+        return
+    if updates_before is not None and count != updates_before + planned:
+        yield Alarm(
+            tripwire="update_count",
+            wrong=f"{count - updates_before:g} updates were made, not {planned}",
+            look_at="the schedule of updates (batch/sharding.py)",
+        )
+    if gap := measured.get(Measured.optimizer_step_gap, 0.0):
+        yield Alarm(
+            tripwire="update_count",
+            wrong=f"the optimizer's own count of updates is {gap:g} from the schedule's {count:g}",
+            look_at="what a checkpoint restores: optimizer state and the count of updates",
+        )
+    rate = measured[Measured.learning_rate]
+    due = scheduled_rate(int(count), cfg.optimizer.lr, cfg.scheduler)
+    if not abs(rate - due) <= _RATE_TOLERANCE * cfg.optimizer.lr:
+        yield Alarm(
+            tripwire="learning_rate",
+            wrong=f"the learning rate of update {count:g} is {rate:.6g}, and the schedule gives {due:.6g}",
+            look_at="policy.scheduler, whose lengths count updates, and policy/learning_rate.py",
+        )
+    excess = measured.get(Measured.moment_excess, 0.0)
+    if not excess <= _MOMENT_TOLERANCE * cfg.max_grad_norm:
+        yield Alarm(
+            tripwire="gradient_clipping",
+            wrong=(
+                f"Adam's first moment is {excess:.3g} longer than gradients clipped at "
+                f"policy.max_grad_norm={cfg.max_grad_norm:g} can make it"
+            ),
+            look_at="whether the optimizer clips (policy/megatron/optimizer.py, policy/fsdp/optimizer.py)",
+        )
+
+
+def scheduled_rate(update: int, peak: float, cfg: SchedulerConfig) -> float:
+    """Return the learning rate of an update, counted from 1, as docs and configuration define it.
+
+    It is peak * update / warmup in the warm-up; then, with t from 0 at its end to 1 at ``decay_updates``,
+    peak + t (min - peak), or min + (peak - min) (1 + cos(pi t)) / 2.
+    """
+    warmup, end = cfg.warmup_updates, cfg.decay_updates
+    if update <= warmup:
+        return peak * (update / warmup)
+    if cfg.decay_style is LRDecayStyle.constant:
+        return peak
+    t = 1.0 if update >= end or end <= warmup else (update - warmup) / (end - warmup)
+    if cfg.decay_style is LRDecayStyle.linear:
+        return peak + t * (cfg.min_lr - peak)
+    return cfg.min_lr + 0.5 * (peak - cfg.min_lr) * (1.0 + math.cos(math.pi * t))
+
+
+def finite_alarms(metrics: Mapping[str, float]) -> Iterator[Alarm]:
+    """Yield an alarm when a metric of training is NaN or infinite."""
+    wrong = sorted(name for name, value in metrics.items() if not math.isfinite(value))
+    if wrong:
+        yield Alarm(
+            tripwire="finite",
+            wrong=f"not finite: {', '.join(wrong[:8])}",
+            look_at="the first step with such a metric; gradients too large, or a sample with odd log-probs",
+        )

@@ -1,0 +1,55 @@
+"""Mutations planted in runs of the real thing are caught, each by a tripwire that is about it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tripwires.mutations import MUTATIONS
+from tests.tripwires.planted import ROOT
+
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.whole_run]
+
+# From several groups: the mutation, a tripwire that must be among those that say something, and the step.
+FEW = {
+    "weights_one_version_behind": ("weights_digest", "2"),
+    "reward_of_another_sample": ("rewards", "1"),
+    "normalised_by_rank": ("denominators", "1"),
+    "kl_without_gradient": ("loss", "1"),
+    "schedule_one_update_late": ("learning_rate", "1"),
+}
+
+
+def outcome(name: str, directory: Path) -> dict[str, Any]:
+    """What the script says of one mutation."""
+    results = directory / "results.jsonl"
+    command = [sys.executable, "scripts/bench/mutation_score.py", "--caught-only", "--only", name]
+    subprocess.run(
+        [*command, "--results", str(results)], cwd=ROOT, check=True, timeout=1000, stdout=subprocess.DEVNULL
+    )
+    (line,) = results.read_text().splitlines()
+    found: dict[str, Any] = json.loads(line)
+    assert found["num_processes"] > 0
+    return found
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_mutation_ends_the_run_at_its_first_step(arithmetic_model: str, tmp_path: Path, name: str) -> None:
+    found = outcome(name, tmp_path)
+    tripwire, step = FEW[name]
+    assert found["returncode"] == 1
+    assert [*found["caught"]] == [step]
+    assert tripwire in found["caught"][step]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in MUTATIONS if name not in FEW])
+def test_every_mutation_is_caught(arithmetic_model: str, tmp_path: Path, name: str) -> None:
+    found = outcome(name, tmp_path)
+    assert found["caught"]
+    assert all(int(step) <= 3 for step in found["caught"])

@@ -1,0 +1,232 @@
+"""A step as the driver has it: healthy, it trips nothing; changed in one place, it names that place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemo_like.batch.columns import ROLLOUT_COLUMNS
+from nemo_like.batch.meta import Chunk, KVBatchMeta
+from nemo_like.config.loader import load_config
+from nemo_like.driver.collection import Collected
+from nemo_like.driver.reports import StepResults
+from nemo_like.driver.run_failures import RunFailed
+from nemo_like.driver.step_checks import RunFacts, Sent, StepTripwires
+from nemo_like.observability.metrics import maximum, mean, summed
+from nemo_like.policy.results import ScoredBatch, TrainUpdate
+from nemo_like.rollout.prompts import PromptBatch, RolloutMode
+from nemo_like.tripwires.alarm import Alarm
+from nemo_like.tripwires.measured import Measured
+
+CONFIG = Path(__file__).resolve().parents[3] / "configs/grpo_arithmetic_cpu.yaml"
+SMALL = (
+    "grpo.num_prompts_per_step=2",
+    "grpo.num_generations_per_prompt=2",
+    "policy.train_global_batch_size=2",
+)
+PROMPTS = PromptBatch(RolloutMode.training, 1, 0, (5, 9), 2)
+TAGS = {
+    "group_id": (0, 0, 1, 1),
+    "reward": (1.0, 0.0, 1.0, 1.0),
+    "shaped_reward": (1.0, 0.0, 1.0, 1.0),
+    "sample_mask": (1.0, 1.0, 1.0, 1.0),
+    "num_response_tokens": (3, 4, 2, 2),
+    "is_truncated": (False, False, False, False),
+    "outcome": ("trained",) * 4,
+    "advantage": (2**-0.5, -(2**-0.5), 0.0, 0.0),
+}
+BATCH = KVBatchMeta(
+    "train-1",
+    (Chunk("a", (6, 7)), Chunk("b", (5, 5))),
+    ((0, 0), (0, 1), (1, 0), (1, 1)),
+    frozenset(column.name for column in ROLLOUT_COLUMNS),
+    TAGS,
+)
+# The second step's two updates are numbers 3 and 4 of a warm-up of 40 to 1e-3.
+UPDATE = {
+    Measured.num_wrong_samples: 0.0,
+    Measured.loss_gradient_error: 1e-6,
+    Measured.loss_error: 1e-7,
+    Measured.num_updates: 4.0,
+    Measured.optimizer_step_gap: 0.0,
+    Measured.learning_rate: 1e-4,
+    Measured.moment_excess: 0.0,
+    Measured.weights_moved: 1e-4,
+    Measured.largest_weight: 0.5,
+}
+METRICS = {"lr": 1e-4, "grad_norm": 0.7, "loss": 0.0, "token_mult_prob_error": 1.0000005}
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step's stages returned, in part."""
+
+    tags: dict[str, tuple[Any, ...]]
+    update: dict[Measured, float]
+    metrics: dict[str, float]
+    counts: list[list[tuple[int, int]]]
+    digest: float = 99.0
+    num_failed: int = 0
+    gap: float | None = 1e-6
+
+    def results(self) -> StepResults:
+        batch = BATCH.with_tags(self.tags)
+        digest = maximum(99.0)
+        measured = {Measured.engine_digest_min: digest, Measured.engine_digest_max: digest}
+        rollout = Collected(
+            batch=batch,
+            dropped=(),
+            metrics={"num_failed_rewards": summed(self.num_failed)},
+            num_rollouts=1,
+            generation_s=1.0,
+            reward_s=0.0,
+            put_s=0.0,
+            operations=(),
+            measured=measured,
+        )
+        num_tokens = self.update.get(Measured.num_trained_tokens, 11.0)
+        update = TrainUpdate(
+            metrics={name: mean(value) for name, value in self.metrics.items()},
+            policy_version=2,
+            compute_s=0.0,
+            operations=(),
+            measured={
+                **{name: maximum(value) for name, value in self.update.items()},
+                Measured.num_trained_tokens: summed(num_tokens),
+            },
+            planned_counts=self.counts,
+        )
+        return StepResults(batch, rollout, ScoredBatch(batch), update, {}, ())
+
+
+HEALTHY = Step({}, UPDATE, METRICS, [[(7, 2), (4, 2)]] * 2)
+
+
+def tripwires(*overrides: str, warnings: list[str] | None = None) -> StepTripwires:
+    cfg = load_config(CONFIG, (*SMALL, *overrides))
+    told = warnings.append if warnings is not None else pytest.fail
+    return StepTripwires(cfg, RunFacts(has_experts=False, num_prompts=100), told)
+
+
+def names(step: Step, *overrides: str) -> list[str]:
+    alarms = tripwires(*overrides).look(PROMPTS, step.results(), Sent(step.digest, step.gap))
+    return [alarm.tripwire for alarm in alarms]
+
+
+def test_a_healthy_step_trips_nothing() -> None:
+    assert names(HEALTHY) == []
+
+
+CHANGES: dict[str, tuple[Callable[[Step], Step], list[str]]] = {
+    "weights_digest": (lambda step: replace(step, digest=98.0), ["weights_digest"]),
+    "canary": (lambda step: replace(step, gap=0.01), ["canary"]),
+    "masks": (lambda step: replace(step, num_failed=1), ["masks"]),
+    "groups": (lambda step: replace(step, tags={"group_id": (0, 1, 0, 1)}), ["groups"]),
+    "advantages": (lambda step: replace(step, tags={"advantage": (0.5, -0.5, 0.0, 0.0)}), ["advantages"]),
+    "denominators": (lambda step: replace(step, counts=[[(11, 2), (4, 2)]]), ["denominators"]),
+    "token_count": (
+        lambda step: replace(step, update={**UPDATE, Measured.num_trained_tokens: 12.0}),
+        ["token_count"],
+    ),
+    "samples": (lambda step: replace(step, update={**UPDATE, Measured.num_wrong_samples: 1.0}), ["samples"]),
+    "loss": (lambda step: replace(step, update={**UPDATE, Measured.loss_gradient_error: 0.5}), ["loss"]),
+    "rate": (lambda step: replace(step, update={**UPDATE, Measured.learning_rate: 2e-4}), ["learning_rate"]),
+    "kept": (
+        lambda step: replace(step, update={**UPDATE, Measured.weights_moved_elsewhere: 1.0}),
+        ["weights_kept"],
+    ),
+    "change": (
+        lambda step: replace(step, update={**UPDATE, Measured.weights_moved: 0.0}),
+        ["weights_change"],
+    ),
+    "finite": (lambda step: replace(step, metrics={**METRICS, "loss": float("nan")}), ["finite"]),
+    "clipping": (
+        lambda step: replace(
+            step, metrics={**METRICS, "probs_ratio_max": 2.0, "probs_ratio_clamped_max": 1.1}
+        ),
+        ["clipping"],
+    ),
+    "agreement": (
+        lambda step: replace(step, metrics={**METRICS, "token_mult_prob_error": 1.01}),
+        ["agreement"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "expected"), CHANGES.values(), ids=CHANGES)
+def test_a_change_in_one_place_names_that_place(change: Callable[[Step], Step], expected: list[str]) -> None:
+    assert names(change(HEALTHY)) == expected
+    assert names(change(HEALTHY), "debug.tripwires=off") == []
+
+
+def test_truncated_samples_may_train_unless_they_are_filtered() -> None:
+    step = replace(HEALTHY, tags={"is_truncated": (True, False, False, False)})
+    assert names(step) == []
+    assert names(step, "grpo.overlong_filtering=true") == ["masks"]
+
+
+def test_a_sample_that_is_masked_for_its_logprobs_counted_in_the_advantages() -> None:
+    step = replace(
+        HEALTHY, counts=[[(3, 1), (4, 2)]] * 2, update={**UPDATE, Measured.num_trained_tokens: 7.0}
+    )
+    tags = {"sample_mask": (1.0, 0.0, 1.0, 1.0)}
+    assert "advantages" in names(replace(step, tags=tags))
+    late = ("trained", "logprob_mismatch", "trained", "trained")
+    assert names(replace(step, tags={**tags, "outcome": late}, num_failed=1)) == []
+
+
+def test_a_group_with_one_reward_trains_unless_dynamic_sampling_chooses() -> None:
+    assert names(HEALTHY, "grpo.use_dynamic_sampling=true") == ["dynamic_sampling"]
+
+
+def test_a_step_is_compared_with_the_one_before() -> None:
+    both = tripwires()
+    assert both.look(PROMPTS, HEALTHY.results(), Sent(99.0)) == ()
+    alarms = both.look(PROMPTS, HEALTHY.results(), Sent(99.0))
+    assert [alarm.tripwire for alarm in alarms] == ["update_count", "repeated_prompts"]
+    assert "0 updates were made, not 2" in alarms[0].wrong
+
+
+def test_a_reward_that_never_varied_is_warned_of_at_the_third_step() -> None:
+    same = {"reward": (1.0,) * 4, "shaped_reward": (1.0,) * 4, "advantage": (0.0,) * 4}
+    uniform = replace(HEALTHY, tags=same).results()
+    never, later = tripwires(), tripwires()
+    later.look(PROMPTS, HEALTHY.results(), Sent(99.0))
+    for expected in (False, False, True, False):
+        found = [[one.tripwire for one in each.look(PROMPTS, uniform, Sent(99.0))] for each in (never, later)]
+        assert ["constant_reward" in names for names in found] == [expected, False]
+
+
+def alarm(name: str, *, ends_run: bool = True) -> Alarm:
+    return Alarm(tripwire=name, wrong=f"{name} is wrong", look_at="there", ends_run=ends_run)
+
+
+def test_all_alarms_of_a_step_are_told_at_once_when_one_ends_the_run() -> None:
+    with pytest.raises(RunFailed) as raised:
+        tripwires().tell(7, [alarm("weak", ends_run=False), alarm("strong")])
+    message = str(raised.value)
+    assert message.startswith("at step 7, tripwire 'weak': weak is wrong; look at there\n")
+    assert "tripwire 'strong'" in message
+    assert "debug.tripwires=off" in message
+
+
+def test_a_tripwire_warns_once() -> None:
+    warnings: list[str] = []
+    both = tripwires(warnings=warnings)
+    for step in (1, 2):
+        both.tell(step, [alarm("weak", ends_run=False)])
+    both.tell(3, [alarm("weak", ends_run=False), alarm("other", ends_run=False)])
+    both.tell(4, [])
+    assert [text.partition(",")[0] for text in warnings] == ["at step 1", "at step 3"]
+    assert "'weak'" not in warnings[1]
+
+
+def test_a_run_continues_with_the_prompts_of_its_checkpoint() -> None:
+    tripwires().look_at_resume(4, {"offset": 8}, {"offset": 8})
+    tripwires("debug.tripwires=off").look_at_resume(4, {"offset": 0}, {"offset": 8})
+    with pytest.raises(RunFailed, match=r"^resumed at step 4, tripwire 'resumed_prompts'"):
+        tripwires().look_at_resume(4, {"offset": 0}, {"offset": 8})

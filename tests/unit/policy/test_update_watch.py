@@ -1,0 +1,128 @@
+"""What the watch sees of losses that training back-propagates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nemo_like.algorithms.logprobs import TokenScores
+from nemo_like.algorithms.losses import LossTerms, LossTokens
+from nemo_like.batch.meta import GlobalBatch, MicroBatch, Schedule
+from nemo_like.config.schema import KLType, LossConfig
+from nemo_like.policy.batch import PolicyBatch
+from nemo_like.policy.objective import update_objective
+from nemo_like.policy.train_metrics import TrainMetrics
+from nemo_like.policy.update_watch import UpdateWatch
+from nemo_like.tripwires.measured import Measured
+from tests.unit.algorithms.loss_cases import CONFIG
+
+CPU = torch.device("cpu")
+MICRO_BATCHES = (MicroBatch(rows=(0, 1), padded_length=3), MicroBatch(rows=(2,), padded_length=3))
+UPDATE = GlobalBatch(num_samples=2, num_tokens=4, micro_batches=MICRO_BATCHES)
+FULL = replace(
+    CONFIG,
+    reference_policy_kl_penalty=0.1,
+    reference_policy_kl_type=KLType.k2,
+    use_importance_sampling_correction=True,
+    entropy_coef=0.01,
+)
+
+
+def batch() -> PolicyBatch:
+    """Three samples of 2, 1 and 2 response tokens; the second does not train."""
+    torch.manual_seed(0)
+    mask = np.array([0, 1, 1, 0, 1, 0, 1, 1], np.uint8)
+    columns: dict[str, Any] = {
+        name: np.where(mask, -1.0 + 0.1 * torch.randn(8).numpy(), 0.0).astype(np.float32)
+        for name in ("prev_logprobs", "generation_logprobs", "reference_logprobs")
+    }
+    columns |= {"input_ids": np.arange(8, dtype=np.int32), "response_mask": mask}
+    tags = {"advantage": [2.0, 1.0, -1.0], "sample_mask": [1.0, 0.0, 1.0], "kl_scale": [0.5] * 3}
+    return PolicyBatch(columns, [3, 2, 3], tags, CPU)
+
+
+def train(
+    cfg: LossConfig, *, factor: float = 1.0, num_updates: int = 2, made: PolicyBatch | None = None
+) -> dict[Measured, float]:
+    """What is measured of updates whose gradients are multiplied by ``factor`` behind the loss's back."""
+    made = made or batch()
+    watch, metrics = UpdateWatch(cfg, made), TrainMetrics(CPU, num_replicas=1)
+    for _ in range(num_updates):
+        loss = update_objective(cfg, made, UPDATE, metrics, watch)
+        for spec in UPDATE.micro_batches:
+            inputs = made.micro_batch(spec, Schedule((UPDATE,)))
+            count = len(inputs.token_ids)
+            logprobs = torch.full((count,), -1.05, requires_grad=True)
+            entropy = torch.full((count,), 0.5, requires_grad=True) if cfg.entropy_coef is not None else None
+            (factor * loss(TokenScores(logprobs=logprobs, entropy=entropy), inputs)).backward()
+        metrics.add_update(grad_norm=1.0, learning_rate=0.1)
+    return watch.measured()
+
+
+@pytest.mark.parametrize(
+    "cfg",
+    [
+        CONFIG,
+        FULL,
+        replace(CONFIG, force_on_policy_ratio=True),
+        replace(CONFIG, use_generation_logprobs_as_prev=True),
+        replace(CONFIG, token_level_loss=False, sequence_level_importance_ratios=True),
+        replace(CONFIG, use_kl_in_reward=True, reference_policy_kl_penalty=0.1),
+    ],
+)
+def test_training_as_configured_differs_by_rounding(cfg: LossConfig) -> None:
+    found = train(cfg)
+    assert found[Measured.loss_gradient_error] < 1e-5
+    assert found[Measured.loss_error] < 1e-5
+    assert found[Measured.num_trained_tokens] == 2 * 4
+
+
+def test_gradients_that_were_scaled_are_noticed() -> None:
+    found = train(FULL, factor=0.5)
+    assert found[Measured.loss_gradient_error] > 0.4
+    assert found[Measured.loss_error] < 1e-5
+
+
+def test_columns_that_changed_on_the_way_to_the_loss_are_noticed() -> None:
+    made = batch()
+    watch, metrics = UpdateWatch(CONFIG, made), TrainMetrics(CPU, num_replicas=1)
+    loss = update_objective(replace(CONFIG, ratio_clip_max=0.001), made, UPDATE, metrics, watch)
+    for spec in UPDATE.micro_batches:
+        inputs = made.micro_batch(spec, Schedule((UPDATE,)))
+        logprobs = torch.full((len(inputs.token_ids),), -0.9, requires_grad=True)
+        loss(TokenScores(logprobs=logprobs), inputs).backward()
+    assert watch.measured()[Measured.loss_gradient_error] > 0.1
+
+
+def test_the_first_updates_gap_to_the_scored_logprobs_is_measured() -> None:
+    made = batch()
+    trains = torch.tensor([1, 2, 6, 7])
+    gap = (made.columns["prev_logprobs"][trains] + 1.05).abs().mean().item()
+    assert train(CONFIG, made=made)[Measured.first_ratio_gap] == pytest.approx(gap, rel=1e-5)
+    assert Measured.first_ratio_gap not in train(replace(CONFIG, force_on_policy_ratio=True))
+
+
+def test_a_sample_that_does_not_train_may_hold_anything() -> None:
+    made = batch()
+    made.columns["prev_logprobs"] = made.columns["prev_logprobs"].clone()
+    made.columns["prev_logprobs"][4] = torch.nan
+    assert train(CONFIG, made=made)[Measured.loss_gradient_error] < 1e-5
+
+
+def own_loss(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
+    ones = torch.ones_like(tokens.mask)
+    return LossTerms(loss=(tokens.weights * tokens.logprobs).sum(), ratio=ones, clipped_ratio=ones, means={})
+
+
+def test_ones_own_loss_has_no_formula_to_compare_with() -> None:
+    found = train(replace(CONFIG, kind=f"{__name__}:own_loss"))
+    assert Measured.loss_gradient_error not in found
+    assert found[Measured.num_trained_tokens] == 2 * 4
+
+
+def test_a_rank_that_scored_nothing_measures_nothing() -> None:
+    assert UpdateWatch(CONFIG, batch()).measured() == {}

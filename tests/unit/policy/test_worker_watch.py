@@ -1,0 +1,152 @@
+"""What one rank notices of its weights and its optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nemo_like.batch.columns import PREV_LOGPROBS, REFERENCE_LOGPROBS
+from nemo_like.batch.meta import Chunk, KVBatchMeta
+from nemo_like.cluster.coordinates import ParallelLayout
+from nemo_like.config.loader import load_config
+from nemo_like.config.schema import Tripwires
+from nemo_like.policy.batch import PolicyBatch
+from nemo_like.policy.interface import Internals
+from nemo_like.policy.worker_watch import WorkerWatch, weight_sample
+from nemo_like.tripwires.measured import Measured
+from tests.unit.algorithms.loss_cases import CONFIG
+
+POLICY = load_config(Path(__file__).resolve().parents[3] / "configs/grpo_arithmetic_cpu.yaml").policy
+ALONE = ParallelLayout(tp=1, cp=1, dp=1, pp=1).coordinates(0)
+REFERENCE = [torch.ones(4, 3), torch.zeros(5)]
+MASK = np.array([0, 1, 1, 0, 0, 1], np.uint8)
+TAGS = {"num_prompt_tokens": (1, 2), "num_response_tokens": (2, 1)}
+META = KVBatchMeta("train-1", (Chunk("c", (3, 3)),), ((0, 0), (0, 1)), frozenset(), TAGS)
+
+
+def batch() -> PolicyBatch:
+    columns = {"input_ids": np.arange(6, dtype=np.int32), "response_mask": MASK}
+    return PolicyBatch(columns, [3, 3], {}, torch.device("cpu"))
+
+
+def internals(**changes: Any) -> Internals:
+    """A rank before the first update."""
+    start = Internals(
+        weights=REFERENCE,
+        first_moments=[],
+        num_updates=0,
+        optimizer_steps=[],
+        learning_rate=0.0,
+    )
+    return replace(start, **changes)
+
+
+def watch_of(*references: list[torch.Tensor], level: Tripwires = Tripwires.all) -> WorkerWatch:
+    """A watch that finds these weights of the reference, one after the other; the last ones for good."""
+    found = [*(references or [REFERENCE])]
+    return WorkerWatch(POLICY, CONFIG, ALONE, lambda: found.pop(0) if len(found) > 1 else found[0], level)
+
+
+def measured(before: Internals, after: Internals, watch: WorkerWatch | None = None) -> dict[str, float]:
+    """What one training phase gives that began with ``before``."""
+    watch = watch or watch_of()
+    losses = watch.training(META, batch())
+    losses.begin(before)
+    losses.end(after)
+    return {name: metric.value for name, metric in watch.trained(losses).items()}
+
+
+TRAINED = internals(
+    weights=[torch.full((4, 3), 1.01), torch.full((5,), -0.02)],
+    first_moments=[torch.tensor([0.3, 0.4])],
+    num_updates=2,
+    optimizer_steps=[2, 2],
+    learning_rate=0.01,
+)
+
+
+def test_a_training_phase_moves_weights_and_counts() -> None:
+    found = measured(internals(), TRAINED)
+    assert found[Measured.weights_moved] == pytest.approx(0.02)
+    assert found[Measured.largest_weight] == pytest.approx(1.01)
+    assert found[Measured.num_updates] == 2
+    assert found[Measured.learning_rate] == 0.01
+    assert found[Measured.optimizer_step_gap] == found[Measured.num_wrong_samples] == 0
+    assert found[Measured.reference_moved] == found[Measured.weights_moved_elsewhere] == 0
+
+
+def test_an_optimizer_that_began_anew_counts_less() -> None:
+    assert measured(internals(), replace(TRAINED, optimizer_steps=[2, 1]))[Measured.optimizer_step_gap] == 1
+
+
+def test_a_moment_longer_than_clipped_gradients_make_it_is_measured() -> None:
+    # b1 = 0.9: after two updates at most (1 - 0.81) x 1 where there was none, and 0.81 of what there was.
+    long = replace(TRAINED, first_moments=[torch.tensor([0.3, 0.4])])
+    assert measured(internals(), long)[Measured.moment_excess] == pytest.approx(0.5 - 0.19)
+    before = internals(first_moments=[torch.tensor([0.0, 0.4])])
+    assert measured(before, long)[Measured.moment_excess] == 0.0
+
+
+def test_weights_that_change_between_two_phases_are_noticed() -> None:
+    watch = watch_of()
+    measured(internals(), TRAINED, watch)
+    assert measured(TRAINED, TRAINED, watch)[Measured.weights_moved_elsewhere] == 0
+    assert measured(internals(), TRAINED, watch)[Measured.weights_moved_elsewhere] == 1
+
+
+def test_weights_from_a_checkpoint_are_no_such_change() -> None:
+    watch = watch_of()
+    measured(internals(), TRAINED, watch)
+    watch.forget_weights()
+    assert measured(internals(), TRAINED, watch)[Measured.weights_moved_elsewhere] == 0
+
+
+def test_a_reference_with_other_weights_than_at_the_start_is_noticed() -> None:
+    assert measured(internals(), TRAINED)[Measured.reference_moved] == 0
+    watch = watch_of(REFERENCE, [torch.ones(4, 3), torch.ones(5)])
+    assert measured(internals(), TRAINED, watch)[Measured.reference_moved] == 1
+
+
+@pytest.mark.parametrize(
+    ("after", "reference_logprob", "is_wrong"),
+    [
+        (internals(), -1.0, 0.0),  # training changed nothing, so both are the same
+        (TRAINED, -1.5, 0.0),
+        (TRAINED, -1.0, 1.0),
+    ],
+)
+def test_another_reference_gives_other_logprobs(
+    after: Internals, reference_logprob: float, is_wrong: float
+) -> None:
+    watch = watch_of()
+    measured(internals(), after, watch)
+    reference = torch.full((6,), reference_logprob)
+    watch.scored({PREV_LOGPROBS: torch.full((6,), -1.0), REFERENCE_LOGPROBS: reference}, batch())
+    assert measured(after, after, watch)[Measured.has_policy_as_reference] == is_wrong
+
+
+def test_samples_that_do_not_fit_their_tags_are_counted() -> None:
+    watch = watch_of()
+    losses = watch.training(META.with_tags({"num_response_tokens": [1, 2]}), batch())
+    assert watch.trained(losses)[Measured.num_wrong_samples].value == 2
+
+
+def test_a_sample_of_weights_is_spread_over_every_tensor() -> None:
+    large = torch.arange(3 * 4096, dtype=torch.bfloat16)
+    found = weight_sample([large, torch.tensor([7.0]), torch.empty(0)])
+    assert len(found) == 4096 + 1
+    assert found[-1] == 7.0
+    assert found[:3].tolist() == [0.0, 3.0, 6.0]
+    assert len(weight_sample([])) == 0
+
+
+def test_cheap_tripwires_see_the_losses_of_some_phases() -> None:
+    watch = watch_of(level=Tripwires.cheap)
+    seen = [watch.training(META, batch()).sees_losses for _ in range(11)]
+    assert seen == [True] * 3 + [False] * 6 + [True, False]
+    assert Measured.num_trained_tokens not in measured(internals(), TRAINED, watch)

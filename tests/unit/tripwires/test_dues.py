@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+from nemo_like.config.schema import Tripwires
+from nemo_like.tripwires.dues import is_due
+
+
+def test_cheap_looks_at_the_first_three_and_at_every_tenth() -> None:
+    assert [number for number in range(1, 31) if is_due(number, Tripwires.cheap)] == [1, 2, 3, 10, 20, 30]
+
+
+def test_all_looks_always_and_off_never() -> None:
+    assert all(is_due(number, Tripwires.all) for number in range(1, 31))
+    assert not any(is_due(number, Tripwires.off) for number in range(1, 31))
