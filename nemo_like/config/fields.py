@@ -211,6 +211,8 @@ def _wrong_type(key: str, value: Any, annotation: Any, where: str) -> Problem:
         expected = f"one of {', '.join(members)}"
         close = get_close_matches(str(value).lower(), members, n=1, cutoff=0.7)
         remedy = f"did you mean {close[0]}?" if close else ""
+        if value is False and "off" in members:
+            remedy = "write it as 'off', with quotes: without them YAML reads a boolean"
     else:
         expected = _type_name(kind)
     if is_optional(annotation):

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from nemo_like.config.loader import load_config, to_dict, to_yaml
 from nemo_like.config.problems import ConfigError
-from nemo_like.config.schema import Config, Device, KLType, LRDecayStyle, PolicyBackend, PolicyConfig
+from nemo_like.config.schema import (
+    Config,
+    Device,
+    KLType,
+    LRDecayStyle,
+    PolicyBackend,
+    PolicyConfig,
+    Tripwires,
+)
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 DEMO = CONFIGS / "grpo_arithmetic_cpu.yaml"
@@ -444,6 +452,14 @@ def test_a_group_cannot_be_an_interpolation() -> None:
 def test_a_wrong_value_in_a_file_names_the_file(write: Write) -> None:
     path = write("wrong.yaml", f"defaults: {DEMO}\npolicy: {{optimizer: {{lr: fast}}}}")
     assert f"{path}: policy.optimizer.lr='fast' must be a number" in problems(path)
+
+
+def test_off_without_quotes_says_to_quote_it(write: Write) -> None:
+    path = write("mine.yaml", f"defaults: {DEMO}\ndebug: {{tripwires: off}}")
+    assert "debug.tripwires=False must be one of off, cheap, all; write it as 'off', with quotes" in problems(
+        path
+    )
+    assert load_config(DEMO, ["debug.tripwires=off"]).debug.tripwires is Tripwires.off
 
 
 def test_all_problems_are_listed_at_once() -> None:
