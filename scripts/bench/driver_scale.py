@@ -11,6 +11,7 @@ size the median over the rounds of the seconds spent in
     sharding   which rank gets which samples, and its micro-batches, in both phases
     dispatch   from there until every worker of both phases has its call, pickling included
     gathering  the leaders' answers unpickled, tags brought into the batch's order, metrics merged
+    tripwires  debug.tripwires=cheap: what the driver compares itself
     elsewhere  the rest of the step: rewards, advantages, metrics
 
 and the bytes that a worker gets. Where the workers grow, the samples are as many as there are at most, and
@@ -44,6 +45,7 @@ from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.config.loader import load_config
 from nemo_like.config.schema import Config
 from nemo_like.driver.checkpoints import RunPosition
+from nemo_like.driver.step_checks import RunFacts, StepTripwires
 from nemo_like.driver.sync_grpo import Components, SyncGRPODriver
 from nemo_like.observability.metrics import mean
 from nemo_like.policy import group
@@ -67,7 +69,7 @@ KINDS = {
 }
 PHASES = ("sharding", "dispatch", "gathering")
 # As many as a worker's answer has.
-METRICS = {f"metric_{number}": mean(1.0, 3.0) for number in range(20)}
+METRICS = {name: mean(1.0, 3.0) for name in ("lr", "grad_norm", *(f"metric_{n}" for n in range(18)))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ def measure(size: Size, options: argparse.Namespace) -> dict[str, Any]:
             driver.step(1, prompts)
             clock.enter("elsewhere")
             rounds.append(dict(clock.seconds))
-    phases = (*PHASES, "elsewhere")
+    phases = (*PHASES, "tripwires", "elsewhere")
     return {
         "workers": size.workers,
         "samples": size.samples,
@@ -282,6 +284,18 @@ class TimedPolicy(group.PolicyWorkerGroup):
         return update
 
 
+class TimedTripwires(StepTripwires):
+    """The tripwires, whose look at a step is a phase."""
+
+    clock: Clock
+
+    def look(self, *args: Any) -> Any:
+        self.clock.enter("tripwires")
+        alarms = super().look(*args)
+        self.clock.enter("elsewhere")
+        return alarms
+
+
 @dataclass(frozen=True, slots=True)
 class PicklingHandle:
     """Stands for a worker's actor."""
@@ -326,8 +340,11 @@ def components(cfg: Config, cluster: CountingCluster, batch: KVBatchMeta) -> Com
         num_epochs=1,
         deadline_s=lambda stage: 0.0,
     )
-    policy.clock = cluster.clock
+    tripwires = TimedTripwires(cfg, RunFacts(has_experts=False, num_prompts=len(batch)), lambda text: None)
+    policy.clock = tripwires.clock = cluster.clock
     parts = mock.Mock()
+    parts.weight_sync.digest = None
+    parts.checkpoints.found = None
     parts.partitions.partition = mock.MagicMock()
     parts.partitions.take_operations.return_value = ()
     parts.rollout.run.return_value = RolloutResult(batch, METRICS, 1.0, 1.0, 1.0, operations=())
@@ -345,6 +362,8 @@ def components(cfg: Config, cluster: CountingCluster, batch: KVBatchMeta) -> Com
         checkpoints=parts.checkpoints,
         stop_requests=parts.stop_requests,
         recovery=parts.recovery,
+        tripwires=tripwires,
+        canary=None,
     )
 
 

@@ -21,7 +21,7 @@ def test_every_size_is_timed_and_twice_the_replicas_halve_what_a_worker_gets(mic
     for series in report.values():
         assert len(series["growth"]) == len(series["sizes"]) - 1
         for size in series["sizes"]:
-            assert set(size["seconds"]) == {"sharding", "dispatch", "gathering", "elsewhere"}
+            assert set(size["seconds"]) == {"sharding", "dispatch", "gathering", "tripwires", "elsewhere"}
     for tp in (1, 8):
         few, many = report[f"more workers, TP {tp}"]["sizes"]
         assert (few["workers"], many["workers"]) == (8, 16)
