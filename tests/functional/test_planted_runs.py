@@ -15,13 +15,14 @@ from tests.tripwires.planted import ROOT
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.whole_run]
 
-# From several groups: the mutation, a tripwire that must be among those that say something, and the step.
+# From several groups: the mutation, a tripwire that must be among those that say something, and the step by
+# which the run must have ended. Ranks whose samples have equally many tokens are normalised alike.
 FEW = {
-    "weights_one_version_behind": ("weights_digest", "2"),
-    "reward_of_another_sample": ("rewards", "1"),
-    "normalised_by_rank": ("denominators", "1"),
-    "kl_without_gradient": ("loss", "1"),
-    "schedule_one_update_late": ("learning_rate", "1"),
+    "weights_one_version_behind": ("weights_digest", 2),
+    "reward_of_another_sample": ("rewards", 1),
+    "normalised_by_rank": ("denominators", 3),
+    "kl_without_gradient": ("loss", 1),
+    "schedule_one_update_late": ("learning_rate", 1),
 }
 
 
@@ -39,12 +40,15 @@ def outcome(name: str, directory: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_a_mutation_ends_the_run_at_its_first_step(arithmetic_model: str, tmp_path: Path, name: str) -> None:
+def test_a_mutation_ends_the_run_at_the_first_step_that_it_spoils(
+    arithmetic_model: str, tmp_path: Path, name: str
+) -> None:
     found = outcome(name, tmp_path)
-    tripwire, step = FEW[name]
+    tripwire, latest = FEW[name]
     assert found["returncode"] == 1
-    assert [*found["caught"]] == [step]
-    assert tripwire in found["caught"][step]
+    ((step, tripwires),) = found["caught"].items()
+    assert int(step) <= latest
+    assert tripwire in tripwires
 
 
 @pytest.mark.slow
