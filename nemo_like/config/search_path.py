@@ -188,8 +188,16 @@ def _entry(entry: Any, file: Path, config_path: str) -> Any:
         raise _file_error(file, rule, "an entry is a name or path, one group: name, or one group@key: name")
     ((key, name),) = entry.items()
     *words, group = str(key).split()
-    is_elsewhere = config_path.startswith(f"{_ANYWHERE}/")
-    return {" ".join([*words, f"/{group.removeprefix('/')}" if is_elsewhere else group]): name}
+    folder, at, package = group.partition("@")
+    target = file.parent / folder
+    if (".." in Path(folder).parts or folder.startswith("/")) and target.is_dir():
+        is_shipped = target.resolve().parent in SHIPPED
+        group = (
+            f"/{target.name if is_shipped else _ANYWHERE + os.path.abspath(target)}@{package or target.name}"
+        )
+    elif config_path.startswith(f"{_ANYWHERE}/"):
+        group = f"/{folder.removeprefix('/')}{at}{package}"
+    return {" ".join([*words, group]): name}
 
 
 def _path_entry(entry: str, file: Path, config_path: str) -> str:
@@ -211,8 +219,8 @@ def _path_entry(entry: str, file: Path, config_path: str) -> str:
     return f"/{_ANYWHERE}{os.path.abspath(_without_suffix(str(target)))}@{package or '_here_'}"
 
 
-def _is_shipped(file: Path) -> bool:
-    return file.resolve().parent in SHIPPED
+def _is_shipped(path: Path) -> bool:
+    return path.resolve().parent in SHIPPED
 
 
 def find_configuration(name: str, folder: str | None = None) -> Path:

@@ -349,6 +349,15 @@ def test_a_path_to_what_is_shipped_can_be_chosen_from(write: Write) -> None:
     assert load_config(path, ["policy=fsdp"]).policy.backend is PolicyBackend.fsdp
 
 
+@pytest.mark.parametrize("folder", ["../groups/env", "{}/groups/env", str(CONFIGS / "env")])
+def test_the_folder_of_a_group_may_be_a_path(write: Write, tmp_path: Path, folder: str) -> None:
+    write("groups/env/f1.yaml", "defaults: [base]\nkind: f1\noptions: {answer_pattern: null}")
+    write("groups/env/base.yaml", (CONFIGS / "env" / "default.yaml").read_text())
+    entry = f"{folder.format(tmp_path)}@env.task: f1"
+    cfg = load_config(write("mine/top.yaml", f"defaults: [{DEMO}, {{{entry}}}]"))
+    assert cfg.env["task"].kind.name == "f1"
+
+
 def test_a_path_to_no_file_proposes_the_nearest(write: Write, tmp_path: Path) -> None:
     write("base.yaml", "grpo: {seed: 1}")
     message = problems(write("below/top.yaml", "defaults: [../bas]"))
