@@ -24,6 +24,7 @@ from nemo_like.config.grammar import Override, parse, without_sweep
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.search_path import (
     file_of,
+    first_file,
     folder_of,
     folders_behind,
     lists_from_text,
@@ -93,8 +94,7 @@ class Composition:
         for entry in defaults:
             if entry.config_path.startswith("hydra/"):
                 continue
-            files = [file_of(folder, entry.config_path) for folder in self._folders]
-            file = next((file for file in files if file.is_file()), None)
+            file = first_file(self._folders, entry.config_path)
             if file is not None:  # and else of a search path that is Hydra's own affair
                 tree = {**read_configuration(file, entry.config_path).tree}
                 tree.pop("hydra", None)
@@ -176,8 +176,7 @@ class Composition:
         return Problem(key=missing, rule=rule, remedy=remedy)
 
     def _file(self, config_path: str) -> Path:
-        files = [file_of(folder, config_path) for folder in self._folders]
-        return next((file for file in files if file.is_file()), files[0])
+        return first_file(self._folders, config_path) or file_of(self._folders[0], config_path)
 
     def _circle(self, config_path: str, before: tuple[str, ...]) -> tuple[Path, ...]:
         """Return the files of a circle of defaults, in which the first is the last too; empty for none."""

@@ -139,6 +139,12 @@ def file_of(folder: Path, config_path: str) -> Path:
     return next((file for file in files if file.is_file()), files[0])
 
 
+def first_file(folders: Sequence[Path], config_path: str) -> Path | None:
+    """Return the file of a configuration in the first folder that has it; None where none does."""
+    files = (file_of(folder, config_path) for folder in folders)
+    return next((file for file in files if file.is_file()), None)
+
+
 class Configuration:
     """What a file holds: ``tree``, its keys without ``defaults``, as plain values; ``defaults``, the entries
     as Hydra takes them; and the ``package`` of its header, None where it has none."""
@@ -226,8 +232,7 @@ def _is_shipped(path: Path) -> bool:
 def find_configuration(name: str, folder: str | None = None) -> Path:
     """Return the file of a configuration of ``folder``, or of a shipped one; ConfigError without one."""
     folders = (*([Path(folder)] if folder is not None else []), *SHIPPED)
-    found = (file for file in (file_of(each, _without_suffix(name)) for each in folders) if file.is_file())
-    if (file := next(found, None)) is None:
+    if (file := first_file(folders, _without_suffix(name))) is None:
         raise _file_error(folders[0] / name, "is not a configuration", near_files(f"{name}.yaml", *folders))
     return file
 
