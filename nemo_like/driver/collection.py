@@ -37,9 +37,8 @@ class Collected:
     reward_s: float
     put_s: float
     operations: Sequence[Operation]  # of the rollout actor in the data plane
-    measured: Mapping[str, Metric] = field(
-        default_factory=dict
-    )  # for the tripwires, over everything generated
+    # For the tripwires, over everything generated.
+    measured: Mapping[str, Metric] = field(default_factory=dict)
 
     @property
     def generated(self) -> tuple[KVBatchMeta, ...]:

@@ -94,8 +94,7 @@ class PolicyWorker:
         """Keep the settings; ``setup`` loads the model and connects.
 
         ``temperature`` is the sampling temperature; ``timeout_s`` bounds every collective; ``tripwires`` says
-        what is measured besides. Raises ValueError
-        when the user's own loss cannot be found.
+        what is measured besides. Raises ValueError when the user's own loss cannot be found.
         """
         self.cfg, self.loss, self.coordinates = cfg, loss, coordinates
         self.policy_version = 0
