@@ -50,7 +50,8 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
     problems += rollout_problems(cfg)
     problems += loss_problems(cfg)
     problems += backend_problems(cfg)
-    problems += placement_problems(cfg)
+    if not any(key.startswith(("policy.", "generation.", "cluster.")) for key in broken):
+        problems += placement_problems(cfg)
     if not any(key.startswith("data_plane.") for key in broken):
         problems += data_plane_problems(cfg)
     if not any(key.startswith("grpo.") for key in broken):
@@ -165,7 +166,8 @@ _RANGES = (
     _Range(key="checkpointing.save_period", at_least=0),
     _count("checkpointing.keep_top_k"),
     _count("cluster.num_cpus"),
-    _Range(key="cluster.num_gpus", at_least=0),
+    _count("cluster.num_nodes"),
+    _Range(key="cluster.gpus_per_node", at_least=0),
     _Range(key="cluster.max_recoveries", at_least=0),
     _Range(key="cluster.max_restarts", at_least=0),
     _Range(key="cluster.start_timeout_s", above=0),
