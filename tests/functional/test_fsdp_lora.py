@@ -110,10 +110,10 @@ class Outcome:
 def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     path = tmp_path_factory.mktemp("lora")
     cfg = policy_config(make_checkpoint(path / "model"), backend=PolicyBackend.fsdp, **request.param)
-    adapters = replace(cfg.fsdp_cfg.lora, enabled=True, target_modules=list(TARGETS))
+    adapters = replace(cfg.lora, enabled=True, target_modules=list(TARGETS))
     cfg = replace(
         cfg,
-        fsdp_cfg=replace(cfg.fsdp_cfg, lora=adapters),
+        lora=adapters,
         optimizer=replace(cfg.optimizer, lr=2e-2, weight_decay=0.0),
     )
     loss, batch = loss_config(kl_penalty=0.01), random_batch(NUM_SAMPLES)

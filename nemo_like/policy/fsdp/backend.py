@@ -262,7 +262,7 @@ class FSDPPolicy:
         return self._adapters.merged(name, full(name), full).to(self._dtype)
 
     def _add_adapters(self) -> Adapters:
-        lora = self.cfg.fsdp_cfg.lora
+        lora = self.cfg.lora
         return add_adapters(self._causal_lm, lora) if lora.enabled else Adapters({})
 
     def _parallelize(self) -> TensorParallelModel:

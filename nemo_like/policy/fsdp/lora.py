@@ -110,7 +110,7 @@ def add_adapters(model: PreTrainedModel, cfg: LoraConfig) -> Adapters:
     for name, layer in layers.items():
         if _NAME not in layer.lora_A or layer is model.get_output_embeddings():
             raise ValueError(
-                f"policy.fsdp_cfg.lora.target_modules names {name!r}, an embedding or the output layer; "
+                f"policy.lora.target_modules names {name!r}, an embedding or the output layer; "
                 "name linear layers inside the model"
             )
     return Adapters(layers, peft_config)
@@ -129,7 +129,7 @@ def _check_targets(model: PreTrainedModel, cfg: LoraConfig) -> None:
     if unknown:
         linear = {name.rpartition(".")[2] for name, layer in model.named_modules() if _is_linear(layer)}
         raise ValueError(
-            f"policy.fsdp_cfg.lora.target_modules={cfg.target_modules}: no layer of the model is called "
+            f"policy.lora.target_modules={cfg.target_modules}: no layer of the model is called "
             f"{', '.join(unknown)}; its linear layers are {', '.join(sorted(linear))}"
         )
 
