@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from nemo_like.config.adapter_layers import num_adapter_parameters
 from nemo_like.config.derived import dynamic_length_multiple, length_multiple, scores_prev_logprobs
 from nemo_like.config.model_info import ModelInfo
 from nemo_like.config.places import Place, gpus_by_node, placement
@@ -25,18 +26,21 @@ def weight_bytes(cfg: Config, model: ModelInfo) -> int:
 
 
 def checkpoint_bytes(policy: PolicyConfig, model: ModelInfo) -> int:
-    """Estimate the bytes of a checkpoint: the weights and, in float32, master weights and two moments.
+    """Estimate the bytes of a checkpoint: what trains and, in float32, master weights and two moments.
 
-    There are no weights besides the master weights with FSDP, and in float32 with an optimizer that is not
-    distributed. With LoRA only the model's weights count, because adapters are small beside them.
+    What trains is the weights, or with LoRA the adapters, which are in float32. It is not stored besides the
+    master weights with FSDP, and in float32 with an optimizer that is not distributed.
     """
-    master_and_moments = 12 * model.num_parameters
-    if policy.backend is PolicyBackend.fsdp:
-        return _weight_bytes(policy, model) if policy.fsdp_cfg.lora.enabled else master_and_moments
-    is_float32 = policy.precision is Precision.float32
-    if is_float32 and not policy.megatron_cfg.use_distributed_optimizer:
-        return master_and_moments
-    return master_and_moments + _weight_bytes(policy, model)
+    if policy.lora.enabled:
+        num_trained, is_float32 = num_adapter_parameters(model, policy.lora), True
+        trained_bytes = 4 * num_trained
+    else:
+        num_trained, is_float32 = model.num_parameters, policy.precision is Precision.float32
+        trained_bytes = _weight_bytes(policy, model)
+    is_fsdp = policy.backend is PolicyBackend.fsdp
+    if is_fsdp or (is_float32 and not policy.megatron_cfg.use_distributed_optimizer):
+        return 12 * num_trained
+    return 12 * num_trained + trained_bytes
 
 
 def _weight_bytes(policy: PolicyConfig, model: ModelInfo) -> int:
@@ -133,10 +137,10 @@ def _micro_batches(policy: PolicyConfig) -> tuple[_MicroBatches, _MicroBatches]:
 
 def _layout(policy: PolicyConfig) -> str:
     """Return the sizes of the axes in words: "TP2 x PP1 x DP4" or "FSDP TP2 x DP4, LoRA of rank 16"."""
+    adapters = f", LoRA of rank {policy.lora.rank}" if policy.lora.enabled else ""
     if policy.backend is PolicyBackend.fsdp:
-        fsdp = policy.fsdp_cfg
-        adapters = f", LoRA of rank {fsdp.lora.rank}" if fsdp.lora.enabled else ""
-        return f"FSDP TP{fsdp.tensor_parallel_size} x DP{policy.data_parallel_size}{adapters}"
+        tensor_size = policy.fsdp_cfg.tensor_parallel_size
+        return f"FSDP TP{tensor_size} x DP{policy.data_parallel_size}{adapters}"
     megatron = policy.megatron_cfg
     contexts, experts = megatron.context_parallel_size, megatron.expert_model_parallel_size
     sizes = [
@@ -145,7 +149,7 @@ def _layout(policy: PolicyConfig) -> str:
         f"PP{megatron.pipeline_model_parallel_size}",
         f"DP{policy.data_parallel_size}",
     ]
-    return " x ".join(sizes) + (f", experts over {experts}" if experts > 1 else "")
+    return " x ".join(sizes) + (f", experts over {experts}" if experts > 1 else "") + adapters
 
 
 def format_plan(plan: Plan) -> str:

@@ -307,7 +307,6 @@ class FsdpConfig:
     tensor_parallel_size: int
     activation_checkpointing: bool  # keep each layer's input only, and recompute the rest in the backward
     cpu_offload: bool  # keep sharded weights, gradients and optimizer state in host memory
-    lora: LoraConfig
 
 
 @dataclass(kw_only=True, slots=True)
@@ -350,6 +349,7 @@ class PolicyConfig:
     replica_fetch: ReplicaFetch
     megatron_cfg: MegatronConfig  # of backend megatron
     fsdp_cfg: FsdpConfig  # of backend fsdp
+    lora: LoraConfig
     optimizer: OptimizerConfig
     scheduler: SchedulerConfig
 
