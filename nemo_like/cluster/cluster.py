@@ -66,6 +66,13 @@ class Cluster:
         """
         self._reservation = reserve(bundles, timeout_s=timeout_s)
 
+    def smallest_gpu_bytes(self) -> int | None:
+        """Return the memory of the smallest reserved GPU; None without GPUs, or where any size is unknown."""
+        nodes = self._reservation.nodes.values() if self._reservation else ()
+        sizes = [gpu.num_bytes for node in nodes for gpu in node.gpus]
+        known = [size for size in sizes if size is not None]
+        return min(known) if known and len(known) == len(sizes) else None
+
     def endpoint(self, actor: str, *, timeout_s: float) -> tuple[str, int]:
         """Return the address of the node on which ``actor`` will start, and a TCP port that is free there.
 

@@ -7,6 +7,12 @@ from dataclasses import dataclass
 
 from nemo_like.config.adapter_layers import num_adapter_parameters
 from nemo_like.config.derived import dynamic_length_multiple, length_multiple, scores_prev_logprobs
+from nemo_like.config.memory_timetable import (
+    MemoryTimetable,
+    format_timetable,
+    gpu_bytes,
+    memory_timetable,
+)
 from nemo_like.config.model_info import ModelInfo
 from nemo_like.config.places import Place, gpus_by_node, placement
 from nemo_like.config.roles import Role, RoleNeeds, ray_cpus, roles
@@ -54,6 +60,7 @@ class Plan:
     roles: dict[Role, RoleNeeds]
     num_cpus: int
     places: list[Place]
+    memory: MemoryTimetable
     layout: str
     num_prompts: int
     num_generations: int
@@ -89,6 +96,7 @@ def make_plan(cfg: Config, model: ModelInfo, bytes_per_token: int) -> Plan:
         roles=roles(cfg),
         num_cpus=ray_cpus(cfg),
         places=placement(cfg),
+        memory=memory_timetable(cfg, model, gpu_bytes(cfg)),
         layout=_layout(policy),
         num_prompts=grpo.num_prompts_per_step,
         num_generations=grpo.num_generations_per_prompt,
@@ -172,6 +180,7 @@ def format_plan(plan: Plan) -> str:
         f"data plane   at most {format_size(plan.data_plane_bytes_per_step)} per step "
         f"({plan.max_tokens_per_step:,} tokens x {plan.bytes_per_token} bytes)",
         f"weight sync  {format_size(plan.weight_bytes)} per step to each of {plan.num_engines} engines",
+        *format_timetable(plan.memory),
     ]
     return "\n".join(lines)
 
