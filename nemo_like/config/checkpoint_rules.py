@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from nemo_like.config.adapter_layers import ATTENTION_LAYERS, FEED_FORWARD_LAYERS, adapted_layers
 from nemo_like.config.derived import stage_size
 from nemo_like.config.machine_rules import Machine
 from nemo_like.config.model_info import ModelInfo, read_model_info, shipped_shape
@@ -106,6 +107,7 @@ def _policy_layout(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
         {"layers": model.num_layers},
     )
     yield from _experts(cfg, model)
+    yield from _adapted_experts(cfg, model)
 
 
 def _experts(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
@@ -130,6 +132,18 @@ def _experts(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
             rule="must be true for a mixture of experts with tensor parallelism: else every tensor-parallel "
             "rank would compute every expert on every token",
             remedy="set it to true",
+        )
+
+
+def _adapted_experts(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
+    lora = cfg.policy.lora
+    experts = [layer for layer in adapted_layers(lora) if layer in FEED_FORWARD_LAYERS]
+    if lora.enabled and model.num_experts is not None and experts:
+        yield Problem(
+            key=f"policy.lora.target_modules=[{', '.join(lora.target_modules)}]",
+            rule=f"asks for adapters beside {', '.join(experts)}, which are experts in this mixture and get "
+            "none with policy.backend=megatron",
+            remedy=f"name layers of the attention: [{', '.join(ATTENTION_LAYERS)}]",
         )
 
 

@@ -18,11 +18,10 @@ from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.cpu_environment import CPU_ENVIRONMENT
 from nemo_like.cluster.runtime import free_port
 from nemo_like.config.derived import longest_deadline_s, shares_gpus, weight_transport
-from nemo_like.config.plan import Role, roles
+from nemo_like.config.roles import Role, actor_name, roles
 from nemo_like.config.schema import Config, Device
 from nemo_like.config.tasks import has_stop_strings, used_environments
 from nemo_like.data_plane.spec import DataPlaneSpec, host_actor
-from nemo_like.driver.bundles import actor_name
 from nemo_like.generation.environment import engine_environment
 from nemo_like.generation.sleep import Sleeps
 from nemo_like.observability.disk import write_whole
@@ -248,7 +247,6 @@ class Starter:
                 target=target,
                 kwargs=kwargs,
                 num_cpus=needs.num_cpus,
-                num_gpus=needs.num_gpus,
                 env=env,
                 concurrency=Concurrency.asyncio if is_async else Concurrency.serial,
                 log_path=self._directory.log_path(name),
@@ -258,9 +256,10 @@ class Starter:
 
 def _torch_environment(cfg: Config) -> dict[str, str]:
     """Return the environment variables of processes that load torch."""
-    env = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    # Processes with GPUs get theirs with their place.
+    env = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     if cfg.policy.device is Device.cpu:
-        env |= {**CPU_ENVIRONMENT, "CUDA_VISIBLE_DEVICES": ""}
+        env |= CPU_ENVIRONMENT
     if cfg.cluster.address is None:
         env["GLOO_SOCKET_IFNAME"] = "lo"
     return env

@@ -26,7 +26,9 @@ from nemo_like.cluster.runtime import RayNeeds, ray_runtime
 from nemo_like.config.derived import Stage, deadline_s, shares_gpus
 from nemo_like.config.loader import to_yaml
 from nemo_like.config.model_info import read_model_info
-from nemo_like.config.plan import checkpoint_bytes, ray_cpus, ray_gpus, weight_bytes
+from nemo_like.config.places import gpus_by_node, placement
+from nemo_like.config.plan import checkpoint_bytes, weight_bytes
+from nemo_like.config.roles import ray_cpus
 from nemo_like.config.schema import Config, Device, TimeoutAction, Tripwires
 from nemo_like.data.interface import SourceReport
 from nemo_like.data.sampler import MixtureSampler
@@ -234,17 +236,18 @@ def started(
 ) -> Iterator[StartedRun]:
     """Start every process of the run, and yield the run once it is ready; end all when the block is left."""
     logger.status("starting Ray")
+    places = placement(cfg)
     needs = RayNeeds(
         address=cfg.cluster.address,
         num_cpus=ray_cpus(cfg) if cfg.cluster.num_cpus is None else cfg.cluster.num_cpus,
-        num_gpus=max(ray_gpus(cfg), cfg.cluster.num_gpus),
+        num_gpus=sum(gpus_by_node(places).values()),
         start_timeout_s=cfg.cluster.start_timeout_s,
         logs_path=directory.logs_path / "ray",
     )
     with ray_runtime(needs, logger.warn, logger.last_words) as ray_failure:
         cluster = Cluster(directory.logs_path, ray_failure)
         try:
-            cluster.reserve(bundles(cfg), timeout_s=cfg.cluster.start_timeout_s)
+            cluster.reserve(bundles(cfg, places), timeout_s=cfg.cluster.start_timeout_s)
             starter = Starter(cfg, cluster, directory)
             actors = starter.all()
             logger.status("starting " + _what_starts(actors))
