@@ -15,9 +15,11 @@ import pytest
 from nemo_like.config.schema import PolicyBackend, PolicyConfig
 from tests.functional.policy_fixtures import policy_config
 from tests.functional.test_policy_parity import (
+    ADAPTERS,
     DYNAMIC,
     PACKED,
     SHARED,
+    SOME_ADAPTERS,
     UNTIED,
     Case,
     Matrix,
@@ -84,6 +86,8 @@ CASES = [
     FsdpCase("TP2, dynamic, Llama", {"tp": 2}, DYNAMIC, {"model_type": "llama", **UNTIED}),
     FsdpCase("TP2, packed, Qwen2", {"tp": 2}, PACKED, {"model_type": "qwen2"}),
     FsdpCase("TP2 x DP2", {"tp": 2, "dp": 2}),
+    FsdpCase("adapters, DP2", {"dp": 2}, {**ADAPTERS, **PACKED}),
+    FsdpCase("some adapters, TP2", {"tp": 2}, SOME_ADAPTERS),
 ]
 
 

@@ -40,6 +40,7 @@ BATCH = random_batch(16)
 WRITING = CheckpointWriting.background
 REPLICATED = {"use_distributed_optimizer": False}
 FSDP = {"backend": PolicyBackend.fsdp}
+ADAPTERS = {"adapts": ("all-linear",)}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one": {},
     "DP2 with sharded optimizer": {"dp": 2},
@@ -51,6 +52,12 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "FSDP, TP2": {"tp": 2, **FSDP},
     "TP2 with replicated optimizer": {"tp": 2, **REPLICATED},
     "TP2 x PP2 with replicated optimizer": {"tp": 2, "pp": 2, **REPLICATED},
+    "adapters, DP2": {"dp": 2, **ADAPTERS},
+    "adapters, TP2": {"tp": 2, **ADAPTERS},
+    "adapters, PP2": {"pp": 2, **ADAPTERS},
+    "adapters, TP2 with replicated optimizer": {"tp": 2, **ADAPTERS, **REPLICATED},
+    "FSDP, adapters, DP2": {"dp": 2, **ADAPTERS, **FSDP},
+    "FSDP, adapters, TP2": {"tp": 2, **ADAPTERS, **FSDP},
 }
 
 
@@ -136,6 +143,11 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
         ("DP2 with replicated optimizer", "TP2 with replicated optimizer", 1e-5),
         ("TP2 x PP2 with replicated optimizer", "DP2 with replicated optimizer", 1e-5),
         ("FSDP, DP2", "FSDP, TP2", 1e-5),
+        ("adapters, TP2", "adapters, TP2", 0.0),
+        ("adapters, TP2", "adapters, PP2", 1e-5),
+        pytest.param("adapters, DP2", "adapters, TP2", 1e-5, marks=pytest.mark.slow),
+        pytest.param(*["adapters, TP2 with replicated optimizer"] * 2, 0.0, marks=pytest.mark.slow),
+        pytest.param("FSDP, adapters, DP2", "FSDP, adapters, TP2", 1e-5, marks=pytest.mark.slow),
         pytest.param("FSDP, DP2", "FSDP, DP2", 0.0, marks=pytest.mark.slow),
         pytest.param("FSDP, TP2", "FSDP, one", 1e-5, marks=pytest.mark.slow),
         pytest.param("PP2", "one", 1e-5, marks=pytest.mark.slow),
@@ -216,6 +228,17 @@ def test_the_worker_that_reads_a_corrupt_file_names_it(layout: str, model: Path,
     assert found == [([], []), ([], ["__1_0.distcp"])]
 
 
+_STORED: list[dict[str, Any]] = [
+    {},
+    REPLICATED,
+    {"precision": Precision.bfloat16},
+    FSDP,
+    {"precision": Precision.bfloat16, **ADAPTERS},
+    {**REPLICATED, **ADAPTERS},
+    {**FSDP, **ADAPTERS},
+]
+
+
 def saved_bytes(coordinates: Coordinates, cfg: PolicyConfig, path: Path) -> int:
     plane = InMemoryDataPlane()
     worker = ready_worker(cfg, loss_config(), coordinates, plane)
@@ -229,8 +252,9 @@ def test_a_checkpoint_takes_the_space_that_was_expected_of_it(tmp_path: Path) ->
     # Large enough for names and places to be a few per cent.
     model = make_checkpoint(tmp_path / "model", vocab_size=4096)
     with WorldPool() as pool:
-        for number, options in enumerate([{}, REPLICATED, {"precision": Precision.bfloat16}, FSDP]):
+        for number, options in enumerate(_STORED):
             cfg = policy_config(model, **options)
+            cfg.lora.rank = 1024
             path = tmp_path / str(number)
             path.mkdir()
             (found,) = pool.run(saved_bytes, parallel_layout(cfg), cfg, path)

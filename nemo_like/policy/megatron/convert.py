@@ -260,7 +260,7 @@ def load_weights(
 
 
 def hf_tensors(
-    parameters: Iterator[tuple[str, torch.nn.Parameter]],
+    parameters: Iterator[tuple[str, Tensor]],
     geometry: Geometry,
     part: ModelPart,
     gather: Callable[[Rule, Tensor], Sequence[Tensor]],
