@@ -189,7 +189,7 @@ def save_on_a_full_disk(coordinates: Coordinates, cfg: PolicyConfig, path: Path)
     worker = ready_worker(cfg, loss_config(), coordinates, plane)
     train(worker, put_samples(plane, "first", BATCH))
     # A file may hold the small parts of a checkpoint, which are written at once, and no more.
-    resource.setrlimit(resource.RLIMIT_FSIZE, (16 * 1024, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (32 * 1024, resource.RLIM_INFINITY))
     worker.save_checkpoint(str(path), WRITING)
     train(worker, put_samples(plane, "second", BATCH))
     try:

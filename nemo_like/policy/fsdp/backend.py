@@ -6,7 +6,7 @@ tensor-parallel axis  DTensor, by the model's own plan
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -243,6 +243,13 @@ class FSDPPolicy:
         """Continue from what ``save_checkpoint`` wrote, whatever layout wrote it; every rank calls it."""
         with self._weights_in_use(), self._moments_in_use():
             self.num_updates = load_checkpoint(path, self._parameters, self._optimizer)
+
+    def random_states(self) -> Mapping[str, Tensor]:
+        """Return nothing: adapter dropout draws from torch's own generators."""
+        return {}
+
+    def set_random_states(self, states: Mapping[str, Tensor]) -> None:
+        """Do nothing: there are no generators beside torch's."""
 
     def _sent_parameters(self) -> Iterator[tuple[str, str]]:
         """Yield (name here, name in a model without adapters) for every parameter but the adapters' own."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -259,6 +259,16 @@ class MegatronPolicy:
         """Continue from what ``save_checkpoint`` wrote, whatever layout wrote it; every rank calls it."""
         with self._megatron(), self._weights_in_use():
             self.num_updates = load_checkpoint(path, self._model, self._optimizer)["num_updates"]
+
+    def random_states(self) -> Mapping[str, Tensor]:
+        """Return the states of the generators from which Megatron-core draws dropout, by their names."""
+        states: dict[str, Tensor] = tensor_parallel.get_cuda_rng_tracker().get_states()
+        return states
+
+    def set_random_states(self, states: Mapping[str, Tensor]) -> None:
+        """Have Megatron-core draw on from ``states``; none leaves its generators as they are."""
+        if states:
+            tensor_parallel.get_cuda_rng_tracker().set_states(dict(states))
 
     def _sent_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Yield this stage's parameters by name, except a tied output layer, which is the first stage's
