@@ -101,6 +101,12 @@ class TrainingBackend(Protocol):
     def load_checkpoint(self, path: Path) -> None:
         """Continue from what ``save_checkpoint`` wrote, whatever layout wrote it; every rank calls it."""
 
+    def random_states(self) -> Mapping[str, Tensor]:
+        """Return the states of the random generators that this backend keeps beside torch's, by name."""
+
+    def set_random_states(self, states: Mapping[str, Tensor]) -> None:
+        """Put these generators into states that ``random_states`` returned; none leaves them as they are."""
+
 
 class WeightSender(Protocol):
     """The trainer's end of a weight transfer, one on every worker for which ``is_weight_sender`` holds."""

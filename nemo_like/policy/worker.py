@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 
 from nemo_like.batch.columns import (
@@ -67,6 +66,7 @@ from nemo_like.policy.mismatch import logprob_mismatch
 from nemo_like.policy.objective import own_reads
 from nemo_like.policy.parallelism import gathers_weights, logprob_strategy
 from nemo_like.policy.policy_columns import policy_declarations, scoring_reads, training_reads
+from nemo_like.policy.random_state import load_random_state, save_random_state
 from nemo_like.policy.replica import Replica
 from nemo_like.policy.results import WorkerScores, WorkerUpdate
 from nemo_like.policy.reward_kl import reward_kl_tags
@@ -267,7 +267,8 @@ class PolicyWorker:
         """
         self._checkpoint = CheckpointWriter(self._checkpoint_group, writing)
         self._backend.save_checkpoint(Path(path), self._checkpoint)
-        torch.save(torch.get_rng_state(), _random_state_path(path, self.coordinates))
+        random_state = _random_state_path(path, self.coordinates)
+        save_random_state(random_state, self._backend.device, self._backend.random_states())
         self._checkpoint.complete(Path(path))
 
     def has_written_checkpoint(self) -> bool:
@@ -294,7 +295,7 @@ class PolicyWorker:
         self.policy_version = policy_version
         random_state = _random_state_path(path, self.coordinates)
         if random_state.is_file():
-            torch.set_rng_state(torch.load(random_state))
+            self._backend.set_random_states(load_random_state(random_state, self._backend.device))
 
     def stop(self) -> None:
         """Leave the other workers and close the weight sender; safe to call twice."""

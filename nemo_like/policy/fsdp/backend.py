@@ -262,6 +262,13 @@ class FSDPPolicy:
         with self._weights_in_use(), self._moments_in_use():
             self.num_updates = load_checkpoint(path, self._trained, self._optimizer)
 
+    def random_states(self) -> Mapping[str, Tensor]:
+        """Return nothing: adapter dropout draws from torch's own generators."""
+        return {}
+
+    def set_random_states(self, states: Mapping[str, Tensor]) -> None:
+        """Do nothing: there are no generators beside torch's."""
+
     def _sent_parameters(self) -> Iterator[tuple[str, str]]:
         """Yield (name here, name in a model without adapters) for every parameter but the adapters' own."""
         for name in self._parameters:

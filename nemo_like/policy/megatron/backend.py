@@ -331,6 +331,16 @@ class MegatronPolicy:
         """Return the module that checkpoints hold."""
         return self._model if self._adapters is None else self._adapters
 
+    def random_states(self) -> Mapping[str, Tensor]:
+        """Return the states of the generators from which Megatron-core draws dropout, by their names."""
+        states: dict[str, Tensor] = tensor_parallel.get_cuda_rng_tracker().get_states()
+        return states
+
+    def set_random_states(self, states: Mapping[str, Tensor]) -> None:
+        """Have Megatron-core draw on from ``states``; none leaves its generators as they are."""
+        if states:
+            tensor_parallel.get_cuda_rng_tracker().set_states(dict(states))
+
     def _sent_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Yield this stage's parameters by name, except a tied output layer, which is the first stage's
         embedding."""
