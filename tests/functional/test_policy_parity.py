@@ -102,6 +102,7 @@ CASES = [
     Case("prompts shared, activation checkpointing", {}, {"activation_checkpointing": True, **SHARED}),
     Case("mixture of experts", {}, PACKED, MIXTURE),
     Case("adapters", {}, ADAPTERS),
+    Case("adapters, weights on the host between phases", {}, {"offloads": True, **ADAPTERS}),
     Case("adapters, activation checkpointing", {}, {"activation_checkpointing": True, **ADAPTERS, **PACKED}),
     *variants("TP2 with sequence parallelism", SEQUENCE_PARALLEL),
     Case("experts on every TP rank", SEQUENCE_PARALLEL, {}, MIXTURE),

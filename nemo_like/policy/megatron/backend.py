@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state, tensor_parallel
+from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
@@ -21,7 +21,7 @@ from nemo_like.batch.meta import GlobalBatch, Schedule
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.adapter_layers import adapted_layers
 from nemo_like.config.derived import length_multiple
-from nemo_like.config.model_info import ModelInfo, read_model_info
+from nemo_like.config.model_info import read_model_info
 from nemo_like.config.schema import LossConfig, PolicyConfig
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.adapters import (
@@ -52,9 +52,10 @@ from nemo_like.policy.megatron.convert import (
     split,
 )
 from nemo_like.policy.megatron.cpu_shim import cuda_means_cpu
-from nemo_like.policy.megatron.lora import AdapterPart, Adapters, AdapterSettings, add_adapters
+from nemo_like.policy.megatron.lora import AdapterSettings, MegatronAdapters, add_adapters
 from nemo_like.policy.megatron.model import ScoringGPTModel, transformer_config
 from nemo_like.policy.megatron.optimizer import adam_state, build_optimizer
+from nemo_like.policy.megatron.parallel_groups import initialise_parallel_state
 from nemo_like.policy.megatron.pipeline import Pipeline
 from nemo_like.policy.objective import own_means, update_objective
 from nemo_like.policy.parallelism import shards_optimizer
@@ -84,9 +85,9 @@ class MegatronPolicy:
         self._model_info = read_model_info(cfg.model_name, cfg.backend)
         self._geometry = Geometry.of(self._model_info, coordinates.layout.tp)
         with self._megatron():
-            _initialise_parallel_state(coordinates)
+            initialise_parallel_state(coordinates)
             config = transformer_config(self._model_info, cfg, coordinates.layout)
-            self._part = _model_part(coordinates, self._model_info)
+            self._part = ModelPart.of(coordinates, self._model_info)
             scoring = LogprobSettings(temperature=temperature, with_entropy=loss.entropy_coef is not None)
             self._model = ScoringGPTModel(
                 config,
@@ -99,8 +100,8 @@ class MegatronPolicy:
             self._model.to(self.device)
             self._weights = dict(self._model.named_parameters())  # without the adapters
             self._load_weights()
-            self._adapters = self._add_adapters(config) if cfg.lora.enabled else None
-            keeps_copy = loss.reference_policy_kl_penalty > 0 and self._adapters is None
+            self._adapters = self._add_adapters(config)
+            keeps_copy = loss.reference_policy_kl_penalty > 0 and not self._adapters
             self._reference = (
                 ReferenceWeights(lambda: [*self._model.parameters()], cfg.reference_placement)
                 if keeps_copy
@@ -112,7 +113,7 @@ class MegatronPolicy:
                 use_distributed_optimizer=shards_optimizer(cfg),
             )
             self._ddp = DistributedDataParallel(config, ddp_config, self._model)
-            trained_dtype = self._dtype if self._adapters is None else ADAPTER_DTYPE
+            trained_dtype = ADAPTER_DTYPE if self._adapters else self._dtype
             self._optimizer = build_optimizer(cfg, self._ddp, trained_dtype)
             config.no_sync_func = self._ddp.no_sync
             if cfg.offload_optimizer_for_logprob:
@@ -151,7 +152,7 @@ class MegatronPolicy:
         reference's weights are put into the model meanwhile. Raises RuntimeError when there are no adapters
         and the loss has no KL term, since then no reference is kept.
         """
-        if self._adapters is not None:
+        if self._adapters:
             with self._adapters.disabled():
                 return self.logprobs(batch, schedule)
         with self._weights_in_use(), reference_in_place(self._reference):
@@ -255,13 +256,13 @@ class MegatronPolicy:
         Collective over the ranks that gather weights; only the weight sender is sure to get every tensor.
         """
         with self._weights_in_use():
-            merged = ((name, self._merged(name, weight)) for name, weight in self._sent_parameters())
+            merged = ((name, self._adapters.merged(name, weight)) for name, weight in self._sent_parameters())
             yield from hf_tensors(merged, self._geometry, self._part, self._gather)
 
     def adapter_config(self) -> Mapping[str, Any] | None:
         """Return the contents of peft's adapter_config.json, as plain JSON values; None when the whole model
         trains."""
-        if self._adapters is None:
+        if not self._adapters:
             return None
         return adapter_config(peft_config(self.cfg.lora, list(adapted_layers(self.cfg.lora))), self._source)
 
@@ -271,7 +272,7 @@ class MegatronPolicy:
         dtype = str(ADAPTER_DTYPE).removeprefix("torch.")
         return [
             TensorSpec(part.name, dtype, full_shape(part.rule, part.parameter.shape, self._part.tp_size))
-            for part in self._adapter_parts()
+            for part in self._adapters.parts()
         ]
 
     def stage_adapters(self) -> Iterator[tuple[str, Tensor]]:
@@ -281,7 +282,7 @@ class MegatronPolicy:
         Collective over the ranks that gather weights; only the weight sender is sure to get every tensor.
         """
         with self._weights_in_use():
-            for adapter in self._adapter_parts():
+            for adapter in self._adapters.parts():
                 if parts := self._gather(adapter.rule, adapter.parameter.detach()):
                     yield adapter.name, join(adapter.rule, parts)
 
@@ -329,7 +330,7 @@ class MegatronPolicy:
 
     def _stored(self) -> torch.nn.Module:
         """Return the module that checkpoints hold."""
-        return self._model if self._adapters is None else self._adapters
+        return self._adapters if self._adapters else self._model
 
     def random_states(self) -> Mapping[str, Tensor]:
         """Return the states of the generators from which Megatron-core draws dropout, by their names."""
@@ -348,14 +349,9 @@ class MegatronPolicy:
             if not self._is_tied_output(name):
                 yield name, parameter
 
-    def _merged(self, name: str, weight: Tensor) -> Tensor:
-        return weight if self._adapters is None else self._adapters.merged(name, weight)
-
-    def _adapter_parts(self) -> Iterator[AdapterPart]:
-        if self._adapters is not None:
-            yield from self._adapters.parts()
-
-    def _add_adapters(self, config: TransformerConfig) -> Adapters:
+    def _add_adapters(self, config: TransformerConfig) -> MegatronAdapters:
+        if not self.cfg.lora.enabled:
+            return MegatronAdapters({})
         settings = AdapterSettings(self.cfg.lora, self._geometry, self._part, config.sequence_parallel)
         # Adapter dropout must be alike on tensor-parallel ranks, whose inputs are alike.
         coordinates = self.coordinates
@@ -401,42 +397,3 @@ class MegatronPolicy:
         if self.coordinates.layout.pp > 1:
             source = parallel_state.get_pipeline_model_parallel_last_rank()
             dist.broadcast(tensor, src=source, group=parallel_state.get_pipeline_model_parallel_group())
-
-
-def _model_part(coordinates: Coordinates, model: ModelInfo) -> ModelPart:
-    """Return the part of the model at these coordinates; every pipeline stage has equally many layers."""
-    layout = coordinates.layout
-    return ModelPart(
-        first_layer=coordinates.pp * (model.num_layers // layout.pp),
-        tp_rank=coordinates.tp,
-        tp_size=layout.tp,
-        ep_rank=coordinates.ep,
-        ep_size=layout.ep,
-        num_local_experts=(model.num_experts or 0) // layout.ep,
-    )
-
-
-def _initialise_parallel_state(coordinates: Coordinates) -> None:
-    """Make Megatron-core's process groups, unless this process has them, and raise ValueError when they put
-    this rank at other coordinates than those by which the driver dispatches."""
-    layout = coordinates.layout
-    if not parallel_state.model_parallel_is_initialized():
-        parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=layout.tp,
-            pipeline_model_parallel_size=layout.pp,
-            context_parallel_size=layout.cp,
-            expert_model_parallel_size=layout.ep,
-            expert_tensor_parallel_size=1,
-            create_gloo_process_groups=False,
-        )
-    tensor_parallel.model_parallel_cuda_manual_seed(0)
-    place = (
-        parallel_state.get_tensor_model_parallel_rank(),
-        parallel_state.get_context_parallel_rank(),
-        parallel_state.get_data_parallel_rank(),
-        parallel_state.get_pipeline_model_parallel_rank(),
-        parallel_state.get_expert_model_parallel_rank(),
-    )
-    expected = (coordinates.tp, coordinates.cp, coordinates.dp, coordinates.pp, coordinates.ep)
-    if place != expected:
-        raise ValueError(f"rank {dist.get_rank()} is at (tp, cp, dp, pp, ep)={place}, not at {expected}")

@@ -21,6 +21,7 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.nn import functional
 
+from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.model_info import ModelInfo
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
@@ -101,6 +102,19 @@ class ModelPart:
     ep_rank: int
     ep_size: int
     num_local_experts: int  # 0: no mixture
+
+    @classmethod
+    def of(cls, coordinates: Coordinates, model: ModelInfo) -> ModelPart:
+        """Return the part at these coordinates; every pipeline stage has equally many layers."""
+        layout = coordinates.layout
+        return cls(
+            first_layer=coordinates.pp * (model.num_layers // layout.pp),
+            tp_rank=coordinates.tp,
+            tp_size=layout.tp,
+            ep_rank=coordinates.ep,
+            ep_size=layout.ep,
+            num_local_experts=(model.num_experts or 0) // layout.ep,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

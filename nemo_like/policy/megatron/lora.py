@@ -105,7 +105,7 @@ class LayerAdapters(nn.Module):
         groups = settings.geometry.num_query_groups // tp_size
         self._local_geometry = replace(settings.geometry, num_query_groups=groups)
         self._cuts_inputs = rule.cut is Cut.columns
-        cuts = (Cut.columns, Cut.replicated) if self._cuts_inputs else (Cut.replicated, Cut.rows)
+        cut_a, cut_b = (Cut.columns, Cut.replicated) if self._cuts_inputs else (Cut.replicated, Cut.rows)
         # A of each adapter, and B of each Hugging Face layer, without columns where there is no adapter.
         self._downs: list[Tensor] = []
         self._ups: list[Tensor] = []
@@ -113,11 +113,9 @@ class LayerAdapters(nn.Module):
         for hf_name, hf_weight in zip(rule.hf_names, split(rule, full, settings.geometry), strict=True):
             layer, (outputs, inputs) = hf_name.removesuffix(".weight"), hf_weight.shape
             if layer.rpartition(".")[2] in adapted_layers(lora):
-                a, b = (
-                    Rule((peft_name(layer, n),), how) for n, how in zip((LORA_A, LORA_B), cuts, strict=True)
-                )
-                self._downs.append(self._add(a, (lora.rank, inputs), weight.device))
-                self._ups.append(self._add(b, (outputs, lora.rank), weight.device))
+                down, up = Rule((peft_name(layer, LORA_A),), cut_a), Rule((peft_name(layer, LORA_B),), cut_b)
+                self._downs.append(self._add(down, (lora.rank, inputs), weight.device))
+                self._ups.append(self._add(up, (outputs, lora.rank), weight.device))
             else:
                 self._ups.append(torch.empty(outputs // tp_size, 0, device=weight.device))
 
@@ -161,13 +159,17 @@ class LayerAdapters(nn.Module):
         return self._scaling * merge(self._rule, blocks, self._local_geometry)
 
 
-class Adapters(nn.Module):
-    """The adapters of one rank's part of a model, by the name of the linear layer beside them."""
+class MegatronAdapters(nn.Module):
+    """The adapters of one rank's part of a model, by the name of the linear layer beside them; empty for a
+    model that trains as a whole."""
 
     def __init__(self, layers: Mapping[str, LayerAdapters]) -> None:
         super().__init__()
         self._names = {name: index for index, name in enumerate(layers)}
         self._layers = nn.ModuleList(layers.values())
+
+    def __bool__(self) -> bool:
+        return bool(self._names)
 
     @contextlib.contextmanager
     def disabled(self) -> Iterator[None]:
@@ -209,7 +211,7 @@ class Adapters(nn.Module):
             yield layer
 
 
-def add_adapters(model: GPTModel, settings: AdapterSettings) -> Adapters:
+def add_adapters(model: GPTModel, settings: AdapterSettings) -> MegatronAdapters:
     """Put adapters beside the target layers of this rank's part of a model, and freeze all other parameters.
     The adapters become the model's submodule ``adapters``."""
     model.requires_grad_(False)
@@ -223,7 +225,7 @@ def add_adapters(model: GPTModel, settings: AdapterSettings) -> Adapters:
                 linear = model.get_submodule(name)
                 layers[name] = LayerAdapters(rule, linear.weight, settings)
                 linear.register_forward_hook(partial(_add_output, layers[name]))
-    model.adapters = Adapters(layers)
+    model.adapters = MegatronAdapters(layers)
     return model.adapters
 
 
