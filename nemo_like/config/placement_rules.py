@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nemo_like.config.derived import shares_gpus
-from nemo_like.config.places import placement
+from nemo_like.config.places import placement, weight_replicas
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.schema import Config, Device, WeightTransport
 
@@ -46,6 +46,6 @@ def _nodes(cfg: Config) -> Iterator[Problem]:
         )
         return
     try:
-        placement(cfg)
+        weight_replicas(cfg, placement(cfg))
     except ConfigError as error:
         yield from error.problems
