@@ -49,7 +49,7 @@ from nemo_like.generation.interface import (
 from nemo_like.generation.shared_names import remove_names, track_names
 from nemo_like.generation.sleep import EngineMemory, Sleeps, has_sleep_mode
 from nemo_like.observability.trace import span
-from nemo_like.weight_transport.shared_memory import Transfer
+from nemo_like.weight_transport.connections import Transfer
 
 _T = TypeVar("_T")
 
@@ -173,8 +173,8 @@ class VllmEngine:
     def load_weights(self, version: int, groups: Sequence[str]) -> int:
         return self._call(lambda: self._load_weights(version, groups))
 
-    def resume(self) -> int:
-        return self._call(self._resume)
+    def resume(self, transfer: Transfer) -> int:
+        return self._call(lambda: self._resume(transfer))
 
     # ------------------------------------------------------------------ the step thread
 
@@ -353,7 +353,8 @@ class VllmEngine:
         self._policy_version, self._paused_for = version, None
         return version
 
-    def _resume(self) -> int:
+    def _resume(self, transfer: Transfer) -> int:
+        self._rpc("give_up_weights", transfer=transfer)
         self._paused_for = None
         return self._policy_version
 

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from vllm.distributed.weight_transfer.base import (
@@ -23,14 +22,13 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from nemo_like.config.schema import Tripwires
 from nemo_like.generation.interface import WeightGroup
+from nemo_like.generation.weight_channels import IncomingWeights, NamedTensors, join
 from nemo_like.tripwires.dues import is_due
 from nemo_like.tripwires.weight_digests import WeightsDigest
-from nemo_like.weight_transport.process_groups import GroupAddress, NamedProcessGroup
-from nemo_like.weight_transport.shared_memory import MemoryReceiver, Transfer
+from nemo_like.weight_transport.changes import ChangeDecoder
+from nemo_like.weight_transport.connections import Transfer, Word
 
 BACKEND = "nemo_like"
-
-NamedTensors = list[tuple[str, torch.Tensor]]
 
 # At every update this logger warns of layers that have nothing to load (rotary embedding, tied output
 # layer). For weights that are really missing ``finish_weight_update`` raises an error.
@@ -45,6 +43,10 @@ class WeightReceiverExtension:
     def fetch_weights(self, transfer: Transfer, groups: Sequence[str]) -> None:
         """Wait for what these groups offer in advance, as ``WeightReceiver`` says. Runs on every worker."""
         self.weight_transfer_engine.fetch(transfer, groups)
+
+    def give_up_weights(self, transfer: Transfer) -> None:
+        """Tell the senders that nothing of this transfer will be loaded. Runs on every worker."""
+        self.weight_transfer_engine.give_up(transfer)
 
     def weights_digest(self) -> int | None:
         """Return the digest of the weights that were received last; None where none is computed."""
@@ -61,49 +63,6 @@ class ReceiveInfo(WeightTransferUpdateInfo):
     group: str
 
 
-class _Channel(Protocol):
-    """The receiving end of one weight group."""
-
-    def fetch(self, transfer: Transfer) -> None:
-        """Wait for what the sender offers before the load."""
-
-    def receive(self) -> Iterator[NamedTensors]:
-        """Yield the tensors, in parts."""
-
-    def release(self) -> None:
-        """Release what was received. To be called when all of it is loaded."""
-
-    def close(self) -> None: ...
-
-
-class _Memory:
-    """Receives from a sender on this node: a whole version lies in shared memory before it is loaded."""
-
-    def __init__(self, memory: MemoryReceiver) -> None:
-        self._memory = memory
-        self.fetch, self.release, self.close = memory.fetch, memory.release, memory.close
-
-    def receive(self) -> Iterator[NamedTensors]:
-        yield list(self._memory.tensors())
-
-
-class _Broadcast:
-    """Receives from a sender on any node: buckets arrive during the load."""
-
-    def __init__(self, group: WeightGroup, process_group: NamedProcessGroup) -> None:
-        self._group, self._process_group = group, process_group
-        self.close = process_group.close
-
-    def fetch(self, transfer: Transfer) -> None:
-        """Do nothing: a broadcast offers nothing in advance."""
-
-    def release(self) -> None:
-        """Do nothing: no bucket is kept after its load."""
-
-    def receive(self) -> Iterator[NamedTensors]:
-        return self._process_group.receive(self._group.tensors, self._group.bucket_bytes)
-
-
 class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
     """Receives tensors under their Hugging Face names and loads them, in one session per version.
 
@@ -117,7 +76,9 @@ class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
-        self._channels: dict[str, Future[_Channel]] = {}
+        self._channels: dict[str, Future[IncomingWeights]] = {}
+        self._changes: dict[str, ChangeDecoder] = {}
+        self._transfer = Transfer(0, -1)
         self._loaded: set[str] = set()
         self._tripwires = Tripwires.off
         # By group, of the latest transfer; None where it is not digested.
@@ -133,16 +94,25 @@ class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         group = init_info.group
         self._leave(group.name)
         self._tripwires = group.tripwires
-        self._channels[group.name] = self._joiner.submit(self._join, group)
+        if group.delta:
+            self._changes[group.name] = ChangeDecoder(group.tensors)
+        worker, device = self.parallel_config.rank, torch.device(self.device)
+        self._channels[group.name] = self._joiner.submit(join, group, worker, device)
 
     def fetch(self, transfer: Transfer, groups: Sequence[str]) -> None:
         """Wait for what the senders of these groups offer in advance; the model is not touched.
 
         Raises when it does not come.
         """
+        self._transfer = transfer
         self._digests = {} if is_due(transfer.number, self._tripwires) else None
         for name in groups:
             self._channel(name).fetch(transfer)
+
+    def give_up(self, transfer: Transfer) -> None:
+        """Tell the senders of all joined groups that nothing of this transfer will be loaded."""
+        for name in self._joined():
+            self._channel(name).end(transfer, Word.gave_up)
 
     def start_weight_update(self) -> None:
         self._loaded = set()
@@ -154,7 +124,7 @@ class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         if self._digests is not None:
             digest = self._digests[update_info.group] = WeightsDigest()
         try:
-            for tensors in channel.receive():
+            for tensors in self._whole(update_info.group, channel.receive()):
                 if digest is not None:
                     digest.add_all(tensors)
                 self._loaded |= self.model.load_weights(tensors)
@@ -173,8 +143,6 @@ class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
         Raises RuntimeError that names the model's parameters for which no tensor was received.
         """
         finalize_layerwise_reload(self.model, self.model_config)
-        for name in self._channels:
-            self._channel(name).release()
         if torch.device(self.device).type == "cpu":
             self._repack_tied_output_layer()
             self._repack_experts()
@@ -184,25 +152,29 @@ class TrainerWeightReceiver(WeightTransferEngine[JoinInfo, ReceiveInfo]):
                 f"the trainer sent no weights for {sorted(missing)[:8]} ({len(missing)} in all); "
                 "trainer and engine must be built from the same checkpoint"
             )
+        for name in self._joined():
+            self._channel(name).end(self._transfer, Word.loaded)
 
     def shutdown(self) -> None:
         for name in list(self._channels):
             self._leave(name)
         self._joiner.shutdown(wait=False, cancel_futures=True)
 
-    def _join(self, group: WeightGroup) -> _Channel:
-        address = group.address
-        if isinstance(address, GroupAddress):
-            rank = group.first_rank + self.parallel_config.rank
-            device = torch.device(self.device)
-            return _Broadcast(group, NamedProcessGroup(address, rank=rank, device=device))
-        return _Memory(MemoryReceiver(address, group.tensors, torch.device(self.device)))
+    def _whole(self, group: str, parts: Iterator[NamedTensors]) -> Iterator[NamedTensors]:
+        """Yield whole tensors, also where only what changed of them is received."""
+        return self._changes[group].decode(parts) if group in self._changes else parts
 
-    def _channel(self, name: str) -> _Channel:
+    def _joined(self) -> list[str]:
+        return [
+            name for name, channel in self._channels.items() if channel.done() and channel.exception() is None
+        ]
+
+    def _channel(self, name: str) -> IncomingWeights:
         """Wait until the group is joined and return its channel. Joining has a deadline of its own."""
         return self._channels[name].result()
 
     def _leave(self, name: str) -> None:
+        self._changes.pop(name, None)
         joined = self._channels.pop(name, None)
         if joined is not None and joined.done() and joined.exception() is None:
             joined.result().close()

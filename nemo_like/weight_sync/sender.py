@@ -28,14 +28,21 @@ from nemo_like.cluster.actors import ActorHandle, Call
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.schema import Device, Tripwires, WeightTransport
 from nemo_like.generation.interface import WeightEndpoint, WeightGroup
-from nemo_like.observability.metrics import Metric, maximum, summed
+from nemo_like.observability.metrics import Metric, maximum, mean, summed
 from nemo_like.tripwires.dues import is_due
 from nemo_like.tripwires.measured import WEIGHTS_DIGEST
 from nemo_like.tripwires.weight_digests import WeightsDigest
-from nemo_like.weight_sync.channels import CollectiveChannel, MemoryChannel, WeightChannel, Weights
-from nemo_like.weight_transport.buckets import TensorSpec
-from nemo_like.weight_transport.process_groups import GroupAddress, Rendezvous
-from nemo_like.weight_transport.shared_memory import Transfer
+from nemo_like.weight_sync.channels import (
+    MemoryChannel,
+    WeightChannel,
+    Weights,
+    broadcast_channel,
+    cuda_channel,
+)
+from nemo_like.weight_transport.buckets import TensorSpec, check_names
+from nemo_like.weight_transport.changes import ChangeEncoder
+from nemo_like.weight_transport.connections import GivenUp, Receivers, Transfer
+from nemo_like.weight_transport.packing import as_announced
 
 _LOOPBACK = "127.0.0.1"
 # After a broken broadcast, each engine has this long to report what broke it.
@@ -53,11 +60,13 @@ class EngineWeightSender:
         transport: WeightTransport,
         bucket_mib: int,
         timeout_s: float,
+        delta: bool = False,
         tripwires: Tripwires = Tripwires.off,
     ) -> None:
         """Prepare the sender of the worker at ``coordinates``; connect to nothing yet.
 
-        ``timeout_s`` is the deadline for connecting, the engines' start included, and for one send.
+        ``timeout_s`` is the deadline for connecting, the engines' start included, and for one send. With
+        ``delta`` every send but the first after a connect sends only what changed.
         ``tripwires`` says in which transfers both sides compute the digest of the weights.
         Raises ValueError on a worker that heads no pipeline stage.
         """
@@ -72,7 +81,9 @@ class EngineWeightSender:
         self._device, self._transport = device, transport
         self._bucket_bytes = bucket_mib * 2**20
         self._timeout_s, self._tripwires = timeout_s, tripwires
+        self._changes = ChangeEncoder() if delta else None
         self._engines: list[ActorHandle] = []
+        self._tensors: tuple[TensorSpec, ...] = ()
         self._channel: WeightChannel | None = None
         self._num_transfers = 0
 
@@ -80,12 +91,13 @@ class EngineWeightSender:
         """Open a channel to the workers of every engine, in place of an earlier one.
 
         ``tensors`` are those of this stage, in the order in which every ``send`` will bring them.
-        Raises ValueError when the configured transport cannot reach an engine.
+        Raises ValueError when the configured transport cannot reach an engine, or two tensors have one name.
         """
+        check_names(tensors)
         self.close()
-        self._engines, self._num_transfers = list(receivers), 0
+        self._engines, self._tensors, self._num_transfers = list(receivers), tuple(tensors), 0
         endpoints: list[WeightEndpoint] = self._ask_all("weight_endpoint")
-        channel = self._make_channel(endpoints, tuple(tensors))
+        channel = self._make_channel(endpoints)
         joins: list[Call] = []
         first_rank = 1
         for engine, endpoint in zip(self._engines, endpoints, strict=True):
@@ -94,7 +106,8 @@ class EngineWeightSender:
                 channel.address,
                 first_rank,
                 self._bucket_bytes,
-                tuple(tensors),
+                self._tensors,
+                self._changes is not None,
                 self._tripwires,
             )
             joins.append(engine.submit("join_weight_group", invitation))
@@ -116,27 +129,40 @@ class EngineWeightSender:
         deadline = time.monotonic() + self._timeout_s
         self._num_transfers += 1  # counted alike by the heads of all stages, since each makes the same calls
         transfer = Transfer(self._num_transfers, version)
+        weights = as_announced(weights, self._tensors)
         digest: WeightsDigest | None = None
         if is_due(transfer.number, self._tripwires):
             digest = WeightsDigest()
             weights = digest.watching(weights)
-        if not self._is_coordinator:
+        if self._changes is not None:
+            if transfer.number == 1 or not _all_loaded(self._channel, transfer.number - 1):
+                self._changes.forget()
+            weights = self._changes.encode(weights)
+        if self._is_coordinator:
+            metrics = self._coordinate(transfer, self._channel, weights, deadline)
+        else:
             self._channel.offer(transfer, weights)
-            return {"weight_sync_bytes": summed(_deliver(self._channel)), **_digested(digest)}
-        self._prepare(transfer, self._channel, weights)
+            metrics = {"weight_sync_bytes": summed(_deliver(self._channel))}
+        return metrics | _digested(digest) | self._changed()
+
+    def _coordinate(
+        self, transfer: Transfer, channel: WeightChannel, weights: Weights, deadline: float
+    ) -> dict[str, Metric]:
+        """Send this stage's weights and have the engines load those of all stages."""
+        self._prepare(transfer, channel, weights)
         started_s = time.monotonic()
-        loads = [engine.submit("load_weights", version, self._group_names) for engine in self._engines]
+        loads = [
+            engine.submit("load_weights", transfer.version, self._group_names) for engine in self._engines
+        ]
         try:
-            sent_bytes = _deliver(self._channel)
-        except (RuntimeError, ValueError):
+            sent_bytes = _deliver(channel)
+        except Exception:
             _raise_cause(loads)
             raise
-        _wait_for_commits(version, loads, deadline)
-        self._channel.release()
+        _wait_for_commits(transfer.version, loads, deadline)
         return {
             "weight_sync_bytes": summed(sent_bytes),
             "weight_sync_load_s": maximum(time.monotonic() - started_s),
-            **_digested(digest),
         }
 
     def close(self) -> None:
@@ -156,25 +182,23 @@ class EngineWeightSender:
             channel.offer(transfer, weights)
             self._ask_all("fetch_weights", transfer, self._group_names)
         except Exception as error:
+            serving = self._resume_all(transfer)
             raise RuntimeError(
-                f"policy version {transfer.version} was not transferred; {self._resume_all()}: {error}"
+                f"policy version {transfer.version} was not transferred; {serving}: {error}"
             ) from error
 
-    def _resume_all(self) -> str:
+    def _resume_all(self, transfer: Transfer) -> str:
         """Resume every engine that can go on, and return a text that says what each serves."""
         serving = []
         for engine in self._engines:
             try:
-                serving.append(
-                    f"{engine.name} serves version {engine.submit('resume').result(self._timeout_s)}"
-                )
+                version = engine.submit("resume", transfer).result(self._timeout_s)
+                serving.append(f"{engine.name} serves version {version}")
             except RayError:
                 serving.append(f"{engine.name} does not serve")
         return ", ".join(serving)
 
-    def _make_channel(
-        self, endpoints: Sequence[WeightEndpoint], tensors: tuple[TensorSpec, ...]
-    ) -> WeightChannel:
+    def _make_channel(self, endpoints: Sequence[WeightEndpoint]) -> WeightChannel:
         own_node = ray.get_runtime_context().get_node_id()
         elsewhere = [
             engine.name
@@ -187,16 +211,21 @@ class EngineWeightSender:
                 f"weights travel by {self._transport.value}, but {elsewhere} are on other nodes than the "
                 "trainer; set generation.weight_transport=collective, on GPUs with cluster.placement=separate"
             )
-        num_workers = sum(endpoint.num_workers for endpoint in endpoints)
+        name, num_workers = self._group_name, sum(endpoint.num_workers for endpoint in endpoints)
         by_default = self._transport is WeightTransport.auto and self._device is Device.cpu
-        if maps_memory or (by_default and not elsewhere):
-            return MemoryChannel(self._group_name, tensors, num_workers, self._timeout_s, self._device)
+        if self._transport is WeightTransport.shared_memory or (by_default and not elsewhere):
+            return MemoryChannel(Receivers(name, num_workers, self._timeout_s), self._tensors)
+        if self._transport is WeightTransport.cuda_ipc:
+            return cuda_channel(name, num_workers, self._timeout_s, self._bucket_bytes)
         host = str(ray.util.get_node_ip_address()) if elsewhere else _LOOPBACK
-        rendezvous = Rendezvous(host, self._timeout_s)
-        address = GroupAddress(
-            self._group_name, rendezvous.host, rendezvous.port, 1 + num_workers, self._timeout_s
-        )
-        return CollectiveChannel(rendezvous, address, tensors, self._bucket_bytes, self._device)
+        return broadcast_channel(name, num_workers, self._timeout_s, host, self._device, self._bucket_bytes)
+
+    def _changed(self) -> dict[str, Metric]:
+        """Return which share of the values changed, where only these are sent."""
+        if self._changes is None:
+            return {}
+        share = mean(self._changes.num_changed, self._changes.num_values)
+        return {"weight_sync_changed_share": share}
 
     def _ask_all(self, method: str, *args: object) -> list:
         calls = [engine.submit(method, *args) for engine in self._engines]
@@ -210,13 +239,25 @@ def _digested(digest: WeightsDigest | None) -> dict[str, Metric]:
 
 
 def _deliver(channel: WeightChannel) -> int:
-    """Send what was offered, and return its bytes. What fails closes the channel, so that engines which still
-    wait for the rest fail at once; a ValueError says that the weights are not those announced."""
+    """Send what was offered, and return its bytes; 0 when the engines gave the transfer up.
+
+    Any error closes the channel, so that engines which still wait for the rest fail at once.
+    """
     try:
         return channel.deliver()
-    except (RuntimeError, ValueError):
+    except GivenUp:
+        return 0  # the coordinator raises why
+    except Exception:
         channel.close()
         raise
+
+
+def _all_loaded(channel: WeightChannel, number: int) -> bool:
+    """Return whether every engine loaded the transfer, so that it holds what was sent in it."""
+    try:
+        return channel.receivers.all_loaded(number)
+    except (RuntimeError, TimeoutError):
+        return False
 
 
 def _wait_for_commits(version: int, loads: Sequence[Call], deadline: float) -> None:
