@@ -27,7 +27,7 @@ def weight_problems(cfg: Config) -> Iterator[Problem]:
     if transport is WeightTransport.collective and shares_gpus(cfg):
         yield Problem(
             key="generation.weight_transport=collective",
-            rule="is impossible with cluster.placement=colocated and policy.device=cuda: NCCL carries nothing "
-            "between two processes on one GPU",
+            rule="is impossible with cluster.placement=colocated and policy.device=cuda: NCCL carries "
+            "nothing between two processes on one GPU",
             remedy="set it to auto",
         )

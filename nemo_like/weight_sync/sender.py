@@ -143,7 +143,7 @@ class EngineWeightSender:
         else:
             self._channel.offer(transfer, weights)
             metrics = {"weight_sync_bytes": summed(_deliver(self._channel))}
-        return metrics | _digested(digest) | self._changed()
+        return metrics | _digested(digest) | self._saved(metrics["weight_sync_bytes"])
 
     def _coordinate(
         self, transfer: Transfer, channel: WeightChannel, weights: Weights, deadline: float
@@ -220,12 +220,15 @@ class EngineWeightSender:
         host = str(ray.util.get_node_ip_address()) if elsewhere else _LOOPBACK
         return broadcast_channel(name, num_workers, self._timeout_s, host, self._device, self._bucket_bytes)
 
-    def _changed(self) -> dict[str, Metric]:
-        """Return which share of the values changed, where only these are sent."""
+    def _saved(self, sent_bytes: Metric) -> dict[str, Metric]:
+        """Return what was not sent, where only what changed is."""
         if self._changes is None:
             return {}
-        share = mean(self._changes.num_changed, self._changes.num_values)
-        return {"weight_sync_changed_share": share}
+        whole_bytes = sum(spec.num_bytes for spec in self._tensors)
+        return {
+            "weight_sync_changed_share": mean(self._changes.num_changed, self._changes.num_values),
+            "weight_sync_saved_bytes": summed(whole_bytes - sent_bytes.value),
+        }
 
     def _ask_all(self, method: str, *args: object) -> list:
         calls = [engine.submit(method, *args) for engine in self._engines]

@@ -104,10 +104,12 @@ def engine_kwargs(
     }
 
 
-def engine_spec(checkpoint: Path, name: str, **options: Any) -> ActorSpec:
+def engine_spec(
+    checkpoint: Path, name: str, target: str = "nemo_like.generation.vllm_engine:VllmEngine", **options: Any
+) -> ActorSpec:
     return ActorSpec(
         name=name,
-        target="nemo_like.generation.vllm_engine:VllmEngine",
+        target=target,
         kwargs=engine_kwargs(checkpoint, name, **options),
         env=engine_environment(Device.cpu),
     )
