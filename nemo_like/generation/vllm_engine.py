@@ -162,7 +162,7 @@ class VllmEngine:
         return WeightEndpoint(node_id=node_id, num_workers=self._num_workers)
 
     def join_weight_group(self, group: WeightGroup) -> None:
-        self._call(lambda: self._rpc("init_weight_transfer_engine", init_info={"group": group}))
+        self._call(lambda: self._rpc("join_weight_group", group=group))
 
     def pause(self, version: int) -> None:
         self._call(lambda: self._pause(version))
@@ -337,11 +337,7 @@ class VllmEngine:
     def _load_weights(self, version: int, groups: Sequence[str]) -> int:
         self._check_paused(version)
         try:
-            self._rpc("start_weight_update")
-            for group in groups:
-                self._rpc("update_weights", update_info={"group": group})
-            self._rpc("finish_weight_update")
-            self._weights_digest = self._rpc("weights_digest")
+            self._weights_digest = self._rpc("load_weight_groups", groups=groups)
             # The cached keys and values were computed with the old weights.
             self._engine.reset_prefix_cache()
         except Exception:
