@@ -7,8 +7,10 @@ since nobody would do it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from difflib import get_close_matches
 from functools import reduce
 
+from nemo_like.config.adapter_layers import ADAPTABLE_LAYERS, ALL_LINEAR, adapts_all_linear
 from nemo_like.config.problems import Problem
 from nemo_like.config.schema import Config, Device, PolicyBackend, PolicyConfig
 
@@ -27,7 +29,6 @@ _NEUTRAL = {
         "fsdp_cfg.tensor_parallel_size": 1,
         "fsdp_cfg.activation_checkpointing": False,
         "fsdp_cfg.cpu_offload": False,
-        "fsdp_cfg.lora.enabled": False,
     },
 }
 
@@ -38,6 +39,8 @@ def backend_problems(cfg: Config) -> Iterator[Problem]:
     yield from _other_backend(cfg.policy)
     if cfg.policy.backend is PolicyBackend.fsdp:
         yield from _fsdp(cfg.policy)
+    if cfg.policy.lora.enabled:
+        yield from _adapters(cfg.policy)
 
 
 def _other_backend(policy: PolicyConfig) -> Iterator[Problem]:
@@ -69,12 +72,27 @@ def _fsdp(policy: PolicyConfig) -> Iterator[Problem]:
                 rule="moves nothing with policy.fsdp_cfg.cpu_offload=true: all of it is on the host already",
                 remedy="set it to false",
             )
-    if fsdp.lora.enabled and not fsdp.lora.target_modules:
+
+
+def _adapters(policy: PolicyConfig) -> Iterator[Problem]:
+    """Yield a problem where nothing is adapted, or with Megatron-core a layer that no model there has. What
+    a model of transformers has is looked up in the model, later."""
+    lora = policy.lora
+    shown = f"policy.lora.target_modules=[{', '.join(lora.target_modules)}]"
+    if not lora.target_modules:
         yield Problem(
-            key="policy.fsdp_cfg.lora.target_modules=[]",
-            rule="names no layer, so nothing would train",
-            remedy="[all-linear] is usual",
+            key=shown, rule="names no layer, so nothing would train", remedy="[all-linear] is usual"
         )
+    elif policy.backend is PolicyBackend.megatron and not adapts_all_linear(lora):
+        unknown = [layer for layer in lora.target_modules if layer not in ADAPTABLE_LAYERS]
+        if unknown:
+            close = get_close_matches(unknown[0], ADAPTABLE_LAYERS, n=1)
+            yield Problem(
+                key=shown,
+                rule=f"names {', '.join(unknown)}, and policy.backend=megatron has adapters for "
+                f"{', '.join(ADAPTABLE_LAYERS)}, or for [{ALL_LINEAR}]",
+                remedy=f"did you mean {close[0]}?" if close else "",
+            )
 
 
 def _shown(value: object) -> str:

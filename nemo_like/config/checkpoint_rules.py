@@ -8,9 +8,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from nemo_like.config.adapter_layers import ATTENTION_LAYERS, FEED_FORWARD_LAYERS, adapted_layers
 from nemo_like.config.derived import stage_size
 from nemo_like.config.machine_rules import Machine
+from nemo_like.config.memory_timetable import gpu_bytes, memory_problems
 from nemo_like.config.model_info import ModelInfo, read_model_info, shipped_shape
+from nemo_like.config.placement_rules import placement_problems
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.schema import Config, DatasetKind, Device, PolicyBackend
 
@@ -50,8 +53,10 @@ def checkpoint_problems(cfg: Config, machine: Machine = Machine.this) -> Iterato
     except ConfigError as error:
         yield from error.problems
         return
-    yield from _policy_layout(cfg, model)
-    yield from _engine_layout(cfg, model)
+    layout_problems = [*_policy_layout(cfg, model), *_engine_layout(cfg, model)]
+    yield from layout_problems
+    if not layout_problems:
+        yield from _gpu_memory(cfg, model)
     length = cfg.policy.max_total_sequence_length
     if length > model.max_position_embeddings:
         yield Problem(
@@ -59,6 +64,12 @@ def checkpoint_problems(cfg: Config, machine: Machine = Machine.this) -> Iterato
             rule=f"must be at most the model's max_position_embeddings={model.max_position_embeddings}",
             remedy="shorten the sequences or use a model with a longer context",
         )
+
+
+def _gpu_memory(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
+    size = gpu_bytes(cfg)
+    if size is not None and not any(placement_problems(cfg)):
+        yield from memory_problems(cfg, model, size)
 
 
 def _how_to_get(cfg: Config, name: str) -> str:
@@ -106,6 +117,7 @@ def _policy_layout(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
         {"layers": model.num_layers},
     )
     yield from _experts(cfg, model)
+    yield from _adapted_experts(cfg, model)
 
 
 def _experts(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
@@ -130,6 +142,18 @@ def _experts(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
             rule="must be true for a mixture of experts with tensor parallelism: else every tensor-parallel "
             "rank would compute every expert on every token",
             remedy="set it to true",
+        )
+
+
+def _adapted_experts(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
+    lora = cfg.policy.lora
+    experts = [layer for layer in adapted_layers(lora) if layer in FEED_FORWARD_LAYERS]
+    if lora.enabled and model.num_experts is not None and experts:
+        yield Problem(
+            key=f"policy.lora.target_modules=[{', '.join(lora.target_modules)}]",
+            rule=f"asks for adapters beside {', '.join(experts)}, which are experts in this mixture and get "
+            "none with policy.backend=megatron",
+            remedy=f"name layers of the attention: [{', '.join(ATTENTION_LAYERS)}]",
         )
 
 

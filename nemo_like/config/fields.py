@@ -83,7 +83,8 @@ def find(group: type, key: str) -> Any | None:
 def nearest_key(group: type, key: str) -> str | None:
     """Return the key that was probably meant by an unknown one; None when no key is similar.
 
-    These are tried in order: a key of the same group; a key of the same depth with a similar full name; a key
+    These are tried in order: a key of the same group; one of the same name in a group of the same name
+    elsewhere; one of the same name further down; a key of the same depth with a similar full name; a key
     anywhere with a similar last part; and any key with a similar full name.
     """
     keys = list(all_keys(group))
@@ -91,9 +92,13 @@ def nearest_key(group: type, key: str) -> str | None:
     siblings = {
         name: f"{head}.{name}" for head, _, name in (k.rpartition(".") for k in keys) if head == parent
     }
+    below = {known.rpartition(".")[2]: known for known in reversed(keys) if known.startswith(f"{parent}.")}
+    by_end = {_end(known): known for known in reversed(keys) if "." in known}
     by_leaf = {known.rpartition(".")[2]: known for known in reversed(keys)}
     attempts: tuple[tuple[str, dict[str, str], float], ...] = (
         (leaf, siblings if parent else {}, 0.7),
+        (_end(key), by_end, 1.0),
+        (leaf, below if parent else {}, 1.0),
         (key, {known: known for known in keys if known.count(".") == key.count(".")}, 0.8),
         (leaf, by_leaf, 0.8),
         (key, {known: known for known in keys}, 0.7),
@@ -102,6 +107,11 @@ def nearest_key(group: type, key: str) -> str | None:
         if close := get_close_matches(word, candidates, n=1, cutoff=cutoff):
             return candidates[close[0]]
     return None
+
+
+def _end(key: str) -> str:
+    """Return the last two parts of a key."""
+    return ".".join(key.split(".")[-2:])
 
 
 def check_tree(

@@ -1,34 +1,28 @@
-"""Rules on engines that share GPUs with the policy workers."""
+"""Rules on where policy workers and engines are placed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nemo_like.config.derived import policy_world_size, shares_gpus
-from nemo_like.config.problems import Problem
+from nemo_like.config.places import placement
+from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.schema import Config
 
 
 def placement_problems(cfg: Config) -> Iterator[Problem]:
     """Yield every problem with the engines' placement."""
-    if shares_gpus(cfg):
-        yield from _shared_gpus(cfg)
+    yield from _nodes(cfg)
 
 
-def _shared_gpus(cfg: Config) -> Iterator[Problem]:
-    """Yield every problem of engines that each have a part of one policy worker's GPU."""
-    colocated = "with cluster.placement=colocated and policy.device=cuda"
-    engine_tp, num_engines = cfg.generation.vllm_cfg.tensor_parallel_size, cfg.generation.num_engines
-    num_workers = policy_world_size(cfg.policy)
-    if engine_tp > 1:
+def _nodes(cfg: Config) -> Iterator[Problem]:
+    if cfg.cluster.address is None and cfg.cluster.num_nodes > 1:
         yield Problem(
-            key=f"generation.vllm_cfg.tensor_parallel_size={engine_tp}",
-            rule=f"must be 1 {colocated}: an engine shares the GPU of one policy worker",
-            remedy="use more engines of one GPU each, or cluster.placement=separate",
+            key=f"cluster.num_nodes={cfg.cluster.num_nodes}",
+            rule="must be 1 with cluster.address=null, which starts a private Ray on this machine alone",
+            remedy="join a Ray cluster with cluster.address=auto (docs/slurm.md)",
         )
-    if num_engines > num_workers:
-        yield Problem(
-            key=f"generation.num_engines={num_engines}",
-            rule=f"must be at most the {num_workers} policy workers {colocated}: each shares one's GPU",
-            remedy=f"try {num_workers}",
-        )
+        return
+    try:
+        placement(cfg)
+    except ConfigError as error:
+        yield from error.problems

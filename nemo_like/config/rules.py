@@ -51,7 +51,8 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
     problems += rollout_problems(cfg)
     problems += loss_problems(cfg)
     problems += backend_problems(cfg)
-    problems += placement_problems(cfg)
+    if not any(key.startswith(("policy.", "generation.", "cluster.")) for key in broken):
+        problems += placement_problems(cfg)
     problems += weight_problems(cfg)
     if not any(key.startswith("data_plane.") for key in broken):
         problems += data_plane_problems(cfg)
@@ -140,9 +141,9 @@ _RANGES = (
     _count("policy.megatron_cfg.context_parallel_size"),
     _count("policy.megatron_cfg.expert_model_parallel_size"),
     _count("policy.fsdp_cfg.tensor_parallel_size"),
-    _count("policy.fsdp_cfg.lora.rank"),
-    _Range(key="policy.fsdp_cfg.lora.alpha", above=0, remedy="twice the rank is usual"),
-    _Range(key="policy.fsdp_cfg.lora.dropout", at_least=0, below=1),
+    _count("policy.lora.rank"),
+    _Range(key="policy.lora.alpha", above=0, remedy="twice the rank is usual"),
+    _Range(key="policy.lora.dropout", at_least=0, below=1),
     _Range(key="policy.optimizer.lr", above=0),
     _Range(key="policy.optimizer.weight_decay", at_least=0),
     _Range(key="policy.optimizer.adam_beta1", at_least=0, below=1),
@@ -167,7 +168,9 @@ _RANGES = (
     _Range(key="checkpointing.save_period", at_least=0),
     _count("checkpointing.keep_top_k"),
     _count("cluster.num_cpus"),
-    _Range(key="cluster.num_gpus", at_least=0),
+    _count("cluster.num_nodes"),
+    _Range(key="cluster.gpus_per_node", at_least=0),
+    _Range(key="cluster.gpu_memory_gib", above=0),
     _Range(key="cluster.max_recoveries", at_least=0),
     _Range(key="cluster.max_restarts", at_least=0),
     _Range(key="cluster.start_timeout_s", above=0),

@@ -307,7 +307,6 @@ class FsdpConfig:
     tensor_parallel_size: int
     activation_checkpointing: bool  # keep each layer's input only, and recompute the rest in the backward
     cpu_offload: bool  # keep sharded weights, gradients and optimizer state in host memory
-    lora: LoraConfig
 
 
 @dataclass(kw_only=True, slots=True)
@@ -350,6 +349,7 @@ class PolicyConfig:
     replica_fetch: ReplicaFetch
     megatron_cfg: MegatronConfig  # of backend megatron
     fsdp_cfg: FsdpConfig  # of backend fsdp
+    lora: LoraConfig
     optimizer: OptimizerConfig
     scheduler: SchedulerConfig
 
@@ -530,8 +530,10 @@ class StageTimeoutsConfig:
 class ClusterConfig:
     address: str | None  # null: a private Ray on this machine; "auto" or HOST:PORT joins one
     num_cpus: int | None  # logical CPUs of the private Ray; null: what the actors ask for
-    num_gpus: int  # GPUs of the private Ray
-    placement: Placement  # a tensor-parallel group never leaves its node; the groups spread over nodes
+    num_nodes: int  # machines that the policy workers and engines are on; a private Ray has one
+    gpus_per_node: int  # NVIDIA GPUs that the run may use on each of them
+    gpu_memory_gib: float | None  # memory of each GPU; null: known only when the run has reserved them
+    placement: Placement  # a tensor-parallel group never leaves its node; --dry-run prints all places
     start_timeout_s: float  # deadline for Ray to start, and then for all actors to be ready
     stage_timeout_s: float  # deadline for each stage that has none of its own in stage_timeouts_s
     stage_timeouts_s: StageTimeoutsConfig

@@ -27,7 +27,7 @@ from nemo_like.batch.tags import (
     reward_component,
 )
 from nemo_like.config.derived import is_own_loss
-from nemo_like.config.schema import Config, PolicyBackend, Tripwires
+from nemo_like.config.schema import Config, Tripwires
 from nemo_like.driver.collection import Collected
 from nemo_like.driver.reports import StepResults
 from nemo_like.driver.run_failures import RunFailed
@@ -217,8 +217,8 @@ class StepTripwires:
 
     @property
     def _has_dropout(self) -> bool:
-        lora = self._cfg.policy.fsdp_cfg.lora
-        return self._cfg.policy.backend is PolicyBackend.fsdp and lora.enabled and lora.dropout > 0
+        lora = self._cfg.policy.lora
+        return lora.enabled and lora.dropout > 0
 
 
 def _trained_by_rewards(batch: KVBatchMeta) -> list[bool]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from nemo_like.cluster.actor_errors import Overdue
+from nemo_like.config.gpu_stages import EngineHolds
 from nemo_like.config.schema import Tripwires, WeightTransport
 from nemo_like.weight_transport.buckets import TensorSpec
 from nemo_like.weight_transport.connections import Endpoint, Transfer
@@ -164,10 +165,11 @@ class GenerationEngine(Protocol):
 
     def stats(self) -> EngineStats: ...
 
-    def sleep(self) -> None:
-        """Give the device's memory to others until the next request or weight update.
+    def hold(self, what: EngineHolds) -> None:
+        """Hold exactly this of the device's memory from now on, and leave the rest to others.
 
-        Raises RuntimeError for an engine that was not started to sleep, or that still generates.
+        An engine generates while it holds everything, and loads weights unless it holds nothing. Raises
+        RuntimeError for an engine that was not started to sleep, or that still generates.
         """
 
 

@@ -32,6 +32,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from nemo_like.cluster.gloo import one_gloo_device
 from nemo_like.cluster.runtime import use_temporary_directory_of_session
+from nemo_like.config.gpu_stages import EngineHolds
 from nemo_like.config.schema import Device, GenerationConfig, Precision
 from nemo_like.config.tasks import SamplingSettings
 from nemo_like.generation.engine_args import engine_args
@@ -145,8 +146,8 @@ class VllmEngine:
             lambda: EngineStats(self._policy_version, self._generation_s, self._num_generated_tokens)
         )
 
-    def sleep(self) -> None:
-        self._call(self._fall_asleep)
+    def hold(self, what: EngineHolds) -> None:
+        self._call(lambda: self._hold(what))
 
     def canary_logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """Return the log-probs of all tokens but the first, at temperature 1, nats.
@@ -280,7 +281,7 @@ class VllmEngine:
         self, requests: Sequence[GroupRequest], params: Sequence[SamplingParams], sink: ResultSink
     ) -> None:
         added: list[str] = []
-        self._memory.wake()
+        self._check_awake()
         try:
             for request, request_params in zip(requests, params, strict=True):
                 if request.request_id in self._unfinished:
@@ -296,7 +297,7 @@ class VllmEngine:
     def _score(self, token_ids: Sequence[int]) -> list[float]:
         if self._unfinished:
             raise RuntimeError(f"engine {self._name!r} still generates, so it cannot score the canary")
-        self._memory.wake()
+        self._check_awake()
         params = SamplingParams(
             max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False, ignore_eos=True
         )
@@ -327,7 +328,8 @@ class VllmEngine:
                 f"engine {self._name!r} still generates {len(self._unfinished)} groups; one group must not "
                 "mix policy versions; wait for them or abort them before a weight update"
             )
-        self._memory.wake_weights()
+        if self._memory.holds is EngineHolds.nothing:
+            raise RuntimeError(f"engine {self._name!r} sleeps, so there is no room for weights to load")
         self._paused_for = version
 
     def _fetch_weights(self, transfer: Transfer, groups: Sequence[str]) -> None:
@@ -354,14 +356,18 @@ class VllmEngine:
         self._paused_for = None
         return self._policy_version
 
-    def _fall_asleep(self) -> None:
+    def _check_awake(self) -> None:
+        if self._memory.holds is not EngineHolds.everything:
+            raise RuntimeError(f"engine {self._name!r} sleeps, so it cannot generate")
+
+    def _hold(self, what: EngineHolds) -> None:
         if self._sleeps is Sleeps.never:
             raise RuntimeError(f"engine {self._name!r} was not started to sleep: it has a device of its own")
         if self._unfinished:
             raise RuntimeError(
                 f"engine {self._name!r} still generates {len(self._unfinished)} groups, so it cannot sleep"
             )
-        self._memory.sleep()
+        self._memory.hold(what)
 
     def _check_paused(self, version: int) -> None:
         if self._paused_for != version:

@@ -1,8 +1,8 @@
 """The vLLM worker's side of a weight transfer.
 
 Every worker process imports this module, because vLLM's argument ``worker_extension_cls`` names
-``WeightReceiverExtension``. It uses vLLM's layerwise reload, and none of vLLM's weight-transfer engines, whose
-interface has changed between releases.
+``WeightReceiverExtension``. It loads by vLLM's layerwise reload, and uses none of vLLM's weight-transfer
+engines (docs/weight_sync.md says why).
 """
 
 from __future__ import annotations

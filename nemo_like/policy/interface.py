@@ -74,12 +74,29 @@ class TrainingBackend(Protocol):
         the weight sender is sure to get every tensor.
         """
 
+    def adapter_config(self) -> Mapping[str, Any] | None:
+        """Return the contents of peft's adapter_config.json, as plain JSON values; None when the whole model
+        trains."""
+
+    def adapter_metadata(self) -> list[TensorSpec]:
+        """Describe what ``stage_adapters`` will yield, in its order, without communication; empty when the
+        whole model trains."""
+
+    def stage_adapters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield (name as peft saves it, full tensor in float32) for every adapter of this pipeline stage, A
+        [rank, inputs] and B [outputs, rank].
+
+        It is collective as ``stage_weights`` is.
+        """
+
     def export_hf(self, path: Path) -> None:
-        """Write a checkpoint directory that transformers loads; every rank that gathers weights calls it."""
+        """Write a checkpoint directory that transformers loads, and inside it a directory with the adapters,
+        if there are any, for peft; every rank that gathers weights calls it."""
 
     def save_checkpoint(self, path: Path, writer: CheckpointWriter) -> None:
-        """Hand weights, optimizer and update count to ``writer``, which writes them into the empty directory
-        ``path``; every rank calls it."""
+        """Hand what trains, the optimizer and the update count to ``writer``, which writes them into the
+        empty directory ``path``; every rank calls it. Weights beside adapters stay as they are in
+        policy.model_name, and are not in a checkpoint."""
 
     def load_checkpoint(self, path: Path) -> None:
         """Continue from what ``save_checkpoint`` wrote, whatever layout wrote it; every rank calls it."""

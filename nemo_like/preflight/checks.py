@@ -117,7 +117,7 @@ def _checks(cfg: Config, declared: list[Declaration]) -> Iterator[_Check]:
     for target in targets.targets_of(cfg):
         start = partial(ChildCall, targets.inspected, target, timeout_s=_IMPORT_TIME_S)
         yield _Check(start, partial(_imported, target, declared))
-    lora, name = cfg.policy.fsdp_cfg.lora, cfg.policy.model_name
+    lora, name = cfg.policy.lora, cfg.policy.model_name
     if cfg.policy.backend is PolicyBackend.fsdp and lora.enabled and not cfg.rollout.generate_only:
         directory = name if Path(name).is_dir() else str(shipped_shape(name))
         start = partial(ChildCall, adapter_problem, directory, lora, timeout_s=_IMPORT_TIME_S)
@@ -184,7 +184,7 @@ def _imported(target: targets.Target, declared: list[Declaration], child: ChildC
 
 
 def _adapted(model_name: str, lora: LoraConfig, child: ChildCall) -> _Outcome:
-    key, names = "policy.fsdp_cfg.lora.target_modules", ", ".join(lora.target_modules)
+    key, names = "policy.lora.target_modules", ", ".join(lora.target_modules)
     try:
         told = child.result()
     except ChildFailed as error:

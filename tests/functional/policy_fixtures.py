@@ -158,8 +158,8 @@ def policy_config(
             tensor_parallel_size=tp if is_fsdp else 1,
             activation_checkpointing=False,
             cpu_offload=False,
-            lora=LoraConfig(enabled=False, rank=4, alpha=8.0, dropout=0.0, target_modules=["all-linear"]),
         ),
+        lora=LoraConfig(enabled=False, rank=4, alpha=8.0, dropout=0.0, target_modules=["all-linear"]),
         # Adam divides a gradient that is zero but for rounding by little more than adam_eps: with 1e-6, one
         # processor's rounding moved a weight by more than the tests allow.
         optimizer=OptimizerConfig(lr=2e-3, weight_decay=0.01, adam_beta1=0.9, adam_beta2=0.95, adam_eps=1e-5),

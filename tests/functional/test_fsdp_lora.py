@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from nemo_like.batch.meta import Schedule
@@ -43,6 +44,8 @@ class LoraReport:
     reference_after: torch.Tensor
     sent: dict[str, torch.Tensor]
     announced: list[tuple[str, str, tuple[int, ...]]]
+    adapters: dict[str, torch.Tensor]
+    announced_adapters: list[tuple[str, str, tuple[int, ...]]]
 
 
 def train_adapters(
@@ -86,6 +89,8 @@ def train_adapters(
         policy.reference_logprobs(policy_batch(), schedule),
         {name: weight.clone() for name, weight in policy.stage_weights()},
         [(spec.name, spec.dtype, spec.shape) for spec in policy.weight_metadata()],
+        {name: adapter.clone() for name, adapter in policy.stage_adapters()},
+        [(spec.name, spec.dtype, spec.shape) for spec in policy.adapter_metadata()],
     )
 
 
@@ -110,10 +115,10 @@ class Outcome:
 def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     path = tmp_path_factory.mktemp("lora")
     cfg = policy_config(make_checkpoint(path / "model"), backend=PolicyBackend.fsdp, **request.param)
-    adapters = replace(cfg.fsdp_cfg.lora, enabled=True, target_modules=list(TARGETS))
+    adapters = replace(cfg.lora, enabled=True, target_modules=list(TARGETS))
     cfg = replace(
         cfg,
-        fsdp_cfg=replace(cfg.fsdp_cfg, lora=adapters),
+        lora=adapters,
         optimizer=replace(cfg.optimizer, lr=2e-2, weight_decay=0.0),
     )
     loss, batch = loss_config(kl_penalty=0.01), random_batch(NUM_SAMPLES)
@@ -176,11 +181,21 @@ def test_the_exported_adapter_beside_the_model_computes_what_the_merged_export_d
 
 def test_engines_are_sent_the_merged_weights_as_announced(outcome: Outcome) -> None:
     sender = outcome.leaders[0]
-    found = [
-        (name, str(weight.dtype).removeprefix("torch."), tuple(weight.shape))
-        for name, weight in sender.sent.items()
-    ]
-    assert found == sender.announced
+    assert described(sender.sent) == sender.announced
     assert not [name for name in sender.sent if "lora" in name or "base_layer" in name]
     for name, weight in sender.sent.items():
         assert torch.equal(weight, outcome.exported[name]), name
+
+
+def test_what_is_sent_of_the_adapters_is_what_peft_finds_in_the_export(outcome: Outcome) -> None:
+    for report in outcome.leaders:
+        assert described(report.adapters) == report.announced_adapters
+    exported = load_file(outcome.path / "export" / "adapter" / "adapter_model.safetensors")
+    torch.testing.assert_close(outcome.leaders[0].adapters, exported, rtol=0, atol=0)
+
+
+def described(tensors: dict[str, torch.Tensor]) -> list[tuple[str, str, tuple[int, ...]]]:
+    return [
+        (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        for name, tensor in tensors.items()
+    ]

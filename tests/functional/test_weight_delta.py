@@ -39,9 +39,7 @@ def start(checkpoint: Path, name: str, transport: WeightTransport, *, engine_tp:
     ]
     stages = [
         cluster.start(
-            stage_spec(
-                checkpoint, f"{name}-{delta}", stage, 2, transport, sent_dtype="bfloat16", delta=delta
-            )
+            stage_spec(checkpoint, f"{name}-{delta}", stage, 2, transport, sent_dtype="bfloat16", delta=delta)
         )
         for delta in (True, False)
         for stage in (0, 1)

@@ -6,9 +6,10 @@ tensor-parallel axis  DTensor, by the model's own plan
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,7 @@ from nemo_like.batch.meta import GlobalBatch, Schedule
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.schema import LossConfig, PolicyConfig
 from nemo_like.observability.metrics import Metric
+from nemo_like.policy.adapters import ADAPTER_DIRECTORY, ADAPTER_DTYPE, adapter_config, write_adapters
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.checkpoint_writer import CheckpointWriter
 from nemo_like.policy.devices import DTYPES, compute_device
@@ -48,9 +50,6 @@ from nemo_like.policy.temperature import at_temperature_one
 from nemo_like.policy.train_metrics import TrainMetrics
 from nemo_like.policy.update_watch import UpdateWatch
 from nemo_like.weight_transport.buckets import TensorSpec
-
-# The part of an export that holds the adapters alone, unmerged.
-ADAPTER_DIRECTORY = "adapter"
 
 
 class FSDPPolicy:
@@ -84,11 +83,12 @@ class FSDPPolicy:
         materialise(self._model, self.device, cfg.fsdp_cfg)
         # While a layer computes, FSDP puts gathered parameters in place of these sharded ones, which last.
         self._parameters: dict[str, DTensor] = dict(self._causal_lm.named_parameters())
+        self._trained = {name: value for name, value in self._parameters.items() if value.requires_grad}
         self._load_weights()
         keeps_copy = loss.reference_policy_kl_penalty > 0 and not self._adapters
         self._reference = ReferenceWeights(self._local_parts, cfg.reference_placement) if keeps_copy else None
         self._optimizer = ShardedAdamW(
-            {name: value for name, value in self._parameters.items() if value.requires_grad},
+            self._trained,
             cfg,
             self.device,
             partial_gradients=spread.partial_gradients,
@@ -208,6 +208,32 @@ class FSDPPolicy:
             for name, plain_name in self._sent_parameters():
                 yield from hf_tensors(self._causal_lm, plain_name, self._merged(name))
 
+    def adapter_config(self) -> Mapping[str, Any] | None:
+        """Return the contents of peft's adapter_config.json, as plain JSON values; None when the whole model
+        trains."""
+        config = self._adapters.config
+        return None if config is None else adapter_config(config, self._source)
+
+    def adapter_metadata(self) -> list[TensorSpec]:
+        """Describe what ``stage_adapters`` will yield, in its order, without communication; empty when the
+        whole model trains."""
+        dtype = str(ADAPTER_DTYPE).removeprefix("torch.")
+        return [
+            TensorSpec(saved_name, dtype, tuple(self._parameters[name].shape))
+            for name, saved_name in self._adapters.parameter_names()
+        ]
+
+    @torch.no_grad()
+    def stage_adapters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield (name as peft saves it, full tensor in float32) for every adapter, A [rank, inputs] and B
+        [outputs, rank].
+
+        Collective over all ranks; one parameter is gathered at a time.
+        """
+        with self._weights_in_use():
+            for name, saved_name in self._adapters.parameter_names():
+                yield saved_name, full_tensor(self._parameters[name], self.device, ADAPTER_DTYPE)
+
     def export_hf(self, path: Path) -> None:
         """Write a checkpoint directory that transformers loads, and inside it a directory with the adapters,
         if there are any, for peft; every rank calls it."""
@@ -218,31 +244,23 @@ class FSDPPolicy:
         else:
             for _ in tensors:  # this rank takes part in the gathering
                 pass
-        if self._adapters:
-            self._export_adapters(path / ADAPTER_DIRECTORY)
+        if config := self.adapter_config():
+            adapters = {name: tensor.cpu() for name, tensor in self.stage_adapters()}
+            if self.coordinates.rank == 0:
+                write_adapters(path / ADAPTER_DIRECTORY, config, adapters)
         dist.barrier()
 
-    @torch.no_grad()
-    def _export_adapters(self, path: Path) -> None:
-        with self._weights_in_use():
-            tensors = {
-                name: full_tensor(self._parameters[name], self.device, torch.float32).cpu()
-                for name in self._adapters.parameter_names()
-            }
-        if self.coordinates.rank == 0:
-            self._adapters.save(path, self._source, tensors)
-
     def save_checkpoint(self, path: Path, writer: CheckpointWriter) -> None:
-        """Hand weights, optimizer and update count to ``writer``, which writes them into the empty directory
-        ``path``; every rank calls it."""
+        """Hand what trains, the optimizer and the update count to ``writer``, which writes them into the
+        empty directory ``path``; every rank calls it."""
         with self._weights_in_use(), self._moments_in_use():
-            state = checkpoint_state(self._parameters, self._optimizer, self.num_updates, writer)
+            state = checkpoint_state(self._trained, self._optimizer, self.num_updates, writer)
             writer.write(state, path)
 
     def load_checkpoint(self, path: Path) -> None:
         """Continue from what ``save_checkpoint`` wrote, whatever layout wrote it; every rank calls it."""
         with self._weights_in_use(), self._moments_in_use():
-            self.num_updates = load_checkpoint(path, self._parameters, self._optimizer)
+            self.num_updates = load_checkpoint(path, self._trained, self._optimizer)
 
     def _sent_parameters(self) -> Iterator[tuple[str, str]]:
         """Yield (name here, name in a model without adapters) for every parameter but the adapters' own."""
@@ -262,7 +280,7 @@ class FSDPPolicy:
         return self._adapters.merged(name, full(name), full).to(self._dtype)
 
     def _add_adapters(self) -> Adapters:
-        lora = self.cfg.fsdp_cfg.lora
+        lora = self.cfg.lora
         return add_adapters(self._causal_lm, lora) if lora.enabled else Adapters({})
 
     def _parallelize(self) -> TensorParallelModel:

@@ -6,37 +6,32 @@ LoRA: arXiv 2106.09685.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from nemo_like.config.adapter_layers import ALL_LINEAR, adapts_all_linear
 from nemo_like.config.schema import LoraConfig
+from nemo_like.policy.adapters import LORA_A, LORA_B, initial_value, peft_config, peft_name
 
 if TYPE_CHECKING:
     from peft import PeftConfig
 
 _NAME = "default"  # peft's name of the one adapter that each layer has
-_ALL_LINEAR = "all-linear"
 _BASE = ".base_layer"
-_WEIGHTS_FILE = "adapter_model.safetensors"
-_PEFT_PREFIX = "base_model.model."
 
 
 class Adapters:
     """The adapted layers of a model, by name; empty for a model that trains as a whole.
 
-    ``config`` is peft's configuration, which names the adapted layers.
+    ``config`` is peft's configuration, which names the adapted layers; None where there are none.
     """
 
     def __init__(self, layers: Mapping[str, Any], config: PeftConfig | None = None) -> None:
-        self._layers, self._config = dict(layers), config
+        self._layers, self.config = dict(layers), config
 
     def __bool__(self) -> bool:
         return bool(self._layers)
@@ -67,23 +62,16 @@ class Adapters:
         if leaf != "weight" or layer_name not in self._layers:
             return weight
         layer = self._layers[layer_name]
-        down, up = (full(f"{layer_name}.{part}.{_NAME}.weight") for part in ("lora_A", "lora_B"))
+        down, up = (full(f"{layer_name}.{part}.{_NAME}.weight") for part in (LORA_A, LORA_B))
         delta = layer.scaling[_NAME] * (up @ down)
         # Some layers store their weight [in, out].
         return weight.float() + (delta.T if layer.fan_in_fan_out else delta)
 
-    def parameter_names(self) -> list[str]:
-        """Return the names of the adapters' parameters, which ``save`` needs."""
-        return [f"{layer}.{part}.{_NAME}.weight" for layer in self._layers for part in ("lora_A", "lora_B")]
-
-    def save(self, path: Path, source: Path, tensors: Mapping[str, Tensor]) -> None:
-        """Write a directory from which ``peft.PeftModel.from_pretrained`` loads the adapters beside the model
-        in ``source``. ``tensors`` are the full parameters of ``parameter_names``, by name."""
-        assert self._config is not None
-        self._config.base_model_name_or_path = str(source.absolute())
-        self._config.save_pretrained(str(path))
-        named = {_PEFT_PREFIX + name.replace(f".{_NAME}.", "."): value for name, value in tensors.items()}
-        save_file(named, path / _WEIGHTS_FILE, metadata={"format": "pt"})
+    def parameter_names(self) -> Iterator[tuple[str, str]]:
+        """Yield (name here, name as peft saves it) for the adapters' parameters."""
+        for layer in self._layers:
+            for part in (LORA_A, LORA_B):
+                yield f"{layer}.{part}.{_NAME}.weight", peft_name(layer, part)
 
 
 def add_adapters(model: PreTrainedModel, cfg: LoraConfig) -> Adapters:
@@ -93,32 +81,24 @@ def add_adapters(model: PreTrainedModel, cfg: LoraConfig) -> Adapters:
     model.
     """
     _check_targets(model, cfg)
-    from peft import LoraConfig as PeftLora
     from peft import inject_adapter_in_model
     from peft.tuners.lora import LoraLayer
 
-    targets = cfg.target_modules
-    peft_config = PeftLora(
-        task_type="CAUSAL_LM",
-        r=cfg.rank,
-        lora_alpha=cfg.alpha,
-        lora_dropout=cfg.dropout,
-        target_modules=_ALL_LINEAR if targets == [_ALL_LINEAR] else targets,
-    )
-    inject_adapter_in_model(peft_config, model, adapter_name=_NAME, low_cpu_mem_usage=True)
+    config = peft_config(cfg, ALL_LINEAR if adapts_all_linear(cfg) else cfg.target_modules)
+    inject_adapter_in_model(config, model, adapter_name=_NAME, low_cpu_mem_usage=True)
     layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
     for name, layer in layers.items():
         if _NAME not in layer.lora_A or layer is model.get_output_embeddings():
             raise ValueError(
-                f"policy.fsdp_cfg.lora.target_modules names {name!r}, an embedding or the output layer; "
+                f"policy.lora.target_modules names {name!r}, an embedding or the output layer; "
                 "name linear layers inside the model"
             )
-    return Adapters(layers, peft_config)
+    return Adapters(layers, config)
 
 
 def _check_targets(model: PreTrainedModel, cfg: LoraConfig) -> None:
     """Raise ValueError when any configured name fits no layer; peft would accept that if another fits."""
-    if cfg.target_modules == [_ALL_LINEAR]:
+    if adapts_all_linear(cfg):
         return
     names = [name for name, _ in model.named_modules()]
     unknown = [
@@ -129,7 +109,7 @@ def _check_targets(model: PreTrainedModel, cfg: LoraConfig) -> None:
     if unknown:
         linear = {name.rpartition(".")[2] for name, layer in model.named_modules() if _is_linear(layer)}
         raise ValueError(
-            f"policy.fsdp_cfg.lora.target_modules={cfg.target_modules}: no layer of the model is called "
+            f"policy.lora.target_modules={cfg.target_modules}: no layer of the model is called "
             f"{', '.join(unknown)}; its linear layers are {', '.join(sorted(linear))}"
         )
 
@@ -144,13 +124,10 @@ def checkpoint_name(name: str) -> str | None:
 
 
 def initial_values(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Return the adapters' first values, from a fixed seed: A is random and B zero, so that the model's
-    outputs do not change yet."""
-    generator = torch.Generator().manual_seed(0)
+    """Return the adapters' first values, by parameter name."""
     values = {}
     for name, parameter in parameters.items():
         if checkpoint_name(name) is None:
-            values[name] = torch.zeros(parameter.shape)
-            if ".lora_A." in name:
-                nn.init.kaiming_uniform_(values[name], a=math.sqrt(5), generator=generator)
+            layer, part = name.removesuffix(f".{_NAME}.weight").rsplit(".", 1)
+            values[name] = initial_value(layer, part, parameter.shape)
     return values

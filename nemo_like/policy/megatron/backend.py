@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -232,6 +233,24 @@ class MegatronPolicy:
         """
         with self._weights_in_use():
             yield from hf_tensors(self._sent_parameters(), self._geometry, self._part, self._gather)
+
+    def adapter_config(self) -> Mapping[str, Any] | None:
+        """Return the contents of peft's adapter_config.json, as plain JSON values; None when the whole model
+        trains."""
+        return None
+
+    def adapter_metadata(self) -> list[TensorSpec]:
+        """Describe what ``stage_adapters`` will yield, in its order, without communication; empty when the
+        whole model trains."""
+        return []
+
+    def stage_adapters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield (name as peft saves it, full tensor in float32) for every adapter of this pipeline stage, A
+        [rank, inputs] and B [outputs, rank].
+
+        Collective over the ranks that gather weights; only the weight sender is sure to get every tensor.
+        """
+        yield from ()
 
     def export_hf(self, path: Path) -> None:
         """Write a checkpoint directory that transformers loads; every rank that gathers weights calls it."""

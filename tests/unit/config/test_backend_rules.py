@@ -25,8 +25,9 @@ def problems(cfg: Config) -> list[str]:
     return []
 
 
-def test_both_backends_run_the_demo(demo: Demo) -> None:
-    assert problems(demo()) == problems(demo(FSDP)) == []
+@pytest.mark.parametrize("more", [[], ["policy.lora.enabled=true"]], ids=["whole", "adapters"])
+def test_both_backends_run_the_demo(demo: Demo, more: list[str]) -> None:
+    assert problems(demo(*more)) == problems(demo(FSDP, *more)) == []
 
 
 @pytest.mark.parametrize(
@@ -38,9 +39,10 @@ def test_both_backends_run_the_demo(demo: Demo) -> None:
             "fsdp; set it to 1, or policy.backend=megatron",
         ),
         (
-            ["policy.fsdp_cfg.lora.enabled=true"],
-            "policy.fsdp_cfg.lora.enabled=true is for policy.backend=fsdp, but that is megatron; set it to "
-            "false, or policy.backend=fsdp",
+            ["policy.lora.enabled=true", "policy.lora.target_modules=[q_proj,v_prj]"],
+            "policy.lora.target_modules=[q_proj, v_prj] names v_prj, and policy.backend=megatron has "
+            "adapters for q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, or for "
+            "[all-linear]; did you mean v_proj?",
         ),
         (
             ["policy.fsdp_cfg.tensor_parallel_size=2"],
@@ -52,13 +54,12 @@ def test_both_backends_run_the_demo(demo: Demo) -> None:
             "policy.fsdp_cfg.cpu_offload=true moves nothing with policy.device=cpu; set it to false",
         ),
         (
-            [FSDP, "policy.fsdp_cfg.lora.enabled=true", "policy.fsdp_cfg.lora.target_modules=[]"],
-            "policy.fsdp_cfg.lora.target_modules=[] names no layer, so nothing would train; [all-linear] is "
-            "usual",
+            [FSDP, "policy.lora.enabled=true", "policy.lora.target_modules=[]"],
+            "policy.lora.target_modules=[] names no layer, so nothing would train; [all-linear] is usual",
         ),
         (
-            [FSDP, "policy.fsdp_cfg.lora.rank=0"],
-            "policy.fsdp_cfg.lora.rank=0 must be at least 1",
+            [FSDP, "policy.lora.rank=0"],
+            "policy.lora.rank=0 must be at least 1",
         ),
         (
             [FSDP, "policy.fsdp_cfg.tensor_parallel_size=3"],

@@ -150,6 +150,19 @@ def test_experts_must_divide_over_the_ranks_of_a_stage(demo: Demo, checkpoint: P
     ]
 
 
+def test_experts_get_no_adapters_but_attention_beside_them_does(demo: Demo, checkpoint: Path) -> None:
+    write_checkpoint(checkpoint, **EXPERTS)
+    lora = ("policy.lora.enabled=true", "policy.lora.target_modules=[q_proj,o_proj]")
+    assert not problems(demo(*lora))
+    assert not problems(demo("policy.lora.enabled=true", "policy.backend=fsdp"))
+    (problem,) = problems(demo("policy.lora.enabled=true"))
+    assert problem == (
+        "policy.lora.target_modules=[all-linear] asks for adapters beside gate_proj, up_proj, down_proj, "
+        "which are experts in this mixture and get none with policy.backend=megatron; name layers of the "
+        "attention: [q_proj, k_proj, v_proj, o_proj]"
+    )
+
+
 def test_a_dense_model_has_no_experts_to_spread(demo: Demo) -> None:
     (problem,) = problems(demo("policy.megatron_cfg.expert_model_parallel_size=2"))
     assert problem == (

@@ -288,7 +288,7 @@ def test_a_choice_that_is_none_says_what_there_is(argument: str, rule: str) -> N
 
 def test_a_file_chooses_for_one_of_its_defaults(write: Write) -> None:
     path = write("mine.yaml", "defaults:\n  - grpo_arithmetic_cpu\n  - override policy: fsdp_lora")
-    lora = load_config(path).policy.fsdp_cfg.lora
+    lora = load_config(path).policy.lora
     assert (lora.enabled, lora.rank) == (True, 16)
 
 
@@ -406,6 +406,7 @@ def test_a_source_takes_the_place_of_a_list_and_a_list_that_of_a_source() -> Non
         ("grpo.num_prompt_per_step", "grpo.num_prompts_per_step"),
         ("grpo.sed", "grpo.seed"),
         ("policy.lr", "policy.optimizer.lr"),
+        ("policy.fsdp_cfg.lora.enabled", "policy.lora.enabled"),
         ("policy.tensor_model_parallel_size", "policy.megatron_cfg.tensor_model_parallel_size"),
         ("polcy.device", "policy.device"),
         ("polcy", "policy"),

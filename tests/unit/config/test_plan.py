@@ -6,7 +6,8 @@ from pathlib import Path
 
 from nemo_like.batch.columns import ROLLOUT_COLUMNS, bytes_per_token
 from nemo_like.config.model_info import read_model_info
-from nemo_like.config.plan import Plan, Role, format_plan, make_plan, ray_cpus, ray_gpus, roles
+from nemo_like.config.plan import Plan, checkpoint_bytes, format_plan, make_plan
+from nemo_like.config.roles import Role, ray_cpus, roles
 from nemo_like.config.schema import Config
 from nemo_like.policy.policy_columns import scored_columns
 from tests.unit.config.checkpoints import PADDED, SCORED
@@ -50,7 +51,7 @@ def test_workers_are_tp_times_pp_times_dp_and_engines_take_one_cpu_per_rank(demo
     )
     assert roles(cfg)[Role.policy_worker].count == 16
     assert ray_cpus(cfg) == 1 + 2 + 1 + 6 + 16
-    assert ray_gpus(cfg) == 0
+    assert all(needs.num_gpus == 0 for needs in roles(cfg).values())
 
 
 def test_context_parallel_ranks_are_workers_and_expert_parallel_ones_are_not(demo: Demo) -> None:
@@ -61,8 +62,10 @@ def test_context_parallel_ranks_are_workers_and_expert_parallel_ones_are_not(dem
 
 
 def test_on_gpus_workers_and_engine_ranks_take_one_each(demo: Demo) -> None:
-    cfg = demo("policy.device=cuda", "generation.num_engines=3", "generation.vllm_cfg.tensor_parallel_size=2")
-    assert ray_gpus(cfg) == 3 * 2 + 2
+    tp = "generation.vllm_cfg.tensor_parallel_size=2"
+    needs = roles(demo("policy.device=cuda", "generation.num_engines=3", tp))
+    assert needs[Role.engine].num_gpus == 2
+    assert needs[Role.policy_worker].num_gpus == 1
 
 
 def test_the_plan_of_the_demo_adds_up(demo: Demo) -> None:
@@ -133,5 +136,21 @@ def test_fsdp_workers_are_tp_times_dp(demo: Demo) -> None:
     cfg = demo("policy.backend=fsdp", "policy.fsdp_cfg.tensor_parallel_size=2", "policy.data_parallel_size=4")
     assert roles(cfg)[Role.policy_worker].count == 8
     assert "policy FSDP TP2 x DP4\n" in format_plan(plan(cfg))
-    adapted = demo("policy.backend=fsdp", "policy.fsdp_cfg.lora.enabled=true")
+    adapted = demo("policy.backend=fsdp", "policy.lora.enabled=true")
     assert "policy FSDP TP1 x DP2, LoRA of rank 16\n" in format_plan(plan(adapted))
+
+
+def test_the_plan_names_the_adapters_of_megatron_too(demo: Demo) -> None:
+    adapted = demo("policy.lora.enabled=true", "policy.lora.rank=4")
+    assert "policy TP1 x PP1 x DP2, LoRA of rank 4\n" in format_plan(plan(adapted))
+
+
+def test_a_checkpoint_of_adapters_has_nothing_of_the_frozen_weights(demo: Demo) -> None:
+    lora = ("policy.lora.enabled=true", "policy.lora.rank=4")
+    targets = ("policy.lora.target_modules=[q_proj,down_proj]",)
+    # 2 layers, rank 4: q_proj is 128 to 4 x 32, down_proj 384 to 128; three values in float32 of each.
+    expected = 2 * 4 * (128 + 128 + 384 + 128) * 12
+    for backend in ("policy.backend=fsdp", "policy.precision=bfloat16"):
+        cfg = demo(*lora, *targets, backend)
+        model = read_model_info(cfg.policy.model_name, cfg.policy.backend)
+        assert checkpoint_bytes(cfg.policy, model) == expected

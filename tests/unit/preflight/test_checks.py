@@ -53,8 +53,8 @@ def test_everything_that_is_wrong_is_told_at_once(
 
 def test_lora_on_layers_that_the_model_lacks_is_refused_by_the_model_itself(demo: Demo) -> None:
     qwen3 = REPOSITORY / "recipes" / "shapes" / "Qwen3-8B"
-    lora = ("policy.backend=fsdp", "policy.fsdp_cfg.lora.enabled=true", f"policy.model_name={qwen3}")
-    targets = "policy.fsdp_cfg.lora.target_modules"
+    lora = ("policy.backend=fsdp", "policy.lora.enabled=true", f"policy.model_name={qwen3}")
+    targets = "policy.lora.target_modules"
     (note,) = preflight(demo(*lora, f"{targets}=[q_proj, v_proj]"), Machine.this, say).notes
     assert str(note) == f"checked      {targets}: the model has q_proj, v_proj"
     with pytest.raises(ConfigError) as raised:

@@ -1,0 +1,77 @@
+"""What low-rank adapters are in both backends: first values, and names and files in peft's format.
+
+LoRA: arXiv 2106.09685.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from nemo_like.config.schema import LoraConfig
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
+
+# The part of an export that holds the adapters alone, unmerged.
+ADAPTER_DIRECTORY = "adapter"
+# An adapter adds scaling * B @ A to a layer's weight.
+LORA_A, LORA_B = "lora_A", "lora_B"
+ADAPTER_DTYPE = torch.float32
+
+_WEIGHTS_FILE, _CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
+
+
+def peft_name(layer: str, part: str) -> str:
+    """Return the name under which peft saves ``part``, LORA_A or LORA_B, of the adapter beside ``layer``."""
+    return f"base_model.model.{layer}.{part}.weight"
+
+
+def initial_value(layer: str, part: str, shape: Sequence[int]) -> Tensor:
+    """Return an adapter's first value, ``shape`` float32 on the CPU: A [rank, inputs] is random, B [outputs,
+    rank] is zero, so that the model's outputs do not change yet.
+
+    The layer's name is the seed, so every rank of every layout, and either backend, has the same values.
+    """
+    value = torch.zeros(*shape, dtype=ADAPTER_DTYPE)
+    if part == LORA_A:
+        generator = torch.Generator().manual_seed(zlib.crc32(layer.encode()))
+        nn.init.kaiming_uniform_(value, a=math.sqrt(5), generator=generator)
+    return value
+
+
+def peft_config(lora: LoraConfig, target_modules: str | list[str]) -> PeftConfig:
+    """Return peft's configuration of adapters beside ``target_modules``, in peft's own notation."""
+    from peft import LoraConfig as PeftLora
+
+    return PeftLora(
+        task_type="CAUSAL_LM",
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=target_modules,
+    )
+
+
+def adapter_config(config: PeftConfig, source: Path) -> dict[str, Any]:
+    """Return the contents of peft's adapter_config.json, as plain JSON values, for adapters of the model in
+    ``source``."""
+    config.base_model_name_or_path = str(source.absolute())
+    plain: dict[str, Any] = json.loads(json.dumps(config.to_dict(), default=sorted))
+    return plain
+
+
+def write_adapters(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write a directory from which ``peft.PeftModel.from_pretrained`` loads the adapters beside their model:
+    ``config`` as ``adapter_config`` returns it, and full tensors by ``peft_name``."""
+    path.mkdir(parents=True, exist_ok=True)
+    (path / _CONFIG_FILE).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    save_file(dict(tensors), path / _WEIGHTS_FILE, metadata={"format": "pt"})
