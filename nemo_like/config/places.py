@@ -65,8 +65,8 @@ def weight_replicas(cfg: Config, places: Sequence[Place]) -> tuple[int, ...]:
     if without := sorted(with_engines - whole.keys()):
         raise _refused(
             "cluster.placement=colocated",
-            f"needs a whole replica on each node with engines, which map the memory of GPUs of their own node; "
-            f"node {without[0]} has none",
+            "needs a whole replica on each node with engines, which map the memory of GPUs of their own "
+            f"node; node {without[0]} has none",
             "use cluster.placement=separate, or fewer pipeline stages",
         )
     return tuple(sorted(whole[node] for node in with_engines))

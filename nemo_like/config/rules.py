@@ -34,6 +34,7 @@ from nemo_like.config.schema import (
 from nemo_like.config.task_rules import task_problems
 from nemo_like.config.tasks import data_sources
 from nemo_like.config.units import parse_duration_s
+from nemo_like.config.weight_rules import weight_problems
 
 
 def validate(cfg: Config, machine: Machine = Machine.this) -> None:
@@ -52,6 +53,7 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
     problems += backend_problems(cfg)
     if not any(key.startswith(("policy.", "generation.", "cluster.")) for key in broken):
         problems += placement_problems(cfg)
+    problems += weight_problems(cfg)
     if not any(key.startswith("data_plane.") for key in broken):
         problems += data_plane_problems(cfg)
     if not any(key.startswith("grpo.") for key in broken):

@@ -387,7 +387,8 @@ class GenerationConfig:
     stop_strings: list[str]  # a response also ends at the first of these, which stays in it
     validation: SamplingConfig  # replaces the settings above in validation
     weight_transport: WeightTransport
-    weight_bucket_mib: int  # size of one broadcast of a collective transfer; two are in memory at once
+    weight_bucket_mib: int  # of cuda_ipc and collective transfers; the sender has two buckets in memory
+    weight_delta: bool  # after a first time, send only the values that changed
     vllm_cfg: VllmConfig
 
 

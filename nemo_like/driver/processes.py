@@ -191,6 +191,7 @@ class Starter:
                 "device": cfg.policy.device,
                 "transport": weight_transport(cfg),
                 "bucket_mib": cfg.generation.weight_bucket_mib,
+                "delta": cfg.generation.weight_delta,
                 "timeout_s": self._patience_s(),
                 "replicas": self._weight_replicas,
                 "tripwires": cfg.debug.tripwires,

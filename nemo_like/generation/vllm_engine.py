@@ -50,7 +50,7 @@ from nemo_like.generation.interface import (
 from nemo_like.generation.shared_names import remove_names, track_names
 from nemo_like.generation.sleep import EngineMemory, Sleeps, has_sleep_mode
 from nemo_like.observability.trace import span
-from nemo_like.weight_transport.shared_memory import Transfer
+from nemo_like.weight_transport.connections import Transfer
 
 _T = TypeVar("_T")
 
@@ -163,7 +163,7 @@ class VllmEngine:
         return WeightEndpoint(node_id=node_id, num_workers=self._num_workers)
 
     def join_weight_group(self, group: WeightGroup) -> None:
-        self._call(lambda: self._rpc("init_weight_transfer_engine", init_info={"group": group}))
+        self._call(lambda: self._rpc("join_weight_group", group=group))
 
     def pause(self, version: int) -> None:
         self._call(lambda: self._pause(version))
@@ -174,8 +174,8 @@ class VllmEngine:
     def load_weights(self, version: int, groups: Sequence[str]) -> int:
         return self._call(lambda: self._load_weights(version, groups))
 
-    def resume(self) -> int:
-        return self._call(self._resume)
+    def resume(self, transfer: Transfer) -> int:
+        return self._call(lambda: self._resume(transfer))
 
     # ------------------------------------------------------------------ the step thread
 
@@ -339,11 +339,7 @@ class VllmEngine:
     def _load_weights(self, version: int, groups: Sequence[str]) -> int:
         self._check_paused(version)
         try:
-            self._rpc("start_weight_update")
-            for group in groups:
-                self._rpc("update_weights", update_info={"group": group})
-            self._rpc("finish_weight_update")
-            self._weights_digest = self._rpc("weights_digest")
+            self._weights_digest = self._rpc("load_weight_groups", groups=groups)
             # The cached keys and values were computed with the old weights.
             self._engine.reset_prefix_cache()
         except Exception:
@@ -355,7 +351,8 @@ class VllmEngine:
         self._policy_version, self._paused_for = version, None
         return version
 
-    def _resume(self) -> int:
+    def _resume(self, transfer: Transfer) -> int:
+        self._rpc("give_up_weights", transfer=transfer)
         self._paused_for = None
         return self._policy_version
 
