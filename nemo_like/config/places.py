@@ -13,10 +13,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nemo_like.config.derived import shares_gpus, stage_size
+from nemo_like.config.derived import shares_gpus, stage_size, weight_transport
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.roles import Role, RoleNeeds, actor_name, roles
-from nemo_like.config.schema import Config, Device, Placement, PolicyBackend, PolicyConfig
+from nemo_like.config.schema import Config, Device, Placement, PolicyBackend, PolicyConfig, WeightTransport
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,12 @@ def gpus_by_node(places: Iterable[Place]) -> dict[int, int]:
 def weight_replicas(cfg: Config, places: Sequence[Place]) -> tuple[int, ...]:
     """Return the data-parallel replicas that send their weights to engines: in general the first one.
 
-    Engines on the policy's own GPUs map memory of a GPU on their node, so there each node with engines has a
-    replica that sends, one whose senders are all on it. Raises ConfigError when a node has none.
+    Engines that map the trainer's memory need a sender on their own node, so there each node with engines has
+    a replica that sends, one whose senders are all on it. Raises ConfigError when a node has none.
     """
-    if not shares_gpus(cfg):
+    transport, workers = weight_transport(cfg), roles(cfg)[Role.policy_worker]
+    if transport not in (WeightTransport.shared_memory, WeightTransport.cuda_ipc) or not workers.count:
         return (0,)
-    workers = roles(cfg)[Role.policy_worker]
     node_of = {place.actor: place.node for place in places}
     num_stages, group = _num_stages(cfg.policy), _tensor_group(cfg.policy)
     whole: dict[int, int] = {}  # node: the first replica that is on it
@@ -64,12 +64,12 @@ def weight_replicas(cfg: Config, places: Sequence[Place]) -> tuple[int, ...]:
     with_engines = {place.node for place in places if place.actor.startswith(Role.engine.name)}
     if without := sorted(with_engines - whole.keys()):
         raise _refused(
-            "cluster.placement=colocated",
-            "needs a whole replica on each node with engines, which map the memory of GPUs of their own "
-            f"node; node {without[0]} has none",
-            "use cluster.placement=separate, or fewer pipeline stages",
+            f"generation.weight_transport={transport.value}",
+            "needs a whole replica of the policy on each node with engines, which map memory of their own "
+            f"node; node {without[0]} has none (cluster.placement={cfg.cluster.placement.value})",
+            "use cluster.placement=separate with weight_transport=auto, or fewer pipeline stages",
         )
-    return tuple(sorted(whole[node] for node in with_engines))
+    return tuple(sorted(whole[node] for node in with_engines)) or (0,)
 
 
 def _on_cpus(cfg: Config) -> list[Place]:

@@ -1,8 +1,8 @@
 """``EngineWeightSender``: sends the trainer's weights to the engines, and drives the transfer.
 
 One worker heads each pipeline stage and sends that stage's weights; stage 0's also coordinates the engines.
-Where engines on several nodes map the trainer's memory, a replica on each node sends to those of its node, and
-the first of these replicas coordinates all.
+Where engines on several nodes map the trainer's memory, a replica on each node sends to those of its node,
+and the first of these replicas coordinates all.
 
     stage 0's head (coordinator)      heads of the other stages       every engine
       pause(version) ───────────────────────────────────────────────▶  stops sampling
