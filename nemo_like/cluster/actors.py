@@ -46,7 +46,6 @@ class ActorSpec:
     target: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     num_cpus: float = 1.0
-    num_gpus: float = 0.0
     env: Mapping[str, str] = field(default_factory=dict)
     concurrency: Concurrency = Concurrency.serial
     log_path: str | None = None  # the process writes its stdout and stderr to this file
@@ -213,7 +212,6 @@ def start_actor(spec: ActorSpec, **options: Any) -> ActorHandle:
     resources: dict[str, Any] = {
         "name": spec.name,
         "num_cpus": spec.num_cpus,
-        "num_gpus": spec.num_gpus,
         "runtime_env": {"env_vars": dict(spec.env)},
         "max_restarts": 0,
         **options,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +58,20 @@ class Cluster:
         self._reservation: Reservation | None = None
         self._num_starts: Counter[str] = Counter()
 
-    def reserve(self, choices: Sequence[Sequence[Bundle]], *, timeout_s: float) -> None:
-        """Reserve the bundles of the first choice that the nodes can hold, until ``stop``.
+    def reserve(self, bundles: Sequence[Bundle], *, timeout_s: float) -> None:
+        """Reserve the bundles until ``stop``.
 
-        Each actor that a bundle names will start in that bundle.
-        Raises ClusterError when the nodes can hold no choice, or when the bundles are not free in time.
+        Each actor that a bundle names will start in that bundle, with its GPUs.
+        Raises ClusterError when a bundle fits on no node, or when the bundles are not free in time.
         """
-        self._reservation = reserve(choices, timeout_s=timeout_s)
+        self._reservation = reserve(bundles, timeout_s=timeout_s)
+
+    def smallest_gpu_bytes(self) -> int | None:
+        """Return the memory of the smallest reserved GPU; None without GPUs, or where any size is unknown."""
+        nodes = self._reservation.nodes.values() if self._reservation else ()
+        sizes = [gpu.num_bytes for node in nodes for gpu in node.gpus]
+        known = [size for size in sizes if size is not None]
+        return min(known) if known and len(known) == len(sizes) else None
 
     def endpoint(self, actor: str, *, timeout_s: float) -> tuple[str, int]:
         """Return the address of the node on which ``actor`` will start, and a TCP port that is free there.
@@ -76,7 +84,10 @@ class Cluster:
 
     def start(self, spec: ActorSpec, **options: Any) -> ActorHandle:
         """Start one process, watch it, and return at once. A discarded actor's name may be used again."""
-        place = self._reservation.options(spec.name) if self._reservation else {}
+        place: dict[str, Any] = {}
+        if self._reservation:
+            place = self._reservation.options(spec.name)
+            spec = replace(spec, env={**spec.env, **self._reservation.environment(spec.name)})
         if self._num_starts[spec.name]:
             # Ray frees a dead actor's name only after some moments.
             place["name"] = f"{spec.name}-{self._num_starts[spec.name]}"

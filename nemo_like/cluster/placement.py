@@ -1,12 +1,15 @@
-"""Where actors run: bundles of resources that are reserved together, each of them on a single node.
+"""Where actors run: on nodes that are reserved for them, and on whole GPUs of these.
 
-Actors that must share a node share a bundle; Ray spreads the bundles over the nodes as far as it can.
+A bundle is what one node gives: CPUs, and GPUs that Ray lends to nobody else meanwhile. Ray does not say
+which GPUs a bundle has, so a task that asks for all of them reports it once. The actors themselves ask Ray
+for no GPU: each starts with the ``CUDA_VISIBLE_DEVICES`` that its place in the bundle gives it, so that
+several can share a GPU and one can have several.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -15,15 +18,22 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from nemo_like.cluster.actor_errors import ClusterError
 from nemo_like.cluster.runtime import free_port
+from nemo_like.observability.gpu_usage import gpu_memory_bytes
+
+# Has Ray leave CUDA_VISIBLE_DEVICES alone in a process that asks it for no GPU.
+_OWN_DEVICES = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """Logical resources on one node, and the names of the actors that will use them."""
+    """Logical resources on one node, and the actors that will use them.
 
-    actors: tuple[str, ...]
+    ``actors`` has, by name, the GPUs of each actor as indexes among the ``num_gpus`` of the bundle.
+    """
+
+    actors: Mapping[str, tuple[int, ...]]
     num_cpus: float
-    num_gpus: float
+    num_gpus: int
 
     @property
     def resources(self) -> dict[str, float]:
@@ -36,11 +46,20 @@ class Bundle:
 
 
 @dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU that is reserved."""
+
+    device: str  # as in CUDA_VISIBLE_DEVICES: an index or a UUID on its node
+    num_bytes: int | None  # its memory; None where NVIDIA's driver does not tell
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
-    """A machine of the Ray cluster."""
+    """A machine of the Ray cluster, and what is reserved on it for one bundle."""
 
     node_id: str
     address: str
+    gpus: tuple[Gpu, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +75,17 @@ class Reservation:
         index = self._index(actor)
         if index is None:
             return {}
-        strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=index)
-        return {"scheduling_strategy": strategy}
+        return {"scheduling_strategy": _in_bundle(self.group, index)}
+
+    def environment(self, actor: str) -> dict[str, str]:
+        """Return the environment variables that give this actor its GPUs; {} without any."""
+        index = self._index(actor)
+        devices = self.bundles[index].actors[actor] if index is not None else ()
+        if not devices:
+            return {}
+        gpus = self.nodes[actor].gpus
+        visible = ",".join(gpus[place].device for place in devices)
+        return {"CUDA_VISIBLE_DEVICES": visible, **_OWN_DEVICES}
 
     def endpoint(self, actor: str, timeout_s: float) -> tuple[str, int]:
         """Return the address of the actor's node and a TCP port that was free there a moment ago.
@@ -77,39 +105,57 @@ class Reservation:
         return next((i for i, bundle in enumerate(self.bundles) if actor in bundle.actors), None)
 
 
-def reserve(choices: Sequence[Sequence[Bundle]], *, timeout_s: float) -> Reservation:
-    """Reserve all bundles of the first choice of which each bundle alone would fit on some node.
+def reserve(bundles: Sequence[Bundle], *, timeout_s: float) -> Reservation:
+    """Reserve all bundles, on different nodes as far as Ray can.
 
-    Raises ClusterError when there is no such choice, or when its bundles are not all free in time.
+    Raises ClusterError when a bundle fits on no node, or when the bundles are not all free in time.
     """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    bundles = next((choice for choice in choices if _first_too_large(choice, nodes) is None), None)
-    if bundles is None:
-        too_large = _first_too_large(choices[-1], nodes)
-        raise ClusterError(f"no node has {too_large}; {_describe(nodes)}")
-    group = placement_group([bundle.resources for bundle in bundles], strategy="SPREAD")
-    if not group.wait(timeout_s):
-        remove_placement_group(group)
-        asked = "; ".join(str(bundle) for bundle in bundles)
+    too_large = next((b for b in bundles if not any(_fits(b.resources, node) for node in nodes)), None)
+    if too_large is not None:
         raise ClusterError(
-            f"Ray could not reserve the run's resources within {timeout_s:g} s: {asked}. {_describe(nodes)}, "
-            "and other runs may hold some of it"
+            f"no node has {too_large}; {_describe(nodes)}; set cluster.num_nodes and cluster.gpus_per_node "
+            "to what there is"
         )
-    return Reservation(tuple(bundles), group, _nodes_by_actor(bundles, group))
+    group = placement_group([bundle.resources for bundle in bundles], strategy="SPREAD")
+    try:
+        if not group.wait(timeout_s):
+            asked = "; ".join(str(bundle) for bundle in bundles)
+            raise ClusterError(
+                f"Ray could not reserve the run's resources within {timeout_s:g} s: {asked}. "
+                f"{_describe(nodes)}, and other runs may hold some of it"
+            )
+        return Reservation(tuple(bundles), group, _nodes_by_actor(bundles, group, timeout_s))
+    except BaseException:
+        remove_placement_group(group)
+        raise
 
 
-def _nodes_by_actor(bundles: Sequence[Bundle], group: PlacementGroup) -> dict[str, Node]:
+def _nodes_by_actor(bundles: Sequence[Bundle], group: PlacementGroup, timeout_s: float) -> dict[str, Node]:
     node_ids = ray.util.placement_group_table(group)["bundles_to_node_id"]
     addresses = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in ray.nodes()}
-    return {
-        actor: Node(node_ids[i], addresses[node_ids[i]])
-        for i, bundle in enumerate(bundles)
-        for actor in bundle.actors
-    }
+    nodes = [Node(node_ids[i], addresses[node_ids[i]]) for i in range(len(bundles))]
+    asked = {i: _ask_for_gpus(group, i, bundle) for i, bundle in enumerate(bundles) if bundle.num_gpus}
+    for i, gpus in zip(asked, ray.get(list(asked.values()), timeout=timeout_s), strict=True):
+        nodes[i] = replace(nodes[i], gpus=gpus)
+    return {actor: nodes[i] for i, bundle in enumerate(bundles) for actor in bundle.actors}
 
 
-def _first_too_large(bundles: Sequence[Bundle], nodes: Sequence[Mapping[str, float]]) -> Bundle | None:
-    return next((b for b in bundles if not any(_fits(b.resources, node) for node in nodes)), None)
+def _ask_for_gpus(group: PlacementGroup, index: int, bundle: Bundle) -> ray.ObjectRef:
+    """Start a task that takes all GPUs of a bundle and reports them."""
+    task = ray.remote(num_cpus=0, num_gpus=bundle.num_gpus, max_retries=0)(_lent_gpus)
+    return task.options(scheduling_strategy=_in_bundle(group, index)).remote()
+
+
+def _lent_gpus() -> tuple[Gpu, ...]:
+    devices = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+    sizes = gpu_memory_bytes()
+    known = sizes if len(sizes) == len(devices) else [None] * len(devices)
+    return tuple(Gpu(device, size) for device, size in zip(devices, known, strict=True))
+
+
+def _in_bundle(group: PlacementGroup, index: int) -> PlacementGroupSchedulingStrategy:
+    return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
 
 
 def _fits(asked: Mapping[str, float], node: Mapping[str, float]) -> bool:

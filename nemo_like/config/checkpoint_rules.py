@@ -11,7 +11,9 @@ from pathlib import Path
 from nemo_like.config.adapter_layers import ATTENTION_LAYERS, FEED_FORWARD_LAYERS, adapted_layers
 from nemo_like.config.derived import stage_size
 from nemo_like.config.machine_rules import Machine
+from nemo_like.config.memory_timetable import gpu_bytes, memory_problems
 from nemo_like.config.model_info import ModelInfo, read_model_info, shipped_shape
+from nemo_like.config.placement_rules import placement_problems
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.schema import Config, DatasetKind, Device, PolicyBackend
 
@@ -51,8 +53,10 @@ def checkpoint_problems(cfg: Config, machine: Machine = Machine.this) -> Iterato
     except ConfigError as error:
         yield from error.problems
         return
-    yield from _policy_layout(cfg, model)
-    yield from _engine_layout(cfg, model)
+    layout_problems = [*_policy_layout(cfg, model), *_engine_layout(cfg, model)]
+    yield from layout_problems
+    if not layout_problems:
+        yield from _gpu_memory(cfg, model)
     length = cfg.policy.max_total_sequence_length
     if length > model.max_position_embeddings:
         yield Problem(
@@ -60,6 +64,12 @@ def checkpoint_problems(cfg: Config, machine: Machine = Machine.this) -> Iterato
             rule=f"must be at most the model's max_position_embeddings={model.max_position_embeddings}",
             remedy="shorten the sequences or use a model with a longer context",
         )
+
+
+def _gpu_memory(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
+    size = gpu_bytes(cfg)
+    if size is not None and not any(placement_problems(cfg)):
+        yield from memory_problems(cfg, model, size)
 
 
 def _how_to_get(cfg: Config, name: str) -> str:
@@ -117,6 +127,10 @@ def _experts(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
         if ep > 1:
             rule = f"needs a mixture of experts, and this model is of type {model.model_type!r}"
             yield Problem(key=f"{key}={ep}", rule=rule, remedy="set it to 1")
+        if megatron.moe_grouped_gemm:
+            rule = f"needs a mixture of experts, and this model is of type {model.model_type!r}"
+            key = "policy.megatron_cfg.moe_grouped_gemm=true"
+            yield Problem(key=key, rule=rule, remedy="set it to null")
         return
     yield from _must_divide(key, ep, {"experts": model.num_experts})
     ranks = stage_size(cfg.policy)

@@ -12,8 +12,9 @@ from nemo_like.config.data_plane_rules import data_plane_machine_problems
 from nemo_like.config.data_rules import data_problems
 from nemo_like.config.logger_rules import logger_machine_problems, logger_problems
 from nemo_like.config.model_info import read_model_info
-from nemo_like.config.plan import Role, ray_cpus, ray_gpus, roles, weight_bytes
+from nemo_like.config.plan import weight_bytes
 from nemo_like.config.problems import ConfigError, Problem
+from nemo_like.config.roles import Role, ray_cpus, roles
 from nemo_like.config.sandbox_rules import sandbox_machine_problems
 from nemo_like.config.schema import Config, Device
 
@@ -54,36 +55,27 @@ def _processors(cfg: Config) -> Iterator[Problem]:
     if num_cpus is not None and num_cpus < needed:
         yield Problem(
             key=f"cluster.num_cpus={num_cpus}",
-            rule=f"must be at least {needed}: {_shares(cfg, 'num_cpus')}",
+            rule=f"must be at least {needed}: {_shares(cfg)}",
             remedy=f"try {needed} or null; these are logical CPUs and may exceed the machine's cores",
-        )
-    if cfg.policy.device is not Device.cuda:
-        return
-    needed, num_gpus = ray_gpus(cfg), cfg.cluster.num_gpus
-    if num_gpus < needed:
-        yield Problem(
-            key=f"cluster.num_gpus={num_gpus}",
-            rule=f"must be at least {needed}: {_shares(cfg, 'num_gpus')}",
-            remedy="use fewer engines or policy workers, or more GPUs",
         )
 
 
 def _present_gpus(cfg: Config) -> Iterator[Problem]:
     if cfg.cluster.address is not None or cfg.policy.device is not Device.cuda:
         return
-    num_gpus = cfg.cluster.num_gpus
+    num_gpus = cfg.cluster.gpus_per_node
     present = len(list(Path("/dev").glob("nvidia[0-9]*")))
     if num_gpus > present and not Path("/dev/dxg").exists():
         yield Problem(
-            key=f"cluster.num_gpus={num_gpus}",
+            key=f"cluster.gpus_per_node={num_gpus}",
             rule=f"is more than the {present} NVIDIA GPUs of this machine",
             remedy="run on a GPU machine, join one's Ray with cluster.address, or use policy.device=cpu",
         )
 
 
-def _shares(cfg: Config, resource: str) -> str:
-    """Return which processes ask for how much of a resource, as "TransferQueue controller 1 x 1, ..."."""
-    asked = {role: (needs.count, getattr(needs, resource)) for role, needs in roles(cfg).items()}
+def _shares(cfg: Config) -> str:
+    """Return which processes ask for how many logical CPUs, as "TransferQueue controller 1 x 1, ..."."""
+    asked = {role: (needs.count, needs.num_cpus) for role, needs in roles(cfg).items()}
     return ", ".join(f"{_plural(role, n)} {n} x {each:g}" for role, (n, each) in asked.items() if each)
 
 

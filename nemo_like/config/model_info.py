@@ -6,10 +6,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nemo_like.config.parameter_counts import ParameterCounts
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.schema import PolicyBackend
 
@@ -86,21 +87,38 @@ class ModelInfo:
     @property
     def num_parameters(self) -> int:
         """The number of scalars in the weights; tied embeddings count once."""
-        if self.num_stored_scalars is not None:
-            return self.num_stored_scalars
-        query = self.num_heads * self.head_size
-        key_value = 2 * self.num_kv_heads * self.head_size
-        attention = self.hidden_size * (query + key_value) + query * self.hidden_size
-        if self.has_qkv_bias:
-            attention += query + key_value
-        if self.has_qk_norm:
-            attention += 2 * self.head_size
-        mlp = 3 * self.hidden_size * self.intermediate_size
-        if self.num_experts is not None:
-            mlp = self.num_experts * (mlp + self.hidden_size)  # and a row of the router
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.has_tied_embeddings else 2)
-        layers = self.num_layers * (attention + mlp + 2 * self.hidden_size)
-        return embeddings + layers + self.hidden_size
+        return self.parameters.total if self.num_stored_scalars is None else self.num_stored_scalars
+
+    @property
+    def parameters(self) -> ParameterCounts:
+        """The number of scalars in the weights by kind.
+
+        Where the weight files were counted, the kinds are estimates: a layer's feed-forward part gets its
+        share of what the other kinds, counted as in Llama, leave of the sum.
+        """
+        query, key_value = self.num_heads * self.head_size, 2 * self.num_kv_heads * self.head_size
+        biases = query + key_value if self.has_qkv_bias else 0
+        norms = 2 * self.head_size if self.has_qk_norm else 0
+        ffn = 3 * self.hidden_size * self.intermediate_size
+        embedding = self.vocab_size * self.hidden_size
+        num_experts = self.num_experts or 0
+        counts = ParameterCounts(
+            num_layers=self.num_layers,
+            input_embeddings=embedding,
+            output_layer=0 if self.has_tied_embeddings else embedding,
+            attention=self.hidden_size * (2 * query + key_value) + biases + norms,
+            dense_ffn=0 if num_experts else ffn,
+            expert=ffn if num_experts else 0,
+            num_experts=num_experts,
+            num_experts_per_token=self.num_experts_per_token,
+            router=num_experts * self.hidden_size,
+            layer_norms=2 * self.hidden_size,
+            final_norm=self.hidden_size,
+        )
+        if self.num_stored_scalars is None:
+            return counts
+        rest = self.num_stored_scalars - replace(counts, dense_ffn=0).total
+        return replace(counts, dense_ffn=max(0, rest // self.num_layers))
 
 
 def shipped_shape(model_name: str) -> Path | None:

@@ -15,8 +15,6 @@ _CLOSE = 0.85
 
 NAMES: dict[str, dict[str, str]] = {
     "NeMo-RL": {
-        "cluster.gpus_per_node": "cluster.num_gpus",
-        "cluster.num_nodes": "cluster.num_gpus",
         "data.dataset_name": "data.train.path",
         "data.input_key": "data.train.prompt_key",
         "data.output_key": "data.train.answer_key",
@@ -137,8 +135,8 @@ NAMES: dict[str, dict[str, str]] = {
         "trainer.default_local_dir": "checkpointing.checkpoint_dir",
         "trainer.experiment_name": "logger.run_name",
         "trainer.logger": "logger.wandb.mode",
-        "trainer.n_gpus_per_node": "cluster.num_gpus",
-        "trainer.nnodes": "cluster.num_gpus",
+        "trainer.n_gpus_per_node": "cluster.gpus_per_node",
+        "trainer.nnodes": "cluster.num_nodes",
         "trainer.project_name": "logger.wandb.project",
         "trainer.resume_mode": "checkpointing.resume_if_exists",
         "trainer.save_freq": "checkpointing.save_period",

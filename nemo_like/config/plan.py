@@ -1,97 +1,23 @@
-"""The plan of a run: the processes, rows, micro-batches and bytes that follow from a configuration.
-
-``roles`` is the one place that says how many processes a run has and what each asks Ray for; the
-start-up code, the validation and ``--dry-run`` all read it.
-"""
+"""The plan of a run, which ``--dry-run`` prints: its processes and places, rows, micro-batches and bytes."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import Enum
 
 from nemo_like.config.adapter_layers import num_adapter_parameters
-from nemo_like.config.derived import (
-    dynamic_length_multiple,
-    length_multiple,
-    policy_world_size,
-    scores_prev_logprobs,
-    shares_gpus,
+from nemo_like.config.derived import dynamic_length_multiple, length_multiple, scores_prev_logprobs
+from nemo_like.config.memory_timetable import (
+    MemoryTimetable,
+    format_timetable,
+    gpu_bytes,
+    memory_timetable,
 )
 from nemo_like.config.model_info import ModelInfo
-from nemo_like.config.schema import Config, Device, PolicyBackend, PolicyConfig, Precision, StorageBackend
-from nemo_like.config.tasks import used_environments
+from nemo_like.config.places import Place, gpus_by_node, placement
+from nemo_like.config.roles import Role, RoleNeeds, ray_cpus, roles
+from nemo_like.config.schema import Config, PolicyBackend, PolicyConfig, Precision
 from nemo_like.config.units import format_size
-
-# The shares of a GPU that a policy worker and an engine ask Ray for when they share one: both fit on it, and
-# no second worker or engine beside them.
-_WORKER_SHARE, _ENGINE_SHARE = 0.75, 0.25
-
-
-class Role(Enum):
-    """The kinds of processes of a run."""
-
-    driver = "driver"
-    data_plane_host = "data-plane host"
-    controller = "TransferQueue controller"
-    storage_unit = "TransferQueue storage unit"
-    rollout = "rollout actor"
-    environment = "environment actor"
-    engine = "vLLM engine"
-    policy_worker = "policy worker"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoleNeeds:
-    """How many processes play a role, and the logical Ray resources that each of them asks for."""
-
-    count: int
-    num_cpus: float
-    num_gpus: float = 0.0
-
-
-def roles(cfg: Config) -> dict[Role, RoleNeeds]:
-    """Return how many processes of each role a run has and what each asks Ray for.
-
-    Roles are in the order in which data passes them. A replay has no engines and no environments; a run that
-    only generates has no policy workers.
-    """
-    on_gpu, generates = cfg.policy.device is Device.cuda, cfg.rollout.replay is None
-    engine_tp = cfg.generation.vllm_cfg.tensor_parallel_size
-    num_units = 0 if cfg.data_plane.backend is StorageBackend.in_memory else cfg.data_plane.num_storage_units
-    worker_share, engine_share = (_WORKER_SHARE, _ENGINE_SHARE) if shares_gpus(cfg) else (1.0, 1.0)
-    return {
-        Role.driver: RoleNeeds(count=1, num_cpus=0),
-        Role.data_plane_host: RoleNeeds(count=1, num_cpus=0),
-        # TransferQueue itself asks for one CPU for its controller and for each storage unit.
-        Role.controller: RoleNeeds(count=min(num_units, 1), num_cpus=1),
-        Role.storage_unit: RoleNeeds(count=num_units, num_cpus=1),
-        Role.rollout: RoleNeeds(count=1, num_cpus=0),
-        Role.environment: RoleNeeds(
-            count=sum(env.num_actors for env in used_environments(cfg).values()) if generates else 0,
-            num_cpus=0.1,
-        ),
-        Role.engine: RoleNeeds(
-            count=cfg.generation.num_engines if generates else 0,
-            num_cpus=engine_tp,
-            num_gpus=engine_tp * engine_share if on_gpu else 0,
-        ),
-        Role.policy_worker: RoleNeeds(
-            count=0 if cfg.rollout.generate_only else policy_world_size(cfg.policy),
-            num_cpus=1,
-            num_gpus=worker_share if on_gpu else 0,
-        ),
-    }
-
-
-def ray_cpus(cfg: Config) -> int:
-    """Return the logical CPUs that all actors together ask for; with fewer, Ray would wait without end."""
-    return math.ceil(round(sum(needs.count * needs.num_cpus for needs in roles(cfg).values()), 6))
-
-
-def ray_gpus(cfg: Config) -> int:
-    """Return the GPUs that all actors together ask for."""
-    return math.ceil(sum(needs.count * needs.num_gpus for needs in roles(cfg).values()))
 
 
 def updates_per_step(cfg: Config) -> int:
@@ -133,7 +59,8 @@ class Plan:
 
     roles: dict[Role, RoleNeeds]
     num_cpus: int
-    num_gpus: int
+    places: list[Place]
+    memory: MemoryTimetable
     layout: str
     num_prompts: int
     num_generations: int
@@ -168,7 +95,8 @@ def make_plan(cfg: Config, model: ModelInfo, bytes_per_token: int) -> Plan:
     return Plan(
         roles=roles(cfg),
         num_cpus=ray_cpus(cfg),
-        num_gpus=ray_gpus(cfg),
+        places=placement(cfg),
+        memory=memory_timetable(cfg, model, gpu_bytes(cfg)),
         layout=_layout(policy),
         num_prompts=grpo.num_prompts_per_step,
         num_generations=grpo.num_generations_per_prompt,
@@ -240,7 +168,7 @@ def format_plan(plan: Plan) -> str:
         for role, needs in plan.roles.items()
     ]
     lines += [
-        f"  {'asked of Ray in all':<26}{'':>6}{plan.num_cpus:>11}{plan.num_gpus:>11}",
+        f"  {'reserved in all':<26}{'':>6}{plan.num_cpus:>11}{sum(gpus_by_node(plan.places).values()):>11}",
         "",
         f"model        {plan.num_parameters:,} parameters, policy {plan.layout}",
         f"step         {plan.num_prompts:,} prompts x {plan.num_generations} responses = "
@@ -252,6 +180,7 @@ def format_plan(plan: Plan) -> str:
         f"data plane   at most {format_size(plan.data_plane_bytes_per_step)} per step "
         f"({plan.max_tokens_per_step:,} tokens x {plan.bytes_per_token} bytes)",
         f"weight sync  {format_size(plan.weight_bytes)} per step to each of {plan.num_engines} engines",
+        *format_timetable(plan.memory),
     ]
     return "\n".join(lines)
 

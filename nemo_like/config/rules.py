@@ -34,6 +34,7 @@ from nemo_like.config.schema import (
 from nemo_like.config.task_rules import task_problems
 from nemo_like.config.tasks import data_sources
 from nemo_like.config.units import parse_duration_s
+from nemo_like.config.weight_rules import weight_problems
 
 
 def validate(cfg: Config, machine: Machine = Machine.this) -> None:
@@ -50,7 +51,9 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
     problems += rollout_problems(cfg)
     problems += loss_problems(cfg)
     problems += backend_problems(cfg)
-    problems += placement_problems(cfg)
+    if not any(key.startswith(("policy.", "generation.", "cluster.")) for key in broken):
+        problems += placement_problems(cfg)
+    problems += weight_problems(cfg)
     if not any(key.startswith("data_plane.") for key in broken):
         problems += data_plane_problems(cfg)
     if not any(key.startswith("grpo.") for key in broken):
@@ -165,7 +168,9 @@ _RANGES = (
     _Range(key="checkpointing.save_period", at_least=0),
     _count("checkpointing.keep_top_k"),
     _count("cluster.num_cpus"),
-    _Range(key="cluster.num_gpus", at_least=0),
+    _count("cluster.num_nodes"),
+    _Range(key="cluster.gpus_per_node", at_least=0),
+    _Range(key="cluster.gpu_memory_gib", above=0),
     _Range(key="cluster.max_recoveries", at_least=0),
     _Range(key="cluster.max_restarts", at_least=0),
     _Range(key="cluster.start_timeout_s", above=0),

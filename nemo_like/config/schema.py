@@ -269,6 +269,7 @@ class MegatronConfig:
     sequence_parallel: bool  # needs tensor_model_parallel_size > 1
     use_distributed_optimizer: bool  # shard optimizer state over the data- and context-parallel ranks
     activation_checkpointing: bool  # keep each layer's input only, and recompute the rest in the backward
+    moe_grouped_gemm: bool | None  # a mixture's experts in one matrix product; None: where it is fast
 
 
 @dataclass(kw_only=True, slots=True)
@@ -386,7 +387,8 @@ class GenerationConfig:
     stop_strings: list[str]  # a response also ends at the first of these, which stays in it
     validation: SamplingConfig  # replaces the settings above in validation
     weight_transport: WeightTransport
-    weight_bucket_mib: int  # size of one broadcast of a collective transfer; two are in memory at once
+    weight_bucket_mib: int  # of cuda_ipc and collective transfers; the sender has two buckets in memory
+    weight_delta: bool  # after a first time, send only the values that changed
     vllm_cfg: VllmConfig
 
 
@@ -529,8 +531,10 @@ class StageTimeoutsConfig:
 class ClusterConfig:
     address: str | None  # null: a private Ray on this machine; "auto" or HOST:PORT joins one
     num_cpus: int | None  # logical CPUs of the private Ray; null: what the actors ask for
-    num_gpus: int  # GPUs of the private Ray
-    placement: Placement  # a tensor-parallel group never leaves its node; the groups spread over nodes
+    num_nodes: int  # machines that the policy workers and engines are on; a private Ray has one
+    gpus_per_node: int  # NVIDIA GPUs that the run may use on each of them
+    gpu_memory_gib: float | None  # memory of each GPU; null: known only when the run has reserved them
+    placement: Placement  # a tensor-parallel group never leaves its node; --dry-run prints all places
     start_timeout_s: float  # deadline for Ray to start, and then for all actors to be ready
     stage_timeout_s: float  # deadline for each stage that has none of its own in stage_timeouts_s
     stage_timeouts_s: StageTimeoutsConfig

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +18,12 @@ from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.cpu_environment import CPU_ENVIRONMENT
 from nemo_like.cluster.runtime import free_port
 from nemo_like.config.derived import longest_deadline_s, shares_gpus, weight_transport
-from nemo_like.config.plan import Role, roles
+from nemo_like.config.gpu_stages import EngineHolds
+from nemo_like.config.places import Place, weight_replicas
+from nemo_like.config.roles import Role, actor_name, roles
 from nemo_like.config.schema import Config, Device
 from nemo_like.config.tasks import has_stop_strings, used_environments
 from nemo_like.data_plane.spec import DataPlaneSpec, host_actor
-from nemo_like.driver.bundles import actor_name
 from nemo_like.generation.environment import engine_environment
 from nemo_like.generation.sleep import Sleeps
 from nemo_like.observability.disk import write_whole
@@ -77,22 +78,30 @@ def write_process_ids(cluster: Cluster, actors: Actors, directory: RunDirectory)
 
 
 class Starter:
-    """Starts processes, with one method per kind; none waits until its processes are ready."""
+    """Starts processes, with one method per kind.
 
-    def __init__(self, cfg: Config, cluster: Cluster, directory: RunDirectory) -> None:
+    None waits until its processes are ready, but for engines that share GPUs with the policy.
+    """
+
+    def __init__(
+        self, cfg: Config, cluster: Cluster, directory: RunDirectory, places: Sequence[Place]
+    ) -> None:
         self._cfg, self._cluster, self._directory = cfg, cluster, directory
         self._needs = roles(cfg)
+        self._weight_replicas = weight_replicas(cfg, places)
+        self._gpus = {place.actor: {(place.node, gpu) for gpu in place.gpus} for place in places}
 
     def all(self) -> Actors:
         """Start every process of the run."""
         host = self.host()
         data_plane = self.data_plane(host)
-        engines = [self.engine(index) for index in range(self._needs[Role.engine].count)]
         environments = self.environments()
+        workers = self.workers(data_plane)  # they touch no GPU before they are told to set up
+        engines = self.engines(range(self._needs[Role.engine].count))
         return Actors(
             host=host,
             engines=engines,
-            workers=self.workers(data_plane),
+            workers=workers,
             environments=environments,
             rollout=self.rollout(engines, environments, data_plane),
         )
@@ -117,7 +126,43 @@ class Starter:
             )
         )
 
-    def engine(self, index: int) -> ActorHandle:
+    def engines(self, indices: Sequence[int]) -> list[ActorHandle]:
+        """Start engines of these numbers.
+
+        On GPUs that they share with the policy, return when they are ready and asleep. Engines on one GPU
+        start one after the other there, each when those before it sleep: vLLM measures the GPU's memory while
+        it starts, and others must neither take nor give up any meanwhile. Raises what ``Cluster.gather``
+        raises.
+        """
+        if not shares_gpus(self._cfg):
+            return [self._engine(index) for index in indices]
+        timeout_s = self._cfg.cluster.start_timeout_s
+        engines: dict[int, ActorHandle] = {}
+        for wave in self._waves(indices):
+            starting = {index: self._engine(index) for index in wave}
+            engines |= starting
+            for method, arguments in (("stats", ()), ("hold", (EngineHolds.nothing,))):
+                calls = [engine.submit(method, *arguments) for engine in starting.values()]
+                self._cluster.gather(
+                    calls, stage="start", timeout_s=timeout_s, watching=list(starting.values())
+                )
+        return [engines[index] for index in indices]
+
+    def _waves(self, indices: Sequence[int]) -> Iterator[list[int]]:
+        """Yield the engines in groups of which no two share a GPU."""
+        left = list(indices)
+        while left:
+            taken: set[tuple[int, int]] = set()
+            wave = []
+            for index in left:
+                gpus = self._gpus[actor_name(Role.engine, self._needs[Role.engine], index)]
+                if not gpus & taken:
+                    wave.append(index)
+                    taken |= gpus
+            yield wave
+            left = [index for index in left if index not in wave]
+
+    def _engine(self, index: int) -> ActorHandle:
         """Start an engine, which serves the weights of ``policy.model_name`` until a trainer sends others."""
         policy = self._cfg.policy
         model_name = str(Path(policy.model_name).absolute())
@@ -146,7 +191,9 @@ class Starter:
                 "device": cfg.policy.device,
                 "transport": weight_transport(cfg),
                 "bucket_mib": cfg.generation.weight_bucket_mib,
+                "delta": cfg.generation.weight_delta,
                 "timeout_s": self._patience_s(),
+                "replicas": self._weight_replicas,
                 "tripwires": cfg.debug.tripwires,
             },
         )
@@ -166,6 +213,7 @@ class Starter:
                 master_addr=master_addr,
                 master_port=master_port,
                 timeout_s=self._patience_s(),
+                weight_replicas=self._weight_replicas,
                 tripwires=cfg.debug.tripwires,
             )
             for rank in range(self._needs[Role.policy_worker].count)
@@ -248,7 +296,6 @@ class Starter:
                 target=target,
                 kwargs=kwargs,
                 num_cpus=needs.num_cpus,
-                num_gpus=needs.num_gpus,
                 env=env,
                 concurrency=Concurrency.asyncio if is_async else Concurrency.serial,
                 log_path=self._directory.log_path(name),
@@ -258,9 +305,10 @@ class Starter:
 
 def _torch_environment(cfg: Config) -> dict[str, str]:
     """Return the environment variables of processes that load torch."""
-    env = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    # Processes with GPUs get theirs with their place.
+    env = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     if cfg.policy.device is Device.cpu:
-        env |= {**CPU_ENVIRONMENT, "CUDA_VISIBLE_DEVICES": ""}
+        env |= CPU_ENVIRONMENT
     if cfg.cluster.address is None:
         env["GLOO_SOCKET_IFNAME"] = "lo"
     return env

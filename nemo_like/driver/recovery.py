@@ -148,9 +148,9 @@ class ActorRecovery:
                 self._parts.cluster.discard(handle)
         if actors.host.name in dead:
             actors.host = starter.host()
-        for index, engine in enumerate(actors.engines):
-            if engine.name in dead:
-                actors.engines[index] = starter.engine(index)
+        lost = [index for index, engine in enumerate(actors.engines) if engine.name in dead]
+        for index, engine in zip(lost, starter.engines(lost), strict=True):
+            actors.engines[index] = engine
         for name, pool in actors.environments.items():
             for index, environment in enumerate(pool):
                 if environment.name in dead:

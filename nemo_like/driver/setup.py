@@ -24,9 +24,13 @@ from nemo_like.cluster.janitor import swept_directory
 from nemo_like.cluster.private_ray import temporary_parent
 from nemo_like.cluster.runtime import RayNeeds, ray_runtime
 from nemo_like.config.derived import Stage, deadline_s, shares_gpus
+from nemo_like.config.gpu_stages import EngineHolds
 from nemo_like.config.loader import to_yaml
+from nemo_like.config.memory_timetable import memory_problems
 from nemo_like.config.model_info import read_model_info
-from nemo_like.config.plan import checkpoint_bytes, ray_cpus, ray_gpus, weight_bytes
+from nemo_like.config.places import gpus_by_node, placement, weight_replicas
+from nemo_like.config.plan import checkpoint_bytes, weight_bytes
+from nemo_like.config.roles import Role, ray_cpus, roles
 from nemo_like.config.schema import Config, Device, TimeoutAction, Tripwires
 from nemo_like.data.interface import SourceReport
 from nemo_like.data.sampler import MixtureSampler
@@ -57,6 +61,7 @@ from nemo_like.policy.parallelism import parallel_layout
 from nemo_like.rollout.prompts import RolloutMode, RolloutParts, SourceReports
 from nemo_like.rollout.rollout_handle import RolloutHandle
 from nemo_like.tripwires.canary_checks import canary_tokens
+from nemo_like.weight_sync.shared_gpus import SharedGpus
 from nemo_like.weight_sync.sync import EngineWeights, NoEngines
 
 
@@ -234,20 +239,22 @@ def started(
 ) -> Iterator[StartedRun]:
     """Start every process of the run, and yield the run once it is ready; end all when the block is left."""
     logger.status("starting Ray")
+    places = placement(cfg)
     needs = RayNeeds(
         address=cfg.cluster.address,
         num_cpus=ray_cpus(cfg) if cfg.cluster.num_cpus is None else cfg.cluster.num_cpus,
-        num_gpus=max(ray_gpus(cfg), cfg.cluster.num_gpus),
+        num_gpus=sum(gpus_by_node(places).values()),
         start_timeout_s=cfg.cluster.start_timeout_s,
         logs_path=directory.logs_path / "ray",
     )
     with ray_runtime(needs, logger.warn, logger.last_words) as ray_failure:
         cluster = Cluster(directory.logs_path, ray_failure)
         try:
-            cluster.reserve(bundles(cfg), timeout_s=cfg.cluster.start_timeout_s)
-            starter = Starter(cfg, cluster, directory)
+            cluster.reserve(bundles(cfg, places), timeout_s=cfg.cluster.start_timeout_s)
+            check_memory(cfg, cluster.smallest_gpu_bytes())
+            starter = Starter(cfg, cluster, directory, places)
+            logger.status("starting " + _what_starts(cfg))
             actors = starter.all()
-            logger.status("starting " + _what_starts(actors))
             rollout = _wait_until_ready(cluster, actors, cfg.cluster.start_timeout_s)
             _report_sources(rollout.sources, logger)
             write_process_ids(cluster, actors, directory)
@@ -402,9 +409,22 @@ def _report_sources(sources: SourceReports, logger: RunLogger) -> None:
                 )
 
 
-def _what_starts(actors: Actors) -> str:
-    parts = {"vLLM engines": actors.engines, "policy workers": actors.workers}
-    return " and ".join(["the data plane", *(name for name, handles in parts.items() if handles)])
+def _what_starts(cfg: Config) -> str:
+    needs = roles(cfg)
+    parts = {"vLLM engines": Role.engine, "policy workers": Role.policy_worker}
+    return " and ".join(["the data plane", *(name for name, role in parts.items() if needs[role].count)])
+
+
+def check_memory(cfg: Config, gpu_bytes: int | None) -> None:
+    """Raise RunFailed when the processes need more memory than the smallest reserved GPU has.
+
+    ``gpu_bytes`` is that GPU's size; None, where nobody knows it or there are no GPUs, passes.
+    """
+    if gpu_bytes is None:
+        return
+    model = read_model_info(cfg.policy.model_name, cfg.policy.backend)
+    if problems := list(memory_problems(cfg, model, gpu_bytes)):
+        raise RunFailed(f"the GPUs are too small: {'; '.join(str(problem) for problem in problems)}")
 
 
 def _wait_until_ready(cluster: Cluster, actors: Actors, timeout_s: float) -> RolloutParts:
@@ -434,6 +454,7 @@ def _policy(cfg: Config, cluster: Cluster, actors: Actors, logger: RunLogger) ->
         cfg.policy,
         num_epochs=cfg.grpo.num_epochs_per_rollout,
         deadline_s=partial(deadline_s, cfg.cluster),
+        weight_replicas=weight_replicas(cfg, placement(cfg)),
     )
     if actors.engines:
         logger.status("connecting policy workers and engines")
@@ -447,8 +468,11 @@ def _weight_sync(
     if policy is None or not actors.engines:
         return NoEngines()
 
-    def put_to_sleep() -> None:
-        calls = [engine.submit("sleep") for engine in actors.engines]
-        cluster.gather(calls, stage="sleep", timeout_s=cfg.cluster.stage_timeout_s, watching=actors.engines)
+    def hold(what: EngineHolds) -> None:
+        calls = [engine.submit("hold", what) for engine in actors.engines]
+        timeout_s = deadline_s(cfg.cluster, Stage.weight_sync)
+        cluster.gather(
+            calls, stage=f"engines hold {what.value}", timeout_s=timeout_s, watching=actors.engines
+        )
 
-    return EngineWeights(policy.push_weights, put_to_sleep if shares_gpus(cfg) else None)
+    return EngineWeights(policy.push_weights, SharedGpus(hold) if shares_gpus(cfg) else None)

@@ -7,7 +7,7 @@ from typing import Any
 from vllm import EngineArgs
 
 from nemo_like.config.schema import Device, GenerationConfig, Precision
-from nemo_like.generation.weight_receiver import BACKEND, WeightReceiverExtension
+from nemo_like.generation.weight_receiver import WeightReceiverExtension
 
 # vLLM's attention on CPU reads the KV cache in blocks of a multiple of this many tokens.
 _CPU_BLOCK_TOKENS = 32
@@ -54,6 +54,5 @@ def engine_args(
         logprobs_mode="processed_logprobs",  # after temperature, top-p and top-k: those sampled from
         disable_log_stats=True,
         worker_extension_cls=f"{WeightReceiverExtension.__module__}.{WeightReceiverExtension.__qualname__}",
-        weight_transfer_config={"backend": BACKEND},
         **by_device,
     )

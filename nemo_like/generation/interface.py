@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from nemo_like.cluster.actor_errors import Overdue
-from nemo_like.config.schema import Tripwires
+from nemo_like.config.gpu_stages import EngineHolds
+from nemo_like.config.schema import Tripwires, WeightTransport
 from nemo_like.weight_transport.buckets import TensorSpec
+from nemo_like.weight_transport.connections import Endpoint, Transfer
 
 if TYPE_CHECKING:
     from nemo_like.config.tasks import SamplingSettings
     from nemo_like.weight_transport.process_groups import GroupAddress
-    from nemo_like.weight_transport.shared_memory import MemoryAddress, Transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +122,24 @@ class EngineStats:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightAddress:
+    """Where the workers of the engines get the weights that one policy worker sends."""
+
+    transport: WeightTransport  # never auto
+    endpoint: Endpoint
+    process_group: GroupAddress | None = None  # of a collective transport
+
+
+@dataclass(frozen=True, slots=True)
 class WeightGroup:
     """How an engine's workers get the weights that one policy worker sends."""
 
     name: str
-    address: GroupAddress | MemoryAddress  # a process group to join, or memory to map
+    address: WeightAddress
     first_rank: int  # of this engine's workers in a process group; they take consecutive ranks
     bucket_bytes: int
     tensors: tuple[TensorSpec, ...]  # Hugging Face names, in the order they are sent
+    delta: bool = False  # whether only what changed of them is sent, after a first time
     tripwires: Tripwires = Tripwires.off  # in which transfers the engine computes the digest of what it gets
 
 
@@ -154,10 +165,11 @@ class GenerationEngine(Protocol):
 
     def stats(self) -> EngineStats: ...
 
-    def sleep(self) -> None:
-        """Give the device's memory to others until the next request or weight update.
+    def hold(self, what: EngineHolds) -> None:
+        """Hold exactly this of the device's memory from now on, and leave the rest to others.
 
-        Raises RuntimeError for an engine that was not started to sleep, or that still generates.
+        An engine generates while it holds everything, and loads weights unless it holds nothing. Raises
+        RuntimeError for an engine that was not started to sleep, or that still generates.
         """
 
 
@@ -190,5 +202,5 @@ class WeightReceiver(Protocol):
         When it fails, the engine serves no more, since its weights are then a mix of versions.
         """
 
-    def resume(self) -> int:
-        """Go on sampling with the version in force, and return it."""
+    def resume(self, transfer: Transfer) -> int:
+        """Give the transfer up, go on sampling with the version in force, and return that version."""

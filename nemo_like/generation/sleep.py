@@ -1,10 +1,9 @@
 """How an engine gives up its GPU's memory while the policy uses the GPU, and gets it back.
 
-    awake ──sleep──▶ asleep ──wake_weights──▶ weights awake ──wake──▶ awake
+    everything ──sleep──▶ nothing ──wake──▶ weights ──wake──▶ everything
 
 This is vLLM's sleep of level 1: the weights wait in host memory, so that the version in force survives, and
-what the KV cache holds is lost. The weights wake first, to be overwritten while the trainer still holds what
-it sends. The KV cache wakes when there is something to generate.
+what the KV cache holds is lost. ``config.gpu_stages`` says what an engine holds in which stage of a run.
 """
 
 from __future__ import annotations
@@ -12,10 +11,16 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, Protocol
 
+from nemo_like.config.gpu_stages import EngineHolds
 from nemo_like.config.schema import Device
 
 _WEIGHTS, _KV_CACHE = "weights", "kv_cache"  # vLLM's names
 _KEEP_WEIGHTS_ON_HOST = 1
+_TAGS = {
+    EngineHolds.nothing: (),
+    EngineHolds.weights: (_WEIGHTS,),
+    EngineHolds.everything: (_WEIGHTS, _KV_CACHE),
+}
 
 
 class Sleeps(Enum):
@@ -46,29 +51,23 @@ class Sleeper(Protocol):
 
 
 class EngineMemory:
-    """Puts one engine's memory to sleep and wakes it, part by part. The engine starts awake."""
+    """Moves one engine between what it may hold. The engine starts with everything."""
 
     def __init__(self, engine: Sleeper) -> None:
         self._engine = engine
-        self._asleep: set[str] = set()
+        self.holds = EngineHolds.everything
 
-    def sleep(self) -> None:
-        """Give up weights and KV cache. Does nothing when both are asleep already."""
-        if self._asleep == {_WEIGHTS, _KV_CACHE}:
-            return
-        self.wake()  # vLLM puts everything to sleep at once, so nothing may be asleep already
-        self._engine.sleep(level=_KEEP_WEIGHTS_ON_HOST)
-        self._asleep = {_WEIGHTS, _KV_CACHE}
+    def hold(self, target: EngineHolds) -> None:
+        """Have the engine hold exactly this from now on; does nothing where it does already."""
+        has, wanted = _TAGS[self.holds], _TAGS[target]
+        if len(wanted) < len(has):
+            # vLLM puts everything to sleep at once, so nothing may be asleep already.
+            self._wake(has, _TAGS[EngineHolds.everything])
+            self._engine.sleep(level=_KEEP_WEIGHTS_ON_HOST)
+            has = ()
+        self._wake(has, wanted)
+        self.holds = target
 
-    def wake_weights(self) -> None:
-        self._wake(_WEIGHTS)
-
-    def wake(self) -> None:
-        """Wake what is asleep of weights and KV cache, since generation needs both."""
-        self._wake(_WEIGHTS)
-        self._wake(_KV_CACHE)
-
-    def _wake(self, part: str) -> None:
-        if part in self._asleep:
-            self._engine.wake_up(tags=[part])
-            self._asleep.remove(part)
+    def _wake(self, has: tuple[str, ...], wanted: tuple[str, ...]) -> None:
+        for tag in wanted[len(has) :]:
+            self._engine.wake_up(tags=[tag])

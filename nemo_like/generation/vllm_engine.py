@@ -32,6 +32,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from nemo_like.cluster.gloo import one_gloo_device
 from nemo_like.cluster.runtime import use_temporary_directory_of_session
+from nemo_like.config.gpu_stages import EngineHolds
 from nemo_like.config.schema import Device, GenerationConfig, Precision
 from nemo_like.config.tasks import SamplingSettings
 from nemo_like.generation.engine_args import engine_args
@@ -49,7 +50,7 @@ from nemo_like.generation.interface import (
 from nemo_like.generation.shared_names import remove_names, track_names
 from nemo_like.generation.sleep import EngineMemory, Sleeps, has_sleep_mode
 from nemo_like.observability.trace import span
-from nemo_like.weight_transport.shared_memory import Transfer
+from nemo_like.weight_transport.connections import Transfer
 
 _T = TypeVar("_T")
 
@@ -145,8 +146,8 @@ class VllmEngine:
             lambda: EngineStats(self._policy_version, self._generation_s, self._num_generated_tokens)
         )
 
-    def sleep(self) -> None:
-        self._call(self._fall_asleep)
+    def hold(self, what: EngineHolds) -> None:
+        self._call(lambda: self._hold(what))
 
     def canary_logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """Return the log-probs of all tokens but the first, at temperature 1, nats.
@@ -162,7 +163,7 @@ class VllmEngine:
         return WeightEndpoint(node_id=node_id, num_workers=self._num_workers)
 
     def join_weight_group(self, group: WeightGroup) -> None:
-        self._call(lambda: self._rpc("init_weight_transfer_engine", init_info={"group": group}))
+        self._call(lambda: self._rpc("join_weight_group", group=group))
 
     def pause(self, version: int) -> None:
         self._call(lambda: self._pause(version))
@@ -173,8 +174,8 @@ class VllmEngine:
     def load_weights(self, version: int, groups: Sequence[str]) -> int:
         return self._call(lambda: self._load_weights(version, groups))
 
-    def resume(self) -> int:
-        return self._call(self._resume)
+    def resume(self, transfer: Transfer) -> int:
+        return self._call(lambda: self._resume(transfer))
 
     # ------------------------------------------------------------------ the step thread
 
@@ -280,7 +281,7 @@ class VllmEngine:
         self, requests: Sequence[GroupRequest], params: Sequence[SamplingParams], sink: ResultSink
     ) -> None:
         added: list[str] = []
-        self._memory.wake()
+        self._check_awake()
         try:
             for request, request_params in zip(requests, params, strict=True):
                 if request.request_id in self._unfinished:
@@ -296,7 +297,7 @@ class VllmEngine:
     def _score(self, token_ids: Sequence[int]) -> list[float]:
         if self._unfinished:
             raise RuntimeError(f"engine {self._name!r} still generates, so it cannot score the canary")
-        self._memory.wake()
+        self._check_awake()
         params = SamplingParams(
             max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False, ignore_eos=True
         )
@@ -327,7 +328,8 @@ class VllmEngine:
                 f"engine {self._name!r} still generates {len(self._unfinished)} groups; one group must not "
                 "mix policy versions; wait for them or abort them before a weight update"
             )
-        self._memory.wake_weights()
+        if self._memory.holds is EngineHolds.nothing:
+            raise RuntimeError(f"engine {self._name!r} sleeps, so there is no room for weights to load")
         self._paused_for = version
 
     def _fetch_weights(self, transfer: Transfer, groups: Sequence[str]) -> None:
@@ -337,11 +339,7 @@ class VllmEngine:
     def _load_weights(self, version: int, groups: Sequence[str]) -> int:
         self._check_paused(version)
         try:
-            self._rpc("start_weight_update")
-            for group in groups:
-                self._rpc("update_weights", update_info={"group": group})
-            self._rpc("finish_weight_update")
-            self._weights_digest = self._rpc("weights_digest")
+            self._weights_digest = self._rpc("load_weight_groups", groups=groups)
             # The cached keys and values were computed with the old weights.
             self._engine.reset_prefix_cache()
         except Exception:
@@ -353,18 +351,23 @@ class VllmEngine:
         self._policy_version, self._paused_for = version, None
         return version
 
-    def _resume(self) -> int:
+    def _resume(self, transfer: Transfer) -> int:
+        self._rpc("give_up_weights", transfer=transfer)
         self._paused_for = None
         return self._policy_version
 
-    def _fall_asleep(self) -> None:
+    def _check_awake(self) -> None:
+        if self._memory.holds is not EngineHolds.everything:
+            raise RuntimeError(f"engine {self._name!r} sleeps, so it cannot generate")
+
+    def _hold(self, what: EngineHolds) -> None:
         if self._sleeps is Sleeps.never:
             raise RuntimeError(f"engine {self._name!r} was not started to sleep: it has a device of its own")
         if self._unfinished:
             raise RuntimeError(
                 f"engine {self._name!r} still generates {len(self._unfinished)} groups, so it cannot sleep"
             )
-        self._memory.sleep()
+        self._memory.hold(what)
 
     def _check_paused(self, version: int) -> None:
         if self._paused_for != version:

@@ -83,6 +83,11 @@ def own_gpus(environment: Mapping[str, str] = os.environ) -> list[ReadGpu]:
     return readers
 
 
+def gpu_memory_bytes(environment: Mapping[str, str] = os.environ) -> list[int]:
+    """Return the memory of each NVIDIA GPU that this process may use; none where ``own_gpus`` finds none."""
+    return [read().total_bytes for read in own_gpus(environment)]
+
+
 def _readers(pynvml: Any, environment: Mapping[str, str]) -> list[ReadGpu]:
     names = visible_gpus(environment.get("CUDA_VISIBLE_DEVICES"), pynvml.nvmlDeviceGetCount())
     by_index, by_uuid = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID

@@ -23,6 +23,7 @@ from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, Schedule
 from nemo_like.batch.micro_batches import model_length
 from nemo_like.policy.devices import on_device
 from nemo_like.policy.shared_prompts import SharedPrompts, SharedRow, pieces
+from nemo_like.policy.varlen import Sequences
 
 _PLANNING_COLUMNS = frozenset({INPUT_IDS.name, RESPONSE_MASK.name})
 PAD_TOKEN_ID = 0  # any valid id: padding follows a sample's tokens, and causal attention only looks back
@@ -62,6 +63,11 @@ class Packing:
     @property
     def max_length(self) -> int:
         return max(self.lengths)
+
+    @property
+    def sequences(self) -> Sequences:
+        """Say that each sample attends to itself."""
+        return Sequences(self.cu_seqlens, self.cu_seqlens, self.max_length, self.max_length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +125,7 @@ class ModelInputs:
 
     def to(self, device: torch.device) -> ModelInputs:
         """Return a copy on ``device``; the CPU, where inputs are made, gets this object itself."""
-        if device.type == "cpu":
-            return self
-        return replace(
-            on_device(self, device),
-            packing=self.packing and on_device(self.packing, device),
-            sharing=self.sharing and self.sharing.to(device),
-        )
+        return self if device.type == "cpu" else on_device(self, device)
 
 
 class PolicyBatch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -22,13 +22,15 @@ def compute_device(device: Device) -> torch.device:
 
 
 def on_device(holder: _T, device: torch.device) -> _T:
-    """Return a copy of a dataclass with its tensors on ``device``; its other fields stay as they are."""
+    """Return a copy of a dataclass with its tensors, and those of dataclasses in its fields, on ``device``;
+    its other fields stay as they are."""
     record: Any = holder
-    values = {one.name: getattr(record, one.name) for one in fields(record)}
-    moved = {
-        name: value.to(device, non_blocking=True)
-        for name, value in values.items()
-        if isinstance(value, torch.Tensor)
-    }
+    moved = {}
+    for name in (one.name for one in fields(record)):
+        value = getattr(record, name)
+        if isinstance(value, torch.Tensor):
+            moved[name] = value.to(device, non_blocking=True)
+        elif is_dataclass(value):
+            moved[name] = on_device(value, device)
     copy: _T = replace(record, **moved)
     return copy

@@ -9,14 +9,14 @@ token's output is what it would be in a row of its sample alone (as in Prefix Gr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nemo_like.policy.devices import on_device
+from nemo_like.policy.varlen import Sequences, attend_varlen
 
 
 class SharedRow:
@@ -102,13 +102,9 @@ class VarlenAttention:
 
     num_prompt_tokens: int
     num_used: int
-    max_prompt: int
-    max_after: int
-    max_seen: int
-    cu_prompts: Tensor  # [k + 1] int32
-    cu_after: Tensor  # [n + 1] int32
-    cu_seen: Tensor  # [n + 1] int32, of each sample's prompt and what follows it
-    seen: Tensor  # [cu_seen[n]] int64, the slots of these tokens, sample by sample
+    prompts: Sequences  # each attends to itself
+    after: Sequences  # what follows the prompt in a sample attends to the prompt and to itself
+    seen: Tensor  # int64, the slots of all tokens that ``after`` attends to, sample by sample
 
     @classmethod
     def of(cls, row: SharedRow) -> Self:
@@ -118,12 +114,8 @@ class VarlenAttention:
         return cls(
             num_prompt_tokens=row.num_prompt_tokens,
             num_used=row.num_used,
-            max_prompt=int(row.prompt_lengths.max()),
-            max_after=int(row.after_lengths.max()),
-            max_seen=int(row.lengths.max()),
-            cu_prompts=_cumulative(row.prompt_lengths),
-            cu_after=_cumulative(row.after_lengths),
-            cu_seen=_cumulative(row.lengths),
+            prompts=Sequences.of(row.prompt_lengths, row.prompt_lengths),
+            after=Sequences.of(row.after_lengths, row.lengths),
             seen=slots[torch.cat((is_prompt[row.run], is_after), dim=1)],
         )
 
@@ -132,17 +124,11 @@ class VarlenAttention:
 
         Returns [T, heads, d], with 0 in unused slots.
         """
-        from torch.nn.attention.varlen import varlen_attn
-
-        # This window is causal attention that aligns a sample's last query with its last key.
-        options = {"scale": scale, "window_size": (-1, 0), "enable_gqa": query.shape[1] != key.shape[1]}
         end, used = self.num_prompt_tokens, self.num_used
-        cu, longest = self.cu_prompts, self.max_prompt
-        outputs = [varlen_attn(query[:end], key[:end], value[:end], cu, cu, longest, longest, **options)]
-        if self.max_after:
+        outputs = [attend_varlen(query[:end], key[:end], value[:end], self.prompts, scale)]
+        if self.after.max_queries:
             keys, values = (tensor.index_select(0, self.seen) for tensor in (key, value))
-            lengths = self.cu_after, self.cu_seen, self.max_after, self.max_seen
-            outputs.append(varlen_attn(query[end:used], keys, values, *lengths, **options))
+            outputs.append(attend_varlen(query[end:used], keys, values, self.after, scale))
         return torch.cat((*outputs, query.new_zeros(query[used:].shape)))
 
 
@@ -157,10 +143,6 @@ class SharedPrompts:
     def of(cls, row: SharedRow, device: torch.device) -> Self:
         kind = PaddedAttention if device.type == "cpu" else VarlenAttention
         return cls(max_length=int(row.lengths.max()), attention=kind.of(row))
-
-    def to(self, device: torch.device) -> Self:
-        """Return a copy with its tensors on ``device``."""
-        return replace(self, attention=on_device(self.attention, device))
 
 
 def pieces(starts: Tensor, lengths: Tensor) -> Tensor:
@@ -180,7 +162,3 @@ def _slots(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
 def _picked(tensor: Tensor, slots: Tensor) -> Tensor:
     """Select slots [n, L] of a row's tensor [T, heads, d]; return [n, heads, L, d]."""
     return tensor.index_select(0, slots.flatten()).unflatten(0, slots.shape).transpose(1, 2)
-
-
-def _cumulative(lengths: Tensor) -> Tensor:
-    return functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)

@@ -1,21 +1,34 @@
 """The channels through which one pipeline stage's weights get to the workers of every engine.
 
-channel            where the engines are    what a transfer costs
-MemoryChannel      on the sender's node     one copy, on the host or on a GPU, which all of them map
-CollectiveChannel  anywhere                 a broadcast, bucket by bucket, over gloo or NCCL
+transport       where the engines are    what a transfer costs
+shared_memory   on the sender's node     one copy on the host, which all of them map; whole before they load
+cuda_ipc        on the sender's node     a copy into two buffers on the GPU, which all of them map
+collective      anywhere                 a broadcast over gloo or NCCL
+
+The last two send buckets of bounded size while the engines load.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import torch
 
-from nemo_like.config.schema import Device
+from nemo_like.config.schema import Device, WeightTransport
+from nemo_like.generation.interface import WeightAddress
+from nemo_like.weight_transport.bucket_stream import NUM_BUFFERS, BucketSender, OutgoingBuckets
 from nemo_like.weight_transport.buckets import TensorSpec
-from nemo_like.weight_transport.process_groups import GroupAddress, NamedProcessGroup, Rendezvous
-from nemo_like.weight_transport.shared_memory import MemoryAddress, MemorySender, Transfer
+from nemo_like.weight_transport.connections import Receivers, Transfer
+from nemo_like.weight_transport.cuda_memory import make_ticket
+from nemo_like.weight_transport.mapped_buckets import MappedOutgoingBuckets
+from nemo_like.weight_transport.process_groups import (
+    BroadcastOutgoingBuckets,
+    GroupAddress,
+    NamedProcessGroup,
+    Rendezvous,
+)
+from nemo_like.weight_transport.shared_memory import MemorySender
 
 Weights = Iterator[tuple[str, torch.Tensor]]
 
@@ -23,13 +36,11 @@ Weights = Iterator[tuple[str, torch.Tensor]]
 class WeightChannel(Protocol):
     """The sender's side, for one pipeline stage.
 
-    In a transfer, ``offer`` is called before the engines load, ``deliver`` while they load, and ``release``
-    when they have loaded.
+    In a transfer, ``offer`` is called before the engines load, and ``deliver`` while they load.
     """
 
-    @property
-    def address(self) -> GroupAddress | MemoryAddress:
-        """Where the engines' workers join."""
+    address: WeightAddress  # where the engines' workers join
+    receivers: Receivers
 
     def open(self) -> None:
         """Wait until all engines' workers have joined; they were invited before."""
@@ -38,12 +49,9 @@ class WeightChannel(Protocol):
         """Make the weights ready, as far as that is possible while no engine receives."""
 
     def deliver(self) -> int:
-        """Send the offered weights, and return their number of bytes."""
+        """Send the offered weights, and return their number of bytes.
 
-    def release(self) -> None:
-        """Release what holds the delivered weights. To be called when every engine has loaded them.
-
-        A channel on which this is not called keeps them until its next offer.
+        Raises GivenUp when the engines give the transfer up before they load.
         """
 
     def close(self) -> None:
@@ -51,74 +59,89 @@ class WeightChannel(Protocol):
 
 
 class MemoryChannel:
-    """Offers the weights in memory that all engines' workers map.
+    """Offers the weights in host memory that all engines' workers map.
 
     They lie ready before any engine is asked to load, so a failure to write them touches no engine.
     """
 
-    def __init__(
-        self, name: str, tensors: Sequence[TensorSpec], num_workers: int, timeout_s: float, device: Device
-    ) -> None:
-        self._memory = MemorySender(name, tensors, num_workers, timeout_s, _torch_device(device))
+    def __init__(self, receivers: Receivers, tensors: Sequence[TensorSpec]) -> None:
+        self.receivers, self._tensors = receivers, tensors
+        self.address = WeightAddress(WeightTransport.shared_memory, receivers.endpoint)
+        self._memory: MemorySender | None = None
         self._num_bytes = 0
 
-    @property
-    def address(self) -> MemoryAddress:
-        return self._memory.address
-
     def open(self) -> None:
-        self._memory.open()
+        self._memory = MemorySender(self.receivers, self._tensors)
 
     def offer(self, transfer: Transfer, weights: Weights) -> None:
+        assert self._memory is not None
         self._num_bytes = self._memory.offer(transfer, weights)
 
     def deliver(self) -> int:
         return self._num_bytes
 
-    def release(self) -> None:
-        self._memory.release()
-
     def close(self) -> None:
-        self._memory.close()
+        self.receivers.close()
 
 
-class CollectiveChannel:
-    """Broadcasts the weights as rank 0 of a named group; the other ranks are the engines' workers."""
+class BucketChannel:
+    """Sends the weights in buckets while the engines' workers load them."""
 
     def __init__(
-        self,
-        rendezvous: Rendezvous,
-        address: GroupAddress,
-        tensors: Sequence[TensorSpec],
-        bucket_bytes: int,
-        device: Device,
+        self, receivers: Receivers, address: WeightAddress, open_buckets: Callable[[], OutgoingBuckets]
     ) -> None:
-        self.address = address
-        self._rendezvous, self._tensors, self._bucket_bytes = rendezvous, tensors, bucket_bytes
-        self._device = _torch_device(device)
-        self._group: NamedProcessGroup | None = None
-        self._offered: Weights = iter(())
+        """``open_buckets`` returns what carries the buckets, once all workers have joined."""
+        self.receivers, self.address, self._open_buckets = receivers, address, open_buckets
+        self._sender: BucketSender | None = None
+        self._offered: tuple[Transfer, Weights] | None = None
 
     def open(self) -> None:
-        self._group = NamedProcessGroup(
-            self.address, rank=0, device=self._device, rendezvous=self._rendezvous
-        )
+        self.receivers.open()
+        self._sender = BucketSender(self.receivers, self._open_buckets())
 
     def offer(self, transfer: Transfer, weights: Weights) -> None:
-        self._offered = weights
+        self._offered = transfer, weights
 
     def deliver(self) -> int:
-        if self._group is None:
-            raise RuntimeError(f"group {self.address.name!r} is not open, so nothing can be sent")
-        return self._group.send(self._tensors, self._offered, self._bucket_bytes)
-
-    def release(self) -> None:
-        """Do nothing: a broadcast keeps no weights."""
+        assert self._sender is not None and self._offered is not None
+        return self._sender.send(*self._offered)
 
     def close(self) -> None:
-        if self._group is not None:
-            self._group.close()
-            self._group = None
+        self.receivers.close()
+        if self._sender is not None:
+            self._sender.close()
+
+
+def broadcast_channel(
+    name: str, num_workers: int, timeout_s: float, host: str, device: Device, bucket_bytes: int
+) -> BucketChannel:
+    """Return a channel to workers that reach this process by ``host``: its rank is 0 in a named group."""
+    receivers = Receivers(name, num_workers, timeout_s, host)
+    rendezvous = Rendezvous(host, timeout_s)
+    group = GroupAddress(name, rendezvous.host, rendezvous.port, 1 + num_workers, timeout_s)
+
+    def open_buckets() -> OutgoingBuckets:
+        joined = NamedProcessGroup(group, rank=0, device=_torch_device(device), rendezvous=rendezvous)
+        return BroadcastOutgoingBuckets(joined, bucket_bytes)
+
+    address = WeightAddress(WeightTransport.collective, receivers.endpoint, group)
+    return BucketChannel(receivers, address, open_buckets)
+
+
+def cuda_channel(name: str, num_workers: int, timeout_s: float, bucket_bytes: int) -> BucketChannel:
+    """Return a channel through two buffers on this process's GPU."""
+    receivers = Receivers(name, num_workers, timeout_s)
+
+    def open_buckets() -> OutgoingBuckets:
+        device = _torch_device(Device.cuda)
+        buffers = [torch.empty(bucket_bytes, dtype=torch.uint8, device=device) for _ in range(NUM_BUFFERS)]
+        buckets = MappedOutgoingBuckets(
+            buffers, make_ticket, lambda: torch.cuda.current_stream(device).synchronize()
+        )
+        buckets.hand_out(receivers)
+        return buckets
+
+    return BucketChannel(receivers, WeightAddress(WeightTransport.cuda_ipc, receivers.endpoint), open_buckets)
 
 
 def _torch_device(device: Device) -> torch.device:

@@ -1,6 +1,8 @@
 """``EngineWeightSender``: sends the trainer's weights to the engines, and drives the transfer.
 
 One worker heads each pipeline stage and sends that stage's weights; stage 0's also coordinates the engines.
+Where engines on several nodes map the trainer's memory, a replica on each node sends to those of its node, and
+the first of these replicas coordinates all.
 
     stage 0's head (coordinator)      heads of the other stages       every engine
       pause(version) ───────────────────────────────────────────────▶  stops sampling
@@ -28,14 +30,21 @@ from nemo_like.cluster.actors import ActorHandle, Call
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.schema import Device, Tripwires, WeightTransport
 from nemo_like.generation.interface import WeightEndpoint, WeightGroup
-from nemo_like.observability.metrics import Metric, maximum, summed
+from nemo_like.observability.metrics import Metric, maximum, mean, summed
 from nemo_like.tripwires.dues import is_due
 from nemo_like.tripwires.measured import WEIGHTS_DIGEST
 from nemo_like.tripwires.weight_digests import WeightsDigest
-from nemo_like.weight_sync.channels import CollectiveChannel, MemoryChannel, WeightChannel, Weights
-from nemo_like.weight_transport.buckets import TensorSpec
-from nemo_like.weight_transport.process_groups import GroupAddress, Rendezvous
-from nemo_like.weight_transport.shared_memory import Transfer
+from nemo_like.weight_sync.channels import (
+    MemoryChannel,
+    WeightChannel,
+    Weights,
+    broadcast_channel,
+    cuda_channel,
+)
+from nemo_like.weight_transport.buckets import TensorSpec, check_names
+from nemo_like.weight_transport.changes import ChangeEncoder
+from nemo_like.weight_transport.connections import GivenUp, Receivers, Transfer
+from nemo_like.weight_transport.packing import as_announced
 
 _LOOPBACK = "127.0.0.1"
 # After a broken broadcast, each engine has this long to report what broke it.
@@ -43,7 +52,8 @@ _CAUSE_GRACE_S = 2.0
 
 
 class EngineWeightSender:
-    """Lives in the worker that heads a pipeline stage (tp = cp = dp = 0); see ``policy.WeightSender``."""
+    """Lives in the worker that heads a pipeline stage of a replica that sends (tp = cp = 0); see
+    ``policy.WeightSender``."""
 
     def __init__(
         self,
@@ -53,26 +63,34 @@ class EngineWeightSender:
         transport: WeightTransport,
         bucket_mib: int,
         timeout_s: float,
+        replicas: Sequence[int] = (0,),
+        delta: bool = False,
         tripwires: Tripwires = Tripwires.off,
     ) -> None:
         """Prepare the sender of the worker at ``coordinates``; connect to nothing yet.
 
-        ``timeout_s`` is the deadline for connecting, the engines' start included, and for one send.
+        ``replicas`` are all that send; several send to the engines of their own node each.
+
+        ``timeout_s`` is the deadline for connecting, the engines' start included, and for one send. With
+        ``delta`` every send but the first after a connect sends only what changed.
         ``tripwires`` says in which transfers both sides compute the digest of the weights.
         Raises ValueError on a worker that heads no pipeline stage.
         """
-        if coordinates.tp or coordinates.cp or coordinates.dp:
+        if coordinates.tp or coordinates.cp or coordinates.dp not in replicas:
             raise ValueError(
                 f"rank {coordinates.rank} heads no pipeline stage (tp={coordinates.tp}, cp={coordinates.cp}, "
-                f"dp={coordinates.dp}); only a worker with tp = cp = dp = 0 sends weights"
+                f"dp={coordinates.dp}); only a worker with tp = cp = 0 and dp in {[*replicas]} sends weights"
             )
-        self._is_coordinator = coordinates.pp == 0
+        self._is_first_replica, self._sends_to_own_node = coordinates.dp == replicas[0], len(replicas) > 1
+        self._is_coordinator = coordinates.pp == 0 and self._is_first_replica
         self._group_names = [f"pp{stage}" for stage in range(coordinates.layout.pp)]
         self._group_name = self._group_names[coordinates.pp]
         self._device, self._transport = device, transport
         self._bucket_bytes = bucket_mib * 2**20
         self._timeout_s, self._tripwires = timeout_s, tripwires
+        self._changes = ChangeEncoder() if delta else None
         self._engines: list[ActorHandle] = []
+        self._tensors: tuple[TensorSpec, ...] = ()
         self._channel: WeightChannel | None = None
         self._num_transfers = 0
 
@@ -80,21 +98,23 @@ class EngineWeightSender:
         """Open a channel to the workers of every engine, in place of an earlier one.
 
         ``tensors`` are those of this stage, in the order in which every ``send`` will bring them.
-        Raises ValueError when the configured transport cannot reach an engine.
+        Raises ValueError when the configured transport cannot reach an engine, or two tensors have one name.
         """
+        check_names(tensors)
         self.close()
-        self._engines, self._num_transfers = list(receivers), 0
-        endpoints: list[WeightEndpoint] = self._ask_all("weight_endpoint")
-        channel = self._make_channel(endpoints, tuple(tensors))
+        self._engines, self._tensors, self._num_transfers = list(receivers), tuple(tensors), 0
+        endpoints = self._own_engines()
+        channel = self._make_channel(endpoints)
         joins: list[Call] = []
         first_rank = 1
-        for engine, endpoint in zip(self._engines, endpoints, strict=True):
+        for engine, endpoint in endpoints:
             invitation = WeightGroup(
                 self._group_name,
                 channel.address,
                 first_rank,
                 self._bucket_bytes,
-                tuple(tensors),
+                self._tensors,
+                self._changes is not None,
                 self._tripwires,
             )
             joins.append(engine.submit("join_weight_group", invitation))
@@ -116,27 +136,42 @@ class EngineWeightSender:
         deadline = time.monotonic() + self._timeout_s
         self._num_transfers += 1  # counted alike by the heads of all stages, since each makes the same calls
         transfer = Transfer(self._num_transfers, version)
+        weights = as_announced(weights, self._tensors)
         digest: WeightsDigest | None = None
         if is_due(transfer.number, self._tripwires):
             digest = WeightsDigest()
             weights = digest.watching(weights)
-        if not self._is_coordinator:
+        if self._changes is not None:
+            if transfer.number == 1 or not _all_loaded(self._channel, transfer.number - 1):
+                self._changes.forget()
+            weights = self._changes.encode(weights)
+        if self._is_coordinator:
+            metrics = self._coordinate(transfer, self._channel, weights, deadline)
+        else:
             self._channel.offer(transfer, weights)
-            return {"weight_sync_bytes": summed(_deliver(self._channel)), **_digested(digest)}
-        self._prepare(transfer, self._channel, weights)
+            metrics = {"weight_sync_bytes": summed(_deliver(self._channel))}
+        if not self._is_first_replica:
+            digest = None  # it is that of the first replica's weights
+        return metrics | _digested(digest) | self._saved(metrics["weight_sync_bytes"])
+
+    def _coordinate(
+        self, transfer: Transfer, channel: WeightChannel, weights: Weights, deadline: float
+    ) -> dict[str, Metric]:
+        """Send this stage's weights and have the engines load those of all stages."""
+        self._prepare(transfer, channel, weights)
         started_s = time.monotonic()
-        loads = [engine.submit("load_weights", version, self._group_names) for engine in self._engines]
+        loads = [
+            engine.submit("load_weights", transfer.version, self._group_names) for engine in self._engines
+        ]
         try:
-            sent_bytes = _deliver(self._channel)
-        except (RuntimeError, ValueError):
+            sent_bytes = _deliver(channel)
+        except Exception:
             _raise_cause(loads)
             raise
-        _wait_for_commits(version, loads, deadline)
-        self._channel.release()
+        _wait_for_commits(transfer.version, loads, deadline)
         return {
             "weight_sync_bytes": summed(sent_bytes),
             "weight_sync_load_s": maximum(time.monotonic() - started_s),
-            **_digested(digest),
         }
 
     def close(self) -> None:
@@ -156,47 +191,57 @@ class EngineWeightSender:
             channel.offer(transfer, weights)
             self._ask_all("fetch_weights", transfer, self._group_names)
         except Exception as error:
+            serving = self._resume_all(transfer)
             raise RuntimeError(
-                f"policy version {transfer.version} was not transferred; {self._resume_all()}: {error}"
+                f"policy version {transfer.version} was not transferred; {serving}: {error}"
             ) from error
 
-    def _resume_all(self) -> str:
+    def _resume_all(self, transfer: Transfer) -> str:
         """Resume every engine that can go on, and return a text that says what each serves."""
         serving = []
         for engine in self._engines:
             try:
-                serving.append(
-                    f"{engine.name} serves version {engine.submit('resume').result(self._timeout_s)}"
-                )
+                version = engine.submit("resume", transfer).result(self._timeout_s)
+                serving.append(f"{engine.name} serves version {version}")
             except RayError:
                 serving.append(f"{engine.name} does not serve")
         return ", ".join(serving)
 
-    def _make_channel(
-        self, endpoints: Sequence[WeightEndpoint], tensors: tuple[TensorSpec, ...]
-    ) -> WeightChannel:
+    def _own_engines(self) -> list[tuple[ActorHandle, WeightEndpoint]]:
+        """Return the engines that this worker sends to, and where they are: all, or those of its node."""
+        all_engines = list(zip(self._engines, self._ask_all("weight_endpoint"), strict=True))
+        if not self._sends_to_own_node:
+            return all_engines
         own_node = ray.get_runtime_context().get_node_id()
-        elsewhere = [
-            engine.name
-            for engine, endpoint in zip(self._engines, endpoints, strict=True)
-            if endpoint.node_id != own_node
-        ]
+        return [(engine, endpoint) for engine, endpoint in all_engines if endpoint.node_id == own_node]
+
+    def _make_channel(self, engines: Sequence[tuple[ActorHandle, WeightEndpoint]]) -> WeightChannel:
+        own_node = ray.get_runtime_context().get_node_id()
+        elsewhere = [engine.name for engine, endpoint in engines if endpoint.node_id != own_node]
         maps_memory = self._transport in (WeightTransport.shared_memory, WeightTransport.cuda_ipc)
         if elsewhere and maps_memory:
             raise ValueError(
                 f"weights travel by {self._transport.value}, but {elsewhere} are on other nodes than the "
                 "trainer; set generation.weight_transport=collective, on GPUs with cluster.placement=separate"
             )
-        num_workers = sum(endpoint.num_workers for endpoint in endpoints)
+        name, num_workers = self._group_name, sum(endpoint.num_workers for _, endpoint in engines)
         by_default = self._transport is WeightTransport.auto and self._device is Device.cpu
-        if maps_memory or (by_default and not elsewhere):
-            return MemoryChannel(self._group_name, tensors, num_workers, self._timeout_s, self._device)
+        if self._transport is WeightTransport.shared_memory or (by_default and not elsewhere):
+            return MemoryChannel(Receivers(name, num_workers, self._timeout_s), self._tensors)
+        if self._transport is WeightTransport.cuda_ipc:
+            return cuda_channel(name, num_workers, self._timeout_s, self._bucket_bytes)
         host = str(ray.util.get_node_ip_address()) if elsewhere else _LOOPBACK
-        rendezvous = Rendezvous(host, self._timeout_s)
-        address = GroupAddress(
-            self._group_name, rendezvous.host, rendezvous.port, 1 + num_workers, self._timeout_s
-        )
-        return CollectiveChannel(rendezvous, address, tensors, self._bucket_bytes, self._device)
+        return broadcast_channel(name, num_workers, self._timeout_s, host, self._device, self._bucket_bytes)
+
+    def _saved(self, sent_bytes: Metric) -> dict[str, Metric]:
+        """Return what was not sent, where only what changed is."""
+        if self._changes is None:
+            return {}
+        whole_bytes = sum(spec.num_bytes for spec in self._tensors)
+        return {
+            "weight_sync_changed_share": mean(self._changes.num_changed, self._changes.num_values),
+            "weight_sync_saved_bytes": summed(whole_bytes - sent_bytes.value),
+        }
 
     def _ask_all(self, method: str, *args: object) -> list:
         calls = [engine.submit(method, *args) for engine in self._engines]
@@ -210,13 +255,25 @@ def _digested(digest: WeightsDigest | None) -> dict[str, Metric]:
 
 
 def _deliver(channel: WeightChannel) -> int:
-    """Send what was offered, and return its bytes. What fails closes the channel, so that engines which still
-    wait for the rest fail at once; a ValueError says that the weights are not those announced."""
+    """Send what was offered, and return its bytes; 0 when the engines gave the transfer up.
+
+    Any error closes the channel, so that engines which still wait for the rest fail at once.
+    """
     try:
         return channel.deliver()
-    except (RuntimeError, ValueError):
+    except GivenUp:
+        return 0  # the coordinator raises why
+    except Exception:
         channel.close()
         raise
+
+
+def _all_loaded(channel: WeightChannel, number: int) -> bool:
+    """Return whether every engine loaded the transfer, so that it holds what was sent in it."""
+    try:
+        return channel.receivers.all_loaded(number)
+    except (RuntimeError, TimeoutError):
+        return False
 
 
 def _wait_for_commits(version: int, loads: Sequence[Call], deadline: float) -> None:

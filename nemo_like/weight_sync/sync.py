@@ -8,8 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
+from nemo_like.config.gpu_stages import GpuStage
 from nemo_like.observability.metrics import Metric, maximum
 from nemo_like.tripwires.measured import WEIGHTS_DIGEST
+from nemo_like.weight_sync.shared_gpus import SharedGpus
 
 
 class EngineWeights:
@@ -18,15 +20,14 @@ class EngineWeights:
     def __init__(
         self,
         push_weights: Callable[[int], Mapping[str, Metric]],
-        put_to_sleep: Callable[[], object] | None = None,
+        shared_gpus: SharedGpus | None = None,
     ) -> None:
         """Take the functions that do the work; nothing is transferred yet.
 
         ``push_weights(version)`` makes the trainer transfer its weights, and returns once all engines have
-        them. ``put_to_sleep`` makes engines that share GPUs with the trainer give up their memory there; null
-        where they share none. A sleeping engine wakes at its next request or weight update.
+        them. ``shared_gpus`` are those that engines share with the trainer; None where they share none.
         """
-        self._push_weights, self._put_to_sleep = push_weights, put_to_sleep
+        self._push_weights, self._shared_gpus = push_weights, shared_gpus
         self._version: int | None = None
         self._digest: float | None = None
 
@@ -46,20 +47,25 @@ class EngineWeights:
         To be called when there are new engines, which have no version yet.
         """
         self._version = None
+        if self._shared_gpus is not None:
+            self._shared_gpus.forget()
 
     def ensure_version(self, version: int) -> Mapping[str, Metric]:
-        """Wait until every engine serves exactly this policy version; return at once when all do already.
+        """Wait until every engine serves exactly this policy version; nothing is sent where all do already.
 
         Raises ValueError for a version older than the engines'. When the transfer fails, the engines' version
         is unknown, so that the next call transfers again.
         """
         if version == self._version:
+            self._enter(GpuStage.generation)
             return {}
         if self._version is not None and version < self._version:
             raise ValueError(f"engines are at policy version {self._version}; version={version} is older")
         self._version = None
         started_s = time.monotonic()
+        self._enter(GpuStage.weight_sync)
         sent = dict(self._push_weights(version))
+        self._enter(GpuStage.generation)
         self._version = version
         digest = sent.pop(WEIGHTS_DIGEST, None)
         self._digest = None if digest is None else digest.value
@@ -67,8 +73,11 @@ class EngineWeights:
 
     def generation_is_over(self) -> None:
         """Put engines that share GPUs with the trainer to sleep; they keep their version."""
-        if self._put_to_sleep is not None:
-            self._put_to_sleep()
+        self._enter(GpuStage.logprobs)
+
+    def _enter(self, stage: GpuStage) -> None:
+        if self._shared_gpus is not None:
+            self._shared_gpus.enter(stage)
 
 
 class NoEngines:

@@ -1,12 +1,14 @@
-"""The plan by which tensors are cut into broadcast buckets; sender and receivers each derive the same one."""
+"""What is sent: named tensors, as one stream of bytes that is cut into buckets of bounded size."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from typing import Any
 
-# Offsets within a bucket are multiples of this, so that any dtype can be viewed in place.
+# A tensor begins at a multiple of this in its bucket, so that any dtype can be viewed in place.
 ALIGNMENT_BYTES = 64
 
 _ITEM_BYTES = {
@@ -33,40 +35,35 @@ class TensorSpec:
         return math.prod(self.shape) * _ITEM_BYTES[self.dtype]
 
 
+def check_names(tensors: Sequence[TensorSpec]) -> None:
+    """Raise ValueError when a name occurs twice."""
+    twice = [name for name, count in Counter(spec.name for spec in tensors).items() if count > 1]
+    if twice:
+        raise ValueError(f"tensors named twice: {sorted(twice)}")
+
+
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """A tensor's place in a bucket."""
+class Piece:
+    """Consecutive bytes of a tensor that lie in one bucket; a tensor larger than a bucket has several."""
 
     spec: TensorSpec
-    offset: int  # bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """Tensors that travel in one broadcast."""
-
-    slots: tuple[Slot, ...]
+    start: int  # of these bytes in the tensor
+    offset: int  # of these bytes in the bucket
     num_bytes: int
 
+    @property
+    def ends_tensor(self) -> bool:
+        return self.start + self.num_bytes == self.spec.num_bytes
 
-def plan_buckets(tensors: Sequence[TensorSpec], bucket_bytes: int) -> list[Bucket]:
-    """Cut the tensors, in order, into buckets of at most ``bucket_bytes``.
 
-    A tensor that is larger gets a bucket of its own. Raises ValueError when a name occurs twice.
-    """
-    names = [spec.name for spec in tensors]
-    if len(set(names)) != len(names):
-        raise ValueError(f"tensors named twice: {sorted({name for name in names if names.count(name) > 1})}")
-    buckets: list[Bucket] = []
-    slots: list[Slot] = []
-    filled = 0
-    for spec in tensors:
-        size = -(-spec.num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        if slots and filled + size > bucket_bytes:
-            buckets.append(Bucket(tuple(slots), filled))
-            slots, filled = [], 0
-        slots.append(Slot(spec, filled))
-        filled += size
-    if slots:
-        buckets.append(Bucket(tuple(slots), filled))
-    return buckets
+def to_lists(pieces: Sequence[Piece]) -> list:
+    """Return the pieces as lists of numbers and strings, for a message in JSON."""
+    return [astuple(piece) for piece in pieces]
+
+
+def from_lists(lists: Sequence[Any]) -> list[Piece]:
+    """Return the pieces that ``to_lists`` described."""
+    return [
+        Piece(TensorSpec(name, dtype, tuple(shape)), start, offset, num_bytes)
+        for (name, dtype, shape), start, offset, num_bytes in lists
+    ]

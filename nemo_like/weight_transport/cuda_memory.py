@@ -1,8 +1,8 @@
 """Memory of a CUDA device that processes of the same node map, through CUDA's inter-process handles.
 
     owner                                       readers
-      write a version to a buffer
-      make a ticket for each reader ───────────▶ map the buffer, read it where it lies
+      make a ticket for each reader ───────────▶ map the buffer
+      write to the buffer                        read it where it lies
       release the buffer                         release it: the last one to do so frees the memory
 
 A ticket is good for one reader only. PyTorch counts the tickets that are out, and keeps the memory until each
@@ -47,35 +47,10 @@ class Ticket:
         return arguments
 
 
-class CudaMemory:
-    """The owner's side: a buffer for one version at a time, and none between versions."""
-
-    def __init__(self, num_bytes: int, device: torch.device) -> None:
-        self._num_bytes, self._device = num_bytes, device
-        self._buffer: Tensor | None = None
-
-    def begin(self) -> Tensor:
-        """Allocate a new buffer, [bytes] uint8, to write a version to."""
-        self.release()
-        self._buffer = torch.empty(self._num_bytes, dtype=torch.uint8, device=self._device)
-        return self._buffer
-
-    def ticket(self) -> bytes:
-        """Return a ticket with which one more reader can map what is written.
-
-        Raises RuntimeError when no version was begun.
-        """
-        if self._buffer is None:
-            raise RuntimeError("no version was begun, so there is no memory to give a ticket for")
-        torch.cuda.synchronize(self._device)  # a reader's stream does not wait for ours
-        uuid = str(torch.cuda.get_device_properties(self._device).uuid)
-        return Ticket(uuid, reduce_tensor(self._buffer)[1]).to_bytes()
-
-    def release(self) -> None:
-        """Give up the buffer; its memory is free once all readers have released it. Safe to call twice."""
-        self._buffer = None
-        torch.cuda.ipc_collect()
-        torch.cuda.empty_cache()  # so that other processes can have what all readers have released
+def make_ticket(buffer: Tensor) -> bytes:
+    """Return a ticket with which one more reader can map the buffer of a CUDA device."""
+    uuid = str(torch.cuda.get_device_properties(buffer.device).uuid)
+    return Ticket(uuid, reduce_tensor(buffer)[1]).to_bytes()
 
 
 def map_ticket(message: bytes, device: torch.device) -> Tensor:

@@ -1,38 +1,100 @@
-"""Copying tensors into a bucket's buffer, and viewing them there again."""
+"""Copying tensors into the buffers of buckets, and putting them together again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from nemo_like.weight_transport.buckets import Bucket, Slot, TensorSpec
+from nemo_like.weight_transport.buckets import ALIGNMENT_BYTES, Piece, TensorSpec
+
+NamedTensors = Iterable[tuple[str, Tensor]]
 
 
-def pack(bucket: Bucket, values: Iterator[tuple[str, Tensor]], buffer: Tensor) -> None:
-    """Take the next values, which must be the bucket's tensors in their order, and copy each to its slot.
+def spec_of(name: str, value: Tensor) -> TensorSpec:
+    return TensorSpec(name, str(value.dtype).removeprefix("torch."), tuple(value.shape))
 
-    ``buffer``: at least [bucket.num_bytes] uint8, on any device. Raises ValueError when a name, dtype
-    or shape differs from the slot's.
+
+def as_announced(values: NamedTensors, announced: Sequence[TensorSpec]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the values on, which must be the announced tensors in their order.
+
+    Raises ValueError when a name, dtype or shape differs, or when there are more or fewer.
     """
-    for slot in bucket.slots:
-        name, value = next(values, ("nothing", torch.empty(0)))
-        found = TensorSpec(name, str(value.dtype).removeprefix("torch."), tuple(value.shape))
-        if found != slot.spec:
-            raise ValueError(f"got {found} to send, announced at connect time was {slot.spec}")
-        view(buffer, slot).copy_(value.detach())
-
-
-def check_exhausted(values: Iterator[tuple[str, Tensor]]) -> None:
-    """Raise ValueError when there is another value to send."""
-    surplus = next(values, None)
+    stream = iter(values)
+    for spec in announced:
+        name, value = next(stream, ("nothing", torch.empty(0)))
+        if spec_of(name, value) != spec:
+            raise ValueError(f"got {spec_of(name, value)} to send, announced at connect time was {spec}")
+        yield name, value
+    surplus = next(stream, None)
     if surplus is not None:
         raise ValueError(f"got {surplus[0]!r} to send, which was not announced at connect time")
 
 
-def view(buffer: Tensor, slot: Slot) -> Tensor:
-    """Return the slot's tensor as a view of the buffer."""
-    spec = slot.spec
-    part = buffer[slot.offset : slot.offset + spec.num_bytes]
-    return part.view(getattr(torch, spec.dtype)).view(spec.shape)
+def pack(values: NamedTensors, next_buffer: Callable[[int], Tensor]) -> Iterator[tuple[list[Piece], Tensor]]:
+    """Copy the values one after the other into buffers, and yield each buffer with what lies in it.
+
+    ``next_buffer`` returns the buffer for the bucket that it is given the number of, [bytes] uint8 on any
+    device; it is called when the last bucket is full and values remain. A buffer is yielded as far as it was
+    filled.
+    """
+    pieces: list[Piece] = []
+    buffer: Tensor | None = None
+    filled = num_buckets = 0
+    for name, value in values:
+        spec, flat, start = spec_of(name, value), as_bytes(value.detach()), 0
+        while True:
+            if buffer is not None and filled >= len(buffer):
+                yield pieces, buffer
+                buffer = None
+            if buffer is None:
+                buffer, pieces, filled = next_buffer(num_buckets), [], 0
+                num_buckets += 1
+            part = flat[start : start + len(buffer) - filled]
+            buffer[filled : filled + len(part)].copy_(part)
+            pieces.append(Piece(spec, start, filled, len(part)))
+            filled, start = filled + len(part), start + len(part)
+            if start == len(flat):
+                break
+        filled = -(-filled // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    if buffer is not None:
+        yield pieces, buffer[:filled]
+
+
+class Assembler:
+    """Puts tensors together from the pieces of one bucket after the other, in memory of their own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._whole = torch.empty(0, dtype=torch.uint8)  # of the tensor whose pieces are arriving
+
+    def add(self, pieces: Sequence[Piece], buffer: Tensor) -> list[tuple[str, Tensor]]:
+        """Copy the pieces out of the buffer, and return the tensors that are complete now.
+
+        On a CUDA device the copies are complete once its current stream is.
+        """
+        complete = []
+        for piece in pieces:
+            if piece.start == 0:
+                self._whole = torch.empty(piece.spec.num_bytes, dtype=torch.uint8, device=self._device)
+            part = buffer[piece.offset : piece.offset + piece.num_bytes]
+            self._whole[piece.start : piece.start + piece.num_bytes].copy_(part)
+            if piece.ends_tensor:
+                complete.append((piece.spec.name, as_tensor(self._whole, piece.spec)))
+        return complete
+
+
+def view(buffer: Tensor, piece: Piece) -> Tensor:
+    """Return a whole tensor that lies in a buffer as a view of it."""
+    return as_tensor(buffer[piece.offset : piece.offset + piece.num_bytes], piece.spec)
+
+
+def as_bytes(value: Tensor) -> Tensor:
+    """Return the tensor's values in their order as [bytes] uint8; a view where they lie in that order."""
+    return value.contiguous().view(-1).view(torch.uint8)
+
+
+def as_tensor(flat: Tensor, spec: TensorSpec) -> Tensor:
+    """View [bytes] uint8 as the tensor."""
+    return flat.view(getattr(torch, spec.dtype)).view(spec.shape)

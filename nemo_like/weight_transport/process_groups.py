@@ -7,18 +7,13 @@ spans both. A process can be in several groups at once. They use gloo on CPU and
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 from torch import distributed as dist
 
-from nemo_like.weight_transport.buckets import TensorSpec, plan_buckets
-from nemo_like.weight_transport.packing import check_exhausted, pack, view
-
-# How many broadcasts are under way at once: one bucket travels while the next is packed.
-_MAX_BUCKETS_IN_FLIGHT = 2
+from nemo_like.weight_transport.bucket_stream import NUM_BUFFERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,44 +70,18 @@ class NamedProcessGroup:
         options.timeout = self._timeout
         return self._open.broadcast([tensor], options)
 
-    def send(
-        self, tensors: Sequence[TensorSpec], values: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int
-    ) -> int:
-        """Broadcast the values from rank 0, and return the number of bytes sent.
-
-        Raises ValueError when the values are not these tensors in this order: a name, dtype or shape differs.
-        """
-        stream = iter(values)
-        in_flight: list[tuple[dist.Work, torch.Tensor]] = []
-        sent = 0
-        for bucket in plan_buckets(tensors, bucket_bytes):
-            buffer = torch.empty(bucket.num_bytes, dtype=torch.uint8, device=self.device)
-            pack(bucket, stream, buffer)
-            in_flight.append((self.broadcast(buffer), buffer))
-            sent += bucket.num_bytes
-            if len(in_flight) == _MAX_BUCKETS_IN_FLIGHT:
-                self._wait(in_flight.pop(0)[0])
-        for work, _ in in_flight:
-            self._wait(work)
-        check_exhausted(stream)
-        return sent
-
-    def receive(
-        self, tensors: Sequence[TensorSpec], bucket_bytes: int
-    ) -> Iterator[list[tuple[str, torch.Tensor]]]:
-        """Receive what rank 0 sends, and yield the tensors bucket by bucket. For the other ranks.
-
-        They are views of their bucket's buffer, which is not used again for another bucket.
-        """
-        for bucket in plan_buckets(tensors, bucket_bytes):
-            buffer = torch.empty(bucket.num_bytes, dtype=torch.uint8, device=self.device)
-            self._wait(self.broadcast(buffer))
-            yield [(slot.spec.name, view(buffer, slot)) for slot in bucket.slots]
+    def wait(self, work: dist.Work) -> None:
+        """Wait until the collective is over, until the deadline."""
+        work.wait(self._timeout)
+        if self.device.type == "cuda":
+            # On CUDA wait() only orders the stream, but the host goes on to reuse and free the buffers.
+            torch.cuda.current_stream(self.device).synchronize()
 
     def close(self) -> None:
         """Close the connections: a rank that waits for this one fails at once. Safe to call twice."""
         if self._group is not None:
-            self._group.shutdown()
+            # NCCL's shutdown waits for what is under way, which may never end.
+            self._group.abort() if self.device.type == "cuda" else self._group.shutdown()
             # The connections live as long as the object does.
             self._group = None
 
@@ -145,17 +114,50 @@ class NamedProcessGroup:
     def _meet(self) -> None:
         """Wait until all ranks have reached this point, over the connections that broadcasts will use."""
         ones = torch.ones(1, device=self.device)
-        self._wait(self._open.allreduce([ones]))
+        self.wait(self._open.allreduce([ones]))
         if int(ones.item()) != self.address.num_ranks:
             raise RuntimeError(
                 f"group {self.address.name!r}: {int(ones.item())} of {self.address.num_ranks} ranks answered"
             )
 
-    def _wait(self, work: dist.Work) -> None:
-        work.wait(self._timeout)
-        if self.device.type == "cuda":
-            # On CUDA wait() only orders the stream, but the host goes on to reuse and free the buffers.
-            torch.cuda.current_stream(self.device).synchronize()
+
+class BroadcastOutgoingBuckets:
+    """The sender's end of buckets that are broadcast in a group, as its rank 0."""
+
+    def __init__(self, group: NamedProcessGroup, bucket_bytes: int) -> None:
+        self._group = group
+        self._buffers = [
+            torch.empty(bucket_bytes, dtype=torch.uint8, device=group.device) for _ in range(NUM_BUFFERS)
+        ]
+        self._under_way: dict[int, dist.Work] = {}
+
+    def buffer(self, index: int) -> torch.Tensor:
+        work = self._under_way.pop(index % NUM_BUFFERS, None)
+        if work is not None:
+            self._group.wait(work)
+        return self._buffers[index % NUM_BUFFERS]
+
+    def carry(self, index: int, bucket: torch.Tensor) -> None:
+        self._under_way[index % NUM_BUFFERS] = self._group.broadcast(bucket)
+
+    def close(self) -> None:
+        self._group.close()
+
+
+class BroadcastIncomingBuckets:
+    """The end of any other rank."""
+
+    def __init__(self, group: NamedProcessGroup, bucket_bytes: int) -> None:
+        self._group = group
+        self._buffer = torch.empty(bucket_bytes, dtype=torch.uint8, device=group.device)
+
+    def bucket(self, index: int, num_bytes: int) -> torch.Tensor:
+        bucket = self._buffer[:num_bytes]
+        self._group.wait(self._group.broadcast(bucket))
+        return bucket
+
+    def close(self) -> None:
+        self._group.close()
 
 
 def _route_to(host: str, port: int) -> str:

@@ -23,9 +23,17 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from nemo_like.weight_transport.bucket_stream import BucketReceiver, BucketSender
 from nemo_like.weight_transport.buckets import TensorSpec
-from nemo_like.weight_transport.process_groups import GroupAddress, NamedProcessGroup, Rendezvous
-from nemo_like.weight_transport.shared_memory import MemoryAddress, MemoryReceiver, MemorySender, Transfer
+from nemo_like.weight_transport.connections import Endpoint, Receivers, SenderConnection, Transfer
+from nemo_like.weight_transport.process_groups import (
+    BroadcastIncomingBuckets,
+    BroadcastOutgoingBuckets,
+    GroupAddress,
+    NamedProcessGroup,
+    Rendezvous,
+)
+from nemo_like.weight_transport.shared_memory import MemoryReceiver, MemorySender
 
 TIMEOUT_S = 60.0
 BUCKET_BYTES = 64 << 20
@@ -46,28 +54,31 @@ def main() -> int:
 
 
 def measure(tensors: list[TensorSpec], num_receivers: int, num_rounds: int) -> dict[str, object]:
-    memory = MemorySender("memory", tensors, num_receivers, TIMEOUT_S)
+    listening = [Receivers("memory", num_receivers, TIMEOUT_S), Receivers("group", num_receivers, TIMEOUT_S)]
+    endpoints = [receivers.endpoint for receivers in listening]
     rendezvous = Rendezvous("127.0.0.1", TIMEOUT_S)
     address = GroupAddress("group", rendezvous.host, rendezvous.port, 1 + num_receivers, TIMEOUT_S)
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe() for _ in range(num_receivers)]
     processes = [
         context.Process(
-            target=receive, args=(memory.address, address, tensors, rank, num_rounds, theirs), daemon=True
+            target=receive, args=(endpoints, address, tensors, rank, num_rounds, theirs), daemon=True
         )
         for rank, (_, theirs) in enumerate(pipes, start=1)
     ]
     for process in processes:
         process.start()
-    memory.open()
+    memory = MemorySender(listening[0], tensors)
+    listening[1].open()
     group = NamedProcessGroup(address, rank=0, device=CPU, rendezvous=rendezvous)
+    broadcast = BucketSender(listening[1], BroadcastOutgoingBuckets(group, BUCKET_BYTES))
     weights = [(spec.name, torch.randn(spec.shape)) for spec in tensors]
     seconds: dict[str, list[float]] = {"shared_memory": [], "broadcast": []}
-    for number in range(num_rounds):
+    for number in range(1, num_rounds + 1):
         with _Timed(seconds["shared_memory"], pipes):
             memory.offer(Transfer(number, number), weights)
         with _Timed(seconds["broadcast"], pipes):
-            group.send(tensors, weights, BUCKET_BYTES)
+            broadcast.send(Transfer(number, number), weights)
     for process in processes:
         process.join(TIMEOUT_S)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
@@ -97,7 +108,7 @@ class _Timed:
 
 
 def receive(
-    memory_address: MemoryAddress,
+    endpoints: list[Endpoint],
     address: GroupAddress,
     tensors: list[TensorSpec],
     rank: int,
@@ -106,8 +117,10 @@ def receive(
 ) -> None:
     """One engine's part: every round once from either channel."""
     torch.set_num_threads(1)
-    memory = MemoryReceiver(memory_address, tensors)
+    memory = MemoryReceiver(endpoints[0])
+    connection = SenderConnection(endpoints[1])
     group = NamedProcessGroup(address, rank=rank, device=CPU)
+    broadcast = BucketReceiver(connection, BroadcastIncomingBuckets(group, BUCKET_BYTES), CPU)
     model = {spec.name: torch.zeros(spec.shape) for spec in tensors}
 
     def load(received: Iterator[tuple[str, torch.Tensor]]) -> None:
@@ -115,10 +128,11 @@ def receive(
             model[name].copy_(tensor)
         done.send(None)
 
-    for number in range(num_rounds):
+    for number in range(1, num_rounds + 1):
         memory.fetch(Transfer(number, number))
         load(memory.tensors())
-        load(tensor for bucket in group.receive(tensors, BUCKET_BYTES) for tensor in bucket)
+        received = broadcast.receive(Transfer(number, number))
+        load(tensor for tensors in received for tensor in tensors)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import asyncio
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +39,7 @@ AS_IN_TRAINING = SamplingConfig(
 TIMEOUT_S = 240.0  # an engine starts in ten seconds, but not on a busy machine
 
 
-def make_checkpoint(path: Path, *, tied: bool, num_experts: int = 0) -> Path:
+def make_checkpoint(path: Path, *, tied: bool, num_experts: int = 0, num_layers: int = 2) -> Path:
     """A random Qwen3 whose next-token distributions are far from uniform; no tokenizer. With experts, two of
     them are active for a token."""
     torch.manual_seed(5)
@@ -48,7 +49,7 @@ def make_checkpoint(path: Path, *, tied: bool, num_experts: int = 0) -> Path:
         vocab_size=VOCAB_SIZE,
         hidden_size=64,
         intermediate_size=96,
-        num_hidden_layers=2,
+        num_hidden_layers=num_layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,
@@ -64,7 +65,12 @@ def make_checkpoint(path: Path, *, tied: bool, num_experts: int = 0) -> Path:
 
 
 def engine_kwargs(
-    checkpoint: Path, name: str, *, tensor_parallel_size: int = 1, max_num_seqs: int = 256
+    checkpoint: Path,
+    name: str,
+    *,
+    tensor_parallel_size: int = 1,
+    max_num_seqs: int = 256,
+    precision: Precision = Precision.float32,
 ) -> dict[str, object]:
     """Arguments of a ``VllmEngine`` on CPU."""
     return {
@@ -81,6 +87,7 @@ def engine_kwargs(
             validation=AS_IN_TRAINING,
             weight_transport=WeightTransport.auto,
             weight_bucket_mib=1,
+            weight_delta=False,
             vllm_cfg=VllmConfig(
                 tensor_parallel_size=tensor_parallel_size,
                 enforce_eager=True,
@@ -90,17 +97,19 @@ def engine_kwargs(
             ),
         ),
         "device": Device.cpu,
-        "precision": Precision.float32,
+        "precision": precision,
         "max_total_sequence_length": MAX_LENGTH,
         "seed": 0,
         "timeout_s": TIMEOUT_S,
     }
 
 
-def engine_spec(checkpoint: Path, name: str, **options: int) -> ActorSpec:
+def engine_spec(
+    checkpoint: Path, name: str, target: str = "nemo_like.generation.vllm_engine:VllmEngine", **options: Any
+) -> ActorSpec:
     return ActorSpec(
         name=name,
-        target="nemo_like.generation.vllm_engine:VllmEngine",
+        target=target,
         kwargs=engine_kwargs(checkpoint, name, **options),
         env=engine_environment(Device.cpu),
     )
@@ -116,7 +125,7 @@ def collector_spec(name: str = "collector") -> ActorSpec:
 
 
 def stage_spec(
-    checkpoint: Path, name: str, stage: int, num_stages: int, transport: WeightTransport
+    checkpoint: Path, name: str, stage: int, num_stages: int, transport: WeightTransport, **options: Any
 ) -> ActorSpec:
     return ActorSpec(
         name=f"{name}-{stage}",
@@ -126,6 +135,7 @@ def stage_spec(
             "stage": stage,
             "num_stages": num_stages,
             "transport": transport,
+            **options,
         },
         env={"OMP_NUM_THREADS": "1"},
     )
@@ -173,7 +183,17 @@ class Collector:
 class TrainerStage:
     """One pipeline stage of a trainer: the whole model is here, but only this stage's tensors are sent."""
 
-    def __init__(self, *, checkpoint: str, stage: int, num_stages: int, transport: WeightTransport) -> None:
+    def __init__(
+        self,
+        *,
+        checkpoint: str,
+        stage: int,
+        num_stages: int,
+        transport: WeightTransport,
+        sent_dtype: str = "float32",
+        delta: bool = False,
+    ) -> None:
+        self._sent_dtype = sent_dtype
         self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
         self._names = stage_names(self._state(), self._model.config, stage, num_stages)
         layout = ParallelLayout(tp=1, cp=1, dp=1, pp=num_stages)
@@ -183,6 +203,7 @@ class TrainerStage:
             transport=transport,
             bucket_mib=1,
             timeout_s=TIMEOUT_S,
+            delta=delta,
             tripwires=Tripwires.all,
         )
         self._spoilt: str | None = None
@@ -190,7 +211,7 @@ class TrainerStage:
     def connect(self, engines: Sequence[ActorHandle]) -> None:
         state = self._state()
         self._sender.connect(
-            engines, [TensorSpec(name, "float32", tuple(state[name].shape)) for name in self._names]
+            engines, [TensorSpec(name, self._sent_dtype, tuple(state[name].shape)) for name in self._names]
         )
 
     def forget(self, name: str) -> None:
@@ -201,12 +222,12 @@ class TrainerStage:
         """Send this tensor in another shape than announced from now on; None: none."""
         self._spoilt = name
 
-    def update(self, seed: int) -> None:
+    def update(self, seed: int, size: float = 0.05) -> None:
         """Move every parameter at random, the same way in every stage."""
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for parameter in self._model.parameters():
-                parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+                parameter.add_(size * torch.randn(parameter.shape, generator=generator))
 
     def push_weights(self, version: int) -> Mapping[str, Metric]:
         return self._sender.send(version, self._weights())
@@ -223,7 +244,8 @@ class TrainerStage:
     def _weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         state = self._state()
         for name in self._names:
-            yield name, state[name][:1] if name == self._spoilt else state[name]
+            value = state[name].to(getattr(torch, self._sent_dtype))
+            yield name, value[:1] if name == self._spoilt else value
 
 
 def stage_names(

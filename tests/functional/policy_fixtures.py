@@ -106,6 +106,7 @@ def policy_config(
     ep: int = 1,
     sequence_parallel: bool = False,
     activation_checkpointing: bool = False,
+    moe_grouped_gemm: bool | None = None,
     use_distributed_optimizer: bool = True,
     micro_batch_size: int = 4,
     micro_batching: MicroBatching = MicroBatching.padded,
@@ -154,6 +155,7 @@ def policy_config(
             sequence_parallel=sequence_parallel,
             use_distributed_optimizer=use_distributed_optimizer,
             activation_checkpointing=activation_checkpointing,
+            moe_grouped_gemm=moe_grouped_gemm,
         ),
         fsdp_cfg=FsdpConfig(
             tensor_parallel_size=tp if is_fsdp else 1,

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import torch
 
 from nemo_like.generation.vllm_engine import VllmEngine
-from nemo_like.generation.weight_receiver import NamedTensors, TrainerWeightReceiver, _Memory
+from nemo_like.generation.weight_channels import NamedTensors, WholeInMemory
+from nemo_like.generation.weight_receiver import TrainerWeightReceiver
 
 
 class StaleEngine(VllmEngine):
@@ -20,10 +21,10 @@ class StaleEngine(VllmEngine):
 
 
 _first: dict[str, torch.Tensor] = {}
-_receive = _Memory.receive
+_receive = WholeInMemory.receive
 
 
-def receive(self: _Memory) -> Iterator[NamedTensors]:
+def receive(self: WholeInMemory) -> Iterator[NamedTensors]:
     """What was sent, but for the stale tensors."""
     for tensors in _receive(self):
         stale = {name: tensor for name, tensor in tensors if os.environ["STALE"] in name}
@@ -39,4 +40,4 @@ def leave_packed(self: TrainerWeightReceiver) -> None:
 if os.environ["STALE"] == "lm_head":
     TrainerWeightReceiver._repack_tied_output_layer = leave_packed  # type: ignore[method-assign]
 else:
-    _Memory.receive = receive  # type: ignore[method-assign]
+    WholeInMemory.receive = receive  # type: ignore[method-assign]

@@ -20,6 +20,7 @@ from nemo_like.cluster.actor_errors import ActorDied, ActorFailed
 from nemo_like.cluster.actors import ActorHandle, Call
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.config.checkpoint_rules import CPU_HEAD_SIZES
+from nemo_like.config.gpu_stages import EngineHolds
 from nemo_like.config.tasks import SamplingSettings
 from nemo_like.generation.interface import EngineStats, GroupRequest, GroupResult
 from nemo_like.tripwires.canary_checks import canary_tokens
@@ -225,7 +226,7 @@ def test_an_engine_that_generates_scores_no_canary(generation: Generation) -> No
 
 def test_an_engine_with_a_processor_of_its_own_does_not_sleep(generation: Generation) -> None:
     with pytest.raises(ActorFailed, match="was not started to sleep"):
-        generation.call(generation.engine.submit("sleep"))
+        generation.call(generation.engine.submit("hold", EngineHolds.nothing))
 
 
 def test_one_request_that_cannot_be_served_refuses_the_whole_call(generation: Generation) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +46,10 @@ def node_of(log_paths: Mapping[str, str]) -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
+def bundle(names: Sequence[str], num_cpus: float) -> Bundle:
+    return Bundle(dict.fromkeys(names, ()), num_cpus, num_gpus=0)
+
+
 @dataclass
 class Nodes:
     """Two Ray nodes; their processes carry ``mark``."""
@@ -78,9 +82,7 @@ def cluster(nodes: Nodes) -> Iterator[Cluster]:
 
 def test_bundles_are_whole_and_spread_and_a_lost_node_is_named(nodes: Nodes, cluster: Cluster) -> None:
     groups = [tuple(f"worker-{rank}" for rank in (first, first + 1)) for first in (0, 2)]
-    too_large = [Bundle(sum(groups, ()), num_cpus=CPUS_PER_NODE + 1, num_gpus=0)]
-    by_group = [Bundle(names, num_cpus=2, num_gpus=0) for names in groups]
-    cluster.reserve([too_large, by_group], timeout_s=60)
+    cluster.reserve([bundle(names, num_cpus=2) for names in groups], timeout_s=60)
     workers = {name: cluster.start(ActorSpec(name, PROBE)) for names in groups for name in names}
     calls = [worker.submit("node") for worker in workers.values()]
     first, second, third, fourth = cluster.gather(calls, stage="start", timeout_s=60)
@@ -111,11 +113,11 @@ def test_what_cannot_be_placed_is_refused_with_what_the_nodes_have(nodes: Nodes,
     with pytest.raises(
         ClusterError, match=r"no node has 5 CPUs on one node for a, b; .* 2 x 4 CPUs and 0 GPUs"
     ):
-        cluster.reserve([[Bundle(("a", "b"), num_cpus=5, num_gpus=0)]], timeout_s=60)
-    three = [Bundle((name,), num_cpus=3, num_gpus=0) for name in "abc"]
+        cluster.reserve([bundle(("a", "b"), num_cpus=5)], timeout_s=60)
+    three = [bundle((name,), num_cpus=3) for name in "abc"]
     with pytest.raises(ClusterError, match="could not reserve the run's resources within 1 s: 3 CPUs on one"):
-        cluster.reserve([three], timeout_s=1)
-    cluster.reserve([three[:2]], timeout_s=60)  # what was refused holds nothing
+        cluster.reserve(three, timeout_s=1)
+    cluster.reserve(three[:2], timeout_s=60)  # what was refused holds nothing
 
 
 @pytest.mark.slow
@@ -124,7 +126,8 @@ def test_a_run_over_two_nodes_trains_and_names_the_node_that_dies(
     nodes: Nodes, arithmetic_model: str, tmp_path: Path
 ) -> None:
     overrides = [
-        *(f"cluster.address={nodes.ray.address}", "generation.num_engines=1", "grpo.max_num_steps=1000"),
+        *(f"cluster.address={nodes.ray.address}", "cluster.num_nodes=2", "grpo.max_num_steps=1000"),
+        "generation.num_engines=1",
         *("grpo.val_at_start=false", "policy.scheduler.decay_style=constant", "cluster.max_restarts=0"),
     ]
     with running(tmp_path, overrides, name=nodes.mark) as (process, _, run_dir):

@@ -58,6 +58,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "adapters, TP2 with replicated optimizer": {"tp": 2, **ADAPTERS, **REPLICATED},
     "FSDP, adapters, DP2": {"dp": 2, **ADAPTERS, **FSDP},
     "FSDP, adapters, TP2": {"tp": 2, **ADAPTERS, **FSDP},
+    "EP2": {"ep": 2, "dp": 2},
+    "EP2 with experts in one matrix product": {"ep": 2, "dp": 2, "moe_grouped_gemm": True},
+    "experts in one matrix product": {"moe_grouped_gemm": True},
 }
 
 
@@ -159,6 +162,24 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
 def test_a_resumed_policy_trains_on_as_if_never_stopped(
     saved_by: str, resumed_by: str, tolerance: float, model: Path, tmp_path: Path
 ) -> None:
+    check_resumption(saved_by, resumed_by, tolerance, model, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("saved_by", "resumed_by"),
+    [
+        ("EP2 with experts in one matrix product", "EP2"),
+        ("EP2", "EP2 with experts in one matrix product"),
+        ("experts in one matrix product", "one"),
+        pytest.param("one", "experts in one matrix product", marks=pytest.mark.slow),
+    ],
+)
+def test_experts_are_the_same_in_every_checkpoint(saved_by: str, resumed_by: str, tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "model", "qwen3_moe")
+    check_resumption(saved_by, resumed_by, 1e-5, model, tmp_path)
+
+
+def check_resumption(saved_by: str, resumed_by: str, tolerance: float, model: Path, tmp_path: Path) -> None:
     norms = run(tmp_path / "whole", saved_by, model)
     resumed_norms = run(tmp_path / "resumed", resumed_by, model, resume_from=tmp_path / "whole")
     assert resumed_norms == pytest.approx(norms, abs=tolerance)
@@ -180,7 +201,7 @@ def save_on_a_full_disk(coordinates: Coordinates, cfg: PolicyConfig, path: Path)
     worker = ready_worker(cfg, loss_config(), coordinates, plane)
     train(worker, put_samples(plane, "first", BATCH))
     # A file may hold the small parts of a checkpoint, which are written at once, and no more.
-    resource.setrlimit(resource.RLIMIT_FSIZE, (16 * 1024, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (32 * 1024, resource.RLIM_INFINITY))
     worker.save_checkpoint(str(path), WRITING)
     train(worker, put_samples(plane, "second", BATCH))
     try:

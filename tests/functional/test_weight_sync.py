@@ -118,9 +118,9 @@ def tied(private_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="module")
 def untied(private_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
-    """One engine over two tensor-parallel workers, one trainer stage, an untied output layer; broadcast."""
+    """One engine over two tensor-parallel workers, two trainer stages, an untied output layer; broadcast."""
     checkpoint = make_checkpoint(tmp_path_factory.mktemp("untied"), tied=False)
-    setup = start(checkpoint, "untied", WeightTransport.collective, tensor_parallel_size=2)
+    setup = start(checkpoint, "untied", WeightTransport.collective, num_stages=2, tensor_parallel_size=2)
     yield setup
     setup.cluster.stop()
 
@@ -233,8 +233,8 @@ def test_a_model_that_is_sent_incompletely_ends_the_engine(untied: Setup) -> Non
     """Last, since it ends the engine. A trainer can connect anew, but not with weights missing."""
     [stats] = untied.all([untied.engines[0].submit("stats")])
     assert isinstance(stats, EngineStats)
-    untied.all([untied.stages[0].submit("forget", "model.norm.weight")])
-    untied.all([untied.stages[0].submit("connect", untied.engines)])
+    untied.all([untied.stages[1].submit("forget", "model.norm.weight")])
+    untied.all([stage.submit("connect", untied.engines) for stage in untied.stages])
     with pytest.raises(ActorFailed, match=r"sent no weights for \['model.norm.weight'\]"):
         untied.push(stats.policy_version + 1)
     with pytest.raises(ActorFailed, match="engine 'untied-engine-0' failed"):

@@ -5,13 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import psutil
 import pytest
 import torch
 
+from nemo_like.weight_transport.bucket_stream import BucketReceiver, BucketSender
 from nemo_like.weight_transport.buckets import TensorSpec
-from nemo_like.weight_transport.process_groups import GroupAddress, NamedProcessGroup, Rendezvous
+from nemo_like.weight_transport.connections import Receivers, SenderConnection, Transfer
+from nemo_like.weight_transport.process_groups import (
+    BroadcastIncomingBuckets,
+    BroadcastOutgoingBuckets,
+    GroupAddress,
+    NamedProcessGroup,
+    Rendezvous,
+)
 
 CPU = torch.device("cpu")
 LOOPBACK = "127.0.0.1"
@@ -38,22 +47,41 @@ def values(seed: int) -> list[tuple[str, torch.Tensor]]:
     ]
 
 
+@dataclass
+class Sending:
+    """Rank 0's side, and what each of the other ranks returns."""
+
+    sender: BucketSender
+    receivers: list[Future]
+
+
 def open_group(
     threads: ThreadPoolExecutor,
     name: str,
-    receive: Callable[[NamedProcessGroup], object],
+    receive: Callable[[BucketReceiver], object],
     *,
+    bucket_bytes: int = 64,
     num_ranks: int = 2,
     timeout_s: float = 30.0,
-) -> tuple[NamedProcessGroup, list[Future]]:
-    """Rank 0's side, and what ``receive`` returns on the others."""
+) -> Sending:
+    """Join a group; each other rank calls ``receive``."""
+    listening = Receivers(name, num_ranks - 1, timeout_s, LOOPBACK)
     rendezvous = Rendezvous(LOOPBACK, timeout_s)
     address = GroupAddress(name, rendezvous.host, rendezvous.port, num_ranks, timeout_s)
-    receivers = [
-        threads.submit(lambda rank=rank: receive(NamedProcessGroup(address, rank=rank, device=CPU)))
-        for rank in range(1, num_ranks)
-    ]
-    return NamedProcessGroup(address, rank=0, device=CPU, rendezvous=rendezvous), receivers
+
+    def join(rank: int) -> object:
+        connection = SenderConnection(listening.endpoint)
+        group = NamedProcessGroup(address, rank=rank, device=CPU)
+        return receive(BucketReceiver(connection, BroadcastIncomingBuckets(group, bucket_bytes), CPU))
+
+    receivers = [threads.submit(join, rank) for rank in range(1, num_ranks)]
+    listening.open()
+    group = NamedProcessGroup(address, rank=0, device=CPU, rendezvous=rendezvous)
+    return Sending(BucketSender(listening, BroadcastOutgoingBuckets(group, bucket_bytes)), receivers)
+
+
+def receive_once(receiver: BucketReceiver) -> list[tuple[str, torch.Tensor]]:
+    return [tensor for tensors in receiver.receive(Transfer(1, 1)) for tensor in tensors]
 
 
 def assert_received(received: object, seed: int) -> None:
@@ -64,62 +92,62 @@ def assert_received(received: object, seed: int) -> None:
         torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("bucket_bytes", [1, 1024, 2**20])
+@pytest.mark.parametrize("bucket_bytes", [7, 1024, 2**20])
 def test_every_rank_receives_every_tensor_exactly(threads: ThreadPoolExecutor, bucket_bytes: int) -> None:
-    def receive(group: NamedProcessGroup) -> list[list[tuple[str, torch.Tensor]]]:
-        # Kept until the end: a buffer that were used again would show.
-        rounds = [list(group.receive(TENSORS, bucket_bytes)) for _ in range(3)]
+    def receive(receiver: BucketReceiver) -> list[list[tuple[str, torch.Tensor]]]:
+        # Kept until the end: tensors whose memory were used again would show.
+        rounds = [list(receiver.receive(Transfer(number, number))) for number in range(3)]
         return [[tensor for bucket in buckets for tensor in bucket] for buckets in rounds]
 
-    group, receivers = open_group(threads, "pp0", receive, num_ranks=3)
-    sent = [group.send(TENSORS, values(seed), bucket_bytes) for seed in range(3)]
-    assert len(set(sent)) == 1
-    for receiver in receivers:
+    group = open_group(threads, "pp0", receive, bucket_bytes=bucket_bytes, num_ranks=3)
+    sent = [group.sender.send(Transfer(seed, seed), values(seed)) for seed in range(3)]
+    assert sent == [sum(spec.num_bytes for spec in TENSORS)] * 3
+    for receiver in group.receivers:
         for seed, received in enumerate(receiver.result(timeout=30)):
             assert_received(received, seed)
-    group.close()
+    group.sender.close()
 
 
 def test_groups_of_two_names_carry_different_tensors_at_once(threads: ThreadPoolExecutor) -> None:
-    def receive(group: NamedProcessGroup) -> list[tuple[str, torch.Tensor]]:
-        return [tensor for bucket in group.receive(TENSORS, 64) for tensor in bucket]
-
-    first, [first_receiver] = open_group(threads, "pp0", receive)
-    second, [second_receiver] = open_group(threads, "pp1", receive)
-    second.send(TENSORS, values(2), 64)
-    first.send(TENSORS, values(1), 64)
-    assert_received(first_receiver.result(timeout=30), 1)
-    assert_received(second_receiver.result(timeout=30), 2)
+    first = open_group(threads, "pp0", receive_once)
+    second = open_group(threads, "pp1", receive_once)
+    second.sender.send(Transfer(1, 1), values(2))
+    first.sender.send(Transfer(1, 1), values(1))
+    assert_received(first.receivers[0].result(timeout=30), 1)
+    assert_received(second.receivers[0].result(timeout=30), 2)
 
 
-def test_tensors_that_were_not_announced_are_refused(threads: ThreadPoolExecutor) -> None:
-    group, _ = open_group(threads, "pp0", lambda group: group)
-    swapped = [values(0)[1], values(0)[0]]
-    with pytest.raises(ValueError, match=r"got .*'b.weight'.* announced at connect time was .*'a.weight'"):
-        group.send(TENSORS, swapped, 2**20)
-    with pytest.raises(ValueError, match=r"got .*'nothing'"):
-        group.send(TENSORS, values(0)[:-1], 2**20)
+def test_a_sender_that_gives_up_fails_the_receivers_long_before_the_deadline(
+    threads: ThreadPoolExecutor,
+) -> None:
+    group = open_group(threads, "pp0", receive_once, timeout_s=60.0)
 
+    def broken() -> Iterator[tuple[str, torch.Tensor]]:
+        yield values(0)[0]
+        raise ValueError("not as announced")
 
-def test_a_tensor_too_many_is_refused(threads: ThreadPoolExecutor) -> None:
-    group, _ = open_group(threads, "pp0", lambda group: list(group.receive(TENSORS, 2**20)))
-    with pytest.raises(ValueError, match=r"'e\.extra' to send, which was not announced"):
-        group.send(TENSORS, [*values(0), ("e.extra", torch.ones(1))], 2**20)
+    started_s = time.monotonic()
+    with pytest.raises(ValueError, match="not as announced"):
+        group.sender.send(Transfer(1, 1), broken())
+    group.sender.close()
+    with pytest.raises(RuntimeError, match=r"'pp0' went away|[Cc]onnection"):
+        group.receivers[0].result(timeout=60)
+    assert time.monotonic() - started_s < 20
 
 
 def test_a_receiver_that_gives_up_fails_the_sender_long_before_the_deadline(
     threads: ThreadPoolExecutor,
 ) -> None:
-    large = [TensorSpec(f"t{i}", "float32", (1 << 20,)) for i in range(16)]
+    large = [(f"t{i}", torch.ones(1 << 20)) for i in range(16)]
 
-    def give_up(group: NamedProcessGroup) -> None:
-        next(group.receive(large, 2**20))
-        group.close()
+    def give_up(receiver: BucketReceiver) -> None:
+        next(receiver.receive(Transfer(1, 1)))
+        receiver.close()
 
-    group, _ = open_group(threads, "pp0", give_up, timeout_s=60.0)
+    group = open_group(threads, "pp0", give_up, bucket_bytes=2**20, timeout_s=60.0)
     started_s = time.monotonic()
-    with pytest.raises(RuntimeError, match="Connection"):
-        group.send(large, ((spec.name, torch.ones(spec.shape)) for spec in large), 2**20)
+    with pytest.raises(RuntimeError, match=r"a receiver went away|Connection"):
+        group.sender.send(Transfer(1, 1), large)
     assert time.monotonic() - started_s < 20
 
 

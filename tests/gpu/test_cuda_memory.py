@@ -1,53 +1,57 @@
-"""Tensors on one GPU from one process to others, without Ray and without vLLM.
+"""Weights in buckets on one GPU from one process to others, without Ray and without vLLM.
 
-The cases marked gpu need a CUDA device; that on the CPU runs the same lines with memory of the host.
+The case on the CPU runs the same lines with files in place of CUDA memory.
 """
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 import torch
 
-from nemo_like.weight_transport.buckets import TensorSpec
-from nemo_like.weight_transport.shared_memory import MemoryAddress, MemoryReceiver, MemorySender, Transfer
+from nemo_like.config.schema import WeightTransport
+from nemo_like.weight_sync.channels import BucketChannel, cuda_channel
+from nemo_like.weight_transport.bucket_stream import BucketReceiver, BucketSender
+from nemo_like.weight_transport.connections import Endpoint, Receivers, SenderConnection, Transfer
+from nemo_like.weight_transport.cuda_memory import map_ticket
+from nemo_like.weight_transport.mapped_buckets import MappedIncomingBuckets
+from tests.unit.weight_transport.mapped_files import file_receiver, file_sender
 
-TENSORS = (
-    TensorSpec("a.weight", "float32", (33, 7)),
-    TensorSpec("b.weight", "bfloat16", (64, 32)),
-    TensorSpec("c.scale", "float32", ()),
-)
+SHAPES = {"a.weight": (33, 7), "b.weight": (640, 320), "c.scale": (), "d.weight": (1000, 1000)}
+BUCKET_BYTES = 1 << 20  # a quarter of the largest tensor
 NUM_READERS = 2
 TIMEOUT_S = 60.0
-
-Held = dict[str, list[float]]
 
 
 def values(seed: int, device: str) -> list[tuple[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(seed)
-    return [
-        (spec.name, torch.randn(spec.shape, generator=generator).to(device, getattr(torch, spec.dtype)))
-        for spec in TENSORS
-    ]
+    return [(name, torch.randn(shape, generator=generator).to(device)) for name, shape in SHAPES.items()]
 
 
-def read(address: MemoryAddress, device: str, connection: Connection) -> None:
-    """An engine's side: keeps its version until another is whole; answers each transfer with what it has."""
-    receiver = MemoryReceiver(address, TENSORS, torch.device(device))
-    held: Held = {}
+def sums(tensors: list[tuple[str, torch.Tensor]]) -> dict[str, float]:
+    return {name: tensor.double().sum().item() for name, tensor in tensors}
+
+
+def read(endpoint: Endpoint, device: str, connection: Connection) -> None:
+    """An engine's side: keeps every tensor that it gets, and answers each transfer with their sums."""
+    if device == "cpu":
+        receiver = file_receiver(endpoint, BUCKET_BYTES)
+    else:
+        torch.cuda.set_device(device)
+        sender = SenderConnection(endpoint)
+        mapped = MappedIncomingBuckets(sender, functools.partial(map_ticket, device=torch.device(device)))
+        receiver = BucketReceiver(sender, mapped, torch.device(device))
+    kept = []
     while (transfer := connection.recv()) is not None:
-        said = ""
-        try:
-            receiver.fetch(transfer)
-            held = {name: tensor.double().flatten().tolist() for name, tensor in receiver.tensors()}
-        except RuntimeError as error:
-            said = str(error)
-        receiver.release()
-        connection.send((said, held))
+        kept.append([tensor for tensors in receiver.receive(transfer) for tensor in tensors])
+        connection.send([sums(tensors) for tensors in kept])
     receiver.close()
 
 
@@ -56,12 +60,19 @@ class World:
     """A sender in this process and readers in others."""
 
     device: str
-    sender: MemorySender
+    sender: BucketSender | BucketChannel
     readers: list[Connection]
 
-    def fetch(self, transfer: Transfer) -> list[tuple[str, Held]]:
+    def send(self, transfer: Transfer) -> list[list[dict[str, float]]]:
+        """What each reader has got so far."""
         for reader in self.readers:
             reader.send(transfer)
+        weights = iter(values(transfer.version, self.device))
+        if isinstance(self.sender, BucketChannel):
+            self.sender.offer(transfer, weights)
+            self.sender.deliver()
+        else:
+            self.sender.send(transfer, weights)
         answers = []
         for reader in self.readers:
             assert reader.poll(TIMEOUT_S), "a reader did not answer"
@@ -75,48 +86,49 @@ ON_GPU = pytest.param("cuda:0", marks=pytest.mark.gpu)
 @pytest.fixture
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """On the device that is the test's parameter."""
-    sender = MemorySender("pp0", TENSORS, NUM_READERS, TIMEOUT_S, torch.device(request.param))
+    on_gpu = request.param != "cpu"
+    channel = cuda_channel("pp0", NUM_READERS, TIMEOUT_S, BUCKET_BYTES) if on_gpu else None
+    listening = channel.receivers if channel else Receivers("pp0", NUM_READERS, TIMEOUT_S)
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe() for _ in range(NUM_READERS)]
     processes = [
-        context.Process(target=read, args=(sender.address, request.param, theirs), daemon=True)
+        context.Process(target=read, args=(listening.endpoint, request.param, theirs), daemon=True)
         for _, theirs in pipes
     ]
     for process in processes:
         process.start()
-    sender.open()
-    readers = [ours for ours, _ in pipes]
-    yield World(request.param, sender, readers)
-    for reader in readers:
-        reader.send(None)
-    for process in processes:
-        process.join(TIMEOUT_S)
-        assert process.exitcode == 0
-    sender.close()
-
-
-def expected(seed: int) -> Held:
-    return {name: tensor.double().flatten().tolist() for name, tensor in values(seed, "cpu")}
+    with tempfile.TemporaryDirectory() as directory:
+        if channel:
+            assert channel.address.transport is WeightTransport.cuda_ipc
+            channel.open()
+        sender = channel or file_sender(listening, Path(directory), BUCKET_BYTES)
+        readers = [ours for ours, _ in pipes]
+        yield World(request.param, sender, readers)
+        for reader in readers:
+            reader.send(None)
+        for process in processes:
+            process.join(TIMEOUT_S)
+            assert process.exitcode == 0
+        sender.close()
 
 
 @pytest.mark.parametrize("world", ["cpu", ON_GPU], indirect=True)
-def test_every_version_arrives_whole_and_a_failed_one_leaves_that_in_force(world: World) -> None:
-    world.sender.offer(Transfer(1, 10), values(10, world.device))
-    assert world.fetch(Transfer(1, 10)) == [("", expected(10))] * NUM_READERS
-    with pytest.raises(ValueError, match=r"got .*'nothing'"):
-        world.sender.offer(Transfer(2, 11), values(11, world.device)[:-1])
-    failed = ("'pp0' could not send version 11", expected(10))
-    assert world.fetch(Transfer(2, 11)) == [failed] * NUM_READERS
-    world.sender.offer(Transfer(3, 11), values(11, world.device))
-    assert world.fetch(Transfer(3, 11)) == [("", expected(11))] * NUM_READERS
+def test_every_version_arrives_and_none_is_overwritten_by_the_next(world: World) -> None:
+    for number in (1, 2, 3):
+        expected = [sums(values(version, "cpu")) for version in range(1, number + 1)]
+        for held in world.send(Transfer(number, number)):
+            for found, wanted in zip(held, expected, strict=True):
+                assert found == pytest.approx(wanted, abs=1e-6)
 
 
 @pytest.mark.parametrize("world", [ON_GPU], indirect=True)
-def test_the_senders_memory_is_free_once_all_have_let_go_of_it(world: World) -> None:
+def test_the_sender_never_has_more_than_two_buckets(world: World) -> None:
+    world.send(Transfer(1, 1))
+    torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    for number in (1, 2):
-        world.sender.offer(Transfer(number, number), values(number, world.device))
-        assert torch.cuda.memory_allocated() > before
-        world.fetch(Transfer(number, number))
-        world.sender.release()
-        assert torch.cuda.memory_allocated() == before
+    weights = sum(value.nbytes for _, value in values(2, "cpu"))
+    world.send(Transfer(2, 2))
+    # The values themselves are on the GPU too.
+    assert torch.cuda.max_memory_allocated() - before < weights + BUCKET_BYTES
+    world.sender.close()
+    assert before - torch.cuda.memory_allocated() >= 2 * BUCKET_BYTES

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -103,16 +102,13 @@ _PACK = "nemo_like.weight_transport.packing:pack"
     _PACK,
 )
 def weights_not_synced(pack: Any) -> Any:
-    calls = itertools.count()
+    first: dict[str, Any] = {}
 
-    def mutated(bucket: Any, values: Any, buffer: Any) -> None:
-        if next(calls) == 0:
-            pack(bucket, values, buffer)
-        else:
-            for _ in bucket.slots:
-                next(values)
+    def old(values: Any) -> Iterator[tuple[str, Any]]:
+        for name, value in values:
+            yield name, first.setdefault(name, value.detach().clone())
 
-    return mutated
+    return lambda values, next_buffer: pack(old(values), next_buffer)
 
 
 @mutation(
@@ -130,7 +126,7 @@ def weights_one_version_behind(pack: Any) -> Any:
             yield name, held.get(name, present)
             held[name] = present
 
-    return lambda bucket, values, buffer: pack(bucket, late(values), buffer)
+    return lambda values, next_buffer: pack(late(values), next_buffer)
 
 
 @mutation(
@@ -149,7 +145,7 @@ def one_tensor_stale(pack: Any) -> Any:
             else:
                 yield name, value
 
-    return lambda bucket, values, buffer: pack(bucket, stale(values), buffer)
+    return lambda values, next_buffer: pack(stale(values), next_buffer)
 
 
 @mutation(
@@ -163,7 +159,7 @@ def weights_rounded_on_the_way(pack: Any) -> Any:
         for name, value in values:
             yield name, value.bfloat16().to(value.dtype)
 
-    return lambda bucket, values, buffer: pack(bucket, rounded(values), buffer)
+    return lambda values, next_buffer: pack(rounded(values), next_buffer)
 
 
 @mutation(
@@ -209,7 +205,7 @@ def memory_order_ignored(pack: Any) -> Any:
             is_square = value.dim() == 2 and value.shape[0] == value.shape[1]
             yield name, value.t() if is_square else value
 
-    return lambda bucket, values, buffer: pack(bucket, transposed(values), buffer)
+    return lambda values, next_buffer: pack(transposed(values), next_buffer)
 
 
 @mutation(

@@ -15,11 +15,11 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from nemo_like.policy.batch import Packing
 from nemo_like.policy.shared_prompts import SharedPrompts
+from nemo_like.policy.varlen import attend_varlen, has_varlen_kernel
 
 _NAME = "nemo_like_causal"
 # Options that change which positions attend to which, or how much. One that is set must not be ignored.
 _UNSUPPORTED_OPTIONS = ("sliding_window", "softcap", "s_aux", "position_bias")
-_FLASH_DTYPES = (torch.bfloat16, torch.float16)
 
 
 def use_causal_attention(model: PreTrainedModel) -> None:
@@ -65,8 +65,9 @@ def causal_attention(
         return sharing.attention.attend(query, key, value, scaling)[None], None
     if packing is None:
         context = _attend(query, key, value, scaling=scaling)
-    elif query.is_cuda and query.dtype in _FLASH_DTYPES:
-        return _attend_in_one_kernel(query, key, value, packing, scaling), None
+    elif has_varlen_kernel(query):
+        query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        return attend_varlen(query, key, value, packing.sequences, scaling)[None], None
     else:
         samples = (tensor.split(packing.lengths, dim=2) for tensor in (query, key, value))
         contexts = [_attend(*parts, scaling=scaling) for parts in zip(*samples, strict=True)]
@@ -78,26 +79,3 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None)
     return functional.scaled_dot_product_attention(
         query, key, value, is_causal=True, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
     )
-
-
-def _attend_in_one_kernel(
-    query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling: float | None
-) -> Tensor:
-    """Attend within each packed sample by PyTorch's variable-length FlashAttention, which needs a GPU and
-    half precision."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    context = varlen_attn(
-        query,
-        key,
-        value,
-        packing.cu_seqlens,
-        packing.cu_seqlens,
-        packing.max_length,
-        packing.max_length,
-        scale=scaling,
-        window_size=(-1, 0),  # causal
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
-    return context[None]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
+from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
@@ -58,7 +59,7 @@ from nemo_like.policy.megatron.optimizer import adam_state, build_optimizer
 from nemo_like.policy.megatron.parallel_groups import initialise_parallel_state
 from nemo_like.policy.megatron.pipeline import Pipeline
 from nemo_like.policy.objective import own_means, update_objective
-from nemo_like.policy.parallelism import shards_optimizer
+from nemo_like.policy.parallelism import FIRST_REPLICA, is_beside_sender, shards_optimizer
 from nemo_like.policy.parking import HostParking, stays_on_device
 from nemo_like.policy.reference import ReferenceWeights, reference_in_place
 from nemo_like.policy.temperature import at_temperature_one
@@ -249,15 +250,16 @@ class MegatronPolicy:
         return specs
 
     @torch.no_grad()
-    def stage_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def stage_weights(self, replicas: Sequence[int] = FIRST_REPLICA) -> Iterator[tuple[str, Tensor]]:
         """Yield (Hugging Face name, full tensor) for every tensor of this pipeline stage, with the adapters
         merged.
 
-        Collective over the ranks that gather weights; only the weight sender is sure to get every tensor.
+        Collective over the ranks that gather weights; only the weight senders are sure to get every tensor.
         """
         with self._weights_in_use():
             merged = ((name, self._adapters.merged(name, weight)) for name, weight in self._sent_parameters())
-            yield from hf_tensors(merged, self._geometry, self._part, self._gather)
+            gather = partial(self._gather, replicas=replicas)
+            yield from hf_tensors(merged, self._geometry, self._part, gather)
 
     def adapter_config(self) -> Mapping[str, Any] | None:
         """Return the contents of peft's adapter_config.json, as plain JSON values; None when the whole model
@@ -275,7 +277,7 @@ class MegatronPolicy:
             for part in self._adapters.parts()
         ]
 
-    def stage_adapters(self) -> Iterator[tuple[str, Tensor]]:
+    def stage_adapters(self, replicas: Sequence[int] = FIRST_REPLICA) -> Iterator[tuple[str, Tensor]]:
         """Yield (name as peft saves it, full tensor in float32) for every adapter of this pipeline stage, A
         [rank, inputs] and B [outputs, rank].
 
@@ -283,7 +285,7 @@ class MegatronPolicy:
         """
         with self._weights_in_use():
             for adapter in self._adapters.parts():
-                if parts := self._gather(adapter.rule, adapter.parameter.detach()):
+                if parts := self._gather(adapter.rule, adapter.parameter.detach(), replicas):
                     yield adapter.name, join(adapter.rule, parts)
 
     def export_hf(self, path: Path) -> None:
@@ -332,6 +334,16 @@ class MegatronPolicy:
         """Return the module that checkpoints hold."""
         return self._adapters if self._adapters else self._model
 
+    def random_states(self) -> Mapping[str, Tensor]:
+        """Return the states of the generators from which Megatron-core draws dropout, by their names."""
+        states: dict[str, Tensor] = tensor_parallel.get_cuda_rng_tracker().get_states()
+        return states
+
+    def set_random_states(self, states: Mapping[str, Tensor]) -> None:
+        """Have Megatron-core draw on from ``states``; none leaves its generators as they are."""
+        if states:
+            tensor_parallel.get_cuda_rng_tracker().set_states(dict(states))
+
     def _sent_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Yield this stage's parameters by name, except a tied output layer, which is the first stage's
         embedding."""
@@ -351,15 +363,17 @@ class MegatronPolicy:
     def _is_tied_output(self, name: str) -> bool:
         return name == "output_layer.weight" and self._model_info.has_tied_embeddings
 
-    def _gather(self, rule: Rule, part: Tensor) -> list[Tensor]:
-        """Gather every rank's part of a parameter, if this rank is in a group with its stage's sender; return
-        nothing if it is not."""
-        layout, place = self.coordinates.layout, self.coordinates.rank % self.coordinates.layout.stage_size
+    def _gather(self, rule: Rule, part: Tensor, replicas: Sequence[int]) -> list[Tensor]:
+        """Gather every rank's part of a parameter if this rank is in a group with a sender of these replicas.
+
+        Return nothing if it is not.
+        """
+        layout = self.coordinates.layout
         if rule.is_expert:
             size, group = layout.ep, parallel_state.get_expert_model_parallel_group()
         else:
             size, group = layout.tp, parallel_state.get_tensor_model_parallel_group()
-        if place >= size:
+        if not is_beside_sender(self.coordinates, size, replicas):
             return []
         if size == 1 or (rule.cut is Cut.replicated and not rule.is_expert):
             return [part] * size

@@ -28,7 +28,12 @@ from nemo_like.policy.batch import ModelInputs
 from nemo_like.policy.devices import DTYPES
 from nemo_like.policy.megatron.convert import Cut, ModelPart, rule_for
 from nemo_like.policy.megatron.lora import without_fused_norms
-from nemo_like.policy.megatron.modules import PromptSharingRow, layer_spec, uses_transformer_engine
+from nemo_like.policy.megatron.modules import (
+    PromptSharingRow,
+    groups_experts,
+    layer_spec,
+    uses_transformer_engine,
+)
 
 
 def transformer_config(model: ModelInfo, cfg: PolicyConfig, layout: ParallelLayout) -> TransformerConfig:
@@ -58,7 +63,7 @@ def transformer_config(model: ModelInfo, cfg: PolicyConfig, layout: ParallelLayo
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
         context_parallel_size=layout.cp,
-        **_mixture_options(model, layout),
+        **_mixture_options(model, cfg, layout),
         **_recompute_options(cfg),
         sequence_parallel=cfg.megatron_cfg.sequence_parallel and layout.tp > 1,
         # Weights come from a checkpoint, so nothing is drawn at random.
@@ -80,7 +85,7 @@ def transformer_config(model: ModelInfo, cfg: PolicyConfig, layout: ParallelLayo
     )
 
 
-def _mixture_options(model: ModelInfo, layout: ParallelLayout) -> dict[str, Any]:
+def _mixture_options(model: ModelInfo, cfg: PolicyConfig, layout: ParallelLayout) -> dict[str, Any]:
     if model.num_experts is None:
         return {}
     return {
@@ -91,6 +96,7 @@ def _mixture_options(model: ModelInfo, layout: ParallelLayout) -> dict[str, Any]
         "moe_router_load_balancing_type": "none",
         # Only this dispatcher allows micro-batches of different lengths.
         "moe_token_dispatcher_type": "alltoall",
+        "moe_grouped_gemm": groups_experts(cfg),
         "expert_model_parallel_size": layout.ep,
         "expert_tensor_parallel_size": 1,
     }

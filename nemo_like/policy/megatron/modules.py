@@ -27,9 +27,13 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn import functional
 
+from nemo_like.config.schema import Device, PolicyConfig, Precision
 from nemo_like.policy.batch import ModelInputs, context_positions
+from nemo_like.policy.devices import on_device
+from nemo_like.policy.megatron.experts import GroupedExperts
 from nemo_like.policy.megatron.functions import RMSNormFunction, SwiGLUFunction
 from nemo_like.policy.shared_prompts import SharedPrompts
+from nemo_like.policy.varlen import Sequences, attend_varlen, has_varlen_kernel
 
 
 class TorchRMSNorm(torch.nn.Module):
@@ -99,6 +103,8 @@ class TorchCoreAttention(MegatronModule):
             row = attention.attend(query[:, 0], key[:, 0], value[:, 0], self.softmax_scale)
             return row.flatten(1)[:, None]
         if packed_seq_params is not None:
+            if has_varlen_kernel(query):
+                return self._packed_in_one_kernel(query, key, value, packed_seq_params)
             return self._packed(query, key, value, packed_seq_params.lengths)
         key, value = self._of_all_ranks(key), self._of_all_ranks(value)
         query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
@@ -123,6 +129,14 @@ class TorchCoreAttention(MegatronModule):
             for queries, keys, values in samples
         ]
         return torch.cat(contexts, dim=1).transpose(0, 1)
+
+    def _packed_in_one_kernel(
+        self, query: Tensor, key: Tensor, value: Tensor, packed: PackedSequences
+    ) -> Tensor:
+        where, places = packed.sequences(self._context.rank(), self._context.size())
+        if places is not None:
+            key, value = (self._of_all_ranks(tensor).index_select(0, places) for tensor in (key, value))
+        return attend_varlen(query, key, value, where, self.softmax_scale)
 
     def _of_all_ranks(self, tensor: Tensor) -> Tensor:
         """Gather the tokens of all context-parallel ranks, [T of all ranks, ...], by rank; the backward pass
@@ -154,12 +168,49 @@ def _causal_mask(num_tokens: int, context: dist.ProcessGroup) -> Tensor:
     return queries[:, None] >= keys
 
 
+def context_sequences(lengths: Sequence[int], rank: int, num_ranks: int) -> tuple[Sequences, Tensor]:
+    """Return what one context-parallel rank's queries of packed samples attend to.
+
+    The rank's two pieces of a sample are a sequence each, which attends to the sample up to the piece's end.
+    The int64 tensor holds the places of all these keys, sequence by sequence, among the keys of all ranks,
+    [ranks x tokens of a rank], which lie rank by rank.
+    """
+    num_tokens = sum(lengths) // num_ranks
+    pieces, keys, start = [], [], 0
+    for length in filter(None, lengths):
+        share = length // num_ranks
+        places = torch.empty(length, dtype=torch.int64)  # by position in the sample
+        for other in range(num_ranks):
+            first = other * num_tokens + start
+            places[context_positions(length, other, num_ranks)] = torch.arange(first, first + share)
+        piece = share // 2
+        pieces += [piece, piece]
+        keys += [places[: (rank + 1) * piece], places[: (2 * num_ranks - rank) * piece]]
+        start += share
+    num_keys = torch.tensor([len(places) for places in keys])
+    return Sequences.of(torch.tensor(pieces), num_keys), torch.cat(keys)
+
+
 @dataclass
 class PackedSequences(PackedSeqParams):
     """PackedSeqParams with the samples' lengths on the host too, so that reading them does not wait for the
     device."""
 
     lengths: tuple[int, ...] = ()
+    _sequences: tuple[Sequences, Tensor | None] | None = None
+
+    def sequences(self, rank: int, num_ranks: int) -> tuple[Sequences, Tensor | None]:
+        """Return the sequences of ``attend_varlen``, and the places of their keys among those of all
+        context-parallel ranks; None with one rank. The first layer of a model computes them for all."""
+        if self._sequences is None:
+            device = self.cu_seqlens_q.device
+            if num_ranks == 1:
+                cu, longest = self.cu_seqlens_q, self.max_seqlen_q
+                self._sequences = Sequences(cu, cu, longest, longest), None
+            else:
+                where, places = context_sequences(self.lengths, rank, num_ranks)
+                self._sequences = on_device(where, device), places.to(device, non_blocking=True)
+        return self._sequences
 
 
 @dataclass
@@ -193,6 +244,23 @@ def uses_transformer_engine(device: torch.device) -> bool:
     return HAVE_TE and device.type == "cuda"
 
 
+def groups_experts(cfg: PolicyConfig) -> bool:
+    """Return whether a mixture's experts are to compute in one grouped matrix product.
+
+    Raises ValueError when the configuration asks for it and no kernel for it is there.
+    """
+    wanted = cfg.megatron_cfg.moe_grouped_gemm
+    if cfg.device is Device.cpu:
+        return bool(wanted)
+    has_kernel = HAVE_TE or cfg.precision is Precision.bfloat16
+    if wanted and not has_kernel:
+        raise ValueError(
+            f"policy.megatron_cfg.moe_grouped_gemm=true with policy.precision={cfg.precision.value} needs "
+            "Transformer Engine, which is not installed; set policy.precision=bfloat16, or the key to null"
+        )
+    return has_kernel if wanted is None else wanted
+
+
 def layer_spec(
     config: TransformerConfig, device: torch.device, *, shares_prompts: bool
 ) -> ModuleSpec | TransformerBlockSubmodules:
@@ -203,7 +271,9 @@ def layer_spec(
     """
     if uses_transformer_engine(device):
         spec = get_gpt_layer_with_transformer_engine_spec(
-            num_experts=config.num_moe_experts, moe_grouped_gemm=False, qk_layernorm=config.qk_layernorm
+            num_experts=config.num_moe_experts,
+            moe_grouped_gemm=config.moe_grouped_gemm,
+            qk_layernorm=config.qk_layernorm,
         )
         if shares_prompts:
             spec.submodules.self_attention.submodules.core_attention = TorchCoreAttention
@@ -217,7 +287,10 @@ def layer_spec(
     layer.submodules.input_layernorm = TorchRMSNorm
     layer.submodules.pre_mlp_layernorm = TorchRMSNorm
     mlp = layer.submodules.mlp.submodules
-    (mlp.experts.submodules if config.num_moe_experts else mlp).activation_func = TorchSwiGLU
+    if config.moe_grouped_gemm:
+        mlp.experts = ModuleSpec(module=GroupedExperts)
+    else:
+        (mlp.experts.submodules if config.num_moe_experts else mlp).activation_func = TorchSwiGLU
     attention = layer.submodules.self_attention.submodules
     attention.core_attention = TorchCoreAttention
     if config.qk_layernorm:

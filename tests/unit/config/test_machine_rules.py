@@ -34,16 +34,9 @@ def test_the_resources_of_a_cluster_that_is_joined_are_not_guessed(demo: Demo) -
     assert not problems(demo("cluster.num_cpus=1", "cluster.address=auto", "policy.device=cuda"))
 
 
-def test_too_few_gpus_say_how_many_are_needed_and_for_what(demo: Demo) -> None:
-    (problem,) = problems(demo("policy.device=cuda", "cluster.num_gpus=0"))
-    assert problem.startswith(
-        "cluster.num_gpus=0 must be at least 4: vLLM engines 2 x 1, policy workers 2 x 1"
-    )
-
-
 def test_more_gpus_than_the_machine_has_are_refused(demo: Demo) -> None:
-    text = "\n".join(problems(demo("policy.device=cuda", "cluster.num_gpus=1000")))
-    assert "cluster.num_gpus=1000 is more than the" in text
+    text = "\n".join(problems(demo("policy.device=cuda", "cluster.gpus_per_node=1000")))
+    assert "cluster.gpus_per_node=1000 is more than the" in text
 
 
 def test_mooncake_names_the_packages_that_hold_missing_libraries(
@@ -137,7 +130,7 @@ def test_a_plan_for_another_machine_does_not_judge_this_ones_gpus_and_disk(
     demo: Demo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
-    cfg = demo("policy.device=cuda", "cluster.num_gpus=1000")
+    cfg = demo("policy.device=cuda", "cluster.gpus_per_node=1000")
     assert not list(machine_problems(cfg, Machine.another))
     assert len(list(machine_problems(cfg, Machine.this))) == 2
 

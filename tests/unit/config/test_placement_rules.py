@@ -11,7 +11,7 @@ from nemo_like.config.schema import Config, WeightTransport
 
 Demo = Callable[..., Config]
 
-ON_GPU = ("policy.device=cuda", "generation.vllm_cfg.kv_cache_gib=null")
+ON_GPU = ("policy.device=cuda", "cluster.gpus_per_node=8", "generation.vllm_cfg.kv_cache_gib=null")
 COLOCATED = (*ON_GPU, "cluster.placement=colocated")
 
 
@@ -30,15 +30,16 @@ def problems(cfg: Config) -> list[str]:
             "NCCL carries nothing between two processes on one GPU",
         ),
         (
-            [*COLOCATED, "generation.vllm_cfg.tensor_parallel_size=2"],
-            "generation.vllm_cfg.tensor_parallel_size=2",
-            "must be 1",
+            [*COLOCATED, "generation.vllm_cfg.tensor_parallel_size=4"],
+            "generation.vllm_cfg.tensor_parallel_size=4",
+            "must be at most 2 with cluster.placement=colocated",
         ),
         (
-            [*COLOCATED, "policy.data_parallel_size=2", "generation.num_engines=3"],
-            "generation.num_engines=3",
-            "must be at most the 2 policy workers",
+            [*ON_GPU, "cluster.gpus_per_node=3"],
+            "cluster.num_nodes=1",
+            "must be at least 2: 2 policy workers of 1 GPU and 2 engines of 1 do not fit",
         ),
+        (["cluster.num_nodes=2"], "cluster.num_nodes=2", "must be 1 with cluster.address=null"),
         (
             [*ON_GPU, "generation.weight_transport=shared_memory"],
             "generation.weight_transport=shared_memory",

@@ -6,16 +6,8 @@ from pathlib import Path
 
 from nemo_like.batch.columns import ROLLOUT_COLUMNS, bytes_per_token
 from nemo_like.config.model_info import read_model_info
-from nemo_like.config.plan import (
-    Plan,
-    Role,
-    checkpoint_bytes,
-    format_plan,
-    make_plan,
-    ray_cpus,
-    ray_gpus,
-    roles,
-)
+from nemo_like.config.plan import Plan, checkpoint_bytes, format_plan, make_plan
+from nemo_like.config.roles import Role, ray_cpus, roles
 from nemo_like.config.schema import Config
 from nemo_like.policy.policy_columns import scored_columns
 from tests.unit.config.checkpoints import PADDED, SCORED
@@ -59,7 +51,7 @@ def test_workers_are_tp_times_pp_times_dp_and_engines_take_one_cpu_per_rank(demo
     )
     assert roles(cfg)[Role.policy_worker].count == 16
     assert ray_cpus(cfg) == 1 + 2 + 1 + 6 + 16
-    assert ray_gpus(cfg) == 0
+    assert all(needs.num_gpus == 0 for needs in roles(cfg).values())
 
 
 def test_context_parallel_ranks_are_workers_and_expert_parallel_ones_are_not(demo: Demo) -> None:
@@ -70,8 +62,10 @@ def test_context_parallel_ranks_are_workers_and_expert_parallel_ones_are_not(dem
 
 
 def test_on_gpus_workers_and_engine_ranks_take_one_each(demo: Demo) -> None:
-    cfg = demo("policy.device=cuda", "generation.num_engines=3", "generation.vllm_cfg.tensor_parallel_size=2")
-    assert ray_gpus(cfg) == 3 * 2 + 2
+    tp = "generation.vllm_cfg.tensor_parallel_size=2"
+    needs = roles(demo("policy.device=cuda", "generation.num_engines=3", tp))
+    assert needs[Role.engine].num_gpus == 2
+    assert needs[Role.policy_worker].num_gpus == 1
 
 
 def test_the_plan_of_the_demo_adds_up(demo: Demo) -> None:

@@ -13,7 +13,7 @@ import yaml
 import run_grpo
 from nemo_like.config.loader import load_config, to_dict
 from nemo_like.config.model_info import read_model_info
-from nemo_like.config.plan import ray_gpus
+from nemo_like.config.places import gpus_by_node, placement
 from nemo_like.config.search_path import find_configuration
 from nemo_like.config.tasks import data_sources
 from nemo_like.data.interface import Message, PromptExample
@@ -77,7 +77,9 @@ def test_it_computes_no_padding_and_no_sample_without_a_gradient(recipe: Path) -
 
 def test_it_uses_every_gpu_of_its_nodes(recipe: Path) -> None:
     cfg = load_config(recipe)
-    assert ray_gpus(cfg) == cfg.cluster.num_gpus == num_nodes(recipe) * GPUS_PER_NODE
+    assert cfg.cluster.gpus_per_node == GPUS_PER_NODE
+    assert cfg.cluster.num_nodes == num_nodes(recipe)
+    assert gpus_by_node(placement(cfg)) == dict.fromkeys(range(num_nodes(recipe)), GPUS_PER_NODE)
 
 
 def test_a_model_replica_fits_into_a_node(recipe: Path) -> None:

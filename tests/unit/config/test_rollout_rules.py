@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nemo_like.config.plan import Role, roles
 from nemo_like.config.recordings import MANIFEST, RecordingManifest, rollout_file
+from nemo_like.config.roles import Role, roles
 from nemo_like.config.rollout_rules import rollout_problems
 from nemo_like.config.schema import Config
 

@@ -95,8 +95,8 @@ class Run:
             self.asked.append((name, method))
         return [1] * len(calls)
 
-    def engine(self, index: int) -> Process:
-        return self._start(f"engine-{index}")
+    def engines(self, indices: Sequence[int]) -> list[Process]:
+        return [self._start(f"engine-{index}") for index in indices]
 
     def environment(self, name: str, index: int) -> Process:
         return self._start("environment")

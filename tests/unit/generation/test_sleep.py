@@ -3,52 +3,54 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from nemo_like.config.gpu_stages import EngineHolds
 from nemo_like.config.schema import Device
 from nemo_like.generation.sleep import EngineMemory, Sleeps, has_sleep_mode
 
+NOTHING, WEIGHTS, EVERYTHING = EngineHolds.nothing, EngineHolds.weights, EngineHolds.everything
+
 
 class Engine:
-    """Records what it is told."""
+    """Records what it is told, and what is awake; as vLLM, it wakes only what sleeps."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
+        self.awake = {"weights", "kv_cache"}
 
     def sleep(self, level: int) -> None:
+        assert self.awake == {"weights", "kv_cache"}
         self.calls.append(("sleep", level))
+        self.awake = set()
 
     def wake_up(self, tags: list[str]) -> None:
+        assert not self.awake & set(tags)
         self.calls.append(("wake", *tags))
+        self.awake |= set(tags)
 
 
-def test_weights_wake_before_the_kv_cache_and_each_once() -> None:
+def test_a_step_wakes_weights_then_the_kv_cache_then_sleeps() -> None:
     engine = Engine()
     memory = EngineMemory(engine)
-    memory.sleep()
-    memory.wake_weights()
-    memory.wake_weights()
-    memory.wake()
-    memory.wake()
-    assert engine.calls == [("sleep", 1), ("wake", "weights"), ("wake", "kv_cache")]
+    for target in (NOTHING, WEIGHTS, WEIGHTS, EVERYTHING, EVERYTHING, NOTHING):
+        memory.hold(target)
+    assert engine.calls == [("sleep", 1), ("wake", "weights"), ("wake", "kv_cache"), ("sleep", 1)]
 
 
-def test_an_engine_that_is_awake_is_not_woken_and_one_asleep_stays_so() -> None:
+@given(st.lists(st.sampled_from(list(EngineHolds))))
+def test_it_holds_what_it_was_told_last_and_moves_only_then(targets: list[EngineHolds]) -> None:
     engine = Engine()
     memory = EngineMemory(engine)
-    memory.wake()
-    assert engine.calls == []
-    memory.sleep()
-    memory.sleep()
-    assert engine.calls == [("sleep", 1)]
-
-
-def test_an_engine_that_is_half_awake_wakes_wholly_before_it_sleeps_again() -> None:
-    engine = Engine()
-    memory = EngineMemory(engine)
-    memory.sleep()
-    memory.wake_weights()
-    memory.sleep()
-    assert engine.calls[-2:] == [("wake", "kv_cache"), ("sleep", 1)]
+    for target in targets:
+        memory.hold(target)
+        told = len(engine.calls)
+        memory.hold(target)
+        assert len(engine.calls) == told
+        assert len(engine.awake) == [NOTHING, WEIGHTS, EVERYTHING].index(target)
+        assert memory.holds is target
+        assert target is not WEIGHTS or engine.awake == {"weights"}
 
 
 def test_an_engine_on_a_cpu_cannot_sleep() -> None:

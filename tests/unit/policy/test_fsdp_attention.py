@@ -4,9 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.attention import varlen
 
 from nemo_like.policy.batch import Packing
+from nemo_like.policy.fsdp import attention
 from nemo_like.policy.fsdp.attention import causal_attention, has_plain_attention
+from tests.unit.policy.varlen_by_hand import loops_over_sequences
 
 LENGTHS = (3, 1, 4)
 
@@ -31,7 +34,12 @@ def by_hand(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: 
     return context.transpose(1, 2)
 
 
-def test_packed_samples_attend_to_their_own_earlier_tokens_alone() -> None:
+@pytest.mark.parametrize("has_kernel", [False, True], ids=["a loop", "one kernel"])
+def test_packed_samples_attend_to_their_own_earlier_tokens_alone(
+    has_kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "has_varlen_kernel", lambda query: has_kernel)
+    monkeypatch.setattr(varlen, "varlen_attn", loops_over_sequences)
     query, key, value = heads(4, seed=1), heads(2, seed=2), heads(2, seed=3)
     packing = Packing(cu_seqlens=torch.tensor([0, 3, 4, 8], dtype=torch.int32), lengths=LENGTHS)
     context, weights = causal_attention(None, query, key, value, None, scaling=0.5, packing=packing)

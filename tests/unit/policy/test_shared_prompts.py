@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch.nn.attention import varlen
 
 from nemo_like.policy.shared_prompts import PaddedAttention, SharedRow, VarlenAttention
+from tests.unit.policy.varlen_by_hand import loops_over_sequences
 
 HEADS, GROUPS, HEAD_SIZE, SCALE = 4, 2, 8, 0.3
 # Prompts of 3, 1 and 4 tokens, of which the last has no response at all; 2 tokens are unused.
@@ -23,34 +24,6 @@ ROW = SharedRow(
 # By hand: the slots of every sample.
 SAMPLES = [[0, 1, 2, 8, 9], [0, 1, 2], [0, 1, 2, 10, 11, 12, 13, 14], [3, 15], [3, 16, 17, 18], [4, 5, 6, 7]]
 Attend = Callable[[Tensor, Tensor, Tensor, float | None], Tensor]
-
-
-def loops_over_sequences(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_query: Tensor,
-    cu_key: Tensor,
-    max_query: int,
-    max_key: int,
-    *,
-    scale: float | None,
-    window_size: tuple[int, int],
-    enable_gqa: bool,
-) -> Tensor:
-    """What torch documents of varlen_attn, which runs on GPUs only: causal from each sequence's end."""
-    assert window_size == (-1, 0)
-    outputs = []
-    for number in range(len(cu_query) - 1):
-        queries = query[cu_query[number] : cu_query[number + 1]]
-        keys, values = (each[cu_key[number] : cu_key[number + 1]] for each in (key, value))
-        assert len(queries) <= max_query
-        assert len(keys) <= max_key
-        mask = torch.ones(len(queries), len(keys), dtype=torch.bool).tril(len(keys) - len(queries))
-        by_head = (each.transpose(0, 1) for each in (queries, keys, values))
-        output = functional.scaled_dot_product_attention(*by_head, mask, scale=scale, enable_gqa=enable_gqa)
-        outputs.append(output.transpose(0, 1))
-    return torch.cat(outputs)
 
 
 @pytest.fixture(params=[PaddedAttention, VarlenAttention])

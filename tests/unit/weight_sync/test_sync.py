@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from nemo_like.config.gpu_stages import EngineHolds
 from nemo_like.observability.metrics import Metric, summed
+from nemo_like.weight_sync.shared_gpus import SharedGpus
 from nemo_like.weight_sync.sync import EngineWeights
 
 
@@ -59,15 +61,25 @@ def test_a_failed_transfer_leaves_the_version_unknown() -> None:
     assert trainer.pushed == [3, 4, 4]
 
 
-def test_engines_that_share_gpus_sleep_when_generation_is_over_and_keep_their_version() -> None:
-    trainer, slept = Trainer(), []
-    sync = EngineWeights(trainer.push_weights, lambda: slept.append(True))
+def test_engines_that_share_gpus_wake_and_sleep_with_the_stages_and_keep_their_version() -> None:
+    trainer, held = Trainer(), []
+    sync = EngineWeights(trainer.push_weights, SharedGpus(held.append))
     sync.ensure_version(3)
-    assert slept == []
+    assert held == [EngineHolds.weights, EngineHolds.everything]
     sync.generation_is_over()
-    assert slept == [True]
+    assert held[2:] == [EngineHolds.nothing]
     assert sync.ensure_version(3) == {}
+    assert held[3:] == [EngineHolds.everything]
     assert trainer.pushed == [3]
+
+
+def test_new_engines_are_told_again_what_to_hold() -> None:
+    trainer, held = Trainer(), []
+    sync = EngineWeights(trainer.push_weights, SharedGpus(held.append))
+    sync.ensure_version(3)
+    sync.forget()
+    sync.ensure_version(3)
+    assert held == [EngineHolds.weights, EngineHolds.everything] * 2
 
 
 def test_the_digest_of_what_was_sent_is_kept_and_is_no_metric() -> None:

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from nemo_like.weight_transport.buckets import TensorSpec
-from nemo_like.weight_transport.shared_memory import MemoryAddress, MemoryReceiver, MemorySender, Transfer
+from nemo_like.weight_transport.connections import Endpoint, Receivers, Transfer
+from nemo_like.weight_transport.packing import as_announced
+from nemo_like.weight_transport.shared_memory import MemoryReceiver, MemorySender
 
 TENSORS = (
     TensorSpec("a.weight", "float32", (33, 7)),
@@ -41,9 +43,9 @@ def assert_holds(receiver: MemoryReceiver, seed: int) -> None:
 def connected() -> Iterator[tuple[MemorySender, list[MemoryReceiver]]]:
     """A sender with two receivers."""
     with ThreadPoolExecutor() as threads:
-        sender = MemorySender("pp0", TENSORS, num_receivers=2, timeout_s=5.0)
-        joins = [threads.submit(MemoryReceiver, sender.address, TENSORS) for _ in range(2)]
-        sender.open()
+        listening = Receivers("pp0", num_receivers=2, timeout_s=5.0)
+        joins = [threads.submit(MemoryReceiver, listening.endpoint) for _ in range(2)]
+        sender = MemorySender(listening, TENSORS)
         receivers = [join.result(5) for join in joins]
     yield sender, receivers
     sender.close()
@@ -68,9 +70,9 @@ def test_the_receivers_hear_that_a_version_could_not_be_written_and_get_it_when_
 ) -> None:
     sender, receivers = connected
     with pytest.raises(ValueError, match=r"'d.ids'.* announced at connect time was|got .*'nothing'"):
-        sender.offer(Transfer(1, 7), values(1)[:-1])
+        sender.offer(Transfer(1, 7), as_announced(values(1)[:-1], TENSORS))
     with pytest.raises(ValueError, match=r"'e\.extra' to send, which was not announced"):
-        sender.offer(Transfer(2, 7), [*values(1), ("e.extra", torch.ones(1))])
+        sender.offer(Transfer(2, 7), as_announced([*values(1), ("e.extra", torch.ones(1))], TENSORS))
     for receiver in receivers:
         with pytest.raises(RuntimeError, match="'pp0' could not send version 7"):
             receiver.fetch(Transfer(1, 7))
@@ -101,31 +103,34 @@ def test_a_sender_that_goes_away_fails_its_receivers_at_once(
 
 
 def test_a_sender_that_says_nothing_is_waited_for_until_the_deadline_only() -> None:
-    sender = MemorySender("pp0", TENSORS, num_receivers=1, timeout_s=0.2)
+    listening = Receivers("pp0", num_receivers=1, timeout_s=0.2)
     with ThreadPoolExecutor(1) as threads:
-        join = threads.submit(MemoryReceiver, sender.address, TENSORS)
-        sender.open()
+        join = threads.submit(MemoryReceiver, listening.endpoint)
+        sender = MemorySender(listening, TENSORS)
         with pytest.raises(TimeoutError, match=r"announced no version 1 within 0\.2 s"):
             join.result(5).fetch(Transfer(1, 1))
     sender.close()
 
 
 def test_receivers_that_never_come_are_counted_at_the_deadline() -> None:
-    sender = MemorySender("pp0", TENSORS, num_receivers=2, timeout_s=0.1)
+    listening = Receivers("pp0", num_receivers=2, timeout_s=0.1)
     with pytest.raises(TimeoutError, match="2 of 2 receivers did not connect"):
-        sender.open()
+        MemorySender(listening, TENSORS)
+    listening.close()
+
+
+def test_nothing_is_left_in_the_file_system_once_all_have_met() -> None:
+    listening = Receivers("pp0", num_receivers=0, timeout_s=5.0)
+    path = listening.endpoint.location
+    assert isinstance(path, str)
+    assert Path(path).exists()
+    sender = MemorySender(listening, TENSORS)
+    assert not Path(path).parent.exists()
     sender.close()
 
 
-def test_nothing_is_left_in_the_file_system_once_all_have_met(
-    connected: tuple[MemorySender, list[MemoryReceiver]],
-) -> None:
-    sender, _ = connected
-    assert not Path(sender.address.path).parent.exists()
-
-
-def _receive(address: MemoryAddress, ready: multiprocessing.SimpleQueue) -> None:
-    receiver = MemoryReceiver(address, TENSORS)
+def _receive(endpoint: Endpoint, ready: multiprocessing.SimpleQueue) -> None:
+    receiver = MemoryReceiver(endpoint)
     receiver.fetch(Transfer(1, 4))
     assert_holds(receiver, 4)
     ready.put(os.getpid())
@@ -133,11 +138,11 @@ def _receive(address: MemoryAddress, ready: multiprocessing.SimpleQueue) -> None
 
 def test_another_process_reads_what_was_written_here() -> None:
     context = multiprocessing.get_context("fork")
-    sender = MemorySender("pp0", TENSORS, num_receivers=1, timeout_s=20.0)
+    listening = Receivers("pp0", num_receivers=1, timeout_s=20.0)
     ready = context.SimpleQueue()
-    process = context.Process(target=_receive, args=(sender.address, ready))
+    process = context.Process(target=_receive, args=(listening.endpoint, ready))
     process.start()
-    sender.open()
+    sender = MemorySender(listening, TENSORS)
     sender.offer(Transfer(1, 4), values(4))
     process.join(20)
     assert process.exitcode == 0

@@ -1,0 +1,237 @@
+"""Where a run's policy workers and engines go: to which node, and to which of its GPUs, by index.
+
+The rules, ``--dry-run`` and the start-up code all read the same ``placement``. Nodes and GPUs have indexes
+here; which machines and devices they are is known when Ray has reserved them.
+
+Policy workers that exchange something in every layer share a node: a tensor- and context-parallel group must,
+and the ranks that hold one set of experts do where a node has enough GPUs. So do all GPUs of an engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from nemo_like.config.derived import shares_gpus, stage_size
+from nemo_like.config.problems import ConfigError, Problem
+from nemo_like.config.roles import Role, RoleNeeds, actor_name, roles
+from nemo_like.config.schema import Config, Device, Placement, PolicyBackend, PolicyConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one process computes."""
+
+    actor: str
+    node: int
+    gpus: tuple[int, ...]  # in the process's own order; none on the CPU
+
+
+def placement(cfg: Config) -> list[Place]:
+    """Return the place of every policy worker and engine: workers by rank, then engines.
+
+    Raises ConfigError when the GPUs of ``cluster.num_nodes`` nodes do not suffice.
+    """
+    return _on_gpus(cfg) if cfg.policy.device is Device.cuda else _on_cpus(cfg)
+
+
+def gpus_by_node(places: Iterable[Place]) -> dict[int, int]:
+    """Return how many GPUs the processes use on each node that has any of the processes."""
+    used: dict[int, set[int]] = {}
+    for place in places:
+        used.setdefault(place.node, set()).update(place.gpus)
+    return {node: len(used[node]) for node in sorted(used)}
+
+
+def weight_replicas(cfg: Config, places: Sequence[Place]) -> tuple[int, ...]:
+    """Return the data-parallel replicas that send their weights to engines: in general the first one.
+
+    Engines on the policy's own GPUs map memory of a GPU on their node, so there each node with engines has a
+    replica that sends, one whose senders are all on it. Raises ConfigError when a node has none.
+    """
+    if not shares_gpus(cfg):
+        return (0,)
+    workers = roles(cfg)[Role.policy_worker]
+    node_of = {place.actor: place.node for place in places}
+    num_stages, group = _num_stages(cfg.policy), _tensor_group(cfg.policy)
+    whole: dict[int, int] = {}  # node: the first replica that is on it
+    for replica in range(cfg.policy.data_parallel_size):
+        senders = (stage * workers.count // num_stages + replica * group for stage in range(num_stages))
+        nodes = {node_of[actor_name(Role.policy_worker, workers, rank)] for rank in senders}
+        if len(nodes) == 1:
+            whole.setdefault(nodes.pop(), replica)
+    with_engines = {place.node for place in places if place.actor.startswith(Role.engine.name)}
+    if without := sorted(with_engines - whole.keys()):
+        raise _refused(
+            "cluster.placement=colocated",
+            "needs a whole replica on each node with engines, which map the memory of GPUs of their own "
+            f"node; node {without[0]} has none",
+            "use cluster.placement=separate, or fewer pipeline stages",
+        )
+    return tuple(sorted(whole[node] for node in with_engines))
+
+
+def _on_cpus(cfg: Config) -> list[Place]:
+    """Spread the groups of workers over the nodes, and likewise the engines."""
+    needs, num_nodes = roles(cfg), cfg.cluster.num_nodes
+    workers, engines = needs[Role.policy_worker], needs[Role.engine]
+    size = _tensor_group(cfg.policy)
+    num_groups = workers.count // size
+    nodes = [_share_of(group, num_groups, num_nodes) for group in range(num_groups)]
+    places = [
+        Place(actor_name(Role.policy_worker, workers, rank), nodes[rank // size], ())
+        for rank in range(workers.count)
+    ]
+    by_groups = cfg.cluster.placement is Placement.colocated and bool(nodes)
+    for index in range(engines.count):
+        node = nodes[index % num_groups] if by_groups else _share_of(index, engines.count, num_nodes)
+        places.append(Place(actor_name(Role.engine, engines, index), node, ()))
+    return places
+
+
+def _share_of(index: int, count: int, num_nodes: int) -> int:
+    """Return the node of item ``index`` of ``count``, in runs of equal length."""
+    return index * num_nodes // count
+
+
+def _on_gpus(cfg: Config) -> list[Place]:
+    needs = roles(cfg)
+    workers, engines = needs[Role.policy_worker], needs[Role.engine]
+    room = _Room(cfg.cluster.gpus_per_node)
+    size = _node_group(cfg)
+    by_rank: dict[int, Place] = {}
+    for first in _first_ranks(cfg, workers.count, size):
+        node, gpus = room.take(size)
+        for rank, gpu in enumerate(gpus, start=first):
+            by_rank[rank] = Place(actor_name(Role.policy_worker, workers, rank), node, (gpu,))
+    places = [by_rank[rank] for rank in range(workers.count)]
+    tp = cfg.generation.vllm_cfg.tensor_parallel_size
+    _check_fits(cfg, f"generation.vllm_cfg.tensor_parallel_size={tp}", tp if engines.count else 0)
+    if shares_gpus(cfg):
+        places += _on_workers_gpus(cfg, places, engines)
+    else:
+        for index in range(engines.count):
+            node, gpus = room.take(tp)
+            places.append(Place(actor_name(Role.engine, engines, index), node, gpus))
+    _check_nodes(cfg, room.num_nodes)
+    return places
+
+
+def _first_ranks(cfg: Config, num_workers: int, size: int) -> list[int]:
+    """Return the first rank of each group of ``size`` workers, in the order in which groups get GPUs.
+
+    Under engines the pipeline stages of a replica are neighbours, so that one node has them all.
+    """
+    firsts = list(range(0, num_workers, size))
+    if shares_gpus(cfg):
+        per_stage = num_workers // _num_stages(cfg.policy)
+        firsts.sort(key=lambda first: (first % per_stage, first))
+    return firsts
+
+
+class _Room:
+    """Nodes of equal size, on which GPUs are taken in order; there are always enough nodes."""
+
+    def __init__(self, gpus_per_node: int) -> None:
+        self._size = gpus_per_node
+        self._taken: list[int] = []
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self._taken)
+
+    def take(self, count: int) -> tuple[int, tuple[int, ...]]:
+        """Take the next ``count`` GPUs of the first node with as many left; return the node and the GPUs."""
+        if not any(self._size - taken >= count for taken in self._taken):
+            self._taken.append(0)
+        node = next(node for node, taken in enumerate(self._taken) if self._size - taken >= count)
+        first = self._taken[node]
+        self._taken[node] += count
+        return node, tuple(range(first, first + count))
+
+
+def _on_workers_gpus(cfg: Config, workers: Sequence[Place], engines: RoleNeeds) -> list[Place]:
+    """Spread the engines over the workers' GPUs; several share one where there are more engines than GPUs."""
+    tp = cfg.generation.vllm_cfg.tensor_parallel_size
+    used = gpus_by_node(workers)
+    slots = [
+        (node, tuple(range(first, first + tp)))
+        for node, count in used.items()
+        for first in range(0, count - tp + 1, tp)
+    ]
+    if not slots:
+        most = max(used.values())
+        raise _refused(
+            f"generation.vllm_cfg.tensor_parallel_size={tp}",
+            f"must be at most {most} with cluster.placement=colocated: the policy workers have no more GPUs "
+            "on one node",
+            f"try {most}",
+        )
+    chosen = [
+        slots[index * len(slots) // engines.count if engines.count < len(slots) else index % len(slots)]
+        for index in range(engines.count)
+    ]
+    return [
+        Place(actor_name(Role.engine, engines, index), node, gpus)
+        for index, (node, gpus) in enumerate(chosen)
+    ]
+
+
+def _node_group(cfg: Config) -> int:
+    """Return how many consecutive policy workers share a node."""
+    policy, size = cfg.policy, _tensor_group(cfg.policy)
+    _check_fits(cfg, _tensor_key(policy), size)
+    if policy.backend is PolicyBackend.fsdp:
+        return size
+    with_experts = math.lcm(size, policy.megatron_cfg.expert_model_parallel_size)
+    fits = with_experts <= cfg.cluster.gpus_per_node and stage_size(policy) % with_experts == 0
+    return with_experts if fits else size
+
+
+def _tensor_group(policy: PolicyConfig) -> int:
+    """Return how many consecutive policy workers wait for each other in every layer."""
+    if policy.backend is PolicyBackend.fsdp:
+        return policy.fsdp_cfg.tensor_parallel_size
+    megatron = policy.megatron_cfg
+    return megatron.tensor_model_parallel_size * megatron.context_parallel_size
+
+
+def _num_stages(policy: PolicyConfig) -> int:
+    return 1 if policy.backend is PolicyBackend.fsdp else policy.megatron_cfg.pipeline_model_parallel_size
+
+
+def _tensor_key(policy: PolicyConfig) -> str:
+    if policy.backend is PolicyBackend.fsdp:
+        return f"policy.fsdp_cfg.tensor_parallel_size={policy.fsdp_cfg.tensor_parallel_size}"
+    megatron = policy.megatron_cfg
+    contexts = megatron.context_parallel_size
+    by = f" x context_parallel_size={contexts}" if contexts > 1 else ""
+    return f"policy.megatron_cfg.tensor_model_parallel_size={megatron.tensor_model_parallel_size}{by}"
+
+
+def _check_fits(cfg: Config, key: str, size: int) -> None:
+    most = cfg.cluster.gpus_per_node
+    if size > most:
+        rule = f"must be at most cluster.gpus_per_node={most}, since its {size} GPUs share a node"
+        raise _refused(
+            key, rule, "divide it over fewer GPUs, or set cluster.gpus_per_node to what a node has"
+        )
+
+
+def _check_nodes(cfg: Config, needed: int) -> None:
+    cluster = cfg.cluster
+    if needed > cluster.num_nodes:
+        workers, engines = roles(cfg)[Role.policy_worker], roles(cfg)[Role.engine]
+        own = f" and {engines.count} engines of {engines.num_gpus}"
+        users = f"{workers.count} policy workers of 1 GPU{'' if shares_gpus(cfg) else own}"
+        raise _refused(
+            f"cluster.num_nodes={cluster.num_nodes}",
+            f"must be at least {needed}: {users} do not fit on fewer nodes of "
+            f"cluster.gpus_per_node={cluster.gpus_per_node}",
+            f"use fewer engines or policy workers, or cluster.num_nodes={needed}",
+        )
+
+
+def _refused(key: str, rule: str, remedy: str) -> ConfigError:
+    return ConfigError([Problem(key=key, rule=rule, remedy=remedy)])

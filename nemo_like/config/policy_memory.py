@@ -1,0 +1,188 @@
+"""The GPU memory of one policy worker, by what holds it, from the sizes of the model and the layout.
+
+Weights, gradients and optimizer state are exact but for padding. Activations are an estimate, which counts
+what the layers of Llama and Qwen keep for the backward pass, as arXiv 2205.05198 does for GPT; FlashAttention
+keeps no matrix of probabilities.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nemo_like.config.adapter_layers import num_adapter_parameters
+from nemo_like.config.derived import stage_size
+from nemo_like.config.model_info import ModelInfo
+from nemo_like.config.schema import Config, PolicyBackend, PolicyConfig, Precision
+
+_FLOAT32 = 4
+_MOMENTS = 2 * _FLOAT32  # Adam's, per trained parameter
+# Of the float32 logits that exist at once, see algorithms.logprobs.LogprobSettings.max_chunk_bytes; beside
+# them there are the softmax and, in the backward pass, its slope.
+_LOGIT_CHUNK_BYTES = 1 << 28
+_LOGIT_CHUNKS = {"forward": 2, "backward": 3}
+# FSDP gathers a layer while the one before it computes.
+_GATHERED_LAYERS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyMemory:
+    """Bytes of one policy worker on its GPU, by part."""
+
+    weights: int
+    gradients: int
+    optimizer: int  # master weights and moments
+    training_activations: int  # of the largest micro-batches, logits and gathered layers included
+    logprob_activations: int
+
+
+def policy_memory(cfg: Config, model: ModelInfo, rank: int) -> PolicyMemory:
+    """Return the memory of the policy worker of this rank."""
+    policy = cfg.policy
+    held = (
+        _held_by_fsdp(policy, model) if policy.backend is PolicyBackend.fsdp else _held(policy, model, rank)
+    )
+    train_tokens, logprob_tokens = _micro_batch_tokens(policy)
+    return PolicyMemory(
+        weights=held.weights,
+        gradients=held.gradients,
+        optimizer=held.optimizer,
+        training_activations=_training_bytes(policy, model, train_tokens) + held.gathered,
+        logprob_activations=_forward_bytes(policy, model, logprob_tokens) + held.gathered,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _ModelState:
+    weights: int
+    gradients: int
+    optimizer: int
+    gathered: int = 0  # whole layers that exist while the model computes
+
+
+def _held(policy: PolicyConfig, model: ModelInfo, rank: int) -> _ModelState:
+    """Return what a rank of Megatron-core holds: experts are divided over EP, everything else over TP."""
+    megatron, counts = policy.megatron_cfg, model.parameters
+    tp, pp, ep = (
+        megatron.tensor_model_parallel_size,
+        megatron.pipeline_model_parallel_size,
+        megatron.expert_model_parallel_size,
+    )
+    stage, num_layers = rank // stage_size(policy), counts.num_layers // pp
+    others = num_layers * counts.layer_without_experts
+    if stage == 0:
+        others += counts.input_embeddings
+    if stage == pp - 1:
+        others += counts.output_layer + counts.final_norm
+        if model.has_tied_embeddings and pp > 1:
+            others += counts.input_embeddings  # the last stage has a copy
+    others //= tp
+    experts = num_layers * counts.experts // ep
+    trained_others, trained_experts = others, experts
+    if policy.lora.enabled:
+        trained_others, trained_experts = num_adapter_parameters(model, policy.lora) // (tp * pp), 0
+    is_float32 = policy.precision is Precision.float32
+    per_parameter = _MOMENTS + (0 if is_float32 else _FLOAT32)  # in float32 the weights are the masters
+    copies = stage_size(policy) // tp if megatron.use_distributed_optimizer else 1
+    expert_copies = stage_size(policy) // ep if megatron.use_distributed_optimizer else 1
+    adapters = trained_others if policy.lora.enabled else 0
+    return _ModelState(
+        weights=(others + experts + adapters) * _weight_bytes(policy),
+        gradients=(trained_others + trained_experts) * _FLOAT32,
+        optimizer=per_parameter * (trained_others // copies + trained_experts // expert_copies),
+    )
+
+
+def _held_by_fsdp(policy: PolicyConfig, model: ModelInfo) -> _ModelState:
+    """Return what a rank of FSDP holds: a part of everything in float32, and a few whole layers at a time."""
+    tp = policy.fsdp_cfg.tensor_parallel_size
+    ranks = tp * policy.data_parallel_size
+    counts = model.parameters
+    trained = num_adapter_parameters(model, policy.lora) if policy.lora.enabled else model.num_parameters
+    gathered = (_GATHERED_LAYERS * counts.layer + counts.input_embeddings) * _weight_bytes(policy) // tp
+    if policy.fsdp_cfg.cpu_offload:
+        return _ModelState(0, 0, 0, gathered)
+    adapters = trained if policy.lora.enabled else 0
+    return _ModelState(
+        weights=(model.num_parameters + adapters) * _FLOAT32 // ranks,
+        gradients=trained * _FLOAT32 // ranks,
+        optimizer=trained * _MOMENTS // ranks,
+        gathered=gathered,
+    )
+
+
+def _weight_bytes(policy: PolicyConfig) -> int:
+    return _FLOAT32 if policy.precision is Precision.float32 else 2
+
+
+def _micro_batch_tokens(policy: PolicyConfig) -> tuple[int, int]:
+    """Return the most tokens of a micro-batch in training and in the log-prob phases, on one rank."""
+    budget = policy.sequence_packing if policy.sequence_packing.enabled else policy.dynamic_batching
+    contexts = 1
+    if policy.backend is PolicyBackend.megatron:
+        contexts = policy.megatron_cfg.context_parallel_size
+    if budget.enabled:
+        return budget.train_mb_tokens // contexts, budget.logprob_mb_tokens // contexts
+    longest = policy.max_total_sequence_length
+    return (
+        policy.train_micro_batch_size * longest // contexts,
+        policy.logprob_batch_size * longest // contexts,
+    )
+
+
+def _training_bytes(policy: PolicyConfig, model: ModelInfo, num_tokens: int) -> int:
+    """Return the bytes that micro-batches of so many tokens keep until their backward pass, and its own."""
+    recomputes, num_layers, in_flight = policy.fsdp_cfg.activation_checkpointing, model.num_layers, 1
+    tp = policy.fsdp_cfg.tensor_parallel_size
+    if policy.backend is PolicyBackend.megatron:
+        megatron = policy.megatron_cfg
+        recomputes, tp = megatron.activation_checkpointing, megatron.tensor_model_parallel_size
+        num_layers //= megatron.pipeline_model_parallel_size
+        in_flight = megatron.pipeline_model_parallel_size  # forwards before the first backward, on stage 0
+    layer = _layer_bytes(policy, model, num_tokens)
+    if recomputes:
+        inputs = num_tokens * model.hidden_size * _weight_bytes(policy) // _sequence_parts(policy)
+        kept = num_layers * inputs * in_flight + layer
+    else:
+        kept = num_layers * layer * in_flight
+    # The gradient of the output layer's weight is summed in float32.
+    return (
+        kept
+        + _LOGIT_CHUNKS["backward"] * _LOGIT_CHUNK_BYTES
+        + (_FLOAT32 * model.vocab_size * model.hidden_size // tp)
+    )
+
+
+def _forward_bytes(policy: PolicyConfig, model: ModelInfo, num_tokens: int) -> int:
+    """Return the bytes of a forward pass alone: those of one layer, and logits."""
+    return _layer_bytes(policy, model, num_tokens) + _LOGIT_CHUNKS["forward"] * _LOGIT_CHUNK_BYTES
+
+
+def _layer_bytes(policy: PolicyConfig, model: ModelInfo, num_tokens: int) -> int:
+    """Return the bytes of one layer's activations: with hidden size H, query and KV widths Q and K and an FFN
+    of size F, per token 4 H (inputs and outputs of the norms), 2 Q + 2 K (and Q + K again where these are
+    normalised) and 4 F (both halves, the activation, the product). A mixture has k experts' F per token, and
+    the tokens that they get and return, 2 k H."""
+    tp = _tensor_parallel_size(policy)
+    query, key_value = model.num_heads * model.head_size, 2 * model.num_kv_heads * model.head_size
+    attention = (3 if model.has_qk_norm else 2) * query + (2 if model.has_qk_norm else 1) * key_value
+    chosen = model.num_experts_per_token
+    hidden = 4 * model.hidden_size / _sequence_parts(policy)
+    if chosen:
+        # Expert parallelism moves tokens between ranks, but in the mean each gets as many as it has.
+        ffn = chosen * (4 * model.intermediate_size + 2 * model.hidden_size) / _sequence_parts(policy)
+    else:
+        ffn = 4 * model.intermediate_size / tp
+    return int(num_tokens * _weight_bytes(policy) * (hidden + attention / tp + ffn))
+
+
+def _tensor_parallel_size(policy: PolicyConfig) -> int:
+    if policy.backend is PolicyBackend.fsdp:
+        return policy.fsdp_cfg.tensor_parallel_size
+    return policy.megatron_cfg.tensor_model_parallel_size
+
+
+def _sequence_parts(policy: PolicyConfig) -> int:
+    """Return over how many ranks sequence parallelism divides the tokens outside of attention and FFN."""
+    if policy.backend is PolicyBackend.fsdp or not policy.megatron_cfg.sequence_parallel:
+        return 1
+    return policy.megatron_cfg.tensor_model_parallel_size

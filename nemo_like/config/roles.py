@@ -1,0 +1,85 @@
+"""The processes of a run: how many there are of each kind, and what each needs.
+
+This is the one place that says so. The start-up code, the validation and ``--dry-run`` all read it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+from nemo_like.config.derived import policy_world_size
+from nemo_like.config.schema import Config, Device, StorageBackend
+from nemo_like.config.tasks import used_environments
+
+
+class Role(Enum):
+    """The kinds of processes of a run."""
+
+    driver = "driver"
+    data_plane_host = "data-plane host"
+    controller = "TransferQueue controller"
+    storage_unit = "TransferQueue storage unit"
+    rollout = "rollout actor"
+    environment = "environment actor"
+    engine = "vLLM engine"
+    policy_worker = "policy worker"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleNeeds:
+    """How many processes play a role, the logical CPUs that each asks Ray for, and the GPUs that each uses.
+
+    Engines and policy workers may use the same GPUs; ``config.places`` says which.
+    """
+
+    count: int
+    num_cpus: float
+    num_gpus: int = 0
+
+
+def roles(cfg: Config) -> dict[Role, RoleNeeds]:
+    """Return how many processes of each role a run has and what each needs.
+
+    Roles are in the order in which data passes them. A replay has no engines and no environments; a run that
+    only generates has no policy workers.
+    """
+    on_gpu, generates = cfg.policy.device is Device.cuda, cfg.rollout.replay is None
+    engine_tp = cfg.generation.vllm_cfg.tensor_parallel_size
+    num_units = 0 if cfg.data_plane.backend is StorageBackend.in_memory else cfg.data_plane.num_storage_units
+    return {
+        Role.driver: RoleNeeds(count=1, num_cpus=0),
+        Role.data_plane_host: RoleNeeds(count=1, num_cpus=0),
+        # TransferQueue itself asks for one CPU for its controller and for each storage unit.
+        Role.controller: RoleNeeds(count=min(num_units, 1), num_cpus=1),
+        Role.storage_unit: RoleNeeds(count=num_units, num_cpus=1),
+        Role.rollout: RoleNeeds(count=1, num_cpus=0),
+        Role.environment: RoleNeeds(
+            count=sum(env.num_actors for env in used_environments(cfg).values()) if generates else 0,
+            num_cpus=0.1,
+        ),
+        Role.engine: RoleNeeds(
+            count=cfg.generation.num_engines if generates else 0,
+            num_cpus=engine_tp,
+            num_gpus=engine_tp if on_gpu else 0,
+        ),
+        Role.policy_worker: RoleNeeds(
+            count=0 if cfg.rollout.generate_only else policy_world_size(cfg.policy),
+            num_cpus=1,
+            num_gpus=1 if on_gpu else 0,
+        ),
+    }
+
+
+def actor_name(role: Role, needs: RoleNeeds, index: int | str) -> str:
+    """Return the name of process ``index`` of a role, which is the role's own name where it has one process.
+
+    An environment's index is its name and its number, such as ``math-0``.
+    """
+    return role.name if needs.count == 1 else f"{role.name}-{index}"
+
+
+def ray_cpus(cfg: Config) -> int:
+    """Return the logical CPUs that all actors together ask for; with fewer, Ray would wait without end."""
+    return math.ceil(round(sum(needs.count * needs.num_cpus for needs in roles(cfg).values()), 6))

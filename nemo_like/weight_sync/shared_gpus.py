@@ -1,0 +1,32 @@
+"""``SharedGpus``: has engines that share GPUs with the policy hold what each stage of a run leaves them.
+
+Within a stage the policy's own memory comes and goes with its calls: each takes what it needs and gives it up
+when it returns (``policy.parking``). So whatever a stage gives up is given up before the next one takes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nemo_like.config.gpu_stages import ENGINE_HOLDS, EngineHolds, GpuStage
+
+
+class SharedGpus:
+    """Knows in which stage the run is, and tells the engines when it enters another."""
+
+    def __init__(self, hold: Callable[[EngineHolds], object]) -> None:
+        """``hold(what)`` makes every engine hold exactly that, and returns when all do."""
+        self._hold = hold
+        self._held: EngineHolds | None = None
+
+    def enter(self, stage: GpuStage) -> None:
+        """Have every engine hold what the stage leaves it."""
+        wanted = ENGINE_HOLDS[stage]
+        if wanted is not self._held:
+            self._held = None  # should it fail half-way, nobody knows what the engines hold
+            self._hold(wanted)
+            self._held = wanted
+
+    def forget(self) -> None:
+        """Forget what the engines hold, so that the next stage tells them anew; for when some are new."""
+        self._held = None

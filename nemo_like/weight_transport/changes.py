@@ -1,0 +1,127 @@
+"""Sending only what changed of the weights since the transfer before, exactly.
+
+    sender                                          receiver
+      compare each tensor with what was sent
+      yield of each tensor one of
+        nothing, when no bit changed ───────────────▶ the tensor as it is held
+        the indexes and new values that changed ────▶ put the values into what is held
+        the tensor, when that is less to send ──────▶ hold it
+
+Both sides hold a whole copy in the dtype that is sent. An index takes four bytes, so a tensor of bfloat16 is
+sent whole when a third of it changed, and one of float32 when half of it did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from nemo_like.weight_transport.buckets import TensorSpec
+
+# After a tensor's name; names of Hugging Face contain no colons.
+_INDEXES, _VALUES = "::indexes", "::values"
+_INDEX = torch.int32
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+Named = tuple[str, Tensor]
+
+
+class ChangeEncoder:
+    """The sender's side."""
+
+    def __init__(self) -> None:
+        self._sent: dict[str, Tensor] = {}  # the values' bits on the host, flat
+        self.num_changed = self.num_values = 0  # of the values that were last encoded
+
+    def forget(self) -> None:
+        """Send every tensor whole the next time, since receivers may not hold what was sent."""
+        self._sent.clear()
+
+    @torch.no_grad()
+    def encode(self, values: Iterator[Named]) -> Iterator[Named]:
+        """Yield what changed of the values since the call before. The receivers must decode all of it."""
+        self.num_changed = self.num_values = 0
+        for name, value in values:
+            bits = _bits(value.detach())
+            before = self._sent.get(name)
+            indexes = None if before is None else (bits != before.to(bits.device)).nonzero().view(-1)
+            self.num_values += len(bits)
+            self.num_changed += len(bits) if indexes is None else len(indexes)
+            if before is None or indexes is None:
+                self._sent[name] = bits.to("cpu", copy=True)
+                yield name, value
+            elif _is_less(len(indexes), bits):
+                before[indexes.to("cpu")] = bits[indexes].to("cpu")
+                if len(indexes):
+                    yield name + _INDEXES, indexes.to(_INDEX)
+                    yield name + _VALUES, value.detach().reshape(-1)[indexes]
+            else:
+                before.copy_(bits)
+                yield name, value
+
+
+class ChangeDecoder:
+    """The receiver's side, for the tensors of one sender in the order in which it sends them."""
+
+    def __init__(self, tensors: Sequence[TensorSpec]) -> None:
+        self._names = [spec.name for spec in tensors]
+        self._places = {name: place for place, name in enumerate(self._names)}
+        self._held: dict[str, Tensor] = {}  # on the host
+
+    def decode(self, parts: Iterator[list[Named]]) -> Iterator[list[Named]]:
+        """Yield every tensor of the sender, whole, from the parts that it encoded.
+
+        They are what is held, so they change in the next transfer. Raises RuntimeError when a tensor that is
+        not held came in part or not at all.
+        """
+        num_yielded = 0
+        indexes = torch.empty(0, dtype=_INDEX)
+        for part in parts:
+            whole: list[Named] = []
+            for name, tensor in part:
+                if name.endswith(_INDEXES):
+                    indexes = tensor
+                    continue
+                plain_name = name.removesuffix(_VALUES)
+                place = self._places[plain_name]
+                whole += self._kept(num_yielded, place)
+                if name.endswith(_VALUES):
+                    self._change(plain_name, indexes, tensor)
+                else:
+                    self._keep(name, tensor)
+                whole += self._kept(place, place + 1)
+                num_yielded = place + 1
+            yield whole
+        yield self._kept(num_yielded, len(self._names))
+
+    def _kept(self, start: int, stop: int) -> list[Named]:
+        try:
+            return [(name, self._held[name]) for name in self._names[start:stop]]
+        except KeyError as error:
+            raise RuntimeError(
+                f"{error.args[0]!r} was never sent whole, so what changed of it is no use"
+            ) from None
+
+    def _keep(self, name: str, tensor: Tensor) -> None:
+        if name in self._held:
+            self._held[name].copy_(tensor)
+        else:
+            self._held[name] = tensor.to("cpu", copy=True)
+
+    def _change(self, name: str, indexes: Tensor, values: Tensor) -> None:
+        [(_, held)] = self._kept(self._places[name], self._places[name] + 1)
+        held.view(-1)[indexes.to("cpu").long()] = values.to("cpu")
+
+
+def _is_less(num_changed: int, bits: Tensor) -> bool:
+    """Return whether indexes and values are less to send than the tensor, and indexes fit into int32."""
+    item_bytes = bits.element_size()
+    is_addressable = len(bits) <= torch.iinfo(_INDEX).max
+    return is_addressable and num_changed * (_INDEX.itemsize + item_bytes) < len(bits) * item_bytes
+
+
+def _bits(value: Tensor) -> Tensor:
+    """View the values as integers, flat: zeros of both signs differ, and equal NaNs do not."""
+    return value.reshape(-1).view(_INTEGERS[value.element_size()])

@@ -1,0 +1,181 @@
+"""Placement on GPUs, on real Ray nodes that say they have eight GPUs each.
+
+Every process of a run is started where the plan has it and reports its node and the GPUs that it sees; the
+processes themselves are probes, since there is no GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster as RayNodes
+
+from nemo_like.cluster.actors import ActorSpec
+from nemo_like.cluster.cluster import Cluster
+from nemo_like.cluster.placement import Bundle
+from nemo_like.config.loader import load_config
+from nemo_like.config.places import placement
+from nemo_like.config.schema import Config, Placement
+from nemo_like.driver.bundles import bundles
+from tests.unit.config.checkpoints import DEMO
+
+pytestmark = pytest.mark.timeout(300)
+
+ROOT = Path(__file__).parents[2]
+NUM_NODES, GPUS_PER_NODE, CPUS_PER_NODE = 4, 8, 64
+PROBE = "tests.functional.test_gpu_placement:Probe"
+
+MEGATRON = "policy.megatron_cfg"
+ENGINE_TP = "generation.vllm_cfg.tensor_parallel_size"
+COLOCATED = "cluster.placement=colocated"
+
+
+@dataclass(frozen=True)
+class Seen:
+    node: str
+    gpus: tuple[str, ...]
+
+
+class Probe:
+    def look(self) -> Seen:
+        devices = os.environ["CUDA_VISIBLE_DEVICES"]
+        return Seen(str(ray.get_runtime_context().get_node_id()), tuple(devices.split(",")))
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[str]:
+    """The address of a Ray cluster of four nodes."""
+    size = {"num_cpus": CPUS_PER_NODE, "num_gpus": GPUS_PER_NODE}
+    started = RayNodes(initialize_head=True, head_node_args={**size, "include_dashboard": False})
+    for _ in range(NUM_NODES - 1):
+        started.add_node(**size)
+    ray.init(address=started.address, log_to_driver=False)
+    yield started.address
+    ray.shutdown()
+    started.shutdown()
+
+
+@pytest.fixture
+def cluster(nodes: str) -> Iterator[Cluster]:
+    cluster = Cluster()
+    yield cluster
+    cluster.stop()
+
+
+def layout(*overrides: str, num_nodes: int = 1) -> Callable[[Path], Config]:
+    gpus = ("policy.device=cuda", "policy.precision=bfloat16", "cluster.address=auto")
+    nodes = (f"cluster.num_nodes={num_nodes}", f"cluster.gpus_per_node={GPUS_PER_NODE}")
+    return lambda path: load_config(DEMO, [f"policy.model_name={path}", *gpus, *nodes, *overrides])
+
+
+def recipe(name: str) -> Callable[[Path], Config]:
+    return lambda path: load_config(ROOT / "recipes" / name, [])
+
+
+def megatron(**sizes: int) -> list[str]:
+    short = {"tp": "tensor_model", "pp": "pipeline_model", "ep": "expert_model", "cp": "context"}
+    return [f"{MEGATRON}.{short[axis]}_parallel_size={size}" for axis, size in sizes.items()]
+
+
+QUICK = {
+    "colocated-tp4-engines-of-2": layout(
+        COLOCATED,
+        *megatron(tp=4),
+        "policy.data_parallel_size=2",
+        f"{ENGINE_TP}=2",
+        "generation.num_engines=4",
+    ),
+    "grpo-qwen3-30b-a3b-4n8g": recipe("grpo-qwen3-30b-a3b-4n8g.yaml"),
+}
+SLOW = {
+    path.stem: recipe(path.name)
+    for path in sorted((ROOT / "recipes").glob("*.yaml"))
+    if path.stem not in QUICK
+} | {
+    "colocated-tp8-one-engine-of-4": layout(
+        COLOCATED,
+        *megatron(tp=8),
+        "policy.data_parallel_size=1",
+        f"{ENGINE_TP}=4",
+        "generation.num_engines=1",
+    ),
+    "colocated-tp8-two-nodes": layout(
+        COLOCATED, *megatron(tp=8), "policy.data_parallel_size=2", f"{ENGINE_TP}=8", num_nodes=2
+    ),
+    "colocated-pp2-tp2-engine-on-every-gpu": layout(
+        COLOCATED, *megatron(pp=2, tp=2), "policy.data_parallel_size=2", "generation.num_engines=8"
+    ),
+    "colocated-two-engines-on-a-gpu": layout(
+        COLOCATED, "policy.data_parallel_size=2", "generation.num_engines=4"
+    ),
+    "colocated-ep8-four-nodes": layout(
+        COLOCATED,
+        *megatron(ep=8),
+        *("policy.data_parallel_size=32", f"{ENGINE_TP}=4", "generation.num_engines=8"),
+        num_nodes=4,
+    ),
+    "separate-tp4-engine-of-4-two-nodes": layout(
+        *megatron(tp=4), *("policy.data_parallel_size=2", f"{ENGINE_TP}=4"), num_nodes=2
+    ),
+    "separate-fsdp": layout(
+        "policy.backend=fsdp", "policy.fsdp_cfg.tensor_parallel_size=2", "policy.data_parallel_size=2"
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *(pytest.param(config, id=name) for name, config in QUICK.items()),
+        *(pytest.param(config, id=name, marks=pytest.mark.slow) for name, config in SLOW.items()),
+    ],
+)
+def test_every_process_starts_with_the_gpus_that_the_plan_gives_it(
+    config: Callable[[Path], Config], cluster: Cluster, tmp_path: Path
+) -> None:
+    cfg = config(tmp_path)
+    places = placement(cfg)
+    cluster.reserve(bundles(cfg, places), timeout_s=60)
+    probes = [cluster.start(ActorSpec(place.actor, PROBE, num_cpus=0.1)) for place in places]
+    seen = cluster.gather([probe.submit("look") for probe in probes], stage="start", timeout_s=240)
+
+    by_plan: dict[tuple[int, int], tuple[str, str]] = {}
+    for place, found in zip(places, seen, strict=True):
+        for gpu, device in zip(place.gpus, found.gpus, strict=True):
+            there = (found.node, device)
+            assert by_plan.setdefault((place.node, gpu), there) == there, f"{place} saw {found}"
+    assert len(set(by_plan.values())) == len(by_plan)  # different GPUs of the plan are different ones
+    assert len({node for node, _ in by_plan.values()}) == len({node for node, _ in by_plan})
+    users = Counter(found for one in seen for found in ((one.node, gpu) for gpu in one.gpus))
+    assert all(count == 1 for count in users.values()) or cfg.cluster.placement is Placement.colocated
+
+
+def test_two_runs_and_a_stranger_get_different_gpus(nodes: str) -> None:
+    first, second = Cluster(), Cluster()
+    three_gpus = Bundle({"worker": (0, 1, 2)}, num_cpus=1, num_gpus=3)
+    try:
+        for cluster in (first, second):
+            cluster.reserve([three_gpus], timeout_s=60)
+        seen = []
+        for number, cluster in enumerate((first, second)):
+            probe = cluster.start(ActorSpec("worker", PROBE), name=f"worker-of-{number}")
+            seen += cluster.gather([probe.submit("look")], stage="start", timeout_s=60)
+        strangers = [ray.remote(num_gpus=1, num_cpus=0)(_where).remote() for _ in range(8)]
+        seen += ray.get(strangers, timeout=60)
+    finally:
+        first.stop()
+        second.stop()
+    assert [len(one.gpus) for one in seen] == [3, 3] + [1] * 8
+    taken = Counter((one.node, gpu) for one in seen[:2] for gpu in one.gpus)
+    assert set(taken.values()) == {1}
+    assert not taken.keys() & {(one.node, gpu) for one in seen[2:] for gpu in one.gpus}
+
+
+def _where() -> Seen:
+    return Probe().look()

@@ -1,0 +1,138 @@
+"""An engine of bfloat16, fed with what changed of float32 weights, has those of a full push, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nemo_like.cluster.actor_errors import ActorFailed
+from nemo_like.cluster.actors import ActorHandle
+from nemo_like.cluster.cluster import Cluster
+from nemo_like.config.schema import Precision, WeightTransport
+from tests.functional.generation_fixtures import engine_spec, make_checkpoint, stage_spec
+from tests.functional.test_weight_sync import PROMPT, Setup
+
+pytestmark = pytest.mark.timeout(600)
+
+NUM_UPDATES = 50
+# What AdamW moves a weight by at a learning rate of 1e-5; the weights are about 0.15.
+LEARNING_RATE = 1e-5
+
+
+def start(checkpoint: Path, name: str, transport: WeightTransport, *, engine_tp: int = 1) -> Setup:
+    """One engine for what changed, one for full pushes, and two trainer stages for each, of the same weights;
+    the setup is that of the first."""
+    cluster = Cluster()
+    engines = [
+        cluster.start(
+            engine_spec(
+                checkpoint,
+                f"{name}-{kind}",
+                tensor_parallel_size=engine_tp,
+                precision=Precision.bfloat16,
+                target="tests.functional.digesting_engine:DigestingEngine",
+            )
+        )
+        for kind in ("delta", "full")
+    ]
+    stages = [
+        cluster.start(
+            stage_spec(checkpoint, f"{name}-{delta}", stage, 2, transport, sent_dtype="bfloat16", delta=delta)
+        )
+        for delta in (True, False)
+        for stage in (0, 1)
+    ]
+    setup = Setup(cluster, engines, stages, engines[0])
+    connect(setup, 0)
+    setup.all([stage.submit("connect", engines[1:]) for stage in stages[2:]])
+    return setup
+
+
+def connect(setup: Setup, engine: int) -> None:
+    setup.all([stage.submit("connect", [setup.engines[engine]]) for stage in setup.stages[:2]])
+
+
+def push(setup: Setup, version: int) -> dict[str, float]:
+    delta = Setup(setup.cluster, [], setup.stages[:2], setup.sink)
+    return {name: metric.value for name, metric in delta.push(version).items()}
+
+
+def full_push(setup: Setup, version: int) -> dict[str, float]:
+    full = Setup(setup.cluster, [], setup.stages[2:], setup.sink)
+    return {name: metric.value for name, metric in full.push(version).items()}
+
+
+def state(setup: Setup, engine: ActorHandle) -> tuple[str, list[float]]:
+    """The digest of all that the engine's model holds, and the log-probs of a prompt."""
+    [digest] = setup.all([engine.submit("model_digest")])
+    [logprobs] = setup.all([engine.submit("canary_logprobs", PROMPT)])
+    return digest, logprobs
+
+
+@pytest.fixture(
+    params=[
+        (WeightTransport.shared_memory, 1),
+        pytest.param((WeightTransport.collective, 1), marks=pytest.mark.slow),
+        pytest.param((WeightTransport.collective, 2), marks=pytest.mark.slow),
+    ],
+    ids=lambda case: f"{case[0].value}-tp{case[1]}",
+    scope="module",
+)
+def setup(
+    request: pytest.FixtureRequest, private_ray: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Setup]:
+    transport, engine_tp = request.param
+    checkpoint = make_checkpoint(tmp_path_factory.mktemp("delta"), tied=False)
+    setup = start(checkpoint, f"delta-{transport.value}-{engine_tp}", transport, engine_tp=engine_tp)
+    yield setup
+    setup.cluster.stop()
+
+
+def test_after_fifty_updates_the_engine_has_the_weights_of_a_full_push(setup: Setup) -> None:
+    first = push(setup, 0)
+    assert first["weight_sync_changed_share"] == 1.0
+    assert first["weight_sync_saved_bytes"] == 0
+    for version in range(1, NUM_UPDATES + 1):
+        setup.all([stage.submit("update", version, LEARNING_RATE) for stage in setup.stages])
+        sent = push(setup, version)
+        assert 0 < sent["weight_sync_changed_share"] < 0.05
+        # An index of four bytes and a value of two for each of these, where all values take two.
+        assert sent["weight_sync_bytes"] == pytest.approx(
+            3 * sent["weight_sync_changed_share"] * first["weight_sync_bytes"]
+        )
+        assert sent["weight_sync_saved_bytes"] == first["weight_sync_bytes"] - sent["weight_sync_bytes"]
+    full = full_push(setup, NUM_UPDATES)
+    assert full["weight_sync_bytes"] == first["weight_sync_bytes"]
+    assert full["weights_digest"] == sent["weights_digest"]
+    delta_engine, full_engine = setup.engines
+    assert state(setup, delta_engine) == state(setup, full_engine)
+
+
+def test_after_a_transfer_that_failed_everything_is_sent(setup: Setup) -> None:
+    """One stage may have written its changes when the transfer is given up, and no engine has them."""
+    setup.all([stage.submit("update", 100, LEARNING_RATE) for stage in setup.stages])
+    delta_engine, full_engine = setup.engines
+    setup.all([setup.stages[1].submit("spoil", "model.norm.weight")])
+    pushes = [stage.submit("push_weights", NUM_UPDATES + 1) for stage in setup.stages[:2]]
+    for call in pushes:
+        try:
+            setup.all([call])
+        except ActorFailed:
+            continue
+    setup.all([setup.stages[1].submit("spoil", None)])
+    try:
+        sent = push(setup, NUM_UPDATES + 2)
+    except ActorFailed:  # a broadcast broke off, so the engine serves no more
+        return
+    assert sent["weight_sync_changed_share"] == 1.0
+    full_push(setup, NUM_UPDATES + 2)
+    assert state(setup, delta_engine) == state(setup, full_engine)
+
+
+def test_an_engine_that_is_connected_anew_gets_everything(setup: Setup) -> None:
+    """Here the engine that got full pushes until now."""
+    [stats] = setup.all([setup.engines[1].submit("stats")])
+    connect(setup, 1)
+    assert push(setup, stats.policy_version + 1)["weight_sync_changed_share"] == 1.0

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import pytest
+
+from nemo_like.config.gpu_stages import GpuStage
+from nemo_like.config.loader import load_config
+from nemo_like.config.machine_rules import Machine
+from nemo_like.config.memory_timetable import (
+    GIB,
+    format_timetable,
+    memory_problems,
+    memory_timetable,
+)
+from nemo_like.config.model_info import ModelInfo, read_model_info, shipped_shape
+from nemo_like.config.problems import ConfigError
+from nemo_like.config.rules import validate
+from nemo_like.config.schema import Config
+from tests.unit.config.checkpoints import DEMO, REPOSITORY
+
+SIZE = 79 * GIB
+COLOCATED = ("cluster.placement=colocated", "policy.data_parallel_size=2", "generation.num_engines=8")
+OFFLOADS = ("policy.offload_optimizer_for_logprob=true", "policy.offload_parameters_between_phases=true")
+
+
+def qwen3_8b(*overrides: str) -> tuple[Config, ModelInfo]:
+    cfg = load_config(REPOSITORY / "recipes" / "grpo-qwen3-8b-1n8g.yaml", overrides)
+    return cfg, read_model_info(str(shipped_shape(cfg.policy.model_name)), cfg.policy.backend)
+
+
+def problems(cfg: Config, model: ModelInfo, size: int = SIZE) -> list[str]:
+    return [str(problem) for problem in memory_problems(cfg, model, size)]
+
+
+def test_an_engine_of_its_own_has_its_share_always_and_buckets_during_a_transfer() -> None:
+    timetable = memory_timetable(*qwen3_8b(), SIZE)
+    share = int(0.85 * SIZE)
+    buckets = 2 * 151936 * 4096 * 2  # the embedding is larger than a bucket of 64 MiB
+    assert timetable.actors((0, 4)) == ["engine-0"]
+    assert timetable.bytes_in((0, 4), GpuStage.policy_training) == share
+    assert timetable.bytes_in((0, 4), GpuStage.weight_sync) == share + buckets
+    assert timetable.peak((0, 4)) is GpuStage.weight_sync
+    assert timetable.bytes_in((0, 0), GpuStage.engine_start) == 0
+
+
+def test_what_shares_a_gpu_adds_up_in_each_stage() -> None:
+    cfg, model = qwen3_8b(*COLOCATED, *OFFLOADS)
+    timetable = memory_timetable(cfg, model, SIZE)
+    assert timetable.actors((0, 0)) == ["engine-0", "policy_worker-0"]
+    generation = {(one.actor, one.what) for one in timetable.holdings[0, 0][GpuStage.generation]}
+    assert generation == {
+        ("policy_worker-0", "context"),
+        ("engine-0", "weights"),
+        ("engine-0", "KV cache and work space"),
+    }
+    training = {one.what for one in timetable.holdings[0, 0][GpuStage.policy_training]}
+    assert training == {"weights", "gradients", "optimizer", "activations", "context"}
+    assert problems(cfg, model) == []
+
+
+def test_what_does_not_fit_is_told_with_stage_holdings_and_remedies() -> None:
+    (problem,) = problems(*qwen3_8b(*COLOCATED))
+    assert problem.startswith(
+        "cluster.gpu_memory_gib=79 is too little: GPU 0 of node 0 needs 102.5 of 79.0 GiB in stage "
+        "generation: engine-0 KV cache and work space 51.9, policy_worker-0 optimizer 22.9, "
+    )
+    assert problem.endswith(
+        "; try a lower generation.vllm_cfg.gpu_memory_utilization or "
+        "policy.offload_optimizer_for_logprob=true or policy.offload_parameters_between_phases=true"
+    )
+
+
+def test_training_that_does_not_fit_names_recomputation_and_the_optimizer() -> None:
+    (problem,) = problems(*qwen3_8b("policy.sequence_packing.train_mb_tokens=65536"))
+    assert "in stage policy_training: policy_worker-0 activations" in problem
+    assert "try activation_checkpointing=true or micro-batches of fewer tokens or " in problem
+    assert "use_distributed_optimizer=true" in problem
+
+
+def test_an_engine_needs_room_for_its_weights_and_one_sample() -> None:
+    (problem,) = problems(*qwen3_8b("generation.vllm_cfg.gpu_memory_utilization=0.15"), SIZE)
+    assert problem.startswith(
+        "generation.vllm_cfg.gpu_memory_utilization=0.15 gives an engine 11.8 GiB of each GPU, but its "
+        "weights and the KV cache of one sample need 15.8 GiB"
+    )
+
+
+def test_the_rules_check_the_size_that_the_configuration_names() -> None:
+    cfg, _ = qwen3_8b(*COLOCATED)
+    with pytest.raises(ConfigError, match=r"needs 102\.5 of 79\.0 GiB in stage generation"):
+        validate(cfg, Machine.another)
+    validate(qwen3_8b(*COLOCATED, *OFFLOADS)[0], Machine.another)
+    validate(qwen3_8b(*COLOCATED, "cluster.gpu_memory_gib=null")[0], Machine.another)
+
+
+def test_the_table_has_every_gpu_and_all_stages_of_the_fullest_of_each_kind() -> None:
+    lines = format_timetable(memory_timetable(*qwen3_8b(), SIZE))
+    assert [line for line in lines if line.startswith("  node 0 GPU 4 ")] == [
+        "  node 0 GPU 4   engine-0                            at most 69.5 GiB, in weight_sync"
+    ]
+    assert sum(line.startswith("  node 0 GPU") for line in lines) == 8
+    assert [line.split()[:6] for line in lines if line.startswith("GiB")] == [
+        ["GiB", "on", "node", "0", "GPU", "0"],
+        ["GiB", "on", "node", "0", "GPU", "4"],
+    ]
+    (total, _) = (line for line in lines if line.strip().startswith("in all"))
+    assert len(total.split()) == 2 + len(GpuStage)
+
+
+def test_without_a_size_an_engine_counts_with_its_weights_alone() -> None:
+    timetable = memory_timetable(*qwen3_8b(), None)
+    assert timetable.bytes_in((0, 4), GpuStage.generation) == 8_190_735_360 * 2 + GIB
+
+
+def test_a_run_on_the_cpu_has_no_timetable() -> None:
+    cfg = load_config(DEMO, ["policy.model_name=none"])
+    _, model = qwen3_8b()
+    timetable = memory_timetable(cfg, model, SIZE)
+    assert timetable.holdings == {}
+    assert format_timetable(timetable) == []
+    assert problems(cfg, model) == []

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nemo_like.config.loader import load_config
+from nemo_like.config.places import Place, gpus_by_node, placement
+from nemo_like.config.problems import ConfigError
+from nemo_like.config.schema import Config
+from tests.unit.config.checkpoints import DEMO
+
+Demo = Callable[..., Config]
+GPU = ("policy.device=cuda", "cluster.gpus_per_node=8", "cluster.address=auto")
+COLOCATED = "cluster.placement=colocated"
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    model = tmp_path_factory.mktemp("model")
+    return lambda *overrides: load_config(DEMO, [f"policy.model_name={model}", *overrides])
+
+
+def megatron(tp: int = 1, pp: int = 1, cp: int = 1, ep: int = 1) -> list[str]:
+    sizes = {"tensor_model": tp, "pipeline_model": pp, "context": cp, "expert_model": ep}
+    return [f"policy.megatron_cfg.{axis}_parallel_size={size}" for axis, size in sizes.items()]
+
+
+def engines(count: int, tp: int = 1) -> list[str]:
+    return [f"generation.num_engines={count}", f"generation.vllm_cfg.tensor_parallel_size={tp}"]
+
+
+def nodes_of(places: list[Place], role: str) -> list[int]:
+    return [place.node for place in places if place.actor.startswith(role)]
+
+
+def gpus_of(places: list[Place], role: str) -> list[tuple[int, tuple[int, ...]]]:
+    return [(place.node, place.gpus) for place in places if place.actor.startswith(role)]
+
+
+def test_separate_engines_take_the_gpus_after_the_workers(demo: Demo) -> None:
+    places = placement(demo(*GPU, *megatron(tp=2), "policy.data_parallel_size=2", *engines(2, tp=2)))
+    assert places == [
+        *(Place(f"policy_worker-{rank}", 0, (rank,)) for rank in range(4)),
+        Place("engine-0", 0, (4, 5)),
+        Place("engine-1", 0, (6, 7)),
+    ]
+    assert gpus_by_node(places) == {0: 8}
+
+
+def test_a_group_that_does_not_fit_beside_others_goes_to_the_next_node(demo: Demo) -> None:
+    # 4 + 4 workers fill the first node but for what is left by groups of 3: 3 x 2 fit, the third goes on.
+    cfg = demo(*GPU, *megatron(tp=3), "policy.data_parallel_size=3", *engines(2), "cluster.num_nodes=2")
+    places = placement(cfg)
+    assert nodes_of(places, "policy_worker") == [0] * 6 + [1] * 3
+    assert gpus_of(places, "engine") == [(0, (6,)), (0, (7,))]  # the first node's rest
+
+
+def test_colocated_engines_are_spread_over_the_workers_gpus(demo: Demo) -> None:
+    workers = (*GPU, COLOCATED, *megatron(tp=4), "policy.data_parallel_size=2")
+    assert gpus_of(placement(demo(*workers, *engines(2))), "engine") == [(0, (0,)), (0, (4,))]
+    assert gpus_of(placement(demo(*workers, *engines(2, tp=4))), "engine") == [
+        (0, (0, 1, 2, 3)),
+        (0, (4, 5, 6, 7)),
+    ]
+    two_nodes = placement(demo(*workers, "cluster.num_nodes=2", "policy.data_parallel_size=4", *engines(2)))
+    assert gpus_of(two_nodes, "engine") == [(0, (0,)), (1, (0,))]
+
+
+def test_more_engines_than_gpus_share_them_evenly(demo: Demo) -> None:
+    places = placement(demo(*GPU, COLOCATED, "policy.data_parallel_size=2", *engines(4)))
+    assert gpus_of(places, "engine") == [(0, (0,)), (0, (1,)), (0, (0,)), (0, (1,))]
+
+
+def test_the_ranks_of_an_expert_group_share_a_node_that_is_large_enough(demo: Demo) -> None:
+    layout = (*megatron(tp=2, ep=4), "policy.data_parallel_size=4", *engines(1), "cluster.num_nodes=4")
+    assert nodes_of(placement(demo(*GPU, *layout)), "policy_worker") == [0] * 8
+    small = placement(demo(*GPU, *layout, "cluster.gpus_per_node=3"))
+    assert nodes_of(small, "policy_worker") == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            megatron(tp=4, cp=4),
+            "tensor_model_parallel_size=4 x context_parallel_size=4 must be at most cluster.gpus_per_node=8",
+        ),
+        (engines(1, tp=16), "vllm_cfg.tensor_parallel_size=16 must be at most cluster.gpus_per_node=8"),
+        (
+            [*engines(4, tp=2), "policy.data_parallel_size=2"],
+            "cluster.num_nodes=1 must be at least 2: 2 policy workers of 1 GPU and 4 engines of 2 do not fit",
+        ),
+        (
+            [COLOCATED, *engines(1, tp=4), "policy.data_parallel_size=2"],
+            "tensor_parallel_size=4 must be at most 2 with cluster.placement=colocated",
+        ),
+        (["cluster.gpus_per_node=0"], "must be at most cluster.gpus_per_node=0"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_numbers(demo: Demo, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match="1 problem") as caught:
+        placement(demo(*GPU, *overrides))
+    assert message in str(caught.value)
+
+
+def test_on_cpus_groups_and_engines_are_spread_over_the_nodes(demo: Demo) -> None:
+    layout = [*megatron(tp=2), "policy.data_parallel_size=2", "cluster.num_nodes=2"]
+    separate = placement(demo(*layout, *engines(2)))
+    assert [(place.actor, place.node) for place in separate] == [
+        *((f"policy_worker-{rank}", rank // 2) for rank in range(4)),
+        ("engine-0", 0),
+        ("engine-1", 1),
+    ]
+    assert nodes_of(placement(demo(*layout, *engines(3), COLOCATED)), "engine") == [0, 1, 0]
+    assert gpus_by_node(separate) == {0: 0, 1: 0}
+
+
+def test_a_single_worker_or_engine_has_no_number(demo: Demo) -> None:
+    places = placement(demo("policy.data_parallel_size=1", *engines(1)))
+    assert [place.actor for place in places] == ["policy_worker", "engine"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    tp=st.sampled_from([1, 2, 4, 8]),
+    dp=st.integers(1, 6),
+    pp=st.sampled_from([1, 2]),
+    engine_tp=st.sampled_from([1, 2, 4, 8]),
+    num_engines=st.integers(1, 6),
+    colocated=st.booleans(),
+)
+def test_groups_are_whole_and_separate_processes_share_nothing(
+    demo: Demo, tp: int, dp: int, pp: int, engine_tp: int, num_engines: int, colocated: bool
+) -> None:
+    layout = [*megatron(tp=tp, pp=pp), f"policy.data_parallel_size={dp}", *engines(num_engines, engine_tp)]
+    where = [COLOCATED] if colocated else []
+    cfg = demo(*GPU, *layout, *where, "cluster.num_nodes=100")
+    try:
+        places = placement(cfg)
+    except ConfigError:
+        assert colocated
+        assert engine_tp > min(8, tp * dp * pp)
+        return
+    workers = gpus_of(places, "policy_worker")
+    assert all(
+        len({node for node, _ in workers[first : first + tp]}) == 1 for first in range(0, len(workers), tp)
+    )
+    assert all(len(set(gpus)) == engine_tp for _, gpus in gpus_of(places, "engine"))
+    users = Counter((place.node, gpu) for place in places for gpu in place.gpus)
+    assert max(users.values()) == 1 or colocated
+    assert all(0 <= gpu < 8 for _, gpu in users)
+    if colocated:
+        assert set(users) == {(node, gpu) for node, (gpu,) in workers}

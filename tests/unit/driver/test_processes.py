@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemo_like.config.gpu_stages import EngineHolds
+from nemo_like.config.loader import load_config
+from nemo_like.config.places import placement
+from nemo_like.driver.processes import Starter
+from nemo_like.observability.run_directory import RunDirectory
+from tests.unit.config.checkpoints import DEMO
+
+
+class Handle:
+    def __init__(self, name: str, events: list[str]) -> None:
+        self.name, self._events = name, events
+
+    def submit(self, method: str, *args: Any) -> str:
+        told = ", ".join(argument.value for argument in args if isinstance(argument, EngineHolds))
+        return f"{self.name} {method} {told}".strip()
+
+
+class FakeCluster:
+    """Records what is started and waited for, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def start(self, spec: Any) -> Handle:
+        self.events.append(f"start {spec.name}")
+        return Handle(spec.name, self.events)
+
+    def gather(self, calls: Sequence[str], **_: Any) -> list[None]:
+        self.events += calls
+        return [None] * len(calls)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create(str(tmp_path / "runs"), "run")
+
+
+def started(directory: RunDirectory, tmp_path: Path, *overrides: str) -> tuple[list[str], list[str]]:
+    cfg = load_config(DEMO, [f"policy.model_name={tmp_path}", *overrides])
+    cluster = FakeCluster()
+    starter: Any = Starter(cfg, cluster, directory, placement(cfg))  # type: ignore[arg-type]
+    engines = starter.engines(range(cfg.generation.num_engines))
+    return [engine.name for engine in engines], cluster.events
+
+
+def test_engines_on_one_gpu_start_when_those_before_them_sleep(
+    directory: RunDirectory, tmp_path: Path
+) -> None:
+    shared = ("policy.device=cuda", "cluster.placement=colocated", "cluster.gpus_per_node=2")
+    names, events = started(
+        directory, tmp_path, *shared, "policy.data_parallel_size=2", "generation.num_engines=3"
+    )
+    assert names == ["engine-0", "engine-1", "engine-2"]
+    assert events == [
+        *("start engine-0", "start engine-1", "engine-0 stats", "engine-1 stats"),
+        *("engine-0 hold nothing", "engine-1 hold nothing"),
+        *("start engine-2", "engine-2 stats", "engine-2 hold nothing"),
+    ]
+
+
+def test_engines_with_resources_of_their_own_start_side_by_side(
+    directory: RunDirectory, tmp_path: Path
+) -> None:
+    names, events = started(directory, tmp_path, "generation.num_engines=2")
+    assert names == ["engine-0", "engine-1"]
+    assert events == ["start engine-0", "start engine-1"]

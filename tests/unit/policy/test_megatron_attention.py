@@ -1,0 +1,100 @@
+"""Megatron-core's packed samples in one attention kernel, which here is a loop on the CPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from megatron.core import parallel_state
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+from torch.nn.attention import varlen
+
+from nemo_like.policy.batch import context_positions
+from nemo_like.policy.megatron import modules
+from nemo_like.policy.megatron.modules import PackedSequences, TorchCoreAttention
+from nemo_like.policy.varlen import attend_varlen
+from tests.unit.policy.varlen_by_hand import loops_over_sequences
+
+LENGTHS = (12, 24, 12)  # of packed samples; two pieces for each of one, two or three ranks
+HEADS, GROUPS, HEAD_SIZE = 4, 2, 8
+
+
+def inputs() -> list[Tensor]:
+    """Query, key and value of all samples, [T, heads, d]."""
+    torch.manual_seed(5)
+    sizes = (HEADS, GROUPS, GROUPS)
+    return [torch.randn(sum(LENGTHS), size, HEAD_SIZE, requires_grad=True) for size in sizes]
+
+
+def packed() -> PackedSequences:
+    cu = torch.tensor((0, *LENGTHS)).cumsum(0).to(torch.int32)
+    return PackedSequences(
+        qkv_format="thd",
+        cu_seqlens_q=cu,
+        cu_seqlens_kv=cu,
+        max_seqlen_q=max(LENGTHS),
+        max_seqlen_kv=max(LENGTHS),
+        lengths=LENGTHS,
+    )
+
+
+def tokens_of(rank: int, num_ranks: int) -> Tensor:
+    """The places of a rank's tokens among those of all samples."""
+    starts = (sum(LENGTHS[:number]) for number in range(len(LENGTHS)))
+    return torch.cat(
+        [
+            start + context_positions(length, rank, num_ranks)
+            for start, length in zip(starts, LENGTHS, strict=True)
+        ]
+    )
+
+
+def attention(monkeypatch: pytest.MonkeyPatch, rank: int, num_ranks: int) -> TorchCoreAttention:
+    """The layer of one context-parallel rank, to which every rank's keys and values have come."""
+    group = SimpleNamespace(size=lambda: num_ranks, rank=lambda: rank)
+    monkeypatch.setattr(parallel_state, "get_context_parallel_group", lambda: group)
+    config = TransformerConfig(num_layers=1, hidden_size=HEADS * HEAD_SIZE, num_attention_heads=HEADS)
+    layer = TorchCoreAttention(config, 1, None, "self", softmax_scale=0.3)
+    monkeypatch.setattr(layer, "_of_all_ranks", lambda of_all_ranks: of_all_ranks)
+    return layer
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_one_kernel_gives_what_a_loop_over_samples_gives(
+    num_ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values and gradients, of every context-parallel rank."""
+    monkeypatch.setattr(varlen, "varlen_attn", loops_over_sequences)
+    ranks = [tokens_of(rank, num_ranks) for rank in range(num_ranks)]
+    results = []
+    for has_kernel in (True, False):
+        monkeypatch.setattr(modules, "has_varlen_kernel", lambda query, has=has_kernel: has)
+        query, key, value = inputs()
+        keys, values = (each[torch.cat(ranks)] for each in (key, value))
+        contexts = [
+            attention(monkeypatch, rank, num_ranks)(query[mine], keys, values, packed_seq_params=packed())
+            for rank, mine in enumerate(ranks)
+        ]
+        (torch.cat(contexts) * torch.arange(HEAD_SIZE)).sum().backward()
+        results.append([torch.cat(contexts), query.grad, key.grad, value.grad])
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_an_older_torch_gets_keys_for_every_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    def older(*tensors: Any, scale: float | None, window_size: tuple[int, int]) -> Tensor:
+        return loops_over_sequences(*tensors, scale=scale, window_size=window_size)
+
+    outputs = []
+    for function in (older, loops_over_sequences):
+        monkeypatch.setattr(varlen, "varlen_attn", function)
+        outputs.append(attend_varlen(*inputs(), packed().sequences(0, 1)[0], None))
+    assert outputs[0].equal(outputs[1])
+
+
+def test_the_sequences_are_computed_once_for_all_layers() -> None:
+    row = packed()
+    assert row.sequences(1, 2) is row.sequences(1, 2)
