@@ -87,7 +87,8 @@ class TrainingBackend(Protocol):
         """Yield (name as peft saves it, full tensor in float32) for every adapter of this pipeline stage, A
         [rank, inputs] and B [outputs, rank].
 
-        It is collective as ``stage_weights`` is.
+        It is collective as ``stage_weights`` is. A tensor may be the model's own, which leaves the device
+        when the iterator ends: a caller copies what it keeps.
         """
 
     def export_hf(self, path: Path) -> None:

@@ -246,7 +246,7 @@ class FSDPPolicy:
             for _ in tensors:  # this rank takes part in the gathering
                 pass
         if config := self.adapter_config():
-            adapters = {name: tensor.cpu() for name, tensor in self.stage_adapters()}
+            adapters = {name: part.to("cpu", copy=True) for name, part in self.stage_adapters()}
             if self.coordinates.rank == 0:
                 write_adapters(path / ADAPTER_DIRECTORY, config, adapters)
         dist.barrier()

@@ -311,7 +311,7 @@ class MegatronPolicy:
     ) -> None:
         """Write the adapters of all pipeline stages into one file, as peft wants it; every weight sender
         calls this."""
-        mine = {name: adapter.cpu() for name, adapter in adapters}
+        mine = {name: adapter.to("cpu", copy=True) for name, adapter in adapters}
         group = parallel_state.get_pipeline_model_parallel_group()
         stages = [mine] * group.size() if self.coordinates.is_leader else None
         dist.gather_object(mine, stages, group=group, group_dst=0)
