@@ -14,6 +14,7 @@ from nemo_like.config.schema import (
     ClusterConfig,
     Config,
     Device,
+    LoraSync,
     LossConfig,
     Placement,
     PolicyBackend,
@@ -106,6 +107,13 @@ def weight_transport(cfg: Config) -> WeightTransport:
     cuda_ipc, the only one that works there."""
     transport = cfg.generation.weight_transport
     return WeightTransport.cuda_ipc if transport is WeightTransport.auto and shares_gpus(cfg) else transport
+
+
+def adapter_rank(cfg: Config) -> int | None:
+    """Return the rank of the adapters that engines compute beside their weights; None where they get
+    whole models."""
+    lora = cfg.policy.lora
+    return lora.rank if lora.enabled and cfg.generation.lora_sync is LoraSync.adapter else None
 
 
 def mlflow_directory(uri: str) -> Path | None:

@@ -112,6 +112,13 @@ class WeightTransport(Enum):
     collective = "collective"  # a broadcast over gloo or NCCL, with one process group per pipeline stage
 
 
+class LoraSync(Enum):
+    """What reaches the engines when low-rank adapters are trained."""
+
+    merged = "merged"  # the whole model, with the adapters merged into it
+    adapter = "adapter"  # the adapters alone; the engines compute them beside the checkpoint's weights
+
+
 class DatasetKind(Enum):
     arithmetic = "arithmetic"
     jsonl = "jsonl"
@@ -388,6 +395,7 @@ class GenerationConfig:
     weight_transport: WeightTransport
     weight_bucket_mib: int  # of cuda_ipc and collective transfers; the sender has two buckets in memory
     weight_delta: bool  # after a first time, send only the values that changed
+    lora_sync: LoraSync  # unused with policy.lora.enabled=false
     vllm_cfg: VllmConfig
 
 

@@ -12,6 +12,8 @@ from nemo_like.generation.weight_receiver import WeightReceiverExtension
 # vLLM's attention on CPU reads the KV cache in blocks of a multiple of this many tokens.
 _CPU_BLOCK_TOKENS = 32
 _MIN_BATCHED_TOKENS = 8192
+# The sizes for which vLLM can allocate an adapter.
+_MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def engine_args(
@@ -21,7 +23,9 @@ def engine_args(
     precision: Precision,
     max_total_sequence_length: int,
     seed: int,
+    adapter_rank: int | None = None,
 ) -> EngineArgs:
+    """Return the arguments of an engine; with ``adapter_rank`` one that computes an adapter of this rank."""
     cfg = generation.vllm_cfg
     by_device: dict[str, Any]
     if device is Device.cpu:
@@ -38,6 +42,10 @@ def engine_args(
         }
     else:
         by_device = {"gpu_memory_utilization": cfg.gpu_memory_utilization, "enable_prefix_caching": True}
+    adapter: dict[str, Any] = {}
+    if adapter_rank is not None:
+        max_rank = min(rank for rank in _MAX_LORA_RANKS if rank >= adapter_rank)
+        adapter = {"enable_lora": True, "max_loras": 1, "max_lora_rank": max_rank}
     return EngineArgs(
         model=model_name,
         skip_tokenizer_init=True,
@@ -55,4 +63,5 @@ def engine_args(
         disable_log_stats=True,
         worker_extension_cls=f"{WeightReceiverExtension.__module__}.{WeightReceiverExtension.__qualname__}",
         **by_device,
+        **adapter,
     )
