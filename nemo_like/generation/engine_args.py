@@ -6,6 +6,7 @@ from typing import Any
 
 from vllm import EngineArgs
 
+from nemo_like.config.derived import EngineAdapter
 from nemo_like.config.schema import Device, GenerationConfig, Precision
 from nemo_like.generation.weight_receiver import WeightReceiverExtension
 
@@ -23,9 +24,9 @@ def engine_args(
     precision: Precision,
     max_total_sequence_length: int,
     seed: int,
-    adapter_rank: int | None = None,
+    adapter: EngineAdapter | None = None,
 ) -> EngineArgs:
-    """Return the arguments of an engine; with ``adapter_rank`` one that computes an adapter of this rank."""
+    """Return the arguments of an engine; with ``adapter`` one that computes such adapters."""
     cfg = generation.vllm_cfg
     by_device: dict[str, Any]
     if device is Device.cpu:
@@ -42,10 +43,15 @@ def engine_args(
         }
     else:
         by_device = {"gpu_memory_utilization": cfg.gpu_memory_utilization, "enable_prefix_caching": True}
-    adapter: dict[str, Any] = {}
-    if adapter_rank is not None:
-        max_rank = min(rank for rank in _MAX_LORA_RANKS if rank >= adapter_rank)
-        adapter = {"enable_lora": True, "max_loras": 1, "max_lora_rank": max_rank}
+    by_adapter: dict[str, Any] = {}
+    if adapter is not None:
+        by_adapter = {
+            "enable_lora": True,
+            "max_loras": 1,
+            "max_lora_rank": min(rank for rank in _MAX_LORA_RANKS if rank >= adapter.rank),
+            # Other layers are computed as without adapters; on CPUs a mixture's experts cannot be otherwise.
+            "lora_target_modules": list(adapter.target_modules) or None,
+        }
     return EngineArgs(
         model=model_name,
         skip_tokenizer_init=True,
@@ -63,5 +69,5 @@ def engine_args(
         disable_log_stats=True,
         worker_extension_cls=f"{WeightReceiverExtension.__module__}.{WeightReceiverExtension.__qualname__}",
         **by_device,
-        **adapter,
+        **by_adapter,
     )

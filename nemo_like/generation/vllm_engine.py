@@ -35,6 +35,7 @@ from vllm.sampling_params import RequestOutputKind
 from nemo_like.cluster.gloo import one_gloo_device
 from nemo_like.cluster.runtime import use_temporary_directory_of_session
 from nemo_like.config.gpu_stages import EngineHolds
+from nemo_like.config.derived import EngineAdapter
 from nemo_like.config.schema import Device, GenerationConfig, Precision
 from nemo_like.config.tasks import SamplingSettings
 from nemo_like.generation.engine_args import engine_args
@@ -92,14 +93,14 @@ class VllmEngine:
         timeout_s: float,
         tokenizer_name: str | None = None,
         sleeps: Sleeps = Sleeps.never,
-        adapter_rank: int | None = None,
+        adapter: EngineAdapter | None = None,
     ) -> None:
         """Start the engine and wait until it is ready.
 
         ``timeout_s`` is the deadline for the start, and for every later call. Without ``tokenizer_name`` the
         engine knows token ids alone, and refuses stop strings. An engine that ``sleeps`` needs a GPU. With
-        ``adapter_rank`` a weight transfer brings adapters of this rank, which the engine computes beside the
-        checkpoint's weights.
+        ``adapter`` a weight transfer brings such adapters, which the engine computes beside the checkpoint's
+        weights.
 
         Raises GenerationError when the engine does not start, ValueError when it should sleep but cannot.
         """
@@ -110,7 +111,7 @@ class VllmEngine:
         if self._num_workers > 1:
             track_names()
         self._engine_args = engine_args(
-            model_name, generation, device, precision, max_total_sequence_length, seed, adapter_rank
+            model_name, generation, device, precision, max_total_sequence_length, seed, adapter
         )
         self._engine_args.enable_sleep_mode = has_sleep_mode(name, sleeps, device)
         if tokenizer_name is not None:
@@ -123,7 +124,7 @@ class VllmEngine:
         self._policy_version = -1
         # What each request needs to be computed with the adapter; None where there is none.
         self._adapter: LoRARequest | None = None
-        self._has_adapters = adapter_rank is not None
+        self._has_adapters = adapter is not None
         self._weights_digest: int | None = None
         self._paused_for: int | None = None
         self._generation_s = 0.0

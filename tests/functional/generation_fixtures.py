@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen3Config, Qw
 
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Concurrency
 from nemo_like.cluster.coordinates import ParallelLayout
+from nemo_like.config.derived import EngineAdapter
 from nemo_like.config.schema import (
     Device,
     GenerationConfig,
@@ -75,7 +76,7 @@ def engine_kwargs(
     tensor_parallel_size: int = 1,
     max_num_seqs: int = 256,
     precision: Precision = Precision.float32,
-    adapter_rank: int | None = None,
+    adapter: EngineAdapter | None = None,
 ) -> dict[str, object]:
     """Arguments of a ``VllmEngine`` on CPU."""
     return {
@@ -104,7 +105,7 @@ def engine_kwargs(
         ),
         "device": Device.cpu,
         "precision": precision,
-        "adapter_rank": adapter_rank,
+        "adapter": adapter,
         "max_total_sequence_length": MAX_LENGTH,
         "seed": 0,
         "timeout_s": TIMEOUT_S,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from nemo_like.cluster.cluster import Cluster
+from nemo_like.config.derived import EngineAdapter
 from nemo_like.config.schema import WeightTransport
 from tests.functional.generation_fixtures import collector_spec, engine_spec, make_checkpoint, stage_spec
 from tests.functional.test_weight_sync import PROMPT, Setup
@@ -24,7 +25,12 @@ def start(
 ) -> Setup:
     cluster = Cluster()
     engine = cluster.start(
-        engine_spec(checkpoint, f"{name}-engine", tensor_parallel_size=engine_tp, adapter_rank=4)
+        engine_spec(
+            checkpoint,
+            f"{name}-engine",
+            tensor_parallel_size=engine_tp,
+            adapter=EngineAdapter(4, () if targets is ALL_LINEAR else tuple(targets)),
+        )
     )
     stages = [
         cluster.start(stage_spec(checkpoint, name, stage, 2, transport, kind="AdapterStage", targets=targets))
