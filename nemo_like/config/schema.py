@@ -116,6 +116,13 @@ class Quantization(Enum):
     fp8 = "fp8"  # linear layers in 8 bits: a scale per output channel, and one per token
 
 
+class LoraSync(Enum):
+    """What reaches the engines when low-rank adapters are trained."""
+
+    merged = "merged"  # the whole model, with the adapters merged into it
+    adapter = "adapter"  # the adapters alone; the engines compute them beside the checkpoint's weights
+
+
 class DatasetKind(Enum):
     arithmetic = "arithmetic"
     jsonl = "jsonl"
@@ -394,6 +401,7 @@ class GenerationConfig:
     weight_transport: WeightTransport
     weight_bucket_mib: int  # of cuda_ipc and collective transfers; the sender has two buckets in memory
     weight_delta: bool  # after a first time, send only the values that changed
+    lora_sync: LoraSync  # unused with policy.lora.enabled=false
     vllm_cfg: VllmConfig
 
 

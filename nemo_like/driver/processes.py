@@ -17,7 +17,7 @@ from nemo_like.cluster.actors import ActorHandle, ActorSpec, Call, Concurrency
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.cpu_environment import CPU_ENVIRONMENT
 from nemo_like.cluster.runtime import free_port
-from nemo_like.config.derived import longest_deadline_s, shares_gpus, weight_transport
+from nemo_like.config.derived import engine_adapter, longest_deadline_s, shares_gpus, weight_transport
 from nemo_like.config.gpu_stages import EngineHolds
 from nemo_like.config.places import Place, weight_replicas
 from nemo_like.config.roles import Role, actor_name, roles
@@ -181,6 +181,7 @@ class Starter:
             sleeps=Sleeps.while_training if shares_gpus(self._cfg) else Sleeps.never,
             timeout_s=self._patience_s(),
             tokenizer_name=model_name if has_stop_strings(self._cfg) else None,
+            adapter=engine_adapter(self._cfg),
         )
 
     def workers(self, data_plane: DataPlaneSpec) -> list[ActorHandle]:
@@ -196,6 +197,7 @@ class Starter:
                 "replicas": self._weight_replicas,
                 "tripwires": cfg.debug.tripwires,
             },
+            cfg.generation.lora_sync,
         )
         master_addr, master_port = self._rendezvous()
         return [

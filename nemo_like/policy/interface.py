@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from nemo_like.batch.meta import Schedule
 from nemo_like.batch.tags import ADVANTAGE, KL_SCALE, NUM_PROMPT_TOKENS, SAMPLE_DIGEST, SAMPLE_MASK
 from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.config.schema import LoraSync
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.parallelism import FIRST_REPLICA
-from nemo_like.weight_transport.buckets import TensorSpec
+from nemo_like.weight_transport.buckets import SentAdapter, TensorSpec
 
 if TYPE_CHECKING:
     import torch
@@ -113,8 +114,11 @@ class TrainingBackend(Protocol):
 class WeightSender(Protocol):
     """The trainer's end of a weight transfer, one on every worker for which ``is_weight_sender`` holds."""
 
-    def connect(self, receivers: Sequence[Any], tensors: Sequence[TensorSpec]) -> None:
-        """Connect to the receivers; every later ``send`` sends ``tensors``, in this order."""
+    def connect(
+        self, receivers: Sequence[Any], tensors: Sequence[TensorSpec], adapter: SentAdapter | None = None
+    ) -> None:
+        """Connect to the receivers; every later ``send`` sends ``tensors``, in this order. With ``adapter``
+        these are adapters, which the receivers compute beside the weights that they have."""
 
     def send(self, version: int, weights: Iterator[tuple[str, Tensor]]) -> Mapping[str, Metric]:
         """Send ``weights`` to every receiver as policy version ``version``; return once all have committed
@@ -131,6 +135,7 @@ class WeightSenderSpec:
 
     target: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    lora_sync: LoraSync = LoraSync.merged
 
 
 def is_weight_sender(coordinates: Coordinates, replicas: Sequence[int] = FIRST_REPLICA) -> bool:

@@ -42,6 +42,7 @@ from nemo_like.cluster.imports import lasting_imports, load_target
 from nemo_like.config.schema import (
     CheckpointWriting,
     Device,
+    LoraSync,
     LossConfig,
     PolicyBackend,
     PolicyConfig,
@@ -71,6 +72,7 @@ from nemo_like.policy.replica import Replica
 from nemo_like.policy.results import WorkerScores, WorkerUpdate
 from nemo_like.policy.reward_kl import reward_kl_tags
 from nemo_like.policy.worker_watch import WorkerWatch
+from nemo_like.weight_transport.buckets import SentAdapter
 
 
 class PolicyWorker:
@@ -105,6 +107,10 @@ class PolicyWorker:
         self._temperature, self._tripwires = temperature, tripwires
         self._data_plane_source = data_plane
         self._weight_sender_source, self._weight_replicas = weight_sender, tuple(weight_replicas)
+        lora_sync = (
+            weight_sender.lora_sync if isinstance(weight_sender, WeightSenderSpec) else LoraSync.merged
+        )
+        self._sends_adapters = lora_sync is LoraSync.adapter
         self._init_method = f"tcp://{master_addr}:{master_port}"
         self._timeout_s = timeout_s
 
@@ -227,7 +233,11 @@ class PolicyWorker:
     def connect_weights(self, receivers: Sequence[Any]) -> None:
         """Connect this worker's weight sender, if it has one, to the generation engines' weight receivers."""
         if self._weight_sender is not None:
-            self._weight_sender.connect(receivers, self._backend.weight_metadata())
+            weights, adapter = self._backend.weight_metadata(), None
+            if self._sends_adapters and (config := self._backend.adapter_config()):
+                adapter = SentAdapter(config, sum(spec.num_bytes for spec in weights))
+                weights = self._backend.adapter_metadata()
+            self._weight_sender.connect(receivers, weights, adapter)
 
     def push_weights(self, version: int) -> dict[str, Metric]:
         """Send the weights of this pipeline stage as policy version ``version``; every rank that gathers
@@ -242,7 +252,8 @@ class PolicyWorker:
             )
         if not gathers_weights(self.cfg, self.coordinates, self._weight_replicas):
             return {}
-        weights = self._backend.stage_weights(self._weight_replicas)
+        stage = self._backend.stage_adapters if self._sends_adapters else self._backend.stage_weights
+        weights = stage(self._weight_replicas)
         if not is_weight_sender(self.coordinates, self._weight_replicas):
             for _ in weights:  # this rank takes part in the gathering
                 pass

@@ -41,7 +41,7 @@ from nemo_like.weight_sync.channels import (
     broadcast_channel,
     cuda_channel,
 )
-from nemo_like.weight_transport.buckets import TensorSpec, check_names
+from nemo_like.weight_transport.buckets import SentAdapter, TensorSpec, check_names
 from nemo_like.weight_transport.changes import ChangeEncoder
 from nemo_like.weight_transport.connections import GivenUp, Receivers, Transfer
 from nemo_like.weight_transport.packing import as_announced
@@ -91,18 +91,26 @@ class EngineWeightSender:
         self._changes = ChangeEncoder() if delta else None
         self._engines: list[ActorHandle] = []
         self._tensors: tuple[TensorSpec, ...] = ()
+        self._adapter: SentAdapter | None = None
         self._channel: WeightChannel | None = None
         self._num_transfers = 0
 
-    def connect(self, receivers: Sequence[ActorHandle], tensors: Sequence[TensorSpec]) -> None:
+    def connect(
+        self,
+        receivers: Sequence[ActorHandle],
+        tensors: Sequence[TensorSpec],
+        adapter: SentAdapter | None = None,
+    ) -> None:
         """Open a channel to the workers of every engine, in place of an earlier one.
 
-        ``tensors`` are those of this stage, in the order in which every ``send`` will bring them.
+        ``tensors`` are those of this stage, in the order in which every ``send`` will bring them. With
+        ``adapter`` these are adapters, which the engines compute beside the weights that they have.
         Raises ValueError when the configured transport cannot reach an engine, or two tensors have one name.
         """
         check_names(tensors)
         self.close()
         self._engines, self._tensors, self._num_transfers = list(receivers), tuple(tensors), 0
+        self._adapter = adapter
         endpoints = self._own_engines()
         channel = self._make_channel(endpoints)
         joins: list[Call] = []
@@ -115,6 +123,7 @@ class EngineWeightSender:
                 self._bucket_bytes,
                 self._tensors,
                 self._changes is not None,
+                None if adapter is None else adapter.config,
                 self._tripwires,
             )
             joins.append(engine.submit("join_weight_group", invitation))
@@ -234,14 +243,16 @@ class EngineWeightSender:
         return broadcast_channel(name, num_workers, self._timeout_s, host, self._device, self._bucket_bytes)
 
     def _saved(self, sent_bytes: Metric) -> dict[str, Metric]:
-        """Return what was not sent, where only what changed is."""
-        if self._changes is None:
+        """Return what was not sent, where not the whole weights are."""
+        saved: dict[str, Metric] = {}
+        if self._changes is not None:
+            whole_bytes = sum(spec.num_bytes for spec in self._tensors)
+            saved["weight_sync_changed_share"] = mean(self._changes.num_changed, self._changes.num_values)
+        elif self._adapter is not None:
+            whole_bytes = self._adapter.whole_bytes
+        else:
             return {}
-        whole_bytes = sum(spec.num_bytes for spec in self._tensors)
-        return {
-            "weight_sync_changed_share": mean(self._changes.num_changed, self._changes.num_values),
-            "weight_sync_saved_bytes": summed(whole_bytes - sent_bytes.value),
-        }
+        return {**saved, "weight_sync_saved_bytes": summed(whole_bytes - sent_bytes.value)}
 
     def _ask_all(self, method: str, *args: object) -> list:
         calls = [engine.submit(method, *args) for engine in self._engines]
