@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -175,6 +176,7 @@ class Run:
         self.sync.forget()
 
 
+@cache
 def planned(*overrides: str) -> tuple[Config, MemoryTimetable]:
     """Qwen3-8B on eight GPUs that engines and policy share, and its plan."""
     layout = ("cluster.placement=colocated", "policy.data_parallel_size=2", "generation.num_engines=8")
