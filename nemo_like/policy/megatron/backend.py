@@ -37,6 +37,7 @@ from nemo_like.policy.megatron.convert import (
     hf_tensors,
     load_weights,
     rules_of_all_ranks,
+    single_experts,
     split,
 )
 from nemo_like.policy.megatron.cpu_shim import cuda_means_cpu
@@ -270,10 +271,10 @@ class MegatronPolicy:
         if states:
             tensor_parallel.get_cuda_rng_tracker().set_states(dict(states))
 
-    def _sent_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Yield this stage's parameters by name, except a tied output layer, which is the first stage's
-        embedding."""
-        for name, parameter in self._model.named_parameters():
+    def _sent_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield this stage's parameters by name, each expert's by itself, except a tied output layer, which
+        is the first stage's embedding."""
+        for name, parameter in single_experts(self._model.named_parameters()):
             if not self._is_tied_output(name):
                 yield name, parameter
 
