@@ -16,6 +16,7 @@ from nemo_like.config.model_info import ModelInfo, read_model_info, shipped_shap
 from nemo_like.config.placement_rules import placement_problems
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.schema import Config, DatasetKind, Device, PolicyBackend
+from nemo_like.config.weight_rules import adapted_expert_problems
 
 # On the Hugging Face hub, the owner of models whose names begin like this.
 _OWNERS = {
@@ -105,6 +106,7 @@ def _policy_layout(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
     parts = {"attention heads": model.num_heads, "key-value heads": model.num_kv_heads}
     if model.num_experts is None:
         parts["FFN columns"] = model.intermediate_size
+    yield from adapted_expert_problems(cfg, model)
     if cfg.policy.backend is PolicyBackend.fsdp:
         yield from _must_divide("policy.fsdp_cfg.tensor_parallel_size", fsdp.tensor_parallel_size, parts)
         return
@@ -127,6 +129,10 @@ def _experts(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
         if ep > 1:
             rule = f"needs a mixture of experts, and this model is of type {model.model_type!r}"
             yield Problem(key=f"{key}={ep}", rule=rule, remedy="set it to 1")
+        if megatron.moe_grouped_gemm:
+            rule = f"needs a mixture of experts, and this model is of type {model.model_type!r}"
+            key = "policy.megatron_cfg.moe_grouped_gemm=true"
+            yield Problem(key=key, rule=rule, remedy="set it to null")
         return
     yield from _must_divide(key, ep, {"experts": model.num_experts})
     ranks = stage_size(cfg.policy)

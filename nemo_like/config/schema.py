@@ -276,6 +276,7 @@ class MegatronConfig:
     sequence_parallel: bool  # needs tensor_model_parallel_size > 1
     use_distributed_optimizer: bool  # shard optimizer state over the data- and context-parallel ranks
     activation_checkpointing: bool  # keep each layer's input only, and recompute the rest in the backward
+    moe_grouped_gemm: bool | None  # a mixture's experts in one matrix product; None: where it is fast
 
 
 @dataclass(kw_only=True, slots=True)

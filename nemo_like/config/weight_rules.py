@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nemo_like.config.derived import shares_gpus
+from nemo_like.config.adapter_layers import ATTENTION_LAYERS, FEED_FORWARD_LAYERS, adapted_layers
+from nemo_like.config.derived import engine_adapter, shares_gpus
+from nemo_like.config.model_info import ModelInfo
 from nemo_like.config.problems import Problem
 from nemo_like.config.schema import Config, Device, LoraSync, WeightTransport
 
@@ -57,4 +59,18 @@ def _adapters(cfg: Config) -> Iterator[Problem]:
             rule=f"must be at most {LARGEST_ENGINE_RANK} with generation.lora_sync=adapter: vLLM computes no "
             "larger adapters",
             remedy="set generation.lora_sync=merged",
+        )
+
+
+def adapted_expert_problems(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
+    """Yield a problem when engines on CPUs would compute adapters beside the experts of a mixture."""
+    if model.num_experts is None or cfg.policy.device is not Device.cpu or engine_adapter(cfg) is None:
+        return
+    lora = cfg.policy.lora
+    if any(layer in FEED_FORWARD_LAYERS for layer in adapted_layers(lora)):
+        yield Problem(
+            key="generation.lora_sync=adapter",
+            rule=f"needs policy.lora.target_modules=[{', '.join(lora.target_modules)}] to name no "
+            "feed-forward layer with policy.device=cpu: vLLM has no adapters for this mixture's experts on CPUs",
+            remedy=f"name layers of the attention: [{', '.join(ATTENTION_LAYERS)}], or set it to merged",
         )

@@ -34,8 +34,8 @@ from vllm.sampling_params import RequestOutputKind
 
 from nemo_like.cluster.gloo import one_gloo_device
 from nemo_like.cluster.runtime import use_temporary_directory_of_session
-from nemo_like.config.gpu_stages import EngineHolds
 from nemo_like.config.derived import EngineAdapter
+from nemo_like.config.gpu_stages import EngineHolds
 from nemo_like.config.schema import Device, GenerationConfig, Precision
 from nemo_like.config.tasks import SamplingSettings
 from nemo_like.generation.engine_args import engine_args

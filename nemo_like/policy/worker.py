@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 
 from nemo_like.batch.columns import (
@@ -66,8 +65,9 @@ from nemo_like.policy.interface import (
 )
 from nemo_like.policy.mismatch import logprob_mismatch
 from nemo_like.policy.objective import own_reads
-from nemo_like.policy.parallelism import gathers_weights, logprob_strategy
+from nemo_like.policy.parallelism import FIRST_REPLICA, gathers_weights, logprob_strategy
 from nemo_like.policy.policy_columns import policy_declarations, scoring_reads, training_reads
+from nemo_like.policy.random_state import load_random_state, save_random_state
 from nemo_like.policy.replica import Replica
 from nemo_like.policy.results import WorkerScores, WorkerUpdate
 from nemo_like.policy.reward_kl import reward_kl_tags
@@ -91,12 +91,14 @@ class PolicyWorker:
         master_addr: str,
         master_port: int,
         timeout_s: float,
+        weight_replicas: Sequence[int] = FIRST_REPLICA,
         tripwires: Tripwires = Tripwires.off,
     ) -> None:
         """Keep the settings; ``setup`` loads the model and connects.
 
-        ``temperature`` is the sampling temperature; ``timeout_s`` bounds every collective; ``tripwires`` says
-        what is measured besides. Raises ValueError when the user's own loss cannot be found.
+        ``temperature`` is the sampling temperature; ``timeout_s`` bounds every collective; the replicas
+        ``weight_replicas`` send the weights to engines; ``tripwires`` says what is measured besides. Raises
+        ValueError when the user's own loss cannot be found.
         """
         self.cfg, self.loss, self.coordinates = cfg, loss, coordinates
         self.policy_version = 0
@@ -104,7 +106,7 @@ class PolicyWorker:
         self._is_updating = False
         self._temperature, self._tripwires = temperature, tripwires
         self._data_plane_source = data_plane
-        self._weight_sender_source = weight_sender
+        self._weight_sender_source, self._weight_replicas = weight_sender, tuple(weight_replicas)
         lora_sync = (
             weight_sender.lora_sync if isinstance(weight_sender, WeightSenderSpec) else LoraSync.merged
         )
@@ -124,7 +126,7 @@ class PolicyWorker:
             plane = connect(source) if isinstance(source, DataPlaneSpec) else source
         self._batches = BatchKeeper(plane, self._replica, self.cfg.replica_fetch, self._backend.device)
         self._weight_sender: WeightSender | None = None
-        if is_weight_sender(self.coordinates):
+        if is_weight_sender(self.coordinates, self._weight_replicas):
             sender = self._weight_sender_source
             if isinstance(sender, WeightSenderSpec):
                 sender = load_target(sender.target)(coordinates=self.coordinates, **sender.kwargs)
@@ -248,11 +250,11 @@ class PolicyWorker:
             raise ValueError(
                 f"asked to push policy version {version}, but this worker is at {self.policy_version}"
             )
-        if not gathers_weights(self.cfg, self.coordinates):
+        if not gathers_weights(self.cfg, self.coordinates, self._weight_replicas):
             return {}
-        backend = self._backend
-        weights = backend.stage_adapters() if self._sends_adapters else backend.stage_weights()
-        if not is_weight_sender(self.coordinates):
+        gather = self._backend.stage_adapters if self._sends_adapters else self._backend.stage_weights
+        weights = gather(self._weight_replicas)
+        if not is_weight_sender(self.coordinates, self._weight_replicas):
             for _ in weights:  # this rank takes part in the gathering
                 pass
             return {}
@@ -278,7 +280,8 @@ class PolicyWorker:
         """
         self._checkpoint = CheckpointWriter(self._checkpoint_group, writing)
         self._backend.save_checkpoint(Path(path), self._checkpoint)
-        torch.save(torch.get_rng_state(), _random_state_path(path, self.coordinates))
+        random_state = _random_state_path(path, self.coordinates)
+        save_random_state(random_state, self._backend.device, self._backend.random_states())
         self._checkpoint.complete(Path(path))
 
     def has_written_checkpoint(self) -> bool:
@@ -305,7 +308,7 @@ class PolicyWorker:
         self.policy_version = policy_version
         random_state = _random_state_path(path, self.coordinates)
         if random_state.is_file():
-            torch.set_rng_state(torch.load(random_state))
+            self._backend.set_random_states(load_random_state(random_state, self._backend.device))
 
     def stop(self) -> None:
         """Leave the other workers and close the weight sender; safe to call twice."""
