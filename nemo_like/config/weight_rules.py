@@ -70,7 +70,7 @@ def adapted_expert_problems(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
     if any(layer in FEED_FORWARD_LAYERS for layer in adapted_layers(lora)):
         yield Problem(
             key="generation.lora_sync=adapter",
-            rule=f"needs policy.lora.target_modules=[{', '.join(lora.target_modules)}] to name no "
-            "feed-forward layer with policy.device=cpu: vLLM has no adapters for this mixture's experts on CPUs",
+            rule="needs policy.lora.target_modules to name attention layers alone with policy.device=cpu: "
+            "vLLM has no adapters there for the experts of a mixture",
             remedy=f"name layers of the attention: [{', '.join(ATTENTION_LAYERS)}], or set it to merged",
         )
