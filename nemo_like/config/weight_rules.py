@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nemo_like.config.adapter_layers import ATTENTION_LAYERS, FEED_FORWARD_LAYERS, adapted_layers
 from nemo_like.config.derived import engine_adapter, shares_gpus
 from nemo_like.config.model_info import ModelInfo
 from nemo_like.config.problems import Problem
@@ -62,15 +61,13 @@ def _adapters(cfg: Config) -> Iterator[Problem]:
         )
 
 
-def adapted_expert_problems(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
-    """Yield a problem when engines on CPUs would compute adapters beside the experts of a mixture."""
-    if model.num_experts is None or cfg.policy.device is not Device.cpu or engine_adapter(cfg) is None:
-        return
-    lora = cfg.policy.lora
-    if any(layer in FEED_FORWARD_LAYERS for layer in adapted_layers(lora)):
+def mixture_problems(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
+    """Yield a problem when engines on CPUs would compute adapters in a mixture of experts."""
+    is_mixture = model.num_experts is not None
+    if is_mixture and cfg.policy.device is Device.cpu and engine_adapter(cfg) is not None:
         yield Problem(
             key="generation.lora_sync=adapter",
-            rule="needs policy.lora.target_modules to name attention layers alone with policy.device=cpu: "
-            "vLLM has no adapters there for the experts of a mixture",
-            remedy=f"name layers of the attention: [{', '.join(ATTENTION_LAYERS)}], or set it to merged",
+            rule="is impossible for a mixture of experts with policy.device=cpu: an engine with adapters "
+            "computes experts by a kernel for GPUs",
+            remedy="set it to merged",
         )

@@ -9,7 +9,7 @@ from nemo_like.config.model_info import ModelInfo
 from nemo_like.config.problems import ConfigError
 from nemo_like.config.rules import validate
 from nemo_like.config.schema import Config
-from nemo_like.config.weight_rules import adapted_expert_problems
+from nemo_like.config.weight_rules import mixture_problems
 
 Demo = Callable[..., Config]
 
@@ -58,8 +58,8 @@ def test_engines_know_of_adapters_only_when_they_get_them(demo: Demo) -> None:
     assert engine_adapter(demo(*LORA, ATTENTION)) == EngineAdapter(16, ("q_proj", "v_proj"))
 
 
-@pytest.mark.parametrize(("overrides", "num_problems"), [((), 1), ((ATTENTION,), 0), (ON_GPU, 0)])
-def test_on_cpus_engines_compute_no_adapters_beside_experts(
+@pytest.mark.parametrize(("overrides", "num_problems"), [((), 1), ((ATTENTION,), 1), (ON_GPU, 0)])
+def test_on_cpus_engines_compute_no_adapters_in_a_mixture_of_experts(
     demo: Demo, overrides: tuple[str, ...], num_problems: int
 ) -> None:
     def model(num_experts: int | None) -> ModelInfo:
@@ -67,5 +67,5 @@ def test_on_cpus_engines_compute_no_adapters_beside_experts(
         return ModelInfo(**{**sizes, "model_type": "qwen3_moe", "num_experts": num_experts})  # type: ignore[arg-type]
 
     cfg = demo(*LORA, *overrides)
-    assert len(list(adapted_expert_problems(cfg, model(4)))) == num_problems
-    assert list(adapted_expert_problems(cfg, model(None))) == []
+    assert len(list(mixture_problems(cfg, model(4)))) == num_problems
+    assert list(mixture_problems(cfg, model(None))) == []
