@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nemo_like.cluster.actor_errors import ActorFailed
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.config.derived import EngineAdapter
 from nemo_like.config.schema import WeightTransport
@@ -54,6 +55,12 @@ def setup(
     setup = start(checkpoint, transport, engine_tp, f"adapters-{transport.value}")
     yield setup
     setup.cluster.stop()
+
+
+def test_a_request_before_the_first_adapters_is_not_sampled_without_them(setup: Setup) -> None:
+    setup.all([setup.engines[0].submit("pause", 0)])
+    with pytest.raises(ActorFailed, match="waits for its first adapters"):
+        setup.submit("too-early")
 
 
 def test_an_engine_with_adapters_samples_from_the_merged_weights(setup: Setup) -> None:
