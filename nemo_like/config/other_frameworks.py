@@ -47,6 +47,7 @@ NAMES: dict[str, dict[str, str]] = {
         "policy.generation.vllm_cfg.enforce_eager": "generation.vllm_cfg.enforce_eager",
         "policy.generation.vllm_cfg.gpu_memory_utilization": "generation.vllm_cfg.gpu_memory_utilization",
         "policy.generation.vllm_cfg.max_model_len": "policy.max_total_sequence_length",
+        "policy.generation.vllm_cfg.precision": "generation.vllm_cfg.quantization",
         "policy.generation.vllm_cfg.tensor_parallel_size": "generation.vllm_cfg.tensor_parallel_size",
         "policy.megatron_cfg.enabled": "policy.backend=megatron",
         "policy.megatron_cfg.optimizer.adam_beta1": "policy.optimizer.adam_beta1",

@@ -112,6 +112,10 @@ class WeightTransport(Enum):
     collective = "collective"  # a broadcast over gloo or NCCL, with one process group per pipeline stage
 
 
+class Quantization(Enum):
+    fp8 = "fp8"  # linear layers in 8 bits: a scale per output channel, and one per token
+
+
 class LoraSync(Enum):
     """What reaches the engines when low-rank adapters are trained."""
 
@@ -371,6 +375,7 @@ class VllmConfig:
     max_num_seqs: int  # sequences decoded together in one engine
     kv_cache_gib: float | None  # on CPU: size of the KV cache of one engine
     gpu_memory_utilization: float  # on GPU: share of the device's memory for one engine
+    quantization: Quantization | None  # how engines round the weights that they receive; None: not at all
 
 
 @dataclass(kw_only=True, slots=True)

@@ -7,12 +7,14 @@ from typing import Any
 from vllm import EngineArgs
 
 from nemo_like.config.derived import EngineAdapter
-from nemo_like.config.schema import Device, GenerationConfig, Precision
+from nemo_like.config.schema import Device, GenerationConfig, Precision, Quantization
 from nemo_like.generation.weight_receiver import WeightReceiverExtension
 
 # vLLM's attention on CPU reads the KV cache in blocks of a multiple of this many tokens.
 _CPU_BLOCK_TOKENS = 32
 _MIN_BATCHED_TOKENS = 8192
+# vLLM's name of what it does to 16-bit weights whenever they are loaded.
+_QUANTIZATIONS = {None: None, Quantization.fp8: "fp8_per_channel"}
 # The sizes for which vLLM can allocate an adapter.
 _MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
@@ -57,6 +59,7 @@ def engine_args(
         skip_tokenizer_init=True,
         generation_config="vllm",  # the checkpoint's own sampling defaults are ignored
         dtype=precision.name,
+        quantization=_QUANTIZATIONS[cfg.quantization],
         seed=seed,
         max_model_len=max_total_sequence_length,
         max_num_seqs=cfg.max_num_seqs,

@@ -252,8 +252,8 @@ class PolicyWorker:
             )
         if not gathers_weights(self.cfg, self.coordinates, self._weight_replicas):
             return {}
-        gather = self._backend.stage_adapters if self._sends_adapters else self._backend.stage_weights
-        weights = gather(self._weight_replicas)
+        stage = self._backend.stage_adapters if self._sends_adapters else self._backend.stage_weights
+        weights = stage(self._weight_replicas)
         if not is_weight_sender(self.coordinates, self._weight_replicas):
             for _ in weights:  # this rank takes part in the gathering
                 pass

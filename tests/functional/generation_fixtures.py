@@ -101,6 +101,7 @@ def engine_kwargs(
                 max_num_seqs=max_num_seqs,
                 kv_cache_gib=0.0625,
                 gpu_memory_utilization=0.5,
+                quantization=None,
             ),
         ),
         "device": Device.cpu,

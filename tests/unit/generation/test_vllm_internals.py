@@ -31,6 +31,8 @@ MOE = "model_executor/layers/fused_moe"
         (f"{MOE}/unquantized_fused_moe_method.py", r"layer\.w13_weight"),
         (f"{MOE}/modular_kernel.py", r"def process_weights_after_loading\(self, layer"),
         ("utils/network_utils.py", r"/vllm_dist_\{"),
+        ("config/quantization.py", r'"fp8_per_channel": QuantizationConfigArgs'),
+        ("model_executor/layers/quantization/online/fp8.py", r'replace_parameter\(layer, "weight_scale"'),
     ],
 )
 def test_it_is_there(file: str, pattern: str) -> None:
