@@ -157,3 +157,5 @@ def test_a_sender_that_goes_away_is_noticed_at_once(world: World) -> None:
     for one in received:
         with pytest.raises(RuntimeError, match="'pp0' went away while bucket 0 of version 1 was waited for"):
             one.result(TIMEOUT_S)
+    with pytest.raises(RuntimeError, match="'pp0' is closed, so its receivers must connect anew"):
+        world.sender.send(Transfer(2, 2), values(2))
