@@ -150,14 +150,16 @@ def unknown_key(key: str, where: str, *, root: type) -> Problem:
 
 
 def _what_was_meant(key: str, root: type) -> str:
-    """Return the remedy for an unknown key: the nearest one of its group, what it is called here where it is
-    another framework's, the nearest anywhere, or all of its group."""
+    """Return the remedy for an unknown key: what another framework's key is here, the nearest
+    one of its group, what another framework's last part is, the nearest anywhere, or all of its group."""
     parent, _, leaf = key.rpartition(".")
     group = find(root, parent) if parent else root
     names = hints(group) if is_group(group) else {}
-    if parent and (near := get_close_matches(leaf, names, n=1, cutoff=0.7)):
+    theirs = known_name(key)
+    is_exact = theirs is not None and theirs.name == key
+    if parent and not is_exact and (near := get_close_matches(leaf, names, n=1, cutoff=0.7)):
         return f"did you mean {parent}.{near[0]}?"
-    if theirs := known_name(key):
+    if theirs:
         return f"{theirs.framework}'s {theirs.name} is {theirs.here} here"
     if meant := nearest_key(root, key):
         return f"did you mean {meant}?"

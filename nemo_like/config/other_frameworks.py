@@ -1,8 +1,8 @@
 """What other frameworks call the keys of this one, for those who come from them. Standard library only.
 
 ``NAMES`` has, by framework, its name and what to write here: a key, or a key with the value that means the
-same. The names of NeMo-RL and verl are full keys; those of TRL (``GRPOConfig``) and OpenRLHF (arguments) have
-no groups.
+same. An earlier version of this framework counts as another. The names of NeMo-RL and verl are full keys;
+those of TRL (``GRPOConfig``) and OpenRLHF (arguments) have no groups.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import NamedTuple
 _CLOSE = 0.85
 
 NAMES: dict[str, dict[str, str]] = {
+    "an earlier version": {"cluster.num_gpus": "cluster.gpus_per_node"},
     "NeMo-RL": {
         "data.dataset_name": "data.train.path",
         "data.input_key": "data.train.prompt_key",
