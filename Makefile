@@ -15,5 +15,5 @@ lint: ## only what reads the code
 	@bash scripts/test.sh --lint
 
 clean: ## back to a fresh clone, but for the runs
-	rm -rf .venv .cache build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-cpu .cache build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

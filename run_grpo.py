@@ -17,7 +17,7 @@ if find_spec("hydra") is None:
     if not python.is_file() or Path(sys.prefix).resolve() == environment.resolve():
         sys.exit(
             f"{sys.executable} lacks this project's packages, and so does {environment}. `make demo` and "
-            "`bash scripts/setup.sh` put them there; on a GPU machine: pip install -e '.[gpu]'"
+            "`bash scripts/setup.sh` put them there; on a GPU machine: bash scripts/setup.sh --gpu"
         )
     os.execv(python, [str(python), *sys.argv])
 

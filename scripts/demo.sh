@@ -6,15 +6,19 @@ cd "$(dirname "$0")/.."
 
 readonly CONFIG=configs/grpo_arithmetic_cpu.yaml
 
+# vLLM's build for GPUs does not run on CPUs: beside an environment for GPUs the demo has one of its own.
+VENV=.venv
+if [[ -f .venv/for_gpus ]]; then VENV=.venv-cpu; fi
+export VENV
 bash scripts/setup.sh
 
 # A mistake in the arguments shows before the model is made.
-resolved=$(.venv/bin/python run_grpo.py --config "$CONFIG" --cfg "$@")
+resolved=$("$VENV/bin/python" run_grpo.py --config "$CONFIG" --cfg "$@")
 value_of() { awk -v key="$1" '$1 == key":" { print $2; exit }' <<<"$resolved"; }
 
 model=$(value_of model_name)
 if [[ ! -d $model ]]; then
-    .venv/bin/python scripts/prepare_arithmetic.py \
+    "$VENV/bin/python" scripts/prepare_arithmetic.py \
         --output "$model" --digits "$(value_of digits)" --seed "$(value_of model_seed)"
 fi
-exec .venv/bin/python run_grpo.py --config "$CONFIG" "$@"
+exec "$VENV/bin/python" run_grpo.py --config "$CONFIG" "$@"

@@ -1,33 +1,45 @@
 #!/usr/bin/env bash
-# Makes .venv with everything that a run on CPUs needs; does nothing when that is already done.
-#   scripts/setup.sh         what the main job needs
+# Makes .venv with everything that a run needs; does nothing when that is already done.
+#   scripts/setup.sh         what the main job needs on CPUs
+#   scripts/setup.sh --gpu   what it needs on NVIDIA GPUs; later calls keep to that
 #   scripts/setup.sh --dev   also what the tests need
 # As root on Debian and Ubuntu, packages of the system are installed too; elsewhere those that are missing are named.
-# PYTHON=/path/to/python chooses the interpreter; the usual PIP_* variables choose where packages come from.
+# PYTHON=/path/to/python chooses the interpreter, VENV=folder another place than .venv; the usual PIP_* variables
+# choose where packages come from.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-readonly VENV=.venv
+readonly VENV=${VENV:-.venv}
 readonly STAMP=$VENV/installed
+readonly FOR_GPUS=$VENV/for_gpus  # this file is there when the environment is for GPUs
 readonly LOG=$VENV/setup.log
-readonly NEEDED_DISK_KB=5000000
 
 fail() {
     printf 'setup: %s\n' "$@" >&2
     exit 1
 }
 
-# Which requirement files this call is about.
-requirements=(requirements/cpu.txt)
 for_tests=0
-case "${1:-}" in
-    "") ;;
-    --dev)
-        requirements+=(requirements/dev.txt requirements/reasoning.txt)
-        for_tests=1
-        ;;
-    *) fail "unknown argument $1; usage: scripts/setup.sh [--dev]" ;;
-esac
+asks_for_gpus=0
+for argument; do
+    case "$argument" in
+        --dev) for_tests=1 ;;
+        --gpu) asks_for_gpus=1 ;;
+        *) fail "unknown argument $argument; usage: scripts/setup.sh [--gpu] [--dev]" ;;
+    esac
+done
+
+# Which requirement files this call is about: --gpu chooses, and what is there already.
+for_gpus=$asks_for_gpus
+[[ ! -f $FOR_GPUS ]] || for_gpus=1
+if ((for_gpus)); then
+    requirements=(requirements/gpu.txt)
+    readonly NEEDED_GB=16 SIZES="about 4.2 GB to fetch; several minutes"
+else
+    requirements=(requirements/cpu.txt)
+    readonly NEEDED_GB=5 SIZES="about 1 GB to fetch; two to three minutes"
+fi
+if ((for_tests)); then requirements+=(requirements/dev.txt requirements/reasoning.txt); fi
 
 fingerprint() {
     cat "$@" | sha256sum | cut -d' ' -f1
@@ -58,12 +70,29 @@ find_python() {
 }
 
 check_machine() {
-    [[ "$(uname -s)-$(uname -m)" == Linux-x86_64 ]] \
-        || fail "the pinned packages are for Linux on x86_64; this is $(uname -s) on $(uname -m)."
+    case "$(uname -s)-$(uname -m)" in
+        Linux-x86_64) ;;
+        Linux-aarch64) tell_of_aarch64 ;;
+        *) fail "the pinned packages are for Linux on x86_64 and aarch64; this is $(uname -s) on $(uname -m)." ;;
+    esac
     local free_kb
     free_kb=$(df -Pk . | awk 'NR == 2 { print $4 }')
-    ((free_kb >= NEEDED_DISK_KB)) \
-        || fail "5 GB of free disk are needed here, $((free_kb / 1000000)) GB are free in $PWD."
+    ((free_kb >= NEEDED_GB * 1000000)) \
+        || fail "$NEEDED_GB GB of free disk are needed here, $((free_kb / 1000000)) GB are free in $PWD."
+}
+
+# The versions are the same there, and so is what follows; what may go wrong is said before.
+tell_of_aarch64() {
+    local glibc
+    glibc=$(getconf GNU_LIBC_VERSION | awk '{ print $2 }')
+    echo "setup: this is aarch64: all pinned packages have wheels for it, but nothing has been tested there"
+    if ((for_gpus)) && [[ $(printf '%s\n' "$glibc" 2.34 | sort -V | head -n 1) != 2.34 ]]; then
+        echo "setup: tilelang, which vLLM asks for, has a wheel from glibc 2.34 on; this is $glibc: pip will compile it"
+    fi
+}
+
+has_nvidia_gpus() {
+    command -v nvidia-smi >/dev/null && timeout 30 nvidia-smi -L 2>/dev/null | grep -q '^GPU '
 }
 
 make_venv() {
@@ -72,6 +101,14 @@ make_venv() {
     echo "setup: making $VENV with $("$python" --version)"
     "$python" -m venv "$VENV" 2>&1 || fail "$python cannot make a virtual environment (output above)." \
         "On Debian and Ubuntu the package python3-venv is missing."
+}
+
+# Packages for CPUs and for GPUs are not to be mixed.
+drop_cpu_environment() {
+    [[ -f $STAMP && ! -L $VENV ]] || fail "$VENV holds an environment that is not for GPUs, and this script did not" \
+        "finish it. Delete it, or name another folder with VENV=.venv-gpu, then run this again."
+    echo "setup: $VENV is for machines without a GPU; making it anew"
+    rm -rf "$VENV"
 }
 
 # pip_install "what it is" files...: a running count of packages on the terminal, everything else in the log.
@@ -108,19 +145,26 @@ import runpy, sysconfig
 print(runpy.run_path(sysconfig.get_path("purelib") + "/torch/version.py")["cuda"] or "")
 PYTHON
     )
+    if ((for_gpus)); then
+        [[ $cuda == 13.0 ]] || fail "the PyTorch that pip found is ${cuda:+a build for CUDA }${cuda:-the CPU build}" \
+            "(torch $version); requirements/gpu.txt is for CUDA 13.0, as PyPI has it." \
+            "Look for another index in pip's settings (pip config list) and in the PIP_* variables."
+        return
+    fi
     [[ -z $cuda ]] || fail "the PyTorch that pip found is a build for CUDA $cuda (torch $version)." \
         "This installation is for machines without a GPU and needs the CPU build." \
         "Point pip at PyTorch's CPU wheel index with the variable PIP_EXTRA_INDEX_URL (pytorch.org, \"Get Started\"," \
         "shows the address: choose Linux, Pip, CPU), then run this again." \
-        "On a machine with GPUs install the project with: pip install -e '.[gpu]'"
+        "On a machine with NVIDIA GPUs run: bash scripts/setup.sh --gpu"
 }
 
 check_torch_import() {
     "$VENV/bin/python" -c 'import torch; torch.ones(2) @ torch.ones(2)' >>"$LOG" 2>&1 && return
     tail -n 3 "$LOG" >&2
-    fail "PyTorch is installed but cannot be imported (reason above, more in $LOG)." \
-        "If a library is missing, install it with the system's package manager; if CUDA is mentioned," \
-        "delete $VENV and point pip at PyTorch's CPU wheel index (see pytorch.org, \"Get Started\")."
+    local remedy=("If a library is missing, install it with the system's package manager; if CUDA is mentioned,"
+        "delete $VENV and point pip at PyTorch's CPU wheel index (see pytorch.org, \"Get Started\").")
+    if ((for_gpus)); then remedy=("If a library is missing, delete $VENV and run this again."); fi
+    fail "PyTorch is installed but cannot be imported (reason above, more in $LOG)." "${remedy[@]}"
 }
 
 # Once, on all cores: what is not compiled is compiled again by every process of every run where
@@ -197,7 +241,7 @@ provide_compiler() {
     is_usable_python "$python" || python=$(find_python)
     # shellcheck disable=SC2046  # several packages
     system_packages "the tests of reasoning-gym" $(missing_for_compiling "$python")
-    [[ -z $(missing_for_compiling "$python") ]] || requirements=(requirements/cpu.txt requirements/dev.txt)
+    [[ -z $(missing_for_compiling "$python") ]] || requirements=("${requirements[@]:0:2}")
 }
 
 # Prints the packages without which pip cannot compile for this Python.
@@ -211,14 +255,39 @@ missing_for_compiling() {
     [[ -f $include/Python.h ]] || "$1" -c 'import sys; print("python%d.%d-dev" % sys.version_info[:2])'
 }
 
+# A part of Transformer Engine is compiled. Where that is not possible, training goes on without.
+provide_transformer_engine() {
+    local python=$VENV/bin/python packages why=
+    packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    [[ -z $(compgen -G "$packages/transformer_engine_torch-*.dist-info") ]] || return 0
+    # shellcheck disable=SC2046  # several packages
+    system_packages "Transformer Engine" $(missing_for_compiling "$python") $(is_program g++ || echo g++)
+    if ! is_program g++ || [[ -n $(missing_for_compiling "$python") ]]; then
+        why="there is no C++ compiler with Python's headers"
+    else
+        echo "setup: compiling Transformer Engine (some minutes)"
+        # The compiler of CUDA and the headers that gpu.txt brings, not those of the system.
+        env CUDA_HOME="$packages/nvidia/cu13" NVTE_FRAMEWORK=pytorch \
+            CPLUS_INCLUDE_PATH="$packages/nvidia/cudnn/include:$packages/nvidia/nccl/include" \
+            "$python" -m pip install --no-deps --no-build-isolation --disable-pip-version-check --no-input \
+            -r requirements/transformer_engine.txt >>"$LOG" 2>&1 || why="it could not be compiled, see the end of $LOG"
+    fi
+    [[ -z $why ]] || echo "setup: Transformer Engine is left out: $why. Megatron-core's own layers are used."
+}
+
 install_python_packages() {
+    if ((! for_gpus)) && [[ $VENV == .venv ]] && has_nvidia_gpus; then
+        echo "setup: this machine has NVIDIA GPUs; bash scripts/setup.sh --gpu installs what uses them"
+    fi
     check_machine
+    if ((for_gpus)) && [[ -x $VENV/bin/python && ! -f $FOR_GPUS ]]; then drop_cpu_environment; fi
     [[ -x $VENV/bin/python ]] && is_usable_python "$VENV/bin/python" || make_venv
     rm -f "$STAMP"
-    echo "setup: installing into $VENV (about 1 GB to fetch; two to three minutes)"
+    if ((for_gpus)); then touch "$FOR_GPUS"; fi
+    echo "setup: installing into $VENV ($SIZES)"
     local torch_only
     torch_only=$(mktemp)
-    grep '^torch==' requirements/cpu.txt >"$torch_only"
+    grep '^torch==' "${requirements[0]}" >"$torch_only"
     pip_install PyTorch "$torch_only"
     rm -f "$torch_only"
     check_torch_build
@@ -238,11 +307,17 @@ install_python_packages() {
 main() {
     # Where everything else is there, a call for the main job alone only says what is missing: it is quick.
     may_install=$for_tests
+    local looks_at_gpus=$asks_for_gpus
     if ! is_installed; then
-        may_install=1
+        may_install=1 looks_at_gpus=1
         rm -f "$LOG"
         if ((for_tests)); then provide_compiler; fi
         is_installed || install_python_packages
+    fi
+    if ((for_gpus && looks_at_gpus)); then
+        may_install=1
+        provide_transformer_engine
+        has_nvidia_gpus || echo "setup: nvidia-smi finds no GPU here; CUDA 13.0 needs NVIDIA's driver 580 or newer"
     fi
     provide_system_packages
 }

@@ -25,9 +25,15 @@ note() {
     timings+=("$(printf '%3d:%02d  %s' $((duration / 60)) $((duration % 60)) "$1")")
 }
 
-bash scripts/setup.sh --dev
+# vLLM's build for GPUs does not run on CPUs: beside an environment for GPUs there is one for the tests on CPUs.
+VENV=.venv
+if [[ -f .venv/for_gpus ]]; then
+    bash scripts/setup.sh --dev
+    VENV=.venv-cpu
+fi
+VENV=$VENV bash scripts/setup.sh --dev
 note set-up 0
-export PATH="$PWD/.venv/bin:$PATH"
+export PATH="$PWD/$VENV/bin:$PATH"
 
 check "lint" ruff check .
 check "format" ruff format --check .
@@ -45,6 +51,9 @@ case "${1:-}" in
         check "functional tests" pytest -q --numprocesses="$(($(nproc) + 1))" --maxprocesses=4 --dist=loadfile \
             -m "($chosen) and not whole_run" tests/functional tests/gpu
         check "whole runs" pytest -q -m "($chosen) and whole_run" tests/functional
+        if [[ $VENV != .venv ]]; then
+            check "tests on GPUs" .venv/bin/python -m pytest -q -m "($chosen) and gpu" tests/gpu
+        fi
         ;;
     *)
         echo "test: unknown argument $1; usage: scripts/test.sh [--lint | --all]" >&2

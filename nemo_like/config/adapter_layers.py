@@ -41,9 +41,8 @@ def num_adapter_parameters(model: ModelInfo, lora: LoraConfig) -> int:
         "up_proj": hidden + inner,
         "down_proj": inner + hidden,
     }
+    layers = tuple(ADAPTABLE_LAYERS if adapts_all_linear(lora) else lora.target_modules)
     if adapts_all_linear(lora) and model.num_experts is not None:
-        layers: tuple[str, ...] = ATTENTION_LAYERS  # a mixture's experts are no linear layers of their own
-    else:
-        layers = tuple(ADAPTABLE_LAYERS if adapts_all_linear(lora) else lora.target_modules)
+        layers = ATTENTION_LAYERS  # a mixture's experts are no linear layers of their own
     scalars = sum(inputs_and_outputs.get(layer, hidden + inner) for layer in layers)
     return model.num_layers * lora.rank * scalars

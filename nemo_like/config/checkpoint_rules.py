@@ -127,6 +127,10 @@ def _experts(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
         if ep > 1:
             rule = f"needs a mixture of experts, and this model is of type {model.model_type!r}"
             yield Problem(key=f"{key}={ep}", rule=rule, remedy="set it to 1")
+        if megatron.moe_grouped_gemm:
+            rule = f"needs a mixture of experts, and this model is of type {model.model_type!r}"
+            key = "policy.megatron_cfg.moe_grouped_gemm=true"
+            yield Problem(key=key, rule=rule, remedy="set it to null")
         return
     yield from _must_divide(key, ep, {"experts": model.num_experts})
     ranks = stage_size(cfg.policy)

@@ -58,7 +58,7 @@ def data_plane_machine_problems(cfg: Config) -> Iterator[Problem]:
         yield Problem(
             key=key,
             rule="needs a Python package that is not installed",
-            remedy="run scripts/setup.sh again, or pip install mooncake-transfer-engine on a GPU machine",
+            remedy="run scripts/setup.sh again, or pip install mooncake-transfer-engine-non-cuda",
         )
     lacking = missing_mooncake_libraries()
     if lacking:

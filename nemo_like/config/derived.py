@@ -6,14 +6,17 @@ Standard library only.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from urllib.parse import urlparse
 
+from nemo_like.config.adapter_layers import adapts_all_linear
 from nemo_like.config.schema import (
     ClusterConfig,
     Config,
     Device,
+    LoraSync,
     LossConfig,
     Placement,
     PolicyBackend,
@@ -106,6 +109,23 @@ def weight_transport(cfg: Config) -> WeightTransport:
     cuda_ipc, the only one that works there."""
     transport = cfg.generation.weight_transport
     return WeightTransport.cuda_ipc if transport is WeightTransport.auto and shares_gpus(cfg) else transport
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAdapter:
+    """What an engine must know of the adapters that it will compute beside its weights."""
+
+    rank: int
+    target_modules: tuple[str, ...]  # last parts of the layers' names; none: all that vLLM can adapt
+
+
+def engine_adapter(cfg: Config) -> EngineAdapter | None:
+    """Return what engines must know of the adapters that they get; None where they get whole models."""
+    lora = cfg.policy.lora
+    if not lora.enabled or cfg.generation.lora_sync is LoraSync.merged:
+        return None
+    targets = () if adapts_all_linear(lora) else tuple(lora.target_modules)
+    return EngineAdapter(lora.rank, targets)
 
 
 def mlflow_directory(uri: str) -> Path | None:

@@ -6,7 +6,14 @@ from collections.abc import Iterator
 
 from nemo_like.config.derived import is_own_loss, scores_prev_logprobs
 from nemo_like.config.problems import Problem
-from nemo_like.config.schema import AdvantageEstimatorName, Config, ImportanceSamplingType, LossConfig
+from nemo_like.config.schema import (
+    AdvantageEstimatorName,
+    Config,
+    Device,
+    ImportanceSamplingType,
+    LossConfig,
+    Precision,
+)
 
 POLICY_GRADIENT = "policy_gradient"
 
@@ -22,6 +29,7 @@ def loss_problems(cfg: Config) -> Iterator[Problem]:
     yield from _surrogates(cfg.loss_fn)
     yield from _sequence_level(cfg.loss_fn)
     yield from _correction(cfg.loss_fn)
+    yield from _quantized_engines(cfg)
     if cfg.loss_fn.force_on_policy_ratio:
         yield from _on_policy(cfg)
     if cfg.loss_fn.use_generation_logprobs_as_prev:
@@ -144,6 +152,28 @@ def _on_policy(cfg: Config) -> Iterator[Problem]:
                 f"grpo.num_epochs_per_rollout={cfg.grpo.num_epochs_per_rollout} repeats it"
             ),
             remedy="set grpo.num_epochs_per_rollout=1",
+        )
+
+
+def _quantized_engines(cfg: Config) -> Iterator[Problem]:
+    """Yield the problems of engines that sample with coarser weights than those that train."""
+    quantization, loss = cfg.generation.vllm_cfg.quantization, cfg.loss_fn
+    if quantization is None or cfg.rollout.replay is not None:
+        return
+    key = f"generation.vllm_cfg.quantization={quantization.value}"
+    if cfg.policy.device is not Device.cuda or cfg.policy.precision is not Precision.bfloat16:
+        yield Problem(
+            key=key,
+            rule="needs policy.device=cuda and policy.precision=bfloat16, for its kernels",
+            remedy="set it to null",
+        )
+    is_corrected = loss.use_importance_sampling_correction or loss.use_generation_logprobs_as_prev
+    if not is_corrected and not cfg.rollout.generate_only:
+        yield Problem(
+            key=key,
+            rule="samples from another policy than trains, and nothing in the loss corrects that",
+            remedy="set loss_fn.use_importance_sampling_correction=true, best with "
+            "truncated_importance_sampling_type=tis, or the key to null",
         )
 
 

@@ -186,7 +186,11 @@ def _of_process(
 def _of_engine(cfg: Config, model: ModelInfo, stage: GpuStage, size: int | None) -> dict[str, int]:
     holds = ENGINE_HOLDS[stage] if shares_gpus(cfg) else EngineHolds.everything
     weights = _engine_weights(cfg, model)
-    buckets = _bucket_bytes(cfg, model) if stage is GpuStage.weight_sync else 0
+    # Beside the buckets, vLLM's loader keeps the tensors of a layer until the layer is complete.
+    received = _bucket_bytes(cfg) + max(
+        model.parameters.layer * _value_bytes(cfg), _largest_tensor(cfg, model)
+    )
+    buckets = received if stage is GpuStage.weight_sync else 0
     if holds is EngineHolds.nothing:
         return {"context": CONTEXT_BYTES}
     if holds is EngineHolds.weights or size is None:
@@ -205,7 +209,8 @@ def _of_worker(cfg: Config, model: ModelInfo, memory: PolicyMemory, stage: GpuSt
     activations = {
         GpuStage.logprobs: memory.logprob_activations,
         GpuStage.policy_training: memory.training_activations,
-        GpuStage.weight_sync: _bucket_bytes(cfg, model) + _largest_tensor(cfg, model),
+        # The sender joins the parts of one tensor at a time.
+        GpuStage.weight_sync: _bucket_bytes(cfg) + _largest_tensor(cfg, model),
     }
     return {
         "weights": memory.weights * has_weights,
@@ -217,7 +222,11 @@ def _of_worker(cfg: Config, model: ModelInfo, memory: PolicyMemory, stage: GpuSt
 
 
 def _engine_weights(cfg: Config, model: ModelInfo) -> int:
-    return model.num_parameters * _value_bytes(cfg) // cfg.generation.vllm_cfg.tensor_parallel_size
+    """Return the weights on each GPU of an engine; 8 bits are those of the layers, not of the embeddings."""
+    num_bytes = model.num_parameters * _value_bytes(cfg)
+    if cfg.generation.vllm_cfg.quantization is not None:
+        num_bytes -= (model.num_parameters - model.parameters.embeddings) * (_value_bytes(cfg) - 1)
+    return num_bytes // cfg.generation.vllm_cfg.tensor_parallel_size
 
 
 def _one_sample(cfg: Config, model: ModelInfo) -> int:
@@ -226,9 +235,9 @@ def _one_sample(cfg: Config, model: ModelInfo) -> int:
     return cfg.policy.max_total_sequence_length * kv_bytes_per_token(model, _value_bytes(cfg)) // parts
 
 
-def _bucket_bytes(cfg: Config, model: ModelInfo) -> int:
-    """Return the bytes of the two buckets of a transfer that exist at once; a larger tensor is a bucket."""
-    return 2 * max(cfg.generation.weight_bucket_mib * 2**20, _largest_tensor(cfg, model))
+def _bucket_bytes(cfg: Config) -> int:
+    """Return the bytes of the two buckets of a transfer that exist at once."""
+    return 2 * cfg.generation.weight_bucket_mib * 2**20
 
 
 def _largest_tensor(cfg: Config, model: ModelInfo) -> int:

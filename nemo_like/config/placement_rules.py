@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nemo_like.config.places import placement
+from nemo_like.config.places import placement, weight_replicas
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.schema import Config
 
@@ -23,6 +23,6 @@ def _nodes(cfg: Config) -> Iterator[Problem]:
         )
         return
     try:
-        placement(cfg)
+        weight_replicas(cfg, placement(cfg))
     except ConfigError as error:
         yield from error.problems

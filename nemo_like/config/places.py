@@ -13,10 +13,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nemo_like.config.derived import shares_gpus, stage_size
+from nemo_like.config.derived import shares_gpus, stage_size, weight_transport
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.roles import Role, RoleNeeds, actor_name, roles
-from nemo_like.config.schema import Config, Device, Placement, PolicyBackend, PolicyConfig
+from nemo_like.config.schema import Config, Device, Placement, PolicyBackend, PolicyConfig, WeightTransport
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,34 @@ def gpus_by_node(places: Iterable[Place]) -> dict[int, int]:
     for place in places:
         used.setdefault(place.node, set()).update(place.gpus)
     return {node: len(used[node]) for node in sorted(used)}
+
+
+def weight_replicas(cfg: Config, places: Sequence[Place]) -> tuple[int, ...]:
+    """Return the data-parallel replicas that send their weights to engines: in general the first one.
+
+    Engines that map the trainer's memory need a sender on their own node, so there each node with engines has
+    a replica that sends, one whose senders are all on it. Raises ConfigError when a node has none.
+    """
+    transport, workers = weight_transport(cfg), roles(cfg)[Role.policy_worker]
+    if transport not in (WeightTransport.shared_memory, WeightTransport.cuda_ipc) or not workers.count:
+        return (0,)
+    node_of = {place.actor: place.node for place in places}
+    num_stages, group = _num_stages(cfg.policy), _tensor_group(cfg.policy)
+    whole: dict[int, int] = {}  # node: the first replica that is on it
+    for replica in range(cfg.policy.data_parallel_size):
+        senders = (stage * workers.count // num_stages + replica * group for stage in range(num_stages))
+        nodes = {node_of[actor_name(Role.policy_worker, workers, rank)] for rank in senders}
+        if len(nodes) == 1:
+            whole.setdefault(nodes.pop(), replica)
+    with_engines = {place.node for place in places if place.actor.startswith(Role.engine.name)}
+    if without := sorted(with_engines - whole.keys()):
+        raise _refused(
+            f"generation.weight_transport={transport.value}",
+            "needs a whole replica of the policy on each node with engines, which map memory of their own "
+            f"node; node {without[0]} has none (cluster.placement={cfg.cluster.placement.value})",
+            "use cluster.placement=separate with weight_transport=auto, or fewer pipeline stages",
+        )
+    return tuple(sorted(whole[node] for node in with_engines)) or (0,)
 
 
 def _on_cpus(cfg: Config) -> list[Place]:
@@ -72,11 +100,12 @@ def _on_gpus(cfg: Config) -> list[Place]:
     workers, engines = needs[Role.policy_worker], needs[Role.engine]
     room = _Room(cfg.cluster.gpus_per_node)
     size = _node_group(cfg)
-    places: list[Place] = []
-    for first in range(0, workers.count, size):
+    by_rank: dict[int, Place] = {}
+    for first in _first_ranks(cfg, workers.count, size):
         node, gpus = room.take(size)
-        names = (actor_name(Role.policy_worker, workers, first + offset) for offset in range(size))
-        places += [Place(name, node, (gpu,)) for name, gpu in zip(names, gpus, strict=True)]
+        for rank, gpu in enumerate(gpus, start=first):
+            by_rank[rank] = Place(actor_name(Role.policy_worker, workers, rank), node, (gpu,))
+    places = [by_rank[rank] for rank in range(workers.count)]
     tp = cfg.generation.vllm_cfg.tensor_parallel_size
     _check_fits(cfg, f"generation.vllm_cfg.tensor_parallel_size={tp}", tp if engines.count else 0)
     if shares_gpus(cfg):
@@ -87,6 +116,18 @@ def _on_gpus(cfg: Config) -> list[Place]:
             places.append(Place(actor_name(Role.engine, engines, index), node, gpus))
     _check_nodes(cfg, room.num_nodes)
     return places
+
+
+def _first_ranks(cfg: Config, num_workers: int, size: int) -> list[int]:
+    """Return the first rank of each group of ``size`` workers, in the order in which groups get GPUs.
+
+    Under engines the pipeline stages of a replica are neighbours, so that one node has them all.
+    """
+    firsts = list(range(0, num_workers, size))
+    if shares_gpus(cfg):
+        per_stage = num_workers // _num_stages(cfg.policy)
+        firsts.sort(key=lambda first: (first % per_stage, first))
+    return firsts
 
 
 class _Room:
@@ -154,6 +195,10 @@ def _tensor_group(policy: PolicyConfig) -> int:
         return policy.fsdp_cfg.tensor_parallel_size
     megatron = policy.megatron_cfg
     return megatron.tensor_model_parallel_size * megatron.context_parallel_size
+
+
+def _num_stages(policy: PolicyConfig) -> int:
+    return 1 if policy.backend is PolicyBackend.fsdp else policy.megatron_cfg.pipeline_model_parallel_size
 
 
 def _tensor_key(policy: PolicyConfig) -> str:

@@ -80,13 +80,14 @@ def _held(policy: PolicyConfig, model: ModelInfo, rank: int) -> _ModelState:
     trained_others, trained_experts = others, experts
     if policy.lora.enabled:
         trained_others, trained_experts = num_adapter_parameters(model, policy.lora) // (tp * pp), 0
-    is_float32 = policy.precision is Precision.float32
-    per_parameter = _MOMENTS + (0 if is_float32 else _FLOAT32)  # in float32 the weights are the masters
+    # What trains in float32, as adapters always do, is its own master.
+    is_float32 = policy.precision is Precision.float32 or policy.lora.enabled
+    per_parameter = _MOMENTS + (0 if is_float32 else _FLOAT32)
     copies = stage_size(policy) // tp if megatron.use_distributed_optimizer else 1
     expert_copies = stage_size(policy) // ep if megatron.use_distributed_optimizer else 1
     adapters = trained_others if policy.lora.enabled else 0
     return _ModelState(
-        weights=(others + experts + adapters) * _weight_bytes(policy),
+        weights=(others + experts) * _weight_bytes(policy) + adapters * _FLOAT32,
         gradients=(trained_others + trained_experts) * _FLOAT32,
         optimizer=per_parameter * (trained_others // copies + trained_experts // expert_copies),
     )

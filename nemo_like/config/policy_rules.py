@@ -33,7 +33,14 @@ def policy_problems(cfg: Config) -> Iterator[Problem]:
 
 def _offload(policy: PolicyConfig) -> Iterator[Problem]:
     is_megatron = policy.backend is PolicyBackend.megatron
-    if policy.offload_optimizer_for_logprob and is_megatron and policy.precision is not Precision.bfloat16:
+    if policy.offload_optimizer_for_logprob and is_megatron and policy.lora.enabled:
+        yield Problem(
+            key="policy.offload_optimizer_for_logprob=true",
+            rule="is not for policy.lora.enabled=true with policy.backend=megatron: the optimizer of "
+            "adapters is small and has no weights of its own",
+            remedy="set it to false",
+        )
+    elif policy.offload_optimizer_for_logprob and is_megatron and policy.precision is not Precision.bfloat16:
         yield Problem(
             key="policy.offload_optimizer_for_logprob=true",
             rule="needs policy.precision=bfloat16 with policy.backend=megatron: in float32 the optimizer "

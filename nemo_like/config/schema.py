@@ -112,6 +112,17 @@ class WeightTransport(Enum):
     collective = "collective"  # a broadcast over gloo or NCCL, with one process group per pipeline stage
 
 
+class Quantization(Enum):
+    fp8 = "fp8"  # linear layers in 8 bits: a scale per output channel, and one per token
+
+
+class LoraSync(Enum):
+    """What reaches the engines when low-rank adapters are trained."""
+
+    merged = "merged"  # the whole model, with the adapters merged into it
+    adapter = "adapter"  # the adapters alone; the engines compute them beside the checkpoint's weights
+
+
 class DatasetKind(Enum):
     arithmetic = "arithmetic"
     jsonl = "jsonl"
@@ -269,6 +280,7 @@ class MegatronConfig:
     sequence_parallel: bool  # needs tensor_model_parallel_size > 1
     use_distributed_optimizer: bool  # shard optimizer state over the data- and context-parallel ranks
     activation_checkpointing: bool  # keep each layer's input only, and recompute the rest in the backward
+    moe_grouped_gemm: bool | None  # a mixture's experts in one matrix product; None: where it is fast
 
 
 @dataclass(kw_only=True, slots=True)
@@ -361,6 +373,7 @@ class VllmConfig:
     max_num_seqs: int  # sequences decoded together in one engine
     kv_cache_gib: float | None  # on CPU: size of the KV cache of one engine
     gpu_memory_utilization: float  # on GPU: share of the device's memory for one engine
+    quantization: Quantization | None  # how engines round the weights that they receive; None: not at all
 
 
 @dataclass(kw_only=True, slots=True)
@@ -388,6 +401,7 @@ class GenerationConfig:
     weight_transport: WeightTransport
     weight_bucket_mib: int  # of cuda_ipc and collective transfers; the sender has two buckets in memory
     weight_delta: bool  # after a first time, send only the values that changed
+    lora_sync: LoraSync  # unused with policy.lora.enabled=false
     vllm_cfg: VllmConfig
 
 

@@ -17,9 +17,9 @@ from nemo_like.cluster.actors import ActorHandle, ActorSpec, Call, Concurrency
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.cpu_environment import CPU_ENVIRONMENT
 from nemo_like.cluster.runtime import free_port
-from nemo_like.config.derived import longest_deadline_s, shares_gpus, weight_transport
+from nemo_like.config.derived import engine_adapter, longest_deadline_s, shares_gpus, weight_transport
 from nemo_like.config.gpu_stages import EngineHolds
-from nemo_like.config.places import Place
+from nemo_like.config.places import Place, weight_replicas
 from nemo_like.config.roles import Role, actor_name, roles
 from nemo_like.config.schema import Config, Device
 from nemo_like.config.tasks import has_stop_strings, used_environments
@@ -88,6 +88,7 @@ class Starter:
     ) -> None:
         self._cfg, self._cluster, self._directory = cfg, cluster, directory
         self._needs = roles(cfg)
+        self._weight_replicas = weight_replicas(cfg, places)
         self._gpus = {place.actor: {(place.node, gpu) for gpu in place.gpus} for place in places}
 
     def all(self) -> Actors:
@@ -180,6 +181,7 @@ class Starter:
             sleeps=Sleeps.while_training if shares_gpus(self._cfg) else Sleeps.never,
             timeout_s=self._patience_s(),
             tokenizer_name=model_name if has_stop_strings(self._cfg) else None,
+            adapter=engine_adapter(self._cfg),
         )
 
     def workers(self, data_plane: DataPlaneSpec) -> list[ActorHandle]:
@@ -192,8 +194,10 @@ class Starter:
                 "bucket_mib": cfg.generation.weight_bucket_mib,
                 "delta": cfg.generation.weight_delta,
                 "timeout_s": self._patience_s(),
+                "replicas": self._weight_replicas,
                 "tripwires": cfg.debug.tripwires,
             },
+            cfg.generation.lora_sync,
         )
         master_addr, master_port = self._rendezvous()
         return [
@@ -211,6 +215,7 @@ class Starter:
                 master_addr=master_addr,
                 master_port=master_port,
                 timeout_s=self._patience_s(),
+                weight_replicas=self._weight_replicas,
                 tripwires=cfg.debug.tripwires,
             )
             for rank in range(self._needs[Role.policy_worker].count)

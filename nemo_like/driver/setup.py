@@ -28,7 +28,7 @@ from nemo_like.config.gpu_stages import EngineHolds
 from nemo_like.config.loader import to_yaml
 from nemo_like.config.memory_timetable import memory_problems
 from nemo_like.config.model_info import read_model_info
-from nemo_like.config.places import gpus_by_node, placement
+from nemo_like.config.places import gpus_by_node, placement, weight_replicas
 from nemo_like.config.plan import checkpoint_bytes, weight_bytes
 from nemo_like.config.roles import Role, ray_cpus, roles
 from nemo_like.config.schema import Config, Device, TimeoutAction, Tripwires
@@ -454,6 +454,7 @@ def _policy(cfg: Config, cluster: Cluster, actors: Actors, logger: RunLogger) ->
         cfg.policy,
         num_epochs=cfg.grpo.num_epochs_per_rollout,
         deadline_s=partial(deadline_s, cfg.cluster),
+        weight_replicas=weight_replicas(cfg, placement(cfg)),
     )
     if actors.engines:
         logger.status("connecting policy workers and engines")

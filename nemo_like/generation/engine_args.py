@@ -6,12 +6,17 @@ from typing import Any
 
 from vllm import EngineArgs
 
-from nemo_like.config.schema import Device, GenerationConfig, Precision
+from nemo_like.config.derived import EngineAdapter
+from nemo_like.config.schema import Device, GenerationConfig, Precision, Quantization
 from nemo_like.generation.weight_receiver import WeightReceiverExtension
 
 # vLLM's attention on CPU reads the KV cache in blocks of a multiple of this many tokens.
 _CPU_BLOCK_TOKENS = 32
 _MIN_BATCHED_TOKENS = 8192
+# vLLM's name of what it does to 16-bit weights whenever they are loaded.
+_QUANTIZATIONS = {None: None, Quantization.fp8: "fp8_per_channel"}
+# The sizes for which vLLM can allocate an adapter.
+_MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def engine_args(
@@ -21,7 +26,9 @@ def engine_args(
     precision: Precision,
     max_total_sequence_length: int,
     seed: int,
+    adapter: EngineAdapter | None = None,
 ) -> EngineArgs:
+    """Return the arguments of an engine; with ``adapter`` one that computes such adapters."""
     cfg = generation.vllm_cfg
     by_device: dict[str, Any]
     if device is Device.cpu:
@@ -38,11 +45,21 @@ def engine_args(
         }
     else:
         by_device = {"gpu_memory_utilization": cfg.gpu_memory_utilization, "enable_prefix_caching": True}
+    by_adapter: dict[str, Any] = {}
+    if adapter is not None:
+        by_adapter = {
+            "enable_lora": True,
+            "max_loras": 1,
+            "max_lora_rank": min(rank for rank in _MAX_LORA_RANKS if rank >= adapter.rank),
+            # Other layers are computed as without adapters; on CPUs a mixture's experts cannot be otherwise.
+            "lora_target_modules": list(adapter.target_modules) or None,
+        }
     return EngineArgs(
         model=model_name,
         skip_tokenizer_init=True,
         generation_config="vllm",  # the checkpoint's own sampling defaults are ignored
         dtype=precision.name,
+        quantization=_QUANTIZATIONS[cfg.quantization],
         seed=seed,
         max_model_len=max_total_sequence_length,
         max_num_seqs=cfg.max_num_seqs,
@@ -55,4 +72,5 @@ def engine_args(
         disable_log_stats=True,
         worker_extension_cls=f"{WeightReceiverExtension.__module__}.{WeightReceiverExtension.__qualname__}",
         **by_device,
+        **by_adapter,
     )

@@ -140,6 +140,7 @@ class WeightGroup:
     bucket_bytes: int
     tensors: tuple[TensorSpec, ...]  # Hugging Face names, in the order they are sent
     delta: bool = False  # whether only what changed of them is sent, after a first time
+    adapter: Mapping[str, Any] | None = None  # peft's adapter_config.json, where the tensors are adapters
     tripwires: Tripwires = Tripwires.off  # in which transfers the engine computes the digest of what it gets
 
 

@@ -15,6 +15,7 @@ import gc
 import multiprocessing
 import os
 import queue
+import tempfile
 import threading
 import time
 import traceback
@@ -27,11 +28,13 @@ import numpy as np
 import ray
 from vllm import LLMEngine, RequestOutput, SamplingParams
 from vllm.inputs import tokens_input
+from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 
 from nemo_like.cluster.gloo import one_gloo_device
 from nemo_like.cluster.runtime import use_temporary_directory_of_session
+from nemo_like.config.derived import EngineAdapter
 from nemo_like.config.gpu_stages import EngineHolds
 from nemo_like.config.schema import Device, GenerationConfig, Precision
 from nemo_like.config.tasks import SamplingSettings
@@ -56,6 +59,7 @@ _T = TypeVar("_T")
 
 # After so many net allocations Python collects the youngest generation.
 _GC_THRESHOLD = 50_000
+_SHARED_MEMORY = "/dev/shm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +93,14 @@ class VllmEngine:
         timeout_s: float,
         tokenizer_name: str | None = None,
         sleeps: Sleeps = Sleeps.never,
+        adapter: EngineAdapter | None = None,
     ) -> None:
         """Start the engine and wait until it is ready.
 
         ``timeout_s`` is the deadline for the start, and for every later call. Without ``tokenizer_name`` the
-        engine knows token ids alone, and refuses stop strings. An engine that ``sleeps`` needs a GPU.
+        engine knows token ids alone, and refuses stop strings. An engine that ``sleeps`` needs a GPU. With
+        ``adapter`` a weight transfer brings such adapters, which the engine computes beside the checkpoint's
+        weights.
 
         Raises GenerationError when the engine does not start, ValueError when it should sleep but cannot.
         """
@@ -104,7 +111,7 @@ class VllmEngine:
         if self._num_workers > 1:
             track_names()
         self._engine_args = engine_args(
-            model_name, generation, device, precision, max_total_sequence_length, seed
+            model_name, generation, device, precision, max_total_sequence_length, seed, adapter
         )
         self._engine_args.enable_sleep_mode = has_sleep_mode(name, sleeps, device)
         if tokenizer_name is not None:
@@ -115,6 +122,9 @@ class VllmEngine:
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._unfinished: dict[str, _Unfinished] = {}
         self._policy_version = -1
+        # What each request needs to be computed with the adapter; None where there is none.
+        self._adapter: LoRARequest | None = None
+        self._has_adapters = adapter is not None
         self._weights_digest: int | None = None
         self._paused_for: int | None = None
         self._generation_s = 0.0
@@ -287,7 +297,9 @@ class VllmEngine:
                 if request.request_id in self._unfinished:
                     raise ValueError(f"request {request.request_id!r} is unfinished already; use another id")
                 prompt = tokens_input(list(request.prompt_ids))
-                self._engine.add_request(request.request_id, prompt, request_params)
+                self._engine.add_request(
+                    request.request_id, prompt, request_params, lora_request=self._adapter
+                )
                 self._unfinished[request.request_id] = _Unfinished(request, sink)
                 added.append(request.request_id)
         except Exception:
@@ -301,7 +313,8 @@ class VllmEngine:
         params = SamplingParams(
             max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False, ignore_eos=True
         )
-        self._engine.add_request("canary", tokens_input(list(token_ids)), params)
+        prompt = tokens_input(list(token_ids))
+        self._engine.add_request("canary", prompt, params, lora_request=self._adapter)
         outputs: list[RequestOutput] = []
         while not any(output.finished for output in outputs):
             outputs = self._engine.step()
@@ -339,7 +352,8 @@ class VllmEngine:
     def _load_weights(self, version: int, groups: Sequence[str]) -> int:
         self._check_paused(version)
         try:
-            self._weights_digest = self._rpc("load_weight_groups", groups=groups)
+            load = self._load_adapter if self._has_adapters else self._load_model
+            self._weights_digest = load(groups)
             # The cached keys and values were computed with the old weights.
             self._engine.reset_prefix_cache()
         except Exception:
@@ -350,6 +364,24 @@ class VllmEngine:
             raise
         self._policy_version, self._paused_for = version, None
         return version
+
+    def _load_model(self, groups: Sequence[str]) -> int | None:
+        """Load whole weights, and return their digest."""
+        digest: int | None = self._rpc("load_weight_groups", groups=groups)
+        return digest
+
+    def _load_adapter(self, groups: Sequence[str]) -> int | None:
+        """Load adapters in place of those before, and return their digest.
+
+        vLLM loads adapters from a directory only. This one lies in memory, and is gone when they are loaded.
+        """
+        with tempfile.TemporaryDirectory(
+            dir=_SHARED_MEMORY if os.path.isdir(_SHARED_MEMORY) else None
+        ) as path:
+            digest: int | None = self._rpc("write_adapter", groups=groups, path=path)
+            self._engine.add_lora(LoRARequest("policy", 1, path, load_inplace=True))
+            self._adapter = LoRARequest("policy", 1, path)
+        return digest
 
     def _resume(self, transfer: Transfer) -> int:
         self._rpc("give_up_weights", transfer=transfer)

@@ -7,12 +7,16 @@ engines (docs/weight_sync.md says why).
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
@@ -62,6 +66,14 @@ class WeightReceiverExtension:
         self.weight_receiver.load(groups)
         return self.weight_receiver.digest()
 
+    def write_adapter(self, groups: Sequence[str], path: str) -> int | None:
+        """Receive the adapters of these groups; the first worker writes them into a directory as peft does.
+
+        Returns their digest; None where none is computed.
+        """
+        self.weight_receiver.write_adapter(groups, Path(path))
+        return self.weight_receiver.digest()
+
     def give_up_weights(self, transfer: Transfer) -> None:
         """Tell the senders that nothing of this transfer will be loaded."""
         self.weight_receiver.give_up(transfer)
@@ -79,6 +91,7 @@ class TrainerWeightReceiver:
         self.model, self.vllm_config, self.worker, self.device = model, vllm_config, worker, device
         self._channels: dict[str, Future[IncomingWeights]] = {}
         self._changes: dict[str, ChangeDecoder] = {}
+        self._adapter: Mapping[str, Any] | None = None
         self._transfer = Transfer(0, -1)
         self._tripwires = Tripwires.off
         # By group, of the latest transfer; None where it is not digested.
@@ -93,6 +106,7 @@ class TrainerWeightReceiver:
         """
         self._leave(group.name)
         self._tripwires = group.tripwires
+        self._adapter = group.adapter
         if group.delta:
             self._changes[group.name] = ChangeDecoder(group.tensors)
         self._channels[group.name] = self._joiner.submit(join, group, self.worker, self.device)
@@ -114,22 +128,41 @@ class TrainerWeightReceiver:
     def load(self, groups: Sequence[str]) -> None:
         """Load every tensor of the transfer that was fetched, and tell the senders.
 
-        Raises RuntimeError that names the model's parameters for which no tensor was received. Any error
-        leaves the groups, so that senders, and workers that receive beside this one, fail now and not at a
-        deadline.
+        Raises RuntimeError that names the model's parameters for which no tensor was received.
         """
+        with self._loading(), set_current_vllm_config(self.vllm_config):
+            self._load_model(groups)
+
+    def write_adapter(self, groups: Sequence[str], path: Path) -> None:
+        """Receive the transfer that was fetched, and tell the senders; an engine's first worker writes what
+        came, adapters by peft's names, into the directory ``path``, from which vLLM can load them."""
+        with self._loading():
+            tensors = {
+                name: tensor.to("cpu", copy=True)
+                for group in groups
+                for part in self._received(group)
+                for name, tensor in part
+                if self.worker == 0
+            }
+            if self.worker == 0:
+                save_file(tensors, path / "adapter_model.safetensors")
+                (path / "adapter_config.json").write_text(json.dumps(self._adapter))
+
+    def digest(self) -> int | None:
+        """Return the sum of the groups' digests of what was received last; None where none is computed."""
+        return None if self._digests is None else sum(one.value() for one in self._digests.values())
+
+    @contextmanager
+    def _loading(self) -> Iterator[None]:
+        """Tell the senders after the block that the transfer is loaded. Any error leaves the groups, so that
+        senders, and workers that receive beside this one, fail now and not at a deadline."""
         try:
-            with set_current_vllm_config(self.vllm_config):
-                self._load_model(groups)
+            yield
             self._end(self._transfer, Word.loaded)
         except Exception:
             for name in list(self._channels):
                 self._leave(name)
             raise
-
-    def digest(self) -> int | None:
-        """Return the sum of the groups' digests of what was received last; None where none is computed."""
-        return None if self._digests is None else sum(one.value() for one in self._digests.values())
 
     def _load_model(self, groups: Sequence[str]) -> None:
         loaded: set[str] = set()
@@ -144,6 +177,8 @@ class TrainerWeightReceiver:
         else:
             torch.cuda.synchronize(self.device)
         missing = {name for name, _ in self.model.named_parameters()} - loaded
+        if self.vllm_config.model_config.quantization is not None:  # scales are computed from the weights
+            missing = {name for name in missing if "scale" not in name.rpartition(".")[2]}
         if missing:
             raise RuntimeError(
                 f"the trainer sent no weights for {sorted(missing)[:8]} ({len(missing)} in all); "

@@ -35,15 +35,15 @@ def peft_name(layer: str, part: str) -> str:
     return f"base_model.model.{layer}.{part}.weight"
 
 
-def initial_value(layer: str, part: str, shape: Sequence[int]) -> Tensor:
-    """Return an adapter's first value, ``shape`` float32 on the CPU: A [rank, inputs] is random, B [outputs,
-    rank] is zero, so that the model's outputs do not change yet.
+def initial_value(name: str, shape: Sequence[int]) -> Tensor:
+    """Return the first value of an adapter's tensor that peft calls ``name``, ``shape`` float32 on the CPU: A
+    [rank, inputs] is random, B [outputs, rank] is zero, so that the model's outputs do not change yet.
 
-    The layer's name is the seed, so every rank of every layout, and either backend, has the same values.
+    The name is the seed, so every rank of every layout, and either backend, has the same values.
     """
     value = torch.zeros(*shape, dtype=ADAPTER_DTYPE)
-    if part == LORA_A:
-        generator = torch.Generator().manual_seed(zlib.crc32(layer.encode()))
+    if f".{LORA_A}." in name:
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
         nn.init.kaiming_uniform_(value, a=math.sqrt(5), generator=generator)
     return value
 

@@ -28,7 +28,7 @@ from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.data_plane.storage_errors import listed
 from nemo_like.observability.metrics import Metric, merge, summed
 from nemo_like.policy.interface import TRIPWIRE_TAGS, WORKER_TAGS
-from nemo_like.policy.parallelism import gathers_weights, logprob_strategy, train_strategy
+from nemo_like.policy.parallelism import FIRST_REPLICA, gathers_weights, logprob_strategy, train_strategy
 from nemo_like.policy.results import ScoredBatch, TrainUpdate, WorkerScores, WorkerUpdate
 
 _STAGES = {
@@ -53,8 +53,9 @@ _STAGES = {
 class PolicyWorkerGroup:
     """The driver's view of all policy workers; ``handles[rank]`` is at ``layout.coordinates(rank)``.
 
-    ``num_epochs`` is how often ``train`` passes over its batch; ``deadline_s`` gives a stage's deadline. Each
-    method waits for its calls and raises what ``Cluster.gather`` raises.
+    ``num_epochs`` is how often ``train`` passes over its batch; ``deadline_s`` gives a stage's deadline; the
+    replicas ``weight_replicas`` send the weights to engines. Each method waits for its calls and raises what
+    ``Cluster.gather`` raises.
     """
 
     def __init__(
@@ -66,11 +67,12 @@ class PolicyWorkerGroup:
         *,
         num_epochs: int,
         deadline_s: Callable[[Stage], float],
+        weight_replicas: Sequence[int] = FIRST_REPLICA,
     ) -> None:
         if len(handles) != layout.world_size:
             raise ValueError(f"{len(handles)} policy workers for a layout of {layout.world_size}")
         self._cluster, self._cfg, self._deadline_s = cluster, cfg, deadline_s
-        self._num_epochs = num_epochs
+        self._num_epochs, self._weight_replicas = num_epochs, tuple(weight_replicas)
         self._workers = [(handle, layout.coordinates(rank)) for rank, handle in enumerate(handles)]
         self._num_replicas = layout.dp
 
@@ -141,7 +143,8 @@ class PolicyWorkerGroup:
 
     def push_weights(self, version: int) -> dict[str, Metric]:
         """Send the weights to the engines as policy version ``version``; return once all engines have it."""
-        calls = self._calls("push_weights", partial(gathers_weights, self._cfg), version)
+        gathers = partial(gathers_weights, self._cfg, replicas=self._weight_replicas)
+        calls = self._calls("push_weights", gathers, version)
         return merge(self._with_engines("push_weights", calls))
 
     def export_hf(self, path: str) -> None:

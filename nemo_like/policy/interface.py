@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from nemo_like.batch.meta import Schedule
 from nemo_like.batch.tags import ADVANTAGE, KL_SCALE, NUM_PROMPT_TOKENS, SAMPLE_DIGEST, SAMPLE_MASK
 from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.config.schema import LoraSync
 from nemo_like.observability.metrics import Metric
-from nemo_like.weight_transport.buckets import TensorSpec
+from nemo_like.policy.parallelism import FIRST_REPLICA
+from nemo_like.weight_transport.buckets import SentAdapter, TensorSpec
 
 if TYPE_CHECKING:
     import torch
@@ -67,11 +69,11 @@ class TrainingBackend(Protocol):
     def weight_metadata(self) -> list[TensorSpec]:
         """Describe what ``stage_weights`` will yield, in its order, without communication."""
 
-    def stage_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def stage_weights(self, replicas: Sequence[int] = FIRST_REPLICA) -> Iterator[tuple[str, Tensor]]:
         """Yield (Hugging Face name, full tensor) for every tensor of this pipeline stage.
 
-        Collective over the ranks that hold parts of the stage: all of them must exhaust the iterator. Only
-        the weight sender is sure to get every tensor.
+        Collective over the ranks for which ``gathers_weights`` holds with these replicas: all of them must
+        exhaust the iterator. Only their weight senders are sure to get every tensor.
         """
 
     def adapter_config(self) -> Mapping[str, Any] | None:
@@ -82,11 +84,12 @@ class TrainingBackend(Protocol):
         """Describe what ``stage_adapters`` will yield, in its order, without communication; empty when the
         whole model trains."""
 
-    def stage_adapters(self) -> Iterator[tuple[str, Tensor]]:
+    def stage_adapters(self, replicas: Sequence[int] = FIRST_REPLICA) -> Iterator[tuple[str, Tensor]]:
         """Yield (name as peft saves it, full tensor in float32) for every adapter of this pipeline stage, A
         [rank, inputs] and B [outputs, rank].
 
-        It is collective as ``stage_weights`` is.
+        It is collective as ``stage_weights`` is. A tensor may be the model's own, which leaves the device
+        when the iterator ends: a caller copies what it keeps.
         """
 
     def export_hf(self, path: Path) -> None:
@@ -101,12 +104,21 @@ class TrainingBackend(Protocol):
     def load_checkpoint(self, path: Path) -> None:
         """Continue from what ``save_checkpoint`` wrote, whatever layout wrote it; every rank calls it."""
 
+    def random_states(self) -> Mapping[str, Tensor]:
+        """Return the states of the random generators that this backend keeps beside torch's, by name."""
+
+    def set_random_states(self, states: Mapping[str, Tensor]) -> None:
+        """Put these generators into states that ``random_states`` returned; none leaves them as they are."""
+
 
 class WeightSender(Protocol):
     """The trainer's end of a weight transfer, one on every worker for which ``is_weight_sender`` holds."""
 
-    def connect(self, receivers: Sequence[Any], tensors: Sequence[TensorSpec]) -> None:
-        """Connect to the receivers; every later ``send`` sends ``tensors``, in this order."""
+    def connect(
+        self, receivers: Sequence[Any], tensors: Sequence[TensorSpec], adapter: SentAdapter | None = None
+    ) -> None:
+        """Connect to the receivers; every later ``send`` sends ``tensors``, in this order. With ``adapter``
+        these are adapters, which the receivers compute beside the weights that they have."""
 
     def send(self, version: int, weights: Iterator[tuple[str, Tensor]]) -> Mapping[str, Metric]:
         """Send ``weights`` to every receiver as policy version ``version``; return once all have committed
@@ -123,9 +135,10 @@ class WeightSenderSpec:
 
     target: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    lora_sync: LoraSync = LoraSync.merged
 
 
-def is_weight_sender(coordinates: Coordinates) -> bool:
-    """Return whether this worker sends weights: the first tensor- and context-parallel rank of each pipeline
-    stage of the first replica does."""
-    return coordinates.dp == 0 and coordinates.cp == 0 and coordinates.tp == 0
+def is_weight_sender(coordinates: Coordinates, replicas: Sequence[int] = FIRST_REPLICA) -> bool:
+    """Return whether this worker sends the weights of these replicas: the first tensor- and context-parallel
+    rank of each of their pipeline stages does."""
+    return coordinates.dp in replicas and coordinates.cp == 0 and coordinates.tp == 0

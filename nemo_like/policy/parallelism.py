@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from nemo_like.batch.micro_batches import (
     MicroBatching,
     dynamic_batches,
@@ -13,6 +15,9 @@ from nemo_like.batch.prompt_sharing import PromptSharing
 from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
 from nemo_like.config.derived import dynamic_length_multiple, length_multiple
 from nemo_like.config.schema import MicroBatchOrder, PolicyBackend, PolicyConfig
+
+# The data-parallel replicas whose weights are sent, unless engines on several nodes have one each.
+FIRST_REPLICA = (0,)
 
 
 def parallel_layout(cfg: PolicyConfig) -> ParallelLayout:
@@ -37,16 +42,26 @@ def shards_optimizer(cfg: PolicyConfig) -> bool:
     return cfg.megatron_cfg.use_distributed_optimizer
 
 
-def gathers_weights(cfg: PolicyConfig, coordinates: Coordinates) -> bool:
-    """Return whether this worker takes part when the weight sender of its pipeline stage gathers weights.
+def gathers_weights(
+    cfg: PolicyConfig, coordinates: Coordinates, replicas: Sequence[int] = FIRST_REPLICA
+) -> bool:
+    """Return whether this worker takes part when the weight senders of these replicas gather weights.
 
-    With FSDP every worker does. With Megatron-core only the ranks in the sender's own groups do: its
+    With FSDP every worker does. With Megatron-core only the ranks in a sender's own groups do: its
     tensor-parallel group holds the parts of each tensor, its expert-parallel group the experts.
     """
     layout = coordinates.layout
-    return cfg.backend is PolicyBackend.fsdp or coordinates.rank % layout.stage_size < max(
-        layout.tp, layout.ep
+    return cfg.backend is PolicyBackend.fsdp or any(
+        is_beside_sender(coordinates, size, replicas) for size in (layout.tp, layout.ep)
     )
+
+
+def is_beside_sender(coordinates: Coordinates, group_size: int, replicas: Sequence[int]) -> bool:
+    """Return whether this rank's group of so many consecutive ranks of its pipeline stage has a weight sender
+    of one of these replicas: the replica's first rank in the stage."""
+    layout = coordinates.layout
+    own = coordinates.rank % layout.stage_size // group_size
+    return own in {replica * layout.tp * layout.cp // group_size for replica in replicas}
 
 
 def train_strategy(cfg: PolicyConfig) -> MicroBatching:

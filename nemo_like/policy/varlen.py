@@ -4,6 +4,7 @@ FlashAttention, which needs a GPU and half precision."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from inspect import signature
 from typing import Self
 
 import torch
@@ -49,6 +50,12 @@ def attend_varlen(query: Tensor, key: Tensor, value: Tensor, where: Sequences, s
     """
     from torch.nn.attention.varlen import varlen_attn
 
+    options: dict[str, bool] = {}
+    if (num_shared := query.shape[1] // key.shape[1]) > 1:
+        if "enable_gqa" in signature(varlen_attn).parameters:
+            options = {"enable_gqa": True}
+        else:  # torch 2.11 wants as many keys as queries
+            key, value = (tensor.repeat_interleave(num_shared, dim=1) for tensor in (key, value))
     context: Tensor = varlen_attn(
         query,
         key,
@@ -59,7 +66,7 @@ def attend_varlen(query: Tensor, key: Tensor, value: Tensor, where: Sequences, s
         where.max_keys,
         scale=scale,
         window_size=(-1, 0),  # causal, with the last query at the last key
-        enable_gqa=query.shape[1] != key.shape[1],
+        **options,
     )
     return context
 

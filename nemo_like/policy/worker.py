@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 
 from nemo_like.batch.columns import (
@@ -43,6 +42,7 @@ from nemo_like.cluster.imports import lasting_imports, load_target
 from nemo_like.config.schema import (
     CheckpointWriting,
     Device,
+    LoraSync,
     LossConfig,
     PolicyBackend,
     PolicyConfig,
@@ -65,12 +65,14 @@ from nemo_like.policy.interface import (
 )
 from nemo_like.policy.mismatch import logprob_mismatch
 from nemo_like.policy.objective import own_reads
-from nemo_like.policy.parallelism import gathers_weights, logprob_strategy
+from nemo_like.policy.parallelism import FIRST_REPLICA, gathers_weights, logprob_strategy
 from nemo_like.policy.policy_columns import policy_declarations, scoring_reads, training_reads
+from nemo_like.policy.random_state import load_random_state, save_random_state
 from nemo_like.policy.replica import Replica
 from nemo_like.policy.results import WorkerScores, WorkerUpdate
 from nemo_like.policy.reward_kl import reward_kl_tags
 from nemo_like.policy.worker_watch import WorkerWatch
+from nemo_like.weight_transport.buckets import SentAdapter
 
 
 class PolicyWorker:
@@ -89,12 +91,14 @@ class PolicyWorker:
         master_addr: str,
         master_port: int,
         timeout_s: float,
+        weight_replicas: Sequence[int] = FIRST_REPLICA,
         tripwires: Tripwires = Tripwires.off,
     ) -> None:
         """Keep the settings; ``setup`` loads the model and connects.
 
-        ``temperature`` is the sampling temperature; ``timeout_s`` bounds every collective; ``tripwires`` says
-        what is measured besides. Raises ValueError when the user's own loss cannot be found.
+        ``temperature`` is the sampling temperature; ``timeout_s`` bounds every collective; the replicas
+        ``weight_replicas`` send the weights to engines; ``tripwires`` says what is measured besides. Raises
+        ValueError when the user's own loss cannot be found.
         """
         self.cfg, self.loss, self.coordinates = cfg, loss, coordinates
         self.policy_version = 0
@@ -102,7 +106,11 @@ class PolicyWorker:
         self._is_updating = False
         self._temperature, self._tripwires = temperature, tripwires
         self._data_plane_source = data_plane
-        self._weight_sender_source = weight_sender
+        self._weight_sender_source, self._weight_replicas = weight_sender, tuple(weight_replicas)
+        lora_sync = (
+            weight_sender.lora_sync if isinstance(weight_sender, WeightSenderSpec) else LoraSync.merged
+        )
+        self._sends_adapters = lora_sync is LoraSync.adapter
         self._init_method = f"tcp://{master_addr}:{master_port}"
         self._timeout_s = timeout_s
 
@@ -118,7 +126,7 @@ class PolicyWorker:
             plane = connect(source) if isinstance(source, DataPlaneSpec) else source
         self._batches = BatchKeeper(plane, self._replica, self.cfg.replica_fetch, self._backend.device)
         self._weight_sender: WeightSender | None = None
-        if is_weight_sender(self.coordinates):
+        if is_weight_sender(self.coordinates, self._weight_replicas):
             sender = self._weight_sender_source
             if isinstance(sender, WeightSenderSpec):
                 sender = load_target(sender.target)(coordinates=self.coordinates, **sender.kwargs)
@@ -225,7 +233,11 @@ class PolicyWorker:
     def connect_weights(self, receivers: Sequence[Any]) -> None:
         """Connect this worker's weight sender, if it has one, to the generation engines' weight receivers."""
         if self._weight_sender is not None:
-            self._weight_sender.connect(receivers, self._backend.weight_metadata())
+            weights, adapter = self._backend.weight_metadata(), None
+            if self._sends_adapters and (config := self._backend.adapter_config()):
+                adapter = SentAdapter(config, sum(spec.num_bytes for spec in weights))
+                weights = self._backend.adapter_metadata()
+            self._weight_sender.connect(receivers, weights, adapter)
 
     def push_weights(self, version: int) -> dict[str, Metric]:
         """Send the weights of this pipeline stage as policy version ``version``; every rank that gathers
@@ -238,10 +250,11 @@ class PolicyWorker:
             raise ValueError(
                 f"asked to push policy version {version}, but this worker is at {self.policy_version}"
             )
-        if not gathers_weights(self.cfg, self.coordinates):
+        if not gathers_weights(self.cfg, self.coordinates, self._weight_replicas):
             return {}
-        weights = self._backend.stage_weights()
-        if not is_weight_sender(self.coordinates):
+        stage = self._backend.stage_adapters if self._sends_adapters else self._backend.stage_weights
+        weights = stage(self._weight_replicas)
+        if not is_weight_sender(self.coordinates, self._weight_replicas):
             for _ in weights:  # this rank takes part in the gathering
                 pass
             return {}
@@ -267,7 +280,8 @@ class PolicyWorker:
         """
         self._checkpoint = CheckpointWriter(self._checkpoint_group, writing)
         self._backend.save_checkpoint(Path(path), self._checkpoint)
-        torch.save(torch.get_rng_state(), _random_state_path(path, self.coordinates))
+        random_state = _random_state_path(path, self.coordinates)
+        save_random_state(random_state, self._backend.device, self._backend.random_states())
         self._checkpoint.complete(Path(path))
 
     def has_written_checkpoint(self) -> bool:
@@ -294,7 +308,7 @@ class PolicyWorker:
         self.policy_version = policy_version
         random_state = _random_state_path(path, self.coordinates)
         if random_state.is_file():
-            torch.set_rng_state(torch.load(random_state))
+            self._backend.set_random_states(load_random_state(random_state, self._backend.device))
 
     def stop(self) -> None:
         """Leave the other workers and close the weight sender; safe to call twice."""

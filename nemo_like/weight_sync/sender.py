@@ -1,6 +1,8 @@
 """``EngineWeightSender``: sends the trainer's weights to the engines, and drives the transfer.
 
 One worker heads each pipeline stage and sends that stage's weights; stage 0's also coordinates the engines.
+Where engines on several nodes map the trainer's memory, a replica on each node sends to those of its node,
+and the first of these replicas coordinates all.
 
     stage 0's head (coordinator)      heads of the other stages       every engine
       pause(version) ───────────────────────────────────────────────▶  stops sampling
@@ -39,7 +41,7 @@ from nemo_like.weight_sync.channels import (
     broadcast_channel,
     cuda_channel,
 )
-from nemo_like.weight_transport.buckets import TensorSpec, check_names
+from nemo_like.weight_transport.buckets import SentAdapter, TensorSpec, check_names
 from nemo_like.weight_transport.changes import ChangeEncoder
 from nemo_like.weight_transport.connections import GivenUp, Receivers, Transfer
 from nemo_like.weight_transport.packing import as_announced
@@ -50,7 +52,8 @@ _CAUSE_GRACE_S = 2.0
 
 
 class EngineWeightSender:
-    """Lives in the worker that heads a pipeline stage (tp = cp = dp = 0); see ``policy.WeightSender``."""
+    """Lives in the worker that heads a pipeline stage of a replica that sends (tp = cp = 0); see
+    ``policy.WeightSender``."""
 
     def __init__(
         self,
@@ -60,22 +63,26 @@ class EngineWeightSender:
         transport: WeightTransport,
         bucket_mib: int,
         timeout_s: float,
+        replicas: Sequence[int] = (0,),
         delta: bool = False,
         tripwires: Tripwires = Tripwires.off,
     ) -> None:
         """Prepare the sender of the worker at ``coordinates``; connect to nothing yet.
+
+        ``replicas`` are all that send; several send to the engines of their own node each.
 
         ``timeout_s`` is the deadline for connecting, the engines' start included, and for one send. With
         ``delta`` every send but the first after a connect sends only what changed.
         ``tripwires`` says in which transfers both sides compute the digest of the weights.
         Raises ValueError on a worker that heads no pipeline stage.
         """
-        if coordinates.tp or coordinates.cp or coordinates.dp:
+        if coordinates.tp or coordinates.cp or coordinates.dp not in replicas:
             raise ValueError(
                 f"rank {coordinates.rank} heads no pipeline stage (tp={coordinates.tp}, cp={coordinates.cp}, "
-                f"dp={coordinates.dp}); only a worker with tp = cp = dp = 0 sends weights"
+                f"dp={coordinates.dp}); only a worker with tp = cp = 0 and dp in {[*replicas]} sends weights"
             )
-        self._is_coordinator = coordinates.pp == 0
+        self._is_first_replica, self._sends_to_own_node = coordinates.dp == replicas[0], len(replicas) > 1
+        self._is_coordinator = coordinates.pp == 0 and self._is_first_replica
         self._group_names = [f"pp{stage}" for stage in range(coordinates.layout.pp)]
         self._group_name = self._group_names[coordinates.pp]
         self._device, self._transport = device, transport
@@ -84,23 +91,31 @@ class EngineWeightSender:
         self._changes = ChangeEncoder() if delta else None
         self._engines: list[ActorHandle] = []
         self._tensors: tuple[TensorSpec, ...] = ()
+        self._adapter: SentAdapter | None = None
         self._channel: WeightChannel | None = None
         self._num_transfers = 0
 
-    def connect(self, receivers: Sequence[ActorHandle], tensors: Sequence[TensorSpec]) -> None:
+    def connect(
+        self,
+        receivers: Sequence[ActorHandle],
+        tensors: Sequence[TensorSpec],
+        adapter: SentAdapter | None = None,
+    ) -> None:
         """Open a channel to the workers of every engine, in place of an earlier one.
 
-        ``tensors`` are those of this stage, in the order in which every ``send`` will bring them.
+        ``tensors`` are those of this stage, in the order in which every ``send`` will bring them. With
+        ``adapter`` these are adapters, which the engines compute beside the weights that they have.
         Raises ValueError when the configured transport cannot reach an engine, or two tensors have one name.
         """
         check_names(tensors)
         self.close()
         self._engines, self._tensors, self._num_transfers = list(receivers), tuple(tensors), 0
-        endpoints: list[WeightEndpoint] = self._ask_all("weight_endpoint")
+        self._adapter = adapter
+        endpoints = self._own_engines()
         channel = self._make_channel(endpoints)
         joins: list[Call] = []
         first_rank = 1
-        for engine, endpoint in zip(self._engines, endpoints, strict=True):
+        for engine, endpoint in endpoints:
             invitation = WeightGroup(
                 self._group_name,
                 channel.address,
@@ -108,6 +123,7 @@ class EngineWeightSender:
                 self._bucket_bytes,
                 self._tensors,
                 self._changes is not None,
+                None if adapter is None else adapter.config,
                 self._tripwires,
             )
             joins.append(engine.submit("join_weight_group", invitation))
@@ -143,6 +159,8 @@ class EngineWeightSender:
         else:
             self._channel.offer(transfer, weights)
             metrics = {"weight_sync_bytes": summed(_deliver(self._channel))}
+        if not self._is_first_replica:
+            digest = None  # it is that of the first replica's weights
         return metrics | _digested(digest) | self._saved(metrics["weight_sync_bytes"])
 
     def _coordinate(
@@ -198,20 +216,24 @@ class EngineWeightSender:
                 serving.append(f"{engine.name} does not serve")
         return ", ".join(serving)
 
-    def _make_channel(self, endpoints: Sequence[WeightEndpoint]) -> WeightChannel:
+    def _own_engines(self) -> list[tuple[ActorHandle, WeightEndpoint]]:
+        """Return the engines that this worker sends to, and where they are: all, or those of its node."""
+        all_engines = list(zip(self._engines, self._ask_all("weight_endpoint"), strict=True))
+        if not self._sends_to_own_node:
+            return all_engines
         own_node = ray.get_runtime_context().get_node_id()
-        elsewhere = [
-            engine.name
-            for engine, endpoint in zip(self._engines, endpoints, strict=True)
-            if endpoint.node_id != own_node
-        ]
+        return [(engine, endpoint) for engine, endpoint in all_engines if endpoint.node_id == own_node]
+
+    def _make_channel(self, engines: Sequence[tuple[ActorHandle, WeightEndpoint]]) -> WeightChannel:
+        own_node = ray.get_runtime_context().get_node_id()
+        elsewhere = [engine.name for engine, endpoint in engines if endpoint.node_id != own_node]
         maps_memory = self._transport in (WeightTransport.shared_memory, WeightTransport.cuda_ipc)
         if elsewhere and maps_memory:
             raise ValueError(
                 f"weights travel by {self._transport.value}, but {elsewhere} are on other nodes than the "
                 "trainer; set generation.weight_transport=collective, on GPUs with cluster.placement=separate"
             )
-        name, num_workers = self._group_name, sum(endpoint.num_workers for endpoint in endpoints)
+        name, num_workers = self._group_name, sum(endpoint.num_workers for _, endpoint in engines)
         by_default = self._transport is WeightTransport.auto and self._device is Device.cpu
         if self._transport is WeightTransport.shared_memory or (by_default and not elsewhere):
             return MemoryChannel(Receivers(name, num_workers, self._timeout_s), self._tensors)
@@ -221,14 +243,16 @@ class EngineWeightSender:
         return broadcast_channel(name, num_workers, self._timeout_s, host, self._device, self._bucket_bytes)
 
     def _saved(self, sent_bytes: Metric) -> dict[str, Metric]:
-        """Return what was not sent, where only what changed is."""
-        if self._changes is None:
+        """Return what was not sent, where not the whole weights are."""
+        saved: dict[str, Metric] = {}
+        if self._changes is not None:
+            whole_bytes = sum(spec.num_bytes for spec in self._tensors)
+            saved["weight_sync_changed_share"] = mean(self._changes.num_changed, self._changes.num_values)
+        elif self._adapter is not None:
+            whole_bytes = self._adapter.whole_bytes
+        else:
             return {}
-        whole_bytes = sum(spec.num_bytes for spec in self._tensors)
-        return {
-            "weight_sync_changed_share": mean(self._changes.num_changed, self._changes.num_values),
-            "weight_sync_saved_bytes": summed(whole_bytes - sent_bytes.value),
-        }
+        return {**saved, "weight_sync_saved_bytes": summed(whole_bytes - sent_bytes.value)}
 
     def _ask_all(self, method: str, *args: object) -> list:
         calls = [engine.submit(method, *args) for engine in self._engines]

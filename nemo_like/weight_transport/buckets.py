@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -33,6 +33,14 @@ class TensorSpec:
                 f"tensor {self.name!r}: dtype={self.dtype!r} is not one of {sorted(_ITEM_BYTES)}"
             )
         return math.prod(self.shape) * _ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class SentAdapter:
+    """What is to be known of low-rank adapters that are sent in place of a whole model."""
+
+    config: Mapping[str, Any]  # peft's adapter_config.json
+    whole_bytes: int  # of the sender's weights, which are not sent
 
 
 def check_names(tensors: Sequence[TensorSpec]) -> None:

@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import LoraConfig as PeftLora
+from peft import inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from nemo_like.config.schema import KLType, LossConfig, PolicyConfig
+from nemo_like.config.schema import KLType, LoraConfig, LossConfig, PolicyConfig
+from nemo_like.policy.adapters import initial_value
+
+_ADAPTER = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +39,7 @@ class DenseReference:
     def __init__(self, cfg: PolicyConfig, loss: LossConfig, temperature: float) -> None:
         self.cfg, self.loss, self.temperature = cfg, loss, temperature
         self.model = AutoModelForCausalLM.from_pretrained(Path(cfg.model_name), dtype=torch.float32)
+        self._adapted: dict[str, Any] = add_adapters(self.model, cfg.lora) if cfg.lora.enabled else {}
         decayed = [parameter for parameter in self.model.parameters() if parameter.dim() > 1]
         others = [parameter for parameter in self.model.parameters() if parameter.dim() == 1]
         adam = cfg.optimizer
@@ -42,6 +49,27 @@ class DenseReference:
             betas=(adam.adam_beta1, adam.adam_beta2),
             eps=adam.adam_eps,
         )
+
+    def weights(self) -> dict[str, Tensor]:
+        """By name, with the adapters merged."""
+        merged = {f"{name}.weight": layer.get_delta_weight(_ADAPTER) for name, layer in self._adapted.items()}
+        plain = {
+            name.replace(".base_layer", ""): weight
+            for name, weight in self.model.state_dict().items()
+            if ".lora_" not in name
+        }
+        return {
+            name: weight + merged[name].detach() if name in merged else weight
+            for name, weight in plain.items()
+        }
+
+    def adapters(self) -> dict[str, Tensor]:
+        """By the names that peft saves them under."""
+        return {
+            f"base_model.model.{name.replace(f'.{_ADAPTER}.', '.')}": value
+            for name, value in self.model.state_dict().items()
+            if ".lora_" in name
+        }
 
     def logprobs(self, batch: dict[str, Any]) -> list[Tensor]:
         """Per sample [T] with 0 where response_mask is 0; differentiable."""
@@ -104,6 +132,25 @@ class DenseReference:
             group["lr"] = learning_rate
         self.optimizer.step()
         return DenseUpdate(float(total.detach()), float(grad_norm), num_tokens, *torch.cat(details, dim=1))
+
+
+def add_adapters(model: Any, lora: LoraConfig) -> dict[str, Any]:
+    """peft's own adapters with the project's first values; the layers that have one, by name."""
+    all_linear = lora.target_modules == ["all-linear"]
+    config = PeftLora(
+        task_type="CAUSAL_LM",
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules="all-linear" if all_linear else lora.target_modules,
+    )
+    inject_adapter_in_model(config, model, adapter_name=_ADAPTER)
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    with torch.no_grad():
+        for name, layer in layers.items():
+            for part in ("lora_A", "lora_B"):
+                value = getattr(layer, part)[_ADAPTER].weight
+                value.copy_(initial_value(f"base_model.model.{name}.{part}.weight", value.shape))
+    return layers
 
 
 def dense_kl(gap: Tensor, kind: KLType) -> Tensor:

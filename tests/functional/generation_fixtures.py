@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,14 +12,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Concurrency
 from nemo_like.cluster.coordinates import ParallelLayout
+from nemo_like.config.derived import EngineAdapter
 from nemo_like.config.schema import (
     Device,
     GenerationConfig,
+    LoraSync,
     Precision,
     SamplingConfig,
     Tripwires,
@@ -28,7 +33,7 @@ from nemo_like.generation.environment import engine_environment
 from nemo_like.generation.interface import GroupResult
 from nemo_like.observability.metrics import Metric
 from nemo_like.weight_sync.sender import EngineWeightSender
-from nemo_like.weight_transport.buckets import TensorSpec
+from nemo_like.weight_transport.buckets import SentAdapter, TensorSpec
 
 VOCAB_SIZE = 64
 EOS = 1
@@ -71,6 +76,7 @@ def engine_kwargs(
     tensor_parallel_size: int = 1,
     max_num_seqs: int = 256,
     precision: Precision = Precision.float32,
+    adapter: EngineAdapter | None = None,
 ) -> dict[str, object]:
     """Arguments of a ``VllmEngine`` on CPU."""
     return {
@@ -88,16 +94,19 @@ def engine_kwargs(
             weight_transport=WeightTransport.auto,
             weight_bucket_mib=1,
             weight_delta=False,
+            lora_sync=LoraSync.merged,
             vllm_cfg=VllmConfig(
                 tensor_parallel_size=tensor_parallel_size,
                 enforce_eager=True,
                 max_num_seqs=max_num_seqs,
                 kv_cache_gib=0.0625,
                 gpu_memory_utilization=0.5,
+                quantization=None,
             ),
         ),
         "device": Device.cpu,
         "precision": precision,
+        "adapter": adapter,
         "max_total_sequence_length": MAX_LENGTH,
         "seed": 0,
         "timeout_s": TIMEOUT_S,
@@ -125,11 +134,17 @@ def collector_spec(name: str = "collector") -> ActorSpec:
 
 
 def stage_spec(
-    checkpoint: Path, name: str, stage: int, num_stages: int, transport: WeightTransport, **options: Any
+    checkpoint: Path,
+    name: str,
+    stage: int,
+    num_stages: int,
+    transport: WeightTransport,
+    kind: str = "TrainerStage",
+    **options: Any,
 ) -> ActorSpec:
     return ActorSpec(
         name=f"{name}-{stage}",
-        target="tests.functional.generation_fixtures:TrainerStage",
+        target=f"tests.functional.generation_fixtures:{kind}",
         kwargs={
             "checkpoint": str(checkpoint),
             "stage": stage,
@@ -264,6 +279,57 @@ def stage_names(
         if owner == stage:
             names.append(name)
     return names
+
+
+class AdapterStage:
+    """One pipeline stage of a trainer of peft's adapters, which sends these alone or a model with them merged
+    into it."""
+
+    def __init__(
+        self, *, checkpoint: str, stage: int, num_stages: int, transport: WeightTransport, targets: list[str]
+    ) -> None:
+        base = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+        config = LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, target_modules=targets)
+        torch.manual_seed(0)  # the adapters are alike in every stage
+        self._model = get_peft_model(base, config).eval()
+        self._names = [
+            name
+            for name in get_peft_model_state_dict(self._model)
+            if int(name.split(".layers.")[1].split(".")[0]) * num_stages // base.config.num_hidden_layers
+            == stage
+        ]
+        self._sender = EngineWeightSender(
+            coordinates=ParallelLayout(tp=1, cp=1, dp=1, pp=num_stages).coordinates(stage),
+            device=Device.cpu,
+            transport=transport,
+            bucket_mib=1,
+            timeout_s=TIMEOUT_S,
+            tripwires=Tripwires.all,
+        )
+
+    def connect(self, engines: Sequence[ActorHandle]) -> None:
+        state = get_peft_model_state_dict(self._model)
+        specs = [TensorSpec(name, "float32", tuple(state[name].shape)) for name in self._names]
+        config = json.loads(json.dumps(self._model.peft_config["default"].to_dict(), default=sorted))
+        base_bytes = sum(parameter.nbytes for parameter in self._model.parameters())
+        self._sender.connect(engines, specs, SentAdapter(config, base_bytes))
+
+    def update(self, seed: int, size: float = 0.05) -> None:
+        """Move every adapter at random, the same way in every stage."""
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in self._model.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(size * torch.randn(parameter.shape, generator=generator))
+
+    def push_weights(self, version: int) -> Mapping[str, Metric]:
+        state = get_peft_model_state_dict(self._model)
+        return self._sender.send(version, ((name, state[name]) for name in self._names))
+
+    def logprobs(self, prompt_ids: Sequence[int], responses: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Those of the model with the adapters merged into its weights."""
+        merged = copy.deepcopy(self._model).merge_and_unload()
+        return [reference_logprobs(merged, prompt_ids, response) for response in responses]
 
 
 def reference_logprobs(

@@ -106,6 +106,7 @@ def policy_config(
     ep: int = 1,
     sequence_parallel: bool = False,
     activation_checkpointing: bool = False,
+    moe_grouped_gemm: bool | None = None,
     use_distributed_optimizer: bool = True,
     micro_batch_size: int = 4,
     micro_batching: MicroBatching = MicroBatching.padded,
@@ -115,6 +116,7 @@ def policy_config(
     device: Device = Device.cpu,
     precision: Precision = Precision.float32,
     backend: PolicyBackend = PolicyBackend.megatron,
+    adapts: tuple[str, ...] = (),
 ) -> PolicyConfig:
     is_fsdp = backend is PolicyBackend.fsdp
     return PolicyConfig(
@@ -153,13 +155,20 @@ def policy_config(
             sequence_parallel=sequence_parallel,
             use_distributed_optimizer=use_distributed_optimizer,
             activation_checkpointing=activation_checkpointing,
+            moe_grouped_gemm=moe_grouped_gemm,
         ),
         fsdp_cfg=FsdpConfig(
             tensor_parallel_size=tp if is_fsdp else 1,
             activation_checkpointing=False,
             cpu_offload=False,
         ),
-        lora=LoraConfig(enabled=False, rank=4, alpha=8.0, dropout=0.0, target_modules=["all-linear"]),
+        lora=LoraConfig(
+            enabled=bool(adapts),
+            rank=4,
+            alpha=8.0,
+            dropout=0.0,
+            target_modules=list(adapts) or ["all-linear"],
+        ),
         # Adam divides a gradient that is zero but for rounding by little more than adam_eps: with 1e-6, one
         # processor's rounding moved a weight by more than the tests allow.
         optimizer=OptimizerConfig(lr=2e-3, weight_decay=0.01, adam_beta1=0.9, adam_beta2=0.95, adam_eps=1e-5),

@@ -15,15 +15,18 @@ import pytest
 from nemo_like.config.schema import PolicyBackend, PolicyConfig
 from tests.functional.policy_fixtures import policy_config
 from tests.functional.test_policy_parity import (
+    ADAPTERS,
     DYNAMIC,
     PACKED,
     SHARED,
+    SOME_ADAPTERS,
     UNTIED,
     Case,
     Matrix,
     Outcome,
     test_each_column_and_sample_is_written_once_and_by_leaders_only,
     test_every_worker_counts_one_policy_version_per_training_phase,
+    test_exported_adapters_equal_those_of_peft_after_its_updates,
     test_exported_weights_equal_the_dense_model_after_its_updates,
     test_logprobs_equal_the_dense_model,
     test_mismatch_metrics_weigh_every_trained_token_alike,
@@ -35,6 +38,7 @@ from tests.functional.test_policy_parity import (
 __all__ = [
     "test_each_column_and_sample_is_written_once_and_by_leaders_only",
     "test_every_worker_counts_one_policy_version_per_training_phase",
+    "test_exported_adapters_equal_those_of_peft_after_its_updates",
     "test_exported_weights_equal_the_dense_model_after_its_updates",
     "test_logprobs_equal_the_dense_model",
     "test_mismatch_metrics_weigh_every_trained_token_alike",
@@ -84,6 +88,9 @@ CASES = [
     FsdpCase("TP2, dynamic, Llama", {"tp": 2}, DYNAMIC, {"model_type": "llama", **UNTIED}),
     FsdpCase("TP2, packed, Qwen2", {"tp": 2}, PACKED, {"model_type": "qwen2"}),
     FsdpCase("TP2 x DP2", {"tp": 2, "dp": 2}),
+    FsdpCase("adapters, DP2", {"dp": 2}, {**ADAPTERS, **PACKED}),
+    FsdpCase("adapters, on the host between phases", {}, {"offloads": True, **ADAPTERS}),
+    FsdpCase("some adapters, TP2", {"tp": 2}, SOME_ADAPTERS),
 ]
 
 

@@ -122,6 +122,27 @@ def test_what_cannot_be_placed_is_refused_with_what_the_nodes_have(nodes: Nodes,
 
 @pytest.mark.slow
 @pytest.mark.whole_run
+def test_a_replica_on_each_of_two_nodes_sends_to_the_engine_there(
+    nodes: Nodes, arithmetic_model: str, tmp_path: Path
+) -> None:
+    overrides = [
+        *(f"cluster.address={nodes.ray.address}", "cluster.num_nodes=2", "cluster.placement=colocated"),
+        *("generation.weight_transport=shared_memory", "grpo.max_num_steps=3", "grpo.val_at_start=false"),
+        "grpo.val_at_end=false",
+    ]
+    with running(tmp_path, overrides, name=nodes.mark) as (process, _, run_dir):
+        output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    records = read_metrics(run_dir)
+    assert len(records) == 3
+    assert max(record["train/token_mult_prob_error"] for record in records) < 1.001
+    assert records[0]["weight_sync/weight_sync_bytes"] == pytest.approx(
+        2 * 4 * 402_176, rel=0.01
+    )  # both replicas sent
+
+
+@pytest.mark.slow
+@pytest.mark.whole_run
 def test_a_run_over_two_nodes_trains_and_names_the_node_that_dies(
     nodes: Nodes, arithmetic_model: str, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from nemo_like.batch.meta import KVBatchMeta
@@ -52,6 +53,9 @@ CANARY = (5, 60, 7, 33, 2, 90, 41, 8)
 PACKED, DYNAMIC = {"micro_batching": MicroBatching.packed}, {"micro_batching": MicroBatching.dynamic}
 SHARED = {"micro_batching": MicroBatching.shared}
 UNTIED = {"tied": False}
+ADAPTERS = {"adapts": ("all-linear",)}
+SOME_ADAPTERS = {"adapts": ("q_proj", "v_proj", "up_proj", "down_proj")}
+ATTENTION_ADAPTERS = {"adapts": ("q_proj", "k_proj", "v_proj", "o_proj")}
 MIXTURE = {"model_type": "qwen3_moe"}
 KL = {"kl_penalty": 0.1}
 # GSPO looks at whole samples, which ranks may share; the entropy at whole distributions, likewise.
@@ -97,25 +101,51 @@ CASES = [
     Case("weights and optimizer on the host between phases", {}, {"offloads": True, **PACKED}),
     Case("prompts shared, activation checkpointing", {}, {"activation_checkpointing": True, **SHARED}),
     Case("mixture of experts", {}, PACKED, MIXTURE),
+    Case("adapters", {}, ADAPTERS),
+    Case("adapters, weights on the host between phases", {}, {"offloads": True, **ADAPTERS}),
+    Case("adapters, activation checkpointing", {}, {"activation_checkpointing": True, **ADAPTERS, **PACKED}),
     *variants("TP2 with sequence parallelism", SEQUENCE_PARALLEL),
     Case("experts on every TP rank", SEQUENCE_PARALLEL, {}, MIXTURE),
+    Case("adapters, TP2 with sequence parallelism", SEQUENCE_PARALLEL, {**ADAPTERS, **PACKED}),
+    Case("some adapters, TP2 with sequence parallelism", SEQUENCE_PARALLEL, SOME_ADAPTERS),
+    Case("experts in one matrix product", {}, {"moe_grouped_gemm": True, **PACKED}, MIXTURE),
+    Case(
+        "experts on every TP rank, in one matrix product",
+        SEQUENCE_PARALLEL,
+        {"moe_grouped_gemm": True},
+        MIXTURE,
+    ),
     Case("TP2", {"tp": 2}),
+    Case("adapters, TP2", {"tp": 2}, ADAPTERS),
+    Case("some adapters, TP2", {"tp": 2}, {**SOME_ADAPTERS, **SHARED}),
     Case("vocabulary that the ranks cannot share evenly", {"tp": 2}, {}, {"vocab_size": 97, **UNTIED}, GSPO),
     Case("Llama in several files", {"tp": 2}, {}, {"model_type": "llama", "shard_size": "80KB", **UNTIED}),
     Case("every rank fetches", {"tp": 2}, {"replica_fetch": ReplicaFetch.every_rank}),
     *variants("PP2", {"pp": 2}),
     Case("micro-batches of three, the last one smaller", {"pp": 2}, {"micro_batch_size": 3}),
+    Case("adapters, PP2", {"pp": 2}, {"activation_checkpointing": True, **ADAPTERS, **SHARED}),
     *variants("CP2", {"cp": 2}),
+    Case("adapters, CP2", {"cp": 2}, {**ADAPTERS, **PACKED}),
     Case("CP2, activation checkpointing", {"cp": 2}, {"activation_checkpointing": True, **PACKED}),
     *variants("DP2", {"dp": 2}),
     Case("replicated optimizer", {"dp": 2}, {"use_distributed_optimizer": False}),
+    Case("adapters, DP2", {"dp": 2}, {**ADAPTERS, **DYNAMIC}),
+    Case("adapters, replicated optimizer", {"dp": 2}, {"use_distributed_optimizer": False, **ADAPTERS}),
     Case("sequence-level loss", {"dp": 2}, {}, {}, {"token_level_loss": False}),
     *variants("EP2", {"ep": 2, "dp": 2}, MIXTURE),
+    Case("adapters of attention beside experts, EP2", {"ep": 2, "dp": 2}, ATTENTION_ADAPTERS, MIXTURE),
+    Case(
+        "EP2, experts in one matrix product",
+        {"ep": 2, "dp": 2},
+        {"moe_grouped_gemm": True, **PACKED},
+        MIXTURE,
+    ),
     Case("EP2 with TP2, untied", {"ep": 2, **SEQUENCE_PARALLEL}, {}, {**MIXTURE, **UNTIED}),
     *variants("TP2 x PP2", {"tp": 2, "pp": 2}),
     Case("untied embeddings", {"tp": 2, "pp": 2}, PACKED, UNTIED),
     Case("prompts shared, Qwen2", {"tp": 2, "pp": 2}, SHARED, {"model_type": "qwen2"}),
     Case("Qwen2 with attention biases", {"tp": 2, "pp": 2}, {}, {"model_type": "qwen2"}),
+    Case("adapters, Qwen2", {"tp": 2, "pp": 2}, ADAPTERS, {"model_type": "qwen2", **UNTIED}),
     *variants("TP2 x DP2", {"tp": 2, "dp": 2}),
     Case("EP4 over TP2 and DP2", {"ep": 4, "dp": 2, **SEQUENCE_PARALLEL}, PACKED, MIXTURE),
     Case("EP2 x PP2", {"ep": 2, "dp": 2, "pp": 2}, DYNAMIC, MIXTURE),
@@ -124,6 +154,7 @@ CASES = [
 # In eight processes.
 WIDE_CASES = [
     *variants("TP2 x PP2 x DP2", {"tp": 2, "pp": 2, "dp": 2}),
+    Case("adapters, TP2 x PP2 x DP2", {"tp": 2, "pp": 2, "dp": 2}, {**ADAPTERS, **PACKED}),
     *variants("TP2 x CP2 x DP2", {"cp": 2, "dp": 2, **SEQUENCE_PARALLEL}),
     *variants("EP4 over TP2 and DP2, PP2", {"ep": 4, "dp": 2, "pp": 2, **SEQUENCE_PARALLEL}, MIXTURE),
 ]
@@ -227,6 +258,7 @@ class DenseRun:
     logprobs: list[torch.Tensor]
     updates: list[DenseUpdate]
     weights: dict[str, torch.Tensor]
+    adapters: dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -297,7 +329,7 @@ class Matrix:
         return dict(model.state_dict())
 
     def _dense_run(self, case: Case, step: Step) -> DenseRun:
-        key = slug((case.model, case.loss))
+        key = slug((case.model, case.loss, step.cfg.lora))
         if key not in self._dense:
             self._dense[key] = dense_run(step)
         return self._dense[key]
@@ -316,7 +348,7 @@ def dense_run(step: Step) -> DenseRun:
         dense.update(step.batch, list(range(first, first + GLOBAL_BATCH_SIZE)), prev, reference, rate)
         for first, rate in zip(range(0, NUM_SAMPLES, GLOBAL_BATCH_SIZE), LEARNING_RATES, strict=True)
     ]
-    return DenseRun(prev, updates, dict(dense.model.state_dict()))
+    return DenseRun(prev, updates, dense.weights(), dense.adapters())
 
 
 @pytest.fixture(scope="module")
@@ -407,6 +439,14 @@ def test_exported_weights_equal_the_dense_model_after_its_updates(outcome: Outco
     for name, weight in outcome.exported.items():
         difference = (weight - outcome.dense.weights[name]).abs().max()
         assert difference < TOLERANCE, f"{name} differs by {difference:.1e}"
+
+
+def test_exported_adapters_equal_those_of_peft_after_its_updates(outcome: Outcome) -> None:
+    path = outcome.export / "adapter"
+    assert path.is_dir() is bool(outcome.dense.adapters)
+    if path.is_dir():
+        exported = load_file(path / "adapter_model.safetensors")
+        torch.testing.assert_close(exported, outcome.dense.adapters, rtol=0, atol=TOLERANCE)
 
 
 def test_mismatch_tags_compare_with_the_generation_logprobs_sample_by_sample(outcome: Outcome) -> None:

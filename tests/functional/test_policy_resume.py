@@ -40,6 +40,7 @@ BATCH = random_batch(16)
 WRITING = CheckpointWriting.background
 REPLICATED = {"use_distributed_optimizer": False}
 FSDP = {"backend": PolicyBackend.fsdp}
+ADAPTERS = {"adapts": ("all-linear",)}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one": {},
     "DP2 with sharded optimizer": {"dp": 2},
@@ -51,6 +52,15 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "FSDP, TP2": {"tp": 2, **FSDP},
     "TP2 with replicated optimizer": {"tp": 2, **REPLICATED},
     "TP2 x PP2 with replicated optimizer": {"tp": 2, "pp": 2, **REPLICATED},
+    "adapters, DP2": {"dp": 2, **ADAPTERS},
+    "adapters, TP2": {"tp": 2, **ADAPTERS},
+    "adapters, PP2": {"pp": 2, **ADAPTERS},
+    "adapters, TP2 with replicated optimizer": {"tp": 2, **ADAPTERS, **REPLICATED},
+    "FSDP, adapters, DP2": {"dp": 2, **ADAPTERS, **FSDP},
+    "FSDP, adapters, TP2": {"tp": 2, **ADAPTERS, **FSDP},
+    "EP2": {"ep": 2, "dp": 2},
+    "EP2 with experts in one matrix product": {"ep": 2, "dp": 2, "moe_grouped_gemm": True},
+    "experts in one matrix product": {"moe_grouped_gemm": True},
 }
 
 
@@ -136,6 +146,11 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
         ("DP2 with replicated optimizer", "TP2 with replicated optimizer", 1e-5),
         ("TP2 x PP2 with replicated optimizer", "DP2 with replicated optimizer", 1e-5),
         ("FSDP, DP2", "FSDP, TP2", 1e-5),
+        ("adapters, TP2", "adapters, TP2", 0.0),
+        ("adapters, TP2", "adapters, PP2", 1e-5),
+        pytest.param("adapters, DP2", "adapters, TP2", 1e-5, marks=pytest.mark.slow),
+        pytest.param(*["adapters, TP2 with replicated optimizer"] * 2, 0.0, marks=pytest.mark.slow),
+        pytest.param("FSDP, adapters, DP2", "FSDP, adapters, TP2", 1e-5, marks=pytest.mark.slow),
         pytest.param("FSDP, DP2", "FSDP, DP2", 0.0, marks=pytest.mark.slow),
         pytest.param("FSDP, TP2", "FSDP, one", 1e-5, marks=pytest.mark.slow),
         pytest.param("PP2", "one", 1e-5, marks=pytest.mark.slow),
@@ -147,6 +162,24 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
 def test_a_resumed_policy_trains_on_as_if_never_stopped(
     saved_by: str, resumed_by: str, tolerance: float, model: Path, tmp_path: Path
 ) -> None:
+    check_resumption(saved_by, resumed_by, tolerance, model, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("saved_by", "resumed_by"),
+    [
+        ("EP2 with experts in one matrix product", "EP2"),
+        ("EP2", "EP2 with experts in one matrix product"),
+        ("experts in one matrix product", "one"),
+        pytest.param("one", "experts in one matrix product", marks=pytest.mark.slow),
+    ],
+)
+def test_experts_are_the_same_in_every_checkpoint(saved_by: str, resumed_by: str, tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "model", "qwen3_moe")
+    check_resumption(saved_by, resumed_by, 1e-5, model, tmp_path)
+
+
+def check_resumption(saved_by: str, resumed_by: str, tolerance: float, model: Path, tmp_path: Path) -> None:
     norms = run(tmp_path / "whole", saved_by, model)
     resumed_norms = run(tmp_path / "resumed", resumed_by, model, resume_from=tmp_path / "whole")
     assert resumed_norms == pytest.approx(norms, abs=tolerance)
@@ -168,7 +201,7 @@ def save_on_a_full_disk(coordinates: Coordinates, cfg: PolicyConfig, path: Path)
     worker = ready_worker(cfg, loss_config(), coordinates, plane)
     train(worker, put_samples(plane, "first", BATCH))
     # A file may hold the small parts of a checkpoint, which are written at once, and no more.
-    resource.setrlimit(resource.RLIMIT_FSIZE, (16 * 1024, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (32 * 1024, resource.RLIM_INFINITY))
     worker.save_checkpoint(str(path), WRITING)
     train(worker, put_samples(plane, "second", BATCH))
     try:
@@ -216,6 +249,17 @@ def test_the_worker_that_reads_a_corrupt_file_names_it(layout: str, model: Path,
     assert found == [([], []), ([], ["__1_0.distcp"])]
 
 
+_STORED: list[dict[str, Any]] = [
+    {},
+    REPLICATED,
+    {"precision": Precision.bfloat16},
+    FSDP,
+    {"precision": Precision.bfloat16, **ADAPTERS},
+    {**REPLICATED, **ADAPTERS},
+    {**FSDP, **ADAPTERS},
+]
+
+
 def saved_bytes(coordinates: Coordinates, cfg: PolicyConfig, path: Path) -> int:
     plane = InMemoryDataPlane()
     worker = ready_worker(cfg, loss_config(), coordinates, plane)
@@ -229,8 +273,9 @@ def test_a_checkpoint_takes_the_space_that_was_expected_of_it(tmp_path: Path) ->
     # Large enough for names and places to be a few per cent.
     model = make_checkpoint(tmp_path / "model", vocab_size=4096)
     with WorldPool() as pool:
-        for number, options in enumerate([{}, REPLICATED, {"precision": Precision.bfloat16}, FSDP]):
+        for number, options in enumerate(_STORED):
             cfg = policy_config(model, **options)
+            cfg.lora.rank = 1024
             path = tmp_path / str(number)
             path.mkdir()
             (found,) = pool.run(saved_bytes, parallel_layout(cfg), cfg, path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -74,23 +75,54 @@ def test_a_full_disk_says_how_much_is_needed_and_free(setup: Setup) -> None:
 def test_another_kind_of_machine_is_refused(setup: Setup) -> None:
     done = setup({"uname": 'case "$1" in -s) echo Darwin ;; *) echo arm64 ;; esac'})
     assert done.returncode == 1
-    assert "the pinned packages are for Linux on x86_64; this is Darwin on arm64." in done.stderr
+    assert "packages are for Linux on x86_64 and aarch64; this is Darwin on arm64." in done.stderr
+
+
+def on_aarch64(glibc: str) -> dict[str, str]:
+    uname = 'case "$1" in -s) echo Linux ;; *) echo aarch64 ;; esac'
+    return {**NO_DISK, "uname": uname, "getconf": f"echo glibc {glibc}"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "glibc", "is_compiled"),
+    [((), "2.31", False), (("--gpu",), "2.35", False), (("--gpu",), "2.31", True)],
+)
+def test_aarch64_hears_what_differs_and_goes_on(
+    setup: Setup, arguments: Sequence[str], glibc: str, is_compiled: bool
+) -> None:
+    done = setup(on_aarch64(glibc), *arguments)
+    assert "GB of free disk are needed" in done.stderr  # the next check
+    assert "this is aarch64: all pinned packages have wheels for it, but nothing has been" in done.stdout
+    assert ("has a wheel from glibc 2.34 on; this is 2.31: pip will compile it" in done.stdout) is is_compiled
 
 
 def test_an_unknown_argument_shows_the_usage(setup: Setup) -> None:
     done = setup({}, "--everything")
     assert done.returncode == 1
-    assert "unknown argument --everything; usage: scripts/setup.sh [--dev]" in done.stderr
+    assert "unknown argument --everything; usage: scripts/setup.sh [--gpu] [--dev]" in done.stderr
 
 
-def test_pytorch_for_cuda_says_where_to_point_pip(setup: Setup, checkout: Path) -> None:
+@pytest.mark.parametrize(
+    ("found", "arguments", "said"),
+    [
+        ("'13.0'", (), ["a build for CUDA 13.0 (torch 9.9.9)", "PIP_EXTRA_INDEX_URL", "setup.sh --gpu"]),
+        ("None", ("--gpu",), ["is the CPU build\n", "is for CUDA 13.0"]),
+        ("'12.8'", ("--gpu",), ["is a build for CUDA 12.8\n", "is for CUDA 13.0"]),
+    ],
+    ids=["CUDA without GPUs", "CPU for GPUs", "another CUDA"],
+)
+def test_another_build_of_pytorch_says_where_to_point_pip(
+    setup: Setup, checkout: Path, found: str, arguments: Sequence[str], said: Sequence[str]
+) -> None:
     packages = checkout / ".venv" / "lib"
     (packages / "torch").mkdir(parents=True)
-    (packages / "torch" / "version.py").write_text("__version__ = '9.9.9'\ncuda = '13.0'\n")
+    (packages / "torch" / "version.py").write_text(f"__version__ = '9.9.9'\ncuda = {found}\n")
     (packages / "torch-9.9.9.dist-info").mkdir()
     (packages / "torch-9.9.9.dist-info" / "METADATA").write_text("Name: torch\nVersion: 9.9.9\n")
     python = checkout / ".venv" / "bin" / "python"
     python.parent.mkdir()
+    if arguments:
+        (checkout / ".venv" / "for_gpus").touch()
     # An environment in which pip does nothing and site-packages is the folder above.
     python.write_text(
         f"""#!/bin/sh
@@ -103,16 +135,17 @@ exec(source)' "$@"
 """
     )
     python.chmod(0o755)
-    done = setup({})
+    done = setup(MUCH_DISK, *arguments)
     assert done.returncode == 1
-    assert "a build for CUDA 13.0 (torch 9.9.9)" in done.stderr
-    assert "PIP_EXTRA_INDEX_URL" in done.stderr
+    assert [line for line in said if line not in done.stderr] == []
 
 
+GPU, GPU_ALL = ("gpu.txt",), ("gpu.txt", "dev.txt", "reasoning.txt")
 CPU, DEV, ALL = ("cpu.txt",), ("cpu.txt", "dev.txt"), ("cpu.txt", "dev.txt", "reasoning.txt")
 SLURM = ("munged", "slurmctld", "slurmd", "sbatch")
 # Anything still to do would stop at the disk check.
 NO_DISK = {"df": "echo header; echo disk 9 9 0 9% /"}
+MUCH_DISK = {"df": "echo header; echo disk 9 9 99000000 9% /"}
 EVERY_PROGRAM = {**NO_DISK, **dict.fromkeys(("bwrap", "a-compiler", *SLURM), "exit 0")}
 COMPILER, NO_COMPILER = {"CC": "a-compiler"}, {"CC": "no-such-compiler"}
 
@@ -130,12 +163,32 @@ case "$*" in *missing_mooncake_libraries*) echo {mooncake} ;; *) exec {sys.execu
     contents = [(checkout / "requirements" / name).read_bytes() for name in files]
     stamps = [hashlib.sha256(b"".join(contents[: i + 1])).hexdigest() for i in range(len(contents))]
     (checkout / ".venv" / "installed").write_text("".join(f"{stamp}\n" for stamp in stamps))
+    if files[0] == "gpu.txt":
+        (checkout / ".venv" / "for_gpus").touch()
 
 
 @pytest.mark.parametrize(
     ("installed", "asked", "is_done"),
-    [(CPU, (), True), (ALL, (), True), (ALL, ("--dev",), True), (CPU, ("--dev",), False)],
-    ids=["the same", "more than asked", "with the tools", "without the tools"],
+    [
+        (CPU, (), True),
+        (ALL, (), True),
+        (ALL, ("--dev",), True),
+        (CPU, ("--dev",), False),
+        (GPU, (), True),
+        (GPU_ALL, ("--dev",), True),
+        (GPU, ("--dev",), False),
+        (ALL, ("--gpu",), False),
+    ],
+    ids=[
+        "the same",
+        "more than asked",
+        "with the tools",
+        "without the tools",
+        "for GPUs, kept",
+        "for GPUs with the tools",
+        "for GPUs without the tools",
+        "for CPUs",
+    ],
 )
 def test_what_is_installed_already_is_left_alone(
     setup: Setup, checkout: Path, installed: Sequence[str], asked: Sequence[str], is_done: bool
@@ -144,6 +197,55 @@ def test_what_is_installed_already_is_left_alone(
     done = setup(EVERY_PROGRAM, *asked, **COMPILER)
     assert (done.returncode == 0) is is_done
     assert done.stdout == ""
+
+
+def test_gpus_need_more_disk_and_make_the_environment_anew(setup: Setup, checkout: Path) -> None:
+    install(checkout, CPU)
+    assert "16 GB of free disk are needed here, 0 GB are free" in setup(NO_DISK, "--gpu").stderr
+    # Stops at the search for a Python to make it with.
+    done = setup(MUCH_DISK, "--gpu", PYTHON="no-such-python")
+    assert "setup: .venv is for machines without a GPU; making it anew" in done.stdout
+    assert not (checkout / ".venv").exists()
+
+
+def test_an_environment_that_this_script_did_not_make_is_not_deleted(setup: Setup, checkout: Path) -> None:
+    install(checkout, CPU)
+    (checkout / ".venv" / "installed").unlink()
+    done = setup(MUCH_DISK, "--gpu")
+    assert done.returncode == 1
+    assert "Delete it, or name another folder with VENV=.venv-gpu" in done.stderr
+    assert (checkout / ".venv" / "bin" / "python").exists()
+
+
+def test_a_machine_with_gpus_hears_how_to_use_them(setup: Setup) -> None:
+    machine = {**NO_DISK, "nvidia-smi": "echo GPU 0: NVIDIA H200"}
+    said = "this machine has NVIDIA GPUs; bash scripts/setup.sh --gpu installs what uses them"
+    assert said in setup(machine).stdout
+    # Not beside an environment for GPUs, and not where the driver finds none.
+    assert said not in setup(machine, VENV=".venv-cpu").stdout
+    assert said not in setup({**machine, "nvidia-smi": "echo No devices found"}).stdout
+
+
+def test_without_a_compiler_transformer_engine_is_left_out(
+    setup: Setup, checkout: Path, bare: dict[str, str]
+) -> None:
+    install(checkout, GPU)
+    done = setup({**EVERY_PROGRAM, "id": "echo 1000"}, "--gpu", **bare, **NO_COMPILER)
+    assert done.returncode == 0, done.stderr
+    assert "setup: Transformer Engine will need these system packages: gcc libc6-dev" in done.stdout
+    assert "Transformer Engine is left out: there is no C++ compiler with Python's headers" in done.stdout
+    assert "nvidia-smi finds no GPU here; CUDA 13.0 needs NVIDIA's driver 580 or newer" in done.stdout
+
+
+def test_a_compiler_that_fails_leaves_transformer_engine_out(setup: Setup, checkout: Path) -> None:
+    install(checkout, GPU)
+    python = checkout / ".venv" / "bin" / "python"
+    fails = "*transformer_engine.txt*) env >&2; exit 1 ;; *) exec"
+    python.write_text(python.read_text().replace("*) exec", fails))
+    done = setup({**EVERY_PROGRAM, "g++": "exit 0"}, "--gpu", **COMPILER)
+    assert done.returncode == 0, done.stderr
+    assert "Transformer Engine is left out: it could not be compiled" in done.stdout
+    assert re.search(r"^CUDA_HOME=.*/nvidia/cu13$", (checkout / ".venv" / "setup.log").read_text(), re.M)
 
 
 def test_a_change_of_the_requirements_installs_again(setup: Setup, checkout: Path) -> None:

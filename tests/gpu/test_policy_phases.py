@@ -42,18 +42,19 @@ TOLERANCES = {Precision.float32: 1e-3, Precision.bfloat16: 0.15}
 
 @dataclass(frozen=True)
 class Case:
-    """One backend's way through a step. ``options`` are of fsdp_cfg."""
+    """One backend's way through a step. ``options`` are of fsdp_cfg; layers of ``adapts`` have adapters."""
 
     backend: PolicyBackend
     precision: Precision
     micro_batching: MicroBatching
     device: Device
     options: tuple[tuple[str, Any], ...] = ()
+    adapts: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         parts = (self.backend.value, self.precision.value, self.micro_batching.value, self.device.value)
-        return ", ".join((*parts, *(name for name, _ in self.options)))
+        return ", ".join((*parts, *(name for name, _ in self.options), *self.adapts))
 
     def config(self, model: Path) -> PolicyConfig:
         cfg = policy_config(
@@ -62,15 +63,18 @@ class Case:
             precision=self.precision,
             micro_batching=self.micro_batching,
             device=self.device,
+            adapts=self.adapts,
         )
         return replace(cfg, fsdp_cfg=replace(cfg.fsdp_cfg, **dict(self.options)))
 
 
+ADAPTED = ("all-linear",)
 SAVING = (("activation_checkpointing", True), ("cpu_offload", True))
 CPU_CASES = [
     Case(PolicyBackend.fsdp, Precision.bfloat16, MicroBatching.packed, Device.cpu),
     Case(PolicyBackend.megatron, Precision.bfloat16, MicroBatching.packed, Device.cpu),
     Case(PolicyBackend.megatron, Precision.bfloat16, MicroBatching.shared, Device.cpu),
+    Case(PolicyBackend.megatron, Precision.bfloat16, MicroBatching.packed, Device.cpu, adapts=ADAPTED),
 ]
 GPU_CASES = [
     Case(backend, precision, micro_batching, Device.cuda)
@@ -79,7 +83,14 @@ GPU_CASES = [
     for micro_batching in MicroBatching
     # On a GPU prompts are shared in half precision.
     if (precision, micro_batching) != (Precision.float32, MicroBatching.shared)
-] + [Case(PolicyBackend.fsdp, Precision.bfloat16, MicroBatching.packed, Device.cuda, SAVING)]
+] + [
+    Case(PolicyBackend.fsdp, Precision.bfloat16, MicroBatching.packed, Device.cuda, SAVING),
+    *(
+        Case(backend, precision, MicroBatching.packed, Device.cuda, adapts=ADAPTED)
+        for backend in PolicyBackend
+        for precision in Precision
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -125,7 +136,7 @@ def _beside_dense(
         prev,
         [update.loss for update in updates],
         [update.grad_norm for update in updates],
-        dense.model.state_dict(),
+        dense.weights(),
     )
 
 

@@ -44,6 +44,7 @@ from nemo_like.policy.fsdp.weights import fill, full_tensor, hf_tensors, load_so
 from nemo_like.policy.interface import Internals
 from nemo_like.policy.learning_rate import learning_rate
 from nemo_like.policy.objective import own_means, update_objective
+from nemo_like.policy.parallelism import FIRST_REPLICA
 from nemo_like.policy.parking import HostParking, stays_on_device
 from nemo_like.policy.reference import ReferenceWeights, reference_in_place
 from nemo_like.policy.temperature import at_temperature_one
@@ -199,7 +200,7 @@ class FSDPPolicy:
         ]
 
     @torch.no_grad()
-    def stage_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def stage_weights(self, replicas: Sequence[int] = FIRST_REPLICA) -> Iterator[tuple[str, Tensor]]:
         """Yield (Hugging Face name, full tensor) for every tensor of the model, with the adapters merged.
 
         Collective over all ranks; one parameter is gathered at a time.
@@ -224,7 +225,7 @@ class FSDPPolicy:
         ]
 
     @torch.no_grad()
-    def stage_adapters(self) -> Iterator[tuple[str, Tensor]]:
+    def stage_adapters(self, replicas: Sequence[int] = FIRST_REPLICA) -> Iterator[tuple[str, Tensor]]:
         """Yield (name as peft saves it, full tensor in float32) for every adapter, A [rank, inputs] and B
         [outputs, rank].
 
@@ -245,7 +246,7 @@ class FSDPPolicy:
             for _ in tensors:  # this rank takes part in the gathering
                 pass
         if config := self.adapter_config():
-            adapters = {name: tensor.cpu() for name, tensor in self.stage_adapters()}
+            adapters = {name: part.to("cpu", copy=True) for name, part in self.stage_adapters()}
             if self.coordinates.rank == 0:
                 write_adapters(path / ADAPTER_DIRECTORY, config, adapters)
         dist.barrier()
@@ -261,6 +262,13 @@ class FSDPPolicy:
         """Continue from what ``save_checkpoint`` wrote, whatever layout wrote it; every rank calls it."""
         with self._weights_in_use(), self._moments_in_use():
             self.num_updates = load_checkpoint(path, self._trained, self._optimizer)
+
+    def random_states(self) -> Mapping[str, Tensor]:
+        """Return nothing: adapter dropout draws from torch's own generators."""
+        return {}
+
+    def set_random_states(self, states: Mapping[str, Tensor]) -> None:
+        """Do nothing: there are no generators beside torch's."""
 
     def _sent_parameters(self) -> Iterator[tuple[str, str]]:
         """Yield (name here, name in a model without adapters) for every parameter but the adapters' own."""

@@ -129,5 +129,5 @@ def initial_values(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
     for name, parameter in parameters.items():
         if checkpoint_name(name) is None:
             layer, part = name.removesuffix(f".{_NAME}.weight").rsplit(".", 1)
-            values[name] = initial_value(layer, part, parameter.shape)
+            values[name] = initial_value(peft_name(layer, part), parameter.shape)
     return values

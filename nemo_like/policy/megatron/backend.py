@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +14,24 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from nemo_like.algorithms.logprobs import LogprobSettings, TokenScores
 from nemo_like.batch.meta import GlobalBatch, Schedule
 from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.config.adapter_layers import adapted_layers
 from nemo_like.config.derived import length_multiple
-from nemo_like.config.model_info import ModelInfo, read_model_info
+from nemo_like.config.model_info import read_model_info
 from nemo_like.config.schema import LossConfig, PolicyConfig
 from nemo_like.observability.metrics import Metric
+from nemo_like.policy.adapters import (
+    ADAPTER_DIRECTORY,
+    ADAPTER_DTYPE,
+    adapter_config,
+    peft_config,
+    write_adapters,
+)
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
 from nemo_like.policy.checkpoint_writer import CheckpointWriter
 from nemo_like.policy.devices import DTYPES, compute_device
@@ -36,16 +47,19 @@ from nemo_like.policy.megatron.convert import (
     Rule,
     full_shape,
     hf_tensors,
+    join,
     load_weights,
     rules_of_all_ranks,
     split,
 )
 from nemo_like.policy.megatron.cpu_shim import cuda_means_cpu
+from nemo_like.policy.megatron.lora import AdapterSettings, MegatronAdapters, add_adapters
 from nemo_like.policy.megatron.model import ScoringGPTModel, transformer_config
 from nemo_like.policy.megatron.optimizer import adam_state, build_optimizer
+from nemo_like.policy.megatron.parallel_groups import initialise_parallel_state
 from nemo_like.policy.megatron.pipeline import Pipeline
 from nemo_like.policy.objective import own_means, update_objective
-from nemo_like.policy.parallelism import shards_optimizer
+from nemo_like.policy.parallelism import FIRST_REPLICA, is_beside_sender, shards_optimizer
 from nemo_like.policy.parking import HostParking, stays_on_device
 from nemo_like.policy.reference import ReferenceWeights, reference_in_place
 from nemo_like.policy.temperature import at_temperature_one
@@ -72,9 +86,9 @@ class MegatronPolicy:
         self._model_info = read_model_info(cfg.model_name, cfg.backend)
         self._geometry = Geometry.of(self._model_info, coordinates.layout.tp)
         with self._megatron():
-            _initialise_parallel_state(coordinates)
+            initialise_parallel_state(coordinates)
             config = transformer_config(self._model_info, cfg, coordinates.layout)
-            self._part = _model_part(coordinates, self._model_info)
+            self._part = ModelPart.of(coordinates, self._model_info)
             scoring = LogprobSettings(temperature=temperature, with_entropy=loss.entropy_coef is not None)
             self._model = ScoringGPTModel(
                 config,
@@ -82,12 +96,16 @@ class MegatronPolicy:
                 scoring,
                 self._part,
                 shares_prompts=cfg.sequence_packing.share_prompts,
+                has_adapters=cfg.lora.enabled,
             )
             self._model.to(self.device)
+            self._weights = dict(self._model.named_parameters())  # without the adapters
             self._load_weights()
+            self._adapters = self._add_adapters(config)
+            keeps_copy = loss.reference_policy_kl_penalty > 0 and not self._adapters
             self._reference = (
                 ReferenceWeights(lambda: [*self._model.parameters()], cfg.reference_placement)
-                if loss.reference_policy_kl_penalty > 0
+                if keeps_copy
                 else None
             )
             ddp_config = DistributedDataParallelConfig(
@@ -96,7 +114,8 @@ class MegatronPolicy:
                 use_distributed_optimizer=shards_optimizer(cfg),
             )
             self._ddp = DistributedDataParallel(config, ddp_config, self._model)
-            self._optimizer = build_optimizer(cfg, self._ddp, self._dtype)
+            trained_dtype = ADAPTER_DTYPE if self._adapters else self._dtype
+            self._optimizer = build_optimizer(cfg, self._ddp, trained_dtype)
             config.no_sync_func = self._ddp.no_sync
             if cfg.offload_optimizer_for_logprob:
                 self._offload_optimizer()
@@ -128,11 +147,15 @@ class MegatronPolicy:
         return at_temperature_one(self._model, self._temperature)
 
     def reference_logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
-        """Score the batch as ``logprobs`` does, under the weights that the run started from, which are put
-        into the model meanwhile.
+        """Score the batch as ``logprobs`` does, under the weights that the run started from.
 
-        Raises RuntimeError when the loss has no KL term, since then no reference is kept.
+        With adapters these are the frozen weights, so the adapters are disabled meanwhile; else the
+        reference's weights are put into the model meanwhile. Raises RuntimeError when there are no adapters
+        and the loss has no KL term, since then no reference is kept.
         """
+        if self._adapters:
+            with self._adapters.disabled():
+                return self.logprobs(batch, schedule)
         with self._weights_in_use(), reference_in_place(self._reference):
             return self.logprobs(batch, schedule)
 
@@ -226,37 +249,51 @@ class MegatronPolicy:
                 ]
         return specs
 
-    def stage_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (Hugging Face name, full tensor) for every tensor of this pipeline stage.
+    @torch.no_grad()
+    def stage_weights(self, replicas: Sequence[int] = FIRST_REPLICA) -> Iterator[tuple[str, Tensor]]:
+        """Yield (Hugging Face name, full tensor) for every tensor of this pipeline stage, with the adapters
+        merged.
 
-        Collective over the ranks that gather weights; only the weight sender is sure to get every tensor.
+        Collective over the ranks that gather weights; only the weight senders are sure to get every tensor.
         """
         with self._weights_in_use():
-            yield from hf_tensors(self._sent_parameters(), self._geometry, self._part, self._gather)
+            merged = ((name, self._adapters.merged(name, weight)) for name, weight in self._sent_parameters())
+            gather = partial(self._gather, replicas=replicas)
+            yield from hf_tensors(merged, self._geometry, self._part, gather)
 
     def adapter_config(self) -> Mapping[str, Any] | None:
         """Return the contents of peft's adapter_config.json, as plain JSON values; None when the whole model
         trains."""
-        return None
+        if not self._adapters:
+            return None
+        return adapter_config(peft_config(self.cfg.lora, list(adapted_layers(self.cfg.lora))), self._source)
 
     def adapter_metadata(self) -> list[TensorSpec]:
         """Describe what ``stage_adapters`` will yield, in its order, without communication; empty when the
         whole model trains."""
-        return []
+        dtype = str(ADAPTER_DTYPE).removeprefix("torch.")
+        return [
+            TensorSpec(part.name, dtype, full_shape(part.rule, part.parameter.shape, self._part.tp_size))
+            for part in self._adapters.parts()
+        ]
 
-    def stage_adapters(self) -> Iterator[tuple[str, Tensor]]:
+    def stage_adapters(self, replicas: Sequence[int] = FIRST_REPLICA) -> Iterator[tuple[str, Tensor]]:
         """Yield (name as peft saves it, full tensor in float32) for every adapter of this pipeline stage, A
         [rank, inputs] and B [outputs, rank].
 
         Collective over the ranks that gather weights; only the weight sender is sure to get every tensor.
         """
-        yield from ()
+        with self._weights_in_use():
+            for adapter in self._adapters.parts():
+                if parts := self._gather(adapter.rule, adapter.parameter.detach(), replicas):
+                    yield adapter.name, join(adapter.rule, parts)
 
     def export_hf(self, path: Path) -> None:
-        """Write a checkpoint directory that transformers loads; every rank that gathers weights calls it."""
-        tensors = self.stage_weights()
+        """Write a checkpoint directory that transformers loads, and inside it a directory with the adapters,
+        if there are any, for peft; every rank that gathers weights calls it."""
+        tensors, adapters = self.stage_weights(), self.stage_adapters()
         if not is_weight_sender(self.coordinates):
-            for _ in tensors:  # this rank takes part in the gathering
+            for _ in chain(tensors, adapters):  # this rank takes part in the gathering
                 pass
             return
         mine = write_weights(path, self.coordinates.pp, tensors)
@@ -265,39 +302,78 @@ class MegatronPolicy:
         dist.all_gather_object(written, mine, group=group)
         if self.coordinates.is_leader:
             complete_checkpoint(path, self._source, written, self._dtype)
+        if config := self.adapter_config():
+            self._export_adapters(path / ADAPTER_DIRECTORY, config, adapters)
         dist.barrier(group=group)
 
+    def _export_adapters(
+        self, path: Path, config: Mapping[str, Any], adapters: Iterator[tuple[str, Tensor]]
+    ) -> None:
+        """Write the adapters of all pipeline stages into one file, as peft wants it; every weight sender
+        calls this."""
+        mine = {name: adapter.to("cpu", copy=True) for name, adapter in adapters}
+        group = parallel_state.get_pipeline_model_parallel_group()
+        stages = [mine] * group.size() if self.coordinates.is_leader else None
+        dist.gather_object(mine, stages, group=group, group_dst=0)
+        if stages is not None:
+            write_adapters(path, config, {name: part[name] for part in stages for name in part})
+
     def save_checkpoint(self, path: Path, writer: CheckpointWriter) -> None:
-        """Hand weights, optimizer and update count to ``writer``, which writes them into the empty directory
-        ``path``; every rank calls it."""
+        """Hand what trains, the optimizer and the update count to ``writer``, which writes them into the
+        empty directory ``path``; every rank calls it."""
         with self._megatron(), self._weights_in_use():
             counters = {"num_updates": self.num_updates}
-            save_checkpoint(path, self._model, self._optimizer, counters, writer)
+            save_checkpoint(path, self._stored(), self._optimizer, counters, writer)
 
     def load_checkpoint(self, path: Path) -> None:
         """Continue from what ``save_checkpoint`` wrote, whatever layout wrote it; every rank calls it."""
         with self._megatron(), self._weights_in_use():
-            self.num_updates = load_checkpoint(path, self._model, self._optimizer)["num_updates"]
+            self.num_updates = load_checkpoint(path, self._stored(), self._optimizer)["num_updates"]
+
+    def _stored(self) -> torch.nn.Module:
+        """Return the module that checkpoints hold."""
+        return self._adapters if self._adapters else self._model
+
+    def random_states(self) -> Mapping[str, Tensor]:
+        """Return the states of the generators from which Megatron-core draws dropout, by their names."""
+        states: dict[str, Tensor] = tensor_parallel.get_cuda_rng_tracker().get_states()
+        return states
+
+    def set_random_states(self, states: Mapping[str, Tensor]) -> None:
+        """Have Megatron-core draw on from ``states``; none leaves its generators as they are."""
+        if states:
+            tensor_parallel.get_cuda_rng_tracker().set_states(dict(states))
 
     def _sent_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Yield this stage's parameters by name, except a tied output layer, which is the first stage's
         embedding."""
-        for name, parameter in self._model.named_parameters():
+        for name, parameter in self._weights.items():
             if not self._is_tied_output(name):
                 yield name, parameter
+
+    def _add_adapters(self, config: TransformerConfig) -> MegatronAdapters:
+        if not self.cfg.lora.enabled:
+            return MegatronAdapters({})
+        settings = AdapterSettings(self.cfg.lora, self._geometry, self._part, config.sequence_parallel)
+        # Adapter dropout must be alike on tensor-parallel ranks, whose inputs are alike.
+        coordinates = self.coordinates
+        torch.manual_seed(coordinates.rank // coordinates.layout.tp)
+        return add_adapters(self._model, settings)
 
     def _is_tied_output(self, name: str) -> bool:
         return name == "output_layer.weight" and self._model_info.has_tied_embeddings
 
-    def _gather(self, rule: Rule, part: Tensor) -> list[Tensor]:
-        """Gather every rank's part of a parameter, if this rank is in a group with its stage's sender; return
-        nothing if it is not."""
-        layout, place = self.coordinates.layout, self.coordinates.rank % self.coordinates.layout.stage_size
+    def _gather(self, rule: Rule, part: Tensor, replicas: Sequence[int]) -> list[Tensor]:
+        """Gather every rank's part of a parameter if this rank is in a group with a sender of these replicas.
+
+        Return nothing if it is not.
+        """
+        layout = self.coordinates.layout
         if rule.is_expert:
             size, group = layout.ep, parallel_state.get_expert_model_parallel_group()
         else:
             size, group = layout.tp, parallel_state.get_tensor_model_parallel_group()
-        if place >= size:
+        if not is_beside_sender(self.coordinates, size, replicas):
             return []
         if size == 1 or (rule.cut is Cut.replicated and not rule.is_expert):
             return [part] * size
@@ -309,7 +385,7 @@ class MegatronPolicy:
         # With tied embeddings, a last stage that is not the first holds the embedding as its output layer.
         parameters = (
             ("embedding.word_embeddings.weight" if self._is_tied_output(name) else name, parameter)
-            for name, parameter in self._model.named_parameters()
+            for name, parameter in self._weights.items()
         )
         load_weights(parameters, HFCheckpoint(self._source), self._geometry, self._part)
 
@@ -325,42 +401,3 @@ class MegatronPolicy:
         if self.coordinates.layout.pp > 1:
             source = parallel_state.get_pipeline_model_parallel_last_rank()
             dist.broadcast(tensor, src=source, group=parallel_state.get_pipeline_model_parallel_group())
-
-
-def _model_part(coordinates: Coordinates, model: ModelInfo) -> ModelPart:
-    """Return the part of the model at these coordinates; every pipeline stage has equally many layers."""
-    layout = coordinates.layout
-    return ModelPart(
-        first_layer=coordinates.pp * (model.num_layers // layout.pp),
-        tp_rank=coordinates.tp,
-        tp_size=layout.tp,
-        ep_rank=coordinates.ep,
-        ep_size=layout.ep,
-        num_local_experts=(model.num_experts or 0) // layout.ep,
-    )
-
-
-def _initialise_parallel_state(coordinates: Coordinates) -> None:
-    """Make Megatron-core's process groups, unless this process has them, and raise ValueError when they put
-    this rank at other coordinates than those by which the driver dispatches."""
-    layout = coordinates.layout
-    if not parallel_state.model_parallel_is_initialized():
-        parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=layout.tp,
-            pipeline_model_parallel_size=layout.pp,
-            context_parallel_size=layout.cp,
-            expert_model_parallel_size=layout.ep,
-            expert_tensor_parallel_size=1,
-            create_gloo_process_groups=False,
-        )
-    tensor_parallel.model_parallel_cuda_manual_seed(0)
-    place = (
-        parallel_state.get_tensor_model_parallel_rank(),
-        parallel_state.get_context_parallel_rank(),
-        parallel_state.get_data_parallel_rank(),
-        parallel_state.get_pipeline_model_parallel_rank(),
-        parallel_state.get_expert_model_parallel_rank(),
-    )
-    expected = (coordinates.tp, coordinates.cp, coordinates.dp, coordinates.pp, coordinates.ep)
-    if place != expected:
-        raise ValueError(f"rank {dist.get_rank()} is at (tp, cp, dp, pp, ep)={place}, not at {expected}")

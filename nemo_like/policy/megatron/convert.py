@@ -21,10 +21,13 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.nn import functional
 
+from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.model_info import ModelInfo
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
-_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")
+_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(linear_fc[12])\.weight")
+# Transformer Engine's grouped layers number their weights.
+_TE_EXPERT = re.compile(r"mlp\.experts\.(linear_fc[12])\.weight(\d+)")
 
 
 class Cut(Enum):
@@ -53,6 +56,7 @@ class Rule:
     cut: Cut = Cut.replicated
     merge: Merge = Merge.single
     is_expert: bool = False
+    num_experts: int | None = None  # the parameter holds so many experts, along a dim before the others
 
 
 _MODEL_RULES = {
@@ -80,9 +84,11 @@ _LAYER_RULES = {
 }
 # The rules of one expert; its Hugging Face tensors are under mlp.experts.INDEX.
 _EXPERT_RULES = {
-    "linear_fc1.weight": Rule(("gate_proj.weight", "up_proj.weight"), merge=Merge.stacked, is_expert=True),
-    "linear_fc2.weight": Rule(("down_proj.weight",), is_expert=True),
+    "linear_fc1": Rule(("gate_proj.weight", "up_proj.weight"), merge=Merge.stacked, is_expert=True),
+    "linear_fc2": Rule(("down_proj.weight",), is_expert=True),
 }
+# GroupedExperts has those of all its experts in one parameter.
+_GROUPED_EXPERTS = {"mlp.experts.weight1": "linear_fc1", "mlp.experts.weight2": "linear_fc2"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +102,19 @@ class ModelPart:
     ep_rank: int
     ep_size: int
     num_local_experts: int  # 0: no mixture
+
+    @classmethod
+    def of(cls, coordinates: Coordinates, model: ModelInfo) -> ModelPart:
+        """Return the part at these coordinates; every pipeline stage has equally many layers."""
+        layout = coordinates.layout
+        return cls(
+            first_layer=coordinates.pp * (model.num_layers // layout.pp),
+            tp_rank=coordinates.tp,
+            tp_size=layout.tp,
+            ep_rank=coordinates.ep,
+            ep_size=layout.ep,
+            num_local_experts=(model.num_experts or 0) // layout.ep,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,14 +182,30 @@ def rule_for(name: str, part: ModelPart, ep_rank: int | None = None) -> Rule:
     if match is None:
         return _MODEL_RULES[name]
     prefix, rest = f"model.layers.{int(match[1]) + part.first_layer}.", match[2]
-    expert = _EXPERT.fullmatch(rest)
-    if expert is None:
+    experts, layer = _experts(rest, part.num_local_experts)
+    if layer is None:
         rule = _LAYER_RULES[rest]
-    else:
-        rule = _EXPERT_RULES[expert[2]]
-        first = (part.ep_rank if ep_rank is None else ep_rank) * part.num_local_experts
-        prefix += f"mlp.experts.{first + int(expert[1])}."
-    return replace(rule, hf_names=tuple(prefix + hf_name for hf_name in rule.hf_names))
+        return replace(rule, hf_names=tuple(prefix + hf_name for hf_name in rule.hf_names))
+    rule = _EXPERT_RULES[layer]
+    first = (part.ep_rank if ep_rank is None else ep_rank) * part.num_local_experts
+    names = (f"mlp.experts.{first + expert}.{hf_name}" for expert in experts for hf_name in rule.hf_names)
+    return replace(
+        rule,
+        hf_names=tuple(prefix + hf_name for hf_name in names),
+        num_experts=len(experts) if rest in _GROUPED_EXPERTS else None,
+    )
+
+
+def _experts(name: str, num_local: int) -> tuple[Sequence[int], str | None]:
+    """Return which of a rank's experts a layer's parameter is of, and the linear layer; None for another
+    parameter."""
+    if name in _GROUPED_EXPERTS:
+        return range(num_local), _GROUPED_EXPERTS[name]
+    if match := _EXPERT.fullmatch(name):
+        return (int(match[1]),), match[2]
+    if match := _TE_EXPERT.fullmatch(name):
+        return (int(match[2]),), match[1]
+    return (), None
 
 
 def rules_of_all_ranks(name: str, part: ModelPart) -> list[Rule]:
@@ -184,6 +219,11 @@ def rules_of_all_ranks(name: str, part: ModelPart) -> list[Rule]:
 
 def merge(rule: Rule, parts: Sequence[Tensor], geometry: Geometry) -> Tensor:
     """Merge Hugging Face tensors into the full Megatron tensor."""
+    if rule.num_experts is not None:
+        one, size = replace(rule, num_experts=None), len(parts) // rule.num_experts
+        return torch.stack(
+            [merge(one, parts[start : start + size], geometry) for start in range(0, len(parts), size)]
+        )
     if rule.merge is Merge.single:
         return parts[0]
     if rule.merge is Merge.vocabulary:
@@ -196,6 +236,9 @@ def merge(rule: Rule, parts: Sequence[Tensor], geometry: Geometry) -> Tensor:
 
 def split(rule: Rule, full: Tensor, geometry: Geometry) -> list[Tensor]:
     """Split a full Megatron tensor into its Hugging Face tensors; the reverse of ``merge``."""
+    if rule.num_experts is not None:
+        one = replace(rule, num_experts=None)
+        return [part for expert in full for part in split(one, expert, geometry)]
     if rule.merge is Merge.single:
         return [full]
     if rule.merge is Merge.vocabulary:
@@ -260,7 +303,7 @@ def load_weights(
 
 
 def hf_tensors(
-    parameters: Iterator[tuple[str, torch.nn.Parameter]],
+    parameters: Iterator[tuple[str, Tensor]],
     geometry: Geometry,
     part: ModelPart,
     gather: Callable[[Rule, Tensor], Sequence[Tensor]],

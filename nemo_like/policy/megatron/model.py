@@ -27,7 +27,13 @@ from nemo_like.config.schema import PolicyConfig, Precision
 from nemo_like.policy.batch import ModelInputs
 from nemo_like.policy.devices import DTYPES
 from nemo_like.policy.megatron.convert import Cut, ModelPart, rule_for
-from nemo_like.policy.megatron.modules import PromptSharingRow, layer_spec, uses_transformer_engine
+from nemo_like.policy.megatron.lora import without_fused_norms
+from nemo_like.policy.megatron.modules import (
+    PromptSharingRow,
+    groups_experts,
+    layer_spec,
+    uses_transformer_engine,
+)
 
 
 def transformer_config(model: ModelInfo, cfg: PolicyConfig, layout: ParallelLayout) -> TransformerConfig:
@@ -57,7 +63,7 @@ def transformer_config(model: ModelInfo, cfg: PolicyConfig, layout: ParallelLayo
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
         context_parallel_size=layout.cp,
-        **_mixture_options(model, layout),
+        **_mixture_options(model, cfg, layout),
         **_recompute_options(cfg),
         sequence_parallel=cfg.megatron_cfg.sequence_parallel and layout.tp > 1,
         # Weights come from a checkpoint, so nothing is drawn at random.
@@ -79,7 +85,7 @@ def transformer_config(model: ModelInfo, cfg: PolicyConfig, layout: ParallelLayo
     )
 
 
-def _mixture_options(model: ModelInfo, layout: ParallelLayout) -> dict[str, Any]:
+def _mixture_options(model: ModelInfo, cfg: PolicyConfig, layout: ParallelLayout) -> dict[str, Any]:
     if model.num_experts is None:
         return {}
     return {
@@ -90,6 +96,7 @@ def _mixture_options(model: ModelInfo, layout: ParallelLayout) -> dict[str, Any]
         "moe_router_load_balancing_type": "none",
         # Only this dispatcher allows micro-batches of different lengths.
         "moe_token_dispatcher_type": "alltoall",
+        "moe_grouped_gemm": groups_experts(cfg),
         "expert_model_parallel_size": layout.ep,
         "expert_tensor_parallel_size": 1,
     }
@@ -116,12 +123,16 @@ class ScoringGPTModel(GPTModel):
         part: ModelPart,
         *,
         shares_prompts: bool,
+        has_adapters: bool,
     ) -> None:
         tp = config.tensor_model_parallel_size
         device = torch.device("cpu" if config.use_cpu_initialization else "cuda")
+        spec = layer_spec(config, device, shares_prompts=shares_prompts)
+        if has_adapters:
+            without_fused_norms(spec)
         super().__init__(
             config=config,
-            transformer_layer_spec=layer_spec(config, device, shares_prompts=shares_prompts),
+            transformer_layer_spec=spec,
             vocab_size=model.padded_vocab_size(tp),
             max_sequence_length=model.max_position_embeddings,
             pre_process=parallel_state.is_pipeline_first_stage(),
@@ -162,9 +173,14 @@ class ScoringGPTModel(GPTModel):
                 parameter.partition_stride = 1
 
     def _preprocess(self, input_ids: Tensor, position_ids: Tensor, *args: Any, **options: Any) -> Any:
-        """Preprocess as Megatron-core does, but where prompts are shared give each token the rotation of its
-        position: positions then do not follow from a token's place in the row."""
+        """Preprocess as Megatron-core does, but have the input of the layers take part in the backward pass
+        where layers are recomputed. Where prompts are shared give each token the rotation of its position:
+        positions then do not follow from a token's place in the row."""
         decoder_input, rotations, *rest = super()._preprocess(input_ids, position_ids, *args, **options)
+        if decoder_input is not None and self.config.recompute_granularity and torch.is_grad_enabled():
+            # A layer that is recomputed passes gradients on to its parameters only if its input has one, and
+            # that of frozen embeddings has none.
+            decoder_input.requires_grad_(True)
         if isinstance(options.get("packed_seq_params"), PromptSharingRow):
             rotations = rotations[position_ids[0]]  # [T, 1, 1, d]
         return (decoder_input, rotations, *rest)

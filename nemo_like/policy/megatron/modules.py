@@ -27,8 +27,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn import functional
 
+from nemo_like.config.schema import Device, PolicyConfig, Precision
 from nemo_like.policy.batch import ModelInputs, context_positions
 from nemo_like.policy.devices import on_device
+from nemo_like.policy.megatron.experts import GroupedExperts
 from nemo_like.policy.megatron.functions import RMSNormFunction, SwiGLUFunction
 from nemo_like.policy.shared_prompts import SharedPrompts
 from nemo_like.policy.varlen import Sequences, attend_varlen, has_varlen_kernel
@@ -242,6 +244,23 @@ def uses_transformer_engine(device: torch.device) -> bool:
     return HAVE_TE and device.type == "cuda"
 
 
+def groups_experts(cfg: PolicyConfig) -> bool:
+    """Return whether a mixture's experts are to compute in one grouped matrix product.
+
+    Raises ValueError when the configuration asks for it and no kernel for it is there.
+    """
+    wanted = cfg.megatron_cfg.moe_grouped_gemm
+    if cfg.device is Device.cpu:
+        return bool(wanted)
+    has_kernel = HAVE_TE or cfg.precision is Precision.bfloat16
+    if wanted and not has_kernel:
+        raise ValueError(
+            f"policy.megatron_cfg.moe_grouped_gemm=true with policy.precision={cfg.precision.value} needs "
+            "Transformer Engine, which is not installed; set policy.precision=bfloat16, or the key to null"
+        )
+    return has_kernel if wanted is None else wanted
+
+
 def layer_spec(
     config: TransformerConfig, device: torch.device, *, shares_prompts: bool
 ) -> ModuleSpec | TransformerBlockSubmodules:
@@ -252,7 +271,9 @@ def layer_spec(
     """
     if uses_transformer_engine(device):
         spec = get_gpt_layer_with_transformer_engine_spec(
-            num_experts=config.num_moe_experts, moe_grouped_gemm=False, qk_layernorm=config.qk_layernorm
+            num_experts=config.num_moe_experts,
+            moe_grouped_gemm=config.moe_grouped_gemm,
+            qk_layernorm=config.qk_layernorm,
         )
         if shares_prompts:
             spec.submodules.self_attention.submodules.core_attention = TorchCoreAttention
@@ -266,7 +287,10 @@ def layer_spec(
     layer.submodules.input_layernorm = TorchRMSNorm
     layer.submodules.pre_mlp_layernorm = TorchRMSNorm
     mlp = layer.submodules.mlp.submodules
-    (mlp.experts.submodules if config.num_moe_experts else mlp).activation_func = TorchSwiGLU
+    if config.moe_grouped_gemm:
+        mlp.experts = ModuleSpec(module=GroupedExperts)
+    else:
+        (mlp.experts.submodules if config.num_moe_experts else mlp).activation_func = TorchSwiGLU
     attention = layer.submodules.self_attention.submodules
     attention.core_attention = TorchCoreAttention
     if config.qk_layernorm:

@@ -8,7 +8,7 @@ import torch
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from torch import Tensor
 
-from nemo_like.config.schema import PolicyConfig, Precision
+from nemo_like.config.schema import PolicyConfig
 from nemo_like.policy.megatron.foreach import use_torch_kernels
 from nemo_like.policy.parallelism import shards_optimizer
 
@@ -35,8 +35,8 @@ def adam_state(optimizer: MegatronOptimizer) -> AdamState:
 
 
 def build_optimizer(cfg: PolicyConfig, model: torch.nn.Module, dtype: torch.dtype) -> MegatronOptimizer:
-    """Build AdamW over a DDP-wrapped model, with float32 master weights under bfloat16. Biases and norms have
-    no weight decay."""
+    """Build AdamW over a DDP-wrapped model whose trained parameters are in ``dtype``, with float32 master
+    weights for bfloat16. Biases and norms have no weight decay."""
     use_torch_kernels()
     adam = cfg.optimizer
     optimizer = get_megatron_optimizer(
@@ -48,7 +48,7 @@ def build_optimizer(cfg: PolicyConfig, model: torch.nn.Module, dtype: torch.dtyp
             adam_beta2=adam.adam_beta2,
             adam_eps=adam.adam_eps,
             clip_grad=cfg.max_grad_norm,
-            bf16=cfg.precision is Precision.bfloat16,
+            bf16=dtype is torch.bfloat16,
             params_dtype=dtype,
             use_distributed_optimizer=shards_optimizer(cfg),
         ),

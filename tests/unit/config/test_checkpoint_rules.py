@@ -171,6 +171,12 @@ def test_a_dense_model_has_no_experts_to_spread(demo: Demo) -> None:
     )
 
 
+def test_a_dense_model_has_no_experts_to_group(demo: Demo) -> None:
+    (problem,) = problems(demo("policy.megatron_cfg.moe_grouped_gemm=true"))
+    assert problem.startswith("policy.megatron_cfg.moe_grouped_gemm=true needs a mixture of experts")
+    assert problem.endswith("set it to null")
+
+
 def test_experts_with_tensor_parallelism_need_sequence_parallelism(demo: Demo, checkpoint: Path) -> None:
     write_checkpoint(checkpoint, **EXPERTS)
     tensor_parallel = "policy.megatron_cfg.tensor_model_parallel_size=2"

@@ -286,10 +286,13 @@ def test_a_choice_that_is_none_says_what_there_is(argument: str, rule: str) -> N
     assert rule in problems(DEMO, argument)
 
 
-def test_a_file_chooses_for_one_of_its_defaults(write: Write) -> None:
-    path = write("mine.yaml", "defaults:\n  - grpo_arithmetic_cpu\n  - override policy: fsdp_lora")
-    lora = load_config(path).policy.lora
-    assert (lora.enabled, lora.rank) == (True, 16)
+@pytest.mark.parametrize("backend", PolicyBackend)
+def test_a_file_chooses_for_one_of_its_defaults(write: Write, backend: PolicyBackend) -> None:
+    path = write(
+        "mine.yaml", f"defaults:\n  - grpo_arithmetic_cpu\n  - override policy: {backend.value}_lora"
+    )
+    policy = load_config(path).policy
+    assert (policy.backend, policy.lora.enabled, policy.lora.rank) == (backend, True, 16)
 
 
 def test_an_optional_default_may_be_missing(write: Write) -> None:

@@ -149,3 +149,27 @@ def test_the_learning_rate_schedule_counts_the_updates_of_every_epoch(demo: Demo
     [problem] = problems(demo("grpo.num_epochs_per_rollout=2"))
     assert "reaches a learning rate of 0 before the last of 1280 updates" in problem
     validate(demo("grpo.num_epochs_per_rollout=2", "policy.scheduler.decay_updates=1280"))
+
+
+FP8 = ("generation.vllm_cfg.quantization=fp8", "policy.device=cuda", "policy.precision=bfloat16")
+
+
+def about_fp8(cfg: Config) -> list[str]:
+    """What is said of it; this machine has no GPU."""
+    return [problem for problem in problems(cfg) if problem.startswith("generation.vllm_cfg.quantization")]
+
+
+def test_engines_that_round_weights_need_a_correction_of_the_mismatch(demo: Demo) -> None:
+    uncorrected = (SCORED, "loss_fn.use_importance_sampling_correction=false")
+    (problem,) = about_fp8(demo(*FP8, *uncorrected))
+    assert "nothing in the loss corrects that" in problem
+    assert "use_importance_sampling_correction=true" in problem
+    for corrected in ((SCORED, "loss_fn.use_importance_sampling_correction=true"), (AS_PREV,)):
+        assert about_fp8(demo(*FP8, *corrected)) == []
+    assert about_fp8(demo(*FP8, *uncorrected, "rollout.generate_only=true")) == []
+
+
+@pytest.mark.parametrize("other", ["policy.device=cpu", "policy.precision=float32"])
+def test_engines_round_weights_on_gpus_in_half_precision_only(demo: Demo, other: str) -> None:
+    (problem,) = about_fp8(demo(*FP8, other, AS_PREV))
+    assert "needs policy.device=cuda and policy.precision=bfloat16" in problem

@@ -34,7 +34,7 @@ def problems(cfg: Config, model: ModelInfo, size: int = SIZE) -> list[str]:
 def test_an_engine_of_its_own_has_its_share_always_and_buckets_during_a_transfer() -> None:
     timetable = memory_timetable(*qwen3_8b(), SIZE)
     share = int(0.85 * SIZE)
-    buckets = 2 * 151936 * 4096 * 2  # the embedding is larger than a bucket of 64 MiB
+    buckets = 2 * 64 * 2**20 + 151936 * 4096 * 2  # the embedding is larger than a layer
     assert timetable.actors((0, 4)) == ["engine-0"]
     assert timetable.bytes_in((0, 4), GpuStage.policy_training) == share
     assert timetable.bytes_in((0, 4), GpuStage.weight_sync) == share + buckets
@@ -95,7 +95,7 @@ def test_the_rules_check_the_size_that_the_configuration_names() -> None:
 def test_the_table_has_every_gpu_and_all_stages_of_the_fullest_of_each_kind() -> None:
     lines = format_timetable(memory_timetable(*qwen3_8b(), SIZE))
     assert [line for line in lines if line.startswith("  node 0 GPU 4 ")] == [
-        "  node 0 GPU 4   engine-0                            at most 69.5 GiB, in weight_sync"
+        "  node 0 GPU 4   engine-0                            at most 68.4 GiB, in weight_sync"
     ]
     assert sum(line.startswith("  node 0 GPU") for line in lines) == 8
     assert [line.split()[:6] for line in lines if line.startswith("GiB")] == [
@@ -109,6 +109,12 @@ def test_the_table_has_every_gpu_and_all_stages_of_the_fullest_of_each_kind() ->
 def test_without_a_size_an_engine_counts_with_its_weights_alone() -> None:
     timetable = memory_timetable(*qwen3_8b(), None)
     assert timetable.bytes_in((0, 4), GpuStage.generation) == 8_190_735_360 * 2 + GIB
+
+
+def test_eight_bits_halve_an_engines_layers_and_not_its_embeddings() -> None:
+    timetable = memory_timetable(*qwen3_8b("generation.vllm_cfg.quantization=fp8"), None)
+    embeddings = 2 * 151936 * 4096
+    assert timetable.bytes_in((0, 4), GpuStage.generation) == 8_190_735_360 + embeddings + GIB
 
 
 def test_a_run_on_the_cpu_has_no_timetable() -> None:

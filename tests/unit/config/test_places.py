@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemo_like.config.loader import load_config
-from nemo_like.config.places import Place, gpus_by_node, placement
+from nemo_like.config.places import Place, gpus_by_node, placement, weight_replicas
 from nemo_like.config.problems import ConfigError
 from nemo_like.config.schema import Config
 from tests.unit.config.checkpoints import DEMO
@@ -155,3 +155,32 @@ def test_groups_are_whole_and_separate_processes_share_nothing(
     assert all(0 <= gpu < 8 for _, gpu in users)
     if colocated:
         assert set(users) == {(node, gpu) for node, (gpu,) in workers}
+
+
+def replicas(cfg: Config) -> tuple[int, ...]:
+    return weight_replicas(cfg, placement(cfg))
+
+
+def test_one_replica_sends_unless_engines_map_memory_on_several_nodes(demo: Demo) -> None:
+    two_nodes = (*GPU, "cluster.num_nodes=2", *megatron(tp=4), "policy.data_parallel_size=4")
+    assert replicas(demo(*two_nodes, "cluster.num_nodes=3", *engines(4))) == (0,)
+    assert replicas(demo(*two_nodes, COLOCATED, *engines(4))) == (0, 2)
+    assert replicas(demo(*two_nodes, COLOCATED, *engines(1, tp=8))) == (0,)
+    assert replicas(demo("rollout.generate_only=true", "generation.weight_transport=shared_memory")) == (0,)
+
+
+def test_the_pipeline_stages_of_a_replica_share_a_node_with_colocated_engines(demo: Demo) -> None:
+    layout = (*GPU, "cluster.num_nodes=2", *megatron(tp=2, pp=2), "policy.data_parallel_size=4", *engines(4))
+    colocated = demo(*layout, COLOCATED)
+    # Stage 0 is ranks 0 to 7, stage 1 ranks 8 to 15.
+    assert nodes_of(placement(colocated), "policy_worker") == [0, 0, 0, 0, 1, 1, 1, 1] * 2
+    assert replicas(colocated) == (0, 2)
+    separate = placement(demo(*layout, "cluster.num_nodes=3"))
+    assert nodes_of(separate, "policy_worker") == [0] * 8 + [1] * 8
+
+
+def test_engines_that_map_memory_without_a_replica_on_their_node_are_refused(demo: Demo) -> None:
+    layout = (*megatron(pp=2), "policy.data_parallel_size=1", "cluster.num_nodes=2", *engines(2))
+    cfg = demo(*layout, "generation.weight_transport=shared_memory")
+    with pytest.raises(ConfigError, match=r"shared_memory needs a whole replica .*; node 0 has none"):
+        replicas(cfg)

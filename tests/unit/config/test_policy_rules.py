@@ -66,6 +66,9 @@ def test_megatrons_optimizer_can_leave_the_device_only_where_it_has_weights_of_i
     on_gpu = (offload, "policy.device=cuda")
     (problem,) = [text for text in problems(demo(*on_gpu)) if text.startswith(offload)]
     assert "needs policy.precision=bfloat16 with policy.backend=megatron" in problem
+    adapted = demo(*on_gpu, "policy.precision=bfloat16", "policy.lora.enabled=true")
+    (problem,) = [text for text in problems(adapted) if text.startswith(offload)]
+    assert "is not for policy.lora.enabled=true with policy.backend=megatron" in problem
     fsdp = demo(*on_gpu, "policy.backend=fsdp", "policy.megatron_cfg.use_distributed_optimizer=false")
     assert not [text for text in problems(fsdp) if text.startswith(offload)]
 

@@ -30,8 +30,9 @@ MOE = "model_executor/layers/fused_moe"
         (f"{MOE}/fused_moe_method_base.py", r"self\.moe_kernel: "),
         (f"{MOE}/unquantized_fused_moe_method.py", r"layer\.w13_weight"),
         (f"{MOE}/modular_kernel.py", r"def process_weights_after_loading\(self, layer"),
-        ("distributed/weight_transfer/factory.py", r"def register_engine\("),
         ("utils/network_utils.py", r"/vllm_dist_\{"),
+        ("config/quantization.py", r'"fp8_per_channel": QuantizationConfigArgs'),
+        ("model_executor/layers/quantization/online/fp8.py", r'replace_parameter\(layer, "weight_scale"'),
     ],
 )
 def test_it_is_there(file: str, pattern: str) -> None:

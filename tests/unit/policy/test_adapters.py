@@ -23,12 +23,13 @@ LAYER = "model.layers.0.self_attn.q_proj"
 
 
 def test_a_layers_name_alone_decides_its_adapters_first_values() -> None:
-    first, again = (initial_value(LAYER, LORA_A, (2, 100)) for _ in range(2))
+    name = peft_name(LAYER, LORA_A)
+    first, again = (initial_value(name, (2, 100)) for _ in range(2))
     assert torch.equal(first, again)
-    assert not torch.equal(first, initial_value(LAYER.replace("0", "1"), LORA_A, (2, 100)))
+    assert not torch.equal(first, initial_value(name.replace("0", "1"), (2, 100)))
     # Uniform within 1 / sqrt(inputs), as peft draws them.
     assert 0.09 < first.abs().max() < 0.1 and abs(first.mean()) < 0.02
-    assert not initial_value(LAYER, LORA_B, (100, 2)).any()
+    assert not initial_value(peft_name(LAYER, LORA_B), (100, 2)).any()
 
 
 def test_peft_reads_the_configuration_that_is_written(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ GEOMETRY = Geometry(
     num_attention_heads=4, num_query_groups=2, head_size=3, vocab_size=10, padded_vocab_size=12
 )
 HIDDEN, FFN = 5, 8
+EXPERT = [(FFN, HIDDEN), (FFN, HIDDEN)]  # gate and up projection
 SHAPES = {
     "embedding.word_embeddings.weight": [(10, HIDDEN)],
     "output_layer.weight": [(10, HIDDEN)],
@@ -42,6 +43,15 @@ SHAPES = {
     "decoder.layers.0.self_attention.q_layernorm.weight": [(3,)],
     "decoder.layers.0.mlp.linear_fc1.weight": [(FFN, HIDDEN), (FFN, HIDDEN)],
     "decoder.layers.0.mlp.linear_fc2.weight": [(HIDDEN, FFN)],
+    # As Transformer Engine names the norms that it folds into linear layers.
+    "decoder.layers.0.self_attention.linear_qkv.layer_norm_weight": [(HIDDEN,)],
+    "decoder.layers.0.mlp.linear_fc1.layer_norm_weight": [(HIDDEN,)],
+    # Experts one after the other, in Transformer Engine's grouped layers, and all 8 in one parameter.
+    "decoder.layers.0.mlp.experts.local_experts.3.linear_fc1.weight": EXPERT,
+    "decoder.layers.0.mlp.experts.linear_fc1.weight3": EXPERT,
+    "decoder.layers.0.mlp.experts.linear_fc2.weight3": [(HIDDEN, FFN)],
+    "decoder.layers.0.mlp.experts.weight1": EXPERT * 8,
+    "decoder.layers.0.mlp.experts.weight2": [(HIDDEN, FFN)] * 8,
 }
 
 
@@ -73,7 +83,8 @@ def test_merging_cutting_joining_and_splitting_give_the_tensors_back(name: str, 
     full = merge(rule, parts, GEOMETRY)
     local = [cut(rule, full, rank, num_ranks) for rank in range(num_ranks)]
     assert full_shape(rule, local[0].shape, num_ranks) == tuple(full.shape)
-    back = split(rule, join(rule, local), GEOMETRY)
+    back = split(rule, local[0] if rule.is_expert else join(rule, local), GEOMETRY)
+    assert len(rule.hf_names) == len(parts)
     assert [part.tolist() for part in back] == [part.tolist() for part in parts]
 
 
@@ -110,6 +121,22 @@ def test_an_expert_is_named_by_its_place_among_the_experts_of_all_ranks() -> Non
         "model.layers.7.mlp.experts.7.gate_proj.weight",
         "model.layers.7.mlp.experts.7.up_proj.weight",
     )
+
+
+@pytest.mark.parametrize("layer", ["linear_fc1", "linear_fc2"])
+def test_experts_in_one_parameter_are_the_experts_of_the_rank_in_their_order(layer: str) -> None:
+    together = {"linear_fc1": "weight1", "linear_fc2": "weight2"}[layer]
+    rule = rule_for(f"decoder.layers.1.mlp.experts.{together}", part(6, 1, 2))
+    for form in ("local_experts.{}.{}.weight", "{1}.weight{0}"):
+        names = [f"decoder.layers.1.mlp.experts.{form.format(expert, layer)}" for expert in range(4)]
+        alone = [rule_for(name, part(6, 1, 2)) for name in names]
+        assert rule.hf_names == tuple(name for one in alone for name in one.hf_names)
+        tensors = numbered([(2, 3)] * len(rule.hf_names))
+        size = len(tensors) // 4
+        merged = merge(rule, tensors, GEOMETRY)
+        for expert, one in enumerate(alone):
+            mine = tensors[expert * size : (expert + 1) * size]
+            assert merged[expert].tolist() == merge(one, mine, GEOMETRY).tolist()
 
 
 def test_all_ranks_give_their_experts_and_one_gives_what_they_share() -> None:

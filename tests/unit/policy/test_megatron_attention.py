@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.nn.attention import varlen
 from nemo_like.policy.batch import context_positions
 from nemo_like.policy.megatron import modules
 from nemo_like.policy.megatron.modules import PackedSequences, TorchCoreAttention
+from nemo_like.policy.varlen import attend_varlen
 from tests.unit.policy.varlen_by_hand import loops_over_sequences
 
 LENGTHS = (12, 24, 12)  # of packed samples; two pieces for each of one, two or three ranks
@@ -80,6 +82,17 @@ def test_one_kernel_gives_what_a_loop_over_samples_gives(
         results.append([torch.cat(contexts), query.grad, key.grad, value.grad])
     for found, expected in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_an_older_torch_gets_keys_for_every_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    def older(*tensors: Any, scale: float | None, window_size: tuple[int, int]) -> Tensor:
+        return loops_over_sequences(*tensors, scale=scale, window_size=window_size)
+
+    outputs = []
+    for function in (older, loops_over_sequences):
+        monkeypatch.setattr(varlen, "varlen_attn", function)
+        outputs.append(attend_varlen(*inputs(), packed().sequences(0, 1)[0], None))
+    assert outputs[0].equal(outputs[1])
 
 
 def test_the_sequences_are_computed_once_for_all_layers() -> None:

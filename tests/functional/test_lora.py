@@ -30,6 +30,7 @@ from tests.functional.worlds import run_world
 NUM_SAMPLES, NUM_PHASES = 8, 4
 TEMPERATURE = 0.8
 TARGETS = ("q_proj", "down_proj")
+FSDP = {"backend": PolicyBackend.fsdp}
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,10 @@ def train_adapters(
     """One rank: a few phases of training on the same samples."""
     from nemo_like.policy.batch import PolicyBatch
     from nemo_like.policy.fsdp.backend import FSDPPolicy
+    from nemo_like.policy.megatron.backend import MegatronPolicy
 
-    policy = FSDPPolicy(cfg, loss, coordinates, TEMPERATURE)
+    backend = FSDPPolicy if cfg.backend is PolicyBackend.fsdp else MegatronPolicy
+    policy = backend(cfg, loss, coordinates, TEMPERATURE)
     positions = list(range(coordinates.dp, NUM_SAMPLES, coordinates.layout.dp))
     columns = {
         name: torch.cat([torch.from_numpy(values).split(batch["lengths"])[row] for row in positions])
@@ -109,16 +112,22 @@ class Outcome:
 
 @pytest.fixture(
     scope="module",
-    params=[{"dp": 2, "precision": Precision.bfloat16}, {"tp": 2}],
-    ids=["DP2 in bfloat16", "TP2"],
+    params=[
+        {"dp": 2, "precision": Precision.bfloat16, **FSDP},
+        {"tp": 2, **FSDP},
+        {"tp": 2, "precision": Precision.bfloat16},
+        {"tp": 2, "dropout": 0.2},
+    ],
+    ids=["FSDP, DP2 in bfloat16", "FSDP, TP2", "TP2 in bfloat16", "TP2 with dropout"],
 )
 def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     path = tmp_path_factory.mktemp("lora")
-    cfg = policy_config(make_checkpoint(path / "model"), backend=PolicyBackend.fsdp, **request.param)
-    adapters = replace(cfg.lora, enabled=True, target_modules=list(TARGETS))
+    options = {"dropout": 0.0, **request.param}
+    dropout = options.pop("dropout")
+    cfg = policy_config(make_checkpoint(path / "model"), adapts=TARGETS, **options)
     cfg = replace(
         cfg,
-        lora=adapters,
+        lora=replace(cfg.lora, dropout=dropout),
         optimizer=replace(cfg.optimizer, lr=2e-2, weight_decay=0.0),
     )
     loss, batch = loss_config(kl_penalty=0.01), random_batch(NUM_SAMPLES)

@@ -1,0 +1,257 @@
+"""Low-rank adapters beside frozen linear layers of Megatron-core.
+
+Every Hugging Face layer has an adapter of its own, A [rank, inputs] and B [outputs, rank], also where
+Megatron-core has one linear layer for several: for queries, keys and values, and for gate and up. Over
+tensor-parallel ranks an adapter is cut as the weight beside it:
+
+    weight cut by      A              B             what the ranks exchange
+    rows (outputs)     on every rank  by rows       the gradient of x @ A.T is summed in the backward pass
+    columns (inputs)   by columns     on every rank x @ A.T is summed in the forward pass
+
+With sequence parallelism, where each rank has a part of the tokens outside of the layers, x @ A.T is gathered
+in the first case, and its sum scattered in the second. All of these are [tokens, rank].
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+)
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.utils import make_sharded_tensor_for_checkpoint, make_tp_sharded_tensor_for_checkpoint
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nemo_like.config.adapter_layers import adapted_layers
+from nemo_like.config.schema import LoraConfig
+from nemo_like.policy.adapters import LORA_A, LORA_B, initial_value, peft_name
+from nemo_like.policy.megatron.convert import (
+    Cut,
+    Geometry,
+    ModelPart,
+    Rule,
+    cut,
+    full_shape,
+    merge,
+    rule_for,
+    split,
+)
+
+_LINEAR_LAYERS = (
+    "self_attention.linear_qkv",
+    "self_attention.linear_proj",
+    "mlp.linear_fc1",
+    "mlp.linear_fc2",
+)
+# The axis along which a tensor of each kind is cut, for Megatron-core.
+_AXES = {Cut.rows: 0, Cut.columns: 1}
+# What becomes of x @ A.T, by whether the weight is cut by columns and whether tokens are divided over ranks.
+_EXCHANGES: dict[tuple[bool, bool], Callable[[Tensor], Tensor]] = {
+    (False, False): copy_to_tensor_model_parallel_region,
+    (False, True): gather_from_sequence_parallel_region,
+    (True, False): reduce_from_tensor_model_parallel_region,
+    (True, True): reduce_scatter_to_sequence_parallel_region,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSettings:
+    """What the adapters of all layers have in common."""
+
+    lora: LoraConfig
+    geometry: Geometry
+    part: ModelPart
+    sequence_parallel: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterPart:
+    """One rank's part of an A or a B. The rule has the name that peft gives the full tensor."""
+
+    rule: Rule
+    parameter: nn.Parameter
+
+    @property
+    def name(self) -> str:
+        return self.rule.hf_names[0]
+
+
+class LayerAdapters(nn.Module):
+    """The adapters beside one linear layer of Megatron-core. Of the Hugging Face layers that it is made of,
+    some may have none."""
+
+    def __init__(self, rule: Rule, weight: Tensor, settings: AdapterSettings) -> None:
+        """``rule`` is that of the layer's weight, of which this rank has ``weight``."""
+        super().__init__()
+        self.is_enabled = True
+        self.parts: list[AdapterPart] = []
+        self._rule, self._settings = rule, settings
+        lora, tp_size = settings.lora, settings.part.tp_size
+        self._scaling = lora.alpha / lora.rank
+        groups = settings.geometry.num_query_groups // tp_size
+        self._local_geometry = replace(settings.geometry, num_query_groups=groups)
+        self._cuts_inputs = rule.cut is Cut.columns
+        cut_a, cut_b = (Cut.columns, Cut.replicated) if self._cuts_inputs else (Cut.replicated, Cut.rows)
+        # A of each adapter, and B of each Hugging Face layer, without columns where there is no adapter.
+        self._downs: list[Tensor] = []
+        self._ups: list[Tensor] = []
+        full = torch.empty(full_shape(rule, weight.shape, tp_size), device="meta")
+        for hf_name, hf_weight in zip(rule.hf_names, split(rule, full, settings.geometry), strict=True):
+            layer, (outputs, inputs) = hf_name.removesuffix(".weight"), hf_weight.shape
+            if layer.rpartition(".")[2] in adapted_layers(lora):
+                down, up = Rule((peft_name(layer, LORA_A),), cut_a), Rule((peft_name(layer, LORA_B),), cut_b)
+                self._downs.append(self._add(down, (lora.rank, inputs), weight.device))
+                self._ups.append(self._add(up, (outputs, lora.rank), weight.device))
+            else:
+                self._ups.append(torch.empty(outputs // tp_size, 0, device=weight.device))
+
+    def _add(self, rule: Rule, shape: tuple[int, int], device: torch.device) -> nn.Parameter:
+        """Make this rank's part of an A or B, with its first value and with the marks by which Megatron-core
+        sums gradients and counts them in the norm."""
+        part = self._settings.part
+        value = cut(rule, initial_value(rule.hf_names[0], shape), part.tp_rank, part.tp_size)
+        parameter: Any = nn.Parameter(value.to(device, copy=True))
+        if rule.cut is Cut.replicated:
+            # Each rank sees its own part of the tokens, so the gradients of the ranks have to be summed.
+            parameter.sequence_parallel = self._settings.sequence_parallel
+        else:
+            parameter.tensor_model_parallel = True
+            parameter.partition_dim, parameter.partition_stride = _AXES[rule.cut], 1
+        self.register_parameter(f"part_{len(self.parts)}", parameter)
+        self.parts.append(AdapterPart(rule, parameter))
+        return parameter
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return what the adapters add to the layer's output. hidden: [s, n, inputs], the result [s', n,
+        outputs], as the layer itself has them on this rank."""
+        hidden = functional.dropout(hidden, self._settings.lora.dropout, self.training)
+        down = functional.linear(hidden, self._down().to(hidden.dtype))
+        if self._settings.part.tp_size > 1:
+            down = _EXCHANGES[self._cuts_inputs, self._settings.sequence_parallel](down)
+        return functional.linear(down, self._up().to(hidden.dtype))
+
+    def merged(self, weight: Tensor) -> Tensor:
+        """Return this rank's part of the layer's weight with the adapters merged into it, in float32."""
+        return weight.float() + self._up() @ self._down()
+
+    def _down(self) -> Tensor:
+        """Return the adapters' A one below the other, [ranks of all, inputs]."""
+        return torch.cat(self._downs)
+
+    def _up(self) -> Tensor:
+        """Return the adapters' B times their scaling, [outputs, ranks of all], with the outputs in the order
+        of the layer's. An output has zeros where the column is another adapter's."""
+        blocks = torch.block_diag(*self._ups).split([len(up) for up in self._ups])
+        return self._scaling * merge(self._rule, blocks, self._local_geometry)
+
+
+class MegatronAdapters(nn.Module):
+    """The adapters of one rank's part of a model, by the name of the linear layer beside them; empty for a
+    model that trains as a whole."""
+
+    def __init__(self, layers: Mapping[str, LayerAdapters]) -> None:
+        super().__init__()
+        self._names = {name: index for index, name in enumerate(layers)}
+        self._layers = nn.ModuleList(layers.values())
+
+    def __bool__(self) -> bool:
+        return bool(self._names)
+
+    @contextlib.contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Make the model compute without its adapters within the block."""
+        self._set_enabled(False)
+        try:
+            yield
+        finally:
+            self._set_enabled(True)
+
+    def _set_enabled(self, value: bool) -> None:
+        for layer in self._of_layers():
+            layer.is_enabled = value
+
+    def merged(self, name: str, weight: Tensor) -> Tensor:
+        """Return the parameter called ``name`` with its adapters merged into it, in ``weight``'s dtype; one
+        without adapters comes back as it is."""
+        layer, _, leaf = name.rpartition(".")
+        if leaf != "weight" or layer not in self._names:
+            return weight
+        beside = self._layers[self._names[layer]]
+        assert isinstance(beside, LayerAdapters)
+        return beside.merged(weight).to(weight.dtype)
+
+    def parts(self) -> Iterator[AdapterPart]:
+        """Yield this rank's part of every A and B of its pipeline stage."""
+        for layer in self._of_layers():
+            yield from layer.parts
+
+    def sharded_state_dict(self) -> dict[str, ShardedTensor]:
+        """Return this rank's parts by parameter name, as Megatron-core's checkpoints take them: each with its
+        place in the full tensor, which is stored under peft's name."""
+        parts = {part.parameter: part for part in self.parts()}
+        return {name: _sharded(parts[parameter]) for name, parameter in self.named_parameters()}
+
+    def _of_layers(self) -> Iterator[LayerAdapters]:
+        for layer in self._layers:
+            assert isinstance(layer, LayerAdapters)
+            yield layer
+
+
+def add_adapters(model: GPTModel, settings: AdapterSettings) -> MegatronAdapters:
+    """Put adapters beside the target layers of this rank's part of a model, and freeze all other parameters.
+    The adapters become the model's submodule ``adapters``."""
+    model.requires_grad_(False)
+    targets = adapted_layers(settings.lora)
+    layers = {}
+    for index in range(len(model.decoder.layers)):
+        for suffix in _LINEAR_LAYERS:
+            name = f"decoder.layers.{index}.{suffix}"
+            rule = rule_for(f"{name}.weight", settings.part)
+            if any(hf_name.split(".")[-2] in targets for hf_name in rule.hf_names):
+                linear = model.get_submodule(name)
+                layers[name] = LayerAdapters(rule, linear.weight, settings)
+                linear.register_forward_hook(partial(_add_output, layers[name]))
+    model.adapters = MegatronAdapters(layers)
+    return model.adapters
+
+
+def _add_output(
+    adapters: LayerAdapters, linear: nn.Module, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, Any]
+) -> tuple[Tensor, Any]:
+    """Add to a layer's output, which comes with a bias that may be None, what its adapters give."""
+    output, bias = outputs
+    return (output + adapters(inputs[0]), bias) if adapters.is_enabled else outputs
+
+
+def _sharded(part: AdapterPart) -> ShardedTensor:
+    if part.rule.cut is Cut.replicated:
+        return make_sharded_tensor_for_checkpoint(part.parameter, part.name)
+    return make_tp_sharded_tensor_for_checkpoint(part.parameter, part.name, _AXES[part.rule.cut])
+
+
+def without_fused_norms(spec: ModuleSpec | TransformerBlockSubmodules) -> None:
+    """Have the norm before a linear layer be a module of its own, in place. Transformer Engine has a layer
+    that norms its input first, which hides from an adapter what it should get."""
+    backend = TESpecProvider()
+    for layer in [spec] if isinstance(spec, ModuleSpec) else spec.layer_specs:
+        parts, attention = layer.submodules, layer.submodules.self_attention.submodules
+        if attention.linear_qkv is backend.column_parallel_layer_norm_linear():
+            attention.linear_qkv = backend.column_parallel_linear()
+            parts.input_layernorm = backend.layer_norm()
+        if getattr(parts.mlp.submodules, "linear_fc1", None) is backend.column_parallel_layer_norm_linear():
+            parts.mlp.submodules.linear_fc1 = backend.column_parallel_linear()
+            parts.pre_mlp_layernorm = backend.layer_norm()

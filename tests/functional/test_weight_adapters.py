@@ -1,0 +1,94 @@
+"""Only adapters travel, and a real engine samples as from weights with the adapters merged into them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nemo_like.cluster.cluster import Cluster
+from nemo_like.config.derived import EngineAdapter
+from nemo_like.config.schema import WeightTransport
+from tests.functional.generation_fixtures import collector_spec, engine_spec, make_checkpoint, stage_spec
+from tests.functional.test_weight_sync import PROMPT, Setup
+
+pytestmark = pytest.mark.timeout(300)
+
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+ALL_LINEAR = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
+
+
+def start(
+    checkpoint: Path, transport: WeightTransport, engine_tp: int, targets: list[str], name: str
+) -> Setup:
+    cluster = Cluster()
+    engine = cluster.start(
+        engine_spec(
+            checkpoint,
+            f"{name}-engine",
+            tensor_parallel_size=engine_tp,
+            adapter=EngineAdapter(4, () if targets is ALL_LINEAR else tuple(targets)),
+        )
+    )
+    stages = [
+        cluster.start(stage_spec(checkpoint, name, stage, 2, transport, kind="AdapterStage", targets=targets))
+        for stage in (0, 1)
+    ]
+    setup = Setup(cluster, [engine], stages, cluster.start(collector_spec(f"{name}-collector")))
+    setup.all([stage.submit("connect", [engine]) for stage in stages])
+    return setup
+
+
+@pytest.fixture(
+    params=[
+        (WeightTransport.shared_memory, 1, True),
+        pytest.param((WeightTransport.collective, 2, False), marks=pytest.mark.slow),
+    ],
+    ids=lambda case: f"{case[0].value}-tp{case[1]}",
+    scope="module",
+)
+def setup(
+    request: pytest.FixtureRequest, private_ray: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Setup]:
+    transport, engine_tp, tied = request.param
+    checkpoint = make_checkpoint(tmp_path_factory.mktemp("adapters"), tied=tied)
+    setup = start(checkpoint, transport, engine_tp, ALL_LINEAR, f"adapters-{transport.value}")
+    yield setup
+    setup.cluster.stop()
+
+
+def test_an_engine_with_adapters_samples_from_the_merged_weights(setup: Setup) -> None:
+    in_memory = set(os.listdir("/dev/shm"))
+    for version in (0, 1, 2):
+        setup.update(version)
+        sent = setup.push(version)
+        results = setup.generate(f"v{version}")
+        assert {result.policy_version for result in results} == {version}
+        assert {result.weights_digest for result in results} == {sent["weights_digest"].value}
+        assert setup.logprob_error(results) < 1e-5
+    assert 0 < 5 * sent["weight_sync_bytes"].value < sent["weight_sync_saved_bytes"].value
+    assert not {name for name in set(os.listdir("/dev/shm")) - in_memory if name.startswith("tmp")}
+
+
+def test_the_canary_is_computed_with_the_adapters_too(setup: Setup) -> None:
+    [engine] = setup.engines
+    [before] = setup.all([engine.submit("canary_logprobs", PROMPT)])
+    [stats] = setup.all([engine.submit("stats")])
+    setup.update(77)
+    setup.push(stats.policy_version + 1)
+    [after] = setup.all([engine.submit("canary_logprobs", PROMPT)])
+    assert max(abs(old - new) for old, new in zip(before, after, strict=True)) > 1e-2
+
+
+@pytest.mark.slow
+def test_adapters_of_attention_beside_experts_that_have_none(
+    private_ray: None, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    checkpoint = make_checkpoint(tmp_path_factory.mktemp("experts"), tied=False, num_experts=4)
+    setup = start(checkpoint, WeightTransport.shared_memory, 1, ATTENTION, "adapters-experts")
+    setup.update(0)
+    setup.push(0)
+    assert setup.logprob_error(setup.generate("experts")) < 1e-5
+    setup.cluster.stop()

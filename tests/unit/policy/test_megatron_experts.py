@@ -1,0 +1,102 @@
+"""Experts in one grouped matrix product against a loop over experts, and when they compute so."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+from torch.nn import functional
+
+from nemo_like.config.schema import Device, Precision
+from nemo_like.policy.megatron import modules
+from nemo_like.policy.megatron.experts import GroupedExperts
+from nemo_like.policy.megatron.modules import groups_experts
+
+NUM_EXPERTS, HIDDEN, FFN = 3, 8, 16
+
+
+@pytest.fixture
+def experts() -> GroupedExperts:
+    alone = SimpleNamespace(size=lambda: 1, rank=lambda: 0)
+    config = TransformerConfig(
+        num_layers=1,
+        hidden_size=HIDDEN,
+        num_attention_heads=1,
+        num_moe_experts=NUM_EXPERTS,
+        moe_ffn_hidden_size=FFN,
+        use_cpu_initialization=True,
+    )
+    layer = GroupedExperts(NUM_EXPERTS, config, pg_collection=SimpleNamespace(ep=alone, expt_dp=alone))
+    torch.manual_seed(2)
+    for weight in layer.parameters():
+        torch.nn.init.normal_(weight)
+    return layer
+
+
+def one_by_one(layer: GroupedExperts, hidden: Tensor, counts: Tensor, weights: Tensor) -> Tensor:
+    outputs, split = [], counts.tolist()
+    for expert, (tokens, scale) in enumerate(zip(hidden.split(split), weights.split(split), strict=True)):
+        gate, up = (tokens @ layer.weight1[expert].T).chunk(2, dim=1)
+        outputs.append(functional.silu(gate) * up * scale[:, None] @ layer.weight2[expert].T)
+    return torch.cat(outputs)
+
+
+def test_every_token_passes_through_its_expert_weighted_by_the_router(experts: GroupedExperts) -> None:
+    counts = torch.tensor([4, 0, 3])
+    hidden, weights = torch.randn(7, HIDDEN, requires_grad=True), torch.rand(7, requires_grad=True)
+    inputs = [hidden, weights, *experts.parameters()]
+    output, bias = experts(hidden, counts, weights)
+    expected = one_by_one(experts, hidden, counts, weights)
+    assert bias is None
+    torch.testing.assert_close(output, expected)
+    grads, expected_grads = (torch.autograd.grad(each.square().sum(), inputs) for each in (output, expected))
+    for grad, expected_grad in zip(grads, expected_grads, strict=True):
+        torch.testing.assert_close(grad, expected_grad)
+
+
+def test_without_a_single_token_every_expert_still_gets_a_gradient_of_zero(experts: GroupedExperts) -> None:
+    """Megatron-core waits for the gradient of every parameter."""
+    hidden = torch.randn(0, HIDDEN, requires_grad=True)
+    output, _ = experts(hidden, torch.zeros(NUM_EXPERTS, dtype=torch.int64), torch.rand(0))
+    assert output.shape == (0, HIDDEN)
+    output.sum().backward()
+    assert all(not weight.grad.any() for weight in experts.parameters())
+
+
+def policy(device: Device, precision: Precision, wanted: bool | None) -> Any:
+    megatron_cfg = SimpleNamespace(moe_grouped_gemm=wanted)
+    return SimpleNamespace(device=device, precision=precision, megatron_cfg=megatron_cfg)
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "has_te", "wanted", "groups"),
+    [
+        (Device.cpu, Precision.float32, False, None, False),
+        (Device.cpu, Precision.float32, False, True, True),
+        (Device.cuda, Precision.bfloat16, False, None, True),
+        (Device.cuda, Precision.bfloat16, False, False, False),
+        (Device.cuda, Precision.float32, False, None, False),
+        (Device.cuda, Precision.float32, True, None, True),
+        (Device.cuda, Precision.float32, True, True, True),
+    ],
+)
+def test_experts_are_grouped_where_there_is_a_kernel_for_it(
+    device: Device,
+    precision: Precision,
+    has_te: bool,
+    wanted: bool | None,
+    groups: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(modules, "HAVE_TE", has_te)
+    assert groups_experts(policy(device, precision, wanted)) is groups
+
+
+def test_a_kernel_that_is_asked_for_and_missing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modules, "HAVE_TE", False)
+    with pytest.raises(ValueError, match=r"moe_grouped_gemm=true .*float32 needs Transformer Engine"):
+        groups_experts(policy(Device.cuda, Precision.float32, True))

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from nemo_like.config.model_info import shipped_shape
+from nemo_like.config.schema import Config
+from nemo_like.preflight import kernels
+from nemo_like.preflight.kernels import missing_kernels
+
+GPU = ("policy.device=cuda", "policy.precision=bfloat16", "cluster.placement=separate")
+
+
+@pytest.fixture
+def without_transformer_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
+
+
+@pytest.mark.usefixtures("without_transformer_engine")
+def test_a_gpu_run_without_transformer_engine_hears_what_it_lacks(demo: Callable[..., Config]) -> None:
+    (line,) = missing_kernels(demo(*GPU))
+    assert line.startswith("Transformer Engine is not installed")
+    assert "scripts/setup.sh --gpu" in line
+
+
+@pytest.mark.usefixtures("without_transformer_engine")
+@pytest.mark.parametrize("other", [(), (*GPU, "policy=fsdp")])
+def test_the_cpu_and_fsdp_lack_nothing(demo: Callable[..., Config], other: tuple[str, ...]) -> None:
+    assert list(missing_kernels(demo(*other))) == []
+
+
+def test_who_has_transformer_engine_hears_nothing(
+    demo: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "find_spec", lambda name: object())
+    assert list(missing_kernels(demo(*GPU))) == []
+
+
+@pytest.mark.usefixtures("without_transformer_engine")
+def test_a_mixture_in_float32_hears_that_its_experts_take_turns(
+    demo: Callable[..., Config],
+) -> None:
+    cfg = demo("policy.device=cuda", "policy.precision=float32")
+    cfg.policy.model_name = str(shipped_shape("Qwen3-30B-A3B"))
+    _, line = missing_kernels(cfg)
+    assert "experts run one after the other" in line
