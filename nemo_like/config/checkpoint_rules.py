@@ -16,6 +16,7 @@ from nemo_like.config.model_info import ModelInfo, read_model_info, shipped_shap
 from nemo_like.config.placement_rules import placement_problems
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.schema import Config, DatasetKind, Device, PolicyBackend
+from nemo_like.config.weight_rules import mixture_problems
 
 # On the Hugging Face hub, the owner of models whose names begin like this.
 _OWNERS = {
@@ -105,6 +106,7 @@ def _policy_layout(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
     parts = {"attention heads": model.num_heads, "key-value heads": model.num_kv_heads}
     if model.num_experts is None:
         parts["FFN columns"] = model.intermediate_size
+    yield from mixture_problems(cfg, model)
     if cfg.policy.backend is PolicyBackend.fsdp:
         yield from _must_divide("policy.fsdp_cfg.tensor_parallel_size", fsdp.tensor_parallel_size, parts)
         return

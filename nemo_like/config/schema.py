@@ -305,7 +305,9 @@ class DynamicBatchingConfig:
 
 @dataclass(kw_only=True, slots=True)
 class LoraConfig:
-    """Train low-rank adapters beside frozen weights (arXiv 2106.09685); engines get the merged weights."""
+    """Train low-rank adapters beside frozen weights (arXiv 2106.09685).
+
+    generation.lora_sync says what engines get."""
 
     enabled: bool
     rank: int

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nemo_like.config.derived import shares_gpus
+from nemo_like.config.derived import engine_adapter, shares_gpus
+from nemo_like.config.model_info import ModelInfo
 from nemo_like.config.problems import Problem
 from nemo_like.config.schema import Config, Device, LoraSync, WeightTransport
 
@@ -57,4 +58,16 @@ def _adapters(cfg: Config) -> Iterator[Problem]:
             rule=f"must be at most {LARGEST_ENGINE_RANK} with generation.lora_sync=adapter: vLLM computes no "
             "larger adapters",
             remedy="set generation.lora_sync=merged",
+        )
+
+
+def mixture_problems(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
+    """Yield a problem when engines on CPUs would compute adapters in a mixture of experts."""
+    is_mixture = model.num_experts is not None
+    if is_mixture and cfg.policy.device is Device.cpu and engine_adapter(cfg) is not None:
+        yield Problem(
+            key="generation.lora_sync=adapter",
+            rule="is impossible for a mixture of experts with policy.device=cpu: an engine with adapters "
+            "computes experts by a kernel for GPUs",
+            remedy="set it to merged",
         )

@@ -51,7 +51,7 @@ def engine_args(
             "enable_lora": True,
             "max_loras": 1,
             "max_lora_rank": min(rank for rank in _MAX_LORA_RANKS if rank >= adapter.rank),
-            # Other layers are computed as without adapters; on CPUs a mixture's experts cannot be otherwise.
+            # Other layers are computed as without adapters.
             "lora_target_modules": list(adapter.target_modules) or None,
         }
     return EngineArgs(

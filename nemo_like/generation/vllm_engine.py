@@ -292,6 +292,11 @@ class VllmEngine:
     ) -> None:
         added: list[str] = []
         self._check_awake()
+        if self._has_adapters and self._adapter is None and self._paused_for is not None:
+            raise RuntimeError(
+                f"engine {self._name!r} waits for its first adapters; a request that came now would be "
+                "sampled without them; submit it after the weight update"
+            )
         try:
             for request, request_params in zip(requests, params, strict=True):
                 if request.request_id in self._unfinished:

@@ -23,6 +23,8 @@ from nemo_like.weight_transport.connections import Endpoint, Receivers, SenderCo
 from nemo_like.weight_transport.packing import NamedTensors, pack, view
 
 _GREETING = b"memory"
+# The memory begins with a table of what lies in it; an entry has a tensor's name and so much at most.
+_MAX_ENTRY_BYTES = 256
 
 
 class MemorySender:
@@ -35,7 +37,10 @@ class MemorySender:
         """
         self._receivers = receivers
         # The changes of a tensor are smaller than the tensor, but they are two tensors.
+        self._table_bytes = sum(2 * (len(json.dumps(spec.name)) + _MAX_ENTRY_BYTES) for spec in tensors)
+        self._table_bytes += -self._table_bytes % ALIGNMENT_BYTES
         num_bytes = ALIGNMENT_BYTES + sum(spec.num_bytes + 2 * ALIGNMENT_BYTES for spec in tensors)
+        num_bytes += self._table_bytes
         descriptor = os.memfd_create(f"nemo_like-{receivers.endpoint.name}", os.MFD_CLOEXEC)
         try:
             os.ftruncate(descriptor, num_bytes)
@@ -50,12 +55,16 @@ class MemorySender:
         No receiver may still be reading the transfer before. When ``values`` raises an error, the receivers
         are told that this transfer failed.
         """
-        pieces: list[Piece] | None = None
+        table = b""
         try:
-            # The memory has room for everything, so that there is one buffer at most.
-            pieces = [piece for found, _ in pack(values, lambda _: self._memory) for piece in found]
+            # There is room for everything, so that there is one buffer at most.
+            packed = pack(values, lambda _: self._memory[self._table_bytes :])
+            pieces = [piece for found, _ in packed for piece in found]
+            table = json.dumps(to_lists(pieces)).encode()
+            self._memory[: len(table)] = torch.frombuffer(bytearray(table), dtype=torch.uint8)
         finally:
-            announcement = [transfer.number, transfer.version, None if pieces is None else to_lists(pieces)]
+            # The table is not sent: receivers listen only when this has returned, and it may be long.
+            announcement = [transfer.number, transfer.version, self._table_bytes, len(table)]
             self._receivers.tell(json.dumps(announcement).encode())
         return sum(piece.num_bytes for piece in pieces)
 
@@ -68,7 +77,7 @@ class MemoryReceiver:
     """Reads what a ``MemorySender`` offers. Raises OSError when the sender cannot be reached."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._memory = self._values = torch.empty(0, dtype=torch.uint8)
         self.sender = SenderConnection(endpoint, self._map_greeting)
         self._pieces: list[Piece] = []
 
@@ -81,20 +90,22 @@ class MemoryReceiver:
         name, version = self.sender.endpoint.name, transfer.version
         number = -1
         while number < transfer.number:  # skip announcements that earlier transfers left
-            number, announced, pieces = json.loads(self.sender.hear(f"version {version}"))
+            message = self.sender.hear(f"version {version}")
+            number, announced, start, table_bytes = json.loads(message)
         if (number, announced) != (transfer.number, version):
             raise RuntimeError(
                 f"{name!r} sent version {announced} in transfer {number}, but version {version} in transfer "
                 f"{transfer.number} was asked for"
             )
-        if pieces is None:
+        if not table_bytes:
             raise RuntimeError(f"{name!r} could not send version {version}")
-        self._pieces = from_lists(pieces)
+        self._pieces = from_lists(json.loads(bytes(self._memory[:table_bytes].numpy())))
+        self._values = self._memory[start:]
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield (name, view of the memory); views are valid until the sender's next offer."""
         for piece in self._pieces:
-            yield piece.spec.name, view(self._memory, piece)
+            yield piece.spec.name, view(self._values, piece)
 
     def close(self) -> None:
         """Close the connection. Safe to call twice."""

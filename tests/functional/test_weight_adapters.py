@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nemo_like.cluster.actor_errors import ActorFailed
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.config.derived import EngineAdapter
 from nemo_like.config.schema import WeightTransport
@@ -16,24 +17,21 @@ from tests.functional.test_weight_sync import PROMPT, Setup
 
 pytestmark = pytest.mark.timeout(300)
 
-ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
-ALL_LINEAR = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
+LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-def start(
-    checkpoint: Path, transport: WeightTransport, engine_tp: int, targets: list[str], name: str
-) -> Setup:
+def start(checkpoint: Path, transport: WeightTransport, engine_tp: int, name: str) -> Setup:
     cluster = Cluster()
     engine = cluster.start(
         engine_spec(
             checkpoint,
             f"{name}-engine",
             tensor_parallel_size=engine_tp,
-            adapter=EngineAdapter(4, () if targets is ALL_LINEAR else tuple(targets)),
+            adapter=EngineAdapter(4, tuple(LAYERS) if engine_tp > 1 else ()),
         )
     )
     stages = [
-        cluster.start(stage_spec(checkpoint, name, stage, 2, transport, kind="AdapterStage", targets=targets))
+        cluster.start(stage_spec(checkpoint, name, stage, 2, transport, kind="AdapterStage", targets=LAYERS))
         for stage in (0, 1)
     ]
     setup = Setup(cluster, [engine], stages, cluster.start(collector_spec(f"{name}-collector")))
@@ -54,9 +52,15 @@ def setup(
 ) -> Iterator[Setup]:
     transport, engine_tp, tied = request.param
     checkpoint = make_checkpoint(tmp_path_factory.mktemp("adapters"), tied=tied)
-    setup = start(checkpoint, transport, engine_tp, ALL_LINEAR, f"adapters-{transport.value}")
+    setup = start(checkpoint, transport, engine_tp, f"adapters-{transport.value}")
     yield setup
     setup.cluster.stop()
+
+
+def test_a_request_before_the_first_adapters_is_not_sampled_without_them(setup: Setup) -> None:
+    setup.all([setup.engines[0].submit("pause", 0)])
+    with pytest.raises(ActorFailed, match="waits for its first adapters"):
+        setup.submit("too-early")
 
 
 def test_an_engine_with_adapters_samples_from_the_merged_weights(setup: Setup) -> None:
@@ -80,15 +84,3 @@ def test_the_canary_is_computed_with_the_adapters_too(setup: Setup) -> None:
     setup.push(stats.policy_version + 1)
     [after] = setup.all([engine.submit("canary_logprobs", PROMPT)])
     assert max(abs(old - new) for old, new in zip(before, after, strict=True)) > 1e-2
-
-
-@pytest.mark.slow
-def test_adapters_of_attention_beside_experts_that_have_none(
-    private_ray: None, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    checkpoint = make_checkpoint(tmp_path_factory.mktemp("experts"), tied=False, num_experts=4)
-    setup = start(checkpoint, WeightTransport.shared_memory, 1, ATTENTION, "adapters-experts")
-    setup.update(0)
-    setup.push(0)
-    assert setup.logprob_error(setup.generate("experts")) < 1e-5
-    setup.cluster.stop()

@@ -83,6 +83,23 @@ def test_the_receivers_hear_that_a_version_could_not_be_written_and_get_it_when_
         assert_holds(receiver, 7)
 
 
+def test_a_sender_of_many_tensors_does_not_wait_for_receivers_that_listen_later() -> None:
+    """What lies where is more than a socket holds."""
+    many = [
+        TensorSpec(f"model.layers.{i}.mlp.experts.down_proj.weight", "float32", (1,)) for i in range(5_000)
+    ]
+    listening = Receivers("pp0", num_receivers=1, timeout_s=20.0)
+    with ThreadPoolExecutor(1) as threads:
+        join = threads.submit(MemoryReceiver, listening.endpoint)
+        sender = MemorySender(listening, many)
+        receiver = join.result(20)
+    sender.offer(Transfer(1, 1), [(spec.name, torch.full((1,), float(i))) for i, spec in enumerate(many)])
+    receiver.fetch(Transfer(1, 1))
+    assert [value.item() for _, value in receiver.tensors()] == list(range(5_000))
+    sender.close()
+    receiver.close()
+
+
 def test_another_version_than_the_one_asked_for_is_refused(
     connected: tuple[MemorySender, list[MemoryReceiver]],
 ) -> None:
