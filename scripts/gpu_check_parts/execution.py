@@ -6,6 +6,7 @@ their own. So the check ends exactly its own processes.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -94,15 +95,21 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def end_marked(mark: str, grace_s: float) -> list[str]:
     """Kill the processes with this mark that do not end by themselves; return their command lines."""
-    deadline = time.monotonic() + grace_s
-    while (left := marked(mark)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    for pid in left:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+    left = _wait_for_end(mark, grace_s, signal_number=0)
+    if left:
+        _wait_for_end(mark, _STOP_S, signal.SIGKILL)
     return list(left.values())
+
+
+def _wait_for_end(mark: str, timeout_s: float, signal_number: int) -> dict[int, str]:
+    """Send the processes with this mark the signal until none is left; 0 is none. Return those left."""
+    deadline = time.monotonic() + timeout_s
+    while (left := marked(mark)) and time.monotonic() < deadline:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal_number)
+        time.sleep(0.1)
+    return left
 
 
 def marked(mark: str) -> dict[int, str]:
