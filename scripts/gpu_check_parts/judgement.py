@@ -12,7 +12,7 @@ from scripts.gpu_check_parts.memory import Peak
 from scripts.gpu_check_parts.run_files import Record
 from scripts.gpu_check_parts.settings import GIB
 
-# Five seeds of the demo ended between 0.87 and 0.98 in float32, one in bfloat16 at 0.91, all on CPUs.
+# In bfloat16 on a CPU the demo ended at 0.91; the rest is room for another order of sums.
 MIN_ACCURACY = 0.8
 # As the tripwire `agreement` has it for bfloat16; on a CPU the demo's steps were below 1.01.
 MAX_MISMATCH = 1.05
