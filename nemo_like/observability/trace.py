@@ -80,8 +80,8 @@ def chrome_trace(processes: Mapping[str, list[Span]]) -> dict[str, object]:
     """Return the spans, by process, in Chrome's trace event format, for chrome://tracing and ui.perfetto.dev.
 
     Processes keep their order. Microseconds count from the beginning of the first span, which
-    ``otherData.origin_ns`` has on the system's clock. Spans of one thread that overlap without one holding the
-    other, as those of coroutines do, go to different tracks.
+    ``otherData.origin_ns`` has on the system's clock. Spans of one thread that overlap without one holding
+    the other, as those of coroutines do, go to different tracks.
     """
     origin_ns = min((item.start_ns for spans in processes.values() for item in spans), default=0)
     events: list[dict[str, object]] = []

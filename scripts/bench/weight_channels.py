@@ -25,7 +25,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from nemo_like.config.schema import Device, Tripwires, WeightTransport
+from nemo_like.config.schema import Device, WeightTransport
 from nemo_like.generation.interface import WeightGroup
 from nemo_like.generation.weight_channels import join
 from nemo_like.weight_sync.channels import MemoryChannel, WeightChannel, broadcast_channel, cuda_channel
@@ -59,7 +59,7 @@ def measure(
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe() for _ in range(num_receivers)]
     groups = [
-        WeightGroup(name, channel.address, 1, BUCKET_BYTES, tuple(tensors), False, Tripwires.off)
+        WeightGroup(name, channel.address, 1, BUCKET_BYTES, tuple(tensors))
         for name, channel in channels.items()
     ]
     processes = [

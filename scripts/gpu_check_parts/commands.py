@@ -182,7 +182,7 @@ def model_directory(settings: Settings) -> Path:
     return settings.output / "random_model"
 
 
-_TESTED = ("torch", "transformers", "tensordict", "megatron.core", "ray", "pytest", "pytest_timeout")
+_TESTED = ("torch", "transformers", "megatron.core", "ray", "pytest", "pytest_timeout")
 
 PARTS = (
     Part(

@@ -93,7 +93,7 @@ def _peak(
             planned_by_process[actor] = max(size, planned_by_process.get(actor, 0))
     return Peak(
         gpu=gpu,
-        stage=stages[0].value if len(stages) == 1 else "whole run",
+        stage=stages[0].value if len(stages) == 1 else "the whole run",
         measured=max(sample.gpus[gpu].used_bytes for sample in samples) - before,
         planned=max(timetable.bytes_in((0, gpu), stage) for stage in counted),
         by_process=by_process,

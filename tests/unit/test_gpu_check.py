@@ -7,11 +7,12 @@ import math
 import sys
 import time
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from nemo_like.config.gpu_stages import GpuStage
-from nemo_like.config.loader import load_config
+from nemo_like.config.loader import load_config, to_yaml
 from nemo_like.config.memory_timetable import Holding, MemoryTimetable
 from nemo_like.config.model_arithmetic import forward_flops_per_token, training_flops_per_token
 from nemo_like.config.model_info import read_model_info
@@ -21,11 +22,11 @@ from nemo_like.observability.trace import Span as RecordedSpan
 from nemo_like.observability.trace import chrome_trace
 from scripts import gpu_check
 from scripts.gpu_check_parts import commands, conclusions, figures, found, judgement, memory, run_report
-from scripts.gpu_check_parts.execution import marked, run
+from scripts.gpu_check_parts.execution import Done, marked, run
 from scripts.gpu_check_parts.random_model import SHAPES, write_config
 from scripts.gpu_check_parts.rewards import share_of_even_words
 from scripts.gpu_check_parts.run_files import Span, driver_spans, read_run
-from scripts.gpu_check_parts.sampling import GpuMemory, MemorySample, MemorySampler
+from scripts.gpu_check_parts.sampling import GpuMemory, MemorySample, MemorySampler, open_nvml
 from scripts.gpu_check_parts.settings import GIB, ROOT, Gpu, Result, Settings
 
 STEP = {
@@ -167,7 +168,7 @@ def test_peaks_are_those_of_the_stages_without_what_was_there_before() -> None:
     assert generation.by_process == {"engine": 21 * GIB, "policy_worker": 2 * GIB, "others": GIB // 2}
     assert generation.planned_by_process == {"engine": 20 * GIB, "policy_worker": 2 * GIB}
     assert (logprobs.stage, logprobs.measured, logprobs.planned) == ("logprobs", 5 * GIB, 3 * GIB)
-    assert (whole.stage, whole.measured, whole.planned) == ("whole run", 24 * GIB, 22 * GIB)
+    assert (whole.stage, whole.measured, whole.planned) == ("the whole run", 24 * GIB, 22 * GIB)
     assert "engine 21.0 / 20.0" in memory.peak_table([generation])[1]
 
 
@@ -199,6 +200,76 @@ def test_the_sampler_samples_until_its_block_ends() -> None:
     assert sampler.samples[0].gpus == (GpuMemory(3, {}),)
     with MemorySampler(None) as idle:
         assert idle.samples == []
+
+
+class FakeNvml(ModuleType):
+    """One GPU with two processes, of which the driver does not tell the memory of one."""
+
+    class NVMLError(Exception):
+        pass
+
+    nvmlInit = staticmethod(lambda: None)
+    nvmlDeviceGetCount = staticmethod(lambda: 2)
+    nvmlDeviceGetHandleByIndex = staticmethod(lambda index: index)
+    nvmlDeviceGetName = staticmethod(lambda handle: b"NVIDIA H200")
+    nvmlDeviceGetMemoryInfo = staticmethod(lambda handle: SimpleNamespace(total=80, free=60, used=20))
+    nvmlDeviceGetComputeRunningProcesses = staticmethod(
+        lambda handle: [
+            SimpleNamespace(pid=7, usedGpuMemory=12),
+            SimpleNamespace(pid=8, usedGpuMemory=None),
+        ]
+    )
+
+
+def test_gpus_are_those_that_cuda_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml("pynvml"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    gpus, read = open_nvml()
+    assert gpus == (Gpu(name="NVIDIA H200", total_bytes=80, free_bytes=60),)
+    assert read is not None and read() == (GpuMemory(20, {7: 12, 8: 0}),)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert open_nvml() == ((), None)
+
+
+def test_a_run_on_a_gpu_is_read_judged_and_shown(settings: Settings, tmp_path: Path) -> None:
+    write_config(tmp_path / "m", "1.7B")
+    run_dir = settings.runs / "model-cuda_ipc-0"
+    run_dir.mkdir(parents=True)
+    given = [f"policy.model_name={tmp_path / 'm'}", "data.train.path=prompts.jsonl"]
+    (run_dir / "config.yaml").write_text(to_yaml(load_config(commands.MODEL_CONFIG, given)))
+    (run_dir / "metrics.jsonl").write_text(json.dumps(STEP) + "\n")
+    (run_dir / "processes.json").write_text('{"engine": 7, "policy_worker": 8}')
+    spans = [RecordedSpan("generation", "t", 10, 20), RecordedSpan("policy_training", "t", 30, 40)]
+    (run_dir / "trace_step_1.json").write_text(json.dumps(chrome_trace({"driver": spans})))
+    log = tmp_path / "log"
+    log.write_text("said\n")
+    finished = conclusions.Finished(
+        command=commands.Command(
+            what="model-cuda_ipc", words=[], deadline_s=9, run_name=run_dir.name, num_steps=1
+        ),
+        done=Done(command=[], returncode=0, seconds=5.0, log=log, left=[]),
+        samples=[sample(15, 26, engine=24, policy_worker=1), sample(35, 70, engine=1, policy_worker=68)],
+        before=[GIB],
+    )
+    result = Result()
+    conclusions.conclude(settings, "model", finished, result)
+    # Planned are about 51 GiB in training, of which the whole run's are the most.
+    assert [reason.partition(", where")[0] for reason in result.reasons] == [
+        "model-cuda_ipc: GPU 0 held 69.0 GiB in policy_training",
+        "model-cuda_ipc: GPU 0 held 69.0 GiB in the whole run",
+    ]
+    shown = "\n".join(result.table)
+    for part in ("1,720,574,976 parameters", "16.00 GB/s", "GPU 0 generation", "engine 24.0 / ", "1.01000"):
+        assert part in shown
+    figures_of_run = result.figures["model-cuda_ipc"]
+    assert isinstance(figures_of_run, dict)
+    assert 0 < figures_of_run["stages"]["policy_training"]["peak_share"] < 1
+    assert [peak["stage"] for peak in figures_of_run["memory"]] == [
+        "generation",
+        "policy_training",
+        "the whole run",
+    ]
+    json.dumps(result.figures)
 
 
 # ---------------------------------------------------------------------- judgement
