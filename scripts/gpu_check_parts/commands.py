@@ -83,7 +83,7 @@ def _tests(
 def _kernels(settings: Settings, size: str) -> list[Command]:
     # Most of a test's time is imports, which several processes can do at once.
     parallel = ["--numprocesses=3", "--dist=loadfile"] if is_there("xdist") else []
-    return _tests(settings, "kernels", "gpu and not engine and not slow", 240, parallel)
+    return _tests(settings, "kernels", "gpu and not engine and not slow", 300, parallel)
 
 
 def _engines(settings: Settings, size: str) -> list[Command]:
