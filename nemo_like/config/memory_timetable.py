@@ -209,14 +209,14 @@ def _of_worker(cfg: Config, model: ModelInfo, memory: PolicyMemory, stage: GpuSt
     activations = {
         GpuStage.logprobs: memory.logprob_activations,
         GpuStage.policy_training: memory.training_activations,
-        # The sender joins the parts of one tensor at a time.
-        GpuStage.weight_sync: _bucket_bytes(cfg) + _largest_tensor(cfg, model),
+        GpuStage.weight_sync: _largest_tensor(cfg, model),  # its parts are joined one tensor at a time
     }
     return {
         "weights": memory.weights * has_weights,
         "gradients": memory.gradients * has_optimizer,
         "optimizer": memory.optimizer * has_optimizer,
-        "buckets" if stage is GpuStage.weight_sync else "activations": activations.get(stage, 0),
+        "buckets": _bucket_bytes(cfg),  # kept between transfers
+        "tensor to send" if stage is GpuStage.weight_sync else "activations": activations.get(stage, 0),
         "context": CONTEXT_BYTES,
     }
 

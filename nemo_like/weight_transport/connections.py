@@ -125,6 +125,7 @@ class Receivers:
 
     def tell(self, message: Callable[[], bytes] | bytes) -> None:
         """Send every receiver the message; where that is a function, each gets one of its own."""
+        self._check_open()
         for receiver in self._said:
             with self._noticing_its_end():
                 while receiver.poll():
@@ -154,7 +155,12 @@ class Receivers:
             receiver.close()
         self._said.clear()
 
+    def _check_open(self) -> None:
+        if len(self._said) < self._num_receivers:
+            raise RuntimeError(f"{self.endpoint.name!r} is closed, so its receivers must connect anew")
+
     def _wait_for(self, is_done: Callable[[_Said], bool], what: str) -> None:
+        self._check_open()
         deadline = time.monotonic() + self.endpoint.timeout_s
         while pending := [receiver for receiver, said in self._said.items() if not is_done(said)]:
             heard = wait(pending, max(0.0, deadline - time.monotonic()))

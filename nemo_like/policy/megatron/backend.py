@@ -50,6 +50,7 @@ from nemo_like.policy.megatron.convert import (
     join,
     load_weights,
     rules_of_all_ranks,
+    single_experts,
     split,
 )
 from nemo_like.policy.megatron.cpu_shim import cuda_means_cpu
@@ -344,10 +345,10 @@ class MegatronPolicy:
         if states:
             tensor_parallel.get_cuda_rng_tracker().set_states(dict(states))
 
-    def _sent_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Yield this stage's parameters by name, except a tied output layer, which is the first stage's
-        embedding."""
-        for name, parameter in self._weights.items():
+    def _sent_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield this stage's parameters by name, each expert's by itself, except a tied output layer, which
+        is the first stage's embedding."""
+        for name, parameter in single_experts(self._weights.items()):
             if not self._is_tied_output(name):
                 yield name, parameter
 

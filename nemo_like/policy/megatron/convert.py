@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -25,9 +25,10 @@ from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.model_info import ModelInfo
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
-_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(linear_fc[12])\.weight")
+_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(?P<index>\d+)\.(?P<layer>linear_fc[12])\.weight")
 # Transformer Engine's grouped layers number their weights.
-_TE_EXPERT = re.compile(r"mlp\.experts\.(linear_fc[12])\.weight(\d+)")
+_TE_EXPERT = re.compile(r"mlp\.experts\.(?P<layer>linear_fc[12])\.weight(?P<index>\d+)")
+_GROUPED_EXPERTS = re.compile(r"(.+\.mlp\.experts)\.weight([12])")
 
 
 class Cut(Enum):
@@ -56,7 +57,6 @@ class Rule:
     cut: Cut = Cut.replicated
     merge: Merge = Merge.single
     is_expert: bool = False
-    num_experts: int | None = None  # the parameter holds so many experts, along a dim before the others
 
 
 _MODEL_RULES = {
@@ -87,8 +87,6 @@ _EXPERT_RULES = {
     "linear_fc1": Rule(("gate_proj.weight", "up_proj.weight"), merge=Merge.stacked, is_expert=True),
     "linear_fc2": Rule(("down_proj.weight",), is_expert=True),
 }
-# GroupedExperts has those of all its experts in one parameter.
-_GROUPED_EXPERTS = {"mlp.experts.weight1": "linear_fc1", "mlp.experts.weight2": "linear_fc2"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,30 +180,26 @@ def rule_for(name: str, part: ModelPart, ep_rank: int | None = None) -> Rule:
     if match is None:
         return _MODEL_RULES[name]
     prefix, rest = f"model.layers.{int(match[1]) + part.first_layer}.", match[2]
-    experts, layer = _experts(rest, part.num_local_experts)
-    if layer is None:
+    expert = _EXPERT.fullmatch(rest) or _TE_EXPERT.fullmatch(rest)
+    if expert is None:
         rule = _LAYER_RULES[rest]
-        return replace(rule, hf_names=tuple(prefix + hf_name for hf_name in rule.hf_names))
-    rule = _EXPERT_RULES[layer]
-    first = (part.ep_rank if ep_rank is None else ep_rank) * part.num_local_experts
-    names = (f"mlp.experts.{first + expert}.{hf_name}" for expert in experts for hf_name in rule.hf_names)
-    return replace(
-        rule,
-        hf_names=tuple(prefix + hf_name for hf_name in names),
-        num_experts=len(experts) if rest in _GROUPED_EXPERTS else None,
-    )
+    else:
+        rule = _EXPERT_RULES[expert["layer"]]
+        first = (part.ep_rank if ep_rank is None else ep_rank) * part.num_local_experts
+        prefix += f"mlp.experts.{first + int(expert['index'])}."
+    return replace(rule, hf_names=tuple(prefix + hf_name for hf_name in rule.hf_names))
 
 
-def _experts(name: str, num_local: int) -> tuple[Sequence[int], str | None]:
-    """Return which of a rank's experts a layer's parameter is of, and the linear layer; None for another
-    parameter."""
-    if name in _GROUPED_EXPERTS:
-        return range(num_local), _GROUPED_EXPERTS[name]
-    if match := _EXPERT.fullmatch(name):
-        return (int(match[1]),), match[2]
-    if match := _TE_EXPERT.fullmatch(name):
-        return (int(match[2]),), match[1]
-    return (), None
+def single_experts(parameters: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Yield parameters by name; in place of one of GroupedExperts, which holds all experts of a rank, yield
+    each expert's part of it, a view, under the name that the expert's parameter has by itself."""
+    for name, parameter in parameters:
+        grouped = _GROUPED_EXPERTS.fullmatch(name)
+        if grouped is None:
+            yield name, parameter
+            continue
+        for index, expert in enumerate(parameter.detach()):
+            yield f"{grouped[1]}.local_experts.{index}.linear_fc{grouped[2]}.weight", expert
 
 
 def rules_of_all_ranks(name: str, part: ModelPart) -> list[Rule]:
@@ -219,11 +213,6 @@ def rules_of_all_ranks(name: str, part: ModelPart) -> list[Rule]:
 
 def merge(rule: Rule, parts: Sequence[Tensor], geometry: Geometry) -> Tensor:
     """Merge Hugging Face tensors into the full Megatron tensor."""
-    if rule.num_experts is not None:
-        one, size = replace(rule, num_experts=None), len(parts) // rule.num_experts
-        return torch.stack(
-            [merge(one, parts[start : start + size], geometry) for start in range(0, len(parts), size)]
-        )
     if rule.merge is Merge.single:
         return parts[0]
     if rule.merge is Merge.vocabulary:
@@ -236,9 +225,6 @@ def merge(rule: Rule, parts: Sequence[Tensor], geometry: Geometry) -> Tensor:
 
 def split(rule: Rule, full: Tensor, geometry: Geometry) -> list[Tensor]:
     """Split a full Megatron tensor into its Hugging Face tensors; the reverse of ``merge``."""
-    if rule.num_experts is not None:
-        one = replace(rule, num_experts=None)
-        return [part for expert in full for part in split(one, expert, geometry)]
     if rule.merge is Merge.single:
         return [full]
     if rule.merge is Merge.vocabulary:
@@ -280,7 +266,7 @@ def full_shape(rule: Rule, local_shape: Sequence[int], num_ranks: int) -> tuple[
 
 @torch.no_grad()
 def load_weights(
-    parameters: Iterator[tuple[str, torch.nn.Parameter]],
+    parameters: Iterable[tuple[str, Tensor]],
     checkpoint: HFCheckpoint,
     geometry: Geometry,
     part: ModelPart,
@@ -289,7 +275,7 @@ def load_weights(
 
     Raises ValueError when a shape does not fit.
     """
-    for name, parameter in parameters:
+    for name, parameter in single_experts(parameters):
         rule = rule_for(name, part)
         names = rule.hf_names
         full = merge(rule, [checkpoint[hf_name] for hf_name in names], geometry)
@@ -303,7 +289,7 @@ def load_weights(
 
 
 def hf_tensors(
-    parameters: Iterator[tuple[str, Tensor]],
+    parameters: Iterable[tuple[str, Tensor]],
     geometry: Geometry,
     part: ModelPart,
     gather: Callable[[Rule, Tensor], Sequence[Tensor]],

@@ -26,7 +26,7 @@ from nemo_like.config.model_info import ModelInfo
 from nemo_like.config.schema import PolicyConfig, Precision
 from nemo_like.policy.batch import ModelInputs
 from nemo_like.policy.devices import DTYPES
-from nemo_like.policy.megatron.convert import Cut, ModelPart, rule_for
+from nemo_like.policy.megatron.convert import Cut, ModelPart, rule_for, single_experts
 from nemo_like.policy.megatron.lora import without_fused_norms
 from nemo_like.policy.megatron.modules import (
     PromptSharingRow,
@@ -163,7 +163,8 @@ class ScoringGPTModel(GPTModel):
         tensor-parallel rank's copy sees that rank's part of the sequence, as a norm's weight does.
         """
         for name, parameter in self.named_parameters():
-            rule = rule_for(name, part)
+            (one, _), *_ = single_experts([(name, parameter)])
+            rule = rule_for(one, part)
             if rule.is_expert:
                 parameter.tensor_model_parallel = part.ep_size > 1
                 parameter.sequence_parallel = part.ep_size == 1 and self.config.sequence_parallel

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from nemo_like.config.loader import load_config
 from nemo_like.config.places import Place, gpus_by_node, placement, weight_replicas
 from nemo_like.config.problems import ConfigError
-from nemo_like.config.schema import Config
+from nemo_like.config.schema import Config, Placement
 from tests.unit.config.checkpoints import DEMO
 
 Demo = Callable[..., Config]
@@ -124,6 +125,11 @@ def test_a_single_worker_or_engine_has_no_number(demo: Demo) -> None:
     assert [place.actor for place in places] == ["policy_worker", "engine"]
 
 
+@pytest.fixture(scope="module")
+def gpu_demo(demo: Demo) -> Config:
+    return demo(*GPU, "cluster.num_nodes=100")
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     tp=st.sampled_from([1, 2, 4, 8]),
@@ -134,11 +140,15 @@ def test_a_single_worker_or_engine_has_no_number(demo: Demo) -> None:
     colocated=st.booleans(),
 )
 def test_groups_are_whole_and_separate_processes_share_nothing(
-    demo: Demo, tp: int, dp: int, pp: int, engine_tp: int, num_engines: int, colocated: bool
+    gpu_demo: Config, tp: int, dp: int, pp: int, engine_tp: int, num_engines: int, colocated: bool
 ) -> None:
-    layout = [*megatron(tp=tp, pp=pp), f"policy.data_parallel_size={dp}", *engines(num_engines, engine_tp)]
-    where = [COLOCATED] if colocated else []
-    cfg = demo(*GPU, *layout, *where, "cluster.num_nodes=100")
+    cfg = copy.deepcopy(gpu_demo)
+    cfg.policy.megatron_cfg.tensor_model_parallel_size = tp
+    cfg.policy.megatron_cfg.pipeline_model_parallel_size = pp
+    cfg.policy.data_parallel_size = dp
+    cfg.generation.num_engines = num_engines
+    cfg.generation.vllm_cfg.tensor_parallel_size = engine_tp
+    cfg.cluster.placement = Placement.colocated if colocated else Placement.separate
     try:
         places = placement(cfg)
     except ConfigError:

@@ -23,6 +23,7 @@ from nemo_like.policy.megatron.convert import (
     merge,
     rule_for,
     rules_of_all_ranks,
+    single_experts,
     split,
 )
 
@@ -46,12 +47,10 @@ SHAPES = {
     # As Transformer Engine names the norms that it folds into linear layers.
     "decoder.layers.0.self_attention.linear_qkv.layer_norm_weight": [(HIDDEN,)],
     "decoder.layers.0.mlp.linear_fc1.layer_norm_weight": [(HIDDEN,)],
-    # Experts one after the other, in Transformer Engine's grouped layers, and all 8 in one parameter.
+    # Experts one after the other, and in Transformer Engine's grouped layers.
     "decoder.layers.0.mlp.experts.local_experts.3.linear_fc1.weight": EXPERT,
     "decoder.layers.0.mlp.experts.linear_fc1.weight3": EXPERT,
     "decoder.layers.0.mlp.experts.linear_fc2.weight3": [(HIDDEN, FFN)],
-    "decoder.layers.0.mlp.experts.weight1": EXPERT * 8,
-    "decoder.layers.0.mlp.experts.weight2": [(HIDDEN, FFN)] * 8,
 }
 
 
@@ -83,7 +82,7 @@ def test_merging_cutting_joining_and_splitting_give_the_tensors_back(name: str, 
     full = merge(rule, parts, GEOMETRY)
     local = [cut(rule, full, rank, num_ranks) for rank in range(num_ranks)]
     assert full_shape(rule, local[0].shape, num_ranks) == tuple(full.shape)
-    back = split(rule, local[0] if rule.is_expert else join(rule, local), GEOMETRY)
+    back = split(rule, join(rule, local), GEOMETRY)
     assert len(rule.hf_names) == len(parts)
     assert [part.tolist() for part in back] == [part.tolist() for part in parts]
 
@@ -124,19 +123,22 @@ def test_an_expert_is_named_by_its_place_among_the_experts_of_all_ranks() -> Non
 
 
 @pytest.mark.parametrize("layer", ["linear_fc1", "linear_fc2"])
-def test_experts_in_one_parameter_are_the_experts_of_the_rank_in_their_order(layer: str) -> None:
-    together = {"linear_fc1": "weight1", "linear_fc2": "weight2"}[layer]
-    rule = rule_for(f"decoder.layers.1.mlp.experts.{together}", part(6, 1, 2))
-    for form in ("local_experts.{}.{}.weight", "{1}.weight{0}"):
-        names = [f"decoder.layers.1.mlp.experts.{form.format(expert, layer)}" for expert in range(4)]
-        alone = [rule_for(name, part(6, 1, 2)) for name in names]
-        assert rule.hf_names == tuple(name for one in alone for name in one.hf_names)
-        tensors = numbered([(2, 3)] * len(rule.hf_names))
-        size = len(tensors) // 4
-        merged = merge(rule, tensors, GEOMETRY)
-        for expert, one in enumerate(alone):
-            mine = tensors[expert * size : (expert + 1) * size]
-            assert merged[expert].tolist() == merge(one, mine, GEOMETRY).tolist()
+def test_an_expert_has_one_rule_whatever_layer_holds_it(layer: str) -> None:
+    alone = rule_for(f"decoder.layers.1.mlp.experts.local_experts.3.{layer}.weight", part(6, 1, 2))
+    assert rule_for(f"decoder.layers.1.mlp.experts.{layer}.weight3", part(6, 1, 2)) == alone
+
+
+def test_experts_in_one_parameter_are_filled_and_read_one_by_one() -> None:
+    prefix = "decoder.layers.0.mlp"
+    together, router = torch.nn.Parameter(torch.zeros(4, 2, 3)), torch.nn.Parameter(torch.zeros(4, 3))
+    parameters = [(f"{prefix}.experts.weight2", together), (f"{prefix}.router.weight", router)]
+    for number, (_, parameter) in enumerate(single_experts(parameters)):
+        parameter.data.fill_(number)
+    names = [name for name, _ in single_experts(parameters)]
+    experts = [f"{prefix}.experts.local_experts.{index}.linear_fc2.weight" for index in range(4)]
+    assert names == [*experts, f"{prefix}.router.weight"]
+    assert together[:, 0, 0].tolist() == [0, 1, 2, 3]
+    assert router[0, 0] == 4
 
 
 def test_all_ranks_give_their_experts_and_one_gives_what_they_share() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -85,6 +86,7 @@ class Policy:
         self.gpu, self.cfg, self.sizes = gpu, cfg, sizes
         gpu.stage = GpuStage.policy_start
         gpu.take("policy context", CONTEXT_BYTES)
+        gpu.take("policy buckets", sizes[GpuStage.policy_training]["buckets"])
         self.leaves = {
             "weights": cfg.policy.offload_parameters_between_phases,
             "gradients": cfg.policy.offload_optimizer_for_logprob,
@@ -147,7 +149,7 @@ class Run:
         self.gpu.stage = stage
 
     def push(self, version: int) -> dict[str, Metric]:
-        with self.policy.call(GpuStage.weight_sync, ("weights",), "buckets"):
+        with self.policy.call(GpuStage.weight_sync, ("weights",), "tensor to send"):
             assert all(engine.holds is EngineHolds.weights for engine in self.engines.values())
         return {}
 
@@ -175,6 +177,7 @@ class Run:
         self.sync.forget()
 
 
+@cache
 def planned(*overrides: str) -> tuple[Config, MemoryTimetable]:
     """Qwen3-8B on eight GPUs that engines and policy share, and its plan."""
     layout = ("cluster.placement=colocated", "policy.data_parallel_size=2", "generation.num_engines=8")

@@ -64,6 +64,8 @@ def test_many_times_the_buffers_arrive_and_are_kept(world: World) -> None:
         received = world.receive(Transfer(number, number))
         sent = world.sender.send(Transfer(number, number), values(number))
         assert sent == sum(value.nbytes for _, value in values(number)) > 10 * BUCKET_BYTES
+        for one in received:
+            one.result(TIMEOUT_S)  # a receiver begins the next transfer when this one has ended
         kept.append((received, number))
     for received, number in kept:
         for one in received:
@@ -157,3 +159,5 @@ def test_a_sender_that_goes_away_is_noticed_at_once(world: World) -> None:
     for one in received:
         with pytest.raises(RuntimeError, match="'pp0' went away while bucket 0 of version 1 was waited for"):
             one.result(TIMEOUT_S)
+    with pytest.raises(RuntimeError, match="'pp0' is closed, so its receivers must connect anew"):
+        world.sender.send(Transfer(2, 2), values(2))
