@@ -79,8 +79,9 @@ def _marked(name: str) -> Iterator[None]:
 def chrome_trace(processes: Mapping[str, list[Span]]) -> dict[str, object]:
     """Return the spans, by process, in Chrome's trace event format, for chrome://tracing and ui.perfetto.dev.
 
-    Processes keep their order. Microseconds count from the beginning of the first span. Spans of one thread
-    that overlap without one holding the other, as those of coroutines do, go to different tracks.
+    Processes keep their order. Microseconds count from the beginning of the first span, which
+    ``otherData.origin_ns`` has on the system's clock. Spans of one thread that overlap without one holding
+    the other, as those of coroutines do, go to different tracks.
     """
     origin_ns = min((item.start_ns for spans in processes.values() for item in spans), default=0)
     events: list[dict[str, object]] = []
@@ -100,7 +101,7 @@ def chrome_trace(processes: Mapping[str, list[Span]]) -> dict[str, object]:
                 }
                 for item in of_track
             ]
-    return {"traceEvents": events, "displayTimeUnit": "ms"}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"origin_ns": origin_ns}}
 
 
 def tracks(spans: list[Span]) -> dict[str, list[Span]]:

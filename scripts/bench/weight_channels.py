@@ -1,10 +1,12 @@
 #!/usr/bin/env python
-"""Time to get weights from one process to engines on the same node: shared memory against a broadcast.
+"""Time to get weights from one process to engines on the same node, by every channel that the devices allow.
 
-    python scripts/bench/weight_channels.py [--mib 64] [--receivers 2] [--rounds 9]
+    python scripts/bench/weight_channels.py [--device cpu] [--mib 64] [--receivers 2] [--rounds 9]
 
-Each receiver copies every tensor once, as a model that loads them does. Both channels in turn, in one
-run. Prints JSON: medians in seconds and their ratio.
+On CPUs these are shared memory and a broadcast over gloo; on GPUs CUDA's inter-process memory between
+processes that share the first GPU and, where there is a GPU for each process, a broadcast over NCCL. Each
+receiver copies every tensor once, as a model that loads them does. The channels take turns in one run. Prints
+JSON: medians in seconds, GB/s into one receiver, and on CPUs the ratio of the two.
 """
 
 from __future__ import annotations
@@ -23,71 +25,89 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from nemo_like.weight_transport.bucket_stream import BucketReceiver, BucketSender
+from nemo_like.config.schema import Device, WeightTransport
+from nemo_like.generation.interface import WeightGroup
+from nemo_like.generation.weight_channels import join
+from nemo_like.weight_sync.channels import MemoryChannel, WeightChannel, broadcast_channel, cuda_channel
 from nemo_like.weight_transport.buckets import TensorSpec
-from nemo_like.weight_transport.connections import Endpoint, Receivers, SenderConnection, Transfer
-from nemo_like.weight_transport.process_groups import (
-    BroadcastIncomingBuckets,
-    BroadcastOutgoingBuckets,
-    GroupAddress,
-    NamedProcessGroup,
-    Rendezvous,
-)
-from nemo_like.weight_transport.shared_memory import MemoryReceiver, MemorySender
+from nemo_like.weight_transport.connections import Receivers, Transfer, Word
 
 TIMEOUT_S = 60.0
 BUCKET_BYTES = 64 << 20
-CPU = torch.device("cpu")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--mib", type=int, default=64, help="size of the weights (default 64)")
+    parser.add_argument("--tensor-mib", type=int, default=1, help="size of one tensor (default 1)")
     parser.add_argument("--receivers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
-    tensors = [TensorSpec(f"layer.{index}", "float32", (512, 512)) for index in range(options.mib)]
-    print(json.dumps(measure(tensors, options.receivers, options.rounds), indent=2))
+    count, shape = options.mib // options.tensor_mib, (512 * options.tensor_mib, 512)
+    tensors = [TensorSpec(f"layer.{index}", "float32", shape) for index in range(count)]
+    print(json.dumps(measure(Device[options.device], tensors, options.receivers, options.rounds), indent=2))
     return 0
 
 
-def measure(tensors: list[TensorSpec], num_receivers: int, num_rounds: int) -> dict[str, object]:
-    listening = [Receivers("memory", num_receivers, TIMEOUT_S), Receivers("group", num_receivers, TIMEOUT_S)]
-    endpoints = [receivers.endpoint for receivers in listening]
-    rendezvous = Rendezvous("127.0.0.1", TIMEOUT_S)
-    address = GroupAddress("group", rendezvous.host, rendezvous.port, 1 + num_receivers, TIMEOUT_S)
+def measure(
+    device: Device, tensors: list[TensorSpec], num_receivers: int, num_rounds: int
+) -> dict[str, object]:
+    channels = _channels(device, tensors, num_receivers)
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe() for _ in range(num_receivers)]
+    groups = [
+        WeightGroup(name, channel.address, 1, BUCKET_BYTES, tuple(tensors))
+        for name, channel in channels.items()
+    ]
     processes = [
-        context.Process(
-            target=receive, args=(endpoints, address, tensors, rank, num_rounds, theirs), daemon=True
-        )
-        for rank, (_, theirs) in enumerate(pipes, start=1)
+        context.Process(target=receive, args=(groups, device, worker, num_rounds, theirs), daemon=True)
+        for worker, (_, theirs) in enumerate(pipes)
     ]
     for process in processes:
         process.start()
-    memory = MemorySender(listening[0], tensors)
-    listening[1].open()
-    group = NamedProcessGroup(address, rank=0, device=CPU, rendezvous=rendezvous)
-    broadcast = BucketSender(listening[1], BroadcastOutgoingBuckets(group, BUCKET_BYTES))
-    weights = [(spec.name, torch.randn(spec.shape)) for spec in tensors]
-    seconds: dict[str, list[float]] = {"shared_memory": [], "broadcast": []}
+    for channel in channels.values():
+        channel.open()
+    own = torch.device("cuda:0" if device is Device.cuda else "cpu")
+    weights = [(spec.name, torch.randn(spec.shape, device=own)) for spec in tensors]
+    seconds: dict[str, list[float]] = {name: [] for name in channels}
     for number in range(1, num_rounds + 1):
-        with _Timed(seconds["shared_memory"], pipes):
-            memory.offer(Transfer(number, number), weights)
-        with _Timed(seconds["broadcast"], pipes):
-            broadcast.send(Transfer(number, number), weights)
+        for name, channel in channels.items():
+            with _Timed(seconds[name], pipes):
+                channel.offer(Transfer(number, number), iter(weights))
+                channel.deliver()
     for process in processes:
         process.join(TIMEOUT_S)
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    return {
-        "num_bytes": sum(spec.num_bytes for spec in tensors),
-        "num_receivers": num_receivers,
-        **{f"{name}_s": round(median, 5) for name, median in medians.items()},
-        "ratio": round(medians["broadcast"] / medians["shared_memory"], 2),
+    return _result(seconds, sum(spec.num_bytes for spec in tensors), num_receivers)
+
+
+def _channels(device: Device, tensors: list[TensorSpec], num_receivers: int) -> dict[str, WeightChannel]:
+    def broadcast() -> WeightChannel:
+        return broadcast_channel("collective", num_receivers, TIMEOUT_S, "127.0.0.1", device, BUCKET_BYTES)
+
+    if device is Device.cpu:
+        memory = Receivers("shared_memory", num_receivers, TIMEOUT_S)
+        return {"shared_memory": MemoryChannel(memory, tensors), "collective": broadcast()}
+    torch.cuda.set_device(0)
+    channels: dict[str, WeightChannel] = {
+        "cuda_ipc": cuda_channel("cuda_ipc", num_receivers, TIMEOUT_S, BUCKET_BYTES)
     }
+    if torch.cuda.device_count() > num_receivers:
+        channels["collective"] = broadcast()
+    return channels
+
+
+def _result(seconds: dict[str, list[float]], num_bytes: int, num_receivers: int) -> dict[str, object]:
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    result: dict[str, object] = {"num_bytes": num_bytes, "num_receivers": num_receivers}
+    for name, median in medians.items():
+        result[f"{name}_s"] = round(median, 5)
+        result[f"{name}_gb_per_s"] = round(num_bytes / median / 1e9, 2)
+    if "shared_memory" in medians:
+        result["ratio"] = round(medians["collective"] / medians["shared_memory"], 2)
+    return result
 
 
 class _Timed:
@@ -108,31 +128,38 @@ class _Timed:
 
 
 def receive(
-    endpoints: list[Endpoint],
-    address: GroupAddress,
-    tensors: list[TensorSpec],
-    rank: int,
-    num_rounds: int,
-    done: Connection,
+    groups: list[WeightGroup], device: Device, worker: int, num_rounds: int, done: Connection
 ) -> None:
-    """One engine's part: every round once from either channel."""
+    """One engine's part: every round once from each channel."""
     torch.set_num_threads(1)
-    memory = MemoryReceiver(endpoints[0])
-    connection = SenderConnection(endpoints[1])
-    group = NamedProcessGroup(address, rank=rank, device=CPU)
-    broadcast = BucketReceiver(connection, BroadcastIncomingBuckets(group, BUCKET_BYTES), CPU)
-    model = {spec.name: torch.zeros(spec.shape) for spec in tensors}
+    devices = [_receiving_device(device, group, worker) for group in groups]
+    incoming = [join(group, worker, own) for group, own in zip(groups, devices, strict=True)]
+    models = [
+        {spec.name: torch.zeros(spec.shape, device=own) for spec in group.tensors}
+        for group, own in zip(groups, devices, strict=True)
+    ]
 
-    def load(received: Iterator[tuple[str, torch.Tensor]]) -> None:
-        for name, tensor in received:
-            model[name].copy_(tensor)
-        done.send(None)
+    def load(received: Iterator[list[tuple[str, torch.Tensor]]], model: dict[str, torch.Tensor]) -> None:
+        for part in received:
+            for name, tensor in part:
+                model[name].copy_(tensor)
 
     for number in range(1, num_rounds + 1):
-        memory.fetch(Transfer(number, number))
-        load(memory.tensors())
-        received = broadcast.receive(Transfer(number, number))
-        load(tensor for tensors in received for tensor in tensors)
+        for channel, own, model in zip(incoming, devices, models, strict=True):
+            channel.fetch(Transfer(number, number))
+            load(channel.receive(), model)
+            if device is Device.cuda:
+                torch.cuda.synchronize(own)
+            channel.end(Transfer(number, number), Word.loaded)
+            done.send(None)
+
+
+def _receiving_device(device: Device, group: WeightGroup, worker: int) -> torch.device:
+    """Return the sender's GPU for memory that is mapped, and one of the receiver's own for a broadcast."""
+    if device is Device.cpu:
+        return torch.device("cpu")
+    is_own = group.address.transport is WeightTransport.collective
+    return torch.device("cuda", group.first_rank + worker if is_own else 0)
 
 
 if __name__ == "__main__":

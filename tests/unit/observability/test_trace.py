@@ -76,12 +76,14 @@ def test_a_profiler_sees_the_names_while_it_is_added():
 def test_times_count_in_microseconds_from_the_first_span_of_any_process():
     driver = [Span("train", "MainThread", 5_000, 9_000)]
     worker = [Span("compute", "MainThread", 6_000, 8_500)]
-    events = chrome_trace({"driver": driver, "policy_worker-0": worker})["traceEvents"]
+    trace = chrome_trace({"driver": driver, "policy_worker-0": worker})
+    events = trace["traceEvents"]
     drawn = {event["name"]: event for event in events if event["ph"] == "X"}
     assert (drawn["train"]["ts"], drawn["train"]["dur"], drawn["train"]["pid"]) == (0.0, 4.0, 0)
     assert (drawn["compute"]["ts"], drawn["compute"]["dur"], drawn["compute"]["pid"]) == (1.0, 2.5, 1)
     names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     assert names == ["driver", "policy_worker-0"]
+    assert trace["otherData"] == {"origin_ns": 5_000}
 
 
 def test_coroutines_that_overlap_get_tracks_of_their_own():

@@ -1,0 +1,1 @@
+"""The parts of scripts/gpu_check.py. Whatever reads or judges results is a pure function, and has tests."""
