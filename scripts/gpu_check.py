@@ -17,6 +17,7 @@ import platform
 import shutil
 import sys
 import time
+import traceback
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -58,8 +59,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results: dict[str, Result] = {}
     for part in parts:
         print(f"\n{part.name}: {part.what} (about {part.budget_s} s)", flush=True)
-        results[part.name] = _run_part(part, settings, read if settings.on_gpu else None)
-        print("\n".join(part_lines(part.name, results[part.name])), flush=True)
+        result = results[part.name] = Result()
+        try:
+            _run_part(part, settings, read if settings.on_gpu else None, result)
+        except Exception:  # whatever a part leaves that cannot be read, the others are still to run
+            result.reasons.append(f"what it left cannot be read:\n{traceback.format_exc()}")
+        print("\n".join(part_lines(part.name, result)), flush=True)
         _write_report(settings, results)
     results["end"] = Result(reasons=_end(before, read))
     _write_report(settings, results)
@@ -122,8 +127,8 @@ def _sees_gpus(settings: Settings) -> bool:
     return bool(settings.gpus) or any(Path("/dev").glob("nvidia[0-9]*"))
 
 
-def _run_part(part: Part, settings: Settings, read: ReadMemory | None) -> Result:
-    result = Result()
+def _run_part(part: Part, settings: Settings, read: ReadMemory | None, result: Result) -> None:
+    """Run the part's commands, and add to its result what they say."""
     if part.name == "found":
         result.figures = {"versions": versions(), "gpus": [asdict(gpu) for gpu in settings.gpus]}
         result.notes += [f"{module} is missing, which is not needed" for module in _missing(OPTIONAL)]
@@ -133,7 +138,7 @@ def _run_part(part: Part, settings: Settings, read: ReadMemory | None) -> Result
             result.reasons.append("nvidia-ml-py finds no GPU, so memory is not measured")
     if lacks := _lacks(settings, part):
         result.reasons.append(f"did not run: {', '.join(lacks)}")
-        return result
+        return
     size = _SIZES[settings.device][0]
     if part.name == "model":
         from scripts.gpu_check_parts.run_report import fitting_size
@@ -141,7 +146,7 @@ def _run_part(part: Part, settings: Settings, read: ReadMemory | None) -> Result
         fitting = fitting_size(settings, _SIZES[settings.device])
         if fitting is None:
             result.reasons.append(f"did not run: no GPU has room for a {_SIZES[settings.device][-1]} model")
-            return result
+            return
         size = fitting
     for command in part.commands(settings, size):
         before = _used(read)
@@ -159,7 +164,6 @@ def _run_part(part: Part, settings: Settings, read: ReadMemory | None) -> Result
             break
     if part.name == "model":
         shutil.rmtree(model_directory(settings), ignore_errors=True)
-    return result
 
 
 def _missing(modules: Sequence[str]) -> list[str]:

@@ -430,6 +430,21 @@ def test_a_dry_run_says_what_is_missing_and_what_would_run(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_part_that_cannot_be_read_does_not_stop_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_part(part: commands.Part, settings: Settings, read: object, result: Result) -> None:
+        if part.name == "transports":
+            raise KeyError("bytes")
+        result.table.append(f"{part.name} ran")
+
+    monkeypatch.setattr(gpu_check, "_run_part", run_part)
+    assert gpu_check.main(["--device=cpu", "--parts=transports,demo", f"--output={tmp_path}"]) == 1
+    assert "demo ran" in capsys.readouterr().out
+    (reason,) = json.loads((tmp_path / "report.json").read_text())["reasons"]
+    assert reason.startswith("transports: what it left cannot be read:") and "KeyError: 'bytes'" in reason
+
+
 def test_a_report_shows_every_reason_once_more_at_its_end(tmp_path: Path) -> None:
     results = {
         "demo": Result(seconds=60, table=["a table"], reasons=["it failed:\n    a log"]),
