@@ -28,17 +28,30 @@ def test_vllm_is_asked_to_round_weights_as_they_are_loaded(
     assert asked.quantization == name
 
 
+class Model(torch.nn.ParameterDict):
+    """A model with a weight and a scale, which takes every tensor that comes."""
+
+    def load_weights(self, tensors: list[tuple[str, torch.Tensor]]) -> set[str]:
+        return {name for name, _ in tensors}
+
+
 @pytest.mark.parametrize("quantization", ["fp8_per_channel", None])
 def test_a_model_that_rounds_its_weights_makes_the_scales_itself(
     quantization: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weight_receiver, "finalize_layerwise_reload", lambda *_: None)
-    receiver = TrainerWeightReceiver.__new__(TrainerWeightReceiver)
-    receiver.model = torch.nn.ParameterDict({"weight": torch.ones(1), "weight_scale": torch.ones(1)})
-    receiver.model_config = SimpleNamespace(quantization=quantization)
-    receiver.device, receiver._channels, receiver._loaded = "meta", {}, {"weight"}
+    for name in ("initialize_layerwise_reload", "finalize_layerwise_reload"):
+        monkeypatch.setattr(weight_receiver, name, lambda *_: None)
+    model = Model({"weight": torch.ones(1), "weight_scale": torch.ones(1)})
+    vllm_config = SimpleNamespace(model_config=SimpleNamespace(quantization=quantization))
+    receiver = TrainerWeightReceiver(model, vllm_config, 0, torch.device("cpu"))
+
+    def load(*names: str) -> None:
+        tensors = [(name, torch.ones(1)) for name in names]
+        monkeypatch.setattr(receiver, "_received", lambda group: iter([tensors]))
+        receiver._load_model(["pp0"])
+
     if quantization is not None:
-        receiver.finish_weight_update()
-        receiver._loaded = set()
+        load("weight")
     with pytest.raises(RuntimeError, match="the trainer sent no weights for"):
-        receiver.finish_weight_update()
+        load() if quantization is not None else load("weight")
+    load("weight", "weight_scale")

@@ -65,8 +65,7 @@ def config(model: Path, backend: PolicyBackend, device: Device, precision: Preci
     cfg = policy_config(model, backend=backend, device=device, precision=precision)
     if backend is PolicyBackend.megatron:
         return cfg
-    lora = replace(cfg.fsdp_cfg.lora, enabled=True, dropout=0.5)
-    return replace(cfg, fsdp_cfg=replace(cfg.fsdp_cfg, lora=lora))
+    return replace(cfg, lora=replace(cfg.lora, enabled=True, dropout=0.5))
 
 
 @pytest.mark.parametrize("device", [Device.cpu, pytest.param(Device.cuda, marks=pytest.mark.gpu)])
