@@ -91,7 +91,6 @@ QUICK = {
         f"{ENGINE_TP}=2",
         "generation.num_engines=4",
     ),
-    "grpo-qwen3-30b-a3b-4n8g": recipe("grpo-qwen3-30b-a3b-4n8g.yaml"),
 }
 SLOW = {
     path.stem: recipe(path.name)
