@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.whole_run]
 @pytest.mark.parametrize(
     "parts",
     [["transports", "model"], pytest.param(["demo"], marks=pytest.mark.slow)],
-    ids=lambda parts: "+".join(parts),
+    ids="+".join,
 )
 def test_the_check_reads_and_judges_real_runs(
     parts: list[str], arithmetic_model: str, tmp_path: Path
