@@ -7,7 +7,7 @@ The claims are those of ``test_policy_parity``, over this module's cases.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +49,11 @@ IMAGES_OF_GROUPS = (1, 2, 0, 1, 0, 2)
 @dataclass(frozen=True)
 class ImageCase(Case):
     freezes: bool = False
+    fsdp: dict[str, Any] = field(default_factory=dict)
 
     def config(self, model: Path) -> PolicyConfig:
         cfg = policy_config(model, backend=PolicyBackend.fsdp, **self.layout, **self.options)
-        return replace(cfg, freeze_vision_tower=self.freezes)
+        return replace(cfg, freeze_vision_tower=self.freezes, fsdp_cfg=replace(cfg.fsdp_cfg, **self.fsdp))
 
 
 class ImageMatrix(Matrix):
@@ -64,6 +65,7 @@ class ImageMatrix(Matrix):
         return image_batch(IMAGES_OF_GROUPS)
 
 
+SAVING = {"activation_checkpointing": True, "cpu_offload": True}
 QWEN3 = {"architecture": "qwen3_vl"}
 ENTROPY = {"kl_penalty": 0.1, "entropy_coef": 0.01}
 CASES = [
@@ -77,6 +79,7 @@ CASES = [
     ImageCase("Qwen2.5-VL, DP2, one sample per micro-batch", {"dp": 2}, {"micro_batch_size": 1}),
     ImageCase("Qwen2.5-VL, DP2, packed", {"dp": 2}, PACKED),
     ImageCase("Qwen2.5-VL, DP2, vision tower frozen", {"dp": 2}, SHARED, freezes=True),
+    ImageCase("Qwen2.5-VL, DP2, packed, recomputed and offloaded", {"dp": 2}, PACKED, fsdp=SAVING),
     ImageCase("Qwen3-VL, DP2, one sample per micro-batch", {"dp": 2}, {"micro_batch_size": 1}, QWEN3),
 ]
 
