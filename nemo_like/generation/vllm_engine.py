@@ -251,8 +251,9 @@ class VllmEngine:
         """Call each sink once, with all of its groups that finished in this step."""
         by_sink: dict[int, tuple[ResultSink, list[GroupResult]]] = {}
         for output in outputs:
+            _check_places(self._unfinished[output.request_id].request, output)
+        for output in outputs:
             entry = self._unfinished.pop(output.request_id)
-            _check_places(entry.request, output)
             responses = tuple(_response(completion) for completion in output.outputs)
             self._num_generated_tokens += sum(len(response.token_ids) for response in responses)
             _, results = by_sink.setdefault(id(entry.sink), (entry.sink, []))

@@ -23,7 +23,7 @@ def is_needed() -> bool:
     return False
 
 
-def patch_processors() -> None:
+def _patch_processors() -> None:
     """Have transformers make and load processors of images and text that have no part for videos."""
     from transformers import Qwen2_5_VLProcessor, Qwen3VLProcessor
 
@@ -37,7 +37,7 @@ def patch_vllm() -> None:
 
     To be called before the engine is made.
     """
-    patch_processors()
+    _patch_processors()
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
         Qwen2VLImageProcessorPil,
         smart_resize,

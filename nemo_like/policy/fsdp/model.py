@@ -132,7 +132,8 @@ def empty_model(path: Path) -> PreTrainedModel:
     Dropout is off: the policy that trains must give the same log-probs as the policy that sampled.
     """
     config = AutoConfig.from_pretrained(path)
-    for part in (config, *(getattr(config, name) for name in config.sub_configs)):
+    parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
+    for part in filter(None, parts):
         for name, value in vars(part).items():
             if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
                 setattr(part, name, 0.0)
