@@ -13,9 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import sys
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -89,45 +87,26 @@ def is_there(output: Path, digits: int, seed: int) -> bool:
 
 
 def make(output: Path, digits: int, seed: int) -> None:
-    """Train a model and write its checkpoint into a directory beside ``output``, which is then renamed, so
-    that ``output`` is whole or not there."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
+    """Train a model and write its checkpoint, so that ``output`` is whole or not there."""
     print(f"Teaching a tiny Qwen3 {digits}-digit addition, until {TARGET_ACCURACY:.0%} are right ...")
     import torch
+    from demo_model.making import shown, whole_directory
     from demo_model.tiny_tokenizer import save_tokenizer
-    from demo_model.warm_start import WarmStartProgress, warm_start
+    from demo_model.warm_start import warm_start
     from transformers.utils import logging
 
     torch.set_num_threads(1)
     logging.disable_progress_bar()
-    columns = (
-        TextColumn("held-out accuracy {task.completed:.2f}"),
-        BarColumn(),
-        TextColumn("step {task.fields[step]}, loss {task.fields[loss]:.2f}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns) as bar:
-        task = bar.add_task("warm start", total=TARGET_ACCURACY, step=0, loss=float("nan"))
-
-        def show(progress: WarmStartProgress) -> None:
-            bar.update(task, completed=progress.accuracy, step=progress.step, loss=progress.loss)
-
+    with shown(TARGET_ACCURACY) as show:
         result = warm_start(digits, seed, TARGET_ACCURACY, show)
 
-    output.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
-    try:
+    with whole_directory(output) as aside:
         result.model.save_pretrained(aside)
         save_tokenizer(aside)
         record = Record(
             digits=digits, seed=seed, accuracy=result.accuracy, steps=result.steps, seconds=result.seconds
         )
         (aside / RECORD_FILE).write_text(json.dumps(asdict(record), indent=2) + "\n", encoding="utf-8")
-        aside.chmod(0o755)
-        aside.rename(output)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     print(f"{output}: {result.accuracy:.0%} right after {result.steps} steps, {result.seconds:.0f} s.")
 
 

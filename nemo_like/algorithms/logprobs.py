@@ -18,6 +18,9 @@ from torch import Tensor
 from torch.nn import functional
 
 _BYTES_PER_FLOAT = 4
+# The logit of a token that cannot be sampled. It is finite, since a probability of 0 times minus infinity
+# would make the entropy NaN.
+_IMPOSSIBLE = -1e30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,7 @@ class LogprobSettings:
     temperature: float  # logits are divided by it, as the generation engine does
     with_entropy: bool = False  # costs another pass over every chunk of logits
     max_chunk_bytes: int = 1 << 28  # of float32 logits that exist at once; twice that with entropy
+    forbidden_ids: tuple[int, ...] = ()  # tokens that the generation engine gives a probability of 0
 
 
 def linear_scores(
@@ -83,7 +87,7 @@ class _LinearScores(torch.autograd.Function):
         picked = torch.empty_like(normaliser)
         entropy = torch.empty_like(normaliser) if settings.with_entropy else None
         for part in _chunks(len(hidden), shard.num_valid, settings.max_chunk_bytes):
-            logits = functional.linear(hidden[part], rows).float().div_(settings.temperature)
+            logits = _logits(hidden[part], rows, shard, settings)
             torch.logsumexp(logits, dim=-1, out=normaliser[part])
             torch.gather(logits, 1, local_ids[part, None], out=picked[part, None])
             if entropy is not None:
@@ -106,7 +110,7 @@ class _LinearScores(torch.autograd.Function):
         grad_hidden = torch.zeros_like(hidden)
         grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
         for part in _chunks(len(hidden), ctx.shard.num_valid, ctx.settings.max_chunk_bytes):
-            logits = functional.linear(hidden[part], rows).float().div_(ctx.settings.temperature)
+            logits = _logits(hidden[part], rows, ctx.shard, ctx.settings)
             logprobs = logits.sub_(normaliser[part, None])
             # d logp / d logits = onehot - p
             if grad_entropy is None:
@@ -121,6 +125,15 @@ class _LinearScores(torch.autograd.Function):
             grad_hidden[part] = slope @ rows
             grad_weight[: ctx.shard.num_valid] += slope.t() @ hidden[part]
         return grad_hidden, grad_weight.to(weight.dtype), None, None, None
+
+
+def _logits(hidden: Tensor, rows: Tensor, shard: VocabularyShard, settings: LogprobSettings) -> Tensor:
+    """Return this rank's logits of some positions, [positions, rows] float32, divided by the temperature."""
+    logits = functional.linear(hidden, rows).float().div_(settings.temperature)
+    for token in settings.forbidden_ids:
+        if 0 <= token - shard.first < shard.num_valid:
+            logits[:, token - shard.first] = _IMPOSSIBLE
+    return logits
 
 
 def _chunks(num_positions: int, vocabulary: int, max_bytes: int) -> Iterator[slice]:

@@ -106,7 +106,23 @@ REFERENCE_LOGPROBS = Column(
     "nats, the same under the frozen reference policy; 0 where response_mask is 0",
 )
 
+PIXEL_VALUES = Column(
+    "pixel_values",
+    "",
+    Layout.ragged,
+    "for each image of the prompt its patches as the model reads them, [patches, values of a patch] float32",
+    per_prompt=True,
+)
+IMAGE_GRIDS = Column(
+    "image_grid_thw",
+    "",
+    Layout.ragged,
+    "for each image of the prompt its numbers of patches in time, height and width, [3] int64",
+    per_prompt=True,
+)
+
 ROLLOUT_COLUMNS = (INPUT_IDS, RESPONSE_MASK, GENERATION_LOGPROBS)
+IMAGE_COLUMNS = (PIXEL_VALUES, IMAGE_GRIDS)  # of runs whose model has a vision tower
 POLICY_COLUMNS = (PREV_LOGPROBS, REFERENCE_LOGPROBS)
 
 

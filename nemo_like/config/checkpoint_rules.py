@@ -10,6 +10,7 @@ from pathlib import Path
 
 from nemo_like.config.adapter_layers import ATTENTION_LAYERS, FEED_FORWARD_LAYERS, adapted_layers
 from nemo_like.config.derived import stage_size
+from nemo_like.config.image_rules import image_problems
 from nemo_like.config.machine_rules import Machine
 from nemo_like.config.memory_timetable import gpu_bytes, memory_problems
 from nemo_like.config.model_info import ModelInfo, read_model_info, shipped_shape
@@ -54,6 +55,7 @@ def checkpoint_problems(cfg: Config, machine: Machine = Machine.this) -> Iterato
     except ConfigError as error:
         yield from error.problems
         return
+    yield from image_problems(cfg, model)
     layout_problems = [*_policy_layout(cfg, model), *_engine_layout(cfg, model)]
     yield from layout_problems
     if not layout_problems:
@@ -82,6 +84,8 @@ def _how_to_get(cfg: Config, name: str) -> str:
             f"--digits {digits[0]} --seed {seed[1] if seed else cfg.grpo.seed} (scripts/demo.sh does)"
         )
     path = Path(name)
+    if path.name.startswith("shapes-s"):
+        return "scripts/demo.sh --images makes it, and its pictures"
     if len(path.parts) == 2 and not path.parent.is_dir() and path.parts[0] in _OWNERS.values():
         return f"download it: hf download {name} --local-dir models/{path.name}, and name that directory"
     owner = next((owner for family, owner in _OWNERS.items() if path.name.startswith(family)), None)

@@ -90,6 +90,12 @@ def _columns(key: str, source: DatasetConfig) -> Iterator[Problem]:
             rule=f"names fields of records, and kind={source.kind.value} has none",
             remedy="set it to {}",
         )
+    if source.images_key is not None and source.kind not in _MISSING:
+        yield Problem(
+            key=f"{key}.images_key={source.images_key}",
+            rule=f"names a field of records, and kind={source.kind.value} has none",
+            remedy="set it to null",
+        )
     for name in source.columns:
         if "/" in name:
             yield Problem(key=f"{key}.columns.{name}", rule="has a slash in its name", remedy="rename it")

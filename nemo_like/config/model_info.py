@@ -15,6 +15,11 @@ from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.schema import PolicyBackend
 
 SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3", "qwen3_moe")
+# Models with a vision tower, which policy.backend=fsdp trains.
+IMAGE_TEXT_MODEL_TYPES = ("qwen2_5_vl", "qwen3_vl")
+# The keys of config.json for the tokens that stand where an image or a video is. In a response such a token
+# would stand for a picture that is not there, so it is neither sampled nor scored.
+_PLACEHOLDERS = ("image_token_id", "video_token_id")
 
 # A directory for each model that recipes name, with its config.json and nothing else.
 _SHAPES = Path(__file__).resolve().parents[2] / "recipes" / "shapes"
@@ -69,6 +74,12 @@ class ModelInfo:
     rope_theta: float
     rope_scaling_factor: float | None  # of Llama 3.1's scaling; None with no scaling, or with another kind
     num_stored_scalars: int | None  # counted in the weight files; None for a type whose sizes give them
+    placeholder_ids: tuple[int, ...] = ()  # tokens that are never sampled; none without a vision tower
+
+    @property
+    def has_vision_tower(self) -> bool:
+        """Whether the model reads images."""
+        return self.model_type in IMAGE_TEXT_MODEL_TYPES
 
     @property
     def has_qkv_bias(self) -> bool:
@@ -145,8 +156,11 @@ def read_model_info(model_name: str, backend: PolicyBackend) -> ModelInfo:
         raise _error(model_name, f"has a config.json that is not valid JSON ({error})", "") from error
     if not isinstance(content, dict):
         raise _error(model_name, "has a config.json that is not a JSON object", "")
-    content = _with_usual_names(content)
     model_type = content.get("model_type")
+    if "vision_config" in content:
+        _check_vision_tower(model_name, str(model_type), backend)
+        content = _of_language_model(content)
+    content = _with_usual_names(content)
     if backend is PolicyBackend.megatron and model_type not in SUPPORTED_MODEL_TYPES:
         supported = ", ".join(SUPPORTED_MODEL_TYPES)
         remedy = f"supported are {supported}; policy.backend=fsdp trains others too"
@@ -169,6 +183,27 @@ def read_model_info(model_name: str, backend: PolicyBackend) -> ModelInfo:
         raise _error(model_name, rule, "use a checkpoint with none, or with that of Llama 3.1")
     is_known = model_type in SUPPORTED_MODEL_TYPES
     return _model_info(content, None if is_known else count_stored_scalars(Path(model_name)))
+
+
+def _check_vision_tower(model_name: str, model_type: str, backend: PolicyBackend) -> None:
+    """Raise ConfigError unless a model of this type, which has a vision tower, can be trained."""
+    rule = f"has a vision tower (it is of type {model_type!r})"
+    if model_type not in IMAGE_TEXT_MODEL_TYPES:
+        supported = f"use one of type {' or '.join(IMAGE_TEXT_MODEL_TYPES)}, or a model of text alone"
+        raise _error(model_name, f"{rule} that is not supported", supported)
+    if backend is PolicyBackend.megatron:
+        rule += ", which policy.backend=megatron does not train"
+        raise _error(model_name, rule, "set policy.backend=fsdp")
+
+
+def _of_language_model(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``content`` of an image-text model with the sizes of its language model in their usual places.
+
+    Checkpoints of earlier versions of transformers have them there already.
+    """
+    of_text = dict(content.get("text_config") or {})
+    of_text.pop("model_type", None)
+    return {**of_text, **content}
 
 
 def _has_layers_without_experts(content: Mapping[str, Any]) -> bool:
@@ -247,7 +282,23 @@ def _model_info(content: Mapping[str, Any], num_stored_scalars: int | None) -> M
         rope_theta=theta,
         rope_scaling_factor=scaling_factor,
         num_stored_scalars=num_stored_scalars,
+        placeholder_ids=placeholder_ids(content) if content["model_type"] in IMAGE_TEXT_MODEL_TYPES else (),
     )
+
+
+def placeholder_ids(content: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the ids of the tokens that stand for images and videos, of what config.json has."""
+    return tuple(content[name] for name in _PLACEHOLDERS if content.get(name) is not None)
+
+
+def has_vision_tower(model_name: str) -> bool:
+    """Return whether the checkpoint in the directory ``model_name`` reads images; False where it has no
+    config.json that can be read."""
+    try:
+        content = json.loads((Path(model_name) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and content.get("model_type") in IMAGE_TEXT_MODEL_TYPES
 
 
 def _is_size(value: Any) -> bool:

@@ -28,7 +28,7 @@ class Precision(Enum):
 
 class PolicyBackend(Enum):
     megatron = "megatron"  # Megatron-core, for the models it has a conversion for
-    fsdp = "fsdp"  # PyTorch's fully_shard (FSDP2), for any causal language model of transformers
+    fsdp = "fsdp"  # PyTorch's fully_shard (FSDP2), for causal language models of transformers, and for images
 
 
 class ReferencePlacement(Enum):
@@ -364,6 +364,7 @@ class PolicyConfig:
     megatron_cfg: MegatronConfig  # of backend megatron
     fsdp_cfg: FsdpConfig  # of backend fsdp
     lora: LoraConfig
+    freeze_vision_tower: bool  # of a model that reads images: only its language model trains
     optimizer: OptimizerConfig
     scheduler: SchedulerConfig
 
@@ -425,6 +426,7 @@ class DatasetConfig:
     split: str | None  # huggingface only
     prompt_key: str  # jsonl, huggingface: the field with the prompt text
     answer_key: str  # jsonl, huggingface: the field with the reference answer
+    images_key: str | None  # jsonl, huggingface: the field with a list of images, see docs/images.md
     digits: int  # arithmetic: digits per operand
     options: dict[str, Any]  # reasoning_gym: arguments of the dataset
     weight: float  # in training, its share of the prompts is its weight over the sum of all weights

@@ -9,7 +9,7 @@ from typing import Any
 from nemo_like.config.schema import DatasetConfig, DatasetKind
 from nemo_like.config.tasks import source_name
 from nemo_like.data.arithmetic import ArithmeticDataset
-from nemo_like.data.interface import Prompt, PromptDataset, SourceReport, Split
+from nemo_like.data.interface import PromptDataset, PromptExample, SourceReport, Split
 from nemo_like.data.mixture import MixedDataset, Selection, TemplatedDataset, short_enough
 from nemo_like.data.reasoning_gym import ReasoningGymDataset
 from nemo_like.data.records import RecordDataset, RecordFields, jsonl_records, load_huggingface
@@ -27,12 +27,13 @@ def build_sources(
     sources: Sequence[DatasetConfig],
     split: Split,
     *,
-    prompt_lengths: Callable[[Sequence[Prompt]], Sequence[int]],
+    prompt_lengths: Callable[[Sequence[PromptExample]], Sequence[int]],
     max_prompt_tokens: int,
 ) -> Sources:
     """Return the problems of ``sources`` whose prompts have at most ``max_prompt_tokens`` tokens.
 
-    Raises ValueError when a source does not fit its data, or has no prompt that is short enough.
+    ``prompt_lengths`` counts the tokens of each problem's prompt, its images included. Raises ValueError when
+    a source does not fit its data, or has no prompt that is short enough.
     """
     parts: list[PromptDataset] = []
     reports = []
@@ -66,7 +67,7 @@ def _problems(cfg: DatasetConfig, split: Split) -> PromptDataset:
         raise ValueError(f"data.{split}.path is null; kind={cfg.kind.value} needs a path")
     if cfg.kind is DatasetKind.reasoning_gym:
         return ReasoningGymDataset(cfg.path, cfg.options, split)
-    fields = RecordFields(cfg.prompt_key, cfg.answer_key, tuple(cfg.columns))
+    fields = RecordFields.of(cfg)
     if cfg.kind is DatasetKind.jsonl:
         numbered = list(jsonl_records(cfg.path))
         records: Sequence[Mapping[str, Any]] = [record for _, record in numbered]
@@ -76,7 +77,7 @@ def _problems(cfg: DatasetConfig, split: Split) -> PromptDataset:
             raise ValueError(
                 f"data.{split}.split is null; kind={cfg.kind.value} needs one, for example train"
             )
-        records = load_huggingface(cfg.path, cfg.split)
+        records = load_huggingface(cfg.path, cfg.split, cfg.images_key)
         dataset = RecordDataset(records, fields, lambda index: f"{cfg.path} [{cfg.split}], record {index}")
     if not len(dataset):
         raise ValueError(f"{cfg.path} holds no problems")

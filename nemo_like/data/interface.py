@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from nemo_like.data.images import Picture
+
 Split = Literal["train", "validation"]
 
 
@@ -35,6 +37,7 @@ class PromptExample:
     env: str = ""
     columns: Mapping[str, Any] = field(default_factory=dict)  # what data.*.columns sends to the trainer
     as_written: Callable[[str], str] | None = None
+    images: tuple[Picture, ...] = ()  # one for each <image> in the prompt, in this order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,17 +80,19 @@ class Selection:
 
 
 def short_enough(
-    problems: PromptDataset, prompt_lengths: Callable[[Sequence[Prompt]], Sequence[int]], max_tokens: int
+    problems: PromptDataset,
+    prompt_lengths: Callable[[Sequence[PromptExample]], Sequence[int]],
+    max_tokens: int,
 ) -> list[int]:
     """Return the indices of the problems whose prompt has at most ``max_tokens`` tokens.
 
-    ``prompt_lengths`` counts the tokens of each prompt; it gets at most a thousand prompts at a time. Raises
+    ``prompt_lengths`` counts the tokens of each prompt; it gets at most a thousand problems at a time. Raises
     ValueError for a prompt of no tokens, from which nothing can be generated.
     """
     kept: list[int] = []
     for start in range(0, len(problems), 1000):
         indices = range(start, min(start + 1000, len(problems)))
-        lengths = prompt_lengths([problems[index].prompt for index in indices])
+        lengths = prompt_lengths([problems[index] for index in indices])
         if not all(lengths):
             empty = problems[start + list(lengths).index(0)].prompt
             raise ValueError(f"the tokenizer makes no token of the prompt {empty!r}")

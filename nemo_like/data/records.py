@@ -10,9 +10,12 @@ import reprlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from nemo_like.config.data_rules import FILE_READERS
+from nemo_like.config.schema import DatasetConfig
+from nemo_like.data.image_places import placed, with_marks
+from nemo_like.data.images import Picture, pictures_of
 from nemo_like.data.interface import Message, Prompt, PromptExample
 
 # JSON's escape for one half of a character beyond U+FFFF.
@@ -42,25 +45,48 @@ class RecordDataset:
 class RecordFields:
     """The names of the fields that hold the prompt and the reference answer.
 
-    The prompt is text, or a list of ``{"role": ..., "content": ...}`` messages. All other fields of a record
-    become the problem's ``data``; those that ``columns`` names also become its ``columns``.
+    The prompt is text, or a list of ``{"role": ..., "content": ...}`` messages, whose content is text or,
+    with images, a list of parts. All other fields of a record but that of its images become the problem's
+    ``data``; those that ``columns`` names also become its ``columns``.
     """
 
     prompt: str  # data.*.prompt_key
     answer: str  # data.*.answer_key
     columns: Collection[str] = ()  # keys of data.*.columns
+    images: str | None = None  # data.*.images_key
+    directory: str | None = None  # where paths of images begin
+
+    @classmethod
+    def of(cls, cfg: DatasetConfig) -> Self:
+        """Return the names that a source configures; paths of images begin beside its file."""
+        path = Path(cfg.path or "")
+        directory = str(path if path.is_dir() else path.parent)
+        return cls(cfg.prompt_key, cfg.answer_key, tuple(cfg.columns), cfg.images_key, directory)
 
     def example(self, record: Mapping[str, Any], where: str) -> PromptExample:
         """Return the problem that a record holds; an answer that is null becomes empty text.
 
-        Raises ValueError, whose text begins with ``where``, when a field is missing, or the prompt is empty
-        or neither text nor messages.
+        Raises ValueError, whose text begins with ``where``, when a field is missing, the prompt is empty or
+        neither text nor messages, or an image is none or has no place in the prompt.
         """
-        prompt = self._prompt(_field(record, self.prompt, "prompt_key", where), where)
+        given = _field(record, self.prompt, "prompt_key", where)
+        images: tuple[Picture, ...] = ()
+        if self.images is not None:
+            images = pictures_of(record.get(self.images), self.directory, where)
+            given, images = placed(given, images, self.directory, where)
+        prompt = self._prompt(given, where)
+        if self.images is not None:
+            prompt = with_marks(prompt, len(images), where)
         answer = _field(record, self.answer, "answer_key", where)
-        rest = {key: value for key, value in record.items() if key not in (self.prompt, self.answer)}
+        rest = {key: value for key, value in record.items() if key not in self._own_fields}
         columns = {name: _field(record, name, "columns", where) for name in self.columns}
-        return PromptExample(prompt, "" if answer is None else str(answer), rest, columns=columns)
+        answer = "" if answer is None else str(answer)
+        return PromptExample(prompt, answer, rest, columns=columns, images=images)
+
+    @property
+    def _own_fields(self) -> tuple[str | None, ...]:
+        """The fields that are no data for the environment."""
+        return (self.prompt, self.answer, self.images)
 
     def _prompt(self, value: Any, where: str) -> Prompt:
         if isinstance(value, str):
@@ -139,13 +165,31 @@ def _json_object(line: bytes, where: str) -> dict[str, Any]:
     return record
 
 
-def load_huggingface(path: str, split: str) -> Sequence[Mapping[str, Any]]:
-    """Return one split of a dataset.
+def load_huggingface(path: str, split: str, images_key: str | None = None) -> Sequence[Mapping[str, Any]]:
+    """Return one split of a dataset, with the images of the column ``images_key`` as their files' bytes.
 
     ``path`` is a name on the hub, a data file, a directory of data files or one of ``save_to_disk``. Raises
     ValueError when a file's ending is unknown or a saved dataset has no such split, and else the library's
     own errors.
     """
+    records = _loaded(path, split)
+    return records if images_key is None else _with_files(records, images_key)
+
+
+def _with_files(records: Any, key: str) -> Any:
+    """Have a dataset give the files of its images: decoding one while a record is read would hide which
+    record it is that has a broken one."""
+    import datasets
+
+    kept, feature = datasets.Image(decode=False), records.features.get(key)
+    if isinstance(feature, datasets.Image):
+        return records.cast_column(key, kept)
+    if isinstance(getattr(feature, "feature", None), datasets.Image):
+        return records.cast_column(key, datasets.List(kept))
+    return records
+
+
+def _loaded(path: str, split: str) -> Any:
     import datasets
 
     target = Path(path)

@@ -68,9 +68,10 @@ class Tokenizer:
             return self._tokenizer(list(prompts))["input_ids"]
         return [self.encode_prompt(prompt) for prompt in prompts]
 
-    def prompt_lengths(self, prompts: Sequence[Prompt]) -> list[int]:
-        """Return the number of tokens of each prompt."""
-        return [len(ids) for ids in self.encode_prompts(prompts)]
+    def token(self, token_id: int) -> str:
+        """Return the text of one token, special ones included."""
+        text: str = self._tokenizer.convert_ids_to_tokens(token_id)
+        return text
 
     def encode_observation(self, prompt: Prompt, text: str, role: str, last_token_id: int) -> list[int]:
         """Return the token ids between a response, which ends with ``last_token_id``, and the next response.

@@ -19,8 +19,8 @@ from nemo_like.data_plane.storage_errors import ColumnMismatch, CorruptData, Unk
 # At this size a segment takes no further chunk. What is read together is best one key, but of a large batch
 # several storage units shall get their share.
 _MAX_SEGMENT_BYTES = 64 << 20
-# An estimate: a row of a ragged or objects column has no size before it is packed.
-_GUESSED_ROW_BYTES = 8 << 10
+# An estimate: an object has no size before it is packed.
+_GUESSED_OBJECT_BYTES = 8 << 10
 
 Filled = tuple[Segment, Mapping[str, np.ndarray]]  # a segment and its values by column
 
@@ -143,10 +143,23 @@ def _runs(ascending: Sequence[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def _sizes(info: PartitionInfo, parts: Sequence[Part], wired: Iterable[str]) -> list[int]:
+def _sizes(info: PartitionInfo, parts: Sequence[Part], wired: Mapping[str, Any]) -> list[int]:
     """Return about how many bytes each part has in these columns."""
-    token_bytes, row_bytes, prompt_bytes = _bytes_per_unit(info, wired)
-    return [part.num_tokens * token_bytes + part.num_rows * row_bytes + prompt_bytes for part in parts]
+    ragged = [name for name in wired if info.columns[name].layout is Layout.ragged]
+    token_bytes, row_bytes, prompt_bytes = _bytes_per_unit(info, wired.keys() - set(ragged))
+    sizes = [part.num_tokens * token_bytes + part.num_rows * row_bytes + prompt_bytes for part in parts]
+    rows = list(itertools.accumulate((part.num_rows for part in parts), initial=0))
+    for name in ragged:
+        bounds = _bounds(info.columns[name], (), rows)
+        for index in range(len(parts)):
+            values = wired[name][bounds[index] : bounds[index + 1]]
+            sizes[index] += sum(map(_ragged_bytes, values))
+    return sizes
+
+
+def _ragged_bytes(value: Any) -> int:
+    """Return the bytes of a ragged value's arrays; whether it is a list of arrays is checked later."""
+    return sum(getattr(array, "nbytes", 0) for array in value) if isinstance(value, list | tuple) else 0
 
 
 def _parts(meta: KVBatchMeta) -> list[Part]:
@@ -180,11 +193,11 @@ def by_columns(segments: Sequence[Segment]) -> dict[tuple[str, ...], list[Segmen
 
 def _bytes_per_unit(info: PartitionInfo, wired: Iterable[str]) -> tuple[int, int, int]:
     """Return the bytes per token, per row and per prompt: each column counts for the one that its values
-    belong to. What is not dense is estimated."""
+    belong to. Objects are estimated."""
     token_bytes = row_bytes = prompt_bytes = 0
     for name in wired:
         column = info.columns[name]
-        size = _GUESSED_ROW_BYTES
+        size = _GUESSED_OBJECT_BYTES
         if column.is_dense:
             size = codec.wire_dtype(column).itemsize * int(np.prod(column.inner_shape, dtype=np.int64))
         if column.layout is Layout.per_token:

@@ -49,6 +49,7 @@ class FailureKind(Enum):
     malformed = "malformed"  # the answer is no proper feedback
     not_finite = "not_finite"  # NaN, infinite, or beyond float32
     unreachable = "unreachable"  # a remote server did not answer in time, or with an error
+    bad_image = "bad_image"  # an image of its prompt cannot be read any more, so nothing was sampled
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,9 @@ from typing import Any
 from vllm import EngineArgs
 
 from nemo_like.config.derived import EngineAdapter
+from nemo_like.config.model_info import has_vision_tower
 from nemo_like.config.schema import Device, GenerationConfig, Precision, Quantization
+from nemo_like.generation.no_placeholders import NoPlaceholders
 from nemo_like.generation.weight_receiver import WeightReceiverExtension
 
 # vLLM's attention on CPU reads the KV cache in blocks of a multiple of this many tokens.
@@ -15,6 +17,11 @@ _CPU_BLOCK_TOKENS = 32
 _MIN_BATCHED_TOKENS = 8192
 # vLLM's name of what it does to 16-bit weights whenever they are loaded.
 _QUANTIZATIONS = {None: None, Quantization.fp8: "fp8_per_channel"}
+_FOR_IMAGES: dict[str, Any] = {
+    "limit_mm_per_prompt": {"video": 0},
+    "mm_processor_cache_gb": 0,  # all samples of a prompt are one request, whose images come once
+    "logits_processors": [NoPlaceholders],
+}
 # The sizes for which vLLM can allocate an adapter.
 _MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
@@ -73,4 +80,5 @@ def engine_args(
         worker_extension_cls=f"{WeightReceiverExtension.__module__}.{WeightReceiverExtension.__qualname__}",
         **by_device,
         **by_adapter,
+        **(_FOR_IMAGES if has_vision_tower(model_name) else {}),
     )

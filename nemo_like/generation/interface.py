@@ -34,6 +34,7 @@ class GroupRequest:
     request_id: str  # unique among the unfinished requests of an engine
     prompt_ids: tuple[int, ...]
     seeds: tuple[int, ...]
+    images: tuple[bytes, ...] = ()  # files; prompt_ids have a row of the image token for each
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:

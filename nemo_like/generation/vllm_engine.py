@@ -36,8 +36,10 @@ from nemo_like.cluster.gloo import one_gloo_device
 from nemo_like.cluster.runtime import use_temporary_directory_of_session
 from nemo_like.config.derived import EngineAdapter
 from nemo_like.config.gpu_stages import EngineHolds
+from nemo_like.config.model_info import has_vision_tower
 from nemo_like.config.schema import Device, GenerationConfig, Precision
 from nemo_like.config.tasks import SamplingSettings
+from nemo_like.data.images import decoded
 from nemo_like.generation.engine_args import engine_args
 from nemo_like.generation.interface import (
     EngineOverdue,
@@ -52,6 +54,7 @@ from nemo_like.generation.interface import (
 )
 from nemo_like.generation.shared_names import remove_names, track_names
 from nemo_like.generation.sleep import EngineMemory, Sleeps, has_sleep_mode
+from nemo_like.generation.without_torchvision import is_needed, patch_vllm
 from nemo_like.observability.trace import span
 from nemo_like.weight_transport.connections import Transfer
 
@@ -114,6 +117,9 @@ class VllmEngine:
             model_name, generation, device, precision, max_total_sequence_length, seed, adapter
         )
         self._engine_args.enable_sleep_mode = has_sleep_mode(name, sleeps, device)
+        self._reads_images = has_vision_tower(model_name)
+        if self._reads_images:  # vLLM needs the tokenizer to process images
+            tokenizer_name = model_name
         if tokenizer_name is not None:
             self._engine_args.tokenizer = tokenizer_name
             self._engine_args.skip_tokenizer_init = False
@@ -245,6 +251,8 @@ class VllmEngine:
         """Call each sink once, with all of its groups that finished in this step."""
         by_sink: dict[int, tuple[ResultSink, list[GroupResult]]] = {}
         for output in outputs:
+            _check_places(self._unfinished[output.request_id].request, output)
+        for output in outputs:
             entry = self._unfinished.pop(output.request_id)
             responses = tuple(_response(completion) for completion in output.outputs)
             self._num_generated_tokens += sum(len(response.token_ids) for response in responses)
@@ -271,6 +279,8 @@ class VllmEngine:
     def _start_engine(self) -> None:
         # The step thread builds the engine, since the current CUDA device is a thread's own.
         try:
+            if self._reads_images and is_needed():
+                patch_vllm()
             with one_gloo_device():
                 self._engine = LLMEngine.from_engine_args(self._engine_args)
         except Exception as error:
@@ -301,7 +311,7 @@ class VllmEngine:
             for request, request_params in zip(requests, params, strict=True):
                 if request.request_id in self._unfinished:
                     raise ValueError(f"request {request.request_id!r} is unfinished already; use another id")
-                prompt = tokens_input(list(request.prompt_ids))
+                prompt = self._prompt(request)
                 self._engine.add_request(
                     request.request_id, prompt, request_params, lora_request=self._adapter
                 )
@@ -310,6 +320,19 @@ class VllmEngine:
         except Exception:
             self._abort(added)
             raise
+
+    def _prompt(self, request: GroupRequest) -> Any:
+        """Return a prompt as vLLM takes it; where it has an image vLLM itself repeats the image's token."""
+        if not request.images:
+            return tokens_input(list(request.prompt_ids))
+        token = self._engine.model_config.hf_config.image_token_id
+        ids = [
+            one
+            for one, before in zip(request.prompt_ids, (None, *request.prompt_ids), strict=False)
+            if (one, before) != (token, token)
+        ]
+        images = [decoded(file) for file in request.images]
+        return {"prompt_token_ids": ids, "multi_modal_data": {"image": images}}
 
     def _score(self, token_ids: Sequence[int]) -> list[float]:
         if self._unfinished:
@@ -359,8 +382,9 @@ class VllmEngine:
         try:
             load = self._load_adapter if self._has_adapters else self._load_model
             self._weights_digest = load(groups)
-            # The cached keys and values were computed with the old weights.
+            # Cached keys, values and features of images were computed with the old weights.
             self._engine.reset_prefix_cache()
+            self._engine.reset_encoder_cache()
         except Exception:
             self._fail(
                 f"loading policy version {version} broke off, and half-loaded weights serve nobody\n"
@@ -444,6 +468,17 @@ def _sampling_params(request: GroupRequest, sampling: SamplingSettings) -> Sampl
         output_kind=RequestOutputKind.FINAL_ONLY,
         skip_clone=True,  # vLLM need not copy an object that was made for this one request
     )
+
+
+def _check_places(request: GroupRequest, output: RequestOutput) -> None:
+    """Raise GenerationError when images take other places in the engine's prompt than in the request's, whose
+    tokens the trainer will read."""
+    if request.images and tuple(output.prompt_token_ids or ()) != request.prompt_ids:
+        raise GenerationError(
+            f"request {request.request_id!r}: the engine's prompt has {len(output.prompt_token_ids or ())} "
+            f"tokens with its images, and the request's {len(request.prompt_ids)}; both must come from the "
+            "checkpoint's image processor"
+        )
 
 
 def _response(completion: CompletionOutput) -> Response:

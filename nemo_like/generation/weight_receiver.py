@@ -219,8 +219,10 @@ class TrainerWeightReceiver:
         On CPU the output layer multiplies by a packed copy of its weight. A tied weight is loaded through the
         embedding, and vLLM's reload does not pack it again.
         """
-        output = getattr(self.model, "lm_head", None)
-        embedding = getattr(getattr(self.model, "model", None), "embed_tokens", None)
+        # A model that reads images has its language model inside.
+        language_model = getattr(self.model, "language_model", self.model)
+        output = getattr(language_model, "lm_head", None)
+        embedding = getattr(getattr(language_model, "model", None), "embed_tokens", None)
         if output is None or embedding is None or output is embedding:
             return
         if getattr(output, "weight", None) is embedding.weight:

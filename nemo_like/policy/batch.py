@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nemo_like.batch.columns import INPUT_IDS, RESPONSE_MASK, Column, Layout
+from nemo_like.batch.columns import IMAGE_GRIDS, INPUT_IDS, PIXEL_VALUES, RESPONSE_MASK, Column, Layout
 from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, Schedule
 from nemo_like.batch.micro_batches import model_length
 from nemo_like.policy.devices import on_device
+from nemo_like.policy.image_inputs import ImageInputs, RopeIndex, rope_positions
 from nemo_like.policy.shared_prompts import SharedPrompts, SharedRow, pieces
 from nemo_like.policy.varlen import Sequences
 
@@ -80,7 +82,7 @@ class ModelInputs:
     """
 
     input_ids: Tensor  # [B, T] int64, right-padded
-    position_ids: Tensor  # [B, T] int64, from 0 in each sample
+    position_ids: Tensor  # [B, T] int64, from 0 in each sample; [3, B, T] in a batch placed among images
     token_ids: Tensor  # [M] int64, the scored tokens, by sample, then by position
     output_index: Tensor  # [M] int64, where the model predicts them: t * B + row, an index into [T, B]
     sample_index: Tensor  # [M] int64, their sample within the micro-batch
@@ -88,6 +90,7 @@ class ModelInputs:
     rows: Tensor  # [n] int64, the samples' positions in the worker's batch
     packing: Packing | None = None
     sharing: SharedPrompts | None = None
+    images: ImageInputs | None = None
     # Under context parallelism T counts this rank's tokens, and token_ids and output_index are those of the
     # tokens that this rank scores. context_index holds these tokens' places among all M.
     context_index: Tensor | None = None
@@ -153,6 +156,7 @@ class PolicyBatch:
         self.device = device
         self._prompt_index = torch.tensor(prompt_index, dtype=torch.int64)
         self._values: dict[str, Tensor | Sequence[Any]] = {}  # columns with values per sample or per prompt
+        self._rope_positions: Tensor | None = None  # [sum of lengths, 3] int64, on the host
         self.lengths = torch.as_tensor(np.asarray(lengths, dtype=np.int64))
         self._model_lengths = torch.tensor(
             [model_length(length) for length in self.lengths.tolist()], dtype=torch.int64
@@ -226,8 +230,9 @@ class PolicyBatch:
         """Return the samples ``spec.rows`` in the schedule's layout, on the device: whole samples, or one
         context-parallel rank's part.
 
-        Raises ValueError when the samples do not fit into ``spec.padded_length`` tokens, or do not begin with
-        the prompt that they should share.
+        ``images`` are those of the samples, where the batch has such columns. Raises ValueError when the
+        samples do not fit into ``spec.padded_length`` tokens, or do not begin with the prompt that they
+        should share.
         """
         if schedule.layout is MicroBatchLayout.packed:
             inputs = self._packed(spec, schedule.length_multiple)
@@ -235,7 +240,37 @@ class PolicyBatch:
             inputs = self._shared(spec)
         else:
             inputs = self._padded(spec)
+        if PIXEL_VALUES in self:
+            inputs = replace(inputs, images=self._images(spec))
         return inputs.part(context).to(self.device)
+
+    def place_images(self, rope_index: RopeIndex) -> None:
+        """Give micro-batches positions in time, height and width, as a model that reads images needs them.
+
+        Does nothing for a batch without columns of images, or where it was done before.
+        """
+        if self._rope_positions is None and IMAGE_GRIDS in self:
+            ids, prompts = self.columns[INPUT_IDS.name], self._prompt_index.tolist()
+            grids = self._values[IMAGE_GRIDS.name]
+            self._rope_positions = rope_positions(ids, self.lengths, prompts, grids, rope_index)
+
+    def _images(self, spec: MicroBatch) -> ImageInputs | None:
+        """Return the images of a micro-batch's rows, or of its prompts where samples share theirs."""
+        rows = list(spec.rows)
+        if spec.runs:
+            ends = accumulate(run.num_rows for run in spec.runs)
+            rows = [spec.rows[end - 1] for end in ends]
+        prompts = self._prompt_index[rows].tolist()
+        return ImageInputs.of_prompts(
+            prompts, self._values[PIXEL_VALUES.name], self._values[IMAGE_GRIDS.name]
+        )
+
+    def _positions(self, places: Tensor, positions: Tensor) -> Tensor:
+        """Return the position ids of the tokens at ``places``, whose index within their samples is
+        ``positions``, both [*shape]: [*shape], or [3, *shape] where images have been placed."""
+        if self._rope_positions is None:
+            return positions
+        return self._rope_positions[places].movedim(-1, 0)
 
     def _padded(self, spec: MicroBatch) -> ModelInputs:
         rows = torch.tensor(spec.rows, dtype=torch.int64)
@@ -252,7 +287,7 @@ class PolicyBatch:
         packed_index = predicted[sample_index, position]
         return ModelInputs(
             input_ids=self._token_ids(places).masked_fill_(~is_token, PAD_TOKEN_ID),
-            position_ids=positions.expand(len(rows), -1),
+            position_ids=self._positions(places, positions.expand(len(rows), -1)),
             token_ids=self._token_ids(packed_index),
             output_index=position * len(rows) + sample_index,
             sample_index=sample_index,
@@ -276,12 +311,16 @@ class PolicyBatch:
         slots = starts[sample] + position
         input_ids = torch.full((spec.padded_length,), PAD_TOKEN_ID)
         input_ids.index_copy_(0, slots, self._token_ids(places))
+        positions = torch.arange(spec.padded_length) - torch.repeat_interleave(starts, room)
+        if self._rope_positions is not None:
+            positions = positions.repeat(3, 1)
+            positions[:, slots] = self._positions(places, position)
         predicted = self._predicted_at(places)
         is_scored = self.columns[RESPONSE_MASK.name][predicted].to(torch.bool)
         packed_index = predicted[is_scored]
         return ModelInputs(
             input_ids=input_ids[None],
-            position_ids=(torch.arange(spec.padded_length) - torch.repeat_interleave(starts, room))[None],
+            position_ids=positions.unsqueeze(-2),
             token_ids=self._token_ids(packed_index),
             output_index=slots[is_scored],
             sample_index=sample[is_scored],
@@ -315,7 +354,7 @@ class PolicyBatch:
         packed_index = predicted[is_scored]
         return ModelInputs(
             input_ids=functional.pad(self._token_ids(places), unused, value=PAD_TOKEN_ID)[None],
-            position_ids=functional.pad(positions, unused)[None],
+            position_ids=functional.pad(self._positions(places, positions), unused).unsqueeze(-2),
             token_ids=self._token_ids(packed_index),
             output_index=before[is_scored],
             sample_index=sample[is_scored],

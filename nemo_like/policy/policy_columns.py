@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from nemo_like.batch.columns import (
     GENERATION_LOGPROBS,
+    IMAGE_COLUMNS,
     INPUT_IDS,
     PREV_LOGPROBS,
     REFERENCE_LOGPROBS,
@@ -15,6 +16,7 @@ from nemo_like.batch.columns import (
     Declaration,
 )
 from nemo_like.config.derived import scores_prev_logprobs
+from nemo_like.config.model_info import has_vision_tower
 from nemo_like.config.schema import LossConfig
 
 
@@ -26,9 +28,17 @@ def scored_columns(loss: LossConfig) -> tuple[Column, ...]:
     return tuple(columns)
 
 
-def scoring_reads(columns: Sequence[Column], loss: LossConfig) -> tuple[Column, ...]:
-    """Return the columns that a log-prob phase needs in order to write ``columns`` and compute their tags."""
-    reads = [INPUT_IDS, RESPONSE_MASK]
+def model_reads(model_name: str) -> tuple[Column, ...]:
+    """Return the columns that the model of a checkpoint directory reads besides tokens."""
+    return IMAGE_COLUMNS if has_vision_tower(model_name) else ()
+
+
+def scoring_reads(
+    columns: Sequence[Column], loss: LossConfig, model: Sequence[Column] = ()
+) -> tuple[Column, ...]:
+    """Return the columns that a log-prob phase needs in order to write ``columns`` and compute their tags;
+    ``model`` are those of ``model_reads``."""
+    reads = [INPUT_IDS, RESPONSE_MASK, *model]
     if PREV_LOGPROBS in columns:
         reads.append(GENERATION_LOGPROBS)
     elif columns and loss.use_kl_in_reward:
@@ -36,19 +46,24 @@ def scoring_reads(columns: Sequence[Column], loss: LossConfig) -> tuple[Column, 
     return tuple(reads)
 
 
-def training_reads(loss: LossConfig, own: Sequence[Column] = ()) -> tuple[Column, ...]:
-    """Return the columns that training needs; ``own`` are those that the user's own loss reads besides."""
-    reads = [INPUT_IDS, RESPONSE_MASK, *scored_columns(loss)]
+def training_reads(
+    loss: LossConfig, own: Sequence[Column] = (), model: Sequence[Column] = ()
+) -> tuple[Column, ...]:
+    """Return the columns that training needs; ``own`` are those that the user's own loss reads besides, and
+    ``model`` those of ``model_reads``."""
+    reads = [INPUT_IDS, RESPONSE_MASK, *model, *scored_columns(loss)]
     if loss.use_importance_sampling_correction or not scores_prev_logprobs(loss):
         reads.append(GENERATION_LOGPROBS)
     return tuple(dict.fromkeys([*reads, *own]))
 
 
-def policy_declarations(loss: LossConfig, own: Sequence[Column] = ()) -> tuple[Declaration, ...]:
+def policy_declarations(
+    loss: LossConfig, own: Sequence[Column] = (), model: Sequence[Column] = ()
+) -> tuple[Declaration, ...]:
     """Return what the policy and what the loss declare; ``own`` are the columns that the user's own loss
-    reads besides."""
+    reads besides, and ``model`` those of ``model_reads``."""
     scored = scored_columns(loss)
     return (
-        Declaration("policy", writes=scored, reads=scoring_reads(scored, loss)),
+        Declaration("policy", writes=scored, reads=scoring_reads(scored, loss, model)),
         Declaration(f"loss_fn.kind={loss.kind}", reads=training_reads(loss, own)),
     )

@@ -1,4 +1,4 @@
-"""Scoring at another temperature than that of the sampling."""
+"""Scoring in another way than that of the sampling."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ class ScoringModel(Protocol):
 
 @contextlib.contextmanager
 def at_temperature_one(model: ScoringModel, sampling_temperature: float) -> Iterator[None]:
-    """Have the model score at temperature 1 within the block.
+    """Have the model score at temperature 1, and with no token forbidden, within the block.
 
     Its settings divide logits by ``sampling_temperature``, and by a factor where the model wants one.
     """
     own = model.logprob_settings
-    model.logprob_settings = replace(own, temperature=own.temperature / sampling_temperature)
+    model.logprob_settings = replace(
+        own, temperature=own.temperature / sampling_temperature, forbidden_ids=()
+    )
     try:
         yield
     finally:

@@ -66,7 +66,12 @@ from nemo_like.policy.interface import (
 from nemo_like.policy.mismatch import logprob_mismatch
 from nemo_like.policy.objective import own_reads
 from nemo_like.policy.parallelism import FIRST_REPLICA, gathers_weights, logprob_strategy
-from nemo_like.policy.policy_columns import policy_declarations, scoring_reads, training_reads
+from nemo_like.policy.policy_columns import (
+    model_reads,
+    policy_declarations,
+    scoring_reads,
+    training_reads,
+)
 from nemo_like.policy.random_state import load_random_state, save_random_state
 from nemo_like.policy.replica import Replica
 from nemo_like.policy.results import WorkerScores, WorkerUpdate
@@ -102,7 +107,7 @@ class PolicyWorker:
         """
         self.cfg, self.loss, self.coordinates = cfg, loss, coordinates
         self.policy_version = 0
-        self._own_reads = own_reads(loss)
+        self._own_reads, self._model_reads = own_reads(loss), model_reads(cfg.model_name)
         self._is_updating = False
         self._temperature, self._tripwires = temperature, tripwires
         self._data_plane_source = data_plane
@@ -134,7 +139,7 @@ class PolicyWorker:
 
     def declarations(self) -> tuple[Declaration, ...]:
         """Return the columns that the policy and the loss write and read."""
-        return policy_declarations(self.loss, self._own_reads)
+        return policy_declarations(self.loss, self._own_reads, self._model_reads)
 
     def compute_logprobs(self, meta: KVBatchMeta, columns: Sequence[Column]) -> WorkerScores | None:
         """Compute log-probs of the shard's samples and start to write them, all columns in one write.
@@ -148,7 +153,7 @@ class PolicyWorker:
             PREV_LOGPROBS: self._backend.logprobs,
             REFERENCE_LOGPROBS: self._backend.reference_logprobs,
         }
-        batch = self._batches.batch(meta, scoring_reads(columns, self.loss))
+        batch = self._batches.batch(meta, scoring_reads(columns, self.loss, self._model_reads))
         with span("compute"), _Stopwatch() as compute:
             logprobs = {column: score[column](batch, _schedule(meta)) for column in columns}
         batch.add(logprobs)
@@ -173,7 +178,7 @@ class PolicyWorker:
         Raises DataPlaneError before any weight is changed, when samples cannot be fetched or when the
         background write of ``compute_logprobs`` failed, on this worker or on another.
         """
-        batch = self._batches.batch(meta, training_reads(self.loss, self._own_reads))
+        batch = self._batches.batch(meta, training_reads(self.loss, self._own_reads, self._model_reads))
         watch, losses = self._watch, None
         if watch is not None:
             losses = watch.training(meta, batch)

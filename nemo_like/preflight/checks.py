@@ -27,7 +27,7 @@ from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.recordings import read_manifest
 from nemo_like.config.schema import Config, DatasetConfig, DatasetKind, LoraConfig, PolicyBackend
 from nemo_like.config.tasks import data_sources, max_prompt_tokens
-from nemo_like.policy.policy_columns import policy_declarations
+from nemo_like.policy.policy_columns import model_reads, policy_declarations
 from nemo_like.preflight import targets
 from nemo_like.preflight.child import ChildCall, ChildFailed, ChildIsLate
 from nemo_like.preflight.data_scan import ScanReport, ScanRequest, SourceToScan, scan
@@ -104,7 +104,7 @@ def _declarations(cfg: Config, own: Sequence[Declaration]) -> list[Declaration]:
         parts = [*rollout_declarations(cfg, environments)]
     if not cfg.rollout.generate_only:
         of_loss = next((one.reads for one in own if one.part == "loss_fn"), ())
-        parts += policy_declarations(cfg.loss_fn, of_loss)
+        parts += policy_declarations(cfg.loss_fn, of_loss, model_reads(cfg.policy.model_name))
     return parts
 
 

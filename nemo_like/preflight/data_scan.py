@@ -9,23 +9,26 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nemo_like.batch.columns import Column, Layout
 from nemo_like.config.problems import Problem
 from nemo_like.config.schema import DatasetConfig, DatasetKind, EnvConfig
 from nemo_like.config.tasks import source_name
-from nemo_like.data.interface import Prompt, PromptExample, Split
+from nemo_like.data.images import ImageError
+from nemo_like.data.interface import PromptExample, Split
 from nemo_like.data_plane.storage_errors import ColumnMismatch
 from nemo_like.environments.record_needs import check_of
 from nemo_like.preflight.notes import Note, Seen
 from nemo_like.rollout.rollout_columns import record_column
 
+if TYPE_CHECKING:
+    from nemo_like.data.encoder import PromptEncoder
+
 # How many records are read, and their tokens counted, between two looks at the clock.
 _BATCH = 1000
+_IMAGE_BATCH = 50
 _MAX_PROBLEMS = 3
-
-PromptLengths = Callable[[Sequence[Prompt]], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +68,10 @@ def scan(request: ScanRequest) -> ScanReport:
     end_s = time.monotonic() + request.time_s
     problems: list[Problem] = []
     notes: list[Note] = []
-    prompt_lengths = None
+    encoder = None
     if request.tokenizer is not None:
         try:
-            prompt_lengths = _prompt_lengths(request.tokenizer, request.chat_template)
+            encoder = _encoder(request.tokenizer, request.chat_template, request.max_prompt_tokens)
         except Exception as error:
             rule = f"has a tokenizer that cannot be loaded: {type(error).__name__}: {error}"
             problems.append(
@@ -81,17 +84,17 @@ def scan(request: ScanRequest) -> ScanReport:
     for index, source in enumerate(request.sources):
         now_s = time.monotonic()
         until_s = now_s + (end_s - now_s) / (len(request.sources) - index)
-        scanned = _Scan(source, request.max_prompt_tokens, prompt_lengths, until_s)
+        scanned = _Scan(source, request.max_prompt_tokens, encoder, until_s)
         scanned.run()
         problems += scanned.problems
         notes += scanned.notes()
     return ScanReport(tuple(problems), tuple(notes))
 
 
-def _prompt_lengths(checkpoint: str, chat_template: str | None) -> PromptLengths:
-    from nemo_like.data.tokenizer import Tokenizer
+def _encoder(checkpoint: str, chat_template: str | None, max_prompt_tokens: int) -> PromptEncoder:
+    from nemo_like.data.encoder import PromptEncoder
 
-    return Tokenizer(checkpoint, chat_template).prompt_lengths
+    return PromptEncoder(checkpoint, chat_template, max_prompt_tokens)
 
 
 @dataclass(slots=True)
@@ -100,7 +103,7 @@ class _Scan:
 
     source: SourceToScan
     max_prompt_tokens: int
-    prompt_lengths: PromptLengths | None
+    encoder: PromptEncoder | None
     until_s: float  # on the monotonic clock
     problems: list[Problem] = field(default_factory=list)
     num_read: int = 0
@@ -112,12 +115,13 @@ class _Scan:
     def run(self) -> None:
         """Read records until the source ends, the deadline passes, or there are ``_MAX_PROBLEMS``.
 
-        The clock is looked at after every ``_BATCH`` records.
+        The clock is looked at after every ``_BATCH`` records, or ``_IMAGE_BATCH`` with images.
         """
         try:
             check = check_of(self.source.env)
             examples = _examples(self.source)
-            while batch := list(islice(examples, _BATCH)):
+            size = _BATCH if self.source.cfg.images_key is None else _IMAGE_BATCH
+            while batch := list(islice(examples, size)):
                 self._look_at(batch, check)
                 if time.monotonic() > self.until_s or len(self.problems) >= _MAX_PROBLEMS:
                     return
@@ -140,23 +144,40 @@ class _Scan:
                 if len(self.problems) >= _MAX_PROBLEMS:
                     return
         lengths: Sequence[int | None] = [None] * len(batch)
-        if self.prompt_lengths is not None:
-            lengths = self._counted(batch)
+        if self.encoder is not None:
+            lengths = self._counted(self.encoder, batch)
         columns = [record_column(name, text) for name, text in self.source.cfg.columns.items()]
         for (where, example), length in zip(batch, lengths, strict=True) if columns else ():
             self._look_at_columns(where, example, columns, length)
         self.num_read += len(batch)
 
-    def _counted(self, batch: Sequence[tuple[str, PromptExample]]) -> Sequence[int]:
-        """Count the tokens of each prompt and return the counts."""
-        assert self.prompt_lengths is not None
-        lengths = self.prompt_lengths([example.prompt for _, example in batch])
-        for (where, _), length in zip(batch, lengths, strict=True):
+    def _counted(
+        self, encoder: PromptEncoder, batch: Sequence[tuple[str, PromptExample]]
+    ) -> Sequence[int | None]:
+        """Read the images of each prompt, count its tokens and return the counts, None for one with an image
+        that cannot be used."""
+        usable = [self._has_usable_images(encoder, example) for _, example in batch]
+        counted = iter(
+            encoder.lengths(
+                [example for (_, example), is_usable in zip(batch, usable, strict=True) if is_usable]
+            )
+        )
+        counts = [next(counted) if is_usable else None for is_usable in usable]
+        lengths = [count for count in counts if count is not None]
+        for (where, _), length in zip(batch, counts, strict=True):
             if length == 0:
                 self._found(f"{where}: the tokenizer makes no token of its prompt")
         self.num_too_long += sum(length > self.max_prompt_tokens for length in lengths)
-        self.longest = max(self.longest, *lengths)
-        return lengths
+        self.longest = max(self.longest, 0, *lengths)
+        return counts
+
+    def _has_usable_images(self, encoder: PromptEncoder, example: PromptExample) -> bool:
+        try:
+            encoder.check_images(example)
+        except ImageError as error:
+            self._found(str(error))
+            return False
+        return True
 
     def _look_at_columns(
         self, where: str, example: PromptExample, columns: Sequence[Column], num_tokens: int | None
@@ -193,7 +214,7 @@ class _Scan:
             return
         how_many = f"all {self.num_read:,}" if self.is_whole else f"the first {self.num_read:,}"
         told = f"{key}: {how_many} problems of {name}"
-        if self.prompt_lengths is not None:
+        if self.encoder is not None:
             told += f", of {self.longest:,} prompt tokens at most"
         if self.num_too_long:
             told += f"; {self.num_too_long:,} of more than {self.max_prompt_tokens:,} are left out"
@@ -215,7 +236,7 @@ def _examples(source: SourceToScan) -> Iterator[tuple[str, PromptExample]]:
 
     cfg = source.cfg
     if cfg.kind is DatasetKind.jsonl:
-        fields = RecordFields(cfg.prompt_key, cfg.answer_key, tuple(cfg.columns))
+        fields = RecordFields.of(cfg)
         for number, record in jsonl_records(str(cfg.path)):
             where = f"{cfg.path}:{number}"
             yield where, templated(fields.example(record, where), cfg)

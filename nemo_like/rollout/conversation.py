@@ -59,6 +59,7 @@ class Conversation:
     generation: int  # within its group
     limits: Limits
     seed: int  # of the first response; later ones derive theirs
+    images: tuple[bytes, ...] = ()  # files of the prompt's images
     passages: list[Passage] = field(default_factory=list)  # after the prompt
     history: list[Exchange] = field(default_factory=list)  # turns that were answered
     latest_response: str = ""
@@ -120,6 +121,10 @@ class Conversation:
         self.latest_response, self.latest_is_truncated = text, response.is_truncated
         self.policy_version = policy_version
         self.num_turns += 1
+
+    def fail(self, failure: Failure, policy_version: int) -> None:
+        """End the conversation before its first response, which ``policy_version`` would have sampled."""
+        self.failure, self.end, self.policy_version = failure, EndReason.failed, policy_version
 
     def turn(self, *, with_tokens: bool = False) -> Turn:
         """Return what the environment is asked about the latest response, with its token ids or without."""

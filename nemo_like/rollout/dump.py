@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from nemo_like.batch.columns import Column
+from nemo_like.batch.columns import IMAGE_COLUMNS, Column
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import ADVANTAGE, GROUP_ID, OUTCOME, REWARD, SCALED_REWARD, SHAPED_REWARD
+from nemo_like.data.images import Picture
 from nemo_like.data.interface import Prompt
 from nemo_like.observability.disk import write_whole
 from nemo_like.rollout.conversation import Conversation
@@ -81,11 +82,12 @@ def _line(sample: Conversation, tags: dict[str, Any], columns: Sequence[Column])
         "outcome": tags.pop(OUTCOME.name),
         "env": sample.example.env,
         "prompt": _as_text(sample.example.prompt),
+        **({"images": [_image(one) for one in sample.example.images]} if sample.example.images else {}),
         "turns": list(_turns(sample)),
         "answer": sample.example.answer,
         "rewards": {name: _json_value(value) for name, value in sample.rewards.items()},
         "failure": None if sample.failure is None else sample.failure.reason,
-        **({"columns": _columns_of(sample, columns)} if columns else {}),
+        **({"columns": shown} if (shown := _columns_of(sample, columns)) else {}),
         **tags,
     }
 
@@ -93,7 +95,14 @@ def _line(sample: Conversation, tags: dict[str, Any], columns: Sequence[Column])
 def _columns_of(sample: Conversation, columns: Sequence[Column]) -> dict[str, Any]:
     """Return a sample's value of each column; for a column per prompt, the value that this sample brings."""
     passages = [sample.prompt_passage, *sample.passages]
-    return {column.name: _shown(brought(column, passages)) for column in columns}
+    return {
+        column.name: _shown(brought(column, passages)) for column in columns if column not in IMAGE_COLUMNS
+    }
+
+
+def _image(picture: Picture) -> str:
+    """Return where an image is; one that is in the record itself is told by its record."""
+    return picture.source if isinstance(picture.source, str) else picture.where
 
 
 def _shown(value: Any) -> Any:

@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from nemo_like.config.schema import DatasetConfig
 from nemo_like.config.tasks import source_name
 from nemo_like.data.datasets import Sources
-from nemo_like.data.interface import Prompt
+from nemo_like.data.interface import PromptExample
 from nemo_like.data_plane.storage_errors import ColumnMismatch
 from nemo_like.environments.column_values import column_value
 from nemo_like.rollout.rollout_columns import record_column
@@ -17,7 +17,7 @@ from nemo_like.rollout.rollout_columns import record_column
 def check_records(
     section: Sequence[DatasetConfig],
     read: Sources,
-    prompt_lengths: Callable[[Sequence[Prompt]], Sequence[int]],
+    prompt_lengths: Callable[[Sequence[PromptExample]], Sequence[int]],
 ) -> None:
     """Check every problem's values of the columns that the sources of ``section`` declare.
 
@@ -28,7 +28,7 @@ def check_records(
         columns = [record_column(name, text) for name, text in source.columns.items()]
         for index in range(start, stop) if columns else ():
             example = read.problems[index]
-            (num_tokens,) = prompt_lengths([example.prompt])
+            (num_tokens,) = prompt_lengths([example])
             try:
                 for column in columns:
                     column_value(column, example.columns[column.name], num_tokens)

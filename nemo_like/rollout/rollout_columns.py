@@ -10,6 +10,7 @@ from typing import Any
 
 from nemo_like.batch.columns import (
     GENERATION_LOGPROBS,
+    IMAGE_COLUMNS,
     INPUT_IDS,
     RESPONSE_MASK,
     ROLLOUT_COLUMNS,
@@ -18,6 +19,7 @@ from nemo_like.batch.columns import (
     Layout,
 )
 from nemo_like.config.data_rules import RECORD_COLUMN
+from nemo_like.config.model_info import has_vision_tower
 from nemo_like.config.recordings import RecordingManifest
 from nemo_like.config.schema import Config
 from nemo_like.config.tasks import data_sources
@@ -33,6 +35,7 @@ def rollout_declarations(
     return (
         Declaration("rollout", writes=(INPUT_IDS, RESPONSE_MASK)),
         Declaration("generation", writes=ENGINE_COLUMNS),
+        *_of_images(cfg),
         *_of_records(cfg),
         *(
             Declaration(f"env.{name}", tuple(columns), trains=any(one.env == name for one in cfg.data.train))
@@ -90,6 +93,12 @@ def record_column(name: str, text: str) -> Column:
     is_per_token = match["per_token"] is not None
     layout = Layout.per_token if is_per_token else Layout.per_sample
     return Column(name, match["dtype"], layout, inner_shape=shape, per_prompt=not is_per_token)
+
+
+def _of_images(cfg: Config) -> Iterator[Declaration]:
+    """Yield the columns of images, which a model with a vision tower reads even where a prompt has none."""
+    if has_vision_tower(cfg.policy.model_name):
+        yield Declaration("images", writes=IMAGE_COLUMNS)
 
 
 def _of_records(cfg: Config) -> Iterator[Declaration]:

@@ -29,9 +29,10 @@ from nemo_like.config.recordings import RecordingManifest
 from nemo_like.config.schema import Config, DatasetConfig, Tripwires
 from nemo_like.config.tasks import max_prompt_tokens, training_sampling, validation_sampling
 from nemo_like.data.datasets import Sources, build_sources
+from nemo_like.data.encoder import EncodedPrompt, PromptEncoder
 from nemo_like.data.interface import PromptExample, Split
-from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.data_plane.spec import DataPlaneSpec
+from nemo_like.environments.interface import Failure, FailureKind
 from nemo_like.environments.pool import EnvironmentPool
 from nemo_like.generation.interface import GroupResult
 from nemo_like.observability.metrics import Metric
@@ -84,7 +85,8 @@ class SyncRolloutActor(DataPlaneUser):
         self._samples = StepSamples()
         self._engines = list(engines)
         self._pools = {name: EnvironmentPool(actors) for name, actors in environments.items()}
-        self._tokenizer = Tokenizer(cfg.policy.model_name, cfg.data.chat_template)
+        self._encoder = PromptEncoder(cfg.policy.model_name, cfg.data.chat_template, max_prompt_tokens(cfg))
+        self._tokenizer = self._encoder.tokenizer
         self._sources = {
             RolloutMode.training: self._read(cfg.data.train, split="train"),
             RolloutMode.validation: self._read(cfg.data.validation, split="validation"),
@@ -157,7 +159,10 @@ class SyncRolloutActor(DataPlaneUser):
         self._move_to(data_plane)
 
     async def _run(self, prompts: PromptBatch, partition: str) -> RolloutResult:
-        self._loop = loop = self._turn_loop(prompts)
+        dataset = self._sources[prompts.mode].problems
+        examples = [dataset[index] for index in prompts.indices]
+        encoded = await asyncio.to_thread(self._encoder.encode, examples)
+        self._loop = loop = self._turn_loop(prompts, examples, encoded)
         stage = Stage.generation if prompts.mode is RolloutMode.training else Stage.validation
         try:
             with span("generation"):
@@ -215,19 +220,18 @@ class SyncRolloutActor(DataPlaneUser):
         read = build_sources(
             sources,
             split,
-            prompt_lengths=self._tokenizer.prompt_lengths,
+            prompt_lengths=self._encoder.lengths,
             max_prompt_tokens=max_prompt_tokens(self._cfg),
         )
-        check_records(sources, read, self._tokenizer.prompt_lengths)
+        check_records(sources, read, self._encoder.lengths)
         return read
 
-    def _turn_loop(self, prompts: PromptBatch) -> TurnLoop:
-        dataset = self._sources[prompts.mode].problems
-        examples = [dataset[index] for index in prompts.indices]
-        encoded = self._tokenizer.encode_prompts([example.prompt for example in examples])
+    def _turn_loop(
+        self, prompts: PromptBatch, examples: Sequence[PromptExample], encoded: Sequence[EncodedPrompt]
+    ) -> TurnLoop:
         groups = [
-            self._conversations(prompts, position, example, tuple(prompt_ids))
-            for position, (example, prompt_ids) in enumerate(zip(examples, encoded, strict=True))
+            self._conversations(prompts, position, example, prompt)
+            for position, (example, prompt) in enumerate(zip(examples, encoded, strict=True))
         ]
         envs = {group[0].example.env for group in groups}
         # An engine may still deliver groups of an abandoned rollout: another id keeps them apart.
@@ -242,9 +246,9 @@ class SyncRolloutActor(DataPlaneUser):
         )
 
     def _conversations(
-        self, prompts: PromptBatch, position: int, example: PromptExample, prompt_ids: tuple[int, ...]
+        self, prompts: PromptBatch, position: int, example: PromptExample, prompt: EncodedPrompt
     ) -> list[Conversation]:
-        """Begin the conversations of one prompt's samples."""
+        """Begin the conversations of one prompt's samples, or end them where its images cannot be read."""
         env = self._cfg.env[example.env]
         limits = Limits(
             max_turns=env.max_turns,
@@ -257,10 +261,15 @@ class SyncRolloutActor(DataPlaneUser):
             prompts.first_group + position,
             prompts.num_generations,
         )
-        return [
-            Conversation(example, prompt_ids, position, generation, limits, seed)
+        example = replace(example, columns={**example.columns, **prompt.columns})
+        conversations = [
+            Conversation(example, prompt.token_ids, position, generation, limits, seed, prompt.images)
             for generation, seed in enumerate(seeds)
         ]
+        if prompt.failure is not None:
+            for conversation in conversations:
+                conversation.fail(Failure(FailureKind.bad_image, prompt.failure), prompts.policy_version)
+        return conversations
 
     def _task(self, mode: RolloutMode, env: str) -> Task:
         cfg = self._cfg.env[env]

@@ -101,7 +101,7 @@ class TurnLoop:
         self._engines: Sequence[Engine] = ()
         self._sink: object = None
         self._requested: dict[str, _Request] = {}
-        self._num_unfinished = sum(len(group) for group in groups)
+        self._num_unfinished = sum(sample.end is None for group in groups for sample in group)
         self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._working: set[asyncio.Task[None]] = set()
         self._decoding = asyncio.Lock()
@@ -124,7 +124,8 @@ class TurnLoop:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._submit([first for group in self.groups for first in self._first_requests(group)])
-                await self._finished
+                if self._num_unfinished:
+                    await self._finished
         except TimeoutError:
             raise self._overdue(timeout_s) from None
         finally:
@@ -243,8 +244,10 @@ class TurnLoop:
         """Make the requests for a group's first responses.
 
         With one turn, one request asks for all of them, and they come together. With more, each response has
-        a request of its own, and comes as soon as it is finished.
+        a request of its own, and comes as soon as it is finished. A group that has ended already needs none.
         """
+        if group[0].end is not None:
+            return []
         if self._tasks[group[0].example.env].max_turns > 1:
             return [self._request(f"{c.position}/{c.generation}/1", (c,), (c.seed,)) for c in group]
         return [self._request(str(group[0].position), tuple(group), tuple(c.seed for c in group))]
@@ -267,7 +270,7 @@ class TurnLoop:
             )
         if num_left < sampling.max_new_tokens:
             sampling = replace(sampling, max_new_tokens=num_left)
-        group = GroupRequest(f"{self._rollout_id}/{name}", first.token_ids(), seeds)
+        group = GroupRequest(f"{self._rollout_id}/{name}", first.token_ids(), seeds, first.images)
         return _Request(group, sampling, conversations)
 
     async def _submit(self, requests: Sequence[_Request]) -> None:

@@ -14,17 +14,20 @@ _CHARACTERS = "0123456789+-*= \n?abcdefghijklmnopqrstuvwxyz"
 
 
 @cache
-def vocabulary() -> dict[str, int]:
-    """Return the id of every token. Every id has a token, also those to which no text is encoded, so that
-    anything sampled can be decoded."""
-    tokens = [PAD, EOS, UNKNOWN, *_CHARACTERS]
+def vocabulary(special: tuple[str, ...] = ()) -> dict[str, int]:
+    """Return the id of every token; those of ``special`` come after the characters. Every id has a token,
+    also those to which no text is encoded, so that anything sampled can be decoded."""
+    tokens = [PAD, EOS, UNKNOWN, *_CHARACTERS, *special]
     tokens += [f"<unused{i}>" for i in range(VOCABULARY_SIZE - len(tokens))]
     return {token: index for index, token in enumerate(tokens)}
 
 
-def save_tokenizer(directory: Path) -> None:
-    """Write the tokenizer files that ``AutoTokenizer.from_pretrained(directory)`` reads."""
-    tokenizer = Tokenizer(models.WordLevel(vocabulary(), unk_token=UNKNOWN))
+def save_tokenizer(directory: Path, special: tuple[str, ...] = ()) -> None:
+    """Write the tokenizer files that ``AutoTokenizer.from_pretrained(directory)`` reads.
+
+    Text that is one of ``special`` is one token.
+    """
+    tokenizer = Tokenizer(models.WordLevel(vocabulary(special), unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(
@@ -32,5 +35,6 @@ def save_tokenizer(directory: Path) -> None:
         pad_token=PAD,
         eos_token=EOS,
         unk_token=UNKNOWN,
+        additional_special_tokens=list(special),
         clean_up_tokenization_spaces=False,
     ).save_pretrained(directory)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
+from transformers import DynamicCache, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from nemo_like.data.arithmetic import ArithmeticDataset
 from nemo_like.data.interface import PromptExample
@@ -49,7 +49,7 @@ class WarmStart:
     """The finished model and what it took. ``accuracy`` is the share of held-out problems that it answers
     right when sampled at temperature 1."""
 
-    model: Qwen3ForCausalLM
+    model: PreTrainedModel
     steps: int
     accuracy: float
     seconds: float

@@ -36,9 +36,13 @@ class DenseUpdate:
 class DenseReference:
     """One process, one sample at a time, no padding."""
 
+    loader: Any = AutoModelForCausalLM
+
     def __init__(self, cfg: PolicyConfig, loss: LossConfig, temperature: float) -> None:
         self.cfg, self.loss, self.temperature = cfg, loss, temperature
-        self.model = AutoModelForCausalLM.from_pretrained(Path(cfg.model_name), dtype=torch.float32)
+        self.model = self.loader.from_pretrained(Path(cfg.model_name), dtype=torch.float32)
+        if cfg.freeze_vision_tower:
+            self.model.model.visual.requires_grad_(False)
         self._adapted: dict[str, Any] = add_adapters(self.model, cfg.lora) if cfg.lora.enabled else {}
         decayed = [parameter for parameter in self.model.parameters() if parameter.dim() > 1]
         others = [parameter for parameter in self.model.parameters() if parameter.dim() == 1]
@@ -75,13 +79,18 @@ class DenseReference:
         """Per sample [T] with 0 where response_mask is 0; differentiable."""
         return [logprobs for logprobs, _ in self._scores(batch, range(len(batch["lengths"])))]
 
+    def logits(self, batch: dict[str, Any], row: int, ids: Tensor) -> Tensor:
+        """Of sample ``row``, whose tokens are ``ids`` [1, T]: [1, T, vocabulary]."""
+        result: Tensor = self.model(ids).logits
+        return result
+
     def _scores(self, batch: dict[str, Any], rows: Iterable[int]) -> list[tuple[Tensor, Tensor]]:
         """Of each row log-probs and entropy of the distributions that they are of, [T] both."""
         results = []
         all_ids, masks = (_per_sample(batch, name) for name in ("input_ids", "response_mask"))
         for row in rows:
             ids, mask = all_ids[row], masks[row]
-            logits = self.model(ids[None].long()).logits[0, :-1].float() / self.temperature
+            logits = self.logits(batch, row, ids[None].long())[0, :-1].float() / self.temperature
             logprobs = torch.log_softmax(logits, -1)
             scored = logprobs.gather(1, ids[1:, None].long())[:, 0]
             entropy = -(logprobs.exp() * logprobs).sum(-1)

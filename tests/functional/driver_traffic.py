@@ -1,6 +1,7 @@
 """Two real steps, one with short and one with long prompts, and every byte that Ray moves for the driver.
 
-Run in a process of its own, as a driver is: ``python -m tests.functional.driver_traffic DIR``. Prints JSON.
+Run in a process of its own, as a driver is: ``python -m tests.functional.driver_traffic DIR``, or with
+``images`` after it for pictures in place of prompts of text. Prints JSON.
 """
 
 from __future__ import annotations
@@ -52,23 +53,51 @@ class Spy:
             yield
 
 
-def main(directory: Path) -> None:
+def sums(directory: Path) -> tuple[str, list[str]]:
+    """Short prompts in the first step, and long ones in the second."""
     prompts = directory / "prompts.jsonl"
     with prompts.open("w") as file:
         for length in PROMPT_LENGTHS:
             for number in range(NUM_PROMPTS):
                 prompt = f"{number:02d}+".ljust(length - 1, "7") + "="
                 file.write(json.dumps({"prompt": prompt, "answer": "000"}) + "\n")
+    return "configs/grpo_arithmetic_cpu.yaml", [
+        "data.train.kind=jsonl",
+        f"data.train.path={prompts}",
+        "data.validation.kind=arithmetic",
+    ]
+
+
+def pictures(directory: Path) -> tuple[str, list[str]]:
+    """Small pictures in the first step, and large ones in the second, for the model in ``directory``."""
+    from PIL import Image
+
+    from scripts.demo_model.shapes import SIDE, write_records
+
+    records = ""
+    for name in ("small", "large"):
+        write_records(directory, name, NUM_PROMPTS, 5, SIDE)
+        records += (directory / f"{name}.jsonl").read_text()
+    for path in (directory / "small").iterdir():
+        Image.open(path).resize((SIDE // 2, SIDE // 2)).save(path)
+    (directory / "all.jsonl").write_text(records)
+    return "configs/grpo_shapes_vlm_cpu.yaml", [
+        f"policy.model_name={directory / 'model'}",
+        f"data.train.path={directory / 'all.jsonl'}",
+        f"data.validation.path={directory / 'all.jsonl'}",
+    ]
+
+
+def main(directory: Path, task: str = "sums") -> None:
+    config, arguments = {"sums": sums, "images": pictures}[task](directory)
     cfg = load_config(
-        "configs/grpo_arithmetic_cpu.yaml",
+        config,
         [
+            *arguments,
             f"grpo.num_prompts_per_step={NUM_PROMPTS}",
             f"grpo.num_generations_per_prompt={NUM_GENERATIONS}",
             "policy.max_total_sequence_length=256",
             "loss_fn.use_generation_logprobs_as_prev=false",  # every stage calls
-            "data.train.kind=jsonl",
-            f"data.train.path={prompts}",
-            "data.validation.kind=arithmetic",
             "data.shuffle=false",
             f"logger.log_dir={directory}",
             "logger.wandb.mode=disabled",
@@ -92,4 +121,4 @@ def main(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

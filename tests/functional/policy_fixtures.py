@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
-from nemo_like.batch.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
+from nemo_like.batch.columns import IMAGE_COLUMNS, POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.batch.meta import GlobalBatch, KVBatchMeta, MicroBatch, Schedule
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.schema import (
@@ -169,6 +169,7 @@ def policy_config(
             dropout=0.0,
             target_modules=list(adapts) or ["all-linear"],
         ),
+        freeze_vision_tower=False,
         # Adam divides a gradient that is zero but for rounding by little more than adam_eps: with 1e-6, one
         # processor's rounding moved a weight by more than the tests allow.
         optimizer=OptimizerConfig(lr=2e-3, weight_decay=0.01, adam_beta1=0.9, adam_beta2=0.95, adam_eps=1e-5),
@@ -240,9 +241,10 @@ def put_samples(
     plane: DataPlane, partition: str, batch: dict[str, Any], chunk_size: int = GROUP_SIZE
 ) -> KVBatchMeta:
     """A partition with the batch's columns and tags."""
-    plane.open_partition(partition, [*ROLLOUT_COLUMNS, *POLICY_COLUMNS])
+    images = [column for column in IMAGE_COLUMNS if column.name in batch["columns"]]
+    plane.open_partition(partition, [*ROLLOUT_COLUMNS, *images, *POLICY_COLUMNS])
     lengths = batch["lengths"]
-    columns = {column.name: batch["columns"][column.name] for column in ROLLOUT_COLUMNS}
+    columns = {column.name: batch["columns"][column.name] for column in (*ROLLOUT_COLUMNS, *images)}
     chunk_sizes = [chunk_size] * (len(lengths) // chunk_size)
     return plane.put(partition, columns, lengths=lengths, chunk_sizes=chunk_sizes, tags=batch["tags"])
 

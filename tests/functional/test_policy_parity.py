@@ -18,7 +18,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
@@ -271,6 +270,7 @@ class Outcome:
     exported: dict[str, torch.Tensor]
     dense: DenseRun
     export: Path
+    loader: Any  # transformers' class that loads the model
 
     @property
     def leaders(self) -> list[RankReport]:
@@ -282,6 +282,13 @@ class Outcome:
 
 class Matrix:
     """Outcomes of cases, those of one layout from one world; no reference is computed twice."""
+
+    reference: type[DenseReference] = DenseReference
+    make_checkpoint = staticmethod(make_checkpoint)
+
+    @staticmethod
+    def make_batch() -> dict[str, Any]:
+        return random_batch(NUM_SAMPLES)
 
     def __init__(self, cases: Sequence[Case], path: Path) -> None:
         self._cases, self._path, self._pool = cases, path, WorldPool()
@@ -301,9 +308,9 @@ class Matrix:
         return self._outcomes[case.name]
 
     def _run(self, cases: Sequence[Case]) -> None:
-        batch = random_batch(NUM_SAMPLES)
+        batch = self.make_batch()
         steps = [
-            Step(case.config(self._model(case)), loss_config(**case.loss), batch, str(self._export(case)))
+            Step(case.config(self.model(case)), loss_config(**case.loss), batch, str(self._export(case)))
             for case in cases
         ]
         reports = self._pool.run(run_steps, cases[0].parallel_layout, steps, timeout_s=300.0)
@@ -315,23 +322,24 @@ class Matrix:
                 self._exported(case),
                 self._dense_run(case, step),
                 self._export(case),
+                self.reference.loader,
             )
 
-    def _model(self, case: Case) -> Path:
+    def model(self, case: Case) -> Path:
         path = self._path / "models" / slug(case.model)
-        return path if path.is_dir() else make_checkpoint(path, **case.model)
+        return path if path.is_dir() else self.make_checkpoint(path, **case.model)
 
     def _export(self, case: Case) -> Path:
         return self._path / "exports" / slug(case.name)
 
     def _exported(self, case: Case) -> dict[str, torch.Tensor]:
-        model = AutoModelForCausalLM.from_pretrained(self._export(case), dtype=torch.float32)
+        model = self.reference.loader.from_pretrained(self._export(case), dtype=torch.float32)
         return dict(model.state_dict())
 
     def _dense_run(self, case: Case, step: Step) -> DenseRun:
-        key = slug((case.model, case.loss, step.cfg.lora))
+        key = slug((case.model, case.loss, step.cfg.lora, step.cfg.freeze_vision_tower))
         if key not in self._dense:
-            self._dense[key] = dense_run(step)
+            self._dense[key] = dense_run(step, self.reference)
         return self._dense[key]
 
 
@@ -339,9 +347,9 @@ def slug(value: object) -> str:
     return re.sub(r"\W+", "-", str(value))
 
 
-def dense_run(step: Step) -> DenseRun:
+def dense_run(step: Step, kind: type[DenseReference] = DenseReference) -> DenseRun:
     """The same step without any parallelism."""
-    dense = DenseReference(step.cfg, step.loss, TEMPERATURE)
+    dense = kind(step.cfg, step.loss, TEMPERATURE)
     prev = [logprobs.detach() for logprobs in dense.logprobs(step.batch)]
     reference = prev if step.loss.reference_policy_kl_penalty > 0 else None
     updates = [
@@ -399,7 +407,7 @@ def test_tripwires_measure_a_healthy_step_in_every_layout(outcome: Outcome) -> N
 
 
 def test_the_canary_is_scored_by_the_trained_weights_at_temperature_1(outcome: Outcome) -> None:
-    model = AutoModelForCausalLM.from_pretrained(outcome.export, dtype=torch.float32)
+    model = outcome.loader.from_pretrained(outcome.export, dtype=torch.float32)
     with torch.no_grad():
         logprobs = model(torch.tensor([CANARY])).logits[0, :-1].log_softmax(-1)
     expected = logprobs.gather(1, torch.tensor(CANARY[1:])[:, None])[:, 0]

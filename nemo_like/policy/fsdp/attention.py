@@ -25,12 +25,14 @@ _UNSUPPORTED_OPTIONS = ("sliding_window", "softcap", "s_aux", "position_bias")
 def use_causal_attention(model: PreTrainedModel) -> None:
     """Make a model use ``causal_attention``; ``has_plain_attention`` must hold for it."""
     AttentionInterface.register(_NAME, causal_attention)
-    model.set_attn_implementation(_NAME)
+    # The layers of a vision tower, which are not causal, keep their own.
+    has_vision_tower = "text_config" in model.config.sub_configs
+    model.set_attn_implementation({"text_config": _NAME} if has_vision_tower else _NAME)
 
 
 def has_plain_attention(model: PreTrainedModel) -> bool:
     """Return whether every layer attends to all earlier positions, and through transformers' registry."""
-    config = model.config
+    config = model.config.get_text_config()
     layer_types = getattr(config, "layer_types", None)
     if layer_types is None:
         is_full = getattr(config, "sliding_window", None) is None

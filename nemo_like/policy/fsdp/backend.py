@@ -1,4 +1,5 @@
-"""The FSDP2 training backend: any causal language model of transformers, its parameters spread over ranks.
+"""The FSDP2 training backend: causal language models of transformers, also with a vision tower, their
+parameters spread over ranks.
 
 data-parallel axis    fully_shard: every rank holds a part, and a layer is gathered while it computes
 tensor-parallel axis  DTensor, by the model's own plan
@@ -20,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from nemo_like.algorithms.logprobs import LogprobSettings
 from nemo_like.batch.meta import GlobalBatch, Schedule
 from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.config.model_info import placeholder_ids
 from nemo_like.config.schema import LossConfig, PolicyConfig
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.adapters import ADAPTER_DIRECTORY, ADAPTER_DTYPE, adapter_config, write_adapters
@@ -28,6 +30,7 @@ from nemo_like.policy.checkpoint_writer import CheckpointWriter
 from nemo_like.policy.devices import DTYPES, compute_device
 from nemo_like.policy.export import complete_checkpoint, write_weights
 from nemo_like.policy.fsdp.checkpoint import checkpoint_state, load_checkpoint
+from nemo_like.policy.fsdp.image_text import freeze_vision_tower, image_rope_index, load_model, reads_images
 from nemo_like.policy.fsdp.lora import Adapters, add_adapters, checkpoint_name, initial_values
 from nemo_like.policy.fsdp.model import (
     DATA_AXIS,
@@ -40,7 +43,7 @@ from nemo_like.policy.fsdp.model import (
 )
 from nemo_like.policy.fsdp.optimizer import ShardedAdamW
 from nemo_like.policy.fsdp.tensor_parallel import TensorParallelModel, parallelize
-from nemo_like.policy.fsdp.weights import fill, full_tensor, hf_tensors, load_source, logit_scale
+from nemo_like.policy.fsdp.weights import fill, full_tensor, hf_tensors, logit_scale
 from nemo_like.policy.interface import Internals
 from nemo_like.policy.learning_rate import learning_rate
 from nemo_like.policy.objective import own_means, update_objective
@@ -74,11 +77,18 @@ class FSDPPolicy:
             self.device.type, (layout.dp, layout.tp), mesh_dim_names=(DATA_AXIS, TENSOR_AXIS)
         )
         self._causal_lm = empty_model(self._source)
+        self._reads_images = reads_images(self._causal_lm.config)
+        if cfg.freeze_vision_tower:
+            freeze_vision_tower(self._causal_lm)
         self._adapters = self._add_adapters()
         set_dtypes(self._causal_lm, self._dtype)
         spread = self._parallelize()
         group = self._mesh.get_group(TENSOR_AXIS) if spread.has_vocabulary_shards else None
-        scoring = LogprobSettings(temperature=temperature, with_entropy=loss.entropy_coef is not None)
+        scoring = LogprobSettings(
+            temperature=temperature,
+            with_entropy=loss.entropy_coef is not None,
+            forbidden_ids=placeholder_ids(self._causal_lm.config.to_dict()) if self._reads_images else (),
+        )
         self._model = ScoringCausalLM(self._causal_lm, scoring, group)
         shard(self._model, self._mesh, cfg.fsdp_cfg, self._dtype)
         materialise(self._model, self.device, cfg.fsdp_cfg)
@@ -108,6 +118,7 @@ class FSDPPolicy:
     def logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
         """Score the batch; every rank returns all log-probs, packed [sum of lengths] float32 on the CPU, in
         nats; 0 where response_mask is 0."""
+        self._place_images(batch)
         packed = torch.zeros(batch.num_tokens, dtype=torch.float32, device=self.device)
         with self._weights_in_use():
             self._model.eval()
@@ -145,6 +156,7 @@ class FSDPPolicy:
         """Make one optimizer update per global batch of the schedule; return this replica's part of the
         metrics. ``watch`` sees weights and optimizer before and after, and every loss on the ranks that
         compute it."""
+        self._place_images(batch)
         metrics = TrainMetrics(self.device, self.coordinates.layout.dp, own_means(self.loss))
         with self._weights_in_use(), self._moments_in_use():
             if watch is not None:
@@ -302,13 +314,17 @@ class FSDPPolicy:
         source: dict[str, Tensor] = {}
         scale = torch.ones(1, device=self.device)
         if self.coordinates.rank == 0:
-            model = load_source(self._source)
+            model = load_model(self._source)
             scale.fill_(logit_scale(model))
             source = {**dict(model.named_parameters()), **initial_values(self._parameters)}
         dist.broadcast(scale, src=0)
         self._model.scale_logits(float(scale))
         named = {checkpoint_name(name) or name: value for name, value in self._parameters.items()}
         fill(named, source, self.device)
+
+    def _place_images(self, batch: PolicyBatch) -> None:
+        if self._reads_images:
+            batch.place_images(image_rope_index(self._causal_lm))
 
     def _local_parts(self) -> list[Tensor]:
         return [part.to_local() for part in self._parameters.values()]

@@ -26,12 +26,13 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.tensor import DTensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from nemo_like.algorithms.logprobs import LogprobSettings, TokenScores, VocabularyShard, linear_scores
 from nemo_like.config.schema import FsdpConfig
 from nemo_like.policy.batch import ModelInputs
 from nemo_like.policy.fsdp.attention import has_plain_attention, use_causal_attention
+from nemo_like.policy.fsdp.image_text import auto_class, hidden_states, reads_images
 from nemo_like.policy.fsdp.tensor_parallel import sum_gradient
 
 DATA_AXIS, TENSOR_AXIS = "dp", "tp"
@@ -72,12 +73,7 @@ class ScoringCausalLM(nn.Module):
 
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor | None]:
         # A tuple of tensors, not TokenScores, since FSDP looks for tensors in what a module returns.
-        hidden = self.causal_lm.get_decoder()(
-            input_ids=inputs.input_ids,
-            position_ids=inputs.position_ids,
-            use_cache=False,
-            **self._packing(inputs),
-        ).last_hidden_state
+        hidden = self._hidden_states(inputs)
         num_rows = len(hidden)
         scored = hidden[inputs.output_index % num_rows, inputs.output_index // num_rows]
         weight = self.causal_lm.get_output_embeddings().weight
@@ -94,6 +90,18 @@ class ScoringCausalLM(nn.Module):
         )
         scores = linear_scores(scored, weight, inputs.token_ids, shard, settings)
         return scores.logprobs, scores.entropy
+
+    def _hidden_states(self, inputs: ModelInputs) -> Tensor:
+        """Return the last hidden states, [B, T, hidden size]."""
+        if reads_images(self.causal_lm.config):
+            return hidden_states(self.causal_lm, inputs, self._packing(inputs))
+        hidden: Tensor = self.causal_lm.get_decoder()(
+            input_ids=inputs.input_ids,
+            position_ids=inputs.position_ids,
+            use_cache=False,
+            **self._packing(inputs),
+        ).last_hidden_state
+        return hidden
 
     def _packing(self, inputs: ModelInputs) -> dict[str, Any]:
         """Return the arguments that tell ``causal_attention`` where samples end. transformers' own attention
@@ -124,11 +132,13 @@ def empty_model(path: Path) -> PreTrainedModel:
     Dropout is off: the policy that trains must give the same log-probs as the policy that sampled.
     """
     config = AutoConfig.from_pretrained(path)
-    for name, value in vars(config).items():
-        if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
-            setattr(config, name, 0.0)
+    parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
+    for part in filter(None, parts):
+        for name, value in vars(part).items():
+            if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
+                setattr(part, name, 0.0)
     with init_empty_weights(include_buffers=False):
-        model = AutoModelForCausalLM.from_config(config)
+        model: PreTrainedModel = auto_class(config).from_config(config)
     model.tie_weights()  # init_empty_weights made each of the tied parameters anew
     return model
 

@@ -4,13 +4,12 @@ checkpoint's names."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 # Logits of the probe may differ by this share of their size: the checkpoint may be in bfloat16.
@@ -51,11 +50,6 @@ def hf_tensors(model: PreTrainedModel, name: str, tensor: Tensor) -> Iterator[tu
     """Yield the checkpoint's tensors, with their names, that make up a parameter: transformers fuses some
     tensors when it loads them."""
     yield from revert_weight_conversion(model, {name: tensor}).items()
-
-
-def load_source(path: Path) -> PreTrainedModel:
-    """Load the whole model on this host, in the checkpoint's dtype."""
-    return AutoModelForCausalLM.from_pretrained(path, dtype="auto")
 
 
 @torch.no_grad()

@@ -156,3 +156,28 @@ def test_no_tensor_is_larger_than_a_chunk_of_logits_forward_and_backward() -> No
         (scores.logprobs.sum() + scores.entropy.sum()).backward()
     assert 0 < largest.num_bytes <= settings.max_chunk_bytes
     assert largest.num_bytes * 8 <= num_tokens * vocabulary * 4
+
+
+@pytest.mark.parametrize("first", [0, 20])
+def test_forbidden_tokens_take_no_probability_and_no_gradient(first: int) -> None:
+    hidden, weight, token_ids = inputs()
+    other_hidden, other_weight, _ = inputs()
+    forbidden = (4, 31)
+    token_ids[token_ids == 4] = token_ids[token_ids == 31] = 5
+    shard = VocabularyShard(first=first, num_valid=VOCABULARY, group=None)
+    settings = LogprobSettings(
+        temperature=0.7, with_entropy=True, forbidden_ids=tuple(token + first for token in forbidden)
+    )
+    ours = linear_scores(hidden, weight, token_ids + first, shard, settings)
+    kept = [token for token in range(VOCABULARY) if token not in forbidden]
+    logprobs = torch.log_softmax((other_hidden @ other_weight.t() / 0.7)[:, kept], -1)
+    place = torch.tensor([kept.index(token) for token in token_ids.tolist()])
+    entropy = -(logprobs.exp() * logprobs).sum(-1)
+    plain = logprobs.gather(1, place[:, None])[:, 0]
+    assert ours.entropy is not None
+    torch.testing.assert_close(ours.logprobs, plain)
+    torch.testing.assert_close(ours.entropy, entropy)
+    (ours.logprobs.sum() + ours.entropy.sum()).backward()
+    (plain.sum() + entropy.sum()).backward()
+    torch.testing.assert_close(hidden.grad, other_hidden.grad)
+    torch.testing.assert_close(weight.grad, other_weight.grad)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nemo_like.config.model_info import ModelInfo, read_model_info
+from nemo_like.config.model_info import ModelInfo, has_vision_tower, read_model_info
 from nemo_like.config.problems import ConfigError
 from nemo_like.config.schema import PolicyBackend
 
@@ -121,3 +121,53 @@ def test_a_directory_without_a_configuration_is_refused(tmp_path: Path) -> None:
 def test_another_backend_trains_models_whatever_their_rope(tmp_path: Path) -> None:
     path = checkpoint(tmp_path, rope_scaling={"type": "yarn", "factor": 4.0})
     assert read_model_info(str(path), PolicyBackend.fsdp).rope_scaling_factor is None
+
+
+def vision_language(path: Path, model_type: str = "qwen2_5_vl", **changes: Any) -> Path:
+    content = {
+        "model_type": model_type,
+        "text_config": {**QWEN3, "model_type": "qwen2_5_vl_text", "tie_word_embeddings": False},
+        "vision_config": {"hidden_size": 1280},
+        "tie_word_embeddings": True,
+        "image_token_id": 90,
+        "video_token_id": 91,
+    }
+    (path / "config.json").write_text(json.dumps(content | changes))
+    return path
+
+
+def test_an_image_text_model_has_the_sizes_of_its_language_model(tmp_path: Path) -> None:
+    model = read_model_info(str(vision_language(tmp_path)), PolicyBackend.fsdp)
+    assert (model.model_type, model.hidden_size, model.num_layers) == ("qwen2_5_vl", 64, 2)
+    assert (model.has_vision_tower, model.has_tied_embeddings) == (True, True)
+    assert model.placeholder_ids == (90, 91)
+    assert has_vision_tower(str(tmp_path))
+
+
+def test_sizes_beside_the_vision_config_are_those_of_the_language_model_too(tmp_path: Path) -> None:
+    path = vision_language(
+        tmp_path, text_config=None, **{k: v for k, v in QWEN3.items() if k != "model_type"}
+    )
+    assert read_model_info(str(path), PolicyBackend.fsdp).hidden_size == 64
+
+
+def test_megatron_refuses_a_vision_tower_by_name(tmp_path: Path) -> None:
+    message = (
+        r"has a vision tower \(it is of type 'qwen2_5_vl'\), which policy.backend=megatron does not train; "
+    )
+    with pytest.raises(ConfigError, match=message + "set policy.backend=fsdp"):
+        described(vision_language(tmp_path))
+
+
+def test_an_unknown_vision_tower_is_refused_by_every_backend(tmp_path: Path) -> None:
+    path = vision_language(tmp_path, "gemma3")
+    for backend in PolicyBackend:
+        with pytest.raises(
+            ConfigError, match=r"of type 'gemma3'\) that is not supported; use one of type qwen2"
+        ):
+            read_model_info(str(path), backend)
+
+
+def test_a_directory_without_config_has_no_vision_tower(tmp_path: Path) -> None:
+    assert not has_vision_tower(str(tmp_path))
+    assert not has_vision_tower(str(checkpoint(tmp_path)))

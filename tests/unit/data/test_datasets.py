@@ -26,6 +26,7 @@ def config(kind, path=None, split=None, prompt_key="question", answer_key="solut
         split=split,
         prompt_key=prompt_key,
         answer_key=answer_key,
+        images_key=None,
         digits=2,
         options={},
         weight=1.0,

@@ -29,6 +29,7 @@ def source(**changes: object) -> DatasetConfig:
         "split": None,
         "prompt_key": "prompt",
         "answer_key": "answer",
+        "images_key": None,
         "digits": 1,
         "options": {},
         "weight": 1.0,
@@ -84,8 +85,8 @@ def test_a_selection_renumbers_what_it_keeps() -> None:
         selection[2]
 
 
-def character_lengths(prompts: list[Prompt]) -> list[int]:
-    return [len(prompt) for prompt in prompts]
+def character_lengths(examples: list[PromptExample]) -> list[int]:
+    return [len(example.prompt) for example in examples]
 
 
 def test_a_prompt_of_no_tokens_is_an_error_that_shows_it() -> None:
@@ -100,18 +101,18 @@ def test_prompts_up_to_the_limit_are_short_enough() -> None:
 def test_lengths_are_asked_for_in_portions() -> None:
     portions = []
 
-    def lengths(prompts: list[Prompt]) -> list[int]:
-        portions.append(len(prompts))
-        return character_lengths(prompts)
+    def lengths(examples: list[PromptExample]) -> list[int]:
+        portions.append(len(examples))
+        return character_lengths(examples)
 
     assert len(short_enough(Listed(*["ab"] * 2100), lengths, 5)) == 2100
     assert portions == [1000, 1000, 100]
 
 
 def test_sources_say_how_many_problems_they_have_and_how_many_were_too_long() -> None:
-    def lengths(prompts: list[Prompt]) -> list[int]:
+    def lengths(examples: list[PromptExample]) -> list[int]:
         # Those that add to 0 or from 0 are too long.
-        return [9 if "0" in prompt else 1 for prompt in prompts]
+        return [9 if "0" in example.prompt else 1 for example in examples]
 
     built = build_sources(
         [source(), source(name="again")], "train", prompt_lengths=lengths, max_prompt_tokens=5

@@ -21,3 +21,10 @@ def test_it_is_put_back_after_an_error() -> None:
     with pytest.raises(RuntimeError), at_temperature_one(model, 0.5):
         raise RuntimeError
     assert model.logprob_settings.temperature == 0.5
+
+
+def test_no_token_is_forbidden_meanwhile() -> None:
+    model = SimpleNamespace(logprob_settings=LogprobSettings(temperature=1.0, forbidden_ids=(7,)))
+    with at_temperature_one(model, 1.0):
+        assert model.logprob_settings.forbidden_ids == ()
+    assert model.logprob_settings.forbidden_ids == (7,)

@@ -10,7 +10,9 @@ import pytest
 from nemo_like.config.schema import Config
 from nemo_like.config.tasks import data_sources, max_prompt_tokens
 from nemo_like.preflight.data_scan import ScanReport, ScanRequest, SourceToScan, scan
+from scripts.demo_model.shapes import write_records
 from scripts.demo_model.tiny_tokenizer import save_tokenizer
+from scripts.demo_model.tiny_vlm import VISION_TOKENS, image_processor, tiny_vlm_config
 from tests.unit.environments.configs import env_config
 
 GOOD = {"prompt": "1+1=", "answer": "2"}
@@ -216,3 +218,39 @@ def test_a_record_s_columns_are_looked_at(look: Look) -> None:
     )
     (missing,) = look([GOOD], f"++data.default.columns={columns}").problems
     assert "problems.jsonl:1: no field 'level' (data.*.columns)" in str(missing)
+
+
+def test_every_image_is_decoded_and_one_that_cannot_be_is_named_with_file_and_row(
+    demo: Callable[..., Config], tmp_path: Path
+) -> None:
+    tiny_vlm_config().save_pretrained(tmp_path)
+    image_processor().save_pretrained(tmp_path)
+    save_tokenizer(tmp_path, VISION_TOKENS)
+    write_records(tmp_path, "shapes", 4, 0, 56)
+    picture = (tmp_path / "shapes" / "00002.png").read_bytes()
+    (tmp_path / "shapes" / "00001.png").unlink()
+    (tmp_path / "shapes" / "00002.png").write_bytes(picture[: len(picture) // 2])
+    arguments = f"{{kind: jsonl, path: {tmp_path / 'shapes.jsonl'}, images_key: images, env: arithmetic}}"
+    cfg = demo(f"data.train=[{arguments}]")
+    source = SourceToScan(
+        key="data.train", cfg=cfg.data.train[0], split="train", env=env_config("exact_match")
+    )
+
+    def report(max_prompt_tokens: int) -> ScanReport:
+        return scan(
+            ScanRequest(
+                sources=(source,),
+                tokenizer=str(tmp_path),
+                chat_template=None,
+                max_prompt_tokens=max_prompt_tokens,
+                time_s=60.0,
+            )
+        )
+
+    missing, broken = map(str, report(20).problems)
+    assert "shapes.jsonl:2, image 1: " in missing
+    assert "00001.png cannot be read (No such file or directory)" in missing
+    assert "shapes.jsonl:3, image 1: " in broken
+    assert "is no image that can be read" in broken
+    too_large = str(report(3).problems[0])
+    assert "shapes.jsonl:1, image 1: 56 x 56 pixels take 4 tokens, and a prompt has at most 3" in too_large

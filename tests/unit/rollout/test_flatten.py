@@ -5,7 +5,7 @@ import pytest
 
 from nemo_like.batch.columns import Column, Layout
 from nemo_like.data_plane.storage_errors import ColumnMismatch
-from nemo_like.environments.interface import FailureKind, Feedback
+from nemo_like.environments.interface import Failure, FailureKind, Feedback
 from nemo_like.rollout.flatten import FlatBatch, flatten
 from tests.unit.rollout.conversations import conversation, finished, response
 
@@ -144,3 +144,18 @@ def test_of_a_prompt_s_samples_the_first_that_gives_a_value_counts_and_of_its_tu
     sample.add_feedback(Feedback({"a": 1.0}, columns={"level": 9.0}))
     last = finished((4,), response([7]), Feedback({"a": 1.0}, columns={"level": 3.0}))
     assert np.asarray(flatten([[silent, sample, last]], (LEVEL,)).columns["level"]).tolist() == [9.0]
+
+
+def test_a_sample_whose_image_could_not_be_read_is_its_prompt_and_does_not_train() -> None:
+    failed = conversation((4, 5))
+    failed.fail(Failure(FailureKind.bad_image, "a.png cannot be read"), 3)
+    images = np.ones((2, 2), np.float32)
+    seen = conversation((4,), position=1, columns={"images": [images]})
+    seen.add_response(response([7]), "seven", 3)
+    seen.add_feedback(Feedback({"a": 1.0}))
+    flat = flatten([[failed], [seen]], (IMAGES,))
+    assert flat.lengths == [2, 2]
+    assert np.asarray(flat.columns["response_mask"]).tolist() == [0, 0, 0, 1]
+    assert flat.tags["sample_mask"] == [0, 1]
+    assert flat.tags["policy_version"] == [3, 3]
+    assert flat.columns["images"] == [[], [images]]

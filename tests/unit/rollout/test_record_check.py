@@ -15,8 +15,8 @@ from nemo_like.rollout.record_check import check_records
 Demo = Callable[..., Config]
 
 
-def lengths(prompts: Sequence[Any]) -> list[int]:
-    return [len(prompt) for prompt in prompts]
+def lengths(examples: Sequence[PromptExample]) -> list[int]:
+    return [len(example.prompt) for example in examples]
 
 
 def read(*values: Any) -> Sources:

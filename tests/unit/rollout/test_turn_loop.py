@@ -13,7 +13,7 @@ import pytest
 
 from nemo_like.cluster.actor_errors import Overdue
 from nemo_like.config.tasks import SamplingSettings
-from nemo_like.environments.interface import Feedback, Turn
+from nemo_like.environments.interface import Failure, FailureKind, Feedback, Turn
 from nemo_like.generation.interface import GroupRequest, GroupResult
 from nemo_like.rollout.conversation import Conversation, EndReason
 from nemo_like.rollout.prompts import turn_seed
@@ -307,3 +307,44 @@ def test_a_prompt_that_leaves_no_room_is_refused_with_its_length() -> None:
         ValueError, match="prompt 0 of rollout 'training/6' has 10 tokens, which leaves no room"
     ):
         asyncio.run(scenario())
+
+
+BAD_IMAGE = Failure(FailureKind.bad_image, "a.png cannot be read")
+
+
+def test_a_group_whose_images_cannot_be_read_fails_alone() -> None:
+    async def scenario() -> None:
+        groups = [[conversation(position=i, generation=j) for j in range(2)] for i in range(2)]
+        for sample in groups[0]:
+            sample.fail(BAD_IMAGE, 5)
+        loop, engine = loop_of(groups, Judge(right)), Engine()
+        running = asyncio.create_task(loop.run([engine], None, TIMEOUT_S))
+        await engine.request("training/6/1")
+        assert list(engine.requests) == ["training/6/1"]
+        loop.on_groups([result("training/6/1", [20], [21])])
+        await running
+        assert [[sample.reward for sample in group] for group in groups] == [[None, None], [1.0, 1.0]]
+
+    play(scenario)
+
+
+def test_a_rollout_in_which_nothing_can_be_sampled_ends_at_once() -> None:
+    async def scenario() -> None:
+        sample = conversation()
+        sample.fail(BAD_IMAGE, 5)
+        await loop_of([[sample]], Judge(right)).run([Engine()], None, TIMEOUT_S)
+
+    play(scenario)
+
+
+def test_requests_bring_the_images_of_their_prompt() -> None:
+    async def scenario() -> None:
+        group = [replace(conversation(generation=j), images=(b"png",)) for j in range(2)]
+        loop, engine = loop_of([group], Judge(right)), Engine()
+        running = asyncio.create_task(loop.run([engine], None, TIMEOUT_S))
+        request, _ = await engine.request("training/6/0")
+        assert request.images == (b"png",)
+        loop.on_groups([result("training/6/0", [20], [21])])
+        await running
+
+    play(scenario)

@@ -1,0 +1,100 @@
+"""The images of a micro-batch, and where its tokens are among them; worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nemo_like.batch.columns import IMAGE_GRIDS, PIXEL_VALUES
+from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, PromptRun, Schedule
+from nemo_like.policy.batch import PolicyBatch
+from nemo_like.policy.image_inputs import ImageInputs, rope_positions
+
+IMAGE = 9
+
+
+def pixels(*values: int) -> list[np.ndarray]:
+    """Images of one patch of one value each."""
+    return [np.full((1, 1), value, np.float32) for value in values]
+
+
+def grids(*heights: int) -> list[np.ndarray]:
+    return [np.array([1, height, 2]) for height in heights]
+
+
+def test_the_tower_sees_each_image_once_and_the_rows_have_them_in_their_order() -> None:
+    values, of_prompts = [pixels(1), [], pixels(2, 3)], [grids(2), [], grids(4, 6)]
+    images = ImageInputs.of_prompts([2, 0, 1, 2], values, of_prompts)
+    assert images is not None
+    assert images.pixel_values.flatten().tolist() == [2, 3, 1]
+    assert images.grids.tolist() == [[1, 4, 2], [1, 6, 2], [1, 2, 2]]
+    assert images.order == (0, 1, 2, 0, 1)
+    assert ImageInputs.of_prompts([1, 1], values, of_prompts) is None
+
+
+def rope_index(input_ids: Tensor, image_grids: Tensor) -> tuple[Tensor, Tensor]:
+    """An image's tokens are all at the place where it begins, in time, and one place further in height and
+    two in width; the text after it goes on one place further."""
+    assert image_grids.tolist() == [[1, 4, 2]]
+    (row,) = input_ids.tolist()
+    places, at = [], 0
+    for number, token in enumerate(row):
+        at += number > 0 and not (token == IMAGE and row[number - 1] == IMAGE)
+        places.append([at, at + (token == IMAGE), at + 2 * (token == IMAGE)])
+    return torch.tensor(places).T[:, None], torch.tensor([[at + 1 - len(row)]])
+
+
+IDS = [5, IMAGE, IMAGE, IMAGE, 6, 7, *(5, IMAGE, IMAGE, IMAGE, 6, 8, 8, 8), *(4, 4, 4)]
+LENGTHS = [6, 8, 3]
+PLACES = [[0, 0, 0], [1, 2, 3], [1, 2, 3], [1, 2, 3], [2, 2, 2]]
+
+
+def test_samples_of_a_group_go_on_from_where_their_images_end() -> None:
+    positions = rope_positions(
+        torch.tensor(IDS), torch.tensor(LENGTHS), [0, 0, 1], [grids(4), []], rope_index
+    )
+    text = [[[value] * 3 for value in range(*span)] for span in ((3, 4), (3, 6), (0, 3))]
+    assert positions.tolist() == [*PLACES, *text[0], *PLACES, *text[1], *text[2]]
+
+
+def batch() -> PolicyBatch:
+    mask = [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 1]
+    columns: dict[str, Any] = {"input_ids": np.array(IDS), "response_mask": np.array(mask)}
+    built = PolicyBatch(columns, LENGTHS, {}, torch.device("cpu"), (0, 0, 1))
+    built.add({PIXEL_VALUES: [pixels(1), []], IMAGE_GRIDS: [grids(4), []]})
+    built.place_images(rope_index)
+    return built
+
+
+def inputs(layout: MicroBatchLayout, spec: MicroBatch) -> Any:
+    return batch().micro_batch(spec, Schedule((), layout))
+
+
+def test_every_layout_places_its_tokens_and_images() -> None:
+    padded = inputs(MicroBatchLayout.padded, MicroBatch((1, 2), 7))
+    first, second = padded.position_ids.movedim(0, -1).tolist()
+    assert first == [*PLACES, [3] * 3, [4] * 3]
+    assert second[:2] == [[0] * 3, [1] * 3]
+    assert padded.images.order == (0,)
+
+    packed = inputs(MicroBatchLayout.packed, MicroBatch((2, 0, 1), 16))
+    (row,) = packed.position_ids.movedim(0, -1).tolist()
+    assert row[:14] == [[0] * 3, [1] * 3, *PLACES, *PLACES, [3] * 3, [4] * 3]
+    assert packed.images.order == (0, 0)
+    assert packed.images.pixel_values.tolist() == [[1]]
+
+    shared = inputs(MicroBatchLayout.shared, MicroBatch((0, 1), 9, (PromptRun(2, 5),)))
+    (row,) = shared.position_ids.movedim(0, -1).tolist()
+    assert row[:7] == [*PLACES, [3] * 3, [4] * 3]
+    assert shared.images.order == (0,)
+
+
+def test_a_batch_without_columns_of_images_has_one_position_for_each_token() -> None:
+    columns: dict[str, Any] = {"input_ids": np.array([4, 4, 4]), "response_mask": np.array([0, 0, 1])}
+    plain = PolicyBatch(columns, [3], {}, torch.device("cpu"))
+    plain.place_images(rope_index)
+    of_text = plain.micro_batch(MicroBatch((0,), 2), Schedule(()))
+    assert (of_text.position_ids.tolist(), of_text.images) == ([[0, 1]], None)
