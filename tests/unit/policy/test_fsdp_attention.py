@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.nn.attention import varlen
+from transformers import PreTrainedConfig
 
 from nemo_like.policy.batch import Packing
 from nemo_like.policy.fsdp import attention
@@ -65,7 +66,7 @@ def test_an_option_that_changes_the_attention_is_refused() -> None:
     ],
 )
 def test_attention_is_plain_when_every_layer_sees_all_earlier_tokens(config: dict, is_plain: bool) -> None:
-    model = SimpleNamespace(config=SimpleNamespace(**config), is_backend_compatible=lambda: True)
+    model = SimpleNamespace(config=PreTrainedConfig(**config), is_backend_compatible=lambda: True)
     assert has_plain_attention(model) is is_plain
     model.is_backend_compatible = lambda: False
     assert has_plain_attention(model) is False
