@@ -132,9 +132,9 @@ def test_all_problems_of_a_configuration_are_told_at_once(command: Command) -> N
 
 
 def test_a_config_file_that_is_not_there_proposes_the_nearest(command: Command) -> None:
-    outcome = command(config="configs/grpo_arithmetic.yaml")
+    outcome = command(config="configs/grpo_arithmetic_cp.yaml")
     assert outcome.exit_code == 2
-    assert "configs/grpo_arithmetic.yaml is not a file; did you mean configs/grpo_arithmetic_cpu.yaml?" in (
+    assert "configs/grpo_arithmetic_cp.yaml is not a file; did you mean configs/grpo_arithmetic_cpu.yaml?" in (
         outcome.stderr
     )
 
