@@ -134,9 +134,8 @@ def test_all_problems_of_a_configuration_are_told_at_once(command: Command) -> N
 def test_a_config_file_that_is_not_there_proposes_the_nearest(command: Command) -> None:
     outcome = command(config="configs/grpo_arithmetic_cp.yaml")
     assert outcome.exit_code == 2
-    assert "configs/grpo_arithmetic_cp.yaml is not a file; did you mean configs/grpo_arithmetic_cpu.yaml?" in (
-        outcome.stderr
-    )
+    expected = "configs/grpo_arithmetic_cp.yaml is not a file; did you mean configs/grpo_arithmetic_cpu.yaml?"
+    assert expected in outcome.stderr
 
 
 def test_a_dry_run_prints_the_plan_without_loading_anything_heavy(command: Command, tmp_path: Path) -> None:
