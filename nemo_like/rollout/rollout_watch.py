@@ -47,15 +47,23 @@ def measured_rollout(rollout: HeldRollout, stop_tokens: Mapping[str, int]) -> di
 
 
 class _Responses:
-    """All responses of a rollout, packed: those of one sample after the other, turn by turn."""
+    """All responses of a rollout, packed: those of one sample after the other, turn by turn.
+
+    Samples that failed before their first response, since an image of their prompt cannot be read, are left
+    out.
+    """
 
     def __init__(self, groups: Sequence[Sequence[Conversation]]) -> None:
+        groups = [[sample for sample in group if sample.num_turns] for group in groups]
         self._groups = groups
         self._samples = [sample for group in groups for sample in group]
         of_samples = [_responses(sample) for sample in self._samples]
         responses = [passage for each in of_samples for passage in each]
-        self._ids = np.concatenate([passage.token_ids for passage in responses])
-        self._logprobs = np.concatenate([passage.logprobs for passage in responses])
+        # An empty array stands for a rollout in which nothing was sampled.
+        self._ids = np.concatenate([np.zeros(0, np.int32), *(passage.token_ids for passage in responses)])
+        self._logprobs = np.concatenate(
+            [np.zeros(0, np.float32), *(passage.logprobs for passage in responses)]
+        )
         self._lengths = np.array([len(passage.token_ids) for passage in responses], dtype=np.int64)
         self._ends = np.cumsum(self._lengths)
         # Of each sample: the number of its first response, and that of its last.
@@ -72,10 +80,10 @@ class _Responses:
         """Count the responses without the stop token at their end; a sample's last one may be truncated
         instead."""
         final = self._ids[self._ends - 1]
-        wanted = np.array([stop_tokens.get(sample.example.env, -1) for sample in self._samples])
+        wanted = np.array([stop_tokens.get(sample.example.env, -1) for sample in self._samples], int)
         of_response = np.repeat(wanted, self._last - self._first + 1)
         is_ended = (final == of_response) | (of_response < 0)
-        is_ended[self._last] |= np.array([sample.latest_is_truncated for sample in self._samples])
+        is_ended[self._last] |= np.array([sample.latest_is_truncated for sample in self._samples], bool)
         return len(is_ended) - int(is_ended.sum())
 
     def equal_neighbours(self) -> tuple[int, float]:

@@ -120,7 +120,7 @@ class TurnLoop:
         raised.
         """
         self._engines, self._sink = engines, sink
-        self.started_s = time.monotonic()
+        self.started_s = self.generated_s = time.monotonic()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._submit([first for group in self.groups for first in self._first_requests(group)])

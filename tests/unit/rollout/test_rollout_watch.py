@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from nemo_like.environments.interface import Feedback
+from nemo_like.environments.interface import Failure, FailureKind, Feedback
 from nemo_like.generation.interface import Response
 from nemo_like.rollout.conversation import Conversation
 from nemo_like.rollout.rollout_watch import measured_rollout
 from nemo_like.tripwires.measured import Measured
+from nemo_like.tripwires.rollout_checks import rollout_alarms
 from tests.unit.rollout.conversations import conversation, finished, response
 
 STOP = {"sums": 1}
@@ -79,3 +80,28 @@ def test_the_digests_of_the_weights_that_sampled_are_kept() -> None:
     found = measured(response([1]), weights_digests={17, 2**46})
     assert (found[Measured.engine_digest_min], found[Measured.engine_digest_max]) == (17, 2**46)
     assert Measured.engine_digest_min not in measured(response([1]), weights_digests={None})
+
+
+def unread(generation: int) -> Conversation:
+    """A sample whose prompt has an image that cannot be read."""
+    sample = conversation(generation=generation)
+    sample.fail(Failure(FailureKind.bad_image, "gone.png cannot be read"), 3)
+    return sample
+
+
+def test_samples_that_failed_before_their_first_response_are_left_out() -> None:
+    half = math.log(0.5)
+    failed = [unread(0), unread(1)]
+    truncated = finished((4, 5), response([7, 8], is_truncated=True), DONE)
+    pair = [finished((4, 5), response([token, 1], [half, half]), DONE) for token in (7, 8)]
+    # The failed samples come first, between others, and last.
+    found = measured_rollout(Held([failed, [truncated], failed, pair, failed]), STOP)
+    assert found[Measured.num_unended_responses].value == 0
+    assert found[Measured.num_equal_neighbours].value == 0
+    assert found[Measured.expected_equal_neighbours].value == pytest.approx(0.25)
+
+
+def test_a_rollout_in_which_nothing_was_sampled_has_nothing_wrong() -> None:
+    found = measured_rollout(Held([[unread(0), unread(1)]], seeds=[], weights_digests=set()), STOP)
+    assert {name: metric.value for name, metric in found.items()} == dict.fromkeys(found, 0.0)
+    assert not [*rollout_alarms({name: metric.value for name, metric in found.items()})]
