@@ -121,8 +121,22 @@ IMAGE_GRIDS = Column(
     per_prompt=True,
 )
 
+OBSERVED_PIXEL_VALUES = Column(
+    "observed_pixel_values",
+    "",
+    Layout.ragged,
+    "as pixel_values, for each image of the sample's observations",
+)
+OBSERVED_IMAGE_GRIDS = Column(
+    "observed_image_grid_thw",
+    "",
+    Layout.ragged,
+    "as image_grid_thw, for each image of the sample's observations",
+)
+
 ROLLOUT_COLUMNS = (INPUT_IDS, RESPONSE_MASK, GENERATION_LOGPROBS)
-IMAGE_COLUMNS = (PIXEL_VALUES, IMAGE_GRIDS)  # of runs whose model has a vision tower
+# Of runs whose model has a vision tower. Prompts come before observations, in this order.
+IMAGE_COLUMNS = (PIXEL_VALUES, IMAGE_GRIDS, OBSERVED_PIXEL_VALUES, OBSERVED_IMAGE_GRIDS)
 POLICY_COLUMNS = (PREV_LOGPROBS, REFERENCE_LOGPROBS)
 
 

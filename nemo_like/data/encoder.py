@@ -1,27 +1,16 @@
-"""Turns problems into the tokens of their prompts, and their images into columns of the data plane."""
+"""Turns prompts and observations into tokens, and their images into columns of the data plane."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from nemo_like.data.images import ImageError, Picture
-from nemo_like.data.interface import PromptExample
+from nemo_like.data.interface import Encoded, Observation, Prompt, PromptExample
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.data.vision import Vision
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedPrompt:
-    """What a problem's samples begin with."""
-
-    token_ids: tuple[int, ...]  # an image has one token for each of its features
-    images: tuple[bytes, ...] = ()  # the images' files, for the engines
-    columns: Mapping[str, Any] = field(default_factory=dict)  # of the images, for the trainer
-    failure: str | None = None  # why an image cannot be read; then ``token_ids`` are those of the text
 
 
 class PromptEncoder:
@@ -52,32 +41,59 @@ class PromptEncoder:
             self._num_tokens(picture)
             picture.decoded()
 
-    def encode(self, examples: Sequence[PromptExample]) -> list[EncodedPrompt]:
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """Return the text of one response, as ``Tokenizer.decode`` does."""
+        return self.tokenizer.decode(token_ids)
+
+    def encode(self, examples: Sequence[PromptExample]) -> list[Encoded]:
         """Return the tokens and images of each problem's prompt; one whose image cannot be read says so."""
         return [
-            self._encoded(example, ids)
+            self._encoded(ids, example.images)
             for example, ids in zip(examples, self._text_ids(examples), strict=True)
         ]
 
-    def _encoded(self, example: PromptExample, text_ids: list[int]) -> EncodedPrompt:
-        if not example.images:
-            return EncodedPrompt(tuple(text_ids))
-        vision = self._vision_for(example.images[0])
+    def encode_observation(
+        self, prompt: Prompt, observation: Observation, role: str, last_token_id: int
+    ) -> Encoded:
+        """Return the tokens between a response and the next, as ``Tokenizer.encode_observation`` does, and
+        the images of the observation; one whose image cannot be read says so."""
+        text, images = observation.text, observation.images
+        try:
+            if images:
+                text = self._vision_for(images[0]).own_text(text)
+            ids = self.tokenizer.encode_observation(prompt, text, role, last_token_id)
+            self._check_places(ids, len(images), f"the observation {observation.text[:80]!r}")
+        except ImageError as error:
+            return Encoded((), failure=str(error))
+        return self._encoded(ids, images)
+
+    def _encoded(self, text_ids: Sequence[int], images: Sequence[Picture]) -> Encoded:
+        """Return the tokens of a text, in which each image has one, and its images; of the text alone when an
+        image cannot be read, or they are too large for a prompt."""
+        if not images:
+            return Encoded(tuple(text_ids))
+        vision = self._vision_for(images[0])
         try:
             # A file is read once, so that engine and trainer see the same image.
-            pictures = [replace(picture, source=picture.read()) for picture in example.images]
+            pictures = [replace(picture, source=picture.read()) for picture in images]
+            for picture in pictures:
+                self._num_tokens(picture)
             columns = vision.columns([picture.decoded() for picture in pictures])
+            token_ids = vision.expanded(text_ids, columns)
+            if len(token_ids) > self._max_prompt_tokens:
+                raise ImageError(
+                    f"{images[0].where}: with all images the text has {len(token_ids)} tokens, and a prompt "
+                    f"has at most {self._max_prompt_tokens}"
+                )
         except ImageError as error:
             without = tuple(token for token in text_ids if token != vision.image_token)
-            return EncodedPrompt(without, failure=str(error))
-        return EncodedPrompt(
-            tuple(vision.expanded(text_ids, columns)), tuple(map(Picture.read, pictures)), columns
-        )
+            return Encoded(without, failure=str(error))
+        return Encoded(tuple(token_ids), tuple(map(Picture.read, pictures)), columns)
 
     def _text_ids(self, examples: Sequence[PromptExample]) -> list[list[int]]:
         """Return the tokens of the prompts' texts, in which each image has one token.
 
-        Raises ImageError where a text has the token of an image that is not there.
+        Raises ImageError as ``_check_places`` does.
         """
         prompts = [
             self._vision_for(example.images[0]).own_prompt(example.prompt)
@@ -86,15 +102,17 @@ class PromptEncoder:
             for example in examples
         ]
         ids = self.tokenizer.encode_prompts(prompts)
-        if self._vision is not None:
-            for example, tokens in zip(examples, ids, strict=True):
-                if tokens.count(self._vision.image_token) != len(example.images):
-                    raise ImageError(
-                        f"the prompt {str(example.prompt)[:80]!r} has the token of an image "
-                        f"{tokens.count(self._vision.image_token)} times, and {len(example.images)} images; "
-                        "write <image> where an image goes, and the model's own token nowhere"
-                    )
+        for example, tokens in zip(examples, ids, strict=True):
+            self._check_places(tokens, len(example.images), f"the prompt {str(example.prompt)[:80]!r}")
         return ids
+
+    def _check_places(self, token_ids: Sequence[int], num_images: int, what: str) -> None:
+        """Raise ImageError where a text has the token of an image that is not there."""
+        if self._vision is not None and token_ids.count(self._vision.image_token) != num_images:
+            raise ImageError(
+                f"{what} has the token of an image {token_ids.count(self._vision.image_token)} times, and "
+                f"{num_images} images; write <image> where an image goes, and the model's own token nowhere"
+            )
 
     def _vision_for(self, picture: Picture) -> Vision:
         """Return the image processor. Raises ImageError when the model has no vision tower."""
@@ -104,7 +122,13 @@ class PromptEncoder:
 
     def _num_tokens(self, picture: Picture) -> int:
         height, width = picture.size()
-        num_tokens = self._vision_for(picture).num_tokens((height, width))
+        vision = self._vision_for(picture)
+        try:
+            num_tokens = vision.num_tokens((height, width))
+        except ValueError as error:  # the image processor refuses some shapes
+            raise ImageError(
+                f"{picture.where}: {width} x {height} pixels cannot be used ({error})"
+            ) from error
         if num_tokens > self._max_prompt_tokens:
             raise ImageError(
                 f"{picture.where}: {width} x {height} pixels take {num_tokens} tokens, and a prompt has at "

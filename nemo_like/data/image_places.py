@@ -72,7 +72,7 @@ def with_marks(prompt: Prompt, num_images: int, where: str) -> Prompt:
         return prompt
     if num_marks:
         raise ImageError(
-            f"{where}: the prompt has {IMAGE_MARK} {num_marks} times, and the record has {num_images} images"
+            f"{where}: the text has {IMAGE_MARK} {num_marks} times, and there are {num_images} images"
         )
     marks = IMAGE_MARK * num_images
     if isinstance(prompt, str):

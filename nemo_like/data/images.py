@@ -42,8 +42,8 @@ class Picture:
             return Path(self.source).read_bytes()
         except OSError as error:
             raise ImageError(
-                f"{self.where}: {self.source} cannot be read ({error.strerror}); paths that are not absolute "
-                "begin at the directory of the data file"
+                f"{self.where}: {self.source} cannot be read ({error.strerror}); a path that is not absolute "
+                "begins at the directory of the data file, or where the environment runs"
             ) from error
 
     def decoded(self) -> Image:
@@ -98,10 +98,12 @@ def pictures_of(values: Any, directory: str | None, where: str) -> tuple[Picture
 
 def picture_of(value: Any, directory: str | None, where: str) -> Picture:
     """Return the picture that a record describes by a path, a data URL, the bytes of a file, a Pillow image,
-    or a mapping with one of ``bytes``, ``path``, ``image``, ``url`` and ``image_url``.
+    or a mapping with one of ``bytes``, ``path``, ``image``, ``url`` and ``image_url``; a picture as it is.
 
     Raises ImageError for anything else, and for an address on a network.
     """
+    if isinstance(value, Picture):
+        return value
     if isinstance(value, Mapping):
         given = [value[key] for key in ("bytes", "path", "image", "url", "image_url") if value.get(key)]
         if not given:

@@ -49,6 +49,24 @@ class SourceReport:
     num_too_long: int  # left out, since they are longer than ``config.tasks.max_prompt_tokens``
 
 
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What an environment said after a response."""
+
+    text: str  # with <image> where an image goes
+    images: tuple[Picture, ...] = ()  # one for each <image>, in this order
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """The tokens of a prompt or of an observation, and its images."""
+
+    token_ids: tuple[int, ...]  # an image has one token for each of its features
+    images: tuple[bytes, ...] = ()  # the images' files, for the engines
+    columns: Mapping[str, Any] = field(default_factory=dict)  # of the images, for the trainer
+    failure: str | None = None  # why an image cannot be read; then no token stands for one
+
+
 class PromptDataset(Protocol):
     """A finite, ordered set of problems; an index always gives the same problem."""
 

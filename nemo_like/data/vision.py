@@ -48,6 +48,10 @@ class Vision:
         """Return the prompt with the checkpoint's own tokens in place of ``<image>``."""
         return in_texts(prompt, IMAGE_MARK, self._mark)
 
+    def own_text(self, text: str) -> str:
+        """Return an observation with the checkpoint's own tokens in place of ``<image>``."""
+        return text.replace(IMAGE_MARK, self._mark)
+
     def num_tokens(self, size: tuple[int, int]) -> int:
         """Return how many tokens an image of this (height, width) in pixels takes."""
         return int(self._processor.get_number_of_image_patches(*size, {})) // self._features_of

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nemo_like.batch.columns import Column
+from nemo_like.data.image_places import placed, with_marks
+from nemo_like.data.images import ImageError, Picture, pictures_of
 from nemo_like.data_plane.storage_errors import ColumnMismatch
 from nemo_like.environments.column_values import NotFinite, column_value
 from nemo_like.environments.interface import UNNUMBERED, Failure, FailureKind, Feedback
@@ -33,9 +36,10 @@ def checked(
     """Return the answer as plain ``Feedback`` of Python's own numbers; a failed one for a malformed answer.
 
     Numbers may be Python's, numpy's, or anything without dimensions that has ``item``; they must be finite
-    and fit into float32. Feedback with ``is_done=False`` needs an observation. Values of columns must fit
-    ``columns``, which the environment declares, and a response of ``num_tokens``. ``turn_number`` is that
-    of the turn, which the feedback gets.
+    and fit into float32. Feedback with ``is_done=False`` needs an observation, which comes back as text with
+    ``<image>`` for each of its images; files of images are read. Values of columns must fit ``columns``,
+    which the environment declares, and a response of ``num_tokens``. ``turn_number`` is that of the turn,
+    which the feedback gets.
     """
     try:
         return _plain(answer, columns, num_tokens, turn_number)
@@ -62,9 +66,7 @@ def _plain(answer: object, columns: Sequence[Column], num_tokens: int, turn_numb
         raise Malformed(f"the environment gave {_shown(answer)}, not a Feedback")
     if answer.failure is not None:
         return Feedback(failure=_failure(answer.failure), turn_number=turn_number)
-    observation = answer.observation
-    if observation is not None:
-        observation = _text(observation, "the observation")
+    observation, images = _observation(answer)
     is_done = as_number(answer.is_done)
     if is_done not in (0.0, 1.0):
         raise Malformed(f"is_done is {_shown(answer.is_done)}, not true or false")
@@ -73,12 +75,33 @@ def _plain(answer: object, columns: Sequence[Column], num_tokens: int, turn_numb
     return Feedback(
         rewards=_numbers(answer.rewards, "reward"),
         observation=observation,
+        images=images,
         is_done=bool(is_done),
         metrics=_metrics(answer.metrics),
         state=answer.state,
         columns=_columns(answer.columns, columns, num_tokens) if answer.columns else {},
         turn_number=turn_number,
     )
+
+
+def _observation(answer: Feedback) -> tuple[str | None, tuple[Picture, ...]]:
+    """Return the observation's text, or None, and its images, whose files are read here, where the
+    environment runs: the rollout may be on another machine."""
+    where, given = "the observation", answer.observation
+    try:
+        images = pictures_of(answer.images, None, where)
+        if isinstance(given, list | tuple):
+            [message], images = placed([{"content": given}], images, None, where)
+            given = message["content"]
+        if given is None and not images:
+            return None, ()
+        text = _text("" if given is None else given, where)
+        if not images:
+            return text, ()
+        marked = with_marks(text, len(images), where)
+        return str(marked), tuple(replace(picture, source=picture.read()) for picture in images)
+    except ImageError as error:
+        raise Malformed(printable(str(error)), FailureKind.bad_image) from error
 
 
 def _failure(failure: object) -> Failure:

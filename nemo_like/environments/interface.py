@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
-from nemo_like.data.interface import Prompt
+from nemo_like.data.interface import Observation, Prompt
 
 # The number of a turn that nobody numbered.
 UNNUMBERED = -1
@@ -49,7 +49,7 @@ class FailureKind(Enum):
     malformed = "malformed"  # the answer is no proper feedback
     not_finite = "not_finite"  # NaN, infinite, or beyond float32
     unreachable = "unreachable"  # a remote server did not answer in time, or with an error
-    bad_image = "bad_image"  # an image of its prompt cannot be read any more, so nothing was sampled
+    bad_image = "bad_image"  # an image of its prompt or of an observation cannot be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +74,17 @@ class Feedback:
     """
 
     rewards: Mapping[str, float] = field(default_factory=dict)  # named components; the reward is their sum
-    observation: str | None = None  # text for the policy's next turn
+    # For the policy's next turn: text, or a list of parts of text and images as in a record's messages.
+    observation: str | Sequence[Mapping[str, Any]] | None = None
     is_done: bool = True
     metrics: Mapping[str, float] = field(default_factory=dict)  # logged as means over turns that give them
     state: Any = None  # given back with the next turn; small and picklable
     # Values by the names that ``batch.columns.writes`` declares; see docs/columns.md. A column per token has
     # one for each token of this response.
     columns: Mapping[str, Any] = field(default_factory=dict)
+    # For each <image> in the observation: a path, a file's bytes, a data URL or an image of Pillow. Without
+    # any <image> they come before the text.
+    images: Sequence[Any] = ()
     failure: Failure | None = None  # why there is no reward; such a sample must not train
     turn_number: int = field(default=UNNUMBERED, compare=False)  # that it answers; the server fills it in
 
@@ -88,6 +92,11 @@ class Feedback:
     def failed(cls, kind: FailureKind, reason: str) -> Feedback:
         """Return the feedback for a sample that could not be judged."""
         return cls(failure=Failure(kind, reason))
+
+    @property
+    def said(self) -> Observation:
+        """The observation of feedback that ``feedback.checked`` returned."""
+        return Observation(str(self.observation or ""), tuple(self.images))
 
     @property
     def reward(self) -> float | None:

@@ -4,9 +4,9 @@
                            "history": [{"response": ..., "observation": ...}], "is_last": ..., "state": ...}]}
     200        {"feedback": [{"rewards": {"name": 1.0}, ...}]}, one per turn, in order
 
-An entry of ``feedback`` may have what ``Feedback`` has: ``rewards``, ``observation``, ``is_done``,
-``metrics``, ``state``; or ``failure``, the reason why this sample has no reward. A number alone is the
-reward. An entry that has neither rewards nor an observation fails its sample.
+An entry of ``feedback`` may have what ``Feedback`` has: ``rewards``, ``observation``, ``images``,
+``is_done``, ``metrics``, ``state``; or ``failure``, the reason why this sample has no reward. A number alone
+is the reward. An entry that has neither rewards nor an observation fails its sample.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from nemo_like.config.environment_options import HttpOptions
 from nemo_like.environments.feedback import Malformed, as_number
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
 
-_ENTRY = ("rewards", "observation", "is_done", "metrics", "state", "failure")
+_ENTRY = ("rewards", "observation", "images", "is_done", "metrics", "state", "failure")
 _MAX_SHOWN_CHARACTERS = 300  # of what was sent and of what came back
 _TOO_MANY_REQUESTS = 429
 _FIRST_SERVER_ERROR = 500

@@ -19,7 +19,7 @@ _MIN_BATCHED_TOKENS = 8192
 _QUANTIZATIONS = {None: None, Quantization.fp8: "fp8_per_channel"}
 _FOR_IMAGES: dict[str, Any] = {
     "limit_mm_per_prompt": {"video": 0},
-    "mm_processor_cache_gb": 0,  # all samples of a prompt are one request, whose images come once
+    "mm_processor_cache_gb": 0,  # all first turns of a prompt's samples are one request: images come once
     "logits_processors": [NoPlaceholders],
 }
 # The sizes for which vLLM can allocate an adapter.

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nemo_like.batch.columns import IMAGE_GRIDS, INPUT_IDS, PIXEL_VALUES, RESPONSE_MASK, Column, Layout
+from nemo_like.batch.columns import INPUT_IDS, RESPONSE_MASK, Column, Layout
 from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, Schedule
 from nemo_like.batch.micro_batches import model_length
 from nemo_like.policy.devices import on_device
-from nemo_like.policy.image_inputs import ImageInputs, RopeIndex, rope_positions
+from nemo_like.policy.image_inputs import BatchImages, ImageInputs, RopeIndex
 from nemo_like.policy.shared_prompts import SharedPrompts, SharedRow, pieces
 from nemo_like.policy.varlen import Sequences
 
@@ -240,8 +240,14 @@ class PolicyBatch:
             inputs = self._shared(spec)
         else:
             inputs = self._padded(spec)
-        if PIXEL_VALUES in self:
-            inputs = replace(inputs, images=self._images(spec))
+        if (images := self._images()) is not None:
+            ends = accumulate(run.num_rows for run in spec.runs)
+            of_rows = (
+                images.of_shared([spec.rows[end - 1] for end in ends], spec.rows)
+                if spec.runs
+                else images.of_samples(spec.rows)
+            )
+            inputs = replace(inputs, images=of_rows)
         return inputs.part(context).to(self.device)
 
     def place_images(self, rope_index: RopeIndex) -> None:
@@ -249,21 +255,12 @@ class PolicyBatch:
 
         Does nothing for a batch without columns of images, or where it was done before.
         """
-        if self._rope_positions is None and IMAGE_GRIDS in self:
-            ids, prompts = self.columns[INPUT_IDS.name], self._prompt_index.tolist()
-            grids = self._values[IMAGE_GRIDS.name]
-            self._rope_positions = rope_positions(ids, self.lengths, prompts, grids, rope_index)
+        if self._rope_positions is None and (images := self._images()) is not None:
+            ids = self.columns[INPUT_IDS.name]
+            self._rope_positions = images.rope_positions(ids, self.lengths, rope_index)
 
-    def _images(self, spec: MicroBatch) -> ImageInputs | None:
-        """Return the images of a micro-batch's rows, or of its prompts where samples share theirs."""
-        rows = list(spec.rows)
-        if spec.runs:
-            ends = accumulate(run.num_rows for run in spec.runs)
-            rows = [spec.rows[end - 1] for end in ends]
-        prompts = self._prompt_index[rows].tolist()
-        return ImageInputs.of_prompts(
-            prompts, self._values[PIXEL_VALUES.name], self._values[IMAGE_GRIDS.name]
-        )
+    def _images(self) -> BatchImages | None:
+        return BatchImages.of(self._prompt_index.tolist(), self._values)
 
     def _positions(self, places: Tensor, positions: Tensor) -> Tensor:
         """Return the position ids of the tokens at ``places``, whose index within their samples is

@@ -1,23 +1,38 @@
 """The images of a batch, on their way from the data plane's columns to a model with a vision tower.
 
-    columns, a value per prompt ──▶ of a micro-batch: each image once ──▶ vision tower
-                                          └── which of them its rows have, in their order ──▶ language model
+    columns: a value per prompt, and  ──▶ of a micro-batch: each image once ──▶ vision tower
+    one per sample of its observations           └── which of them its rows have, in order ──▶ language model
 
 A group's samples have one copy of their prompt's images, which the vision tower sees once per micro-batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from nemo_like.batch.columns import (
+    IMAGE_COLUMNS,
+    IMAGE_GRIDS,
+    OBSERVED_IMAGE_GRIDS,
+    OBSERVED_PIXEL_VALUES,
+    PIXEL_VALUES,
+    Column,
+)
+
 # From a sample's tokens [1, T] and the patches of its images [k, 3] to the places that rotary embeddings
 # encode, [3, 1, T] in time, height and width, and how far text after the images is ahead of its index.
 RopeIndex = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+class _Image(NamedTuple):
+    key: Hashable  # the same for an image that several samples have in common
+    pixel_values: Any  # [patches, values of a patch] float32
+    grid: Any  # [3] int64: patches in time, height and width
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,55 +44,95 @@ class ImageInputs:
     order: tuple[int, ...]  # the image at each place where the rows have one; samples may have one in common
 
     @classmethod
-    def of_prompts(
-        cls, prompts: Sequence[int], pixel_values: Sequence[Any], grids: Sequence[Any]
-    ) -> Self | None:
-        """Collect the images of rows that begin with these prompts; None when they have no image.
-
-        ``pixel_values[p]`` and ``grids[p]`` are the columns' values of prompt p, a list of arrays each.
-        """
-        first: dict[int, int] = {}  # by prompt, the number of its first image
-        num_images = 0
-        for prompt in prompts:
-            if prompt not in first:
-                first[prompt] = num_images
-                num_images += len(grids[prompt])
-        if not num_images:
+    def of(cls, images: Iterable[_Image]) -> Self | None:
+        """Collect the images of a micro-batch, in the order of their places; None when there is none."""
+        first: dict[Hashable, int] = {}
+        distinct: list[_Image] = []
+        order = []
+        for image in images:
+            if image.key not in first:
+                first[image.key] = len(distinct)
+                distinct.append(image)
+            order.append(first[image.key])
+        if not distinct:
             return None
         return cls(
-            pixel_values=torch.cat([torch.tensor(one) for prompt in first for one in pixel_values[prompt]]),
-            grids=torch.stack([torch.tensor(one) for prompt in first for one in grids[prompt]]),
-            order=tuple(first[prompt] + number for prompt in prompts for number in range(len(grids[prompt]))),
+            pixel_values=torch.cat([torch.tensor(image.pixel_values) for image in distinct]),
+            grids=torch.stack([torch.tensor(image.grid) for image in distinct]),
+            order=tuple(order),
         )
 
 
-def rope_positions(
-    token_ids: Tensor,
-    lengths: Tensor,
-    prompt_index: Sequence[int],
-    grids: Sequence[Any],
-    rope_index: RopeIndex,
-) -> Tensor:
-    """Return the positions of packed tokens, [sum of lengths, 3] int64: time, height and width.
+class BatchImages:
+    """The images of N samples, as their columns have them."""
 
-    ``token_ids`` are the samples' tokens end to end, [sum of lengths]; ``grids[prompt_index[i]]`` are the
-    images of sample i, which are all in its prompt.
-    """
-    starts = lengths.cumsum(0) - lengths
-    positions = torch.arange(int(lengths.sum())) - torch.repeat_interleave(starts, lengths)
-    positions = positions[:, None].repeat(1, 3)
-    of_prompts: dict[int, tuple[Tensor, int]] = {}
-    for prompt, start, length in zip(prompt_index, starts.tolist(), lengths.tolist(), strict=True):
-        if not len(grids[prompt]):
-            continue
-        if prompt not in of_prompts:
-            of_sample, ahead = rope_index(
-                token_ids[start : start + length][None].to(torch.int64),
-                torch.stack([torch.tensor(one) for one in grids[prompt]]),
-            )
-            of_prompts[prompt] = of_sample[:, 0].T, int(ahead)
-        known, ahead = of_prompts[prompt]
-        # Samples of a group differ after their prompt only, where the text goes on by 1 for each token.
-        positions[start : start + length] += ahead
-        positions[start : start + min(length, len(known))] = known[:length]
-    return positions
+    def __init__(self, prompt_index: Sequence[int], columns: Mapping[Column, Sequence[Any]]) -> None:
+        """Take the values of ``IMAGE_COLUMNS``; sample i begins with prompt ``prompt_index[i]``."""
+        self._prompt_index = prompt_index
+        self._prompts = columns[PIXEL_VALUES], columns[IMAGE_GRIDS]
+        self._observed = columns[OBSERVED_PIXEL_VALUES], columns[OBSERVED_IMAGE_GRIDS]
+
+    @classmethod
+    def of(cls, prompt_index: Sequence[int], values: Mapping[str, Any]) -> Self | None:
+        """Return the images of a batch with these columns by name; None where they are not among them."""
+        if PIXEL_VALUES.name not in values:
+            return None
+        return cls(prompt_index, {column: values[column.name] for column in IMAGE_COLUMNS})
+
+    def of_samples(self, rows: Iterable[int]) -> ImageInputs | None:
+        """Return the images of rows that each hold one sample, or samples one after the other."""
+        return ImageInputs.of(
+            image
+            for row in rows
+            for images in (self._of_prompt, self._of_observations)
+            for image in images(row)
+        )
+
+    def of_shared(self, first_rows: Iterable[int], rows: Iterable[int]) -> ImageInputs | None:
+        """Return the images of a row that holds the prompts of ``first_rows``, then what follows the prompt
+        in the samples ``rows``."""
+        prompts = (image for row in first_rows for image in self._of_prompt(row))
+        return ImageInputs.of([*prompts, *(image for row in rows for image in self._of_observations(row))])
+
+    def rope_positions(self, token_ids: Tensor, lengths: Tensor, rope_index: RopeIndex) -> Tensor:
+        """Return the positions of packed tokens, [sum of lengths, 3] int64: time, height and width.
+
+        ``token_ids`` are the samples' tokens end to end, [sum of lengths].
+        """
+        starts = lengths.cumsum(0) - lengths
+        positions = torch.arange(int(lengths.sum())) - torch.repeat_interleave(starts, lengths)
+        positions = positions[:, None].repeat(1, 3)
+        of_prompts: dict[int, tuple[Tensor, int]] = {}
+        for row, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
+            observed = [image.grid for image in self._of_observations(row)]
+            grids = [*(image.grid for image in self._of_prompt(row)), *observed]
+            if not grids:
+                continue
+            prompt = self._prompt_index[row]
+            if observed or prompt not in of_prompts:
+                of_sample, ahead = rope_index(
+                    token_ids[start : start + length][None].to(torch.int64),
+                    torch.stack([torch.tensor(grid) for grid in grids]),
+                )
+                known = of_sample[:, 0].T, int(ahead)
+                if observed:
+                    positions[start : start + length] = known[0]
+                    continue
+                of_prompts[prompt] = known
+            of_first, ahead = of_prompts[prompt]
+            # Such samples of a group differ after their prompt only, where the text goes on by 1 a token.
+            positions[start : start + length] += ahead
+            positions[start : start + min(length, len(of_first))] = of_first[:length]
+        return positions
+
+    def _of_prompt(self, row: int) -> Iterator[_Image]:
+        prompt = self._prompt_index[row]
+        return _images("prompt", prompt, *(values[prompt] for values in self._prompts))
+
+    def _of_observations(self, row: int) -> Iterator[_Image]:
+        return _images("sample", row, *(values[row] for values in self._observed))
+
+
+def _images(kind: str, holder: int, pixel_values: Sequence[Any], grids: Sequence[Any]) -> Iterator[_Image]:
+    for number, (pixels, grid) in enumerate(zip(pixel_values, grids, strict=True)):
+        yield _Image((kind, holder, number), pixels, grid)

@@ -9,13 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from nemo_like.data.interface import PromptExample
+from nemo_like.batch.columns import (
+    IMAGE_GRIDS,
+    OBSERVED_IMAGE_GRIDS,
+    OBSERVED_PIXEL_VALUES,
+    PIXEL_VALUES,
+)
+from nemo_like.data.interface import Encoded, PromptExample
 from nemo_like.environments.interface import Exchange, Failure, Feedback, Turn
 from nemo_like.generation.interface import Response
+
+# The columns of images in observations, by those of images in prompts.
+_OBSERVED = {PIXEL_VALUES.name: OBSERVED_PIXEL_VALUES.name, IMAGE_GRIDS.name: OBSERVED_IMAGE_GRIDS.name}
 
 
 class EndReason(Enum):
@@ -59,9 +69,10 @@ class Conversation:
     generation: int  # within its group
     limits: Limits
     seed: int  # of the first response; later ones derive theirs
-    images: tuple[bytes, ...] = ()  # files of the prompt's images
+    prompt_images: tuple[bytes, ...] = ()  # files
     passages: list[Passage] = field(default_factory=list)  # after the prompt
     history: list[Exchange] = field(default_factory=list)  # turns that were answered
+    observed_images: list[tuple[bytes, ...]] = field(default_factory=list)  # files, of each such turn
     latest_response: str = ""
     latest_is_truncated: bool = False
     num_turns: int = 0
@@ -110,6 +121,10 @@ class Conversation:
     def last_token_id(self) -> int:
         return int(self.passages[-1].token_ids[-1])
 
+    def images(self) -> tuple[bytes, ...]:
+        """Return the files of all images so far, in their order."""
+        return (*self.prompt_images, *chain.from_iterable(self.observed_images))
+
     def token_ids(self) -> tuple[int, ...]:
         """Return the prompt's and all later tokens, which the next response will continue."""
         generated = (token for passage in self.passages for token in passage.token_ids.tolist())
@@ -123,7 +138,7 @@ class Conversation:
         self.num_turns += 1
 
     def fail(self, failure: Failure, policy_version: int) -> None:
-        """End the conversation before its first response, which ``policy_version`` would have sampled."""
+        """End the conversation without a reward; ``policy_version`` samples the rollout."""
         self.failure, self.end, self.policy_version = failure, EndReason.failed, policy_version
 
     def turn(self, *, with_tokens: bool = False) -> Turn:
@@ -162,13 +177,24 @@ class Conversation:
         elif self._is_out_of_turns:
             self.end = EndReason.turn_limit
 
-    def add_observation(self, text: str, token_ids: list[int]) -> None:
+    def add_observation(self, text: str, encoded: Encoded) -> None:
         """Append what the environment said; if that leaves no room for a response, end the conversation."""
-        if len(token_ids) >= self.num_tokens_left:
+        if len(encoded.token_ids) >= self.num_tokens_left:
             self.end = EndReason.token_limit
             return
-        self.passages.append(Passage(np.asarray(token_ids, dtype=np.int32), None))
+        # The latest value counts, so it has the images of all observations so far.
+        columns = {
+            _OBSERVED[name]: [*self._latest(_OBSERVED[name]), *values]
+            for name, values in encoded.columns.items()
+        }
+        self.passages.append(Passage(np.asarray(encoded.token_ids, dtype=np.int32), None, columns))
+        self.observed_images.append(encoded.images)
         self.history.append(Exchange(self.latest_response, text))
+
+    def _latest(self, column: str) -> Any:
+        """Return the latest value of a ragged column, which is empty before the first."""
+        given = (one.columns[column] for one in reversed(self.passages) if column in one.columns)
+        return next(given, ())
 
     def transcript(self) -> str:
         """Return what was said after the prompt, for people to read; several turns name who spoke."""

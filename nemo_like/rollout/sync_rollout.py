@@ -29,8 +29,8 @@ from nemo_like.config.recordings import RecordingManifest
 from nemo_like.config.schema import Config, DatasetConfig, Tripwires
 from nemo_like.config.tasks import max_prompt_tokens, training_sampling, validation_sampling
 from nemo_like.data.datasets import Sources, build_sources
-from nemo_like.data.encoder import EncodedPrompt, PromptEncoder
-from nemo_like.data.interface import PromptExample, Split
+from nemo_like.data.encoder import PromptEncoder
+from nemo_like.data.interface import Encoded, PromptExample, Split
 from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.environments.interface import Failure, FailureKind
 from nemo_like.environments.pool import EnvironmentPool
@@ -227,7 +227,7 @@ class SyncRolloutActor(DataPlaneUser):
         return read
 
     def _turn_loop(
-        self, prompts: PromptBatch, examples: Sequence[PromptExample], encoded: Sequence[EncodedPrompt]
+        self, prompts: PromptBatch, examples: Sequence[PromptExample], encoded: Sequence[Encoded]
     ) -> TurnLoop:
         groups = [
             self._conversations(prompts, position, example, prompt)
@@ -241,12 +241,12 @@ class SyncRolloutActor(DataPlaneUser):
             rollout_id="/".join([*place, *again]),
             groups=groups,
             tasks={env: self._task(prompts.mode, env) for env in envs},
-            codec=self._tokenizer,
+            codec=self._encoder,
             policy_version=prompts.policy_version,
         )
 
     def _conversations(
-        self, prompts: PromptBatch, position: int, example: PromptExample, prompt: EncodedPrompt
+        self, prompts: PromptBatch, position: int, example: PromptExample, prompt: Encoded
     ) -> list[Conversation]:
         """Begin the conversations of one prompt's samples, or end them where its images cannot be read."""
         env = self._cfg.env[example.env]

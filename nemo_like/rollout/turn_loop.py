@@ -20,9 +20,9 @@ from typing import Any, Protocol
 from nemo_like.batch.columnar import Columnar
 from nemo_like.cluster.actor_errors import Overdue
 from nemo_like.config.tasks import SamplingSettings
-from nemo_like.data.interface import Prompt
+from nemo_like.data.interface import Encoded, Observation, Prompt
 from nemo_like.data_plane.storage_errors import listed
-from nemo_like.environments.interface import UNNUMBERED, Feedback, Turn
+from nemo_like.environments.interface import UNNUMBERED, Failure, FailureKind, Feedback, Turn
 from nemo_like.generation.interface import GroupRequest, GroupResult, Response
 from nemo_like.rollout.conversation import Conversation
 from nemo_like.rollout.prompts import turn_seed
@@ -53,11 +53,13 @@ class Judge(Protocol):
 
 
 class Codec(Protocol):
-    """Converts between token ids and text; ``Tokenizer`` is one."""
+    """Converts between token ids and text or images; ``PromptEncoder`` is one."""
 
     def decode(self, token_ids: Iterable[int]) -> str: ...
 
-    def encode_observation(self, prompt: Prompt, text: str, role: str, last_token_id: int) -> list[int]: ...
+    def encode_observation(
+        self, prompt: Prompt, observation: Observation, role: str, last_token_id: int
+    ) -> Encoded: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,15 +222,27 @@ class TurnLoop:
             self.num_misplaced_answers += answer.turn_number not in (conversation.turn_number, UNNUMBERED)
             conversation.add_feedback(answer)
             if conversation.end is None:
-                self._observe(conversation, answer.observation or "", task)
+                await self._observe(conversation, answer.said, task)
         going_on = [conversation for conversation in conversations if conversation.end is None]
         self._num_unfinished -= len(conversations) - len(going_on)
         await self._submit([self._next_request(conversation) for conversation in going_on])
 
-    def _observe(self, conversation: Conversation, text: str, task: Task) -> None:
-        prompt, last_token_id = conversation.example.prompt, conversation.last_token_id
-        token_ids = self._codec.encode_observation(prompt, text, task.observation_role, last_token_id)
-        conversation.add_observation(text, token_ids)
+    async def _observe(self, conversation: Conversation, observation: Observation, task: Task) -> None:
+        """Add an observation to its conversation, or end the conversation where an image cannot be used."""
+        arguments = (
+            conversation.example.prompt,
+            observation,
+            task.observation_role,
+            conversation.last_token_id,
+        )
+        if observation.images:  # these take milliseconds each, in which the event loop goes on
+            encoded = await asyncio.to_thread(self._codec.encode_observation, *arguments)
+        else:
+            encoded = self._codec.encode_observation(*arguments)
+        if encoded.failure is None:
+            conversation.add_observation(observation.text, encoded)
+        else:
+            conversation.fail(Failure(FailureKind.bad_image, encoded.failure), self._policy_version)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         """Fail the rollout if the task raised; resolve it if no conversation is left unfinished."""
@@ -270,7 +284,7 @@ class TurnLoop:
             )
         if num_left < sampling.max_new_tokens:
             sampling = replace(sampling, max_new_tokens=num_left)
-        group = GroupRequest(f"{self._rollout_id}/{name}", first.token_ids(), seeds, first.images)
+        group = GroupRequest(f"{self._rollout_id}/{name}", first.token_ids(), seeds, first.images())
         return _Request(group, sampling, conversations)
 
     async def _submit(self, requests: Sequence[_Request]) -> None:

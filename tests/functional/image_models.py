@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -38,29 +38,54 @@ def make_checkpoint(path: Path, architecture: str = "qwen2_5_vl") -> Path:
     return path
 
 
+class Seen(NamedTuple):
+    """An image as a model reads it."""
+
+    pixels: np.ndarray  # [patches, values of a patch] float32
+    grid: np.ndarray  # [3] int64
+
+    @classmethod
+    def of(cls, draws: random.Random, side: int) -> Self:
+        """A picture of ``side`` pixels in height."""
+        seen = image_processor()([shapes(draws, SIDE)[0].resize((SIDE, side))], return_tensors="np")
+        return cls(
+            np.asarray(seen["pixel_values"], np.float32), np.asarray(seen["image_grid_thw"][0], np.int64)
+        )
+
+    @property
+    def tokens(self) -> list[int]:
+        return [START, *[IMAGE] * (int(self.grid.prod()) // 4), END]
+
+
 def image_batch(images_of_groups: Sequence[int], seed: int = 3) -> dict[str, Any]:
-    """Groups of four samples with a prompt of so many images, of two sizes, and 3 to 9 generated tokens."""
+    """Groups of four samples with a prompt of so many images, of two sizes, and 3 to 9 generated tokens.
+
+    The last sample of a group has an observation between its responses, with an image of its own, that of
+    the first group with two.
+    """
     rng, draws = np.random.default_rng(seed), random.Random(seed)
-    processor, ids, masks, lengths = image_processor(), [], [], []
-    pixels: list[list[np.ndarray]] = []
-    grids: list[list[np.ndarray]] = []
+    ids, masks, lengths = [], [], []
+    prompts: list[list[Seen]] = []
+    observed: list[list[Seen]] = []
     text = [token for token in range(3, 40) if token not in (START, END, IMAGE, VIDEO)]
     num_prompt = []
     for num_images in images_of_groups:
-        sides = [SIDE, SIDE - 28][:num_images]
-        seen = [
-            processor([shapes(draws, SIDE)[0].resize((SIDE, side))], return_tensors="np") for side in sides
-        ]
-        pixels.append([np.asarray(one["pixel_values"], np.float32) for one in seen])
-        grids.append([np.asarray(one["image_grid_thw"][0], np.int64) for one in seen])
+        prompts.append([Seen.of(draws, side) for side in [SIDE, SIDE - 28][:num_images]])
         prompt = [int(rng.choice(text))]
-        for grid in grids[-1]:
-            prompt += [START, *[IMAGE] * (int(grid.prod()) // 4), END]
+        for seen in prompts[-1]:
+            prompt += seen.tokens
         prompt += rng.choice(text, 2).tolist()
-        for _ in range(GROUP_SIZE):
+        for generation in range(GROUP_SIZE):
             response = rng.choice(text, int(rng.integers(3, 10))).tolist()
+            sampled = [1] * len(response)
+            sides = [SIDE, SIDE - 28][: 2 if len(prompts) == 1 else 1] if generation == GROUP_SIZE - 1 else []
+            observed.append([Seen.of(draws, side) for side in sides])
+            if sides:
+                observation = [token for seen in observed[-1] for token in seen.tokens] + [int(text[0])]
+                response[2:2] = observation
+                sampled[2:2] = [0] * len(observation)
             ids += prompt + response
-            masks += [0] * len(prompt) + [1] * len(response)
+            masks += [0] * len(prompt) + sampled
             lengths.append(len(prompt) + len(response))
             num_prompt.append(len(prompt))
     num_samples = len(lengths)
@@ -71,15 +96,15 @@ def image_batch(images_of_groups: Sequence[int], seed: int = 3) -> dict[str, Any
             "input_ids": np.array(ids, np.int32),
             "response_mask": mask,
             "generation_logprobs": (-rng.random(len(ids)) * mask).astype(np.float32),
-            "pixel_values": pixels,
-            "image_grid_thw": grids,
+            "pixel_values": [[seen.pixels for seen in one] for one in prompts],
+            "image_grid_thw": [[seen.grid for seen in one] for one in prompts],
+            "observed_pixel_values": [[seen.pixels for seen in one] for one in observed],
+            "observed_image_grid_thw": [[seen.grid for seen in one] for one in observed],
         },
         "tags": {
             "advantage": [float(value) for value in rng.normal(size=num_samples)],
             "sample_mask": [float(index % 5 != 3) for index in range(num_samples)],
-            "num_response_tokens": [
-                length - prompt for length, prompt in zip(lengths, num_prompt, strict=True)
-            ],
+            "num_response_tokens": [int(one.sum()) for one in np.split(mask, np.cumsum(lengths)[:-1])],
             "num_prompt_tokens": num_prompt,
             "group_id": [row // GROUP_SIZE for row in range(num_samples)],
         },
@@ -93,14 +118,13 @@ class DenseImageReference(DenseReference):
 
     def logits(self, batch: dict[str, Any], row: int, ids: Tensor) -> Tensor:
         """Of sample ``row``, whose tokens are ``ids`` [1, T]: [1, T, vocabulary]."""
-        pixels = batch["columns"]["pixel_values"][row // GROUP_SIZE]
-        images: dict[str, Any] = {}
+        columns, images = batch["columns"], dict[str, Any]()
+        pixels = [*columns["pixel_values"][row // GROUP_SIZE], *columns["observed_pixel_values"][row]]
+        grids = [*columns["image_grid_thw"][row // GROUP_SIZE], *columns["observed_image_grid_thw"][row]]
         if pixels:
             images = {
                 "pixel_values": torch.from_numpy(np.concatenate(pixels)),
-                "image_grid_thw": torch.from_numpy(
-                    np.stack(batch["columns"]["image_grid_thw"][row // GROUP_SIZE])
-                ),
+                "image_grid_thw": torch.from_numpy(np.stack(grids)),
                 "mm_token_type_ids": (ids == IMAGE).int(),
             }
         logits: Tensor = self.model(ids, **images).logits

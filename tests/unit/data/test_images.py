@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -19,7 +20,7 @@ from nemo_like.data.datasets import build_dataset
 from nemo_like.data.encoder import PromptEncoder
 from nemo_like.data.image_places import placed, with_marks
 from nemo_like.data.images import ImageError, Picture, picture_of, pictures_of
-from nemo_like.data.interface import Message, PromptExample
+from nemo_like.data.interface import Encoded, Message, Observation, PromptExample
 from nemo_like.data.records import RecordFields
 from nemo_like.data.vision import Vision
 from scripts.demo_model.tiny_tokenizer import save_tokenizer, vocabulary
@@ -126,7 +127,7 @@ def test_a_record_names_its_images_beside_its_text_or_in_parts_of_messages() -> 
 
 def test_images_without_a_place_and_places_without_an_image_are_errors() -> None:
     picture = Picture(b"", "row")
-    with pytest.raises(ImageError, match=r"row: the prompt has <image> 1 times, and the record has 2 images"):
+    with pytest.raises(ImageError, match=r"row: the text has <image> 1 times, and there are 2 images"):
         with_marks("<image>?", 2, "row")
     message = [{"role": "user", "content": [{"type": "image"}]}]
     with pytest.raises(ImageError, match="row, image 1: an image part of the messages has no image"):
@@ -199,3 +200,44 @@ def test_a_model_without_a_vision_tower_reads_no_images(tmp_path: Path) -> None:
     assert Vision.of(tmp_path, str) is None
     with pytest.raises(ImageError, match=r"data.jsonl:3, image 1: the model has no vision tower"):
         PromptEncoder(tmp_path, None, 30).lengths([example(image())])
+
+
+def observed(encoder: PromptEncoder, text: str, *images: Any) -> Encoded:
+    pictures = pictures_of(list(images), None, "the observation")
+    return encoder.encode_observation("red=", Observation(text, pictures), "user", 5)
+
+
+def test_an_observation_has_a_token_for_each_feature_of_its_images(encoder: PromptEncoder) -> None:
+    ids = vocabulary(VISION_TOKENS)
+    seen = observed(encoder, "1<image>=", image(28, 56))
+    assert seen.token_ids == (ids["1"], START, IMAGE, IMAGE, END, ids["="])
+    assert seen.images == (png(image(28, 56)),)
+    assert [grid.tolist() for grid in seen.columns["image_grid_thw"]] == [[1, 2, 4]]
+    assert observed(encoder, "1=") == Encoded((ids["1"], ids["="]))
+
+
+def test_an_observation_whose_image_cannot_be_used_says_so(
+    encoder: PromptEncoder, checkpoint: Path, tmp_path: Path
+) -> None:
+    save_tokenizer(tmp_path)
+    for failed, reason in (
+        (observed(encoder, "<image>", b"no image"), "the observation, image 1: its 8 bytes is no image"),
+        (observed(encoder, "<image>", image(28, 2828 * 3)), r"must be smaller than 200"),
+        (observed(encoder, "<|image_pad|>"), "has the token of an image 1 times, and 0 images"),
+        (observed(PromptEncoder(checkpoint, None, 3), "<image>", image()), "take 4 tokens, .* at most 3"),
+        (observed(PromptEncoder(checkpoint, None, 5), "<image>", image()), "has 6 tokens, .* at most 5"),
+        (observed(PromptEncoder(tmp_path, None, 30), "<image>", image()), "the model has no vision tower"),
+    ):
+        assert failed.failure is not None and not failed.columns
+        assert re.search(reason, failed.failure), failed.failure
+
+
+def test_a_prompt_whose_image_became_too_large_fails_alone(checkpoint: Path, tmp_path: Path) -> None:
+    image(28, 28).save(tmp_path / "a.png")
+    grown = example(str(tmp_path / "a.png"))
+    encoder = PromptEncoder(checkpoint, None, 8)
+    assert encoder.lengths([grown]) == [7]
+    image(56, 56).save(tmp_path / "a.png")
+    (failed,) = encoder.encode([grown])
+    assert failed.failure is not None and "has 10 tokens, and a prompt has at most 8" in failed.failure
+    assert IMAGE not in failed.token_ids

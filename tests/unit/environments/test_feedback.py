@@ -2,13 +2,17 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from nemo_like.batch.columns import Column, Layout
+from nemo_like.data.interface import Observation
 from nemo_like.environments.feedback import as_number, checked
 from nemo_like.environments.interface import Failure, FailureKind, Feedback
 from tests.unit.environments.asking import judge
@@ -74,6 +78,58 @@ def test_a_reason_that_utf_8_cannot_encode_can_still_be_written_down() -> None:
 def test_feedback_that_is_well_formed_stays_as_it_is() -> None:
     state = {"moves": 1}
     answer = Feedback({"a": 0.5}, observation="go on", is_done=False, metrics={"m": 2.0}, state=state)
+    assert checked(answer) == answer
+
+
+PNG = BytesIO()
+Image.new("RGB", (2, 2), "red").save(PNG, "PNG")
+
+
+@pytest.mark.parametrize(
+    ("observation", "images", "text"),
+    [
+        ([{"type": "text", "text": "see "}, {"type": "image", "image": PNG.getvalue()}], (), "see <image>"),
+        ([{"type": "text", "text": "see "}, {"type": "image"}], [PNG.getvalue()], "see <image>"),
+        ("see <image>", Image.new("RGB", (2, 2), "red"), "see <image>"),
+        ("see", PNG.getvalue(), "<image>see"),
+        (None, [PNG.getvalue()], "<image>"),
+    ],
+)
+def test_an_observation_with_images_becomes_text_with_their_places(
+    observation: Any, images: Any, text: str
+) -> None:
+    answer = checked(Feedback(observation=observation, images=images, is_done=False))
+    assert answer.observation == text
+    assert [picture.read() for picture in answer.images] == [PNG.getvalue()]
+    assert checked(answer) == answer
+    assert answer.said == Observation(text, tuple(answer.images))
+
+
+def test_the_files_of_images_are_read_where_the_environment_runs(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(PNG.getvalue())
+    answer = checked(Feedback(observation="?", images=tmp_path / "a.png", is_done=False))
+    assert [picture.source for picture in answer.images] == [PNG.getvalue()]
+
+
+@pytest.mark.parametrize(
+    ("observation", "images", "reason"),
+    [
+        ("?", "/gone.png", "the observation, image 1: /gone.png cannot be read"),
+        ("?", 7, "the observation, image 1: int is neither a path"),
+        ("<image><image>", [b"one"], "the text has <image> 2 times, and there are 1 images"),
+        ([{"type": "video"}], (), "a part of a message is of type 'video'"),
+        ([{"type": "image"}], (), "an image part of the messages has no image"),
+    ],
+)
+def test_an_image_that_cannot_be_read_fails_its_sample(observation: Any, images: Any, reason: str) -> None:
+    failure = checked(Feedback(observation=observation, images=images, is_done=False)).failure
+    assert failure is not None
+    assert failure.kind is FailureKind.bad_image
+    assert reason in failure.reason
+
+
+def test_the_mark_of_an_image_in_an_observation_without_images_is_text() -> None:
+    answer = Feedback(observation="an <image> tag", is_done=False)
     assert checked(answer) == answer
 
 

@@ -8,10 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nemo_like.batch.columns import IMAGE_GRIDS, PIXEL_VALUES
+from nemo_like.batch.columns import (
+    IMAGE_GRIDS,
+    OBSERVED_IMAGE_GRIDS,
+    OBSERVED_PIXEL_VALUES,
+    PIXEL_VALUES,
+)
 from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, PromptRun, Schedule
 from nemo_like.policy.batch import PolicyBatch
-from nemo_like.policy.image_inputs import ImageInputs, rope_positions
+from nemo_like.policy.image_inputs import BatchImages
 
 IMAGE = 9
 
@@ -25,20 +30,46 @@ def grids(*heights: int) -> list[np.ndarray]:
     return [np.array([1, height, 2]) for height in heights]
 
 
+def images_of(
+    prompt_index: list[int], prompts: list[list[int]], observed: list[list[int]] | None = None
+) -> BatchImages:
+    """Images of as many patches in height as their number says, which is also the value of their pixels."""
+    observed = [[] for _ in prompt_index] if observed is None else observed
+    return BatchImages(
+        prompt_index,
+        {
+            PIXEL_VALUES: [pixels(*one) for one in prompts],
+            IMAGE_GRIDS: [grids(*one) for one in prompts],
+            OBSERVED_PIXEL_VALUES: [pixels(*one) for one in observed],
+            OBSERVED_IMAGE_GRIDS: [grids(*one) for one in observed],
+        },
+    )
+
+
 def test_the_tower_sees_each_image_once_and_the_rows_have_them_in_their_order() -> None:
-    values, of_prompts = [pixels(1), [], pixels(2, 3)], [grids(2), [], grids(4, 6)]
-    images = ImageInputs.of_prompts([2, 0, 1, 2], values, of_prompts)
+    of_batch = images_of([2, 0, 1, 2], [[1], [], [2, 3]])
+    images = of_batch.of_samples([0, 1, 2, 3])
     assert images is not None
     assert images.pixel_values.flatten().tolist() == [2, 3, 1]
-    assert images.grids.tolist() == [[1, 4, 2], [1, 6, 2], [1, 2, 2]]
+    assert images.grids.tolist() == [[1, 2, 2], [1, 3, 2], [1, 1, 2]]
     assert images.order == (0, 1, 2, 0, 1)
-    assert ImageInputs.of_prompts([1, 1], values, of_prompts) is None
+    assert of_batch.of_samples([2, 2]) is None
+
+
+def test_images_of_observations_follow_those_of_the_prompt_in_each_sample() -> None:
+    of_batch = images_of([0, 0, 1], [[1], [2]], [[5], [], [6, 5]])
+    images = of_batch.of_samples([0, 1, 2])
+    assert images is not None
+    assert images.pixel_values.flatten().tolist() == [1, 5, 2, 6, 5]
+    assert images.order == (0, 1, 0, 2, 3, 4)
+    shared = of_batch.of_shared([0, 2], [0, 1, 2])
+    assert shared is not None
+    assert [shared.pixel_values.flatten().tolist()[number] for number in shared.order] == [1, 2, 5, 6, 5]
 
 
 def rope_index(input_ids: Tensor, image_grids: Tensor) -> tuple[Tensor, Tensor]:
     """An image's tokens are all at the place where it begins, in time, and one place further in height and
     two in width; the text after it goes on one place further."""
-    assert image_grids.tolist() == [[1, 4, 2]]
     (row,) = input_ids.tolist()
     places, at = [], 0
     for number, token in enumerate(row):
@@ -53,18 +84,31 @@ PLACES = [[0, 0, 0], [1, 2, 3], [1, 2, 3], [1, 2, 3], [2, 2, 2]]
 
 
 def test_samples_of_a_group_go_on_from_where_their_images_end() -> None:
-    positions = rope_positions(
-        torch.tensor(IDS), torch.tensor(LENGTHS), [0, 0, 1], [grids(4), []], rope_index
-    )
+    of_batch = images_of([0, 0, 1], [[4], []])
+    positions = of_batch.rope_positions(torch.tensor(IDS), torch.tensor(LENGTHS), rope_index)
     text = [[[value] * 3 for value in range(*span)] for span in ((3, 4), (3, 6), (0, 3))]
     assert positions.tolist() == [*PLACES, *text[0], *PLACES, *text[1], *text[2]]
+
+
+def test_a_sample_with_images_of_its_own_is_placed_by_itself() -> None:
+    ids = [*IDS[:6], *(5, IMAGE, IMAGE, IMAGE, 6, IMAGE, IMAGE, IMAGE), *IDS[:6]]
+    of_batch = images_of([0, 0, 0], [[4]], [[], [4], []])
+    positions = of_batch.rope_positions(torch.tensor(ids), torch.tensor([6, 8, 6]), rope_index)
+    assert positions.tolist() == [*PLACES, [3] * 3, *PLACES, *[[3, 4, 5]] * 3, *PLACES, [3] * 3]
 
 
 def batch() -> PolicyBatch:
     mask = [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 1]
     columns: dict[str, Any] = {"input_ids": np.array(IDS), "response_mask": np.array(mask)}
     built = PolicyBatch(columns, LENGTHS, {}, torch.device("cpu"), (0, 0, 1))
-    built.add({PIXEL_VALUES: [pixels(1), []], IMAGE_GRIDS: [grids(4), []]})
+    built.add(
+        {
+            PIXEL_VALUES: [pixels(1), []],
+            IMAGE_GRIDS: [grids(4), []],
+            OBSERVED_PIXEL_VALUES: [[], [], []],
+            OBSERVED_IMAGE_GRIDS: [[], [], []],
+        }
+    )
     built.place_images(rope_index)
     return built
 

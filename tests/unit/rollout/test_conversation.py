@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from nemo_like.data.interface import Encoded
 from nemo_like.environments.interface import Exchange, FailureKind, Feedback
 from nemo_like.rollout.conversation import Conversation, EndReason
 from tests.unit.rollout.conversations import conversation, response
@@ -25,7 +26,7 @@ def test_a_done_feedback_ends_the_conversation() -> None:
 def test_an_observation_leads_to_the_next_turn_whose_prompt_is_everything_so_far() -> None:
     sample = answered(conversation((4, 5), max_turns=2), GO_ON)
     assert sample.end is None
-    sample.add_observation("go on", [20, 21])
+    sample.add_observation("go on", Encoded((20, 21)))
     assert sample.token_ids() == (4, 5, 7, 8, 20, 21)
     sample.add_response(response([9]), "more", 3)
     turn = sample.turn()
@@ -38,9 +39,9 @@ def test_an_observation_leads_to_the_next_turn_whose_prompt_is_everything_so_far
 
 def test_rewards_of_the_turns_add_up_by_name() -> None:
     sample = answered(conversation(max_turns=3), GO_ON)
-    sample.add_observation("go on", [20])
+    sample.add_observation("go on", Encoded((20,)))
     answered(sample, GO_ON)
-    sample.add_observation("go on", [20])
+    sample.add_observation("go on", Encoded((20,)))
     answered(sample, Feedback({"step": 0.25, "right": 1.0}))
     assert sample.rewards == {"step": 0.75, "right": 1.0}
     assert sample.reward == 1.75
@@ -66,7 +67,7 @@ def test_a_truncated_response_is_the_last_one() -> None:
 def test_an_observation_must_leave_room_for_a_response(num_observed: int, end: EndReason | None) -> None:
     # 2 prompt tokens and 2 of the response leave 6 of 10.
     sample = answered(conversation((4, 5), max_turns=5, max_tokens=10), GO_ON)
-    sample.add_observation("go on", [20] * num_observed)
+    sample.add_observation("go on", Encoded((20,) * num_observed))
     assert sample.end is end
     assert sample.num_tokens == (9 if end is None else 4)
     assert sample.is_truncated == (end is not None)
@@ -74,7 +75,7 @@ def test_an_observation_must_leave_room_for_a_response(num_observed: int, end: E
 
 def test_a_failure_in_any_turn_costs_the_whole_reward() -> None:
     sample = answered(conversation(max_turns=2), GO_ON)
-    sample.add_observation("go on", [20])
+    sample.add_observation("go on", Encoded((20,)))
     answered(sample, Feedback.failed(FailureKind.timed_out, "too slow"))
     assert sample.end is EndReason.failed
     assert sample.reward is None

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from nemo_like.batch.columns import Column, Layout
+from nemo_like.data.interface import Encoded
 from nemo_like.data_plane.storage_errors import ColumnMismatch
 from nemo_like.environments.interface import Failure, FailureKind, Feedback
 from nemo_like.rollout.flatten import FlatBatch, flatten
@@ -68,7 +69,7 @@ def test_observations_are_neither_masked_in_nor_given_logprobs() -> None:
     sample = conversation((4, 5), max_turns=2)
     sample.add_response(response([7, 1], [-1.0, -2.0]), "seven", 3)
     sample.add_feedback(Feedback(observation="go on", is_done=False))
-    sample.add_observation("go on", [20, 21, 22])
+    sample.add_observation("go on", Encoded((20, 21, 22)))
     sample.add_response(response([8], [-3.0]), "eight", 3)
     sample.add_feedback(Feedback({"a": 1.0}))
     flat = flatten([[sample]])
@@ -93,7 +94,7 @@ def test_columns_of_every_layout_go_where_they_belong() -> None:
     first.add_response(response([7, 1], [-1.0, -2.0]), "seven", 3)
     credit = np.array([[1, 2], [3, 4]])
     first.add_feedback(Feedback(observation="go on", is_done=False, columns={"credit": credit, "notes": "a"}))
-    first.add_observation("go on", [20])
+    first.add_observation("go on", Encoded((20,)))
     first.add_response(response([8], [-3.0]), "eight", 3)
     first.add_feedback(Feedback({"a": 1.0}, columns={"notes": "b", "score": 7}))
     second = conversation((4, 5), generation=1, columns={"images": pixels})
@@ -139,7 +140,7 @@ def test_of_a_prompt_s_samples_the_first_that_gives_a_value_counts_and_of_its_tu
     sample = conversation((4,), generation=1, max_turns=2)
     sample.add_response(response([7]), "seven", 3)
     sample.add_feedback(Feedback(observation="go on", is_done=False, columns={"level": 1.0}))
-    sample.add_observation("go on", [20])
+    sample.add_observation("go on", Encoded((20,)))
     sample.add_response(response([8]), "eight", 3)
     sample.add_feedback(Feedback({"a": 1.0}, columns={"level": 9.0}))
     last = finished((4,), response([7]), Feedback({"a": 1.0}, columns={"level": 3.0}))
@@ -159,3 +160,23 @@ def test_a_sample_whose_image_could_not_be_read_is_its_prompt_and_does_not_train
     assert flat.tags["sample_mask"] == [0, 1]
     assert flat.tags["policy_version"] == [3, 3]
     assert flat.columns["images"] == [[], [images]]
+
+
+def test_the_images_of_all_observations_of_a_sample_are_its_own() -> None:
+    columns = (
+        Column("pixel_values", "", Layout.ragged, per_prompt=True),
+        Column("observed_pixel_values", "", Layout.ragged),
+    )
+    group = [conversation(max_turns=3, columns={"pixel_values": [np.array([1.0])]}) for _ in range(2)]
+    for value in (2.0, 3.0):
+        group[0].add_response(response([7]), "x", 3)
+        group[0].add_feedback(Feedback(observation="<image>", is_done=False))
+        seen = Encoded((20,), (b"png",), {"pixel_values": [np.array([value])]})
+        group[0].add_observation("<image>", seen)
+    for sample in group:
+        sample.add_response(response([8]), "x", 3)
+        sample.add_feedback(Feedback({"a": 1.0}))
+    flat = flatten([group], columns)
+    assert [[one.tolist() for one in values] for values in flat.columns["pixel_values"]] == [[[1.0]]]
+    observed = flat.columns["observed_pixel_values"]
+    assert [[one.tolist() for one in values] for values in observed] == [[[2.0], [3.0]], []]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from nemo_like.data.interface import Encoded
 from nemo_like.environments.interface import FailureKind, Feedback
 from nemo_like.observability.metrics import merge
 from nemo_like.rollout.conversation import Conversation
@@ -17,7 +18,7 @@ def _groups() -> list[list[Conversation]]:
     lost, failed = conversation((4,), max_turns=2, env="game"), conversation((4,), max_turns=2, env="game")
     lost.add_response(response([8]), "u", 3)
     lost.add_feedback(Feedback(observation="k", is_done=False))
-    lost.add_observation("k", [20])
+    lost.add_observation("k", Encoded((20,)))
     lost.add_response(response([8]), "u", 3)
     lost.add_feedback(Feedback({"solved": 0.0}, observation="k", is_done=False))
     failed.add_response(response([9]), "d", 3)
@@ -61,7 +62,7 @@ def test_what_only_a_last_turn_reports_is_averaged_over_those_that_report_it() -
     for _ in range(2):
         sample.add_response(response([8]), "u", 3)
         sample.add_feedback(Feedback(observation="k", is_done=False, metrics={"moves": 1.0}))
-        sample.add_observation("k", [20])
+        sample.add_observation("k", Encoded((20,)))
     sample.add_response(response([8]), "u", 3)
     sample.add_feedback(Feedback({"a": 1.0}, metrics={"moves": 4.0, "solved": 1.0}))
     silent.add_response(response([8]), "u", 3)

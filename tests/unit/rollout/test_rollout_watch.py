@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from nemo_like.data.interface import Encoded
 from nemo_like.environments.interface import Failure, FailureKind, Feedback
 from nemo_like.generation.interface import Response
 from nemo_like.rollout.conversation import Conversation
@@ -56,7 +57,7 @@ def test_only_the_last_response_of_a_conversation_may_be_truncated() -> None:
     sample = conversation(max_turns=2)
     sample.add_response(response([7, 8]), "x", 3)
     sample.add_feedback(Feedback(observation="go on", is_done=False))
-    sample.add_observation("go on", [9])
+    sample.add_observation("go on", Encoded((9,)))
     sample.add_response(response([7, 8], is_truncated=True), "x", 3)
     sample.add_feedback(DONE)
     assert measured_rollout(Held([[sample]]), STOP)[Measured.num_unended_responses].value == 1

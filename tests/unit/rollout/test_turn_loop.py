@@ -13,6 +13,8 @@ import pytest
 
 from nemo_like.cluster.actor_errors import Overdue
 from nemo_like.config.tasks import SamplingSettings
+from nemo_like.data.images import Picture
+from nemo_like.data.interface import Encoded, Observation
 from nemo_like.environments.interface import Failure, FailureKind, Feedback, Turn
 from nemo_like.generation.interface import GroupRequest, GroupResult
 from nemo_like.rollout.conversation import Conversation, EndReason
@@ -30,8 +32,16 @@ class Text:
     def decode(self, token_ids: Any) -> str:
         return "".join(chr(ord("a") + int(token) - 20) for token in token_ids)
 
-    def encode_observation(self, prompt: Any, text: str, role: str, last_token_id: int) -> list[int]:
-        return [20 + ord(letter) - ord("a") for letter in text]
+    def encode_observation(
+        self, prompt: Any, observation: Observation, role: str, last_token_id: int
+    ) -> Encoded:
+        """Each image has the token 9; one whose file is "gone" cannot be read."""
+        files = tuple(picture.read() for picture in observation.images)
+        if b"gone" in files:
+            return Encoded((), failure="gone.png cannot be read")
+        letters = tuple(20 + ord(letter) - ord("a") for letter in observation.text.replace("<image>", ""))
+        columns = {"pixel_values": list(files)} if files else {}
+        return Encoded((*([9] * len(files)), *letters), files, columns)
 
 
 class HeldText(Text):
@@ -339,12 +349,43 @@ def test_a_rollout_in_which_nothing_can_be_sampled_ends_at_once() -> None:
 
 def test_requests_bring_the_images_of_their_prompt() -> None:
     async def scenario() -> None:
-        group = [replace(conversation(generation=j), images=(b"png",)) for j in range(2)]
+        group = [replace(conversation(generation=j), prompt_images=(b"png",)) for j in range(2)]
         loop, engine = loop_of([group], Judge(right)), Engine()
         running = asyncio.create_task(loop.run([engine], None, TIMEOUT_S))
         request, _ = await engine.request("training/6/0")
         assert request.images == (b"png",)
         loop.on_groups([result("training/6/0", [20], [21])])
         await running
+
+    play(scenario)
+
+
+def test_later_requests_bring_observed_images_and_one_that_cannot_be_read_fails_its_sample() -> None:
+    async def looks(turn: Turn) -> Feedback:
+        if len(turn.history) == 2:
+            return Feedback({"right": 1.0})
+        file = b"gone" if turn.response == "b" else f"{turn.response}.png".encode()
+        picture = Picture(file, "the observation, image 1")
+        return Feedback(observation="<image>k", images=(picture,), is_done=False)
+
+    async def scenario() -> None:
+        group = [
+            replace(conversation(generation=j, max_turns=3), prompt_images=(b"p.png",)) for j in range(2)
+        ]
+        loop, engine = loop_of([group], Judge(looks), max_turns=3), Engine()
+        running = asyncio.create_task(loop.run([engine], None, TIMEOUT_S))
+        await engine.request("training/6/0/1/1")
+        loop.on_groups([result("training/6/0/0/1", [20]), result("training/6/0/1/1", [21])])
+        second, _ = await engine.request("training/6/0/0/2")
+        assert (second.images, second.prompt_ids) == ((b"p.png", b"a.png"), (4, 5, 20, 9, 30))
+        loop.on_groups([result("training/6/0/0/2", [22])])
+        third, _ = await engine.request("training/6/0/0/3")
+        assert third.images == (b"p.png", b"a.png", b"c.png")
+        loop.on_groups([result("training/6/0/0/3", [23])])
+        await running
+        good, bad = group
+        assert (good.reward, good.failure) == (1.0, None)
+        assert bad.failure == Failure(FailureKind.bad_image, "gone.png cannot be read")
+        assert (bad.end, bad.num_turns, len(bad.history)) == (EndReason.failed, 1, 0)
 
     play(scenario)
