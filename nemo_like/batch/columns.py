@@ -134,6 +134,13 @@ OBSERVED_IMAGE_GRIDS = Column(
     "as image_grid_thw, for each image of the sample's observations",
 )
 
+MESSAGES = Column(
+    "messages",
+    "",
+    Layout.objects,
+    "the sample's conversation: a list of mappings with role and content, as in records",
+)
+
 ROLLOUT_COLUMNS = (INPUT_IDS, RESPONSE_MASK, GENERATION_LOGPROBS)
 # Of runs whose model has a vision tower. Prompts come before observations, in this order.
 IMAGE_COLUMNS = (PIXEL_VALUES, IMAGE_GRIDS, OBSERVED_PIXEL_VALUES, OBSERVED_IMAGE_GRIDS)

@@ -414,6 +414,7 @@ class RolloutConfig:
     record: bool  # keep every training rollout in RUN_DIR/recorded
     replay: str | None  # train from this directory of recorded rollouts, without generation engines
     generate_only: bool  # sample and reward, but train nothing: there are no policy workers
+    keep_messages: bool  # keep the conversation of every sample as the column messages
 
 
 @dataclass(kw_only=True, slots=True)

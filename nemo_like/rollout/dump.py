@@ -116,6 +116,8 @@ def _shown(value: Any) -> Any:
 def _shown_parts(value: Any) -> Any:
     if hasattr(value, "tolist"):
         value = value.tolist()
+    if isinstance(value, bytes):
+        return f"{len(value):,} bytes"
     if isinstance(value, dict):
         names = (key if isinstance(key, str) else repr(key) for key in value)
         return dict(zip(names, map(_shown_parts, value.values()), strict=True))

@@ -12,6 +12,7 @@ from nemo_like.batch.columns import (
     GENERATION_LOGPROBS,
     IMAGE_COLUMNS,
     INPUT_IDS,
+    MESSAGES,
     RESPONSE_MASK,
     ROLLOUT_COLUMNS,
     Column,
@@ -36,6 +37,7 @@ def rollout_declarations(
         Declaration("rollout", writes=(INPUT_IDS, RESPONSE_MASK)),
         Declaration("generation", writes=ENGINE_COLUMNS),
         *_of_images(cfg),
+        *([Declaration("rollout.keep_messages", writes=(MESSAGES,))] if cfg.rollout.keep_messages else []),
         *_of_records(cfg),
         *(
             Declaration(f"env.{name}", tuple(columns), trains=any(one.env == name for one in cfg.data.train))

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nemo_like.batch.columns import INPUT_IDS, ROLLOUT_COLUMNS, Column
+from nemo_like.batch.columns import INPUT_IDS, MESSAGES, ROLLOUT_COLUMNS, Column
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import ANSWER_ID, SAMPLE_DIGEST
 from nemo_like.cluster.actors import ActorHandle
@@ -43,6 +43,7 @@ from nemo_like.rollout.data_plane_user import DataPlaneUser
 from nemo_like.rollout.dump import StepSamples
 from nemo_like.rollout.environment_check import check_environments
 from nemo_like.rollout.flatten import FlatBatch, flatten
+from nemo_like.rollout.message_log import messages_of
 from nemo_like.rollout.prompts import (
     FailedReward,
     PromptBatch,
@@ -172,6 +173,8 @@ class SyncRolloutActor(DataPlaneUser):
         ended_s = time.monotonic()
         failed = _failed_rewards(prompts, loop.groups)
         _log_failures(prompts, failed)
+        if self._cfg.rollout.keep_messages:
+            self._keep_messages(loop.groups)
         with span("flatten"):
             flat = self._flatten(prompts, loop.groups)
         batch = await self._put(flat, partition)
@@ -283,6 +286,12 @@ class SyncRolloutActor(DataPlaneUser):
             batch_size=cfg.batch_size,
             observation_role=cfg.observation_role,
         )
+
+    def _keep_messages(self, groups: Sequence[Sequence[Conversation]]) -> None:
+        """Give each sample its conversation as a column; one that has no response has nothing to keep."""
+        for sample in (sample for group in groups for sample in group if sample.passages):
+            role = self._cfg.env[sample.example.env].observation_role
+            sample.passages[-1].columns[MESSAGES.name] = messages_of(sample, role)
 
     def _flatten(self, prompts: PromptBatch, groups: Sequence[Sequence[Conversation]]) -> FlatBatch:
         flat = flatten(groups, self._columns, first_group=prompts.first_group)
