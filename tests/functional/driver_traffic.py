@@ -7,6 +7,7 @@ Run in a process of its own, as a driver is: ``python -m tests.functional.driver
 from __future__ import annotations
 
 import json
+import string
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +15,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import ray
 from ray._private.serialization import SerializationContext
 
+from nemo_like.batch.columns import MESSAGES, OBSERVED_PIXEL_VALUES, PIXEL_VALUES
 from nemo_like.config.loader import load_config
 from nemo_like.driver.setup import run_checkpoints, started
 from nemo_like.observability.logger import RunLogger
@@ -23,6 +26,9 @@ from nemo_like.observability.run_directory import RunDirectory
 
 NUM_PROMPTS, NUM_GENERATIONS = 16, 8
 PROMPT_LENGTHS = (6, 200)
+HEIGHTS = {"small": 28, "large": 112}  # of the environment's pictures
+CONTROL_BYTES = 2**20
+STORED = [column.name for column in (MESSAGES, PIXEL_VALUES, OBSERVED_PIXEL_VALUES)]
 
 
 class Spy:
@@ -69,7 +75,8 @@ def sums(directory: Path) -> tuple[str, list[str]]:
 
 
 def pictures(directory: Path) -> tuple[str, list[str]]:
-    """Small pictures in the first step, and large ones in the second, for the model in ``directory``."""
+    """Small pictures in the first step, and large ones in the second, for the model in ``directory``: in
+    prompts, and from an environment."""
     from PIL import Image
 
     from scripts.demo_model.shapes import SIDE, write_records
@@ -77,7 +84,8 @@ def pictures(directory: Path) -> tuple[str, list[str]]:
     records = ""
     for name in ("small", "large"):
         write_records(directory, name, NUM_PROMPTS, 5, SIDE)
-        records += (directory / f"{name}.jsonl").read_text()
+        for line in (directory / f"{name}.jsonl").read_text().splitlines():
+            records += json.dumps({**json.loads(line), "height": HEIGHTS[name]}) + "\n"
     for path in (directory / "small").iterdir():
         Image.open(path).resize((SIDE // 2, SIDE // 2)).save(path)
     (directory / "all.jsonl").write_text(records)
@@ -85,6 +93,11 @@ def pictures(directory: Path) -> tuple[str, list[str]]:
         f"policy.model_name={directory / 'model'}",
         f"data.train.path={directory / 'all.jsonl'}",
         f"data.validation.path={directory / 'all.jsonl'}",
+        "env.count.kind=custom",
+        "env.count.max_turns=2",
+        "generation.max_new_tokens=16",
+        "++env.count.options={target: 'tests.functional.looking:Looking', arguments: {}}",
+        f"generation.stop_strings=[{','.join(string.ascii_lowercase)}]",
     ]
 
 
@@ -99,6 +112,8 @@ def main(directory: Path, task: str = "sums") -> None:
             "policy.max_total_sequence_length=256",
             "loss_fn.use_generation_logprobs_as_prev=false",  # every stage calls
             "data.shuffle=false",
+            "rollout.keep_messages=true",
+            "data_plane.log_operations=true",
             f"logger.log_dir={directory}",
             "logger.wandb.mode=disabled",
             "generation.num_engines=1",
@@ -115,9 +130,14 @@ def main(directory: Path, task: str = "sums") -> None:
         for step in (1, 2):
             before = spy.num_bytes
             metrics = run.driver.step(step, run.driver.next_prompts(step)).metrics
-            traffic.append({"bytes": spy.num_bytes - before, "tokens": metrics["train/total_num_tokens"]})
+            moved = spy.num_bytes - before
+            stored = {name: metrics.get(f"data_plane/put/{name}/bytes") for name in STORED}
+            traffic.append({"bytes": moved, "tokens": metrics["train/total_num_tokens"], "columns": stored})
+        before = spy.num_bytes
+        ray.get(ray.put(bytes(CONTROL_BYTES)))
+        control = spy.num_bytes - before  # what the spy would have seen of as many bytes, there and back
     tensor_libraries = sorted({"torch", "tensordict", "transfer_queue", "vllm"} & sys.modules.keys())
-    print(json.dumps({"steps": traffic, "tensor_libraries": tensor_libraries}))
+    print(json.dumps({"steps": traffic, "control": control, "tensor_libraries": tensor_libraries}))
 
 
 if __name__ == "__main__":

@@ -130,8 +130,3 @@ class DenseImageReference(DenseReference):
         logits: Tensor = self.model(ids, **images).logits
         logits[..., FORBIDDEN] = -1e30
         return logits
-
-
-def varied(turn: Any) -> float:
-    """A reward that differs between the samples of a group."""
-    return float(sum(map(ord, turn.response)) % 5)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.functional.driver_traffic import NUM_GENERATIONS, NUM_PROMPTS, PROMPT_LENGTHS
+from tests.functional.driver_traffic import CONTROL_BYTES, NUM_GENERATIONS, NUM_PROMPTS, PROMPT_LENGTHS
 from tests.functional.runs import ROOT
 
 NUM_SAMPLES = NUM_PROMPTS * NUM_GENERATIONS
@@ -30,4 +30,6 @@ def test_what_crosses_the_driver_does_not_depend_on_the_sequence_length(
     # A token column would add at least one byte per token: 194 a sample.
     assert abs(long["bytes"] - short["bytes"]) / NUM_SAMPLES < 4
     assert long["bytes"] / NUM_SAMPLES < 1500
+    assert long["columns"]["messages"] - short["columns"]["messages"] > 0.9 * growth * NUM_SAMPLES
+    assert report["control"] >= 2 * CONTROL_BYTES
     assert report["tensor_libraries"] == []
