@@ -26,7 +26,7 @@ from nemo_like.observability.run_directory import RunDirectory
 
 NUM_PROMPTS, NUM_GENERATIONS = 16, 8
 PROMPT_LENGTHS = (6, 200)
-HEIGHTS = {"small": 28, "large": 112}  # of the environment's pictures
+HEIGHTS = {"small": 28, "large": 56}  # of the environment's pictures
 CONTROL_BYTES = 2**20
 STORED = [column.name for column in (MESSAGES, PIXEL_VALUES, OBSERVED_PIXEL_VALUES)]
 

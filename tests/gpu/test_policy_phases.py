@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from nemo_like.config.schema import Device, LossConfig, PolicyBackend, PolicyConfig, Precision
 from nemo_like.policy.parallelism import parallel_layout
 from tests.functional.dense_reference import DenseReference
+from tests.functional.image_models import DenseImageReference, image_batch
+from tests.functional.image_models import make_checkpoint as make_vlm_checkpoint
 from tests.functional.policy_fixtures import (
     MicroBatching,
     loss_config,
@@ -42,7 +43,8 @@ TOLERANCES = {Precision.float32: 1e-3, Precision.bfloat16: 0.15}
 
 @dataclass(frozen=True)
 class Case:
-    """One backend's way through a step. ``options`` are of fsdp_cfg; layers of ``adapts`` have adapters."""
+    """One backend's way through a step. ``options`` are of fsdp_cfg; layers of ``adapts`` have adapters. A
+    model of ``images`` reads prompts and observations with images."""
 
     backend: PolicyBackend
     precision: Precision
@@ -50,11 +52,22 @@ class Case:
     device: Device
     options: tuple[tuple[str, Any], ...] = ()
     adapts: tuple[str, ...] = ()
+    images: str = ""
 
     @property
     def name(self) -> str:
         parts = (self.backend.value, self.precision.value, self.micro_batching.value, self.device.value)
-        return ", ".join((*parts, *(name for name, _ in self.options), *self.adapts))
+        return ", ".join((*parts, *(name for name, _ in self.options), *self.adapts, *self.images.split()))
+
+    @property
+    def reference(self) -> type[DenseReference]:
+        return DenseImageReference if self.images else DenseReference
+
+    def model(self, path: Path) -> Path:
+        return make_vlm_checkpoint(path, self.images) if self.images else make_checkpoint(path)
+
+    def batch(self) -> dict[str, Any]:
+        return image_batch((1, 2, 0, 1, 0, 2)) if self.images else random_batch(NUM_SAMPLES)
 
     def config(self, model: Path) -> PolicyConfig:
         cfg = policy_config(
@@ -75,6 +88,7 @@ CPU_CASES = [
     Case(PolicyBackend.megatron, Precision.bfloat16, MicroBatching.packed, Device.cpu),
     Case(PolicyBackend.megatron, Precision.bfloat16, MicroBatching.shared, Device.cpu),
     Case(PolicyBackend.megatron, Precision.bfloat16, MicroBatching.packed, Device.cpu, adapts=ADAPTED),
+    Case(PolicyBackend.fsdp, Precision.bfloat16, MicroBatching.shared, Device.cpu, images="qwen3_vl"),
 ]
 GPU_CASES = [
     Case(backend, precision, micro_batching, Device.cuda)
@@ -89,6 +103,15 @@ GPU_CASES = [
         Case(backend, precision, MicroBatching.packed, Device.cuda, adapts=ADAPTED)
         for backend in PolicyBackend
         for precision in Precision
+    ),
+    *(
+        Case(PolicyBackend.fsdp, precision, micro_batching, Device.cuda, images=images)
+        for images in ("qwen2_5_vl", "qwen3_vl")
+        for precision, micro_batching in (
+            (Precision.float32, MicroBatching.packed),
+            (Precision.bfloat16, MicroBatching.packed),
+            (Precision.bfloat16, MicroBatching.shared),
+        )
     ),
 ]
 
@@ -113,8 +136,8 @@ class Outcome:
 )
 def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     case, path = request.param, tmp_path_factory.mktemp("phases")
-    cfg = case.config(make_checkpoint(path / "model"))
-    loss, batch = loss_config(kl_penalty=0.1), random_batch(NUM_SAMPLES)
+    cfg = case.config(case.model(path / "model"))
+    loss, batch = loss_config(kl_penalty=0.1), case.batch()
     step = Step(cfg, loss, batch, str(path / "export"))
     ((report,),) = run_world(run_steps, parallel_layout(cfg), [step], device=case.device)
     return _beside_dense(case, cfg, loss, batch, report, path / "export")
@@ -123,7 +146,7 @@ def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def _beside_dense(
     case: Case, cfg: PolicyConfig, loss: LossConfig, batch: dict[str, Any], report: RankReport, export: Path
 ) -> Outcome:
-    dense = DenseReference(cfg, loss, TEMPERATURE)
+    dense = case.reference(cfg, loss, TEMPERATURE)
     prev = [logprobs.detach() for logprobs in dense.logprobs(batch)]
     updates = [
         dense.update(batch, list(range(first, first + GLOBAL_BATCH_SIZE)), prev, prev, rate)
@@ -132,7 +155,7 @@ def _beside_dense(
     return Outcome(
         case,
         report,
-        AutoModelForCausalLM.from_pretrained(export).state_dict(),
+        case.reference.loader.from_pretrained(export).state_dict(),
         prev,
         [update.loss for update in updates],
         [update.grad_norm for update in updates],

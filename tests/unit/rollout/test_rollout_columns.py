@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_like.batch.columns import Column, ColumnError, Layout, gather_columns
+from nemo_like.batch.columns import MESSAGES, Column, ColumnError, Layout, gather_columns
 from nemo_like.config.schema import Config
 from nemo_like.rollout.rollout_columns import record_column, rollout_declarations
 
@@ -43,6 +43,12 @@ def test_records_and_environments_write_beside_the_rollout_and_the_engines(
     ]
     with pytest.raises(ColumnError, match=r"'level' is written by data\.train and by env\.math"):
         gather_columns(rollout_declarations(cfg, {"math": (record_column("level", "float32"),)}))
+
+
+def test_conversations_are_a_column_when_asked_for(demo: Demo) -> None:
+    parts = {one.part: one.writes for one in rollout_declarations(demo("rollout.keep_messages=true"), {})}
+    assert parts["rollout.keep_messages"] == (MESSAGES,)
+    assert not any(MESSAGES in one.writes for one in rollout_declarations(demo(), {}))
 
 
 def test_what_serves_validation_alone_does_not_train(demo: Demo, tmp_path: Path) -> None:
