@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from nemo_like.batch.columns import Column
-from nemo_like.config.recordings import MANIFEST, RecordingManifest, rollout_file
+from nemo_like.config.recordings import MANIFEST, RecordingManifest, read_manifest, rollout_file
 from nemo_like.data_plane import codec
 from nemo_like.observability.disk import write_whole
 from nemo_like.observability.metrics import Metric, Reduction
 from nemo_like.rollout.flatten import FlatBatch
-from nemo_like.rollout.prompts import PromptBatch
+from nemo_like.rollout.prompts import PromptBatch, RolloutMode
 from nemo_like.rollout.rollout_columns import recorded_columns
 
 # Entries of a file that are not columns.
@@ -76,6 +76,22 @@ class RolloutRecorder:
         contents = BytesIO()
         np.savez(contents, allow_pickle=False, **entries)
         write_whole(path, contents.getbuffer(), f"the recording of step {prompts.step}")
+
+
+def read_step(directory: Path, step: int) -> FlatBatch:
+    """Return the first rollout that was recorded for a step, with all of its columns.
+
+    Raises ValueError when there is none.
+    """
+    manifest = read_manifest(directory)
+    prompts = PromptBatch(
+        mode=RolloutMode.training,
+        step=step,
+        policy_version=step - 1,
+        indices=tuple(range(manifest.num_prompts_per_step)),
+        num_generations=manifest.num_generations_per_prompt,
+    )
+    return read_rollout(directory, recorded_columns(manifest), prompts).flat
 
 
 def read_rollout(directory: Path, columns: Sequence[Column], prompts: PromptBatch) -> RecordedRollout:

@@ -14,10 +14,7 @@ import pytest
 import torch
 
 from nemo_like.config.loader import load_config
-from nemo_like.config.recordings import read_manifest
-from nemo_like.rollout.prompts import PromptBatch, RolloutMode
-from nemo_like.rollout.recorder import read_rollout
-from nemo_like.rollout.rollout_columns import recorded_columns
+from nemo_like.rollout.recorder import read_step
 from scripts.demo_model.shapes import SIDE, write_records
 from tests.functional import driver_traffic
 from tests.functional.image_models import DenseImageReference, make_checkpoint
@@ -164,10 +161,7 @@ def test_a_picture_that_cannot_be_read_fails_its_samples_and_nothing_else(record
 
 def recorded_batch(run: FinishedRun, step: int) -> dict[str, Any]:
     """What a step trained on: the recorded columns, with advantages and masks of the dump."""
-    directory = run.run_dir / "recorded"
-    prompts = PromptBatch(RolloutMode.training, step, 0, tuple(range(NUM_PROMPTS)), NUM_GENERATIONS)
-    flat = read_rollout(directory, recorded_columns(read_manifest(directory)), prompts).flat
-    lines = lines_of(run, step)
+    flat, lines = read_step(run.run_dir / "recorded", step), lines_of(run, step)
     return {
         "columns": flat.columns,
         "lengths": flat.lengths,
