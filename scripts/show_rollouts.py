@@ -78,6 +78,8 @@ def format_group(number: int, samples: Sequence[Sample], chosen: Sequence[Sample
         " ".join(rewards or ["none"]) + failed
     )
     yield samples[0]["prompt"]
+    for image in samples[0].get("images", ()):
+        yield f"-- image: {image}"
     yield f"-- expected: {samples[0]['answer']}"
     for sample in chosen:
         yield f"-- answer {sample['generation']}: {_verdict(sample)}"

@@ -98,7 +98,7 @@ class RecordFields:
         else:
             raise ValueError(
                 f"{where}: {self.prompt!r} must be text or a list of messages with 'role' and 'content', "
-                f"both text, not {reprlib.repr(value)}"
+                f"both text, not {reprlib.repr(value)}; with data.*.images_key the content may be parts"
             )
         if not any(text.strip() for text in texts):
             raise ValueError(f"{where}: {self.prompt!r} is an empty prompt; fill it in or delete the record")

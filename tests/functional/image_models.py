@@ -60,8 +60,8 @@ class Seen(NamedTuple):
 def image_batch(images_of_groups: Sequence[int], seed: int = 3) -> dict[str, Any]:
     """Groups of four samples with a prompt of so many images, of two sizes, and 3 to 9 generated tokens.
 
-    The last sample of a group has an observation between its responses, with an image of its own, that of
-    the first group with two.
+    The last two samples of a group have an observation between their responses, with an image of its own;
+    the last one of the first group has two.
     """
     rng, draws = np.random.default_rng(seed), random.Random(seed)
     ids, masks, lengths = [], [], []
@@ -78,7 +78,10 @@ def image_batch(images_of_groups: Sequence[int], seed: int = 3) -> dict[str, Any
         for generation in range(GROUP_SIZE):
             response = rng.choice(text, int(rng.integers(3, 10))).tolist()
             sampled = [1] * len(response)
-            sides = [SIDE, SIDE - 28][: 2 if len(prompts) == 1 else 1] if generation == GROUP_SIZE - 1 else []
+            num_observed = (generation >= GROUP_SIZE - 2) + (
+                generation == GROUP_SIZE - 1 and len(prompts) == 1
+            )
+            sides = [SIDE - 28, SIDE][:num_observed]
             observed.append([Seen.of(draws, side) for side in sides])
             if sides:
                 observation = [token for seen in observed[-1] for token in seen.tokens] + [int(text[0])]

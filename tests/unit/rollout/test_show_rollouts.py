@@ -47,3 +47,12 @@ def test_a_group_that_nobody_could_judge_has_no_best_answer() -> None:
     assert [line for line in lines if line.startswith("-- answer")] == [
         "-- answer 0: reward failed: it raised"
     ]
+
+
+def test_a_prompt_says_where_its_images_are() -> None:
+    (line,) = [{**sample(0, 1.0), "images": ["/data/a.png"]}]
+    assert list(format_group(0, [line], [line]))[1:4] == [
+        "21+43=",
+        "-- image: /data/a.png",
+        "-- expected: 640",
+    ]
