@@ -163,7 +163,11 @@ def recorded_batch(run: FinishedRun, step: int) -> dict[str, Any]:
     """What a step trained on: the recorded columns, with advantages and masks of the dump."""
     flat, lines = read_step(run.run_dir / "recorded", step), lines_of(run, step)
     return {
-        "columns": flat.columns,
+        # torch warns of arrays that it may not write to.
+        "columns": {
+            name: values.copy() if isinstance(values, np.ndarray) else values
+            for name, values in flat.columns.items()
+        },
         "lengths": flat.lengths,
         "tags": {
             "advantage": [line["advantage"] or 0.0 for line in lines],
