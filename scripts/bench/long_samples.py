@@ -98,7 +98,9 @@ def in_a_process(kind: str, words: int, options: argparse.Namespace) -> dict[str
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(MMAP_THRESHOLD_BYTES)}
     run = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     peaks: dict[str, list[int]] = json.loads(run.stdout.splitlines()[-1])
-    return {phase: summary(lengths, of_lengths) for phase, of_lengths in peaks.items()}
+    found = {phase: summary(lengths, of_lengths) for phase, of_lengths in peaks.items()}
+    print(f"{kind}, vocabulary {words}: {found}", file=sys.stderr)
+    return found
 
 
 def summary(lengths: list[int], peaks: list[int]) -> dict[str, object]:
