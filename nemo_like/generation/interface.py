@@ -35,6 +35,7 @@ class GroupRequest:
     prompt_ids: tuple[int, ...]
     seeds: tuple[int, ...]
     images: tuple[bytes, ...] = ()  # files; prompt_ids have a row of the image token for each
+    num_known: int = 0  # first tokens of prompt_ids for which no ``context_columns`` are wanted
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
@@ -54,7 +55,9 @@ class Response:
     token_ids: np.ndarray
     logprobs: np.ndarray
     is_truncated: bool  # whether the response ran into max_new_tokens
-    columns: Mapping[str, Any] = field(default_factory=dict)  # further ``ENGINE_COLUMNS``, by name
+    columns: Mapping[str, Any] = field(default_factory=dict)  # further ``engine_columns``, by name
+    # The same columns for the tokens of the request's prompt from ``num_known`` on.
+    context_columns: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class GroupResult:
         token_ids = np.concatenate([response.token_ids for response in self.responses])
         logprobs = np.concatenate([response.logprobs for response in self.responses])
         is_truncated = [response.is_truncated for response in self.responses]
-        columns = [response.columns for response in self.responses]
+        columns = [(response.columns, response.context_columns) for response in self.responses]
         packed = (lengths, is_truncated, token_ids.tobytes(), logprobs.tobytes(), columns)
         return _unpack_result, (self.request_id, self.policy_version, self.weights_digest, *packed)
 
@@ -83,14 +86,14 @@ def _unpack_result(
     is_truncated: list[bool],
     token_bytes: bytes,
     logprob_bytes: bytes,
-    columns: list[Mapping[str, Any]],
+    columns: list[tuple[Mapping[str, Any], Mapping[str, Any]]],
 ) -> GroupResult:
     token_ids = np.frombuffer(bytearray(token_bytes), np.int32)
     logprobs = np.frombuffer(bytearray(logprob_bytes), np.float32)
     responses, start = [], 0
     for length, truncated, more in zip(lengths, is_truncated, columns, strict=True):
         end = start + length
-        responses.append(Response(token_ids[start:end], logprobs[start:end], truncated, more))
+        responses.append(Response(token_ids[start:end], logprobs[start:end], truncated, *more))
         start = end
     return GroupResult(request_id, tuple(responses), policy_version, weights_digest)
 

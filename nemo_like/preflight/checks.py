@@ -104,7 +104,7 @@ def _declarations(cfg: Config, own: Sequence[Declaration]) -> list[Declaration]:
         parts = [*rollout_declarations(cfg, environments)]
     if not cfg.rollout.generate_only:
         of_loss = next((one.reads for one in own if one.part == "loss_fn"), ())
-        parts += policy_declarations(cfg.loss_fn, of_loss, model_reads(cfg.policy.model_name))
+        parts += policy_declarations(cfg.loss_fn, of_loss, model_reads(cfg.policy))
     return parts
 
 

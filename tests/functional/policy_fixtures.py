@@ -107,6 +107,7 @@ def policy_config(
     sequence_parallel: bool = False,
     activation_checkpointing: bool = False,
     moe_grouped_gemm: bool | None = None,
+    router_replay: bool = False,
     use_distributed_optimizer: bool = True,
     micro_batch_size: int = 4,
     micro_batching: MicroBatching = MicroBatching.padded,
@@ -156,6 +157,7 @@ def policy_config(
             use_distributed_optimizer=use_distributed_optimizer,
             activation_checkpointing=activation_checkpointing,
             moe_grouped_gemm=moe_grouped_gemm,
+            router_replay=router_replay,
         ),
         fsdp_cfg=FsdpConfig(
             tensor_parallel_size=tp if is_fsdp else 1,
