@@ -79,9 +79,11 @@ def _how_to_get(cfg: Config, name: str) -> str:
     digits = [data.digits for data in cfg.data.train if data.kind is DatasetKind.arithmetic]
     if digits and "arithmetic" in Path(name).name:
         seed = re.search(r"-s(\d+)$", name)
+        is_mixture = "-moe-" in Path(name).name
         return (
             f"make it with: .venv/bin/python scripts/prepare_arithmetic.py --output {name} "
-            f"--digits {digits[0]} --seed {seed[1] if seed else cfg.grpo.seed} (scripts/demo.sh does)"
+            f"--digits {digits[0]} --seed {seed[1] if seed else cfg.grpo.seed}{' --experts 8' * is_mixture} "
+            f"(scripts/demo.sh{' --experts' * is_mixture} does)"
         )
     path = Path(name)
     if path.name.startswith("shapes-s"):

@@ -28,6 +28,11 @@ def test_a_missing_arithmetic_checkpoint_says_the_command_that_makes_it(demo: De
     )
 
 
+def test_a_missing_arithmetic_mixture_is_made_by_the_same_script(demo: Demo) -> None:
+    (problem,) = problems(demo("policy.model_name=/nowhere/arithmetic-moe-d2-s7"))
+    assert problem.endswith("--digits 2 --seed 7 --experts 8 (scripts/demo.sh --experts does)")
+
+
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
