@@ -12,21 +12,35 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from nemo_like.batch.columns import Column
 from nemo_like.batch.routed_experts import routed_experts_column
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.cluster import Cluster
+from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.config.model_info import read_model_info
 from nemo_like.config.recordings import ROUTED_EXPERTS
 from nemo_like.config.schema import PolicyBackend
 from nemo_like.config.tasks import SamplingSettings
+from nemo_like.environments.interface import Feedback
 from nemo_like.generation.interface import GroupRequest, GroupResult, Response
+from nemo_like.rollout.flatten import flatten
 from tests.functional.generation_fixtures import (
+    MAX_LENGTH,
     TIMEOUT_S,
     VOCAB_SIZE,
     collector_spec,
     engine_spec,
     make_checkpoint,
 )
+from tests.functional.policy_fixtures import policy_config
+from tests.functional.watched_experts import (
+    Routers,
+    scored_step,
+    watched_step,
+    with_low_precision_routers,
+)
+from tests.functional.worlds import WorldPool
+from tests.unit.rollout.conversations import conversation
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -35,6 +49,7 @@ ENDLESS = SamplingSettings(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=1
 BLOCK = 32  # tokens, of the engine's KV cache
 # Room for 16 blocks, of which a request has up to three.
 SMALL_CACHE_GIB = 16 * BLOCK * NUM_LAYERS * 2 * 2 * 32 * 4 / 2**30
+KL_FIGURES = ("gen_kl_error", "policy_kl_error", "js_divergence_error")
 RNG = np.random.default_rng(3)
 
 
@@ -50,6 +65,8 @@ class Engine:
     handle: ActorHandle
     sink: ActorHandle
     model: torch.nn.Module
+    checkpoint: Path
+    column: Column
 
     def submit(self, requests: Sequence[GroupRequest], sampling: SamplingSettings = ENDLESS) -> None:
         self.call("submit", requests, sampling, self.sink)
@@ -93,7 +110,7 @@ def start(path: Path, **options: Any) -> Iterator[Engine]:
     cluster = Cluster()
     try:
         engine = cluster.start(engine_spec(checkpoint, "routed", routed_experts=column, **options))
-        yield Engine(cluster, engine, cluster.start(collector_spec()), model)
+        yield Engine(cluster, engine, cluster.start(collector_spec()), model, checkpoint, column)
     finally:
         cluster.stop()
 
@@ -157,3 +174,73 @@ def test_an_aborted_request_leaves_others_their_experts(engine: Engine) -> None:
     [result] = engine.generate([later])
     for response in result.responses:
         engine.assert_routes(later, response)
+
+
+def sampled(engine: Engine, num_prompts: int, num_responses: int) -> dict[str, Any]:
+    """A batch of what the engine samples, flattened as a rollout does it."""
+    prompts = [tokens(4 + number % 5) for number in range(num_prompts)]
+    requests = [request(f"sampled-{number}", prompt, num_responses) for number, prompt in enumerate(prompts)]
+    groups = []
+    long = dataclasses.replace(ENDLESS, max_new_tokens=20)
+    for one, result in zip(requests, engine.generate(requests, long), strict=True):
+        groups.append([conversation(one.prompt_ids, max_tokens=MAX_LENGTH) for _ in result.responses])
+        for sample, response in zip(groups[-1], result.responses, strict=True):
+            sample.add_response(response, "", 0)
+            sample.add_feedback(Feedback({"varied": float(response.token_ids[0])}, is_done=True))
+    flat = flatten(groups, [engine.column])
+    rewards = np.array(flat.tags["reward"])
+    return {
+        "lengths": flat.lengths,
+        "columns": flat.columns,
+        "more_columns": [engine.column],
+        "tags": {**flat.tags, "advantage": (rewards - rewards.mean()).tolist()},
+        "chunk_size": num_responses,
+    }
+
+
+def test_the_trainers_experts_get_the_tokens_that_the_engines_got(engine: Engine) -> None:
+    """Token by token, in the pass that scores, and in training with its recomputation."""
+    batch = sampled(engine, num_prompts=4, num_responses=3)
+    model = with_low_precision_routers(engine.checkpoint, engine.checkpoint.parent / "perturbed")
+    routes = batch["columns"][ROUTED_EXPERTS]
+    with WorldPool() as pool:
+        for replays in (True, False):
+            cfg = policy_config(model, router_replay=replays, activation_checkpointing=True)
+            [watched] = pool.run(watched_step, ParallelLayout(tp=1, cp=1, dp=1, pp=1), cfg, batch)
+            assert {phase for phase, _ in watched.used} == {"logprobs", "training"}
+            wrong = 0
+            for (phase, layer), seen in watched.used.items():
+                passes = 2 if phase == "training" else 1
+                assert len(seen) == passes * (len(routes) - len(batch["lengths"]))
+                wrong += sum(experts != frozenset(routes[place, layer].tolist()) for place, experts in seen)
+            assert (wrong == 0) == replays
+
+
+def test_replay_takes_the_mismatch_of_routers_of_low_precision_away(engine: Engine) -> None:
+    """The trainer's routers choose by rounded scores; or their weights are rounded, which changes the weights
+    of the chosen experts too."""
+    batch = sampled(engine, num_prompts=64, num_responses=4)
+    rounded = with_low_precision_routers(engine.checkpoint, engine.checkpoint.parent / "rounded")
+    gaps: dict[tuple[Routers, bool], dict[str, float]] = {}
+    with WorldPool() as pool:
+        for model, routers in ((engine.checkpoint, Routers.choice), (rounded, Routers.nothing_here)):
+            for replays in (True, False):
+                cfg = policy_config(model, router_replay=replays, micro_batch_size=32)
+                layout = ParallelLayout(tp=1, cp=1, dp=1, pp=1)
+                [metrics] = pool.run(scored_step, layout, cfg, batch, routers)
+                assert ("routing_disagreement" in metrics) == replays
+                gaps[routers, replays] = {
+                    "token_mult_prob_error": metrics["token_mult_prob_error"] - 1,
+                    **{name: abs(metrics[name]) for name in KL_FIGURES},
+                }
+    for routers in Routers:
+        print(routers.name, "replayed", gaps[routers, True], "own", gaps[routers, False])
+        for name in KL_FIGURES:
+            assert 10 * gaps[routers, True][name] < gaps[routers, False][name]
+    choice, weights = (
+        {replays: gaps[routers, replays]["token_mult_prob_error"] for replays in (True, False)}
+        for routers in Routers
+    )
+    assert 10 * choice[True] < choice[False]
+    # What is left of the rounded weights is no choice.
+    assert 3 * weights[True] < weights[False]
