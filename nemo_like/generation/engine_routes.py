@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from vllm import LLMEngine, RequestOutput
+from vllm import EngineArgs, LLMEngine, RequestOutput, SamplingParams
 from vllm.outputs import CompletionOutput
 
 from nemo_like.batch.columns import Column
@@ -39,10 +39,20 @@ class EngineRoutes:
     def __init__(self, column: Column | None, device: Device) -> None:
         """Collect nothing where there is no ``column`` to return."""
         self._column = column
-        self._is_native = device is Device.cuda
+        # On CPUs vLLM has the option, and no model runner that does it.
+        self._is_native = column is not None and device is Device.cuda
         self._engine: LLMEngine
         self._ids: dict[str, str] = {}  # vLLM's own ids of the unfinished requests
         self._dropped: list[str] = []  # those of aborted ones, of which workers may hold something
+
+    def configure(self, args: EngineArgs) -> None:
+        """Set vLLM's option where vLLM itself returns the experts."""
+        args.enable_return_routed_experts = self._is_native
+
+    def ask(self, request: GroupRequest, params: SamplingParams) -> None:
+        """Have vLLM leave out the experts of tokens that are known, where it returns them itself."""
+        if self._is_native:
+            params.routed_experts_prompt_start = request.num_known
 
     def start(self, engine: LLMEngine) -> None:
         """Have the engine's workers record. Raises GenerationError when layers of the model have no experts

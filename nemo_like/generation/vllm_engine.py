@@ -120,9 +120,7 @@ class VllmEngine:
             model_name, generation, device, precision, max_total_sequence_length, seed, adapter
         )
         self._routes = EngineRoutes(routed_experts, device)
-        # Elsewhere vLLM has this option, and not what computes it.
-        self._returns_experts = routed_experts is not None and device is Device.cuda
-        self._engine_args.enable_return_routed_experts = self._returns_experts
+        self._routes.configure(self._engine_args)
         self._engine_args.enable_sleep_mode = has_sleep_mode(name, sleeps, device)
         self._reads_images = has_vision_tower(model_name)
         if self._reads_images:  # vLLM needs the tokenizer to process images
@@ -156,9 +154,8 @@ class VllmEngine:
         Raises ValueError when a request cannot be served; then none of this call's requests is queued.
         """
         params = [_sampling_params(request, sampling) for request in requests]
-        if self._returns_experts:
-            for request, one in zip(requests, params, strict=True):
-                one.routed_experts_prompt_start = request.num_known
+        for request, one in zip(requests, params, strict=True):
+            self._routes.ask(request, one)
         self._call(lambda: self._add(requests, params, sink))
 
     def abort(self, request_ids: Sequence[str]) -> None:
