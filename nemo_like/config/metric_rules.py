@@ -33,6 +33,7 @@ _OF_TRAINING = (
     *("mean_prompt_length", "mean_gen_tokens_per_sample", "max_gen_tokens_per_sample", "total_num_tokens"),
     *("avg_turns_per_sample", "truncation_rate", "turn_limit_rate", "natural_termination_rate"),
     *("num_failed_rewards", "failed_reward_share"),
+    *("moe/max_load", "moe/load_entropy", "moe/idle_experts", "moe/top_expert_weight"),
 )
 _ENVIRONMENT = "train/env/"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,8 @@ class RoutedReference(DenseReference):
         assert column == COLUMN
         self.num_different = self.num_compared = 0
         self._routes: Tensor | None = None  # [T, layers, k]
+        # By layer, of the latest sample: the weights of the experts that were used, and the experts.
+        self._used = [(torch.zeros(0), torch.zeros(0))] * NUM_LAYERS
         routers = [one for one in self.model.modules() if isinstance(one, Qwen3MoeTopKRouter)]
         for layer, router in enumerate(routers):
             router.register_forward_hook(self._replay(layer))
@@ -63,6 +66,22 @@ class RoutedReference(DenseReference):
         own = {**batch, "columns": {**batch["columns"], COLUMN.name: 0 * batch["columns"][COLUMN.name]}}
         return super().reference_logprobs(own)
 
+    @torch.no_grad()
+    def choices(self, batch: dict[str, Any], rows: Iterable[int]) -> Tensor:
+        """Of the experts that were used."""
+        sums = torch.zeros(NUM_LAYERS, NUM_EXPERTS + 1, dtype=torch.float64)
+        ids, masks = (
+            torch.from_numpy(batch["columns"][name]).split(batch["lengths"])
+            for name in ("input_ids", "response_mask")
+        )
+        for row in rows:
+            self.logits(batch, row, ids[row][None].long())
+            scored = masks[row][1:].nonzero()[:, 0]
+            for layer, (weights, experts) in enumerate(self._used):
+                sums[layer, :-1] += torch.bincount(experts[scored].flatten(), minlength=NUM_EXPERTS)
+                sums[layer, -1] += weights[scored].amax(-1).sum()
+        return sums
+
     def _replay(self, layer: int) -> Any:
         def replay(router: Any, inputs: Any, outputs: Any) -> Any:
             logits, _, own = outputs
@@ -74,6 +93,8 @@ class RoutedReference(DenseReference):
             self.num_compared += int(has_route.sum())
             chosen = torch.where(has_route[:, None], routes - 1, own)
             weights = logits.float().softmax(-1).gather(1, chosen)
-            return logits, weights / weights.sum(-1, keepdim=True), chosen
+            weights = weights / weights.sum(-1, keepdim=True)
+            self._used[layer] = (weights, chosen)
+            return logits, weights, chosen
 
         return replay

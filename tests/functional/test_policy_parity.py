@@ -25,6 +25,7 @@ from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
 from nemo_like.config.schema import LossConfig, PolicyConfig, ReferencePlacement, ReplicaFetch
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.observability.metrics import Metric, merge
+from nemo_like.policy.megatron.expert_load import load_metrics
 from nemo_like.policy.parallelism import logprob_strategy, parallel_layout, train_strategy
 from nemo_like.policy.policy_columns import scored_columns
 from nemo_like.policy.results import WorkerScores, WorkerUpdate
@@ -437,6 +438,10 @@ def test_training_metrics_equal_the_dense_model(outcome: Outcome) -> None:
     }
     if "entropy_coef" in outcome.case.loss:
         expected["entropy"] = entropy.sum() / num_tokens
+    choices = [update.choices for update in dense if update.choices is not None]
+    if choices:
+        sums = torch.stack(choices).sum(dim=0)
+        expected |= load_metrics(sums[:, :-1], sums[:, -1], num_chosen=2)
     metrics = {name: metric.value for name, metric in outcome.metrics("update").items()}
     assert metrics == pytest.approx(
         {name: float(value) for name, value in expected.items()}, abs=TOLERANCE, rel=TOLERANCE

@@ -54,6 +54,7 @@ from nemo_like.policy.megatron.convert import (
     split,
 )
 from nemo_like.policy.megatron.cpu_shim import cuda_means_cpu
+from nemo_like.policy.megatron.expert_load import ExpertLoad
 from nemo_like.policy.megatron.lora import AdapterSettings, MegatronAdapters, add_adapters
 from nemo_like.policy.megatron.model import ScoringGPTModel, transformer_config
 from nemo_like.policy.megatron.optimizer import adam_state, build_optimizer
@@ -101,6 +102,11 @@ class MegatronPolicy:
                 has_adapters=cfg.lora.enabled,
             )
             self._model.to(self.device)
+            self._expert_load = ExpertLoad(
+                self._model,
+                self._model_info.num_layers,
+                recomputes=cfg.megatron_cfg.activation_checkpointing,
+            )
             self._weights = dict(self._model.named_parameters())  # without the adapters
             self._load_weights()
             self._adapters = self._add_adapters(config)
@@ -188,7 +194,8 @@ class MegatronPolicy:
                     watch.end(self._internals())
             for tensor in metrics.tensors:
                 self._send_from_last_stage(tensor)
-        return metrics.result() | self.routing_metrics()
+            load = self._expert_load.result(self.coordinates.layout.dp)
+        return metrics.result() | load | self.routing_metrics()
 
     def _update(
         self,
