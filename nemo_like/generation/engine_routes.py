@@ -43,7 +43,7 @@ class EngineRoutes:
         self._is_native = column is not None and device is Device.cuda
         self._engine: LLMEngine
         self._ids: dict[str, str] = {}  # vLLM's own ids of the unfinished requests
-        self._dropped: list[str] = []  # those of aborted ones, of which workers may hold something
+        self._dropped: list[str] = []  # of requests of which workers may hold something for nobody
 
     def configure(self, args: EngineArgs) -> None:
         """Set vLLM's option where vLLM itself returns the experts."""
@@ -75,7 +75,12 @@ class EngineRoutes:
     def drop(self, request_id: str, num_responses: int) -> None:
         """Forget an aborted request."""
         if (engine_id := self._ids.pop(request_id, None)) is not None:
-            self._dropped += [_id_of(engine_id, index, num_responses) for index in range(num_responses)]
+            self.forget([_id_of(engine_id, index, num_responses) for index in range(num_responses)])
+
+    def forget(self, engine_ids: Sequence[str]) -> None:
+        """Have workers forget what they recorded of requests, by vLLM's ids, that nobody will ask for."""
+        if self._column is not None:
+            self._dropped += engine_ids
 
     def take(
         self, finished: Sequence[tuple[GroupRequest, RequestOutput]]

@@ -355,10 +355,11 @@ class VllmEngine:
             max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False, ignore_eos=True
         )
         prompt = tokens_input(list(token_ids))
-        self._engine.add_request("canary", prompt, params, lora_request=self._adapter)
+        engine_id = self._engine.add_request("canary", prompt, params, lora_request=self._adapter)
         outputs: list[RequestOutput] = []
         while not any(output.finished for output in outputs):
             outputs = self._engine.step()
+        self._routes.forget([engine_id])
         scored = outputs[-1].prompt_logprobs or []
         return [of[token].logprob for of, token in zip(scored, token_ids, strict=True) if of is not None]
 

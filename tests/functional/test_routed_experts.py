@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,17 +13,18 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from nemo_like.batch.columns import Column
+from nemo_like.batch.columns import Column, Layout
 from nemo_like.batch.routed_experts import routed_experts_column
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.config.model_info import read_model_info
 from nemo_like.config.recordings import ROUTED_EXPERTS
-from nemo_like.config.schema import PolicyBackend
+from nemo_like.config.schema import Device, PolicyBackend
 from nemo_like.config.tasks import SamplingSettings
 from nemo_like.environments.interface import Feedback
-from nemo_like.generation.interface import GroupRequest, GroupResult, Response
+from nemo_like.generation.engine_routes import EngineRoutes, ResponseRoutes
+from nemo_like.generation.interface import GenerationError, GroupRequest, GroupResult, Response
 from nemo_like.rollout.flatten import flatten
 from tests.functional.generation_fixtures import (
     MAX_LENGTH,
@@ -174,6 +176,31 @@ def test_an_aborted_request_leaves_others_their_experts(engine: Engine) -> None:
     [result] = engine.generate([later])
     for response in result.responses:
         engine.assert_routes(later, response)
+
+
+def native(column: Column, experts: np.ndarray | None) -> dict[tuple[str, int], ResponseRoutes]:
+    """What is made of vLLM's own option: of a prompt of four tokens, one of them known, a response of two."""
+    routes = EngineRoutes(column, Device.cuda)
+    one = request("native", (4, 5, 6, 7), num_responses=1, num_known=1)
+    routes.add(one, "native-0")
+    completion: Any = SimpleNamespace(index=0, token_ids=[8, 9], routed_experts=experts)
+    output: Any = SimpleNamespace(outputs=[completion])
+    return routes.take([(one, output)])
+
+
+def test_experts_that_vllm_itself_returns_are_numbered_from_one_and_divided() -> None:
+    column = Column("routed_experts", "uint8", Layout.per_token, inner_shape=(1, 2))
+    taken = native(column, np.array([[[0, 3]], [[1, 2]], [[4, 0]], [[7, 6]]], np.uint8))["native", 0]
+    assert taken.context_columns["routed_experts"][:, 0].tolist() == [[1, 4], [2, 3], [5, 1]]
+    assert taken.columns["routed_experts"][:, 0].tolist() == [[8, 7], [0, 0]]
+
+
+def test_an_engine_that_returns_no_experts_or_too_few_ends_the_run() -> None:
+    column = Column("routed_experts", "uint8", Layout.per_token, inner_shape=(1, 2))
+    with pytest.raises(GenerationError, match=r"router_replay=true needs .* vLLM returned none for .*native"):
+        native(column, None)
+    with pytest.raises(GenerationError, match=r"has 4 tokens .* the engine returned \[3, 1, 2\]"):
+        native(column, np.zeros((3, 1, 2), np.uint8))
 
 
 def sampled(engine: Engine, num_prompts: int, num_responses: int) -> dict[str, Any]:
