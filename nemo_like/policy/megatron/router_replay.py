@@ -41,8 +41,8 @@ class RouteReplay:
         routers = [one for one in model.modules() if isinstance(one, TopKRouter)] if model else []
         self._recomputes = config.recompute_granularity is not None
         self._is_sequence_parallel = config.sequence_parallel
-        self._layers = [router.layer_number - 1 for router in routers]
-        self._places = list(range(len(routers)))
+        self._num_layers = len(routers)
+        self._first_layer = routers[0].layer_number - 1 if routers else 0  # of this rank; the others follow
         for place, router in enumerate(routers):
             router.router_replay = _LayerReplay(self, place)
         self._routes: Tensor | None = None  # [tokens of this rank, layers of this rank, k]
@@ -65,7 +65,7 @@ class RouteReplay:
         With activation recompute they replay them once more in the backward pass, whose micro-batches come in
         the order of their forward passes.
         """
-        if not self._layers:
+        if not self._num_layers:
             yield
             return
         self._routes = None if self._is_suspended else self._of_this_rank(inputs)
@@ -99,7 +99,7 @@ class RouteReplay:
     def metrics(self) -> dict[str, Metric]:
         """Return the share of tokens and layers for which the routers' own choice was another set of experts,
         over all ranks of the replica, which all call this, and forget it."""
-        if not self._layers:
+        if not self._num_layers:
             return {}
         counts, self._counts = self._counts, torch.zeros_like(self._counts)
         for group in (parallel_state.get_model_parallel_group(), parallel_state.get_context_parallel_group()):
@@ -127,7 +127,8 @@ class RouteReplay:
         ordered by position, then by sample, as the layers see them."""
         if inputs.routes is None:
             return None
-        routes = inputs.routes[:, :, self._layers].transpose(0, 1)
+        last = self._first_layer + self._num_layers
+        routes = inputs.routes[:, :, self._first_layer : last].transpose(0, 1)
         if self._is_sequence_parallel:
             num_ranks = parallel_state.get_tensor_model_parallel_world_size()
             routes = routes.chunk(num_ranks)[parallel_state.get_tensor_model_parallel_rank()]
