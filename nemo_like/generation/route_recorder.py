@@ -5,8 +5,8 @@
 
 vLLM returns experts by its own option ``enable_return_routed_experts``, but only with its model runner V2,
 which does not run on CPUs. A token's place here is its slot in the KV cache: what a request finds there of
-others, by the prefix cache, was chosen when the slot was filled, and a request that is preempted and computed
-anew fills slots anew.
+others, by the prefix cache, was chosen when the slot was filled. A request that is preempted is computed anew
+in other slots; its tokens keep the experts of the first time, with which they were sampled.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ class RouteRecorder:
         self._block_size: int = runner.cache_config.block_size
         num_slots = runner.kv_cache_config.num_blocks * self._block_size
         self._experts = np.zeros((num_slots, *column.inner_shape), column.dtype)
-        # Of requests that have ended, until they are taken.
+        # Of requests that have ended, until they are taken; and what preempted ones had by then.
         self._finished: dict[str, np.ndarray] = {}
+        self._preempted: dict[str, np.ndarray] = {}
         for place, layer in enumerate(sorted(layers, key=lambda one: one.layer_id)):
             layer.router.set_capture_fn(partial(self._keep, place))
         self._execute = runner.execute_model
@@ -72,6 +73,7 @@ class RouteRecorder:
         """
         for request_id in dropped:
             self._finished.pop(request_id, None)
+            self._preempted.pop(request_id, None)
         return {request_id: self._taken(request_id, *tokens) for request_id, tokens in wanted.items()}
 
     def _taken(self, request_id: str, first: int, stop: int) -> np.ndarray:
@@ -97,11 +99,15 @@ class RouteRecorder:
         self._experts[slots[is_token], place] = chosen.numpy()[: len(slots)][is_token] + 1
 
     def _execute_recorded(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        """Take what belongs to requests that have ended, then have vLLM make the step, in which others may
-        get their blocks."""
+        """Take what belongs to requests that have ended or lost their blocks, then have vLLM make the step,
+        in which others may get these blocks."""
+        for request_id in scheduler_output.preempted_req_ids or ():
+            if request_id in self._runner.requests:
+                self._preempted[request_id] = self._of_request(request_id)
         for request_id in scheduler_output.finished_req_ids:
             if request_id in self._runner.requests:
                 self._finished[request_id] = self._of_request(request_id)
+                self._preempted.pop(request_id, None)
         return self._execute(scheduler_output, *args, **kwargs)
 
     def _of_request(self, request_id: str) -> np.ndarray:
@@ -110,4 +116,8 @@ class RouteRecorder:
         (blocks,) = request.block_ids
         tokens = np.arange(min(request.num_tokens - 1, len(blocks) * self._block_size))
         slots = np.asarray(blocks)[tokens // self._block_size] * self._block_size + tokens % self._block_size
-        return self._experts[slots]
+        experts = self._experts[slots]
+        if (earlier := self._preempted.get(request_id)) is not None:
+            # Preempted once more while it was computed anew, it may have fewer tokens than before.
+            experts = np.concatenate([earlier, experts[len(earlier) :]])
+        return experts

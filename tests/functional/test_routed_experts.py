@@ -23,8 +23,10 @@ from nemo_like.config.recordings import ROUTED_EXPERTS
 from nemo_like.config.schema import Device, PolicyBackend
 from nemo_like.config.tasks import SamplingSettings
 from nemo_like.environments.interface import Feedback
+from nemo_like.generation import route_recorder
 from nemo_like.generation.engine_routes import EngineRoutes, ResponseRoutes
 from nemo_like.generation.interface import GenerationError, GroupRequest, GroupResult, Response
+from nemo_like.generation.route_recorder import RouteRecorder
 from nemo_like.rollout.flatten import flatten
 from tests.functional.generation_fixtures import (
     MAX_LENGTH,
@@ -176,6 +178,41 @@ def test_an_aborted_request_leaves_others_their_experts(engine: Engine) -> None:
     [result] = engine.generate([later])
     for response in result.responses:
         engine.assert_routes(later, response)
+
+
+def test_tokens_of_a_preempted_request_keep_the_experts_with_which_they_were_sampled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By hand, since a request that is computed anew mostly chooses the same again."""
+    capture: list[Any] = []
+    layer = SimpleNamespace(layer_id=0, router=SimpleNamespace(set_capture_fn=capture.append))
+    runner = SimpleNamespace(
+        cache_config=SimpleNamespace(block_size=2),
+        kv_cache_config=SimpleNamespace(num_blocks=8),
+        requests={},
+        execute_model=lambda scheduled: None,
+    )
+    column = Column("routed_experts", "uint8", Layout.per_token, inner_shape=(1, 1))
+    recorder = RouteRecorder(runner, [layer], column)
+
+    def computed(blocks: list[int], slots: list[int], experts: list[int], *, num_tokens: int) -> None:
+        runner.requests["a"] = SimpleNamespace(block_ids=(blocks,), num_tokens=num_tokens)
+        context = SimpleNamespace(slot_mapping={"attention": torch.tensor([*slots, -1])})  # and padding
+        monkeypatch.setattr(route_recorder, "get_forward_context", lambda: context)
+        capture[0](torch.tensor([*experts, 99])[:, None])
+
+    def scheduled(finished: set[str], preempted: set[str] | None) -> None:
+        runner.execute_model(SimpleNamespace(finished_req_ids=finished, preempted_req_ids=preempted))
+
+    computed([1, 2], [2, 3, 4], [10, 11, 12], num_tokens=4)
+    scheduled(set(), {"a"})
+    computed([5, 6], [10, 11, 12, 13], [20, 21, 22, 23], num_tokens=5)
+    scheduled({"a"}, None)
+    del runner.requests["a"]
+    taken = recorder.take({"a": (1, 4)}, dropped=[])["a"]
+    assert taken[:, 0, 0].tolist() == [12, 13, 24]  # from 1
+    with pytest.raises(KeyError):
+        recorder.take({"a": (1, 4)}, dropped=[])
 
 
 def native(column: Column, experts: np.ndarray | None) -> dict[tuple[str, int], ResponseRoutes]:

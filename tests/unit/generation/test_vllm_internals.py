@@ -38,6 +38,7 @@ MOE = "model_executor/layers/fused_moe"
         ("v1/worker/gpu_input_batch.py", r"def num_tokens\(self\)"),
         ("v1/worker/gpu_model_runner.py", r"def execute_model\("),
         ("v1/core/sched/output.py", r"finished_req_ids: set\[str\]"),
+        ("v1/core/sched/output.py", r"preempted_req_ids: set\[str\] \| None"),
         ("platforms/cpu.py", r"scheduler_config\.async_scheduling = False"),
         ("v1/engine/parallel_sampling.py", r'child_req_id = f"\{index\}_\{self\.request_id\}"'),
         ("sampling_params.py", r"routed_experts_prompt_start: int = 0"),
