@@ -60,6 +60,8 @@ class RouteRecorder:
         # Of requests that have ended, until they are taken; and what preempted ones had by then.
         self._finished: dict[str, np.ndarray] = {}
         self._preempted: dict[str, np.ndarray] = {}
+        # Those that were taken before vLLM's workers hear that they have ended.
+        self._taken_early: set[str] = set()
         for place, layer in enumerate(sorted(layers, key=lambda one: one.layer_id)):
             layer.router.set_capture_fn(partial(self._keep, place))
         self._execute = runner.execute_model
@@ -73,13 +75,13 @@ class RouteRecorder:
         """
         for request_id in dropped:
             self._finished.pop(request_id, None)
-            self._preempted.pop(request_id, None)
-        return {request_id: self._taken(request_id, *tokens) for request_id, tokens in wanted.items()}
+        return {request_id: self._take(request_id, *tokens) for request_id, tokens in wanted.items()}
 
-    def _taken(self, request_id: str, first: int, stop: int) -> np.ndarray:
+    def _take(self, request_id: str, first: int, stop: int) -> np.ndarray:
         rows = self._finished.pop(request_id, None)
         if rows is None:
             rows = self._of_request(request_id)
+            self._taken_early.add(request_id)
         rows = rows[first:stop]
         if len(rows) != stop - first or not rows.all():
             raise RuntimeError(
@@ -105,9 +107,10 @@ class RouteRecorder:
             if request_id in self._runner.requests:
                 self._preempted[request_id] = self._of_request(request_id)
         for request_id in scheduler_output.finished_req_ids:
-            if request_id in self._runner.requests:
+            if request_id in self._runner.requests and request_id not in self._taken_early:
                 self._finished[request_id] = self._of_request(request_id)
-                self._preempted.pop(request_id, None)
+            self._preempted.pop(request_id, None)
+            self._taken_early.discard(request_id)
         return self._execute(scheduler_output, *args, **kwargs)
 
     def _of_request(self, request_id: str) -> np.ndarray:
