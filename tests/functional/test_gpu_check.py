@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.whole_run]
 
 @pytest.mark.parametrize(
     "parts",
-    [["transports", "model"], pytest.param(["demo"], marks=pytest.mark.slow)],
+    [["transports"], *(pytest.param([part], marks=pytest.mark.slow) for part in ("model", "demo"))],
     ids="+".join,
 )
 def test_the_check_reads_and_judges_real_runs(

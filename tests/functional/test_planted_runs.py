@@ -24,6 +24,7 @@ FEW = {
     "kl_without_gradient": ("loss", 1),
     "schedule_one_update_late": ("learning_rate", 1),
 }
+QUICK = ("weights_one_version_behind", "normalised_by_rank")  # of weight sync, and of an update
 
 
 def outcome(name: str, directory: Path) -> dict[str, Any]:
@@ -39,7 +40,9 @@ def outcome(name: str, directory: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FEW]
+)
 def test_a_mutation_ends_the_run_at_the_first_step_that_it_spoils(
     arithmetic_model: str, tmp_path: Path, name: str
 ) -> None:
