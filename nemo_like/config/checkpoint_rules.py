@@ -139,6 +139,9 @@ def _experts(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
             rule = f"needs a mixture of experts, and this model is of type {model.model_type!r}"
             key = "policy.megatron_cfg.moe_grouped_gemm=true"
             yield Problem(key=key, rule=rule, remedy="set it to null")
+        if megatron.router_replay:
+            rule = f"needs a mixture of experts, and this model is of type {model.model_type!r}"
+            yield Problem(key="policy.megatron_cfg.router_replay=true", rule=rule, remedy="set it to false")
         return
     yield from _must_divide(key, ep, {"experts": model.num_experts})
     ranks = stage_size(cfg.policy)

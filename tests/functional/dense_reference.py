@@ -81,6 +81,10 @@ class DenseReference:
         """Per sample [T] with 0 where response_mask is 0; differentiable."""
         return [logprobs for logprobs, _ in self._scores(batch, range(len(batch["lengths"])))]
 
+    def reference_logprobs(self, batch: dict[str, Any]) -> list[Tensor]:
+        """Those of the reference policy, before the first update."""
+        return [logprobs.detach() for logprobs in self.logprobs(batch)]
+
     def logits(self, batch: dict[str, Any], row: int, ids: Tensor) -> Tensor:
         """Of sample ``row``, whose tokens are ``ids`` [1, T]: [1, T, vocabulary]."""
         result: Tensor = self.model(ids).logits

@@ -352,7 +352,8 @@ def dense_run(step: Step, kind: type[DenseReference] = DenseReference) -> DenseR
     """The same step without any parallelism."""
     dense = kind(step.cfg, step.loss, TEMPERATURE)
     prev = [logprobs.detach() for logprobs in dense.logprobs(step.batch)]
-    reference = prev if step.loss.reference_policy_kl_penalty > 0 else None
+    has_reference = step.loss.reference_policy_kl_penalty > 0
+    reference = dense.reference_logprobs(step.batch) if has_reference else None
     updates = [
         dense.update(step.batch, list(range(first, first + GLOBAL_BATCH_SIZE)), prev, reference, rate)
         for first, rate in zip(range(0, NUM_SAMPLES, GLOBAL_BATCH_SIZE), LEARNING_RATES, strict=True)

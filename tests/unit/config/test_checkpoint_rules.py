@@ -182,6 +182,14 @@ def test_a_dense_model_has_no_experts_to_group(demo: Demo) -> None:
     assert problem.endswith("set it to null")
 
 
+def test_a_dense_model_has_no_routers_to_replay(demo: Demo, checkpoint: Path) -> None:
+    key = "policy.megatron_cfg.router_replay=true"
+    (problem,) = problems(demo(key))
+    assert problem == f"{key} needs a mixture of experts, and this model is of type 'qwen3'; set it to false"
+    write_checkpoint(checkpoint, **EXPERTS)
+    assert not problems(demo(key))
+
+
 def test_experts_with_tensor_parallelism_need_sequence_parallelism(demo: Demo, checkpoint: Path) -> None:
     write_checkpoint(checkpoint, **EXPERTS)
     tensor_parallel = "policy.megatron_cfg.tensor_model_parallel_size=2"
