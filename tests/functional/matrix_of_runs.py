@@ -148,6 +148,18 @@ MIXTURE = Group(
     (*judged_by("arithmetic"), *EP1),
     MIXTURE_CONFIG,
 )
+ROUTER_REPLAY = Group(
+    "router replay",
+    "mixture_model",
+    (
+        Spread("EP 2", (*DP2, *EP2)),
+        Spread("EP 2 x TP 2", (*TP2, *SEQUENCE_PARALLEL, *EP2)),
+        Spread("PP 2", PP2),
+        Spread("EP 2, one engine", (*DP2, *EP2), samples=True),
+    ),
+    (*judged_by("arithmetic"), *EP1, "policy.megatron_cfg.router_replay=true"),
+    MIXTURE_CONFIG,
+)
 ADAPTERS = Group(
     "LoRA",
     "arithmetic_model",
@@ -207,7 +219,7 @@ IMAGES = Group(
     judged_by("count"),
     IMAGE_CONFIG,
 )
-GROUPS = (TEXT, MIXTURE, ADAPTERS, TURNS, TASKS, IMAGES)
+GROUPS = (TEXT, MIXTURE, ROUTER_REPLAY, ADAPTERS, TURNS, TASKS, IMAGES)
 
 
 def short_run(directory: Path, group: Group, arguments: Sequence[str]) -> FinishedRun:
