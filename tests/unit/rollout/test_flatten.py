@@ -7,7 +7,7 @@ from nemo_like.batch.columns import Column, Layout
 from nemo_like.data_plane.storage_errors import ColumnMismatch
 from nemo_like.environments.interface import Failure, FailureKind, Feedback
 from nemo_like.rollout.flatten import FlatBatch, flatten
-from tests.unit.rollout.conversations import conversation, finished, response
+from tests.unit.rollout.conversations import conversation, finished, response, routed
 
 
 def _flat() -> FlatBatch:
@@ -159,3 +159,16 @@ def test_a_sample_whose_image_could_not_be_read_is_its_prompt_and_does_not_train
     assert flat.tags["sample_mask"] == [0, 1]
     assert flat.tags["policy_version"] == [3, 3]
     assert flat.columns["images"] == [[], [images]]
+
+
+def test_samples_of_a_group_have_their_own_routes_in_the_prompt_that_they_share() -> None:
+    column = Column("routes", "uint8", Layout.per_token)
+    done = Feedback({"a": 1.0})
+    samples = [
+        finished((4, 5), routed([7], routes=[0], context=[11, 12]), done),
+        finished((4, 5), routed([8, 1], routes=[31, 0], context=[13, 14]), done),
+    ]
+    unanswered = conversation((4, 5))
+    unanswered.fail(Failure(FailureKind.raised, "unreadable"), 3)
+    flat = flatten([[*samples, unanswered]], [column])
+    assert flat.columns["routes"].tolist() == [11, 12, 0, 13, 14, 31, 0, 0, 0]
