@@ -1,9 +1,12 @@
 # The same without make: bash scripts/demo.sh, bash scripts/test.sh
 
-.PHONY: demo demo-vlm test test-all lint clean
+.PHONY: demo demo-moe demo-vlm test test-all lint clean
 
 demo: ## set up, make the tiny model, train it by GRPO; make demo ARGS="grpo.seed=2"
 	@bash scripts/demo.sh $(ARGS)
+
+demo-moe: ## the same with a mixture of experts, over two expert-parallel workers
+	@bash scripts/demo.sh --experts $(ARGS)
 
 demo-vlm: ## the same with pictures: a tiny vision-language model learns to count red circles
 	@bash scripts/demo.sh --images $(ARGS)

@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
 # From nothing to a trained model: set-up, the tiny checkpoint, then the main job.
 # Arguments go to run_grpo.py, for example: scripts/demo.sh grpo.seed=2
-# With --images first a tiny vision-language model learns to count circles, instead of one that learns to add.
+# With --experts first the model that learns to add is a mixture of experts. With --images first a tiny
+# vision-language model learns to count circles instead.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 CONFIG=configs/grpo_arithmetic_cpu.yaml
-if [[ ${1:-} == --images ]]; then
-    CONFIG=configs/grpo_shapes_vlm_cpu.yaml
-    shift
-fi
-readonly CONFIG
+EXPERTS=0
+case ${1:-} in
+    --images) CONFIG=configs/grpo_shapes_vlm_cpu.yaml && shift ;;
+    --experts) CONFIG=configs/grpo_arithmetic_moe_cpu.yaml && EXPERTS=8 && shift ;;
+esac
+readonly CONFIG EXPERTS
 
 # vLLM's build for GPUs does not run on CPUs: beside an environment for GPUs the demo has one of its own.
 VENV=.venv
@@ -28,6 +30,6 @@ if [[ $CONFIG == *shapes* ]]; then
         --output "$model" --data "$(value_of shapes)" --seed "$(value_of model_seed)"
 elif [[ ! -d $model ]]; then
     "$VENV/bin/python" scripts/prepare_arithmetic.py \
-        --output "$model" --digits "$(value_of digits)" --seed "$(value_of model_seed)"
+        --output "$model" --digits "$(value_of digits)" --seed "$(value_of model_seed)" --experts "$EXPERTS"
 fi
 exec "$VENV/bin/python" run_grpo.py --config "$CONFIG" "$@"

@@ -2,10 +2,11 @@
 """Make the tiny Qwen3 checkpoint of the arithmetic task.
 
     python scripts/prepare_arithmetic.py --output .cache/models/arithmetic-d2-s1 --digits 2 --seed 1
+    python scripts/prepare_arithmetic.py --output .cache/models/arithmetic-moe-d2-s1 --experts 8
 
 The script teaches a model of 402k parameters addition until it solves about a third of the held-out
-problems; GRPO does the rest. That takes some 10 to 20 seconds on one core. A checkpoint that is already
-there is kept.
+problems; GRPO does the rest. That takes some 10 to 20 seconds on one core. With --experts it is a Qwen3-MoE
+with that many experts in each layer. A checkpoint that is already there is kept.
 """
 
 from __future__ import annotations
@@ -32,12 +33,26 @@ CHECKPOINT_FILES = (
 TARGET_ACCURACY = 0.3
 
 
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Which checkpoint is wanted."""
+
+    digits: int
+    seed: int
+    experts: int  # in each layer; 0 for a dense model
+
+    def __str__(self) -> str:
+        experts = f" --experts {self.experts}" if self.experts else ""
+        return f"--digits {self.digits} --seed {self.seed}{experts}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """How a checkpoint was made; the checkpoint holds it as ``warm_start.json``."""
 
     digits: int
     seed: int
+    experts: int = 0  # in each layer; 0 where the model is dense
     accuracy: float  # share of held-out problems right when sampled at temperature 1
     steps: int
     seconds: float
@@ -52,20 +67,24 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, required=True, help="checkpoint directory to make")
     parser.add_argument("--digits", type=int, default=2, help="digits per operand, 1 to 3 (default 2)")
     parser.add_argument("--seed", type=int, default=1, help="of initialisation and data (default 1)")
+    parser.add_argument(
+        "--experts", type=int, default=0, help="of each layer, at least 2; 0 makes a dense model (default 0)"
+    )
     options = parser.parse_args(arguments)
+    kind = Kind(options.digits, options.seed, options.experts)
     try:
-        if is_there(options.output, options.digits, options.seed):
+        if is_there(options.output, kind):
             print(f"{options.output} is already there; nothing to do.")
             return 0
-        make(options.output, options.digits, options.seed)
+        make(options.output, kind)
     except (OSError, RuntimeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def is_there(output: Path, digits: int, seed: int) -> bool:
-    """Return whether ``output`` is a complete checkpoint of these settings.
+def is_there(output: Path, kind: Kind) -> bool:
+    """Return whether ``output`` is a complete checkpoint of this kind.
 
     Raises ValueError when something else is in its place.
     """
@@ -78,33 +97,43 @@ def is_there(output: Path, digits: int, seed: int) -> bool:
             "remove it or choose another --output"
         )
     record = Record(**json.loads((output / RECORD_FILE).read_text(encoding="utf-8")))
-    if (record.digits, record.seed) != (digits, seed):
-        raise ValueError(
-            f"{output} was made with --digits {record.digits} --seed {record.seed}, not --digits {digits} "
-            f"--seed {seed}; remove it or choose another --output"
-        )
+    found = Kind(record.digits, record.seed, record.experts)
+    if found != kind:
+        raise ValueError(f"{output} was made with {found}, not {kind}; remove it or choose another --output")
     return True
 
 
-def make(output: Path, digits: int, seed: int) -> None:
-    """Train a model and write its checkpoint, so that ``output`` is whole or not there."""
-    print(f"Teaching a tiny Qwen3 {digits}-digit addition, until {TARGET_ACCURACY:.0%} are right ...")
+def make(output: Path, kind: Kind) -> None:
+    """Train a model and write its checkpoint, so that ``output`` is whole or not there.
+
+    Raises ValueError for a mixture of a single expert.
+    """
+    if kind.experts == 1 or kind.experts < 0:
+        raise ValueError(f"--experts {kind.experts} must be 0 or at least 2; try 8")
+    model = f"Qwen3-MoE of {kind.experts} experts a layer" if kind.experts else "Qwen3"
+    print(f"Teaching a tiny {model} {kind.digits}-digit addition, until {TARGET_ACCURACY:.0%} are right ...")
     import torch
     from demo_model.making import shown, whole_directory
     from demo_model.tiny_tokenizer import save_tokenizer
-    from demo_model.warm_start import warm_start
+    from demo_model.warm_start import tiny_config, tiny_mixture_config, warm_start
     from transformers.utils import logging
 
     torch.set_num_threads(1)
     logging.disable_progress_bar()
+    config = tiny_mixture_config(kind.experts) if kind.experts else tiny_config()
     with shown(TARGET_ACCURACY) as show:
-        result = warm_start(digits, seed, TARGET_ACCURACY, show)
+        result = warm_start(config, kind.digits, kind.seed, TARGET_ACCURACY, show)
 
     with whole_directory(output) as aside:
         result.model.save_pretrained(aside)
         save_tokenizer(aside)
         record = Record(
-            digits=digits, seed=seed, accuracy=result.accuracy, steps=result.steps, seconds=result.seconds
+            digits=kind.digits,
+            seed=kind.seed,
+            experts=kind.experts,
+            accuracy=result.accuracy,
+            steps=result.steps,
+            seconds=result.seconds,
         )
         (aside / RECORD_FILE).write_text(json.dumps(asdict(record), indent=2) + "\n", encoding="utf-8")
     print(f"{output}: {result.accuracy:.0%} right after {result.steps} steps, {result.seconds:.0f} s.")

@@ -24,6 +24,7 @@ _NEUTRAL = {
         "megatron_cfg.activation_checkpointing": False,
         "megatron_cfg.sequence_parallel": False,
         "megatron_cfg.use_distributed_optimizer": False,
+        "megatron_cfg.router_replay": False,
     },
     PolicyBackend.fsdp: {
         "fsdp_cfg.tensor_parallel_size": 1,

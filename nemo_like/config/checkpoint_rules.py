@@ -79,9 +79,11 @@ def _how_to_get(cfg: Config, name: str) -> str:
     digits = [data.digits for data in cfg.data.train if data.kind is DatasetKind.arithmetic]
     if digits and "arithmetic" in Path(name).name:
         seed = re.search(r"-s(\d+)$", name)
+        is_mixture = "-moe-" in Path(name).name
         return (
             f"make it with: .venv/bin/python scripts/prepare_arithmetic.py --output {name} "
-            f"--digits {digits[0]} --seed {seed[1] if seed else cfg.grpo.seed} (scripts/demo.sh does)"
+            f"--digits {digits[0]} --seed {seed[1] if seed else cfg.grpo.seed}{' --experts 8' * is_mixture} "
+            f"(scripts/demo.sh{' --experts' * is_mixture} does)"
         )
     path = Path(name)
     if path.name.startswith("shapes-s"):
@@ -137,6 +139,9 @@ def _experts(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
             rule = f"needs a mixture of experts, and this model is of type {model.model_type!r}"
             key = "policy.megatron_cfg.moe_grouped_gemm=true"
             yield Problem(key=key, rule=rule, remedy="set it to null")
+        if megatron.router_replay:
+            rule = f"needs a mixture of experts, and this model is of type {model.model_type!r}"
+            yield Problem(key="policy.megatron_cfg.router_replay=true", rule=rule, remedy="set it to false")
         return
     yield from _must_divide(key, ep, {"experts": model.num_experts})
     ranks = stage_size(cfg.policy)

@@ -27,11 +27,13 @@ _OF_TRAINING = (
     *("probs_ratio_clamped", "probs_ratio_clamped_min", "probs_ratio_clamped_max"),
     *("token_mult_prob_error", "mean_seq_mult_prob_error", "max_seq_mult_prob_error"),
     *("gen_kl_error", "policy_kl_error", "js_divergence_error", "sampling_importance_ratio"),
+    "routing_disagreement",
     *("advantages/mean", "advantages/max", "advantages/min"),
     *("global_valid_seqs", "global_valid_toks", "policy_version"),
     *("mean_prompt_length", "mean_gen_tokens_per_sample", "max_gen_tokens_per_sample", "total_num_tokens"),
     *("avg_turns_per_sample", "truncation_rate", "turn_limit_rate", "natural_termination_rate"),
     *("num_failed_rewards", "failed_reward_share"),
+    *("moe/max_load", "moe/load_entropy", "moe/idle_experts", "moe/top_expert_weight"),
 )
 _ENVIRONMENT = "train/env/"
 

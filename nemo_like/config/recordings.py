@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.json"
+# The name of the column with the experts of every token, which the rules look for.
+ROUTED_EXPERTS = "routed_experts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nemo_like.config.problems import Problem
-from nemo_like.config.recordings import read_manifest, recorded_steps
+from nemo_like.config.recordings import ROUTED_EXPERTS, RecordingManifest, read_manifest, recorded_steps
 from nemo_like.config.schema import Config
 
 
@@ -65,10 +65,22 @@ def _recording(cfg: Config, key: str) -> Iterator[Problem]:
                 rule=f"must be {recorded}, as in the recording {cfg.rollout.replay}",
                 remedy="",
             )
+    yield from _routed_experts(cfg, manifest)
     missing = sorted(set(range(1, cfg.grpo.max_num_steps + 1)) - recorded_steps(directory))
     if missing:
         yield Problem(
             key=f"grpo.max_num_steps={cfg.grpo.max_num_steps}",
             rule=f"needs step {missing[0]}, which the recording {cfg.rollout.replay} lacks",
             remedy=f"try {missing[0] - 1}" if missing[0] > 1 else "",
+        )
+
+
+def _routed_experts(cfg: Config, manifest: RecordingManifest) -> Iterator[Problem]:
+    """Yield a problem when routers should choose what a recording does not tell."""
+    recorded = {column["name"] for column in manifest.columns or ()}
+    if cfg.policy.megatron_cfg.router_replay and ROUTED_EXPERTS not in recorded:
+        yield Problem(
+            key="policy.megatron_cfg.router_replay=true",
+            rule=f"needs the column {ROUTED_EXPERTS!r}, which the recording {cfg.rollout.replay} lacks",
+            remedy="set it to false, or record with it",
         )

@@ -281,6 +281,7 @@ class MegatronConfig:
     use_distributed_optimizer: bool  # shard optimizer state over the data- and context-parallel ranks
     activation_checkpointing: bool  # keep each layer's input only, and recompute the rest in the backward
     moe_grouped_gemm: bool | None  # a mixture's experts in one matrix product; None: where it is fast
+    router_replay: bool  # a mixture's routers choose the experts that the engine's chose for the same token
 
 
 @dataclass(kw_only=True, slots=True)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nemo_like.batch.routed_experts import replayed_columns
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Call, Concurrency
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.cpu_environment import CPU_ENVIRONMENT
@@ -182,6 +183,7 @@ class Starter:
             timeout_s=self._patience_s(),
             tokenizer_name=model_name if has_stop_strings(self._cfg) else None,
             adapter=engine_adapter(self._cfg),
+            routed_experts=next(iter(replayed_columns(policy)), None),
         )
 
     def workers(self, data_plane: DataPlaneSpec) -> list[ActorHandle]:

@@ -33,7 +33,7 @@ from nemo_like.driver.reports import StepResults
 from nemo_like.driver.run_failures import RunFailed
 from nemo_like.observability.metrics import Metric
 from nemo_like.rollout.prompts import PromptBatch
-from nemo_like.tripwires.agreement import agreement_alarms
+from nemo_like.tripwires.agreement import agreement_alarms, routing_alarms
 from nemo_like.tripwires.alarm import Alarm, told
 from nemo_like.tripwires.batch_checks import (
     advantage_alarms,
@@ -99,6 +99,7 @@ class StepTripwires:
         if self._is_off:
             return tuple(alarms)
         rollout, update = _values(results.rollout.measured), _values(results.update.measured)
+        alarms += routing_alarms(metrics.get("routing_disagreement"), self._cfg)
         alarms += digest_alarms(rollout, sent.digest)
         has_experts = self._facts.has_experts
         alarms += canary_alarms(sent.canary_gap, self._cfg.policy, has_experts=has_experts)

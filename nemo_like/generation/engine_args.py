@@ -10,7 +10,7 @@ from nemo_like.config.derived import EngineAdapter
 from nemo_like.config.model_info import has_vision_tower
 from nemo_like.config.schema import Device, GenerationConfig, Precision, Quantization
 from nemo_like.generation.no_placeholders import NoPlaceholders
-from nemo_like.generation.weight_receiver import WeightReceiverExtension
+from nemo_like.generation.worker_extension import WorkerExtension
 
 # vLLM's attention on CPU reads the KV cache in blocks of a multiple of this many tokens.
 _CPU_BLOCK_TOKENS = 32
@@ -77,7 +77,7 @@ def engine_args(
         distributed_executor_backend="mp" if cfg.tensor_parallel_size > 1 else None,
         logprobs_mode="processed_logprobs",  # after temperature, top-p and top-k: those sampled from
         disable_log_stats=True,
-        worker_extension_cls=f"{WeightReceiverExtension.__module__}.{WeightReceiverExtension.__qualname__}",
+        worker_extension_cls=f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
         **by_device,
         **by_adapter,
         **(_FOR_IMAGES if has_vision_tower(model_name) else {}),

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from nemo_like.weight_transport.process_groups import GroupAddress
 
 
+# By column: how many values each response has, and the values of all.
+_Joined = Mapping[str, tuple[list[int], np.ndarray]]
+
+
 @dataclass(frozen=True, slots=True)
 class GroupRequest:
     """One prompt, and a seed for each response wanted: response j is sampled with ``seeds[j]``.
@@ -35,6 +39,7 @@ class GroupRequest:
     prompt_ids: tuple[int, ...]
     seeds: tuple[int, ...]
     images: tuple[bytes, ...] = ()  # files; prompt_ids have a row of the image token for each
+    num_known: int = 0  # first tokens of prompt_ids for which no ``context_columns`` are wanted
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
@@ -54,7 +59,9 @@ class Response:
     token_ids: np.ndarray
     logprobs: np.ndarray
     is_truncated: bool  # whether the response ran into max_new_tokens
-    columns: Mapping[str, Any] = field(default_factory=dict)  # further ``ENGINE_COLUMNS``, by name
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)  # further ``engine_columns``, by name
+    # The same columns for the tokens of the request's prompt from ``num_known`` on.
+    context_columns: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +77,9 @@ class GroupResult:
         token_ids = np.concatenate([response.token_ids for response in self.responses])
         logprobs = np.concatenate([response.logprobs for response in self.responses])
         is_truncated = [response.is_truncated for response in self.responses]
-        columns = [response.columns for response in self.responses]
-        packed = (lengths, is_truncated, token_ids.tobytes(), logprobs.tobytes(), columns)
+        columns = _joined([response.columns for response in self.responses])
+        context = _joined([response.context_columns for response in self.responses])
+        packed = (lengths, is_truncated, token_ids.tobytes(), logprobs.tobytes(), columns, context)
         return _unpack_result, (self.request_id, self.policy_version, self.weights_digest, *packed)
 
 
@@ -83,16 +91,37 @@ def _unpack_result(
     is_truncated: list[bool],
     token_bytes: bytes,
     logprob_bytes: bytes,
-    columns: list[Mapping[str, Any]],
+    columns: _Joined,
+    context: _Joined,
 ) -> GroupResult:
     token_ids = np.frombuffer(bytearray(token_bytes), np.int32)
     logprobs = np.frombuffer(bytearray(logprob_bytes), np.float32)
     responses, start = [], 0
-    for length, truncated, more in zip(lengths, is_truncated, columns, strict=True):
+    count = len(lengths)
+    more = zip(_divided(columns, count), _divided(context, count), strict=True)
+    for length, truncated, both in zip(lengths, is_truncated, more, strict=True):
         end = start + length
-        responses.append(Response(token_ids[start:end], logprobs[start:end], truncated, more))
+        responses.append(Response(token_ids[start:end], logprobs[start:end], truncated, *both))
         start = end
     return GroupResult(request_id, tuple(responses), policy_version, weights_digest)
+
+
+def _joined(columns: Sequence[Mapping[str, np.ndarray]]) -> _Joined:
+    """Join the values of responses that have the same columns."""
+    return {
+        name: ([len(one[name]) for one in columns], np.concatenate([one[name] for one in columns]))
+        for name in columns[0]
+    }
+
+
+def _divided(joined: _Joined, count: int) -> list[dict[str, np.ndarray]]:
+    """Return the columns of each of ``count`` responses."""
+    divided: list[dict[str, np.ndarray]] = [{} for _ in range(count)]
+    for name, (lengths, values) in joined.items():
+        parts = np.split(values, np.cumsum(lengths)[:-1])
+        for columns, part in zip(divided, parts, strict=True):
+            columns[name] = part
+    return divided
 
 
 class GenerationError(RuntimeError):

@@ -32,6 +32,7 @@ from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 
+from nemo_like.batch.columns import Column
 from nemo_like.cluster.gloo import one_gloo_device
 from nemo_like.cluster.runtime import use_temporary_directory_of_session
 from nemo_like.config.derived import EngineAdapter
@@ -41,6 +42,7 @@ from nemo_like.config.schema import Device, GenerationConfig, Precision
 from nemo_like.config.tasks import SamplingSettings
 from nemo_like.data.images import decoded
 from nemo_like.generation.engine_args import engine_args
+from nemo_like.generation.engine_routes import NO_ROUTES, EngineRoutes, ResponseRoutes
 from nemo_like.generation.interface import (
     EngineOverdue,
     EngineStats,
@@ -97,13 +99,14 @@ class VllmEngine:
         tokenizer_name: str | None = None,
         sleeps: Sleeps = Sleeps.never,
         adapter: EngineAdapter | None = None,
+        routed_experts: Column | None = None,
     ) -> None:
         """Start the engine and wait until it is ready.
 
         ``timeout_s`` is the deadline for the start, and for every later call. Without ``tokenizer_name`` the
         engine knows token ids alone, and refuses stop strings. An engine that ``sleeps`` needs a GPU. With
         ``adapter`` a weight transfer brings such adapters, which the engine computes beside the checkpoint's
-        weights.
+        weights. With ``routed_experts`` responses bring this column.
 
         Raises GenerationError when the engine does not start, ValueError when it should sleep but cannot.
         """
@@ -116,6 +119,8 @@ class VllmEngine:
         self._engine_args = engine_args(
             model_name, generation, device, precision, max_total_sequence_length, seed, adapter
         )
+        self._routes = EngineRoutes(routed_experts, device)
+        self._routes.configure(self._engine_args)
         self._engine_args.enable_sleep_mode = has_sleep_mode(name, sleeps, device)
         self._reads_images = has_vision_tower(model_name)
         if self._reads_images:  # vLLM needs the tokenizer to process images
@@ -149,6 +154,8 @@ class VllmEngine:
         Raises ValueError when a request cannot be served; then none of this call's requests is queued.
         """
         params = [_sampling_params(request, sampling) for request in requests]
+        for request, one in zip(requests, params, strict=True):
+            self._routes.ask(request, one)
         self._call(lambda: self._add(requests, params, sink))
 
     def abort(self, request_ids: Sequence[str]) -> None:
@@ -252,9 +259,13 @@ class VllmEngine:
         by_sink: dict[int, tuple[ResultSink, list[GroupResult]]] = {}
         for output in outputs:
             _check_places(self._unfinished[output.request_id].request, output)
+        routes = self._routes.take([(self._unfinished[one.request_id].request, one) for one in outputs])
         for output in outputs:
             entry = self._unfinished.pop(output.request_id)
-            responses = tuple(_response(completion) for completion in output.outputs)
+            responses = tuple(
+                _response(completion, routes.get((output.request_id, completion.index), NO_ROUTES))
+                for completion in output.outputs
+            )
             self._num_generated_tokens += sum(len(response.token_ids) for response in responses)
             _, results = by_sink.setdefault(id(entry.sink), (entry.sink, []))
             results.append(
@@ -286,6 +297,7 @@ class VllmEngine:
         except Exception as error:
             self._did_not_start = True
             raise GenerationError(f"engine {self._name!r} did not start: {error}") from error
+        self._routes.start(self._engine)
         self._memory = EngineMemory(self._engine)
         self._num_processes = len(multiprocessing.active_children())
         if self._num_processes:
@@ -312,9 +324,10 @@ class VllmEngine:
                 if request.request_id in self._unfinished:
                     raise ValueError(f"request {request.request_id!r} is unfinished already; use another id")
                 prompt = self._prompt(request)
-                self._engine.add_request(
+                engine_id = self._engine.add_request(
                     request.request_id, prompt, request_params, lora_request=self._adapter
                 )
+                self._routes.add(request, engine_id)
                 self._unfinished[request.request_id] = _Unfinished(request, sink)
                 added.append(request.request_id)
         except Exception:
@@ -342,16 +355,19 @@ class VllmEngine:
             max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False, ignore_eos=True
         )
         prompt = tokens_input(list(token_ids))
-        self._engine.add_request("canary", prompt, params, lora_request=self._adapter)
+        engine_id = self._engine.add_request("canary", prompt, params, lora_request=self._adapter)
         outputs: list[RequestOutput] = []
         while not any(output.finished for output in outputs):
             outputs = self._engine.step()
+        self._routes.forget([engine_id])
         scored = outputs[-1].prompt_logprobs or []
         return [of[token].logprob for of, token in zip(scored, token_ids, strict=True) if of is not None]
 
     def _abort(self, request_ids: Sequence[str]) -> None:
-        known = [request_id for request_id in request_ids if self._unfinished.pop(request_id, None)]
-        self._engine.abort_request(known)
+        known = {one: entry for one in request_ids if (entry := self._unfinished.pop(one, None))}
+        self._engine.abort_request(list(known))
+        for request_id, entry in known.items():
+            self._routes.drop(request_id, len(entry.request.seeds))
 
     def _rpc(self, method: str, **kwargs: Any) -> Any:
         """Call every worker of this engine, and return the first one's answer."""
@@ -481,9 +497,11 @@ def _check_places(request: GroupRequest, output: RequestOutput) -> None:
         )
 
 
-def _response(completion: CompletionOutput) -> Response:
+def _response(completion: CompletionOutput, routes: ResponseRoutes) -> Response:
     return Response(
         token_ids=np.asarray(completion.token_ids, dtype=np.int32),
         logprobs=np.asarray(completion.logprobs.logprobs, dtype=np.float32),
         is_truncated=completion.finish_reason == "length",
+        columns=routes.columns,
+        context_columns=routes.context_columns,
     )

@@ -22,12 +22,14 @@ from torch.nn import functional
 from nemo_like.batch.columns import INPUT_IDS, RESPONSE_MASK, Column, Layout
 from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, Schedule
 from nemo_like.batch.micro_batches import model_length
+from nemo_like.config.recordings import ROUTED_EXPERTS
 from nemo_like.policy.devices import on_device
 from nemo_like.policy.image_inputs import BatchImages, ImageInputs, RopeIndex
 from nemo_like.policy.shared_prompts import SharedPrompts, SharedRow, pieces
 from nemo_like.policy.varlen import Sequences
 
-_PLANNING_COLUMNS = frozenset({INPUT_IDS.name, RESPONSE_MASK.name})
+# Columns on the host, where micro-batches are laid out.
+_PLANNING_COLUMNS = frozenset({INPUT_IDS.name, RESPONSE_MASK.name, ROUTED_EXPERTS})
 PAD_TOKEN_ID = 0  # any valid id: padding follows a sample's tokens, and causal attention only looks back
 
 
@@ -91,6 +93,7 @@ class ModelInputs:
     packing: Packing | None = None
     sharing: SharedPrompts | None = None
     images: ImageInputs | None = None
+    routes: Tensor | None = None  # [B, T, layers, k], experts to replay from 1; 0 where the router chooses
     # Under context parallelism T counts this rank's tokens, and token_ids and output_index are those of the
     # tokens that this rank scores. context_index holds these tokens' places among all M.
     context_index: Tensor | None = None
@@ -121,6 +124,7 @@ class ModelInputs:
             self,
             input_ids=self.input_ids[:, mine],
             position_ids=self.position_ids[:, mine],
+            routes=None if self.routes is None else self.routes[:, mine],
             token_ids=self.token_ids[context_index],
             output_index=output_place[context_index] * num_rows + row,
             context_index=context_index,
@@ -136,8 +140,8 @@ class PolicyBatch:
 
     ``columns`` are per token, [sum(lengths), *inner_shape] in the samples' order; ``sample_values`` hold
     one float per sample and name. ``response_lengths`` [N] float32 counts each sample's scored tokens. All
-    of these are on ``device``, except the token ids and the response mask, which stay on the host because
-    micro-batches are laid out there. ``add`` takes further columns of any layout.
+    of these are on ``device``, except the token ids, the response mask and the routed experts, which stay on
+    the host because micro-batches are laid out there. ``add`` takes further columns of any layout.
 
     Raises ValueError when a column's size does not match the lengths, or when a sample's first token
     is marked as generated: nothing predicts it.
@@ -269,6 +273,14 @@ class PolicyBatch:
             return positions
         return self._rope_positions[places].movedim(-1, 0)
 
+    def _routes(self, places: Tensor, slots: Tensor, num_slots: int) -> Tensor | None:
+        """Return the routed experts of the tokens at ``places`` in a row of ``num_slots`` slots, [num_slots,
+        layers, k], those of token i at ``slots[i]``, and 0 in unused slots; None in a batch without them."""
+        experts = self.columns.get(ROUTED_EXPERTS)
+        if experts is None:
+            return None
+        return experts.new_zeros(num_slots, *experts.shape[1:]).index_copy_(0, slots, experts[places])
+
     def _padded(self, spec: MicroBatch) -> ModelInputs:
         rows = torch.tensor(spec.rows, dtype=torch.int64)
         lengths = self._model_lengths[rows]
@@ -282,6 +294,8 @@ class PolicyBatch:
         is_scored = self.columns[RESPONSE_MASK.name][predicted].to(torch.bool) & is_token
         sample_index, position = is_scored.nonzero(as_tuple=True)
         packed_index = predicted[sample_index, position]
+        (slots,) = is_token.flatten().nonzero(as_tuple=True)
+        routes = self._routes(places.flatten()[slots], slots, is_token.numel())
         return ModelInputs(
             input_ids=self._token_ids(places).masked_fill_(~is_token, PAD_TOKEN_ID),
             position_ids=self._positions(places, positions.expand(len(rows), -1)),
@@ -290,6 +304,7 @@ class PolicyBatch:
             sample_index=sample_index,
             packed_index=packed_index,
             rows=rows,
+            routes=None if routes is None else routes.unflatten(0, is_token.shape),
         )
 
     def _packed(self, spec: MicroBatch, length_multiple: int) -> ModelInputs:
@@ -315,8 +330,10 @@ class PolicyBatch:
         predicted = self._predicted_at(places)
         is_scored = self.columns[RESPONSE_MASK.name][predicted].to(torch.bool)
         packed_index = predicted[is_scored]
+        routes = self._routes(places, slots, spec.padded_length)
         return ModelInputs(
             input_ids=input_ids[None],
+            routes=None if routes is None else routes[None],
             position_ids=positions.unsqueeze(-2),
             token_ids=self._token_ids(packed_index),
             output_index=slots[is_scored],
@@ -349,7 +366,9 @@ class PolicyBatch:
         before = torch.where(number > 0, row.after_starts[sample] + number, row.prompt_ends[run][sample]) - 1
         is_scored = self.columns[RESPONSE_MASK.name][predicted].to(torch.bool)
         packed_index = predicted[is_scored]
+        routes = self._routes(places, torch.arange(len(places)), spec.padded_length)
         return ModelInputs(
+            routes=None if routes is None else routes[None],
             input_ids=functional.pad(self._token_ids(places), unused, value=PAD_TOKEN_ID)[None],
             position_ids=functional.pad(self._positions(places, positions), unused).unsqueeze(-2),
             token_ids=self._token_ids(packed_index),

@@ -53,6 +53,10 @@ class TrainingBackend(Protocol):
     def reference_logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
         """Score the batch as ``logprobs`` does, under the weights that the run started from."""
 
+    def routing_metrics(self) -> dict[str, Metric]:
+        """Return what was measured, since the last call, of routers that replay the engine's choices; every
+        rank of a replica calls it. Empty where none do."""
+
     def at_temperature_one(self) -> AbstractContextManager[None]:
         """Have ``logprobs`` score at temperature 1 within the block."""
 

@@ -15,9 +15,10 @@ from nemo_like.batch.columns import (
     Column,
     Declaration,
 )
+from nemo_like.batch.routed_experts import replayed_columns
 from nemo_like.config.derived import scores_prev_logprobs
 from nemo_like.config.model_info import has_vision_tower
-from nemo_like.config.schema import LossConfig
+from nemo_like.config.schema import LossConfig, PolicyConfig
 
 
 def scored_columns(loss: LossConfig) -> tuple[Column, ...]:
@@ -28,9 +29,10 @@ def scored_columns(loss: LossConfig) -> tuple[Column, ...]:
     return tuple(columns)
 
 
-def model_reads(model_name: str) -> tuple[Column, ...]:
-    """Return the columns that the model of a checkpoint directory reads besides tokens."""
-    return IMAGE_COLUMNS if has_vision_tower(model_name) else ()
+def model_reads(policy: PolicyConfig) -> tuple[Column, ...]:
+    """Return the columns that the policy's model reads besides tokens."""
+    images = IMAGE_COLUMNS if has_vision_tower(policy.model_name) else ()
+    return (*images, *replayed_columns(policy))
 
 
 def scoring_reads(

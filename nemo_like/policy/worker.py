@@ -107,7 +107,7 @@ class PolicyWorker:
         """
         self.cfg, self.loss, self.coordinates = cfg, loss, coordinates
         self.policy_version = 0
-        self._own_reads, self._model_reads = own_reads(loss), model_reads(cfg.model_name)
+        self._own_reads, self._model_reads = own_reads(loss), model_reads(cfg)
         self._is_updating = False
         self._temperature, self._tripwires = temperature, tripwires
         self._data_plane_source = data_plane
@@ -156,6 +156,7 @@ class PolicyWorker:
         batch = self._batches.batch(meta, scoring_reads(columns, self.loss, self._model_reads))
         with span("compute"), _Stopwatch() as compute:
             logprobs = {column: score[column](batch, _schedule(meta)) for column in columns}
+            routing = self._backend.routing_metrics()
         batch.add(logprobs)
         if self._watch is not None:
             self._watch.scored(logprobs, batch)
@@ -163,10 +164,11 @@ class PolicyWorker:
             return None
         self._batches.write(meta, logprobs)
         tags: dict[str, list[float]] = {}
-        metrics: dict[str, Metric] = {}
+        metrics = dict(routing)
         if PREV_LOGPROBS in logprobs:
             mismatch = logprob_mismatch(batch, logprobs[PREV_LOGPROBS])
-            tags[MULT_PROB_ERROR.name], metrics = mismatch.mult_prob_error, mismatch.metrics
+            tags[MULT_PROB_ERROR.name] = mismatch.mult_prob_error
+            metrics |= mismatch.metrics
         if REFERENCE_LOGPROBS in logprobs and self.loss.use_kl_in_reward:
             tags |= reward_kl_tags(batch, self.loss.reference_policy_kl_type)
         return WorkerScores(tags, metrics, compute.seconds)

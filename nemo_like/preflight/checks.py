@@ -31,6 +31,7 @@ from nemo_like.policy.policy_columns import model_reads, policy_declarations
 from nemo_like.preflight import targets
 from nemo_like.preflight.child import ChildCall, ChildFailed, ChildIsLate
 from nemo_like.preflight.data_scan import ScanReport, ScanRequest, SourceToScan, scan
+from nemo_like.preflight.engine_features import missing_engine_features
 from nemo_like.preflight.kernels import missing_kernels
 from nemo_like.preflight.notes import Note, Seen
 from nemo_like.preflight.versions import untested_versions
@@ -69,7 +70,7 @@ def preflight(cfg: Config, machine: Machine, say: Callable[[str], None]) -> Pref
     """
     for line in (*untested_versions(), *(missing_kernels(cfg) if machine is Machine.this else ())):
         say(f"warning: {line}")
-    problems: list[Problem] = []
+    problems = [*(missing_engine_features(cfg) if machine is Machine.this else ())]
     notes = [*_unseen(cfg, machine)]
     declared: list[Declaration] = []
     with ExitStack() as children:
@@ -104,7 +105,7 @@ def _declarations(cfg: Config, own: Sequence[Declaration]) -> list[Declaration]:
         parts = [*rollout_declarations(cfg, environments)]
     if not cfg.rollout.generate_only:
         of_loss = next((one.reads for one in own if one.part == "loss_fn"), ())
-        parts += policy_declarations(cfg.loss_fn, of_loss, model_reads(cfg.policy.model_name))
+        parts += policy_declarations(cfg.loss_fn, of_loss, model_reads(cfg.policy))
     return parts
 
 

@@ -22,7 +22,7 @@ _OTHER_BUILDS = {
 def untested_versions() -> Iterator[str]:
     """Yield a line for each installed package whose version is outside its range; imports none of them."""
     for requirement in package_ranges():
-        name, installed = requirement.name, _installed_version(requirement.name)
+        name, installed = requirement.name, installed_version(requirement.name)
         if installed is not None and not requirement.specifier.contains(installed, prereleases=True):
             yield (
                 f"{name} {installed} is installed, and nemo_like was tested with "
@@ -37,7 +37,8 @@ def package_ranges() -> list[Requirement]:
     return [Requirement(line) for line in chain(project["dependencies"], *extras)]
 
 
-def _installed_version(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
+    """Return the version of a package, under whichever name it is installed; None when it is not."""
     for distribution in (name, *_OTHER_BUILDS.get(name, ())):
         try:
             return version(distribution)

@@ -70,6 +70,7 @@ class Conversation:
     limits: Limits
     seed: int  # of the first response; later ones derive theirs
     prompt_images: tuple[bytes, ...] = ()  # files
+    prompt_columns: dict[str, Any] = field(default_factory=dict)  # that the engine gave with the prompt
     passages: list[Passage] = field(default_factory=list)  # after the prompt
     history: list[Exchange] = field(default_factory=list)  # turns that were answered
     observed_images: list[tuple[bytes, ...]] = field(default_factory=list)  # files, of each such turn
@@ -88,6 +89,24 @@ class Conversation:
     def prompt_passage(self) -> Passage:
         """The prompt's tokens, and the columns of its record."""
         return Passage(np.asarray(self.prompt_ids, dtype=np.int32), None, dict(self.example.columns))
+
+    def own_prompt(self, prompt: Passage) -> Passage:
+        """Return ``prompt``, which the samples of a group have in common, with what the engine gave for this
+        sample's."""
+        if not self.prompt_columns:
+            return prompt
+        return Passage(prompt.token_ids, None, {**prompt.columns, **self.prompt_columns})
+
+    @property
+    def num_known(self) -> int:
+        """How many of the first tokens have what an engine gives for tokens that it reads: all before the
+        last one that it sampled, which it has not read."""
+        observed = 0  # tokens after the latest response
+        for passage in reversed(self.passages):
+            if passage.logprobs is not None:
+                return self.num_tokens - observed - 1
+            observed += len(passage.token_ids)
+        return 0
 
     @property
     def num_tokens(self) -> int:
@@ -132,10 +151,24 @@ class Conversation:
 
     def add_response(self, response: Response, text: str, policy_version: int) -> None:
         """Append the policy's response and begin a turn with it; ``text`` is the response decoded."""
+        self._add_context(response.context_columns)
         self.passages.append(Passage(response.token_ids, response.logprobs, dict(response.columns)))
         self.latest_response, self.latest_is_truncated = text, response.is_truncated
         self.policy_version = policy_version
         self.num_turns += 1
+
+    def _add_context(self, columns: Mapping[str, Any]) -> None:
+        """Give the tokens since ``num_known`` the values that came with the response to them.
+
+        These are the prompt's tokens, or the last one of the response before and the observation after it.
+        """
+        for name, values in columns.items():
+            if not self.passages:
+                self.prompt_columns[name] = values
+                continue
+            response, observation = self.passages[-2:]
+            response.columns[name] = np.concatenate([response.columns[name][:-1], values[:1]])
+            observation.columns[name] = values[1:]
 
     def fail(self, failure: Failure, policy_version: int) -> None:
         """End the conversation without a reward; ``policy_version`` samples the rollout."""

@@ -17,12 +17,15 @@ from typing import Any
 from nemo_like.batch.columns import IMAGE_COLUMNS, Column
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import ADVANTAGE, GROUP_ID, OUTCOME, REWARD, SCALED_REWARD, SHAPED_REWARD
+from nemo_like.config.recordings import ROUTED_EXPERTS
 from nemo_like.data.images import Picture
 from nemo_like.data.interface import Prompt
 from nemo_like.observability.disk import write_whole
 from nemo_like.rollout.conversation import Conversation
 from nemo_like.rollout.flatten import brought
 
+# Pictures and the experts of every token and layer are large, and tell people nothing.
+_NOT_DUMPED = frozenset({ROUTED_EXPERTS, *(column.name for column in IMAGE_COLUMNS)})
 # Tags that mean nothing for a sample whose reward failed: they hold a 0 that the sample mask hides.
 _REWARD_TAGS = tuple(tag.name for tag in (REWARD, SCALED_REWARD, SHAPED_REWARD, ADVANTAGE))
 
@@ -96,7 +99,7 @@ def _columns_of(sample: Conversation, columns: Sequence[Column]) -> dict[str, An
     """Return a sample's value of each column; for a column per prompt, the value that this sample brings."""
     passages = [sample.prompt_passage, *sample.passages]
     return {
-        column.name: _shown(brought(column, passages)) for column in columns if column not in IMAGE_COLUMNS
+        column.name: _shown(brought(column, passages)) for column in columns if column.name not in _NOT_DUMPED
     }
 
 

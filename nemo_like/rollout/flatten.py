@@ -54,7 +54,7 @@ def flatten(
     rows: list[list[Passage]] = []  # per sample
     for group in groups:
         prompt = group[0].prompt_passage
-        rows += [[prompt, *sample.passages] for sample in group]
+        rows += [[sample.own_prompt(prompt), *sample.passages] for sample in group]
     passages = list(chain.from_iterable(rows))
     lengths = [len(passage.token_ids) for passage in passages]
     is_response = np.array([passage.logprobs is not None for passage in passages], dtype=np.uint8)

@@ -19,14 +19,12 @@ from nemo_like.batch.columns import (
     Declaration,
     Layout,
 )
+from nemo_like.batch.routed_experts import replayed_columns
 from nemo_like.config.data_rules import RECORD_COLUMN
 from nemo_like.config.model_info import has_vision_tower
 from nemo_like.config.recordings import RecordingManifest
 from nemo_like.config.schema import Config
 from nemo_like.config.tasks import data_sources
-
-# The columns of an engine's results: the log-probs of every ``Response``, and those in its ``columns``.
-ENGINE_COLUMNS = (GENERATION_LOGPROBS,)
 
 
 def rollout_declarations(
@@ -35,7 +33,7 @@ def rollout_declarations(
     """Return what each part of a rollout writes; ``environments`` has each environment's columns by name."""
     return (
         Declaration("rollout", writes=(INPUT_IDS, RESPONSE_MASK)),
-        Declaration("generation", writes=ENGINE_COLUMNS),
+        Declaration("generation", writes=engine_columns(cfg)),
         *_of_images(cfg),
         *([Declaration("rollout.keep_messages", writes=(MESSAGES,))] if cfg.rollout.keep_messages else []),
         *_of_records(cfg),
@@ -44,6 +42,12 @@ def rollout_declarations(
             for name, columns in environments.items()
         ),
     )
+
+
+def engine_columns(cfg: Config) -> tuple[Column, ...]:
+    """Return the columns of an engine's results: the log-probs of every ``Response``, and those in its
+    ``columns``."""
+    return (GENERATION_LOGPROBS, *replayed_columns(cfg.policy))
 
 
 def recorded_declarations(directory: str, manifest: RecordingManifest) -> tuple[Declaration, ...]:

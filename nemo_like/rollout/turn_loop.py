@@ -284,7 +284,9 @@ class TurnLoop:
             )
         if num_left < sampling.max_new_tokens:
             sampling = replace(sampling, max_new_tokens=num_left)
-        group = GroupRequest(f"{self._rollout_id}/{name}", first.token_ids(), seeds, first.images())
+        group = GroupRequest(
+            f"{self._rollout_id}/{name}", first.token_ids(), seeds, first.images(), first.num_known
+        )
         return _Request(group, sampling, conversations)
 
     async def _submit(self, requests: Sequence[_Request]) -> None:

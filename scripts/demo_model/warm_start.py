@@ -1,4 +1,4 @@
-"""A short supervised warm start: a tiny Qwen3 that solves part of an addition task.
+"""A short supervised warm start: a tiny Qwen3, or mixture of experts, that solves part of an addition task.
 
 GRPO learns from differences between the answers of one group, so it needs a model that is sometimes
 right. ``warm_start`` makes one in seconds and leaves most of the task to be learnt.
@@ -10,10 +10,11 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import DynamicCache, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, Qwen3Config, Qwen3MoeConfig
 
 from nemo_like.data.arithmetic import ArithmeticDataset
 from nemo_like.data.interface import PromptExample
@@ -57,32 +58,51 @@ class WarmStart:
 
 def tiny_config() -> Qwen3Config:
     """Return the configuration of a model of 402k float32 parameters with tied embeddings."""
-    tokens = vocabulary()
-    return Qwen3Config(
-        vocab_size=VOCABULARY_SIZE,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        bos_token_id=None,
-        eos_token_id=tokens[EOS],
-        pad_token_id=tokens[PAD],
-        dtype=torch.float32,
+    return Qwen3Config(**_sizes())
+
+
+def tiny_mixture_config(num_experts: int) -> Qwen3MoeConfig:
+    """Return the configuration of a mixture that is ``tiny_config`` with experts in place of each FFN; a
+    token is computed by two of them. With 8 experts it has 896k float32 parameters, of which a token uses
+    half."""
+    return Qwen3MoeConfig(
+        **_sizes(),
+        num_experts=num_experts,
+        num_experts_per_tok=2,
+        moe_intermediate_size=128,
+        norm_topk_prob=True,
     )
 
 
+def _sizes() -> dict[str, Any]:
+    tokens = vocabulary()
+    return {
+        "vocab_size": VOCABULARY_SIZE,
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "bos_token_id": None,
+        "eos_token_id": tokens[EOS],
+        "pad_token_id": tokens[PAD],
+        "dtype": torch.float32,
+    }
+
+
 def warm_start(
+    config: Qwen3Config | Qwen3MoeConfig,
     digits: int,
     seed: int,
     target_accuracy: float,
     on_progress: Callable[[WarmStartProgress], None],
 ) -> WarmStart:
-    """Train a model on the training split until its sampled held-out accuracy reaches ``target_accuracy``.
+    """Train a model of this configuration on the training split until its sampled held-out accuracy reaches
+    ``target_accuracy``.
 
     The same arguments give the same model on the same machine. Raises RuntimeError when 3000 steps do not
     reach the target.
@@ -93,7 +113,7 @@ def warm_start(
     train = ArithmeticDataset(digits, "train")
     held_out = ArithmeticDataset(digits, "validation")
     looked_at = [held_out[i] for i in range(min(_NUM_HELD_OUT, len(held_out)))]
-    model = Qwen3ForCausalLM(tiny_config())
+    model = AutoModelForCausalLM.from_config(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / _WARMUP_STEPS))
     accuracy = 0.0
@@ -113,7 +133,7 @@ def warm_start(
 
 
 @torch.no_grad()
-def sampled_accuracy(model: Qwen3ForCausalLM, examples: list[PromptExample], seed: int) -> float:
+def sampled_accuracy(model: PreTrainedModel, examples: list[PromptExample], seed: int) -> float:
     """Return the share of problems that the model answers exactly right, one sample each at temperature 1.
 
     All prompts must have the same number of tokens, and so must all answers.
@@ -135,7 +155,7 @@ def sampled_accuracy(model: Qwen3ForCausalLM, examples: list[PromptExample], see
 
 
 def _train_step(
-    model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, examples: list[PromptExample]
+    model: PreTrainedModel, optimizer: torch.optim.Optimizer, examples: list[PromptExample]
 ) -> float:
     """Make one update on prompt, answer and eos, of which only answer and eos are learnt; return the loss."""
     eos = vocabulary()[EOS]

@@ -21,8 +21,17 @@ OBSERVED = [
 @pytest.fixture(scope="session")
 def arithmetic_model() -> str:
     """The demo's checkpoint for seed 1, made on first use and kept like the demo's own."""
-    path = ".cache/models/arithmetic-d2-s1"
-    command = [sys.executable, "scripts/prepare_arithmetic.py", "--output", path, "--seed", "1"]
+    return prepared(".cache/models/arithmetic-d2-s1")
+
+
+@pytest.fixture(scope="session")
+def mixture_model() -> str:
+    """The same task's mixture of experts, likewise."""
+    return prepared(".cache/models/arithmetic-moe-d2-s1", "--experts", "8")
+
+
+def prepared(path: str, *options: str) -> str:
+    command = [sys.executable, "scripts/prepare_arithmetic.py", "--output", path, "--seed", "1", *options]
     subprocess.run(command, cwd=ROOT, check=True, timeout=300, stdout=subprocess.DEVNULL)
     return path
 

@@ -22,7 +22,8 @@ _ADAPTER = "default"
 
 @dataclass(frozen=True, slots=True)
 class DenseUpdate:
-    """``ratio``, ``clipped_ratio``, ``kl`` and ``entropy`` are of the trained response tokens."""
+    """``ratio``, ``clipped_ratio``, ``kl`` and ``entropy`` are of the trained response tokens. ``choices`` is
+    what ``DenseReference.choices`` counted before the update, of a mixture of experts."""
 
     loss: float
     grad_norm: float
@@ -31,6 +32,7 @@ class DenseUpdate:
     clipped_ratio: Tensor
     kl: Tensor
     entropy: Tensor
+    choices: Tensor | None = None
 
 
 class DenseReference:
@@ -79,6 +81,10 @@ class DenseReference:
         """Per sample [T] with 0 where response_mask is 0; differentiable."""
         return [logprobs for logprobs, _ in self._scores(batch, range(len(batch["lengths"])))]
 
+    def reference_logprobs(self, batch: dict[str, Any]) -> list[Tensor]:
+        """Those of the reference policy, before the first update."""
+        return [logprobs.detach() for logprobs in self.logprobs(batch)]
+
     def logits(self, batch: dict[str, Any], row: int, ids: Tensor) -> Tensor:
         """Of sample ``row``, whose tokens are ``ids`` [1, T]: [1, T, vocabulary]."""
         result: Tensor = self.model(ids).logits
@@ -98,6 +104,24 @@ class DenseReference:
                 (torch.cat([torch.zeros(1), scored]) * mask, torch.cat([torch.zeros(1), entropy]) * mask)
             )
         return results
+
+    @torch.no_grad()
+    def choices(self, batch: dict[str, Any], rows: Iterable[int]) -> Tensor:
+        """[layers, experts + 1]: how many response tokens of these samples are predicted by each expert, and
+        the sum over tokens of the weight of the expert with most."""
+        cfg, sums = self.model.config, []
+        all_ids, masks = (_per_sample(batch, name) for name in ("input_ids", "response_mask"))
+        for row in rows:
+            output = self.model(all_ids[row][None].long(), output_router_logits=True)
+            scored = masks[row][1:].nonzero()[:, 0]
+            of_layers = []
+            for logits in output.router_logits:
+                weights, experts = logits.softmax(-1).topk(cfg.num_experts_per_tok)
+                weights = weights / weights.sum(-1, keepdim=True) if cfg.norm_topk_prob else weights
+                counts = torch.bincount(experts[scored].flatten(), minlength=cfg.num_experts)
+                of_layers.append(torch.cat([counts, weights[scored, 0].sum()[None]]))
+            sums.append(torch.stack(of_layers).double())
+        return torch.stack(sums).sum(dim=0)
 
     def update(
         self,
@@ -134,13 +158,17 @@ class DenseReference:
             share = num_tokens if self.loss.token_level_loss else float(masks[row].sum()) * num_samples
             total = total + (token_loss * masks[row]).sum() / share
             details.append(torch.stack((ratio, clipped, kl, entropy)).detach()[:, masks[row] > 0])
+        is_mixture = hasattr(self.model.config, "num_experts")
+        choices = self.choices(batch, rows) if is_mixture else None
         self.optimizer.zero_grad()
         total.backward()
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.cfg.max_grad_norm)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.step()
-        return DenseUpdate(float(total.detach()), float(grad_norm), num_tokens, *torch.cat(details, dim=1))
+        return DenseUpdate(
+            float(total.detach()), float(grad_norm), num_tokens, *torch.cat(details, dim=1), choices
+        )
 
 
 def add_adapters(model: Any, lora: LoraConfig) -> dict[str, Any]:

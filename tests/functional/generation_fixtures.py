@@ -16,6 +16,7 @@ from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
 
+from nemo_like.batch.columns import Column
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Concurrency
 from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.config.derived import EngineAdapter
@@ -77,6 +78,8 @@ def engine_kwargs(
     max_num_seqs: int = 256,
     precision: Precision = Precision.float32,
     adapter: EngineAdapter | None = None,
+    routed_experts: Column | None = None,
+    kv_cache_gib: float = 0.0625,
 ) -> dict[str, object]:
     """Arguments of a ``VllmEngine`` on CPU."""
     return {
@@ -99,7 +102,7 @@ def engine_kwargs(
                 tensor_parallel_size=tensor_parallel_size,
                 enforce_eager=True,
                 max_num_seqs=max_num_seqs,
-                kv_cache_gib=0.0625,
+                kv_cache_gib=kv_cache_gib,
                 gpu_memory_utilization=0.5,
                 quantization=None,
             ),
@@ -107,6 +110,7 @@ def engine_kwargs(
         "device": Device.cpu,
         "precision": precision,
         "adapter": adapter,
+        "routed_experts": routed_experts,
         "max_total_sequence_length": MAX_LENGTH,
         "seed": 0,
         "timeout_s": TIMEOUT_S,

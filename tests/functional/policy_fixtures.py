@@ -107,6 +107,7 @@ def policy_config(
     sequence_parallel: bool = False,
     activation_checkpointing: bool = False,
     moe_grouped_gemm: bool | None = None,
+    router_replay: bool = False,
     use_distributed_optimizer: bool = True,
     micro_batch_size: int = 4,
     micro_batching: MicroBatching = MicroBatching.padded,
@@ -156,6 +157,7 @@ def policy_config(
             use_distributed_optimizer=use_distributed_optimizer,
             activation_checkpointing=activation_checkpointing,
             moe_grouped_gemm=moe_grouped_gemm,
+            router_replay=router_replay,
         ),
         fsdp_cfg=FsdpConfig(
             tensor_parallel_size=tp if is_fsdp else 1,
@@ -240,11 +242,12 @@ def make_schedule(
 def put_samples(
     plane: DataPlane, partition: str, batch: dict[str, Any], chunk_size: int = GROUP_SIZE
 ) -> KVBatchMeta:
-    """A partition with the batch's columns and tags."""
+    """A partition with the batch's columns, of which ``more_columns`` are declared with it, and tags."""
     images = [column for column in IMAGE_COLUMNS if column.name in batch["columns"]]
-    plane.open_partition(partition, [*ROLLOUT_COLUMNS, *images, *POLICY_COLUMNS])
+    written = [*ROLLOUT_COLUMNS, *images, *batch.get("more_columns", ())]
+    plane.open_partition(partition, [*written, *POLICY_COLUMNS])
     lengths = batch["lengths"]
-    columns = {column.name: batch["columns"][column.name] for column in (*ROLLOUT_COLUMNS, *images)}
+    columns = {column.name: batch["columns"][column.name] for column in written}
     chunk_sizes = [chunk_size] * (len(lengths) // chunk_size)
     return plane.put(partition, columns, lengths=lengths, chunk_sizes=chunk_sizes, tags=batch["tags"])
 

@@ -236,30 +236,3 @@ def test_a_run_that_was_killed_while_it_exported_exports_when_it_is_started_agai
     assert not list(again.run_dir.glob("tmp_*"))
     assert again.records() == demo.records()
     assert "had finished already" in run_grpo(tmp_path, command, name="killed").output
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [
-        pytest.param(["policy.data_parallel_size=1"], id="single-worker", marks=pytest.mark.slow),
-        pytest.param(
-            ["policy.data_parallel_size=1", "policy.megatron_cfg.tensor_model_parallel_size=2"], id="TP2"
-        ),
-        pytest.param(
-            ["policy.data_parallel_size=1", "policy.megatron_cfg.pipeline_model_parallel_size=2"],
-            id="PP2",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(["policy.backend=fsdp", "data_plane.backend=in_memory"], id="FSDP2-DP2-in-memory"),
-    ],
-)
-def test_neither_layout_nor_backend_changes_a_result(
-    demo: FinishedRun, layout: list[str], tmp_path: Path
-) -> None:
-    # The demo has two engines; that one samples the same is part of the claim.
-    run = run_grpo(tmp_path, [*FEW, *layout, "generation.num_engines=1"])
-    assert run.returncode == 0, run.output
-    for key in ("train/loss", "train/grad_norm", "train/reward"):
-        assert run.metrics(key)[0] == pytest.approx(demo.metrics(key)[0], abs=1e-4)
-    assert run.metrics("train/reward") == pytest.approx(demo.metrics("train/reward")[:FEW_STEPS], abs=0.04)
-    assert max(run.metrics("train/token_mult_prob_error")) < 1.001

@@ -25,6 +25,7 @@ from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
 from nemo_like.config.schema import LossConfig, PolicyConfig, ReferencePlacement, ReplicaFetch
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.observability.metrics import Metric, merge
+from nemo_like.policy.megatron.expert_load import load_metrics
 from nemo_like.policy.parallelism import logprob_strategy, parallel_layout, train_strategy
 from nemo_like.policy.policy_columns import scored_columns
 from nemo_like.policy.results import WorkerScores, WorkerUpdate
@@ -351,7 +352,8 @@ def dense_run(step: Step, kind: type[DenseReference] = DenseReference) -> DenseR
     """The same step without any parallelism."""
     dense = kind(step.cfg, step.loss, TEMPERATURE)
     prev = [logprobs.detach() for logprobs in dense.logprobs(step.batch)]
-    reference = prev if step.loss.reference_policy_kl_penalty > 0 else None
+    has_reference = step.loss.reference_policy_kl_penalty > 0
+    reference = dense.reference_logprobs(step.batch) if has_reference else None
     updates = [
         dense.update(step.batch, list(range(first, first + GLOBAL_BATCH_SIZE)), prev, reference, rate)
         for first, rate in zip(range(0, NUM_SAMPLES, GLOBAL_BATCH_SIZE), LEARNING_RATES, strict=True)
@@ -436,6 +438,10 @@ def test_training_metrics_equal_the_dense_model(outcome: Outcome) -> None:
     }
     if "entropy_coef" in outcome.case.loss:
         expected["entropy"] = entropy.sum() / num_tokens
+    choices = [update.choices for update in dense if update.choices is not None]
+    if choices:
+        sums = torch.stack(choices).sum(dim=0)
+        expected |= load_metrics(sums[:, :-1], sums[:, -1], num_chosen=2)
     metrics = {name: metric.value for name, metric in outcome.metrics("update").items()}
     assert metrics == pytest.approx(
         {name: float(value) for name, value in expected.items()}, abs=TOLERANCE, rel=TOLERANCE

@@ -85,6 +85,18 @@ def test_a_checkpoint_of_another_seed_is_refused_and_not_overwritten(checkpoint)
     assert "was made with --digits 2 --seed 1, not --digits 2 --seed 2" in result.stderr
 
 
+def test_a_mixture_and_a_dense_model_are_not_taken_for_each_other(checkpoint):
+    result = prepare(checkpoint, "--experts", "8")
+    assert result.returncode == 1
+    assert "was made with --digits 2 --seed 1, not --digits 2 --seed 1 --experts 8" in result.stderr
+
+
+def test_a_mixture_of_one_expert_is_refused(tmp_path):
+    result = prepare(tmp_path / "new", "--experts", "1")
+    assert result.returncode == 1
+    assert "--experts 1 must be 0 or at least 2; try 8" in result.stderr
+
+
 def test_a_directory_with_something_else_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     result = prepare(tmp_path)

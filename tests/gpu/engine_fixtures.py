@@ -45,9 +45,9 @@ def on_device(device: Device) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": first, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
-def bf16_engine_spec(checkpoint: Path, name: str, device: Device) -> ActorSpec:
+def bf16_engine_spec(checkpoint: Path, name: str, device: Device, **options: Any) -> ActorSpec:
     """An engine in bfloat16, which on a GPU can sleep."""
-    spec = engine_spec(checkpoint, name, precision=Precision.bfloat16)
+    spec = engine_spec(checkpoint, name, precision=Precision.bfloat16, **options)
     if device is Device.cpu:
         return spec
     generation: Any = spec.kwargs["generation"]

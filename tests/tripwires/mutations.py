@@ -319,10 +319,10 @@ def same_seeds_for_all_groups(response_seeds: Any) -> Any:
     "nemo_like.generation.vllm_engine:_response",
 )
 def logprob_of_another_token(response: Any) -> Any:
-    def mutated(completion: Any) -> Any:
+    def mutated(*args: Any) -> Any:
         import numpy as np
 
-        made = response(completion)
+        made = response(*args)
         return replace(made, logprobs=np.roll(made.logprobs, 1))
 
     return mutated
@@ -384,7 +384,7 @@ def zero_reward_taken_for_missing(flatten: Any) -> Any:
     *_TRUNCATES,
 )
 def truncation_not_noticed(response: Any) -> Any:
-    return lambda completion: replace(response(completion), is_truncated=False)
+    return lambda *args: replace(response(*args), is_truncated=False)
 
 
 @mutation(

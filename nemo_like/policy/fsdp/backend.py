@@ -131,6 +131,10 @@ class FSDPPolicy:
             self._model.reshard()
         return packed.cpu()
 
+    def routing_metrics(self) -> dict[str, Metric]:
+        """Return nothing: no router of this backend replays what an engine's chose."""
+        return {}
+
     def at_temperature_one(self) -> AbstractContextManager[None]:
         """Have ``logprobs`` score at temperature 1 within the block."""
         return at_temperature_one(self._model, self._temperature)

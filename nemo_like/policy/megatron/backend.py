@@ -21,7 +21,7 @@ from nemo_like.algorithms.logprobs import LogprobSettings, TokenScores
 from nemo_like.batch.meta import GlobalBatch, Schedule
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.adapter_layers import adapted_layers
-from nemo_like.config.derived import length_multiple
+from nemo_like.config.derived import length_multiple, scores_prev_logprobs
 from nemo_like.config.model_info import read_model_info
 from nemo_like.config.schema import LossConfig, PolicyConfig
 from nemo_like.observability.metrics import Metric
@@ -54,11 +54,13 @@ from nemo_like.policy.megatron.convert import (
     split,
 )
 from nemo_like.policy.megatron.cpu_shim import cuda_means_cpu
+from nemo_like.policy.megatron.expert_load import ExpertLoad
 from nemo_like.policy.megatron.lora import AdapterSettings, MegatronAdapters, add_adapters
 from nemo_like.policy.megatron.model import ScoringGPTModel, transformer_config
 from nemo_like.policy.megatron.optimizer import adam_state, build_optimizer
 from nemo_like.policy.megatron.parallel_groups import initialise_parallel_state
 from nemo_like.policy.megatron.pipeline import Pipeline
+from nemo_like.policy.megatron.router_replay import RouteReplay
 from nemo_like.policy.objective import own_means, update_objective
 from nemo_like.policy.parallelism import FIRST_REPLICA, is_beside_sender, shards_optimizer
 from nemo_like.policy.parking import HostParking, stays_on_device
@@ -100,6 +102,11 @@ class MegatronPolicy:
                 has_adapters=cfg.lora.enabled,
             )
             self._model.to(self.device)
+            self._expert_load = ExpertLoad(
+                self._model,
+                self._model_info.num_layers,
+                recomputes=cfg.megatron_cfg.activation_checkpointing,
+            )
             self._weights = dict(self._model.named_parameters())  # without the adapters
             self._load_weights()
             self._adapters = self._add_adapters(config)
@@ -120,7 +127,10 @@ class MegatronPolicy:
             config.no_sync_func = self._ddp.no_sync
             if cfg.offload_optimizer_for_logprob:
                 self._offload_optimizer()
-            self._pipeline = Pipeline(self._ddp, config, length_multiple(cfg))
+            self._replay = RouteReplay(
+                self._model if cfg.megatron_cfg.router_replay else None, config, self.device
+            )
+            self._pipeline = Pipeline(self._ddp, config, length_multiple(cfg), self._replay)
         leaves = cfg.offload_parameters_between_phases
         self._weights_in_use = HostParking(self._model.parameters()).in_use if leaves else stays_on_device
 
@@ -136,7 +146,7 @@ class MegatronPolicy:
         def keep(scores: TokenScores, inputs: ModelInputs) -> None:
             packed[inputs.packed_index] = scores.logprobs
 
-        with self._megatron(), self._weights_in_use():
+        with self._megatron(), self._weights_in_use(), self._replay.comparing():
             self._model.eval()
             self._pipeline.forward(batch, schedule, specs, keep)
             self._model.train()
@@ -151,14 +161,19 @@ class MegatronPolicy:
         """Score the batch as ``logprobs`` does, under the weights that the run started from.
 
         With adapters these are the frozen weights, so the adapters are disabled meanwhile; else the
-        reference's weights are put into the model meanwhile. Raises RuntimeError when there are no adapters
-        and the loss has no KL term, since then no reference is kept.
+        reference's weights are put into the model meanwhile. Its routers choose for themselves. Raises
+        RuntimeError when there are no adapters and the loss has no KL term, since then no reference is kept.
         """
         if self._adapters:
-            with self._adapters.disabled():
+            with self._adapters.disabled(), self._replay.suspended():
                 return self.logprobs(batch, schedule)
-        with self._weights_in_use(), reference_in_place(self._reference):
+        with self._weights_in_use(), reference_in_place(self._reference), self._replay.suspended():
             return self.logprobs(batch, schedule)
+
+    def routing_metrics(self) -> dict[str, Metric]:
+        """Return how far the policy's routers are from the choices that they replayed, since the last call;
+        every rank of a replica calls it."""
+        return self._replay.metrics()
 
     # Training
 
@@ -179,7 +194,8 @@ class MegatronPolicy:
                     watch.end(self._internals())
             for tensor in metrics.tensors:
                 self._send_from_last_stage(tensor)
-        return metrics.result()
+            load = self._expert_load.result(self.coordinates.layout.dp)
+        return metrics.result() | load | self.routing_metrics()
 
     def _update(
         self,
@@ -193,7 +209,10 @@ class MegatronPolicy:
         objective = update_objective(self.loss, batch, update, metrics, watch)
         self._ddp.zero_grad_buffer()
         self._optimizer.zero_grad()
-        self._pipeline.forward_backward(batch, schedule, update.micro_batches, objective)
+        # Where no earlier phase did, routers are compared while the weights are still those that sampled.
+        is_first = not scores_prev_logprobs(self.loss) and metrics.num_updates == 0
+        with self._replay.comparing() if is_first else contextlib.nullcontext():
+            self._pipeline.forward_backward(batch, schedule, update.micro_batches, objective)
         self.num_updates += 1
         rate = learning_rate(self.num_updates, self.cfg.optimizer.lr, self.cfg.scheduler)
         for group in self._optimizer.param_groups:

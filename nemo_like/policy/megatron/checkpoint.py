@@ -3,17 +3,28 @@
 Every tensor is stored under its place in the whole model, so that a run whose checkpoint was written by
 TP2 x DP2 can resume under PP2. An optimizer that is sharded over data-parallel ranks is brought into the same
 form ("fully reshardable") while it is saved.
+
+With expert parallelism Megatron-core chains two optimizers, one of them for the experts. Their tensors are
+stored without a number in front, so that a single optimizer finds them too. What else an optimizer has, its
+groups of parameters, is stored in the chain's order; where the order differs, the groups are those of the
+configuration, and only their count of steps is taken from the checkpoint.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedStateDict, ShardedTensor
+from megatron.core.dist_checkpointing.mapping import (
+    ShardedBase,
+    ShardedObject,
+    ShardedStateDict,
+    ShardedTensor,
+)
 from megatron.core.dist_checkpointing.strategies import torch as torch_strategies
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
@@ -22,7 +33,8 @@ from nemo_like.policy.checkpoint_writer import CheckpointWriter
 
 _FORMAT = ("torch_dist", 1)
 _IS_SHARDED = "optimizer_is_sharded"
-_METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
+_UNNUMBERED = "chained_optim_avoid_prefix"
+_METADATA = {"distrib_optim_sharding_type": "fully_reshardable", _UNNUMBERED: True}
 
 
 class _InProcessSave(torch_strategies.TorchDistSaveShardedStrategy):
@@ -60,7 +72,7 @@ def save_checkpoint(
 ) -> None:
     """Hand this rank's part to ``writer``, which writes it into the empty directory ``path``; every rank
     calls this with equal ``counters``."""
-    state = {**_sharded_state(model, optimizer, is_loading=False), **counters}
+    state = {**_sharded_state(model, optimizer, _METADATA, is_loading=False), **counters}
     state[_IS_SHARDED] = _is_sharded(optimizer)
     dist_checkpointing.save(state, str(path), _InProcessSave(writer), content_metadata=_METADATA)
 
@@ -68,29 +80,92 @@ def save_checkpoint(
 def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: MegatronOptimizer) -> dict[str, int]:
     """Read this rank's part into model and optimizer, whatever layout wrote it; return the counters.
 
-    Raises ValueError when the checkpoint's optimizer is sharded and this one is not, or the reverse.
+    Raises ValueError when the checkpoint's optimizer is sharded and this one is not, or the reverse, and when
+    it was saved before the optimizers of a chain had common names and this one's chain is another.
     """
-    was_sharded = dist_checkpointing.load_common_state_dict(str(path))[_IS_SHARDED]
+    common = dist_checkpointing.load_common_state_dict(str(path))
+    was_sharded = common[_IS_SHARDED]
     if was_sharded != _is_sharded(optimizer):
         raise ValueError(
             f"the checkpoint {path} was saved with policy.megatron_cfg.use_distributed_optimizer="
             f"{str(was_sharded).lower()}; resume it with the same setting"
         )
-    wanted = _sharded_state(model, optimizer, is_loading=True)
+    metadata = dist_checkpointing.load_content_metadata(preloaded_state_dict=common) or _METADATA
+    is_rearranged = _chain_length(common["optimizer"]) != len(_parts(optimizer))
+    if is_rearranged:
+        if not metadata.get(_UNNUMBERED):
+            raise ValueError(
+                f"the checkpoint {path} was saved by an older version, whose optimizers do not fit another "
+                "policy.megatron_cfg.expert_model_parallel_size; resume it with the same one, or start a new "
+                "run from its weights (scripts/convert_checkpoint.py)"
+            )
+        _set_steps(optimizer, max(_steps(common["optimizer"]), default=0))
+    wanted = _sharded_state(model, optimizer, metadata, is_loading=True)
+    own = _without_sharded(wanted["optimizer"])
     state = dist_checkpointing.load(wanted, str(path))
     model.load_state_dict(state.pop("model"))
-    optimizer.load_state_dict(state.pop("optimizer"))
+    moments = state.pop("optimizer")
+    if is_rearranged:
+        moments = {key: _completed(moments.get(key), value) for key, value in own.items()}
+    optimizer.load_state_dict(moments)
     return {name: value for name, value in state.items() if isinstance(value, int)}
 
 
+def _parts(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
+    return getattr(optimizer, "chained_optimizers", [optimizer])
+
+
 def _is_sharded(optimizer: MegatronOptimizer) -> bool:
-    parts = getattr(optimizer, "chained_optimizers", [optimizer])
-    return any(isinstance(part, DistributedOptimizer) for part in parts)
+    return any(isinstance(part, DistributedOptimizer) for part in _parts(optimizer))
 
 
 def _sharded_state(
-    model: torch.nn.Module, optimizer: MegatronOptimizer, *, is_loading: bool
+    model: torch.nn.Module, optimizer: MegatronOptimizer, metadata: Mapping[str, Any], *, is_loading: bool
 ) -> ShardedStateDict:
     weights: Any = model.sharded_state_dict()
-    moments = optimizer.sharded_state_dict(weights, is_loading=is_loading, metadata=_METADATA)
+    moments = optimizer.sharded_state_dict(weights, is_loading=is_loading, metadata=dict(metadata))
     return {"model": weights, "optimizer": moments}
+
+
+def _chain_length(stored: Mapping[Any, Any]) -> int:
+    """Return how many optimizers a checkpoint's state is of: those of a chain have numbers as keys."""
+    return sum(isinstance(key, int) for key in stored) or 1
+
+
+def _steps(stored: Any) -> Iterator[int]:
+    """Yield the counts of steps of all groups of parameters in a checkpoint's state."""
+    if isinstance(stored, Mapping):
+        for group in stored.get("param_groups", ()):
+            if "step" in group:
+                yield int(group["step"])
+        for value in stored.values():
+            yield from _steps(value)
+
+
+def _set_steps(optimizer: MegatronOptimizer, num_steps: int) -> None:
+    for part in _parts(optimizer):
+        if not part.is_stub_optimizer:
+            for group in part.optimizer.param_groups:
+                group["step"] = num_steps
+
+
+def _without_sharded(state: Any) -> Any:
+    """Return a copy of a nested state without what is stored as part of a whole."""
+    if isinstance(state, Mapping):
+        return {
+            key: _without_sharded(value) for key, value in state.items() if not isinstance(value, ShardedBase)
+        }
+    if isinstance(state, list):
+        return [_without_sharded(value) for value in state]
+    return state
+
+
+def _completed(state: Any, own: Any) -> Any:
+    """Return ``state`` with those entries of ``own`` that it lacks."""
+    if state is None:
+        return own
+    if isinstance(own, Mapping) and isinstance(state, Mapping):
+        return {**state, **{key: _completed(state.get(key), value) for key, value in own.items()}}
+    if isinstance(own, list) and isinstance(state, list):
+        return [_completed(value, mine) for value, mine in zip(state, own, strict=True)]
+    return state

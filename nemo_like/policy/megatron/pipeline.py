@@ -18,6 +18,7 @@ from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, Schedule
 from nemo_like.policy.batch import ContextRank, ModelInputs, PolicyBatch
 from nemo_like.policy.megatron.cpu_shim import plain_torch
 from nemo_like.policy.megatron.modules import packed_parameters
+from nemo_like.policy.megatron.router_replay import RouteReplay
 from nemo_like.policy.objective import LossFunction
 
 # The last pipeline stage calls this with each micro-batch's scores.
@@ -27,8 +28,15 @@ OnScored = Callable[[TokenScores, ModelInputs], None]
 class Pipeline:
     """Runs a model over micro-batches, whose padded lengths must be multiples of ``length_multiple``."""
 
-    def __init__(self, model: torch.nn.Module, config: TransformerConfig, length_multiple: int) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        config: TransformerConfig,
+        length_multiple: int,
+        replay: RouteReplay,
+    ) -> None:
         self._model, self._config, self._length_multiple = model, config, length_multiple
+        self._replay = replay
         self._context = ContextRank(
             parallel_state.get_context_parallel_rank(), parallel_state.get_context_parallel_world_size()
         )
@@ -72,13 +80,14 @@ class Pipeline:
         def step(specs_left: Any, model: torch.nn.Module) -> tuple[Tensor, Callable[..., Any]]:
             with self._forward_mode():
                 inputs = batch.micro_batch(next(specs_left), schedule, self._context)
-                output = model(
-                    inputs.input_ids,
-                    inputs.position_ids,
-                    None,
-                    labels=inputs,
-                    packed_seq_params=packed_parameters(inputs),
-                )
+                with self._replay.replaying(inputs):
+                    output = model(
+                        inputs.input_ids,
+                        inputs.position_ids,
+                        None,
+                        labels=inputs,
+                        packed_seq_params=packed_parameters(inputs),
+                    )
             if not isinstance(output, TokenScores):
                 return output, score  # an earlier stage scores nothing
             # Megatron-core expects a model to return a tensor.
@@ -95,6 +104,7 @@ class Pipeline:
             )
         # Pipeline stages tell each other the shapes only when the micro-batches' shapes differ.
         self._config.variable_seq_lengths = len(shapes) > 1
+        self._replay.begin()
         get_forward_backward_func()(
             forward_step_func=step,
             data_iterator=iter(specs),

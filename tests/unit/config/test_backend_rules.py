@@ -34,6 +34,11 @@ def test_both_backends_run_the_demo(demo: Demo, more: list[str]) -> None:
     ("overrides", "problem"),
     [
         (
+            [FSDP, "policy.megatron_cfg.router_replay=true"],
+            "policy.megatron_cfg.router_replay=true is for policy.backend=megatron, but that is fsdp; set it "
+            "to false, or policy.backend=megatron",
+        ),
+        (
             [FSDP, "policy.megatron_cfg.tensor_model_parallel_size=2"],
             "policy.megatron_cfg.tensor_model_parallel_size=2 is for policy.backend=megatron, but that is "
             "fsdp; set it to 1, or policy.backend=megatron",

@@ -28,6 +28,11 @@ def test_a_missing_arithmetic_checkpoint_says_the_command_that_makes_it(demo: De
     )
 
 
+def test_a_missing_arithmetic_mixture_is_made_by_the_same_script(demo: Demo) -> None:
+    (problem,) = problems(demo("policy.model_name=/nowhere/arithmetic-moe-d2-s7"))
+    assert problem.endswith("--digits 2 --seed 7 --experts 8 (scripts/demo.sh --experts does)")
+
+
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
@@ -175,6 +180,14 @@ def test_a_dense_model_has_no_experts_to_group(demo: Demo) -> None:
     (problem,) = problems(demo("policy.megatron_cfg.moe_grouped_gemm=true"))
     assert problem.startswith("policy.megatron_cfg.moe_grouped_gemm=true needs a mixture of experts")
     assert problem.endswith("set it to null")
+
+
+def test_a_dense_model_has_no_routers_to_replay(demo: Demo, checkpoint: Path) -> None:
+    key = "policy.megatron_cfg.router_replay=true"
+    (problem,) = problems(demo(key))
+    assert problem == f"{key} needs a mixture of experts, and this model is of type 'qwen3'; set it to false"
+    write_checkpoint(checkpoint, **EXPERTS)
+    assert not problems(demo(key))
 
 
 def test_experts_with_tensor_parallelism_need_sequence_parallelism(demo: Demo, checkpoint: Path) -> None:

@@ -82,3 +82,17 @@ def test_generation_alone_starts_no_policy_workers(demo: Demo) -> None:
     needs = roles(demo("rollout.generate_only=true"))
     assert needs[Role.policy_worker].count == 0
     assert needs[Role.engine].count == 2
+
+
+def test_routers_replay_only_a_recording_that_has_the_experts(demo: Demo, recording: Path) -> None:
+    key = "policy.megatron_cfg.router_replay=true"
+    replay = (f"rollout.replay={recording}", "grpo.max_num_steps=2", *NO_VALIDATION)
+    (problem,) = problems(demo(*replay, key))
+    assert problem == (
+        f"{key} needs the column 'routed_experts', which the recording {recording} lacks; set it to false, "
+        "or record with it"
+    )
+    manifest = json.loads((recording / MANIFEST).read_text())
+    manifest["columns"] = [{"name": "routed_experts"}]
+    (recording / MANIFEST).write_text(json.dumps(manifest))
+    assert problems(demo(*replay, key)) == []

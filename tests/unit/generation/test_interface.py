@@ -26,9 +26,16 @@ def test_an_empty_prompt_is_refused() -> None:
 
 
 def test_a_pickled_result_has_the_same_responses_and_can_be_written_to() -> None:
+    routes = {"columns": {"routes": np.array([3, 4, 0])}, "context_columns": {"routes": np.array([1, 2])}}
     responses = (
-        Response(np.array([5, 6, 1], np.int32), np.array([-0.5, -1.5, -0.25], np.float32), False),
-        Response(np.array([7], np.int32), np.array([-2.0], np.float32), True),
+        Response(np.array([5, 6, 1], np.int32), np.array([-0.5, -1.5, -0.25], np.float32), False, **routes),
+        Response(
+            np.array([7], np.int32),
+            np.array([-2.0], np.float32),
+            True,
+            {"routes": np.array([0])},
+            {"routes": np.array([1, 2])},
+        ),
     )
     result = pickle.loads(pickle.dumps(GroupResult("train/3/0", responses, 7)))
     assert (result.request_id, result.policy_version) == ("train/3/0", 7)
@@ -38,6 +45,8 @@ def test_a_pickled_result_has_the_same_responses_and_can_be_written_to() -> None
         assert got.is_truncated == sent.is_truncated
         np.testing.assert_array_equal(got.token_ids, sent.token_ids)
         np.testing.assert_array_equal(got.logprobs, sent.logprobs)
+    first = result.responses[0]
+    assert (first.columns["routes"].tolist(), first.context_columns["routes"].tolist()) == ([3, 4, 0], [1, 2])
     result.responses[0].logprobs[0] = 0.0
     assert result.responses[1].logprobs[0] == -2.0
 

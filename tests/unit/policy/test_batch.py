@@ -253,3 +253,37 @@ def test_a_shared_prompt_is_not_cut_over_ranks() -> None:
     spec = MicroBatch((0, 2), 4, (PromptRun(2, 2),))
     with pytest.raises(ValueError, match="cannot be cut over context-parallel ranks"):
         three_samples().micro_batch(spec, SHARED, ContextRank(0, 2))
+
+
+def routed_samples() -> PolicyBatch:
+    """Those of ``two_samples``; a token's route in layer 0 is its id less 9, in layer 1 ten more."""
+    batch = two_samples()
+    routes = np.stack([batch.columns["input_ids"] - 9, batch.columns["input_ids"] + 1], axis=1)
+    routes[[3, 7]] = 0  # the last token of each sample is not read
+    batch.add({Column("routed_experts", "uint8", Layout.per_token, inner_shape=(2, 1)): routes[..., None]})
+    return batch
+
+
+def test_padded_inputs_have_the_routes_of_their_tokens_and_none_in_padding() -> None:
+    inputs = routed_samples().micro_batch(MicroBatch(rows=(1, 0), padded_length=5), PADDED)
+    assert inputs.routes is not None
+    assert inputs.routes.shape == (2, 5, 2, 1)
+    assert inputs.routes[..., 0, 0].tolist() == [[11, 12, 13, 0, 0], [1, 2, 3, 0, 0]]
+    assert inputs.routes[..., 1, 0].tolist() == [[21, 22, 23, 0, 0], [11, 12, 13, 0, 0]]
+    assert two_samples().micro_batch(MicroBatch((0,), 4), PADDED).routes is None
+
+
+def test_packed_inputs_have_the_routes_where_the_tokens_are() -> None:
+    packed = Schedule((), MicroBatchLayout.packed, length_multiple=4)
+    inputs = routed_samples().micro_batch(MicroBatch(rows=(1, 0), padded_length=12), packed)
+    assert inputs.routes is not None
+    assert inputs.routes[0, :, 0, 0].tolist() == [11, 12, 13, 0, 1, 2, 3, 0, 0, 0, 0, 0]
+
+
+def test_context_parallel_ranks_have_the_routes_of_their_own_tokens() -> None:
+    packed = Schedule((), MicroBatchLayout.packed, length_multiple=4)
+    parts = [
+        routed_samples().micro_batch(MicroBatch((1, 0), 8), packed, ContextRank(rank, 2)) for rank in range(2)
+    ]
+    # Rank 0 has the first and the last quarter of each sample of four places.
+    assert [part.routes[0, :, 0, 0].tolist() for part in parts] == [[11, 0, 1, 0], [12, 13, 2, 3]]

@@ -17,6 +17,8 @@ from megatron.core.optimizer import optimizer as mixed_precision
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.tensor_parallel import random as megatron_random
 from megatron.core.transformer.moe import moe_utils, token_dispatcher
+from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.moe.router_replay import RouterReplay
 
 from nemo_like.policy.megatron.cpu_shim import _CPU, _CudaMeansCpu, _is_not_rng_notice, plain_torch
 
@@ -63,6 +65,15 @@ def test_a_model_is_made_of_the_steps_that_are_replaced() -> None:
     }
     assert {"input_ids", "position_ids", "packed_seq_params"} <= called["_preprocess"]
     assert {"hidden_states", "labels"} <= called["_postprocess"]
+
+
+def test_a_router_asks_its_replay_which_experts_to_take() -> None:
+    routing = inspect.getsource(TopKRouter.routing)
+    assert "router_replay=self.router_replay" in routing
+    choosing = inspect.getsource(moe_utils.topk_routing_with_score_function)
+    assert "router_replay.get_replay_topk(" in choosing
+    asked = list(inspect.signature(RouterReplay.get_replay_topk).parameters)
+    assert asked == ["self", "scores", "topk", "num_groups", "group_topk", "default_compute_topk"]
 
 
 def test_megatron_core_tells_of_its_generator_in_these_words() -> None:

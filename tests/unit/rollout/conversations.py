@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,12 @@ def response(
 ) -> Response:
     values = [-0.5] * len(tokens) if logprobs is None else logprobs
     return Response(np.array(tokens, np.int32), np.array(values, np.float32), is_truncated)
+
+
+def routed(tokens: list[int], *, routes: list[int], context: list[int]) -> Response:
+    """A response with a column ``routes`` for its tokens and for those before it."""
+    columns = {"routes": np.array(routes, np.uint8)}
+    return replace(response(tokens), columns=columns, context_columns={"routes": np.array(context, np.uint8)})
 
 
 def conversation(

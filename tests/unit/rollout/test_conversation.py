@@ -5,7 +5,7 @@ import pytest
 from nemo_like.data.interface import Encoded
 from nemo_like.environments.interface import Exchange, FailureKind, Feedback
 from nemo_like.rollout.conversation import Conversation, EndReason
-from tests.unit.rollout.conversations import conversation, response
+from tests.unit.rollout.conversations import conversation, response, routed
 
 GO_ON = Feedback({"step": 0.25}, observation="go on", is_done=False, state={"moves": 1})
 
@@ -81,3 +81,24 @@ def test_a_failure_in_any_turn_costs_the_whole_reward() -> None:
     assert sample.reward is None
     assert sample.failure is not None
     assert sample.failure.kind is FailureKind.timed_out
+
+
+def test_known_are_all_tokens_before_the_last_one_that_was_sampled() -> None:
+    sample = conversation((4, 5, 6), max_turns=3)
+    assert sample.num_known == 0
+    sample.add_response(response([7, 8]), "said", 3)
+    assert sample.num_known == 4  # 4, 5, 6, 7; token 8 was sampled and not read
+    sample.add_feedback(GO_ON)
+    sample.add_observation("go on", Encoded((20, 21, 22)))
+    assert sample.num_known == 4
+
+
+def test_what_an_engine_gives_for_tokens_that_it_read_goes_to_their_passages() -> None:
+    sample = conversation((4, 5), max_turns=2)
+    sample.add_response(routed([7, 8], routes=[31, 0], context=[11, 12]), "said", 3)
+    sample.add_feedback(GO_ON)
+    sample.add_observation("go on", Encoded((20, 21)))
+    sample.add_response(routed([9], routes=[0], context=[32, 41, 42]), "more", 3)
+    assert sample.own_prompt(sample.prompt_passage).columns["routes"].tolist() == [11, 12]
+    assert [one.columns["routes"].tolist() for one in sample.passages] == [[31, 32], [41, 42], [0]]
+    assert conversation().own_prompt(sample.prompt_passage).columns == {}

@@ -8,7 +8,7 @@ from nemo_like.data.interface import Encoded
 from nemo_like.data_plane.storage_errors import ColumnMismatch
 from nemo_like.environments.interface import Failure, FailureKind, Feedback
 from nemo_like.rollout.flatten import FlatBatch, flatten
-from tests.unit.rollout.conversations import conversation, finished, response
+from tests.unit.rollout.conversations import conversation, finished, response, routed
 
 
 def _flat() -> FlatBatch:
@@ -180,3 +180,16 @@ def test_the_images_of_all_observations_of_a_sample_are_its_own() -> None:
     assert [[one.tolist() for one in values] for values in flat.columns["pixel_values"]] == [[[1.0]]]
     observed = flat.columns["observed_pixel_values"]
     assert [[one.tolist() for one in values] for values in observed] == [[[2.0], [3.0]], []]
+
+
+def test_samples_of_a_group_have_their_own_routes_in_the_prompt_that_they_share() -> None:
+    column = Column("routes", "uint8", Layout.per_token)
+    done = Feedback({"a": 1.0})
+    samples = [
+        finished((4, 5), routed([7], routes=[0], context=[11, 12]), done),
+        finished((4, 5), routed([8, 1], routes=[31, 0], context=[13, 14]), done),
+    ]
+    unanswered = conversation((4, 5))
+    unanswered.fail(Failure(FailureKind.raised, "unreadable"), 3)
+    flat = flatten([[*samples, unanswered]], [column])
+    assert flat.columns["routes"].tolist() == [11, 12, 0, 13, 14, 31, 0, 0, 0]

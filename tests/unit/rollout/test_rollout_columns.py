@@ -9,7 +9,9 @@ import pytest
 
 from nemo_like.batch.columns import MESSAGES, Column, ColumnError, Layout, gather_columns
 from nemo_like.config.schema import Config
+from nemo_like.policy.policy_columns import model_reads, policy_declarations
 from nemo_like.rollout.rollout_columns import record_column, rollout_declarations
+from tests.unit.config.checkpoints import write_checkpoint
 
 Demo = Callable[..., Config]
 
@@ -61,3 +63,20 @@ def test_what_serves_validation_alone_does_not_train(demo: Demo, tmp_path: Path)
         "env.arithmetic": True,
         "env.other": False,
     }
+
+
+def test_engines_write_the_experts_that_a_policy_replays(demo: Demo, checkpoint: Path) -> None:
+    write_checkpoint(
+        checkpoint, model_type="qwen3_moe", num_experts=6, num_experts_per_tok=2, moe_intermediate_size=8
+    )
+    cfg = demo("policy.megatron_cfg.router_replay=true")
+    (experts,) = (
+        one
+        for one in gather_columns(rollout_declarations(cfg, {}))
+        if one.writer == "generation" and one.name == "routed_experts"
+    )
+    assert model_reads(cfg.policy) == (experts,)
+    training = policy_declarations(cfg.loss_fn, (), model_reads(cfg.policy))
+    assert experts in gather_columns([*rollout_declarations(cfg, {}), *training])
+    with pytest.raises(ColumnError, match="'routed_experts' is read by policy, and nobody writes it"):
+        gather_columns([*rollout_declarations(demo(), {}), *training])

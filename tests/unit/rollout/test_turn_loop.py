@@ -171,7 +171,8 @@ def test_a_sample_goes_on_while_its_siblings_are_still_generating() -> None:
         # Of two samples one is answered, and its next turn is requested; the other has said nothing yet.
         loop.on_groups([result("training/6/0/0/1", [20])])
         request, _ = await engine.request("training/6/0/0/2")
-        assert request == GroupRequest("training/6/0/0/2", (4, 20, 30), (turn_seed(0, 2),))
+        # The engine has read token 4 already, and sampled 20.
+        assert request == GroupRequest("training/6/0/0/2", (4, 20, 30), (turn_seed(0, 2),), num_known=1)
         loop.on_groups([result("training/6/0/0/2", [45])])
         loop.on_groups([result("training/6/0/1/1", [45])])
         await running

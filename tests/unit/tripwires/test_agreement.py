@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nemo_like.config.loader import load_config
-from nemo_like.tripwires.agreement import agreement_alarms, mismatch_limit
+from nemo_like.tripwires.agreement import agreement_alarms, mismatch_limit, routing_alarms
 from nemo_like.tripwires.alarm import Alarm
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -55,6 +55,26 @@ def test_elsewhere_it_is_a_warning_above_a_coarser_limit() -> None:
 
 def test_a_mixture_of_experts_is_only_warned_of() -> None:
     assert [alarm.ends_run for alarm in alarms(1.01, has_experts=True)] == [False]
+
+
+def test_where_routers_replay_rounding_sends_no_token_elsewhere() -> None:
+    (alarm,) = alarms(1.01, "policy.megatron_cfg.router_replay=true", has_experts=True)
+    assert alarm.ends_run
+
+
+@pytest.mark.parametrize(
+    ("overrides", "limit"),
+    [((), 0.001), (("policy.precision=bfloat16",), 0.5), (("rollout.replay=runs/earlier/recorded",), 0.5)],
+)
+def test_other_choices_of_experts_are_a_warning_above_a_limit(
+    overrides: tuple[str, ...], limit: float
+) -> None:
+    cfg = load_config(ROOT / "configs/grpo_arithmetic_cpu.yaml", overrides)
+    assert list(routing_alarms(None, cfg)) == list(routing_alarms(limit, cfg)) == []
+    (alarm,) = routing_alarms(1.1 * limit, cfg)
+    assert not alarm.ends_run
+    assert f"routing_disagreement is {1.1 * limit:.3g}, over {limit:g}" in alarm.wrong
+    assert len(list(routing_alarms(math.nan, cfg))) == 1
 
 
 def test_a_limit_of_ones_own_says_what_ends_the_run() -> None:

@@ -1,0 +1,10 @@
+"""What this project adds to vLLM's workers, in one class, since vLLM takes one."""
+
+from __future__ import annotations
+
+from nemo_like.generation.route_recorder import RouteRecorderExtension
+from nemo_like.generation.weight_receiver import WeightReceiverExtension
+
+
+class WorkerExtension(WeightReceiverExtension, RouteRecorderExtension):
+    """Methods that vLLM mixes into every worker."""

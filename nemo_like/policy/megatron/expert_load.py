@@ -1,0 +1,90 @@
+"""How evenly a mixture's routers spread tokens over experts, measured while the policy trains.
+
+A router tells by a hook which experts it chose for each token, and with which weights. A response token
+counts once, at the position that predicts it: padding counts nothing, and a shared prompt's last token counts
+for each of its samples, so the figures do not depend on how micro-batches are made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.transformer.moe.router import TopKRouter
+from torch import Tensor
+
+from nemo_like.observability.metrics import Metric, mean
+from nemo_like.policy.batch import ModelInputs
+
+# The metrics, by the names that ``load_metrics`` gives them.
+EXPERT_METRICS = ("moe/max_load", "moe/load_entropy", "moe/idle_experts", "moe/top_expert_weight")
+
+
+class ExpertLoad:
+    """Counts, for every layer of the whole model, the tokens of each expert, until ``result`` is called."""
+
+    def __init__(self, model: torch.nn.Module, num_layers: int, *, recomputes: bool) -> None:
+        """Listen to the routers of this rank's part of the model, if it has any. ``recomputes``: each layer
+        computes twice, without gradients first."""
+        self._recomputes = recomputes
+        self._inputs: ModelInputs | None = None
+        self._routers = [module for module in model.modules() if isinstance(module, TopKRouter)]
+        if not self._routers:
+            return
+        # [layers, experts + 1]: tokens of each expert, and the sum of the weights of first choices.
+        weight = self._routers[0].weight
+        self._sums = torch.zeros(num_layers, len(weight) + 1, dtype=torch.float64, device=weight.device)
+        model.register_forward_pre_hook(self._remember, with_kwargs=True)
+        for router in self._routers:
+            router.register_forward_hook(self._count)
+
+    def _remember(self, model: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        self._inputs = kwargs["labels"]
+
+    def _count(self, router: TopKRouter, args: Any, output: tuple[Tensor, Tensor]) -> None:
+        """Add one layer's choices of a micro-batch. output: weights [n, experts], and [n, experts] bool."""
+        if not router.training or torch.is_grad_enabled() is self._recomputes or self._inputs is None:
+            return
+        weights, chosen = output[0].detach(), output[1]
+        places = self._inputs.output_index
+        if router.config.sequence_parallel:  # this rank has one of equal pieces of the row
+            places = places - parallel_state.get_tensor_model_parallel_rank() * len(chosen)
+            places = places[(places >= 0) & (places < len(chosen))]
+        row = self._sums[router.layer_number - 1]
+        row[:-1] += chosen.index_select(0, places).sum(dim=0)
+        row[-1] += weights.index_select(0, places).amax(dim=1).sum()
+
+    def result(self, num_replicas: int) -> dict[str, Metric]:
+        """Return this replica's part of the metrics since the last call; nothing for a dense model.
+
+        Collective over all ranks of the policy.
+        """
+        if not self._routers:
+            return {}
+        sums, self._sums = self._sums, torch.zeros_like(self._sums)
+        dist.all_reduce(sums)
+        values = load_metrics(sums[:, :-1], sums[:, -1], self._routers[0].topk)
+        return {name: mean(value / num_replicas, 1 / num_replicas) for name, value in values.items()}
+
+
+def load_metrics(counts: Tensor, first_weights: Tensor, num_chosen: int) -> dict[str, float]:
+    """Return the metrics of a mixture, means over its layers; nothing where no token was counted.
+
+    counts: [layers, experts] float64, tokens that chose each expert; first_weights: [layers] float64, the sum
+    over tokens of the weight of the expert that got most; num_chosen: experts of a token.
+    """
+    choices = counts.sum(dim=1)
+    if not bool((choices > 0).all()):
+        return {}
+    num_experts = counts.shape[1]
+    shares = counts / choices[:, None]
+    entropy = torch.special.entr(shares).sum(dim=1) / torch.tensor(num_experts).double().log()
+    values = (
+        shares.amax(dim=1) * num_experts,
+        entropy,
+        (counts == 0).double().mean(dim=1),
+        first_weights / (choices / num_chosen),
+    )
+    return {name: value.mean().item() for name, value in zip(EXPERT_METRICS, values, strict=True)}

@@ -1,0 +1,43 @@
+"""Says when the installed vLLM lacks what a configuration asks of its engines; vLLM is not imported."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from nemo_like.config.problems import Problem
+from nemo_like.config.schema import Config, Device
+from nemo_like.preflight.versions import installed_version
+
+_ROUTER_REPLAY = "policy.megatron_cfg.router_replay=true"
+# By device: a file of vLLM, and what in it lets an engine say which experts its routers chose.
+_RETURNS_EXPERTS = {
+    Device.cuda: ("engine/arg_utils.py", "enable_return_routed_experts"),
+    Device.cpu: ("model_executor/layers/fused_moe/router/base_router.py", "def set_capture_fn"),
+}
+_MODEL_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+
+
+def missing_engine_features(cfg: Config) -> Iterator[Problem]:
+    """Yield a problem when engines should return experts and the vLLM of this machine does not."""
+    if not cfg.policy.megatron_cfg.router_replay or cfg.rollout.replay is not None:
+        return
+    file, feature = _RETURNS_EXPERTS[cfg.policy.device]
+    spec = find_spec("vllm")
+    root = Path(spec.origin).parent if spec is not None and spec.origin is not None else None
+    if root is None or not (root / file).is_file() or feature not in (root / file).read_text("utf-8"):
+        has = f"vllm {installed_version('vllm')} has none" if root is not None else "vllm is not installed"
+        yield Problem(
+            key=_ROUTER_REPLAY,
+            rule=f"needs engines that return the experts of every token ({feature.split()[-1]}), and {has}",
+            remedy="install the version of requirements/, or set it to false",
+        )
+    if cfg.policy.device is Device.cuda and os.environ.get(_MODEL_RUNNER, "1").lower() in ("0", "false"):
+        yield Problem(
+            key=_ROUTER_REPLAY,
+            rule=f"needs vLLM's model runner V2, and the environment has {_MODEL_RUNNER}="
+            f"{os.environ[_MODEL_RUNNER]}",
+            remedy=f"unset {_MODEL_RUNNER}, or set the key to false",
+        )

@@ -1,0 +1,149 @@
+"""Routers that replay what an engine's chose compute, in every layout, what a dense model does whose routers
+are forced to the same choices.
+
+The routes are random, so a token with the routes of another would be far off. The claims are those of
+``test_policy_parity``, over this module's cases; the reference policy's routers choose for themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nemo_like.config.schema import PolicyConfig
+from tests.functional.policy_fixtures import policy_config
+from tests.functional.routed_reference import RoutedReference, routed_batch
+from tests.functional.test_policy_parity import (
+    ATTENTION_ADAPTERS,
+    DYNAMIC,
+    GSPO,
+    MIXTURE,
+    NUM_SAMPLES,
+    PACKED,
+    SEQUENCE_PARALLEL,
+    SHARED,
+    TEMPERATURE,
+    UNTIED,
+    Case,
+    Matrix,
+    Outcome,
+    loss_config,
+    test_each_column_and_sample_is_written_once_and_by_leaders_only,
+    test_exported_weights_equal_the_dense_model_after_its_updates,
+    test_logprobs_equal_the_dense_model,
+    test_the_canary_is_scored_by_the_trained_weights_at_temperature_1,
+    test_training_metrics_equal_the_dense_model,
+    test_tripwires_measure_a_healthy_step_in_every_layout,
+)
+
+__all__ = [
+    "test_each_column_and_sample_is_written_once_and_by_leaders_only",
+    "test_exported_weights_equal_the_dense_model_after_its_updates",
+    "test_logprobs_equal_the_dense_model",
+    "test_the_canary_is_scored_by_the_trained_weights_at_temperature_1",
+    "test_training_metrics_equal_the_dense_model",
+    "test_tripwires_measure_a_healthy_step_in_every_layout",
+]
+
+RECOMPUTE = {"activation_checkpointing": True}
+
+
+@dataclass(frozen=True)
+class ReplayCase(Case):
+    def config(self, model: Path) -> PolicyConfig:
+        return policy_config(model, router_replay=True, **self.layout, **self.options)
+
+
+class ReplayMatrix(Matrix):
+    reference = RoutedReference
+
+    @staticmethod
+    def make_batch() -> dict[str, Any]:
+        return routed_batch(NUM_SAMPLES)
+
+
+def case(name: str, layout: dict[str, Any], options: dict[str, Any], **more: Any) -> ReplayCase:
+    return ReplayCase(name, layout, options, {**MIXTURE, **more.pop("model", {})}, **more)
+
+
+QUICK = [
+    case("one process", {}, {}),
+    case("one process, packed, recomputed", {}, {**RECOMPUTE, **PACKED}),
+    case("one process, prompts shared", {}, SHARED, loss=GSPO),
+    case("TP2 with sequence parallelism, packed", SEQUENCE_PARALLEL, PACKED),
+    case("PP2, recomputed, one sample per micro-batch", {"pp": 2}, {"micro_batch_size": 1, **RECOMPUTE}),
+    case("EP2, dynamic", {"ep": 2, "dp": 2}, DYNAMIC),
+]
+SLOW = [
+    case("one process, dynamic", {}, DYNAMIC),
+    case("one matrix product", {}, {"moe_grouped_gemm": True, **PACKED}),
+    case("prompts shared, recomputed", {}, {**SHARED, **RECOMPUTE}),
+    case("TP2 with sequence parallelism", SEQUENCE_PARALLEL, RECOMPUTE),
+    case("TP2 with sequence parallelism, prompts shared", SEQUENCE_PARALLEL, SHARED),
+    case("PP2, packed", {"pp": 2}, PACKED),
+    case("PP2, dynamic, recomputed", {"pp": 2}, {**RECOMPUTE, **DYNAMIC}),
+    case("CP2", {"cp": 2}, {}),
+    case("CP2, packed, recomputed", {"cp": 2}, {**RECOMPUTE, **PACKED}),
+    case("DP2, packed", {"dp": 2}, PACKED),
+    case("EP2", {"ep": 2, "dp": 2}, {}),
+    case("EP2, packed, recomputed", {"ep": 2, "dp": 2}, {**RECOMPUTE, **PACKED}),
+    case("EP2, prompts shared", {"ep": 2, "dp": 2}, SHARED),
+    case("EP2, adapters of attention", {"ep": 2, "dp": 2}, ATTENTION_ADAPTERS),
+    case("EP2 with TP2, untied", {"ep": 2, **SEQUENCE_PARALLEL}, {}, model=UNTIED),
+    case("EP4 over TP2 and DP2", {"ep": 4, "dp": 2, **SEQUENCE_PARALLEL}, PACKED),
+    case("EP2 x PP2", {"ep": 2, "dp": 2, "pp": 2}, {**DYNAMIC, **RECOMPUTE}),
+    case("CP2 x TP2", {"cp": 2, **SEQUENCE_PARALLEL}, PACKED, loss=GSPO),
+    case("TP2 x PP2", {"pp": 2, **SEQUENCE_PARALLEL}, {**PACKED, **RECOMPUTE}),
+]
+
+
+class Matrices:
+    """Those of the quick cases and of the slow ones, since a case runs all others of its layout."""
+
+    def __init__(self, path: Path) -> None:
+        self._quick, self._slow = ReplayMatrix(QUICK, path / "quick"), ReplayMatrix(SLOW, path / "slow")
+
+    def __enter__(self) -> Matrices:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for matrix in (self._quick, self._slow):
+            matrix.__exit__(*error)
+
+    def of(self, case: Case) -> ReplayMatrix:
+        return self._quick if case in QUICK else self._slow
+
+
+@pytest.fixture(scope="module")
+def matrices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrices]:
+    with Matrices(tmp_path_factory.mktemp("replay")) as matrices:
+        yield matrices
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)],
+    ids=lambda case: case.name,
+)
+def outcome(request: pytest.FixtureRequest, matrices: Matrices) -> Outcome:
+    return matrices.of(request.param).outcome(request.param)
+
+
+def test_the_share_of_other_choices_is_that_of_the_dense_routers(
+    outcome: Outcome, matrices: Matrices
+) -> None:
+    case = outcome.case
+    cfg = case.config(matrices.of(case).model(case))
+    dense = RoutedReference(cfg, loss_config(**case.loss), TEMPERATURE)
+    with torch.no_grad():
+        dense.logprobs(outcome.batch)
+    measured = outcome.metrics("scores")["routing_disagreement"]
+    # A prompt that samples share counts once.
+    tolerance = 0.02 if cfg.sequence_packing.share_prompts else 1e-9
+    assert measured.value == pytest.approx(dense.num_different / dense.num_compared, abs=tolerance)
+    assert measured.value > 0.5  # the routes are random
