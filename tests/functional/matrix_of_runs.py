@@ -133,6 +133,9 @@ TEXT = Group(
         Spread("engines 2, in memory", ("generation.num_engines=2", *IN_MEMORY), samples=True),
     ),
 )
+# How many samples without a gradient can be left out depends on the number of data-parallel ranks, and the
+# load of experts is over the samples that were computed.
+OF_EXPERTS = (*judged_by("arithmetic"), *EP1, "grpo.skip_idle_samples=false")
 MIXTURE = Group(
     "mixture of experts",
     "mixture_model",
@@ -145,7 +148,7 @@ MIXTURE = Group(
         Spread("FSDP DP 2", (*FSDP, *DP2)),
         Spread("EP 2, one engine", (*DP2, *EP2), samples=True),
     ),
-    (*judged_by("arithmetic"), *EP1),
+    OF_EXPERTS,
     MIXTURE_CONFIG,
 )
 ROUTER_REPLAY = Group(
@@ -157,7 +160,7 @@ ROUTER_REPLAY = Group(
         Spread("PP 2", PP2),
         Spread("EP 2, one engine", (*DP2, *EP2), samples=True),
     ),
-    (*judged_by("arithmetic"), *EP1, "policy.megatron_cfg.router_replay=true"),
+    (*OF_EXPERTS, "policy.megatron_cfg.router_replay=true"),
     MIXTURE_CONFIG,
 )
 ADAPTERS = Group(

@@ -64,8 +64,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "EP2 x TP2 with replicated optimizer": {"ep": 2, "tp": 2, "sequence_parallel": True, **REPLICATED},
     "EP4 x TP2": {"ep": 4, "tp": 2, "dp": 2, "sequence_parallel": True},
     "one with replicated optimizer": REPLICATED,
-    "one in bfloat16": {"precision": Precision.bfloat16, **REPLICATED},
-    "EP2 in bfloat16": {"precision": Precision.bfloat16, "ep": 2, "dp": 2, **REPLICATED},
     "EP2 with experts in one matrix product": {"ep": 2, "dp": 2, "moe_grouped_gemm": True},
     "experts in one matrix product": {"moe_grouped_gemm": True},
 }
@@ -200,8 +198,6 @@ def test_experts_are_the_same_in_every_checkpoint(saved_by: str, resumed_by: str
                 ("EP2", "EP4 x TP2"),
                 ("EP2 with replicated optimizer", "one with replicated optimizer"),
                 ("EP2 with replicated optimizer", "EP2 x TP2 with replicated optimizer"),
-                ("EP2 in bfloat16", "one in bfloat16"),
-                ("one in bfloat16", "EP2 in bfloat16"),
             ]
         ),
     ],
@@ -210,9 +206,7 @@ def test_a_mixture_trains_on_under_other_expert_parallelism(
     saved_by: str, resumed_by: str, tmp_path: Path
 ) -> None:
     model = make_checkpoint(tmp_path / "model", "qwen3_moe")
-    # Another order of summation moves a weight of bfloat16 by a unit in its last place.
-    tolerance = 1e-2 if "bfloat16" in saved_by else 1e-5
-    check_resumption(saved_by, resumed_by, tolerance, model, tmp_path)
+    check_resumption(saved_by, resumed_by, 1e-5, model, tmp_path)
 
 
 def test_an_older_checkpoint_of_experts_is_refused_under_other_expert_parallelism(
