@@ -48,7 +48,7 @@ def test_a_run_samples_and_trains_on_prompts_of_16k_tokens(
     overrides = [
         *(f"data.{split}={{kind: jsonl, path: {problems}}}" for split in ("train", "validation")),
         "env.arithmetic.kind=function",
-        "++env.arithmetic.options={function: 'tests.functional.hashed_rewards:hashed', arguments: {}}",
+        "++env.arithmetic.options={function: 'tests.functional.matrix_rewards:varied', arguments: {}}",
         *(f"policy.model_name={model}", f"policy.backend={backend}"),
         *(f"policy.max_total_sequence_length={longest}", "policy.train_global_batch_size=4"),
         *(f"policy.sequence_packing.{phase}_mb_tokens={longest}" for phase in ("train", "logprob")),
