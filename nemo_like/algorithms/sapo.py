@@ -21,5 +21,8 @@ def sapo(tokens: LossTokens, cfg: LossConfig, tau_pos: float = 1.0, tau_neg: flo
     """
     ratio = policy_ratio(tokens, cfg)
     tau = torch.where(tokens.advantages > 0, tau_pos, tau_neg)
-    gate = torch.sigmoid(tau * (ratio - 1)) * 4 / tau
+    x = tau * (ratio - 1)
+    # Of p near 1, float32 has few digits of 1 - p, which the gradient is a multiple of.
+    p = torch.where(x > 0, 1 - torch.sigmoid(-x), torch.sigmoid(x))
+    gate = p * 4 / tau
     return loss_terms(-tokens.advantages * gate, ratio, ratio, tokens, cfg)
