@@ -56,7 +56,7 @@ _CORRECTIONS = {
 }
 _KINDS = {
     "ragged": "samples of one to nine tokens",
-    "masked": "three samples do not train, with columns that would spoil everything",
+    "masked": "three samples do not train, with log-ratios of 50 nats",
     "turns": "conversations, in which other tokens stand between those that the policy generated",
     "groups": "groups of one, two and five samples",
     "zero_length": "two samples without a generated token, one of them in a group of its own",
@@ -140,6 +140,7 @@ _SPLITS = {
     "whole": [[[0, 1, 2, 3, 4, 5, 6, 7]]],
     "one by one": [[[7], [6], [5], [4], [3], [2], [1], [0]]],
     "uneven": [[[0, 3, 6], [1], [2, 4, 5, 7]]],
+    "even": [[[0, 1], [2, 3]], [[4, 5], [6, 7]]],
     "two ranks": [[[0, 1], [2, 3]], [[4], [5, 6, 7]]],
     "four ranks": [[[1], [4]], [[7, 0]], [[2, 3]], [[5], [6]]],
 }
@@ -156,7 +157,7 @@ def _add_columns(sample: dict[str, Any], own: list[float], is_far: bool, rng: ra
     sample["generation"] = near(sample["prev"], 0.2)
     sample["reference"] = near(own, 1.0)
     if not sample["trains"]:
-        sample["prev"] = [-1e4 for _ in own]
+        sample["prev"] = [-50.0 for _ in own]
 
 
 def is_clear(one: dict[str, Any]) -> bool:

@@ -16,9 +16,7 @@ BATCHES = {one["name"]: one for one in generate.load("batches")}
 CASES = {case["name"]: case for case in generate.load("cases")}
 EXPECTED = generate.load("expected")
 # Layouts take turns over the splits, so that each is met by every case.
-LAYOUTS = dict(
-    zip(("whole", "one by one", "uneven", "two ranks", "four ranks"), 2 * [*MicroBatchLayout], strict=False)
-)
+LAYOUTS = dict(zip(BATCHES["ragged"]["splits"], 2 * [*MicroBatchLayout], strict=True))
 ESTIMATORS = {
     "grpo": (),
     "grpo_not_normalized": ("grpo.normalize_rewards=false",),
