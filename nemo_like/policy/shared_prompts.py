@@ -41,58 +41,34 @@ class SharedRow:
 
 @dataclass(frozen=True, slots=True)
 class PaddedAttention:
-    """Attention by scaled_dot_product_attention, for a CPU: a batch of k prompts, then a batch of n samples.
+    """Attention by scaled_dot_product_attention, for a CPU: a batch of n whole samples, with their prompts.
 
-    Both batches are padded with slot 0. The mask hides this padding, or it comes after all that is read.
+    Padding comes after all that is read, so that no mask is needed, whose memory would grow with the square
+    of the samples' lengths. A prompt is computed in each of its samples, and read from the first.
     """
 
-    prompts: Tensor  # [k, P] int64, slots
-    after: Tensor  # [n, A] int64, slots
-    seen: Tensor  # [n, P + A] int64, the slots that a sample's later tokens attend to
-    is_seen: Tensor  # [n, 1, A, P + A] bool
-    place: Tensor  # [T] int64, a slot's place in the outputs of both batches, flattened: k x P and n x A
+    samples: Tensor  # [n, L] int64, slots; padded with slot 0
+    place: Tensor  # [T] int64, a slot's place in the flattened n x L outputs
 
     @classmethod
     def of(cls, row: SharedRow) -> Self:
-        prompts, is_prompt = _slots(row.prompt_starts, row.prompt_lengths)
-        after, is_after = _slots(row.after_starts, row.after_lengths)
-        num_after = after.shape[1]
-        causal = torch.ones(num_after, num_after, dtype=torch.bool).tril()
-        in_prompt = is_prompt[row.run, None].expand(-1, num_after, -1)
-        places = torch.cat((is_prompt.flatten(), is_after.flatten())).nonzero()[:, 0]
-        return cls(
-            prompts=prompts,
-            after=after,
-            seen=torch.cat((prompts[row.run], after), dim=1),
-            is_seen=torch.cat((in_prompt, causal.expand(len(after), -1, -1)), dim=2)[:, None],
-            place=functional.pad(places, (0, row.num_tokens - len(places))),
-        )
+        is_token = torch.arange(int(row.lengths.max())) < row.lengths[:, None]
+        samples = torch.zeros(is_token.shape, dtype=torch.int64)
+        samples[is_token] = slots = _sample_slots(row)
+        (places,) = is_token.flatten().nonzero(as_tuple=True)
+        place = torch.full((row.num_tokens,), samples.numel()).scatter_reduce(0, slots, places, "amin")
+        return cls(samples=samples, place=place.clamp(max=samples.numel() - 1))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """Compute the attention of a row. query: [T, heads, d]; key, value: [T, groups, d].
 
         Returns [T, heads, d], with arbitrary values in unused slots.
         """
-        of_prompts = functional.scaled_dot_product_attention(
-            _picked(query, self.prompts),
-            _picked(key, self.prompts),
-            _picked(value, self.prompts),
-            is_causal=True,
-            scale=scale,
-            enable_gqa=True,
+        query, key, value = (_picked(tensor, self.samples) for tensor in (query, key, value))
+        outputs = functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scale, enable_gqa=True
         )
-        outputs = [of_prompts.transpose(1, 2).flatten(0, 1)]
-        if self.after.numel():
-            of_samples = functional.scaled_dot_product_attention(
-                _picked(query, self.after),
-                _picked(key, self.seen),
-                _picked(value, self.seen),
-                self.is_seen,
-                scale=scale,
-                enable_gqa=True,
-            )
-            outputs.append(of_samples.transpose(1, 2).flatten(0, 1))
-        return torch.cat(outputs).index_select(0, self.place)
+        return outputs.transpose(1, 2).flatten(0, 1).index_select(0, self.place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +84,12 @@ class VarlenAttention:
 
     @classmethod
     def of(cls, row: SharedRow) -> Self:
-        prompts, is_prompt = _slots(row.prompt_starts, row.prompt_lengths)
-        after, is_after = _slots(row.after_starts, row.after_lengths)
-        slots = torch.cat((prompts[row.run], after), dim=1)
         return cls(
             num_prompt_tokens=row.num_prompt_tokens,
             num_used=row.num_used,
             prompts=Sequences.of(row.prompt_lengths, row.prompt_lengths),
             after=Sequences.of(row.after_lengths, row.lengths),
-            seen=slots[torch.cat((is_prompt[row.run], is_after), dim=1)],
+            seen=_sample_slots(row),
         )
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
@@ -152,11 +125,11 @@ def pieces(starts: Tensor, lengths: Tensor) -> Tensor:
     return torch.arange(int(ends[-1])) + torch.repeat_interleave(starts - ends + lengths, lengths)
 
 
-def _slots(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the slots of n pieces, [n, longest] int64 padded with 0, and where they are no padding, bool."""
-    positions = torch.arange(int(lengths.max()))
-    is_token = positions < lengths[:, None]
-    return (starts[:, None] + positions).masked_fill_(~is_token, 0), is_token
+def _sample_slots(row: SharedRow) -> Tensor:
+    """Return the slots of all tokens by sample, each sample with its prompt, [sum of lengths] int64."""
+    starts = torch.stack((row.prompt_starts[row.run], row.after_starts), dim=1)
+    lengths = torch.stack((row.prompt_lengths[row.run], row.after_lengths), dim=1)
+    return pieces(starts.flatten(), lengths.flatten())
 
 
 def _picked(tensor: Tensor, slots: Tensor) -> Tensor:

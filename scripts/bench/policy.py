@@ -26,19 +26,18 @@ import tempfile
 import time
 from pathlib import Path
 
-from nemo_like.batch.tags import ADVANTAGE, SAMPLE_MASK
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from plain_model import PlainModel
-from transformers import AutoModelForCausalLM, Qwen3Config
+from random_inputs import Samples, random_model, random_samples
 
-from nemo_like.batch.columns import INPUT_IDS, PREV_LOGPROBS, RESPONSE_MASK
-from nemo_like.batch.meta import Chunk, KVBatchMeta, MicroBatch, Schedule
+from nemo_like.batch.columns import PREV_LOGPROBS
+from nemo_like.batch.meta import MicroBatch, Schedule
 from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
+from nemo_like.batch.tags import ADVANTAGE, SAMPLE_MASK
 from nemo_like.config.loader import load_config
 from nemo_like.config.schema import Config, LossConfig, PolicyConfig
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
@@ -77,10 +76,11 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as directory:
-        model = options.model or random_model(Path(directory), options.max_tokens)
+        model = options.model or random_model(Path(directory), options.max_tokens, 1024, num_layers=4)
         cfgs = {kind: configuration(model, options, keys) for kind, keys in KINDS.items()}
         dist.init_process_group("gloo", init_method=f"file://{directory}/rendezvous", rank=0, world_size=1)
-        contest = Contest(cfgs, random_samples(model, options))
+        samples = random_samples(model, sample_lengths(options), options.prompt_tokens, GROUP_SIZE)
+        contest = Contest(cfgs, samples)
         print(json.dumps(contest.run(options.rounds), indent=2))
         dist.destroy_process_group()
     return 0
@@ -109,57 +109,17 @@ def configuration(model: Path, options: argparse.Namespace, keys: list[str]) -> 
     return load_config(REPOSITORY / "configs" / "grpo_arithmetic_cpu.yaml", [*overrides, *options.overrides])
 
 
-def random_model(directory: Path, max_tokens: int) -> Path:
-    """A Qwen3 of a million parameters."""
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=1024,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=max_tokens,
-        tie_word_embeddings=True,
-    )
-    AutoModelForCausalLM.from_config(config).save_pretrained(directory / "model")
-    return directory / "model"
-
-
-def random_samples(model: Path, options: argparse.Namespace) -> tuple[KVBatchMeta, dict[str, np.ndarray]]:
-    """A batch of random tokens and its columns."""
+def sample_lengths(options: argparse.Namespace) -> list[int]:
+    """Tokens of every sample, prompt included."""
     rng, prompt = np.random.default_rng(0), options.prompt_tokens
     response = np.exp(rng.normal(np.log(MEDIAN_TOKENS), SIGMA, options.samples)).astype(int)
-    lengths = [int(n) for n in np.clip(response, 1, options.max_tokens - prompt) + prompt]
-    group_ids = [row // GROUP_SIZE for row in range(len(lengths))]
-    vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
-    mask = np.concatenate([np.r_[np.zeros(prompt), np.ones(n - prompt)] for n in lengths])
-    meta = KVBatchMeta(
-        partition="bench",
-        chunks=(Chunk("all", tuple(lengths)),),
-        rows=tuple((0, row) for row in range(len(lengths))),
-        columns=frozenset(),
-        tags={
-            SAMPLE_MASK.name: (1.0,) * len(lengths),
-            "num_response_tokens": tuple(n - prompt for n in lengths),
-            "num_prompt_tokens": (prompt,) * len(lengths),
-            "group_id": tuple(group_ids),
-            ADVANTAGE.name: tuple(float(value) for value in rng.normal(size=len(lengths))),
-        },
-    )
-    ids = rng.integers(0, vocabulary, sum(lengths)).astype(np.int32)
-    starts = np.cumsum(lengths) - lengths
-    for start, group in zip(starts, group_ids, strict=True):
-        first = starts[group * GROUP_SIZE]
-        ids[start : start + prompt] = ids[first : first + prompt]
-    return meta, {INPUT_IDS.name: ids, RESPONSE_MASK.name: mask.astype(np.uint8)}
+    return [int(n) for n in np.clip(response, 1, options.max_tokens - prompt) + prompt]
 
 
 class Contest:
     """Everyone scores and trains on the same batch, one update over all of it per turn."""
 
-    def __init__(self, cfgs: dict[str, Config], samples: tuple[KVBatchMeta, dict[str, np.ndarray]]) -> None:
+    def __init__(self, cfgs: dict[str, Config], samples: Samples) -> None:
         self._meta, columns = samples
         cfg = cfgs["padded"]
         coordinates = parallel_layout(cfg.policy).coordinates(0)

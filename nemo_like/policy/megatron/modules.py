@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import (
     HAVE_TE,
@@ -149,23 +148,39 @@ class TorchCoreAttention(MegatronModule):
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Compute causal attention. query: [n, heads, T, d]; key, value: [n, groups, T of all ranks, d]."""
-        mask = None
-        if self._context.size() > 1:
-            mask = _causal_mask(query.shape[2], self._context).to(query.device)
-        return functional.scaled_dot_product_attention(
-            query, key, value, mask, is_causal=mask is None, scale=self.softmax_scale, enable_gqa=True
+        rank, num_ranks = self._context.rank(), self._context.size()
+        if num_ranks == 1:
+            return self._attend_to_earlier(query, key, value)
+        places = _places_by_position(key.shape[2], num_ranks).to(key.device)
+        key, value = (tensor.index_select(2, places) for tensor in (key, value))
+        piece = query.shape[2] // 2
+        contexts = [
+            self._attend_to_earlier(queries, key[:, :, :end], value[:, :, :end])
+            for queries, end in zip(
+                query.split(piece, dim=2), ((rank + 1) * piece, (2 * num_ranks - rank) * piece), strict=True
+            )
+        ]
+        return torch.cat(contexts, dim=2)
+
+    def _attend_to_earlier(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Have the last query attend to all keys, the one before it to all but the last, and so on.
+
+        Where there are more keys than queries, zeros stand in for the earlier queries. A mask would hide the
+        keys as well, but its memory grows with the square of a sample's length.
+        """
+        if num_earlier := key.shape[2] - query.shape[2]:
+            query = functional.pad(query, (0, 0, num_earlier, 0))
+        context = functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=self.softmax_scale, enable_gqa=True
         )
+        return context[:, :, num_earlier:]
 
 
-def _causal_mask(num_tokens: int, context: dist.ProcessGroup) -> Tensor:
-    """Return which keys one context-parallel rank's queries of a sample see, the keys ordered by rank,
-    [num_tokens, num_tokens x ranks] bool."""
-    num_ranks = context.size()
-    keys = torch.cat(
-        [context_positions(num_tokens * num_ranks, rank, num_ranks) for rank in range(num_ranks)]
-    )
-    queries = context_positions(num_tokens * num_ranks, context.rank(), num_ranks)
-    return queries[:, None] >= keys
+def _places_by_position(num_tokens: int, num_ranks: int) -> Tensor:
+    """Return, for each position of a sample, its place among the tokens of all context-parallel ranks, which
+    lie rank by rank, [num_tokens] int64."""
+    positions = [context_positions(num_tokens, rank, num_ranks) for rank in range(num_ranks)]
+    return torch.cat(positions).argsort()
 
 
 def context_sequences(lengths: Sequence[int], rank: int, num_ranks: int) -> tuple[Sequences, Tensor]:

@@ -16,6 +16,7 @@ from nemo_like.policy.batch import context_positions
 from nemo_like.policy.megatron import modules
 from nemo_like.policy.megatron.modules import PackedSequences, TorchCoreAttention
 from nemo_like.policy.varlen import attend_varlen
+from tests.unit.policy.largest_tensor import largest
 from tests.unit.policy.varlen_by_hand import loops_over_sequences
 
 LENGTHS = (12, 24, 12)  # of packed samples; two pieces for each of one, two or three ranks
@@ -98,3 +99,15 @@ def test_an_older_torch_gets_keys_for_every_head(monkeypatch: pytest.MonkeyPatch
 def test_the_sequences_are_computed_once_for_all_layers() -> None:
     row = packed()
     assert row.sequences(1, 2) is row.sequences(1, 2)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_no_tensor_grows_with_the_square_of_a_sample(num_ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = attention(monkeypatch, 0, num_ranks)
+    sizes = []
+    for length in (1024, 2048):
+        query = torch.randn(length // num_ranks, 1, HEADS, HEAD_SIZE, requires_grad=True)
+        keys, values = (torch.randn(length, 1, GROUPS, HEAD_SIZE, requires_grad=True) for _ in range(2))
+        sizes.append(largest(query, keys, values, layer))
+    # Queries of the whole sample; a mask would have as many elements as there are pairs of a query and a key.
+    assert sizes == [1024 * HEADS * HEAD_SIZE, 2048 * HEADS * HEAD_SIZE]

@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch.nn.attention import varlen
 
 from nemo_like.policy.shared_prompts import PaddedAttention, SharedRow, VarlenAttention
+from tests.unit.policy.largest_tensor import largest
 from tests.unit.policy.varlen_by_hand import loops_over_sequences
 
 HEADS, GROUPS, HEAD_SIZE, SCALE = 4, 2, 8, 0.3
@@ -85,3 +86,16 @@ def test_prompts_alone_need_no_second_pass(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_row_that_is_too_short_is_refused() -> None:
     with pytest.raises(ValueError, match="prompts and responses of 19 tokens do not fit into 18"):
         SharedRow(ROW.prompt_lengths, ROW.run, ROW.after_lengths, 18)
+
+
+def test_no_tensor_grows_with_the_square_of_a_sample() -> None:
+    sizes = []
+    for length in (256, 512):  # of the prompt, and of what follows it in either sample
+        after = torch.tensor([length, length])
+        row = SharedRow(torch.tensor([length]), torch.tensor([0, 0]), after, 3 * length)
+        heads = (HEADS, GROUPS, GROUPS)
+        tensors = [torch.randn(3 * length, size, HEAD_SIZE, requires_grad=True) for size in heads]
+        attend = PaddedAttention.of(row).attend
+        sizes.append(largest(*tensors, lambda *qkv, attend=attend: attend(*qkv, SCALE)))
+    # Queries of both samples, with their prompt; a mask would have as many elements as there are pairs.
+    assert sizes == [2 * 512 * HEADS * HEAD_SIZE, 2 * 1024 * HEADS * HEAD_SIZE]
