@@ -45,39 +45,46 @@ def ask(framework: str) -> dict[str, Any]:
 
 
 def _answer(adapter: Any, asked: Asked, batches: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the status (equal, explained, or unexplained), the largest deviation with its batch and split,
-    the conventions without which the framework's numbers would be others, and what it raised first."""
-    worst, at, unexplained, raised = 0.0, "", "", ""
-    because: set[str] = set()
-    for one in batches:
-        table = torch.tensor(one["table"], dtype=torch.float64)
-        expected = evaluate(table, one["samples"], asked.case)
-        for split in adapter.SPLITS:
-            where = f"{one['name']}, {split}"
-            try:
-                found = run_split(one, split, partial(_computed, adapter, asked))
-            except Exception as error:
-                raised = raised or f"{type(error).__name__}: {error} ({where})"
-                continue
-            deviation = deviation_of(found, expected)
-            if deviation <= TOLERANCE:
-                continue
-            if deviation > worst:
-                worst, at = deviation, where
-            reasons = _reasons(one, asked, split, found)
-            if reasons is None:
-                unexplained = unexplained or where
-            because |= reasons or set()
-    status = "equal" if not worst else "unexplained" if unexplained else "explained"
+    """Return how far the framework is from the reference, at most over the splits of each batch.
+
+    ``because`` has the conventions without which its numbers would be others; ``splits`` how far they depend on
+    how the batch is split; ``raised`` the first error.
+    """
+    found = {one["name"]: _on_batch(adapter, asked, one) for one in batches}
+    status = "equal" if not any(one["deviation"] for one in found.values()) else "explained"
+    if any(one["unexplained"] for one in found.values()):
+        status = "unexplained"
     return {
         "asked": asked.label,
         "status": status,
-        "deviation": worst,
-        "at": at,
-        "because": sorted(because),
-        "unexplained_at": unexplained,
-        "raised": raised,
+        "batches": found,
+        "splits": max(one["splits"] for one in found.values()),
+        "raised": next((one["raised"] for one in found.values() if one["raised"]), ""),
     }
+
+
+def _on_batch(adapter: Any, asked: Asked, one: dict[str, Any]) -> dict[str, Any]:
+    expected = evaluate(torch.tensor(one["table"], dtype=torch.float64), one["samples"], asked.case)
+    answer: dict[str, Any] = {"deviation": 0.0, "splits": 0.0, "unexplained": "", "raised": ""}
+    because: set[str] = set()
+    whole: dict[str, Any] | None = None
+    for split in adapter.SPLITS:
+        try:
+            found = run_split(one, split, partial(_computed, adapter, asked))
+        except Exception as error:
+            answer["raised"] = f"{type(error).__name__}: {error} (batch {one['name']})"
+            break
+        whole = whole or found
+        by_split, deviation = deviation_of(found, whole), deviation_of(found, expected)
+        answer["splits"] = max(answer["splits"], by_split if by_split > TOLERANCE else 0.0)
+        if deviation <= TOLERANCE:
+            continue
+        answer["deviation"] = max(answer["deviation"], deviation)
+        reasons = _reasons(one, asked, split, found)
+        if reasons is None:
+            answer["unexplained"] = split
+        because |= reasons or set()
+    return {**answer, "because": sorted(because)}
 
 
 def _computed(adapter: Any, asked: Asked, padded: Any) -> Any:
