@@ -5,8 +5,8 @@ write docs/conformance.md.
     python scripts/conformance.py --against trl verl           # writes docs/conformance.md
     python scripts/conformance.py --against trl==1.16.0 --output /tmp/page.md
 
-Each framework is installed from PyPI into an environment of its own, which is deleted afterwards. It shares the
-packages of this one, torch among them, and gets only those that are missing.
+Each framework is installed from PyPI into an environment of its own, which is deleted afterwards. It shares
+the packages of this one, torch among them, and gets only those that are missing.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def answers_of(requirement: str) -> dict[str, Any]:
-    """Install a framework, such as "trl" or "trl==1.16.0", in a new environment, and return what it answers."""
+    """Install a framework, such as "trl" or "trl==1.16.0", in a new environment; return what it answers."""
     name = re.split(r"[=<>!~]", requirement)[0]
     packages = [requirement, *_NEEDED[name][1:]]
     with tempfile.TemporaryDirectory(prefix="conformance-") as directory:

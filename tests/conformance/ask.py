@@ -47,8 +47,8 @@ def ask(framework: str) -> dict[str, Any]:
 def _answer(adapter: Any, asked: Asked, batches: list[dict[str, Any]]) -> dict[str, Any]:
     """Return how far the framework is from the reference, at most over the splits of each batch.
 
-    ``because`` has the conventions without which its numbers would be others; ``splits`` how far they depend on
-    how the batch is split; ``raised`` the first error.
+    ``because`` has the conventions without which its numbers would be others; ``splits`` how far they depend
+    on how the batch is split; ``raised`` the first error.
     """
     found = {one["name"]: _on_batch(adapter, asked, one) for one in batches}
     status = "equal" if not any(one["deviation"] for one in found.values()) else "explained"
@@ -64,7 +64,7 @@ def _answer(adapter: Any, asked: Asked, batches: list[dict[str, Any]]) -> dict[s
 
 
 def _on_batch(adapter: Any, asked: Asked, one: dict[str, Any]) -> dict[str, Any]:
-    expected = evaluate(torch.tensor(one["table"], dtype=torch.float64), one["samples"], asked.case)
+    expected = evaluate(torch.tensor(one["table"], dtype=torch.float64), one["samples"], dict(asked.case))
     answer: dict[str, Any] = {"deviation": 0.0, "splits": 0.0, "unexplained": "", "raised": ""}
     because: set[str] = set()
     whole: dict[str, Any] | None = None
@@ -95,7 +95,7 @@ def _reasons(one: dict[str, Any], asked: Asked, split: str, found: dict[str, Any
     """Return the conventions that are needed to reproduce ``found``; None where even all do not."""
 
     def misses(names: Collection[str]) -> bool:
-        return deviation_of(found, evaluate_as(one, asked.case, split, names)) > TOLERANCE
+        return deviation_of(found, evaluate_as(one, dict(asked.case), split, names)) > TOLERANCE
 
     every = set(asked.conventions)
     if misses(every):

@@ -82,11 +82,15 @@ class Work:
 def train(coordinates: Coordinates, cfg: PolicyConfig, work: Work) -> dict[tuple[str, str], Any]:
     """One rank: an update per batch and case, by the worker's own method; the leaders' metrics."""
     plane, found = InMemoryDataPlane(), {}
-    worker = ready_worker(cfg, ours.loss_config(CASES[work.cases[0]]), coordinates, plane)
+    # A backend is built with or without the entropy, so it is reported for every case.
+    losses = {
+        case: replace(ours.loss_config(CASES[case]), entropy_coef=CASES[case]["entropy"])
+        for case in work.cases
+    }
+    worker = ready_worker(cfg, losses[work.cases[0]], coordinates, plane)
     for name, samples in work.batches.items():
         shard = _shard(plane, name, samples, cfg, coordinates.dp)
-        for case in work.cases:
-            loss = ours.loss_config(CASES[case])
+        for case, loss in losses.items():
             worker.loss = worker._backend.loss = loss
             update = worker.train(shard)
             if update is not None:
