@@ -19,6 +19,7 @@ from tests.conformance.adapters import Absent, Asked, Padded
 
 NAME = "TRL"
 SPLITS = ("whole", "one by one", "even")  # its micro-batches are all of one size
+ESTIMATORS: dict[str, tuple[str, ...]] = {}  # advantages are computed inside of its rollout
 _MEANS = {"token": "dapo", "sample": "grpo", "constant": "dr_grpo"}
 _MODES = {
     "plain": "token_truncate",

@@ -6,7 +6,7 @@ mini-batch has, and FSDP averages gradients over ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version as version_of
 from typing import Any
 
@@ -152,3 +152,46 @@ def _corrected(
             log_ratio, mask, keys["rollout_rs"], keys["rollout_rs_threshold"]
         )
     return mask.to(torch.int64), weights
+
+
+ESTIMATORS: Mapping[str, Sequence[str]] = {
+    "grpo": ("masked_in_group", "alone_without_baseline"),
+    "grpo_not_normalized": ("masked_in_group", "alone_without_baseline"),
+    "rloo": ("masked_in_group", "alone_without_baseline"),
+    "reinforce_plus_plus": ("unbiased_whitening",),
+    "reinforce_plus_plus_baseline": ("masked_in_group", "alone_without_baseline", "unbiased_whitening"),
+}
+
+
+def advantages(samples: Sequence[dict[str, Any]], estimator: str) -> list[float]:
+    """Return verl's advantage of each sample's first generated token; 0 for samples that do not train."""
+    import numpy
+    from omegaconf import OmegaConf
+    from verl.trainer.ppo import core_algos
+
+    width = max(sum(sample["generated"]) for sample in samples) + 1
+    mask, rewards = torch.zeros(2, len(samples), width, dtype=torch.float64)
+    for row, sample in enumerate(samples):
+        length = sum(sample["generated"])
+        mask[row, :length] = float(sample["trains"])
+        rewards[row, max(length - 1, 0)] = sample[
+            "reward"
+        ]  # on the last token, as its reward managers put it
+    keys: dict[str, Any] = {"token_level_rewards": rewards, "response_mask": mask}
+    index = numpy.array([sample["group"] for sample in samples])
+    if estimator.startswith("grpo"):
+        compute = core_algos.compute_grpo_outcome_advantage
+        keys |= {"index": index, "norm_adv_by_std_in_grpo": estimator == "grpo"}
+    elif estimator == "reinforce_plus_plus":
+        compute = core_algos.compute_reinforce_plus_plus_outcome_advantage
+        keys["config"] = OmegaConf.create({"gamma": 1.0})
+    else:
+        compute = {
+            "rloo": core_algos.compute_rloo_outcome_advantage,
+            "reinforce_plus_plus_baseline": (
+                core_algos.compute_reinforce_plus_plus_baseline_outcome_advantage
+            ),
+        }[estimator]
+        keys["index"] = index
+    found, _ = compute(**keys)
+    return found[:, 0].tolist()

@@ -9,7 +9,7 @@ import importlib
 import json
 import sys
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from tests.conformance.adapters import Absent, Asked, run_split
-from tests.conformance.conventions import evaluate_as
+from tests.conformance.conventions import advantages_as, evaluate_as
 from tests.conformance.generate import load
-from tests.conformance.reference import evaluate
+from tests.conformance.reference import advantages, evaluate
 
 # What float64 leaves of two ways to compute the same.
 TOLERANCE = 1e-7
@@ -41,6 +41,7 @@ def ask(framework: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "splits": adapter.SPLITS,
         "answers": answers,
+        "advantages": [_of_estimator(adapter, name, batches) for name in adapter.ESTIMATORS],
     }
 
 
@@ -61,6 +62,32 @@ def _answer(adapter: Any, asked: Asked, batches: list[dict[str, Any]]) -> dict[s
         "splits": max(one["splits"] for one in found.values()),
         "raised": next((one["raised"] for one in found.values() if one["raised"]), ""),
     }
+
+
+def _of_estimator(adapter: Any, name: str, batches: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return how far advantages are from the reference's at most, and by which conventions. Samples without a
+    generated token are not compared."""
+    worst, is_unexplained = 0.0, False
+    because: set[str] = set()
+    every = set(adapter.ESTIMATORS[name])
+    for one in batches:
+        found = adapter.advantages(one["samples"], name)
+
+        def gap(values: Sequence[float], one: dict[str, Any] = one, found: Sequence[float] = found) -> float:
+            pairs = zip(found, values, one["samples"], strict=True)
+            return max(abs(theirs - mine) for theirs, mine, sample in pairs if sum(sample["generated"]))
+
+        deviation = gap(advantages(one["samples"], name))
+        if deviation > TOLERANCE:
+            worst = max(worst, deviation)
+            is_unexplained |= gap(advantages_as(one["samples"], name, every)) > TOLERANCE
+            because |= {
+                reason
+                for reason in every
+                if gap(advantages_as(one["samples"], name, every - {reason})) > TOLERANCE
+            }
+    status = "unexplained" if is_unexplained else "explained" if worst else "equal"
+    return {"estimator": name, "status": status, "deviation": worst, "because": sorted(because)}
 
 
 def _on_batch(adapter: Any, asked: Asked, one: dict[str, Any]) -> dict[str, Any]:

@@ -165,3 +165,43 @@ def _kl(x: Tensor, kind: str, names: Collection[str]) -> Tensor:
 
 def _values(sample: dict[str, Any], name: str) -> Tensor:
     return torch.tensor(sample[name], dtype=torch.float64)
+
+
+OF_ADVANTAGES = {
+    "masked_in_group": "rewards of samples that do not train count in the statistics of their group",
+    "alone_without_baseline": "a sample alone in its group has its reward as advantage, not 0",
+    "unbiased_whitening": "whitening divides by the unbiased variance plus 1e-8",
+}
+
+
+def advantages_as(samples: Sequence[dict[str, Any]], estimator: str, names: Collection[str]) -> list[float]:
+    """Return what ``reference.advantages`` does, under these conventions."""
+    trained = [sample for sample in samples if sample["trains"]]
+    counted = samples if "masked_in_group" in names else trained
+    values = [_advantage_as(sample, counted, estimator, names) for sample in samples]
+    if estimator.startswith("reinforce_plus_plus"):
+        sizes = torch.tensor([_size(sample) * sample["trains"] for sample in samples], dtype=torch.float64)
+        of_samples, total = torch.tensor(values, dtype=torch.float64), sizes.sum()
+        mean = (sizes * of_samples).sum() / total
+        variance = (sizes * (of_samples - mean) ** 2).sum() / total
+        is_unbiased = "unbiased_whitening" in names
+        variance = variance * total / (total - 1) + 1e-8 if is_unbiased else variance.clamp(min=1e-8)
+        values = ((of_samples - mean) / variance.sqrt()).tolist()
+    return [value if sample["trains"] else 0.0 for value, sample in zip(values, samples, strict=True)]
+
+
+def _advantage_as(
+    sample: dict[str, Any], counted: Sequence[dict[str, Any]], estimator: str, names: Collection[str]
+) -> float:
+    reward = float(sample["reward"])
+    group = [other for other in counted if other["group"] == sample["group"]]
+    if estimator == "reinforce_plus_plus":
+        return reward
+    if len(group) < 2:
+        alone = reward / (1 + 1e-6) if estimator == "grpo" else reward  # a deviation of 1
+        return alone if "alone_without_baseline" in names else 0.0
+    compared = [other for other in group if other is not sample] if estimator == "rloo" else group
+    rewards = torch.tensor([other["reward"] for other in compared], dtype=torch.float64)
+    deviation = rewards.std().item() if estimator == "grpo" and len(rewards) > 1 else 0.0
+    centred = reward - rewards.mean().item()
+    return centred / (deviation + 1e-6) if deviation else centred
