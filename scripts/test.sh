@@ -49,7 +49,7 @@ case "${1:-}" in
         # One process more than cores, since many of these tests wait; those that need a GPU are shown as
         # skipped where there is none.
         check "functional tests" pytest -q --numprocesses="$(($(nproc) + 1))" --maxprocesses=4 --dist=loadfile \
-            -m "($chosen) and not whole_run" tests/functional tests/gpu
+            -m "($chosen) and not whole_run" tests/conformance tests/functional tests/gpu
         check "whole runs" pytest -q -m "($chosen) and whole_run" tests/functional
         if [[ $VENV != .venv ]]; then
             check "tests on GPUs" .venv/bin/python -m pytest -q -m "($chosen) and gpu" tests/gpu

@@ -1,8 +1,8 @@
 """Advantage estimators by name: one float per sample, from rewards, group ids and masks alone.
 
-Standard library only: the driver calls estimators on tags. An estimator is any function from
-``AdvantageInputs`` to one float per sample; the configuration names one of ``AdvantageEstimatorName``,
-or a user's own as "package.module:function".
+Standard library only: the driver calls estimators on tags. An estimator is any function of
+``AdvantageInputs`` and the section ``grpo`` of the configuration to one float per sample; the configuration
+names one of ``AdvantageEstimatorName``, or a user's own as "package.module:function".
 
 With a KL in the reward, the advantages of a sample's tokens differ. The estimator then also returns a
 scale; the policy workers, which know the KL of every token, subtract from each token's advantage the scale
@@ -11,16 +11,13 @@ times the KL to go (the KL of that token and of all after it in its sample).
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from nemo_like.config.import_path import load_by_path
-from nemo_like.config.schema import AdvantageEstimatorName, GRPOConfig
-
-# This package has a file for each estimator, named as the configuration names it, with ``build(cfg)``.
-_PACKAGE = "nemo_like.algorithms.advantage_estimators"
+from nemo_like.config.named_functions import FunctionRole, load_function
+from nemo_like.config.schema import GRPOConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +43,8 @@ class AdvantageInputs:
     num_response_tokens: Sequence[float]  # a sample's weight in an average over tokens
     components: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of the raw reward, by name
     kl: KLToGo | None = None  # None without a KL in the reward
+    # By name, the tags that the estimator is marked to read (batch.tags.reads_tags).
+    tags: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,33 +55,46 @@ class Advantages:
     kl_scale: float = 0.0
 
 
-# A user's own estimator may return the floats alone.
-AdvantageEstimator = Callable[[AdvantageInputs], Sequence[float] | Advantages]
+# An estimator may return the floats alone.
+AdvantageEstimator = Callable[..., Sequence[float] | Advantages]
 
 
 def build_estimator(cfg: GRPOConfig) -> Callable[[AdvantageInputs], Advantages]:
     """Return the estimator that ``grpo.adv_estimator.name`` names, wrapped so that its result is checked.
 
-    Raises ValueError when the name is neither known nor an import path that exists. The returned
-    function raises ValueError when the estimator does not give one finite float per sample.
+    Raises ValueError when the name is neither known nor an import path that exists. The returned function
+    raises ValueError, which names the first wrong sample, when the estimator does not give one finite float
+    per sample.
     """
-    name = cfg.adv_estimator.name
-    if name in AdvantageEstimatorName.__members__:
-        estimate = importlib.import_module(f"{_PACKAGE}.{name}").build(cfg)
-    else:
-        estimate = load_by_path(name)
+    key = f"grpo.adv_estimator.name={cfg.adv_estimator.name}"
+    estimate: AdvantageEstimator = load_function(FunctionRole.estimator, cfg.adv_estimator.name)
 
     def checked(inputs: AdvantageInputs) -> Advantages:
-        estimated = estimate(inputs)
+        estimated = estimate(inputs, cfg, **cfg.adv_estimator.arguments)
         if not isinstance(estimated, Advantages):
             estimated = Advantages(estimated)
-        advantages = [float(value) for value in estimated.per_sample]
-        if len(advantages) != len(inputs.rewards) or not all(map(math.isfinite, advantages)):
+        advantages = _numbers(key, estimated.per_sample)
+        if len(advantages) != len(inputs.rewards):
             raise ValueError(
-                f"grpo.adv_estimator.name={name} gave {len(advantages)} advantages for "
-                f"{len(inputs.rewards)} samples, {sum(map(math.isfinite, advantages))} of them finite; "
-                "it must give one finite float per sample"
+                f"{key} gave {len(advantages)} advantages for {len(inputs.rewards)} samples; it must give "
+                "one finite float per sample"
+            )
+        wrong = [place for place, value in enumerate(advantages) if not math.isfinite(value)]
+        if wrong:
+            raise ValueError(
+                f"{key} gave {len(wrong)} advantages that are not finite, the first of them "
+                f"{advantages[wrong[0]]} for sample {wrong[0]} of group {inputs.group_ids[wrong[0]]}, whose "
+                f"reward is {inputs.rewards[wrong[0]]:g}; it must give one finite float per sample"
             )
         return Advantages(advantages, estimated.kl_scale)
 
     return checked
+
+
+def _numbers(key: str, values: Any) -> list[float]:
+    try:
+        return [float(value) for value in values]
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{key} returned {type(values).__name__}, not one float per sample: {error}"
+        ) from None

@@ -200,10 +200,15 @@ def policy_ratio(tokens: LossTokens, cfg: LossConfig) -> Tensor:
     return limited(log_ratio).exp()
 
 
+def clipped(ratio: Tensor, cfg: LossConfig) -> Tensor:
+    """Limit a ratio to [1 - ratio_clip_min, 1 + ratio_clip_max]."""
+    return ratio.clamp(1 - cfg.ratio_clip_min, 1 + cfg.ratio_clip_max)
+
+
 def policy_loss(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
-    """Compute the configured loss of one micro-batch, which is its part of the mean over the global batch."""
+    """Compute the loss that the keys of ``loss_fn`` describe: PPO's surrogate, GSPO, CISPO or REINFORCE."""
     ratio = policy_ratio(tokens, cfg)
-    clipped_ratio = ratio.clamp(1 - cfg.ratio_clip_min, 1 + cfg.ratio_clip_max)
+    clipped_ratio = clipped(ratio, cfg)
     if cfg.disable_ppo_ratio:
         per_token = reinforce(tokens.logprobs, tokens.advantages)
     elif cfg.use_cispo:
@@ -212,6 +217,17 @@ def policy_loss(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
         per_token = clipped_policy_gradient(
             ratio, clipped_ratio, tokens.advantages, dual_clip=cfg.ratio_clip_c
         )
+    return loss_terms(per_token, ratio, clipped_ratio, tokens, cfg)
+
+
+def loss_terms(
+    per_token: Tensor, ratio: Tensor, clipped_ratio: Tensor, tokens: LossTokens, cfg: LossConfig
+) -> LossTerms:
+    """Make a micro-batch's ``LossTerms`` of a policy-gradient term ``per_token``, [M].
+
+    The term is multiplied by the importance-sampling correction, KL and entropy are added, each where the
+    configuration asks for it, and the sum over the tokens is taken with their weights.
+    """
     means: dict[str, TokenMean] = {}
     if cfg.use_importance_sampling_correction and tokens.generation_logprobs is not None:
         correction = importance_correction(

@@ -18,6 +18,7 @@ class Outcome(Enum):
 
     trained = "trained"
     reward_failed = "reward_failed"  # the environment gave no finite reward
+    filtered = "filtered"  # one of grpo.sample_filters refused it
     uniform_group = "uniform_group"  # dynamic sampling: all raw rewards of its group are equal
     surplus_group = "surplus_group"  # dynamic sampling: the step had enough informative groups without it
     overlong = "overlong"  # truncated, with grpo.overlong_filtering=true

@@ -162,6 +162,12 @@ class KVBatchMeta:
         return tuple([numbers.setdefault(chunk, len(numbers)) for chunk, _ in self.rows])
 
     @property
+    def occasion(self) -> str:
+        """What messages call the partition: "step 12" for "train-12", others by their names."""
+        kind, _, number = self.partition.partition("-")
+        return f"step {number}" if kind == "train" and number.isdigit() else f"partition {self.partition!r}"
+
+    @property
     def sample_ids(self) -> tuple[str, ...]:
         """One printable id per sample, ``chunk key/row``; error messages name samples by these."""
         return tuple(f"{self.chunks[chunk].key}/{row}" for chunk, row in self.rows)

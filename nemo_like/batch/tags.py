@@ -5,11 +5,15 @@ A tag is one small value per sample. It travels in the metadata, so the driver m
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 TagValue = float | int | bool | str
 V = TypeVar("V", float, int, bool, str)
+T = TypeVar("T", bound=Callable[..., Any])
+# The attribute of a function under which ``reads_tags`` stores the tags.
+_READS = "tags_read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,27 @@ IS_IDLE = Tag("is_idle", bool, "driver", ("driver",), "whether it has no gradien
 def reward_component(name: str) -> Tag[float]:
     """Return the tag of a named part of the reward."""
     return Tag(f"reward/{name}", float, "rollout", ("driver",), "a part of the reward, for the estimator")
+
+
+def reads_tags(*tags: Tag[Any]) -> Callable[[T], T]:
+    """Mark a user's own estimator or filter as a reader of these tags, which it finds by name in ``tags``."""
+
+    def mark(function: T) -> T:
+        setattr(function, _READS, tags)
+        return function
+
+    return mark
+
+
+def tags_read_by(function: Any) -> tuple[Tag[Any], ...]:
+    """Return the tags that ``reads_tags`` marked a function with; none where it was not marked.
+
+    Raises ValueError for anything else than tags.
+    """
+    marked = getattr(function, _READS, ())
+    if not isinstance(marked, list | tuple) or not all(isinstance(one, Tag) for one in marked):
+        raise ValueError(f"its attribute {_READS} is {marked!r}, no tuple of Tag; set it by @reads_tags")
+    return tuple(marked)
 
 
 def named(values: dict[Tag[Any], Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 from nemo_like.config.adapter_layers import adapts_all_linear
+from nemo_like.config.named_functions import is_own_function
 from nemo_like.config.schema import (
     ClusterConfig,
     Config,
@@ -86,7 +87,12 @@ def scores_prev_logprobs(loss: LossConfig) -> bool:
 
 def is_own_loss(loss: LossConfig) -> bool:
     """Return whether ``loss_fn.kind`` names a user's own function."""
-    return ":" in loss.kind
+    return is_own_function(loss.kind)
+
+
+def clips_ratio(loss: LossConfig) -> bool:
+    """Return whether the loss's clipped ratio is the ratio cut at ratio_clip_min and ratio_clip_max."""
+    return loss.kind in ("policy_gradient", "gspo_token")
 
 
 def is_advantage_alone(loss: LossConfig) -> bool:

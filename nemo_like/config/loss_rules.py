@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nemo_like.config.derived import is_own_loss, scores_prev_logprobs
+from nemo_like.config.derived import scores_prev_logprobs
+from nemo_like.config.named_functions import FunctionRole, unknown_function
 from nemo_like.config.problems import Problem
 from nemo_like.config.schema import (
     AdvantageEstimatorName,
@@ -15,18 +16,18 @@ from nemo_like.config.schema import (
     Precision,
 )
 
-POLICY_GRADIENT = "policy_gradient"
+_REPLACING = ("disable_ppo_ratio", "use_cispo", "sequence_level_importance_ratios")
 
 
 def loss_problems(cfg: Config) -> Iterator[Problem]:
     """Yield every combination of keys that would train with another loss than the keys say."""
-    if cfg.loss_fn.kind != POLICY_GRADIENT and not is_own_loss(cfg.loss_fn):
-        yield Problem(
-            key=f"loss_fn.kind={cfg.loss_fn.kind}",
-            rule="is no loss",
-            remedy=f"write {POLICY_GRADIENT}, or package.module:name for a loss of your own",
-        )
+    if problem := unknown_function(FunctionRole.loss, "loss_fn.kind", cfg.loss_fn.kind):
+        yield problem
     yield from _surrogates(cfg.loss_fn)
+    if cfg.loss_fn.kind == "sapo":
+        yield from _sapo(cfg.loss_fn)
+    if cfg.loss_fn.kind == "gspo_token":
+        yield from _gspo_token(cfg.loss_fn)
     yield from _sequence_level(cfg.loss_fn)
     yield from _correction(cfg.loss_fn)
     yield from _quantized_engines(cfg)
@@ -45,11 +46,7 @@ def _surrogates(loss: LossConfig) -> Iterator[Problem]:
 
     They exclude each other, and the dual clip belongs to PPO's surrogate and to GSPO.
     """
-    chosen = [
-        name
-        for name in ("disable_ppo_ratio", "use_cispo", "sequence_level_importance_ratios")
-        if getattr(loss, name)
-    ]
+    chosen = [name for name in _REPLACING if getattr(loss, name)]
     if len(chosen) > 1:
         yield Problem(
             key=f"loss_fn.{chosen[0]}=true",
@@ -62,6 +59,45 @@ def _surrogates(loss: LossConfig) -> Iterator[Problem]:
             rule=f"bounds a loss that loss_fn.{chosen[0]}=true replaces",
             remedy="set it to null",
         )
+
+
+def _sapo(loss: LossConfig) -> Iterator[Problem]:
+    for name in _REPLACING:
+        if getattr(loss, name):
+            yield Problem(
+                key=f"loss_fn.{name}=true",
+                rule="excludes loss_fn.kind=sapo: each replaces the loss by another",
+                remedy="set it to false, or loss_fn.kind=policy_gradient",
+            )
+    if loss.ratio_clip_c is not None:
+        yield Problem(
+            key=f"loss_fn.ratio_clip_c={loss.ratio_clip_c:g}",
+            rule="bounds a loss that loss_fn.kind=sapo replaces",
+            remedy="set it to null",
+        )
+    for name, value in loss.arguments.items():
+        if name in ("tau_pos", "tau_neg") and isinstance(value, int | float) and not value > 0:
+            yield Problem(
+                key=f"loss_fn.arguments.{name}={value}",
+                rule="must be above 0",
+                remedy="1.0 for tau_pos and 1.05 for tau_neg are usual; larger values close the gate sooner",
+            )
+
+
+def _gspo_token(loss: LossConfig) -> Iterator[Problem]:
+    if not loss.sequence_level_importance_ratios:
+        yield Problem(
+            key="loss_fn.kind=gspo_token",
+            rule="needs sequence_level_importance_ratios=true: its ratio is that of the whole sample",
+            remedy="set loss_fn.sequence_level_importance_ratios=true",
+        )
+    for name in ("disable_ppo_ratio", "use_cispo"):
+        if getattr(loss, name):
+            yield Problem(
+                key=f"loss_fn.{name}=true",
+                rule="excludes loss_fn.kind=gspo_token: each replaces the loss by another",
+                remedy="set it to false, or loss_fn.kind=policy_gradient",
+            )
 
 
 def _sequence_level(loss: LossConfig) -> Iterator[Problem]:

@@ -21,7 +21,7 @@ _OF_TRAINING = (
     *("reward", "filtered_reward", "shaped_reward"),
     *("baseline_reward/pct_0", "baseline_reward/pct_1", "baseline_reward/pct_mixed"),
     *("dynamic_sampling_num_gen_batches", "dynamic_sampling_num_uniform", "dynamic_sampling_num_surplus"),
-    *("num_overlong_filtered", "num_masked_seqs_by_logprob_error", "num_skipped_samples"),
+    *("num_filtered", "num_overlong_filtered", "num_masked_seqs_by_logprob_error", "num_skipped_samples"),
     *("loss", "grad_norm", "lr", "weights_moved", "kl_penalty", "entropy", "approx_entropy", "is_oob_ratio"),
     *("probs_ratio", "probs_ratio_min", "probs_ratio_max"),
     *("probs_ratio_clamped", "probs_ratio_clamped_min", "probs_ratio_clamped_max"),

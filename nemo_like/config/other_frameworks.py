@@ -83,6 +83,9 @@ NAMES: dict[str, dict[str, str]] = {
         "actor_rollout_ref.actor.kl_loss_coef": "loss_fn.reference_policy_kl_penalty",
         "actor_rollout_ref.actor.kl_loss_type": "loss_fn.reference_policy_kl_type",
         "actor_rollout_ref.actor.loss_agg_mode": "loss_fn.token_level_loss",
+        "actor_rollout_ref.actor.policy_loss.loss_mode": "loss_fn.kind",
+        "actor_rollout_ref.actor.tau_neg": "loss_fn.arguments",
+        "actor_rollout_ref.actor.tau_pos": "loss_fn.arguments",
         "actor_rollout_ref.actor.megatron.context_parallel_size": (
             "policy.megatron_cfg.context_parallel_size"
         ),
@@ -180,6 +183,8 @@ NAMES: dict[str, dict[str, str]] = {
         "report_to": "logger.wandb.mode",
         "reward_weights": "grpo.adv_estimator.reward_weights",
         "run_name": "logger.run_name",
+        "sapo_temperature_neg": "loss_fn.arguments",
+        "sapo_temperature_pos": "loss_fn.arguments",
         "save_steps": "checkpointing.save_period",
         "save_total_limit": "checkpointing.keep_top_k",
         "scale_rewards": "grpo.normalize_rewards",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from difflib import get_close_matches
 
+from nemo_like.config.named_functions import FunctionRole, unknown_function
 from nemo_like.config.problems import Problem
 from nemo_like.config.schema import AdvantageEstimatorName, Config
 
@@ -15,18 +15,17 @@ _WITHOUT_GROUPS = AdvantageEstimatorName.reinforce_plus_plus.name
 
 def reward_problems(cfg: Config) -> list[Problem]:
     """Return every problem for which rewards could not become advantages as configured."""
-    return [problem for rule in (_estimator, _groups, _scaling, _shaping, _sampling) for problem in rule(cfg)]
+    return [
+        problem
+        for rule in (_estimator, _filters, _groups, _scaling, _shaping, _sampling)
+        for problem in rule(cfg)
+    ]
 
 
 def _estimator(cfg: Config) -> Iterator[Problem]:
-    adv, key = cfg.grpo.adv_estimator, f"grpo.adv_estimator.name={cfg.grpo.adv_estimator.name}"
-    if ":" not in adv.name and adv.name not in _ESTIMATORS:
-        close = get_close_matches(adv.name, _ESTIMATORS, n=1, cutoff=0.5)
-        yield Problem(
-            key=key,
-            rule=f"must be one of {', '.join(_ESTIMATORS)}, or package.module:function",
-            remedy=f"did you mean {close[0]}?" if close else "",
-        )
+    adv = cfg.grpo.adv_estimator
+    if problem := unknown_function(FunctionRole.estimator, "grpo.adv_estimator.name", adv.name):
+        yield problem
         return
     if adv.name != AdvantageEstimatorName.grpo.name and cfg.grpo.use_leave_one_out_baseline:
         yield Problem(
@@ -42,6 +41,16 @@ def _estimator(cfg: Config) -> Iterator[Problem]:
             rule=f"would do nothing with the estimator {adv.name}, which sees the sum of the components",
             remedy="use grpo.adv_estimator.name=gdpo, or weigh the components in the environment",
         )
+
+
+def _filters(cfg: Config) -> Iterator[Problem]:
+    names = cfg.grpo.sample_filters
+    for place, name in enumerate(names):
+        key = f"grpo.sample_filters[{place}]"
+        if problem := unknown_function(FunctionRole.filter, key, name):
+            yield problem
+        elif name in names[:place]:
+            yield Problem(key=f"{key}={name}", rule="stands there twice", remedy="leave one of them out")
 
 
 def _gdpo(cfg: Config) -> Iterator[Problem]:

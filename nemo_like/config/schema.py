@@ -190,6 +190,7 @@ class ConsoleMode(Enum):
 @dataclass(kw_only=True, slots=True)
 class AdvantageConfig:
     name: str  # one of AdvantageEstimatorName, or a function of your own as package.module:function
+    arguments: dict[str, Any]  # the function's own, by name
     reward_weights: dict[str, float]  # estimator gdpo: the weight of each named reward component
 
 
@@ -233,6 +234,7 @@ class GRPOConfig:
     use_dynamic_sampling: bool  # sample further prompts in place of groups whose raw rewards are all equal
     dynamic_sampling_max_gen_batches: int  # rollouts of P prompts that one step may need at most
     overlong_filtering: bool  # truncated samples do not train
+    sample_filters: list[str]  # functions that say which samples train, before dynamic sampling
     skip_idle_samples: bool  # leave samples without a gradient (advantage 0, or masked) out of training
     seq_logprob_error_threshold: float | None  # mask samples whose mean exp|generation - prev| is above it
     max_token_mult_prob_error: float | None  # the run ends at a step whose token_mult_prob_error is above it
@@ -248,7 +250,8 @@ class GRPOConfig:
 
 @dataclass(kw_only=True, slots=True)
 class LossConfig:
-    kind: str  # policy_gradient, which the keys below configure; or a loss of your own, package.module:name
+    kind: str  # policy_gradient, sapo, gspo_token, or a loss of your own, package.module:name
+    arguments: dict[str, Any]  # the loss's own, by name
     ratio_clip_min: float  # eps_low: the ratio is clipped at 1 - eps_low
     ratio_clip_max: float  # eps_high: the ratio is clipped at 1 + eps_high
     ratio_clip_c: float | None  # dual clip, > 1: where A < 0 the loss is at most -A * c

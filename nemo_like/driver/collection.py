@@ -1,7 +1,7 @@
 """Collects the groups that a step trains on: rollouts, rewards, and, with dynamic sampling, refills.
 
-    prompts ─▶ rollout.run ─▶ scale, shape ─▶ raw rewards differ? ── yes ─▶ kept, until P groups are there
-       ▲                                             └─ no ─▶ dropped: their samples are cleared
+    prompts ─▶ rollout.run ─▶ scale, shape, filter ─▶ raw rewards differ? ─ yes ─▶ kept, until P are there
+       ▲                                                     └─ no ─▶ dropped: their samples are cleared
        └──── P further prompts, while groups are missing
 
 P is grpo.num_prompts_per_step. Every rollout asks for P prompts, as in DAPO (arXiv 2503.14476). Good groups
@@ -13,14 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from nemo_like.algorithms.rewards import Outcome, informative_groups
+from nemo_like.algorithms.rewards import Outcome
 from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.batch.tags import GROUP_ID, REWARD, SAMPLE_MASK
+from nemo_like.batch.tags import GROUP_ID
 from nemo_like.config.schema import GRPOConfig
 from nemo_like.data_plane.operations import Operation
 from nemo_like.driver.interface import Rollout
 from nemo_like.driver.run_failures import RunFailed
 from nemo_like.driver.stages import with_outcome, with_shaped_rewards
+from nemo_like.driver.tag_functions import passing, without_refused
 from nemo_like.observability.metrics import Metric, merge
 from nemo_like.rollout.prompts import PromptBatch, RolloutResult
 
@@ -66,7 +67,7 @@ def collect_groups(
     cleared: list[Operation] = []
     while True:
         results.append(rollout.run(prompts, partition))
-        batch = with_shaped_rewards(results[-1].batch, cfg)
+        batch = without_refused(with_shaped_rewards(results[-1].batch, cfg), cfg)
         good = _groups_to_train(batch, cfg)
         used = good[: wanted - num_kept]
         num_kept += len(used)
@@ -87,7 +88,8 @@ def _groups_to_train(batch: KVBatchMeta, cfg: GRPOConfig) -> list[Hashable]:
     group_ids = batch.tag(GROUP_ID)
     if not cfg.use_dynamic_sampling:
         return list(dict.fromkeys(group_ids))
-    return informative_groups(batch.tag(REWARD), group_ids, batch.tag(SAMPLE_MASK))
+    kept = zip(group_ids, passing("different_rewards", batch, cfg), strict=True)
+    return list(dict.fromkeys(group_id for group_id, passes in kept if passes))
 
 
 def _of_groups(batch: KVBatchMeta, groups: Sequence[Hashable]) -> KVBatchMeta:

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from nemo_like.algorithms.estimators import build_estimator
 from nemo_like.config.schema import Config
 from nemo_like.data.sampler import MixtureSampler
 from nemo_like.driver.collection import collect_groups
 from nemo_like.driver.interface import Partitions, Recovery, Rollout, StepObserver
 from nemo_like.driver.reports import StepReport, generation_report
-from nemo_like.driver.stages import dumps_rollouts_of, with_advantages, without_truncated
+from nemo_like.driver.stages import dumps_rollouts_of, without_truncated
+from nemo_like.driver.tag_functions import with_estimated
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.summary import SampleAnswer
 from nemo_like.observability.timers import StageTimer
@@ -46,7 +46,6 @@ class GenerationDriver:
         self.cfg = cfg
         self.components = components
         self.sample_answers: Sequence[SampleAnswer] = ()  # there is no validation
-        self.estimate_advantages = build_estimator(cfg.grpo)
 
     def run(self) -> None:
         """Make grpo.max_num_steps steps and log their metrics."""
@@ -75,8 +74,7 @@ class GenerationDriver:
                 )
             batch = without_truncated(collected.batch) if grpo.overlong_filtering else collected.batch
             with timer("advantage"):
-                components = list(grpo.adv_estimator.reward_weights)
-                batch = with_advantages(batch, self.estimate_advantages, components)
+                batch = with_estimated(batch, grpo)
         if dumps_rollouts_of(step, self.cfg.rollout):
             rollout.dump(step, (batch, *collected.dropped))
         opened = self.components.partitions.take_operations()

@@ -144,6 +144,7 @@ def outcome_metrics(batches: Sequence[KVBatchMeta]) -> dict[str, float]:
     """Count the samples that did not train, by reason; failed rewards are counted elsewhere."""
     outcomes = [outcome for batch in batches for outcome in batch.tag(OUTCOME)]
     counted = {
+        "num_filtered": Outcome.filtered,
         "num_overlong_filtered": Outcome.overlong,
         "num_masked_seqs_by_logprob_error": Outcome.logprob_mismatch,
         "dynamic_sampling_num_uniform": Outcome.uniform_group,

@@ -10,7 +10,9 @@ further functions say after which steps the driver validates, and dumps rollouts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 from nemo_like.algorithms.estimators import AdvantageInputs, Advantages, KLToGo
 from nemo_like.algorithms.masking import mask_logprob_mismatch, mask_truncated
@@ -52,10 +54,12 @@ def with_advantages(
     estimate: Callable[[AdvantageInputs], Advantages],
     component_names: Sequence[str],
     kl: KLToGo | None = None,
+    tags: Mapping[str, Sequence[Any]] = MappingProxyType({}),
 ) -> KVBatchMeta:
     """Return the batch with the tag advantage and, when the reward has a KL term, the tag kl_scale.
 
-    ``component_names`` are the reward components that ``estimate`` needs; ``kl`` is None without a KL term.
+    ``component_names`` are the reward components that ``estimate`` needs, and ``tags`` by name what else it
+    reads; ``kl`` is None without a KL term.
     """
     num_tokens = batch.tag(NUM_RESPONSE_TOKENS)
     advantages = estimate(
@@ -66,6 +70,7 @@ def with_advantages(
             num_response_tokens=num_tokens,
             components={name: batch.tag(reward_component(name)) for name in component_names},
             kl=kl,
+            tags=tags,
         )
     )
     batch = batch.with_tag(ADVANTAGE, advantages.per_sample)
@@ -86,8 +91,8 @@ def kl_in_reward(batch: KVBatchMeta, loss: LossConfig) -> KLToGo | None:
 def without_truncated(batch: KVBatchMeta) -> KVBatchMeta:
     """Return the batch with the samples masked that ran into a token limit: the overlong filter."""
     is_truncated = batch.tag(IS_TRUNCATED)
-    masked = mask_truncated(batch.tag(SAMPLE_MASK), is_truncated)
-    return _masked(batch, masked.sample_mask, Outcome.overlong)
+    new = mask_truncated(batch.tag(SAMPLE_MASK), is_truncated)
+    return masked(batch, new.sample_mask, Outcome.overlong)
 
 
 def without_mismatch(batch: KVBatchMeta, threshold: float | None) -> KVBatchMeta:
@@ -97,8 +102,8 @@ def without_mismatch(batch: KVBatchMeta, threshold: float | None) -> KVBatchMeta
     """
     if threshold is None:
         return batch
-    masked = mask_logprob_mismatch(batch.tag(SAMPLE_MASK), batch.tag(MULT_PROB_ERROR), threshold)
-    return _masked(batch, masked.sample_mask, Outcome.logprob_mismatch)
+    new = mask_logprob_mismatch(batch.tag(SAMPLE_MASK), batch.tag(MULT_PROB_ERROR), threshold)
+    return masked(batch, new.sample_mask, Outcome.logprob_mismatch)
 
 
 def with_idle(batch: KVBatchMeta, loss: LossConfig) -> KVBatchMeta:
@@ -121,7 +126,7 @@ def with_outcome(batch: KVBatchMeta, outcome: Outcome) -> KVBatchMeta:
     return batch.with_tag(OUTCOME, outcomes)
 
 
-def _masked(batch: KVBatchMeta, sample_mask: Sequence[float], why: Outcome) -> KVBatchMeta:
+def masked(batch: KVBatchMeta, sample_mask: Sequence[float], why: Outcome) -> KVBatchMeta:
     """Return the batch with this mask, and ``why`` as the outcome of every sample that it newly masks."""
     outcomes = [
         why.value if was_kept and not kept else old

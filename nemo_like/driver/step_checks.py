@@ -26,7 +26,7 @@ from nemo_like.batch.tags import (
     SHAPED_REWARD,
     reward_component,
 )
-from nemo_like.config.derived import is_own_loss
+from nemo_like.config.derived import clips_ratio
 from nemo_like.config.schema import Config, Tripwires
 from nemo_like.driver.collection import Collected
 from nemo_like.driver.reports import StepResults
@@ -192,7 +192,7 @@ class StepTripwires:
         )
         yield from optimizer_alarms(measured, policy, self._num_updates, num_updates)
         yield from loss_alarms(measured)
-        if not is_own_loss(loss):
+        if clips_ratio(loss):
             yield from ratio_alarms(metrics, loss)
         if not self._has_dropout:
             yield from first_ratio_alarms(measured, policy)

@@ -20,7 +20,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from nemo_like.algorithms.estimators import build_estimator
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.sharding import by_generation
 from nemo_like.config.schema import Config
@@ -41,13 +40,13 @@ from nemo_like.driver.stages import (
     dumps_rollouts_of,
     kl_in_reward,
     validates_after,
-    with_advantages,
     with_idle,
     without_mismatch,
     without_truncated,
 )
 from nemo_like.driver.step_checks import Sent, StepTripwires
 from nemo_like.driver.stopping import StopRequests
+from nemo_like.driver.tag_functions import with_estimated
 from nemo_like.driver.validation import ValidationReport, ValidationSet, reached_goal, validation_report
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.summary import SampleAnswer
@@ -89,7 +88,6 @@ class SyncGRPODriver:
         self.validation_sets = components.validation_sets
         self.logger = components.logger
         self.observer = components.observer
-        self.estimate_advantages = build_estimator(cfg.grpo)
         self.checkpoints = components.checkpoints
         self.stop_requests = components.stop_requests
         self.recovery = components.recovery
@@ -184,9 +182,7 @@ class SyncGRPODriver:
             with timer("logprobs"):
                 scored = self.score(batch)
             with timer("advantage"):
-                components = list(grpo.adv_estimator.reward_weights)
-                kl = kl_in_reward(scored.batch, self.cfg.loss_fn)
-                batch = with_advantages(scored.batch, self.estimate_advantages, components, kl)
+                batch = with_estimated(scored.batch, grpo, kl_in_reward(scored.batch, self.cfg.loss_fn))
             batch = without_mismatch(batch, grpo.seq_logprob_error_threshold)
             if grpo.skip_idle_samples:
                 batch = with_idle(batch, self.cfg.loss_fn)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ from nemo_like.observability.metrics import Metric
 from nemo_like.observability.trace import span
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.batch_keeper import BatchKeeper
+from nemo_like.policy.checked_loss import LossFailed, own_reads
 from nemo_like.policy.checkpoint_writer import CheckpointWriter, told_in_short
 from nemo_like.policy.interface import (
     TrainingBackend,
@@ -64,7 +66,6 @@ from nemo_like.policy.interface import (
     is_weight_sender,
 )
 from nemo_like.policy.mismatch import logprob_mismatch
-from nemo_like.policy.objective import own_reads
 from nemo_like.policy.parallelism import FIRST_REPLICA, gathers_weights, logprob_strategy
 from nemo_like.policy.policy_columns import (
     model_reads,
@@ -185,7 +186,7 @@ class PolicyWorker:
         if watch is not None:
             losses = watch.training(meta, batch)
         self._is_updating = True
-        with span("compute"), _Stopwatch() as compute:
+        with span("compute"), _Stopwatch() as compute, _naming_samples(meta):
             metrics = self._backend.train(batch, _schedule(meta), losses)
         self.policy_version += 1
         self._is_updating = False
@@ -367,6 +368,19 @@ class PolicyWorker:
     @property
     def _fetches(self) -> bool:
         return self.coordinates.is_leader or self.cfg.replica_fetch is ReplicaFetch.every_rank
+
+
+@contextmanager
+def _naming_samples(meta: KVBatchMeta) -> Iterator[None]:
+    """Add the step to what a loss raises, and the sample where one is to blame."""
+    try:
+        yield
+    except LossFailed as error:
+        sample = ""
+        if error.row is not None:
+            group, (_, number) = meta.tag(GROUP_ID)[error.row], meta.rows[error.row]
+            sample = f", sample {number} of prompt {group}"
+        raise LossFailed(f"{meta.occasion}{sample}: {error}", error.row) from error
 
 
 def _random_state_path(path: str, coordinates: Coordinates) -> Path:

@@ -4,30 +4,41 @@ what they will be given? A child process imports them, since nobody knows what t
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import Enum
 from typing import Any
 
 from nemo_like.batch.columns import ColumnError, Declaration, declared_by
-from nemo_like.config.derived import is_own_loss
+from nemo_like.batch.tags import tags_read_by
 from nemo_like.config.environment_options import options_of
 from nemo_like.config.import_path import load_by_path
+from nemo_like.config.named_functions import SHIPPED, FunctionRole, is_own_function
 from nemo_like.config.schema import Config, EnvironmentKind
 from nemo_like.config.tasks import used_environments
+
+# What may stand for a parameter of each annotated type.
+_PLAIN_TYPES: Mapping[str, tuple[type, ...]] = {
+    "int": (int,),
+    "float": (int, float),
+    "bool": (bool,),
+    "str": (str,),
+}
 
 
 class TargetKind(Enum):
     """What a target is and how it is called; the configuration gives only its arguments by name."""
 
     reward_function = 1  # (turn, **arguments)
-    advantage_estimator = 2  # (inputs)
+    advantage_estimator = 2  # (inputs, cfg, **arguments)
     environment = 3  # (**arguments), which returns an object with the method step
-    loss = 4  # (tokens, cfg)
+    loss = 4  # (tokens, cfg, **arguments)
+    sample_filter = 5  # (samples, cfg)
 
     @property
     def num_positional(self) -> int:
-        return {TargetKind.environment: 0, TargetKind.loss: 2}.get(self, 1)
+        return {TargetKind.environment: 0, TargetKind.reward_function: 1}.get(self, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +65,8 @@ class Inspected:
 
 
 def targets_of(cfg: Config) -> Iterator[Target]:
-    """Yield every function and class of the user's own that a run with this configuration imports."""
+    """Yield every function and class of the user's own that a run with this configuration imports, and the
+    shipped ones that the configuration gives arguments of their own."""
     for name, env in used_environments(cfg).items():
         prefix = f"env.{name}.options"
         if env.kind is EnvironmentKind.function:
@@ -65,11 +77,23 @@ def targets_of(cfg: Config) -> Iterator[Target]:
             options = options_of(env)
             kind = TargetKind.environment
             yield Target(f"{prefix}.target", options.target, kind, options.arguments, f"env.{name}")
-    if ":" in (estimator := cfg.grpo.adv_estimator.name):
-        kind = TargetKind.advantage_estimator
-        yield Target("grpo.adv_estimator.name", estimator, kind, {}, "grpo.adv_estimator")
-    if is_own_loss(cfg.loss_fn):
-        yield Target("loss_fn.kind", cfg.loss_fn.kind, TargetKind.loss, {}, "loss_fn")
+    adv, loss = cfg.grpo.adv_estimator, cfg.loss_fn
+    for role, kind, key, name, arguments in (
+        (
+            FunctionRole.estimator,
+            TargetKind.advantage_estimator,
+            "grpo.adv_estimator.name",
+            adv.name,
+            adv.arguments,
+        ),
+        (FunctionRole.loss, TargetKind.loss, "loss_fn.kind", loss.kind, loss.arguments),
+        *(
+            (FunctionRole.filter, TargetKind.sample_filter, f"grpo.sample_filters[{place}]", name, {})
+            for place, name in enumerate(cfg.grpo.sample_filters)
+        ),
+    ):
+        if is_own_function(name) or arguments:
+            yield Target(key, SHIPPED[role].get(name, name), kind, arguments, key.rpartition(".")[0])
 
 
 def inspected(target: Target) -> Inspected:
@@ -77,9 +101,12 @@ def inspected(target: Target) -> Inspected:
     if problem := problem_of(target):
         return Inspected(problem)
     try:
-        columns = declared_by(target.part, load_by_path(target.path))
-    except ColumnError as error:
+        found = load_by_path(target.path)
+        columns, tags = declared_by(target.part, found), tags_read_by(found)
+    except (ColumnError, ValueError) as error:
         return Inspected(str(error))
+    if tags and target.kind not in (TargetKind.advantage_estimator, TargetKind.sample_filter):
+        return Inspected("is marked with @reads_tags, and only an estimator or a filter gets tags")
     is_environment = target.kind in (TargetKind.environment, TargetKind.reward_function)
     if columns.reads and target.kind is not TargetKind.loss:
         return Inspected("is marked with @reads, and only a loss gets columns")
@@ -106,5 +133,26 @@ def problem_of(target: Target) -> str | None:
     try:
         signature.bind(*[None] * target.kind.num_positional, **target.arguments)
     except TypeError as error:
-        return f"does not take what it would be given: {error}; its signature is {signature}"
+        unknown = [name for name in target.arguments if name not in signature.parameters]
+        close = get_close_matches(unknown[0], signature.parameters, n=1, cutoff=0.6) if unknown else []
+        meant = f"; did you mean {close[0]}?" if close else ""
+        return f"does not take what it would be given: {error}; its signature is {signature}{meant}"
+    return _wrong_type(signature, target.arguments)
+
+
+def _wrong_type(signature: inspect.Signature, arguments: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with an argument whose parameter is annotated as a plain type; None where nothing
+    is."""
+    for name, value in arguments.items():
+        parameter = signature.parameters.get(name)
+        annotation = None if parameter is None else parameter.annotation
+        shown = getattr(
+            annotation, "__name__", str(annotation)
+        )  # a string where annotations are not evaluated
+        wanted = _PLAIN_TYPES.get(shown)
+        if wanted is None:
+            continue
+        is_bool = isinstance(value, bool)
+        if not isinstance(value, wanted) or (is_bool and bool not in wanted):
+            return f"takes {name} as {shown}, and would be given {value!r}"
     return None

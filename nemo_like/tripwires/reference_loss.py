@@ -6,11 +6,13 @@ back-propagates is compared with them. x below is a log-ratio limited to +-20, r
     PPO        -A r while r is on the side of its bound where the gradient flows, else 0
     CISPO      -A clip(r)           REINFORCE   -A
     GSPO       the sum over a sample's tokens of weight times PPO's derivative, divided by the sample's tokens
+    GSPO-token PPO's with the sample's r          SAPO   -4 A p (1 - p) r, p = sigmoid(tau (r - 1))
     KL         e + de/dx dx, with the estimate e, while |e| < 10; dx = -1
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -146,7 +148,10 @@ def _policy_gradient(tokens: ScoredTokens, share: Tensor, cfg: LossConfig) -> tu
     ratio = log_ratio.clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT).exp()
     low, high = 1 - cfg.ratio_clip_min, 1 + cfg.ratio_clip_max
     is_certain = (log_ratio.abs() - _LOG_RATIO_LIMIT).abs() > _NEAR
-    if cfg.disable_ppo_ratio:
+    if cfg.kind == "sapo":
+        value, slope = _soft_gate(ratio, advantages, cfg.arguments)
+        slope = torch.where(log_ratio.abs() > _LOG_RATIO_LIMIT, 0.0, slope)
+    elif cfg.disable_ppo_ratio:
         value, slope, is_certain = -advantages * tokens.logprobs, -advantages, torch.ones_like(is_certain)
     elif cfg.use_cispo:
         clipped = ratio.clamp(low, high)
@@ -166,9 +171,17 @@ def _policy_gradient(tokens: ScoredTokens, share: Tensor, cfg: LossConfig) -> tu
         weights, weights_are_certain = _engine_weights(tokens, cfg)
         value, slope, is_certain = value * weights, slope * weights, is_certain & weights_are_certain
     slope = slope * share
-    if cfg.sequence_level_importance_ratios:
+    if cfg.sequence_level_importance_ratios and cfg.kind != "gspo_token":
         slope = _sample_mean(slope, tokens)
     return value, slope, is_certain
+
+
+def _soft_gate(ratio: Tensor, advantages: Tensor, temperatures: Mapping[str, float]) -> tuple[Tensor, Tensor]:
+    """Return SAPO's value and derivative per token; the gate's own derivative by r is 4 p (1 - p)."""
+    of_gain, of_loss = temperatures.get("tau_pos", 1.0), temperatures.get("tau_neg", 1.05)
+    tau = torch.where(advantages > 0, of_gain, of_loss)
+    is_open = 1 / (1 + (-tau * (ratio - 1)).exp())
+    return -advantages * 4 * is_open / tau, -advantages * 4 * is_open * (1 - is_open) * ratio
 
 
 def _engine_weights(tokens: ScoredTokens, cfg: LossConfig) -> tuple[Tensor, Tensor]:

@@ -92,6 +92,15 @@ LOSSES = {
         truncated_importance_sampling_type=ImportanceSamplingType.tis,
         **CORRECTED_SAMPLES,
     ),
+    "SAPO": replace(PLAIN, kind="sapo", arguments={"tau_pos": 0.8, "tau_neg": 2.0}, token_level_loss=False),
+    "GSPO-token with KL in the reward": replace(
+        PLAIN,
+        kind="gspo_token",
+        sequence_level_importance_ratios=True,
+        token_level_loss=False,
+        use_kl_in_reward=True,
+        reference_policy_kl_penalty=0.2,
+    ),
     "Dr.GRPO": replace(PLAIN, token_level_loss=False, sequence_length_normalizer=21),
 }
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -168,8 +177,13 @@ class DenseLoss:
             ratio = math.prod((self.ratio(other) for other in sample), start=torch.ones(())) ** (
                 1 / len(sample)
             )
+            if cfg.kind == "gspo_token":
+                ratio = ratio.item() * (token.logprob - token.logprob.item()).exp()
         clipped = ratio.clamp(1 - cfg.ratio_clip_min, 1 + cfg.ratio_clip_max)
-        if cfg.disable_ppo_ratio:
+        if cfg.kind == "sapo":
+            tau = cfg.arguments["tau_pos" if advantage > 0 else "tau_neg"]
+            value = -advantage * 4 / tau / (1 + (-tau * (ratio - 1)).exp())
+        elif cfg.disable_ppo_ratio:
             value = -advantage * token.logprob
         elif cfg.use_cispo:
             value = -advantage * clipped.item() * token.logprob

@@ -134,7 +134,7 @@ def test_the_columns_change_the_loss(recorded: Recorded, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["loss_fn.kind=weighted"], "loss_fn.kind=weighted is no loss"),
+        (["loss_fn.kind=weighted"], "loss_fn.kind=weighted must be one of policy_gradient"),
         ([f"loss_fn.kind={MODULE}:weihgted"], "has no 'weihgted'"),
     ],
 )

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nemo_like.algorithms.advantages import group_relative_advantages
-from nemo_like.algorithms.estimators import AdvantageEstimator, AdvantageInputs
+from nemo_like.algorithms.estimators import AdvantageInputs
 from nemo_like.config.schema import GRPOConfig
 
 
-def build(cfg: GRPOConfig) -> AdvantageEstimator:
-    """Return the estimator that weighs components by ``grpo.adv_estimator.reward_weights``."""
-    return lambda inputs: gdpo(inputs, cfg.adv_estimator.reward_weights)
+def gdpo(inputs: AdvantageInputs, cfg: GRPOConfig) -> list[float]:
+    """Normalise each component that ``grpo.adv_estimator.reward_weights`` names, and their weighted sum."""
+    return normalized_sum(inputs, cfg.adv_estimator.reward_weights)
 
 
-def gdpo(inputs: AdvantageInputs, weights: Mapping[str, float]) -> list[float]:
+def normalized_sum(inputs: AdvantageInputs, weights: Mapping[str, float]) -> list[float]:
     """Normalise each reward component in its group, and their weighted sum over the batch.
 
     ``A = (s - mean(s)) / (std(s) + 1e-6)`` with ``s = sum_k w_k (r_k - mean_group) / (std_group + 1e-6)``;

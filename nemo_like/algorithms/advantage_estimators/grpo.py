@@ -9,13 +9,13 @@ std are those of the group's other samples.
 from __future__ import annotations
 
 from nemo_like.algorithms.advantages import group_relative_advantages
-from nemo_like.algorithms.estimators import AdvantageEstimator
+from nemo_like.algorithms.estimators import AdvantageInputs
 from nemo_like.config.schema import GRPOConfig
 
 
-def build(cfg: GRPOConfig) -> AdvantageEstimator:
-    """Return the estimator with the configured baseline and normalisation."""
-    return lambda inputs: group_relative_advantages(
+def grpo(inputs: AdvantageInputs, cfg: GRPOConfig) -> list[float]:
+    """Compute advantages with the configured baseline and normalisation."""
+    return group_relative_advantages(
         inputs.rewards,
         inputs.group_ids,
         normalize_rewards=cfg.normalize_rewards,

@@ -6,16 +6,11 @@ A_t = (R - beta K_t - mean) / std      K_t: the KL to go of token t; mean and st
 from __future__ import annotations
 
 from nemo_like.algorithms.advantage_estimators.whitening import whitened_over_tokens
-from nemo_like.algorithms.estimators import AdvantageEstimator, AdvantageInputs, Advantages
+from nemo_like.algorithms.estimators import AdvantageInputs, Advantages
 from nemo_like.config.schema import GRPOConfig
 
 
-def build(cfg: GRPOConfig) -> AdvantageEstimator:
-    """Return the estimator, which has no settings."""
-    return reinforce_plus_plus
-
-
-def reinforce_plus_plus(inputs: AdvantageInputs) -> Advantages:
+def reinforce_plus_plus(inputs: AdvantageInputs, cfg: GRPOConfig) -> Advantages:
     """Whiten the return of each token over all response tokens of the batch (arXiv 2501.03262).
 
     A token's return is its sample's reward, minus beta times the token's KL to go with a KL in the reward.

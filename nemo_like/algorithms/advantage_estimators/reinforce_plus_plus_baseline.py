@@ -7,16 +7,11 @@ from __future__ import annotations
 
 from nemo_like.algorithms.advantage_estimators.whitening import whitened_over_tokens
 from nemo_like.algorithms.advantages import group_relative_advantages
-from nemo_like.algorithms.estimators import AdvantageEstimator, AdvantageInputs, Advantages
+from nemo_like.algorithms.estimators import AdvantageInputs, Advantages
 from nemo_like.config.schema import GRPOConfig
 
 
-def build(cfg: GRPOConfig) -> AdvantageEstimator:
-    """Return the estimator, which has no settings."""
-    return reinforce_plus_plus_baseline
-
-
-def reinforce_plus_plus_baseline(inputs: AdvantageInputs) -> Advantages:
+def reinforce_plus_plus_baseline(inputs: AdvantageInputs, cfg: GRPOConfig) -> Advantages:
     """Subtract the group's mean reward from each token's return, and whiten the result over all response
     tokens of the batch."""
     centred = group_relative_advantages(

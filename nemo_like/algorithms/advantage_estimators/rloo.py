@@ -6,16 +6,11 @@ A = R - mean(R of the group's other samples)
 from __future__ import annotations
 
 from nemo_like.algorithms.advantages import group_relative_advantages
-from nemo_like.algorithms.estimators import AdvantageEstimator, AdvantageInputs
+from nemo_like.algorithms.estimators import AdvantageInputs
 from nemo_like.config.schema import GRPOConfig
 
 
-def build(cfg: GRPOConfig) -> AdvantageEstimator:
-    """Return the estimator, which has no settings."""
-    return rloo
-
-
-def rloo(inputs: AdvantageInputs) -> list[float]:
+def rloo(inputs: AdvantageInputs, cfg: GRPOConfig) -> list[float]:
     """Subtract the mean of the group's other rewards from each reward; 0 where there is no other one."""
     return group_relative_advantages(
         inputs.rewards,

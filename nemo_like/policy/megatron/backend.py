@@ -33,6 +33,7 @@ from nemo_like.policy.adapters import (
     write_adapters,
 )
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
+from nemo_like.policy.checked_loss import own_means
 from nemo_like.policy.checkpoint_writer import CheckpointWriter
 from nemo_like.policy.devices import DTYPES, compute_device
 from nemo_like.policy.export import complete_checkpoint, write_weights
@@ -61,7 +62,7 @@ from nemo_like.policy.megatron.optimizer import adam_state, build_optimizer
 from nemo_like.policy.megatron.parallel_groups import initialise_parallel_state
 from nemo_like.policy.megatron.pipeline import Pipeline
 from nemo_like.policy.megatron.router_replay import RouteReplay
-from nemo_like.policy.objective import own_means, update_objective
+from nemo_like.policy.objective import update_objective
 from nemo_like.policy.parallelism import FIRST_REPLICA, is_beside_sender, shards_optimizer
 from nemo_like.policy.parking import HostParking, stays_on_device
 from nemo_like.policy.reference import ReferenceWeights, reference_in_place

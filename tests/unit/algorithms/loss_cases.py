@@ -12,6 +12,7 @@ from nemo_like.config.schema import KLType, LossConfig
 
 CONFIG = LossConfig(
     kind="policy_gradient",
+    arguments={},
     ratio_clip_min=0.2,
     ratio_clip_max=0.28,
     ratio_clip_c=None,

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,12 +12,13 @@ from hypothesis import strategies as st
 
 from nemo_like.algorithms.advantage_estimators import reinforce_plus_plus as plain
 from nemo_like.algorithms.advantage_estimators import reinforce_plus_plus_baseline as with_baseline
-from nemo_like.algorithms.advantage_estimators.gdpo import gdpo
-from nemo_like.algorithms.advantage_estimators.rloo import rloo
+from nemo_like.algorithms.advantage_estimators import rloo as leave_one_out
+from nemo_like.algorithms.advantage_estimators.gdpo import normalized_sum as gdpo
 from nemo_like.algorithms.estimators import AdvantageInputs, KLToGo, build_estimator
 from nemo_like.config.loader import load_config
 from nemo_like.config.schema import AdvantageEstimatorName, GRPOConfig
 
+UNUSED: Any = None  # the section grpo, for estimators that read none of it
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 
@@ -31,12 +33,16 @@ def inputs(rewards, group_ids=None, mask=None, tokens=None, **components):
     )
 
 
+def rloo(batch):
+    return leave_one_out.rloo(batch, UNUSED)
+
+
 def reinforce_plus_plus(batch):
-    return plain.reinforce_plus_plus(batch).per_sample
+    return plain.reinforce_plus_plus(batch, UNUSED).per_sample
 
 
 def reinforce_plus_plus_baseline(batch):
-    return with_baseline.reinforce_plus_plus_baseline(batch).per_sample
+    return with_baseline.reinforce_plus_plus_baseline(batch, UNUSED).per_sample
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +85,7 @@ def test_a_kl_in_the_reward_is_part_of_what_is_whitened():
     # beta 1/2. The first sample has two tokens of KL to go 2 and 1, so returns 3 - 1 and 3 - 1/2; the second
     # one token of KL to go 3, return 1 - 3/2. Mean of 2, 2.5, -0.5: 4/3; of their squares: 10.5 / 3.
     kl = KLToGo(coefficient=0.5, sums=[3.0, 3.0], square_sums=[5.0, 9.0])
-    result = plain.reinforce_plus_plus(replace(inputs([3.0, 1.0], tokens=[2, 1]), kl=kl))
+    result = plain.reinforce_plus_plus(replace(inputs([3.0, 1.0], tokens=[2, 1]), kl=kl), UNUSED)
     std = math.sqrt(3.5 - 16 / 9)
     of_tokens = [
         result.per_sample[sample] - result.kl_scale * to_go for sample, to_go in [(0, 2), (0, 1), (1, 3)]
@@ -92,7 +98,7 @@ def test_a_kl_tells_equal_rewards_apart_and_a_masked_one_counts_nothing():
     batch = replace(inputs([1.0, 1.0, 1.0], ["a", "a", "b"], mask=[1, 1, 0]), kl=kl)
     for estimate in (plain.reinforce_plus_plus, with_baseline.reinforce_plus_plus_baseline):
         # Returns -1 and 1 around their mean.
-        result = estimate(batch)
+        result = estimate(batch, UNUSED)
         assert result.per_sample == pytest.approx([1.0, 1.0, 0.0])
         assert result.kl_scale == pytest.approx(1.0)
 
@@ -162,16 +168,24 @@ def test_gdpo_names_a_component_that_the_samples_lack():
         gdpo(inputs([0.0], correct=[1.0]), {"correkt": 1.0})
 
 
-def first_is_one(batch: AdvantageInputs) -> list[float]:
+def first_is_one(batch: AdvantageInputs, cfg: GRPOConfig) -> list[float]:
     """A user's own estimator."""
     return [1.0, *[0.0] * (len(batch.rewards) - 1)]
 
 
-def one_too_few(batch: AdvantageInputs) -> list[float]:
+def one_too_few(batch: AdvantageInputs, cfg: GRPOConfig) -> list[float]:
     return [0.0] * (len(batch.rewards) - 1)
 
 
-def not_a_number(batch: AdvantageInputs) -> list[float]:
+def no_sequence(batch: AdvantageInputs, cfg: GRPOConfig) -> None:
+    return None
+
+
+def times(batch: AdvantageInputs, cfg: GRPOConfig, factor: float) -> list[float]:
+    return [factor * reward for reward in batch.rewards]
+
+
+def not_a_number(batch: AdvantageInputs, cfg: GRPOConfig) -> list[float]:
     return [math.nan] * len(batch.rewards)
 
 
@@ -197,9 +211,19 @@ def test_an_estimator_of_ones_own_is_found_by_import_path(grpo_config):
     assert estimate(inputs([0.0, 0.0])).per_sample == [1.0, 0.0]
 
 
+def test_an_estimator_gets_the_arguments_of_the_configuration(grpo_config):
+    own = f"grpo.adv_estimator.name='{__name__}:times'"
+    estimate = build_estimator(grpo_config(own, "++grpo.adv_estimator.arguments.factor=3"))
+    assert estimate(inputs([1.0, 0.5])).per_sample == [3.0, 1.5]
+
+
 @pytest.mark.parametrize(
     ("function", "finding"),
-    [("one_too_few", "gave 1 advantages for 2"), ("not_a_number", "0 of them finite")],
+    [
+        ("one_too_few", "gave 1 advantages for 2"),
+        ("not_a_number", "2 advantages that are not finite, the first of them nan for sample 0 of group a"),
+        ("no_sequence", "returned NoneType, not one float per sample"),
+    ],
 )
 def test_what_an_estimator_of_ones_own_gives_is_checked(grpo_config, function, finding):
     estimate = build_estimator(grpo_config(f"grpo.adv_estimator.name='{__name__}:{function}'"))

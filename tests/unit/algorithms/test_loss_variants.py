@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from nemo_like.algorithms.gspo_token import gspo_token
 from nemo_like.algorithms.losses import policy_loss
+from nemo_like.algorithms.sapo import sapo
 from tests.unit.algorithms.loss_cases import CONFIG, tokens
 
 GSPO = replace(CONFIG, sequence_level_importance_ratios=True, token_level_loss=False)
@@ -30,6 +32,56 @@ def test_gspo_gives_every_token_of_a_sample_the_same_gradient() -> None:
     # Sample 1: s = sqrt(2) is above 1.28: clipped as a whole.
     slope = -math.sqrt(0.99)
     assert batch.logprobs.grad.tolist() == pytest.approx([slope, slope, 0.0, 0.0])
+
+
+def test_gspo_token_has_gspo_s_ratio_and_a_gradient_of_each_token_s_own() -> None:
+    cfg = replace(GSPO, kind="gspo_token")
+    # s = sqrt(1.1 * 0.9), with the advantages 1 and 3; GSPO gives both tokens -s (1 + 3) / 2.
+    batch = tokens([1.1, 0.9], [1.0, 3.0], lengths=[2])
+    terms = gspo_token(batch, cfg)
+    terms.loss.backward()
+    s = math.sqrt(0.99)
+    assert terms.loss.item() == pytest.approx(-4 * s)
+    assert batch.logprobs.grad.tolist() == pytest.approx([-s, -3 * s])
+    evenly = tokens([1.1, 0.9], [1.0, 3.0], lengths=[2])
+    policy_loss(evenly, GSPO).loss.backward()
+    assert evenly.logprobs.grad.tolist() == pytest.approx([-2 * s, -2 * s])
+
+
+def test_gspo_token_is_gspo_where_the_tokens_of_a_sample_have_one_advantage() -> None:
+    ratios, advantages = [1.1, 0.9, 2.0, 1.0, 0.3], [1.0, 1.0, 5.0, 5.0, -2.0]
+    of_tokens, of_samples = (tokens(ratios, advantages, lengths=[2, 2, 1]) for _ in range(2))
+    first, second = gspo_token(of_tokens, GSPO), policy_loss(of_samples, GSPO)
+    first.loss.backward()
+    second.loss.backward()
+    assert first.loss.item() == pytest.approx(second.loss.item())
+    assert of_tokens.logprobs.grad.tolist() == pytest.approx(of_samples.logprobs.grad.tolist())
+
+
+def test_gspo_token_has_no_gradient_beyond_the_limit_of_the_ratio() -> None:
+    batch = tokens([1.0, 1.0], [-1.0, -1.0], lengths=[2], prev_logprobs=torch.tensor([-21.0, -21.0]))
+    gspo_token(batch, GSPO).loss.backward()
+    assert batch.logprobs.grad.tolist() == [0.0, 0.0]
+
+
+def test_sapo_s_gate_closes_softly_and_faster_for_losses() -> None:
+    # p = sigmoid(tau (r - 1)) is 3/4 on the first token and 1/4 on the second; f = 4 p / tau.
+    first, second = 1 + math.log(3), 1 - math.log(3) / 2
+    batch = tokens([first, second], [1.0, -2.0])
+    terms = sapo(batch, CONFIG, tau_pos=1.0, tau_neg=2.0)
+    terms.loss.backward()
+    assert terms.loss.item() == pytest.approx(-1.0 * 3 + 2.0 * 0.5)
+    # d loss / d log p = -A 4 p (1 - p) r
+    assert batch.logprobs.grad.tolist() == pytest.approx([-0.75 * first, 2 * 0.75 * second])
+
+
+def test_sapo_has_reinforce_s_gradient_where_the_ratio_is_one() -> None:
+    batch = tokens([1.0, 1.0], [1.5, -2.0])
+    terms = sapo(batch, CONFIG)
+    terms.loss.backward()
+    # f(1) = 2 / tau
+    assert terms.loss.item() == pytest.approx(-1.5 * 2 + 2.0 * 2 / 1.05)
+    assert batch.logprobs.grad.tolist() == pytest.approx([-1.5, 2.0])
 
 
 def test_cispo_clips_a_tokens_weight_and_keeps_its_gradient() -> None:

@@ -52,6 +52,9 @@ def problems(cfg: Config) -> list[str]:
         (*BOUNDS, *GSPO, "loss_fn.truncated_importance_sampling_type=tis"),
         (*BOUNDS, *GSPO, "loss_fn.truncated_importance_sampling_type=icepop"),
         (*BOUNDS[:1], *GSPO),
+        ("loss_fn.kind=sapo", "loss_fn.token_level_loss=false"),
+        ("loss_fn.kind=sapo", "++loss_fn.arguments.tau_neg=1.5"),
+        ("loss_fn.kind=gspo_token", *GSPO),
     ],
 )
 def test_every_loss_can_be_asked_for(demo: Demo, arguments: tuple[str, ...]) -> None:
@@ -64,6 +67,27 @@ def test_every_loss_can_be_asked_for(demo: Demo, arguments: tuple[str, ...]) -> 
         (
             ("loss_fn.use_cispo=true", "loss_fn.disable_ppo_ratio=true"),
             "loss_fn.disable_ppo_ratio=true excludes loss_fn.use_cispo=true",
+        ),
+        (
+            ("loss_fn.kind=sappo",),
+            "loss_fn.kind=sappo must be one of policy_gradient, sapo, gspo_token, or your own loss, "
+            "package.module:function; did you mean sapo?",
+        ),
+        (
+            ("loss_fn.kind=sapo", "loss_fn.use_cispo=true"),
+            "loss_fn.use_cispo=true excludes loss_fn.kind=sapo",
+        ),
+        (
+            ("loss_fn.kind=sapo", "loss_fn.ratio_clip_c=3.0"),
+            "loss_fn.ratio_clip_c=3 bounds a loss that loss_fn.kind=sapo replaces",
+        ),
+        (
+            ("loss_fn.kind=sapo", "++loss_fn.arguments.tau_pos=0"),
+            "loss_fn.arguments.tau_pos=0 must be above 0",
+        ),
+        (
+            ("loss_fn.kind=gspo_token",),
+            "loss_fn.kind=gspo_token needs sequence_level_importance_ratios=true",
         ),
         (
             ("loss_fn.use_cispo=true", "loss_fn.ratio_clip_c=3.0"),

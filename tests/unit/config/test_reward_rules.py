@@ -24,6 +24,7 @@ WEIGHT = "++grpo.adv_estimator.reward_weights.correct=1.0"
         ("grpo.reward_scaling.enabled=true", "grpo.reward_scaling.target_min=-1.0"),
         ("grpo.reward_shaping.enabled=true", "grpo.reward_shaping.overlong_buffer_length=2"),
         ("grpo.use_dynamic_sampling=true", "grpo.overlong_filtering=true"),
+        ("grpo.sample_filters=[not_truncated,'my_module:easy']",),
     ],
 )
 def test_what_can_run_has_no_problem(demo: Demo, arguments: tuple[str, ...]) -> None:
@@ -36,6 +37,14 @@ def test_what_can_run_has_no_problem(demo: Demo, arguments: tuple[str, ...]) -> 
         (
             (f"{ESTIMATOR}=rlo",),
             "grpo.adv_estimator.name=rlo must be one of grpo, rloo, .*; did you mean rloo?",
+        ),
+        (
+            ("grpo.sample_filters=[not_trunkated]",),
+            r"sample_filters\[0\]=not_trunkated must be one of different_rewards, .*mean not_truncated?",
+        ),
+        (
+            ("grpo.sample_filters=[not_truncated,not_truncated]",),
+            r"sample_filters\[1\]=not_truncated stands there twice",
         ),
         (
             (f"{ESTIMATOR}=rloo", "grpo.use_leave_one_out_baseline=true"),

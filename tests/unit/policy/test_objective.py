@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,8 @@ from nemo_like.batch.columns import Column, Layout, reads
 from nemo_like.batch.meta import GlobalBatch, MicroBatch, Schedule
 from nemo_like.config.schema import KLType, LossConfig
 from nemo_like.policy.batch import PolicyBatch
-from nemo_like.policy.objective import own_means, own_reads, update_objective
+from nemo_like.policy.checked_loss import LossFailed, own_means, own_reads
+from nemo_like.policy.objective import update_objective
 from nemo_like.policy.policy_columns import training_reads
 from nemo_like.policy.reward_kl import reward_kl_tags
 from nemo_like.policy.train_metrics import TrainMetrics
@@ -186,6 +188,36 @@ def not_finite(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
     return replace(policy_loss(tokens, cfg), loss=tokens.logprobs.sum() * torch.nan)
 
 
+def no_gradient(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
+    return replace(policy_loss(tokens, cfg), loss=tokens.advantages.sum())
+
+
+@reads(CREDIT)
+def misspelt(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
+    return replace(policy_loss(tokens, cfg), loss=tokens.columns["credti"].sum())
+
+
+def raising(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
+    return 1 // 0  # type: ignore[return-value]
+
+
+@reads(CREDIT)
+def root(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
+    values = (tokens.logprobs * tokens.columns["credit"]).abs().sqrt()
+    return replace(policy_loss(tokens, cfg), loss=(tokens.weights * values).sum())
+
+
+@reads(CREDIT)
+def logarithm(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
+    values = tokens.columns["credit"].log() * tokens.logprobs
+    return replace(policy_loss(tokens, cfg), loss=torch.where(tokens.mask > 0, values, 0.0).sum())
+
+
+def scaled(tokens: LossTokens, cfg: LossConfig, factor: float = 1.0) -> LossTerms:
+    terms = policy_loss(tokens, cfg)
+    return replace(terms, loss=factor * terms.loss)
+
+
 def own(name: str) -> LossConfig:
     return replace(CONFIG, kind=f"{__name__}:{name}")
 
@@ -210,16 +242,48 @@ def test_a_loss_of_one_s_own_logs_means_that_it_announces() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "error", "message"),
+    ("name", "message"),
     [
-        ("unannounced", ValueError, r"gives the means \['mine'\], which it does not announce; mark it with"),
-        ("wrong_weights", ValueError, r"returned the shapes .*means\['entropy'\]\.weights.: \[1\]"),
-        ("no_tensor", TypeError, r"returned LossTerms\(loss=1\.0\), not LossTerms with a tensor"),
-        ("no_terms", TypeError, r"test_objective:no_terms returned Tensor, not LossTerms"),
-        ("per_token", ValueError, r"returned the shapes {'loss': \[3\]} for 3 tokens; the loss is a scalar"),
-        ("not_finite", ValueError, r"test_objective:not_finite returned a loss of nan"),
+        ("unannounced", r"gives the means \['mine'\], which it does not announce; mark it with"),
+        ("wrong_weights", r"returned the shapes .*means\['entropy'\]\.weights.: \[1\]"),
+        ("no_tensor", r"returned LossTerms\(loss=1\.0\), not LossTerms with a tensor"),
+        ("no_terms", r"test_objective:no_terms returned Tensor, not LossTerms"),
+        ("per_token", r"returned the shapes {'loss': \[3\]} for 3 tokens; the loss is a scalar"),
+        ("not_finite", r"test_objective:not_finite returned a loss of nan"),
+        ("no_gradient", r"returned a loss without a gradient; compute it from tokens.logprobs"),
+        (
+            "misspelt",
+            r"raised KeyError .*does not read the column 'credti', only credit; did you mean 'credit'",
+        ),
+        ("raising", r"raised ZeroDivisionError \(test_objective.py:\d+\): "),
     ],
 )
-def test_a_wrong_loss_says_what_it_returned(name: str, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        run(own(name), batch_of(prev_logprobs=[-1.0] * 5))
+def test_a_wrong_loss_says_what_it_returned(name: str, message: str) -> None:
+    batch = batch_of(prev_logprobs=[-1.0] * 5)
+    batch.add({CREDIT: np.array([9, 0.5, 2, 9, 9], np.float32)})
+    with pytest.raises(LossFailed, match=message):
+        run(own(name), batch)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        # The slope of sqrt at 0 is infinite, and infinity times the credit of 0 is no number.
+        ("root", r"gives a token's log-prob a gradient of nan, at generated token 2, where logprobs=-1, .*"),
+        ("logarithm", r"returned a loss of inf, at generated token 2, where .*advantages=2, credit=0$"),
+    ],
+)
+def test_what_is_not_finite_is_told_with_the_token_and_what_the_loss_read(name: str, message: str) -> None:
+    batch = batch_of(prev_logprobs=[-1.0] * 5)
+    batch.add({CREDIT: np.array([9, 0.5, 0, 9, 9], np.float32)})
+    with pytest.raises(LossFailed, match=message) as caught:
+        run(own(name), batch)
+    assert caught.value.row == 0
+    assert pickle.loads(pickle.dumps(caught.value)).row == 0
+
+
+def test_a_loss_gets_the_arguments_of_the_configuration() -> None:
+    batch = batch_of(prev_logprobs=[-1.0] * 5)
+    loss, grad, _ = run(replace(own("scaled"), arguments={"factor": 3.0}), batch)
+    assert loss == pytest.approx(-6.0)
+    assert grad == pytest.approx([-3.0, -3.0, 0.0])

@@ -12,6 +12,7 @@ from nemo_like.preflight.targets import Target, TargetKind, inspected, problem_o
 
 MODULE = """
 from nemo_like.batch.columns import Column, Layout, reads, writes
+from nemo_like.batch.tags import NUM_TURNS, reads_tags
 
 def brevity(turn, limit=100): ...
 
@@ -41,6 +42,28 @@ def bringing(turn): ...
 def weighing(tokens, cfg): ...
 
 
+def estimate(inputs, cfg): ...
+
+
+@writes(A)
+def storing(inputs, cfg): ...
+
+
+@reads_tags(NUM_TURNS)
+def short(samples, cfg): ...
+
+
+def warm(tokens, cfg, tau: float = 1.0, is_soft: bool = False): ...
+
+
+@reads_tags(NUM_TURNS)
+def tagged_loss(tokens, cfg): ...
+
+
+@reads_tags("num_turns")
+def wrong_tag(samples, cfg): ...
+
+
 @writes("a")
 def wrong(turn): ...
 """
@@ -63,7 +86,9 @@ def target(path: str, kind: TargetKind, **arguments: object) -> Target:
         target("own_targets:brevity", TargetKind.reward_function),
         target("own_targets:brevity", TargetKind.reward_function, limit=3),
         target("own_targets:Game", TargetKind.environment, size=3),
-        target("own_targets:brevity", TargetKind.advantage_estimator),
+        target("own_targets:estimate", TargetKind.advantage_estimator),
+        target("own_targets:short", TargetKind.sample_filter),
+        target("own_targets:warm", TargetKind.loss, tau=2, is_soft=True),
     ],
 )
 def test_what_can_be_called_as_it_will_be_has_no_problem(accepted: Target) -> None:
@@ -80,6 +105,16 @@ def test_what_can_be_called_as_it_will_be_has_no_problem(accepted: Target) -> No
         (target("own_targets:NoGame", TargetKind.environment), r"without the method step\(turns\)"),
         (target("own_targets:Game", TargetKind.environment, size=3, x=1), "unexpected keyword argument 'x'"),
         (target("own_targets:Game", TargetKind.environment), "missing a required argument: 'size'"),
+        (
+            target("own_targets:warm", TargetKind.loss, taw=1.0),
+            r"keyword argument 'taw'; .*did you mean tau\?",
+        ),
+        (target("own_targets:warm", TargetKind.loss, tau="1"), "takes tau as float, and would be given '1'"),
+        (
+            target("own_targets:warm", TargetKind.loss, tau=True),
+            "takes tau as float, and would be given True",
+        ),
+        (target("own_targets:warm", TargetKind.loss, is_soft=1), "takes is_soft as bool, and .* given 1"),
         (target("own_targets:no_turn", TargetKind.reward_function), "too many positional arguments"),
     ],
 )
@@ -111,7 +146,22 @@ def test_targets_are_those_of_the_environments_in_use_and_of_the_advantages(
             "grpo.adv_estimator",
         ),
     ]
-    assert list(targets_of(demo())) == []
+    assert list(targets_of(demo("grpo.sample_filters=[not_truncated]"))) == []
+
+
+def test_losses_filters_and_what_has_arguments_are_targets_too(demo: Callable[..., Config]) -> None:
+    cfg = demo(
+        "loss_fn.kind=sapo",
+        "++loss_fn.arguments.tau_pos=2.0",
+        "grpo.sample_filters=[not_truncated,'own_targets:short']",
+    )
+    path, arguments = "nemo_like.algorithms.sapo:sapo", {"tau_pos": 2.0}
+    assert list(targets_of(cfg)) == [
+        Target("loss_fn.kind", path, TargetKind.loss, arguments, "loss_fn"),
+        Target("grpo.sample_filters[1]", "own_targets:short", TargetKind.sample_filter, {}, "grpo"),
+    ]
+    wrong = target(path, TargetKind.loss, tau_poss=1.0)
+    assert "did you mean tau_pos?" in (problem_of(wrong) or "")
 
 
 def test_what_code_says_of_columns_is_seen_without_calling_it() -> None:
@@ -129,9 +179,11 @@ def test_what_code_says_of_columns_is_seen_without_calling_it() -> None:
         (target("own_targets:weighing", TargetKind.loss), ""),
         (target("own_targets:bringing", TargetKind.loss), "does not take what it would be given"),
         (
-            target("own_targets:bringing", TargetKind.advantage_estimator),
+            target("own_targets:storing", TargetKind.advantage_estimator),
             "is marked with @writes, and only an",
         ),
+        (target("own_targets:tagged_loss", TargetKind.loss), "is marked with @reads_tags, and only an"),
+        (target("own_targets:wrong_tag", TargetKind.sample_filter), "no tuple of Tag"),
         (target("own_targets:wrong", TargetKind.reward_function), "no tuple of Column"),
         (target("own_targets:Gam", TargetKind.environment), "has no 'Gam'"),
     ],

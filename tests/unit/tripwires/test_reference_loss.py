@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from nemo_like.algorithms.losses import GlobalCounts, LossTokens, kl_to_reference, policy_loss, token_weights
+from nemo_like.algorithms.losses import GlobalCounts, LossTokens, kl_to_reference, token_weights
 from nemo_like.algorithms.losses import kl_to_go as own_kl_to_go
+from nemo_like.config.named_functions import FunctionRole, load_function
 from nemo_like.config.schema import ImportanceSamplingType, KLType, LossConfig
 from nemo_like.tripwires.reference_loss import ReferenceTerms, ScoredTokens, kl_to_go, reference_terms
 from tests.unit.algorithms.loss_cases import CONFIG
@@ -97,6 +98,18 @@ LOSSES: dict[str, dict[str, Any]] = {
     "sequence level": {"token_level_loss": False},
     "dr grpo": {"token_level_loss": False, "sequence_length_normalizer": 50},
     "k1": {"reference_policy_kl_penalty": 0.1, "reference_policy_kl_type": KLType.k1},
+    "sapo": {"kind": "sapo"},
+    "sapo with tau": {
+        "kind": "sapo",
+        "arguments": {"tau_pos": 0.7, "tau_neg": 2.5},
+        "token_level_loss": False,
+    },
+    "gspo_token": {
+        "kind": "gspo_token",
+        "sequence_level_importance_ratios": True,
+        "token_level_loss": False,
+        "ratio_clip_c": 3.0,
+    },
     "k2": {"reference_policy_kl_penalty": 0.1, "reference_policy_kl_type": KLType.k2},
     "k3": {"reference_policy_kl_penalty": 0.1, "reference_policy_kl_type": KLType.k3},
     "entropy": {"entropy_coef": 0.01},
@@ -130,7 +143,7 @@ LOSSES: dict[str, dict[str, Any]] = {
 
 def both(cfg: LossConfig) -> tuple[ReferenceTerms, float, torch.Tensor, torch.Tensor]:
     """The reference of 40 samples with random log-probs, far ones among them; and loss and gradients of
-    ``policy_loss``, by log-prob and by entropy."""
+    training's own function, by log-prob and by entropy."""
     torch.manual_seed(1)
     lengths = torch.randint(1, 9, (40,))
     sample = torch.repeat_interleave(torch.arange(40), lengths)
@@ -143,10 +156,12 @@ def both(cfg: LossConfig) -> tuple[ReferenceTerms, float, torch.Tensor, torch.Te
     prev, generation, reference = (near(logprobs.detach()) for _ in range(3))
     entropy = torch.rand(count).requires_grad_()
     mask = (torch.rand(40) > 0.2).float()
-    advantages = torch.randn(40)[sample]
+    # Per token, as with a KL in the reward: GSPO and GSPO-token differ there.
+    advantages = torch.randn(40)[sample] + 0.1 * torch.randn(count)
     counts = GlobalCounts(num_tokens=count + 20, num_samples=44)
     has_kl = cfg.reference_policy_kl_penalty != 0
-    terms = policy_loss(
+    compute = load_function(FunctionRole.loss, cfg.kind)
+    terms = compute(
         LossTokens(
             logprobs=logprobs,
             prev_logprobs=prev,
@@ -160,6 +175,7 @@ def both(cfg: LossConfig) -> tuple[ReferenceTerms, float, torch.Tensor, torch.Te
             entropy=entropy if cfg.entropy_coef is not None else None,
         ),
         cfg,
+        **cfg.arguments,
     )
     (terms.loss + 0.0 * entropy.sum()).backward()
     assert logprobs.grad is not None and entropy.grad is not None
@@ -196,6 +212,15 @@ MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "the KL's sign": ({"reference_policy_kl_penalty": 0.1}, {"reference_policy_kl_penalty": -0.1}),
     "the upper bound": ({"ratio_clip_max": 0.5}, {"ratio_clip_max": 0.2}),
     "no dual clip": ({"ratio_clip_c": 1.5}, {}),
+    "another temperature": ({"kind": "sapo", "arguments": {"tau_neg": 2.0}}, {"kind": "sapo"}),
+    "GSPO's gradient": (
+        {
+            "kind": "gspo_token",
+            "sequence_level_importance_ratios": True,
+            "token_level_loss": False,
+        },
+        {"sequence_level_importance_ratios": True, "token_level_loss": False},
+    ),
     "another mean": ({}, {"token_level_loss": False}),
     "another estimator": (
         {"reference_policy_kl_penalty": 0.1},

@@ -1,0 +1,26 @@
+"""GSPO-token clips by the ratio of the whole sample, and lets each token have its own gradient.
+
+r_t = sg(s) p_t / sg(p_t), with s the geometric mean of the sample's ratios (arXiv 2507.18071); the loss is
+max(-A_t r_t, -A_t clip(r_t))
+
+Where all tokens of a sample have the same advantage and weight, value and gradient are those of GSPO. They
+differ where a column or a KL in the reward gives tokens advantages of their own: GSPO spreads the sum of
+their gradients evenly over the sample, GSPO-token leaves each with its own.
+"""
+
+from __future__ import annotations
+
+from nemo_like.algorithms.importance_sampling import sample_means
+from nemo_like.algorithms.logprobs import limited
+from nemo_like.algorithms.losses import LossTerms, LossTokens, clipped, clipped_policy_gradient, loss_terms
+from nemo_like.config.schema import LossConfig
+
+
+def gspo_token(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
+    """Compute GSPO's loss with a gradient per token; needs ``sequence_level_importance_ratios``."""
+    logprobs = tokens.logprobs.detach()
+    of_sample = sample_means(logprobs - tokens.prev_logprobs, tokens.sample_index, tokens.response_lengths)
+    ratio = limited(of_sample + (tokens.logprobs - logprobs)).exp()
+    clipped_ratio = clipped(ratio, cfg)
+    per_token = clipped_policy_gradient(ratio, clipped_ratio, tokens.advantages, dual_clip=cfg.ratio_clip_c)
+    return loss_terms(per_token, ratio, clipped_ratio, tokens, cfg)

@@ -1,0 +1,28 @@
+"""SAPO replaces PPO's clip by a gate that closes softly (arXiv 2511.20347).
+
+f(r) = 4 / tau * sigmoid(tau (r - 1)), with tau_pos where A > 0 and tau_neg elsewhere; the loss is -A f(r)
+
+The gradient of a token is that of REINFORCE times r and 4 p (1 - p), p = sigmoid(tau (r - 1)): 1 at r = 1,
+and less the further r is from 1 on either side.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from nemo_like.algorithms.losses import LossTerms, LossTokens, loss_terms, policy_ratio
+from nemo_like.config.schema import LossConfig
+
+
+def sapo(tokens: LossTokens, cfg: LossConfig, tau_pos: float = 1.0, tau_neg: float = 1.05) -> LossTerms:
+    """Compute the softly gated loss; the temperatures are the paper's by default.
+
+    Nothing is clipped, so the ratio stands for the clipped ratio in the metrics.
+    """
+    ratio = policy_ratio(tokens, cfg)
+    tau = torch.where(tokens.advantages > 0, tau_pos, tau_neg)
+    x = tau * (ratio - 1)
+    # Of p near 1, float32 has few digits of 1 - p, which the gradient is a multiple of.
+    p = torch.where(x > 0, 1 - torch.sigmoid(-x), torch.sigmoid(x))
+    gate = p * 4 / tau
+    return loss_terms(-tokens.advantages * gate, ratio, ratio, tokens, cfg)

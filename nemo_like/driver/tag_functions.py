@@ -1,0 +1,98 @@
+"""Calls the estimator and the filters that the configuration names on a batch's tags.
+
+    tags ──▶ without_refused: each of grpo.sample_filters ──▶ sample_mask, outcome
+    tags ──▶ with_estimated: grpo.adv_estimator.name      ──▶ advantage, kl_scale
+
+What they raise ends the run with a sentence that says which function it was, at which step, and where in its
+file.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nemo_like.algorithms.estimators import KLToGo, build_estimator
+from nemo_like.algorithms.rewards import Outcome
+from nemo_like.algorithms.sample_filters import RolledOut, build_filter
+from nemo_like.batch.meta import KVBatchMeta
+from nemo_like.batch.tags import (
+    GROUP_ID,
+    IS_TRUNCATED,
+    NUM_RESPONSE_TOKENS,
+    REWARD,
+    SAMPLE_MASK,
+    SHAPED_REWARD,
+    tags_read_by,
+)
+from nemo_like.config.named_functions import FunctionRole, load_function
+from nemo_like.config.schema import GRPOConfig
+from nemo_like.driver.run_failures import RunFailed
+from nemo_like.driver.stages import masked, with_advantages
+
+
+def with_estimated(batch: KVBatchMeta, cfg: GRPOConfig, kl: KLToGo | None = None) -> KVBatchMeta:
+    """Return the batch with the tag advantage and, when the reward has a KL term, the tag kl_scale.
+
+    ``kl`` is None without a KL term. Raises RunFailed when the estimator fails.
+    """
+    name, components = cfg.adv_estimator.name, list(cfg.adv_estimator.reward_weights)
+    with _telling(f"grpo.adv_estimator.name={name}", batch):
+        tags = _tags(FunctionRole.estimator, name, batch)
+        return with_advantages(batch, build_estimator(cfg), components, kl, tags)
+
+
+def without_refused(batch: KVBatchMeta, cfg: GRPOConfig) -> KVBatchMeta:
+    """Return a rollout's batch with the samples masked that one of ``grpo.sample_filters`` refuses.
+
+    Raises RunFailed when a filter fails.
+    """
+    for name in cfg.sample_filters:
+        with _telling(f"grpo.sample_filters: {name}", batch):
+            kept = passing(name, batch, cfg)
+        mask = [float(old) if keep else 0.0 for old, keep in zip(batch.tag(SAMPLE_MASK), kept, strict=True)]
+        batch = masked(batch, mask, Outcome.filtered)
+    return batch
+
+
+def passing(name: str, batch: KVBatchMeta, cfg: GRPOConfig) -> Sequence[bool]:
+    """Return for each sample whether the filter of this name lets it train."""
+    num_tokens = batch.tag(NUM_RESPONSE_TOKENS)
+    return build_filter(name, cfg)(
+        RolledOut(
+            rewards=batch.tag(REWARD),
+            shaped_rewards=batch.tag(SHAPED_REWARD),
+            group_ids=batch.tag(GROUP_ID),
+            sample_mask=batch.tag(SAMPLE_MASK),
+            num_response_tokens=num_tokens,
+            is_truncated=batch.tag(IS_TRUNCATED),
+            tags=_tags(FunctionRole.filter, name, batch),
+        )
+    )
+
+
+def _tags(role: FunctionRole, name: str, batch: KVBatchMeta) -> Mapping[str, Sequence[Any]]:
+    """Return what the function declares to read, by name. Raises ValueError where no sample has a tag."""
+    found = {}
+    for tag in tags_read_by(load_function(role, name)):
+        if not batch.has_tag(tag):
+            raise ValueError(
+                f"reads the tag {tag.name!r}, which no sample has; there are {sorted(batch.tags)}"
+            )
+        found[tag.name] = batch.tags[tag.name]
+    return found
+
+
+@contextmanager
+def _telling(what: str, batch: KVBatchMeta) -> Iterator[None]:
+    """Turn what the block raises into RunFailed, which names the function, the step and the line."""
+    try:
+        yield
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f" ({Path(last.filename).name}:{last.lineno}, in {last.name})"
+        told = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}{where}"
+        raise RunFailed(f"{what} failed at {batch.occasion}: {told}") from error

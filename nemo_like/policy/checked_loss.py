@@ -1,0 +1,171 @@
+"""Checks around the function that ``loss_fn.kind`` names: what it reads, what it returns, and its gradient.
+
+LossTokens, columns ──▶ function ──▶ LossTerms: types, shapes, names; of a user's own also: are they finite?
+                          backward ──▶ the gradient of a user's own: is it finite?
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nemo_like.algorithms.losses import LOGGED_MEANS, LossTerms, LossTokens
+from nemo_like.batch.columns import Column, Layout, declared_by
+from nemo_like.config.derived import is_own_loss
+from nemo_like.config.named_functions import FunctionRole, load_function
+from nemo_like.config.schema import LossConfig
+from nemo_like.policy.train_metrics import KNOWN_MEANS
+
+
+class LossFailed(ValueError):
+    """The loss raised, or gave something that cannot be trained on; the message says what.
+
+    ``row`` is the position of the sample to blame in the worker's batch, or None where it may be any.
+    """
+
+    def __init__(self, message: str, row: int | None = None) -> None:
+        super().__init__(message)
+        self.row = row
+
+    def __reduce__(self) -> tuple[type[LossFailed], tuple[str, int | None]]:
+        return type(self), (str(self), self.row)
+
+
+class ReadColumns(dict[str, Any]):
+    """The columns that a loss declares, by name; another name raises KeyError that says what to declare."""
+
+    def __missing__(self, name: str) -> Any:
+        close = get_close_matches(name, self, n=1, cutoff=0.6)
+        meant = f"did you mean {close[0]!r}?" if close else "mark the loss with @reads(...) for it"
+        raise KeyError(f"it does not read the column {name!r}, only {', '.join(self) or 'none'}; {meant}")
+
+
+def own_reads(cfg: LossConfig) -> tuple[Column, ...]:
+    """Import the configured loss, and return the columns that it declares to read besides its keys' own.
+
+    Raises ValueError when the loss cannot be found, ColumnError when what it declares is not a column.
+    """
+    return declared_by(f"loss_fn.kind={cfg.kind}", load_function(FunctionRole.loss, cfg.kind)).reads
+
+
+def own_means(cfg: LossConfig) -> tuple[str, ...]:
+    """Import the configured loss, and return the names of the means that it announces by ``logs``."""
+    return getattr(load_function(FunctionRole.loss, cfg.kind), LOGGED_MEANS, ())
+
+
+class CheckedLoss:
+    """Calls the function behind ``loss_fn.kind`` once per micro-batch, and checks what it gives."""
+
+    def __init__(self, cfg: LossConfig) -> None:
+        """Import the function. Raises ValueError when it cannot be found."""
+        self._cfg, self._key = cfg, f"loss_fn.kind={cfg.kind}"
+        self._compute: Callable[..., Any] = load_function(FunctionRole.loss, cfg.kind)
+        self._known, self._reads = (*KNOWN_MEANS, *own_means(cfg)), own_reads(cfg)
+
+    def __call__(self, tokens: LossTokens, columns: Mapping[str, Any], rows: Tensor) -> LossTerms:
+        """Return the loss of the micro-batch whose n samples are ``rows`` [n] int64 of the worker's batch.
+
+        Raises LossFailed.
+        """
+        tokens = replace(tokens, columns=ReadColumns(columns))
+        try:
+            terms = self._compute(tokens, self._cfg, **self._cfg.arguments)
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+            where = f"{Path(last.filename).name}:{last.lineno}"
+            raise LossFailed(f"{self._key} raised {type(error).__name__} ({where}): {text}") from error
+        self._check_form(terms, tokens)
+        # To ask whether values are finite waits for the device; a shipped loss is not asked.
+        if is_own_loss(self._cfg):
+            self._check_finite(terms, tokens, rows)
+        return terms
+
+    def _check_form(self, terms: Any, tokens: LossTokens) -> None:
+        key = self._key
+        if not isinstance(terms, LossTerms) or not isinstance(terms.loss, Tensor):
+            what = f"LossTerms(loss={terms.loss!r})" if isinstance(terms, LossTerms) else type(terms).__name__
+            raise LossFailed(f"{key} returned {what}, not LossTerms with a tensor")
+        if unknown := terms.means.keys() - set(self._known):
+            raise LossFailed(
+                f"{key} gives the means {sorted(unknown)}, which it does not announce; "
+                f"mark it with nemo_like.algorithms.losses.logs, or choose of {', '.join(self._known)}"
+            )
+        per_token = {"ratio": terms.ratio, "clipped_ratio": terms.clipped_ratio}
+        for name, one in terms.means.items():
+            per_token |= {f"means[{name!r}].values": one.values, f"means[{name!r}].weights": one.weights}
+        wrong = {name: list(one.shape) for name, one in per_token.items() if one.shape != tokens.mask.shape}
+        if terms.loss.ndim or wrong:
+            shapes = {"loss": list(terms.loss.shape), **wrong}
+            raise LossFailed(
+                f"{key} returned the shapes {shapes} for {len(tokens.mask)} tokens; the "
+                "loss is a scalar, everything else has a value per token"
+            )
+        if len(tokens.mask) and tokens.logprobs.requires_grad and not terms.loss.requires_grad:
+            raise LossFailed(f"{key} returned a loss without a gradient; compute it from tokens.logprobs")
+
+    def _check_finite(self, terms: LossTerms, tokens: LossTokens, rows: Tensor) -> None:
+        values = self._per_token(tokens)
+        if not terms.loss.isfinite():
+            place = _first_not_finite(terms, tokens, values)
+            blamed = "" if place is None else _values_at(place, tokens, values)
+            row = None if place is None else int(rows[tokens.sample_index[place]])
+            raise LossFailed(f"{self._key} returned a loss of {terms.loss.item()}{blamed}", row)
+
+        def check(gradient: Tensor) -> None:
+            if not gradient.isfinite().all():
+                place = int((~gradient.isfinite()).nonzero()[0])
+                raise LossFailed(
+                    f"{self._key} gives a token's log-prob a gradient of {gradient[place].item()}"
+                    f"{_values_at(place, tokens, values)}",
+                    int(rows[tokens.sample_index[place]]),
+                )
+
+        if tokens.logprobs.requires_grad:
+            tokens.logprobs.register_hook(check)
+
+    def _per_token(self, tokens: LossTokens) -> dict[str, Tensor]:
+        """Return what the loss may have read, by name, with a value per token."""
+        found = {
+            "logprobs": tokens.logprobs.detach(),
+            "prev_logprobs": tokens.prev_logprobs,
+            "advantages": tokens.advantages,
+        }
+        for column in self._reads:
+            values = tokens.columns[column.name]
+            if isinstance(values, Tensor):
+                is_per_token = column.layout is Layout.per_token
+                found[column.name] = values if is_per_token else values[tokens.sample_index]
+        return found
+
+
+def _first_not_finite(terms: LossTerms, tokens: LossTokens, values: Mapping[str, Tensor]) -> int | None:
+    """Return the first token to blame for a loss that is not finite: one whose column or whose gradient is
+    not finite; None where neither shows."""
+    gradient: Tensor | None = None
+    if terms.loss.requires_grad and tokens.logprobs.requires_grad:
+        (gradient,) = torch.autograd.grad(terms.loss, tokens.logprobs, retain_graph=True, allow_unused=True)
+    for one in (*values.values(), gradient):
+        if one is not None and one.is_floating_point() and not one.isfinite().all():
+            return int((~one.reshape(len(one), -1).isfinite().all(1)).nonzero()[0])
+    return None
+
+
+def _values_at(place: int, tokens: LossTokens, values: Mapping[str, Tensor]) -> str:
+    """Return what the loss read at a token, for a message."""
+    number = int((tokens.sample_index[: place + 1] == tokens.sample_index[place]).sum())
+    shown = ", ".join(f"{name}={_shown(one[place])}" for name, one in values.items())
+    return f", at generated token {number}, where {shown}"
+
+
+def _shown(value: Tensor) -> str:
+    numbers: Sequence[float] = value.reshape(-1)[:4].tolist()
+    texts = [f"{number:.6g}" for number in numbers]
+    return texts[0] if value.ndim == 0 else f"[{', '.join(texts)}{', ...' if value.numel() > 4 else ''}]"

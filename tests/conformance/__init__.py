@@ -1,0 +1,1 @@
+"""Golden batches, what every loss gives on them, and how other frameworks are asked (docs/conformance.md)."""

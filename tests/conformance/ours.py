@@ -1,0 +1,143 @@
+"""Runs a case by nemo_like's own code, from columns and tags to loss, gradient and update.
+
+The table of logits stands in for a model; everything after the log-probs is what every backend runs: the
+objective, the shares of the global mean, and the function that ``loss_fn.kind`` names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nemo_like.algorithms.estimators import AdvantageInputs, build_estimator
+from nemo_like.algorithms.logprobs import TokenScores
+from nemo_like.batch.meta import GlobalBatch, MicroBatch, MicroBatchLayout, PromptRun, Schedule
+from nemo_like.config.schema import GRPOConfig, ImportanceSamplingType, KLType, LossConfig
+from nemo_like.policy.batch import PolicyBatch
+from nemo_like.policy.objective import update_objective
+from nemo_like.policy.train_metrics import TrainMetrics
+from tests.conformance.reference import first_update
+
+CPU = torch.device("cpu")
+PROMPT = 2  # tokens of a prompt in the golden batches
+_COLUMNS = ("prev", "generation", "reference")
+
+
+def loss_config(case: dict[str, Any]) -> LossConfig:
+    """Return the section ``loss_fn`` that means the same as a case of the kit."""
+    kind, correction, kl = case["loss"], case["correction"] or {}, case["kl"] or {}
+    bound = correction.get("type") if correction.get("type") != "plain" else None
+    return LossConfig(
+        kind=kind if kind in ("sapo", "gspo_token") else "policy_gradient",
+        arguments={"tau_pos": case["tau_pos"], "tau_neg": case["tau_neg"]} if kind == "sapo" else {},
+        ratio_clip_min=case["clip_low"],
+        ratio_clip_max=case["clip_high"],
+        ratio_clip_c=case["dual_clip"],
+        disable_ppo_ratio=kind == "reinforce",
+        use_cispo=kind == "cispo",
+        sequence_level_importance_ratios=kind in ("gspo", "gspo_token"),
+        force_on_policy_ratio=kind == "on_policy",
+        use_generation_logprobs_as_prev=kind == "engine_ratio",
+        token_level_loss=case["mean"] == "token",
+        sequence_length_normalizer=case["constant"] if case["mean"] == "constant" else None,
+        entropy_coef=case["entropy"] or None,
+        use_importance_sampling_correction=bool(correction),
+        truncated_importance_sampling_type=ImportanceSamplingType[bound] if bound else None,
+        truncated_importance_sampling_ratio=correction.get("high"),
+        truncated_importance_sampling_ratio_min=correction.get("low"),
+        reference_policy_kl_penalty=kl.get("beta", 0.0),
+        reference_policy_kl_type=KLType[kl.get("kind", "k3")],
+        use_kl_in_reward=False,
+    )
+
+
+def packed_columns(samples: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
+    """Return the samples' columns end to end, as the data plane gives them."""
+    columns = {"input_ids": np.concatenate([sample["ids"] for sample in samples]).astype(np.int32)}
+    columns["response_mask"] = np.concatenate([sample["generated"] for sample in samples]).astype(np.uint8)
+    for name in _COLUMNS:
+        values = np.zeros(len(columns["input_ids"]), np.float32)
+        values[columns["response_mask"] > 0] = np.concatenate([sample[name] for sample in samples])
+        columns[f"{name}_logprobs"] = values
+    return columns
+
+
+def run(one: dict[str, Any], case: dict[str, Any], split: str, layout: MicroBatchLayout) -> dict[str, Any]:
+    """Return what ``reference.evaluate`` returns, by one split and layout of micro-batches."""
+    cfg, samples = loss_config(case), one["samples"]
+    table = torch.tensor(one["table"], dtype=torch.float32, requires_grad=True)
+    total, by_token = 0.0, {}
+    for rank in one["splits"][split]:
+        mine = [row for micro_batch in rank for row in micro_batch]
+        batch = _policy_batch([samples[row] for row in mine])
+        update = _update(samples, rank, mine, layout)
+        objective = update_objective(cfg, batch, update, TrainMetrics(CPU, num_replicas=1))
+        for spec in update.micro_batches:
+            inputs = batch.micro_batch(spec, Schedule((update,), layout))
+            scores = _scores(table, batch, inputs.packed_index, with_entropy=bool(case["entropy"]))
+            loss = objective(scores, inputs)
+            (gradient,) = torch.autograd.grad(loss, scores.logprobs, retain_graph=True)
+            loss.backward()
+            total += loss.item()
+            rows = inputs.rows[inputs.sample_index].tolist()
+            for row, place, value in zip(rows, inputs.packed_index.tolist(), gradient.tolist(), strict=True):
+                by_token[mine[row], place] = value
+    assert table.grad is not None
+    return {
+        "loss": total,
+        "gradient": [by_token[key] for key in sorted(by_token)],
+        "update": first_update(table.grad).flatten().tolist(),
+    }
+
+
+def _scores(table: Tensor, batch: PolicyBatch, places: Tensor, *, with_entropy: bool) -> TokenScores:
+    ids = batch.columns["input_ids"].long()
+    rows = table[ids[places - 1]].log_softmax(-1)
+    entropy = -(rows.exp() * rows).sum(-1)
+    return TokenScores(
+        logprobs=rows.gather(1, ids[places, None])[:, 0], entropy=entropy if with_entropy else None
+    )
+
+
+def _policy_batch(samples: Sequence[dict[str, Any]]) -> PolicyBatch:
+    tags = {
+        "advantage": [sample["advantage"] for sample in samples],
+        "sample_mask": [float(sample["trains"]) for sample in samples],
+    }
+    return PolicyBatch(packed_columns(samples), [len(sample["ids"]) for sample in samples], tags, CPU)
+
+
+def _update(
+    samples: Sequence[dict[str, Any]], rank: list[list[int]], mine: list[int], layout: MicroBatchLayout
+) -> GlobalBatch:
+    """Return one update with these micro-batches; its counts are over all ranks."""
+    micro_batches = []
+    for rows in rank:
+        lengths = [len(samples[row]["ids"]) for row in rows]
+        runs: tuple[PromptRun, ...] = ()
+        padded = max(lengths)
+        if layout is MicroBatchLayout.packed:
+            padded = sum(lengths)
+        if layout is MicroBatchLayout.shared:
+            runs, padded = tuple(PromptRun(1, PROMPT) for _ in rows), sum(lengths)
+        micro_batches.append(MicroBatch(tuple(mine.index(row) for row in rows), padded, runs))
+    trained = [sample for sample in samples if sample["trains"]]
+    num_tokens = sum(sum(sample["generated"]) for sample in trained)
+    return GlobalBatch(num_samples=len(trained), num_tokens=num_tokens, micro_batches=tuple(micro_batches))
+
+
+def advantages(one: dict[str, Any], cfg: GRPOConfig) -> Sequence[float]:
+    """Return the advantages of a batch's samples by the configured estimator."""
+    samples = one["samples"]
+    return build_estimator(cfg)(
+        AdvantageInputs(
+            rewards=[sample["reward"] for sample in samples],
+            group_ids=[sample["group"] for sample in samples],
+            sample_mask=[float(sample["trains"]) for sample in samples],
+            num_response_tokens=[float(sum(sample["generated"])) for sample in samples],
+        )
+    ).per_sample
