@@ -1,0 +1,48 @@
+"""Functions of a user's own, right and wrong: losses that read a column, an estimator and a filter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from nemo_like.algorithms.estimators import AdvantageInputs
+from nemo_like.algorithms.losses import LossTerms, LossTokens, loss_terms, policy_loss, policy_ratio
+from nemo_like.algorithms.sample_filters import RolledOut
+from nemo_like.batch.columns import reads
+from nemo_like.batch.tags import NUM_RESPONSE_TOKENS, reads_tags
+from nemo_like.config.schema import GRPOConfig, LossConfig
+from tests.functional.own_columns import CREDIT
+
+
+@reads(CREDIT)
+def gated(tokens: LossTokens, cfg: LossConfig, tau: float = 1.0) -> LossTerms:
+    tokens = replace(tokens, advantages=tokens.advantages * tokens.columns["credit"])
+    ratio = policy_ratio(tokens, cfg)
+    gate = torch.sigmoid(tau * (ratio - 1)) * 4 / tau
+    return loss_terms(-tokens.advantages * gate, ratio, ratio, tokens, cfg)
+
+
+@reads_tags(NUM_RESPONSE_TOKENS)
+def per_length(inputs: AdvantageInputs, cfg: GRPOConfig, power: float) -> list[float]:
+    lengths = inputs.tags[NUM_RESPONSE_TOKENS.name]
+    return [reward / length**power for reward, length in zip(inputs.rewards, lengths, strict=True)]
+
+
+def every_second(samples: RolledOut, cfg: GRPOConfig) -> list[bool]:
+    return [place % 2 == 0 for place in range(len(samples.rewards))]
+
+
+def of_tokens(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
+    return replace(policy_loss(tokens, cfg), loss=tokens.logprobs)
+
+
+@reads(CREDIT)
+def not_a_number(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
+    values = (tokens.columns["credit"] - 1).log() * tokens.logprobs
+    return replace(policy_loss(tokens, cfg), loss=(tokens.weights * values).sum())
+
+
+@reads(CREDIT)
+def misspelt(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
+    return replace(policy_loss(tokens, cfg), loss=tokens.columns["credits"].sum())
