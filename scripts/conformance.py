@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "conformance.md"
 # What the functions that are called import, beside the packages of nemo_like.
-_NEEDED = {"trl": ("trl",), "verl": ("verl", "codetiming")}
+_NEEDED = {"trl": ("trl",), "verl": ("verl", "codetiming", "orjson")}
 _INSTALL_S, _ASK_S = 600, 1800
 
 

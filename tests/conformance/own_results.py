@@ -12,8 +12,9 @@ from tests.conformance.ask import deviation_of
 from tests.conformance.generate import load
 from tests.conformance.reference import evaluate
 
-# What float32 leaves: of the norm of the gradient, in "far" of numbers as large as e^40.
-TOLERANCE = 2e-5
+# What float32 leaves: 1e-5 of the gradient's norm in "far", which has numbers as large as e^40, and 5e-5 of a
+# loss whose terms nearly cancel out.
+TOLERANCE = 1e-4
 
 
 def own_results() -> dict[str, Any]:
