@@ -149,8 +149,10 @@ def _reasons(framework: Mapping[str, Any]) -> Iterator[str]:
             ]
             every = [one["deviation"] for one in answer["batches"].values() if convention in one["because"]]
             seen[convention].append((max(usual, default=0.0), max(every)))
-    yield "| convention that differs | ways of asking in which it shows | largest deviation | in far and "
-    "all too |"
+    yield (
+        "| convention that differs | ways of asking in which it shows | largest deviation "
+        "| in far and all too |"
+    )
     yield "|---|---|---|---|"
     for name, text in CONVENTIONS.items():
         if name in seen:
@@ -165,8 +167,10 @@ def _reasons(framework: Mapping[str, Any]) -> Iterator[str]:
 
 def _advantages(framework: Mapping[str, Any]) -> Iterator[str]:
     if not framework["advantages"]:
-        yield "Advantages are computed inside of its rollout, where they cannot be called, and are not "
-        "compared.\n"
+        yield (
+            "Advantages are computed inside of its rollout, where they cannot be called, and are not "
+            "compared.\n"
+        )
         return
     yield "| advantage estimator | largest difference | because |\n|---|---|---|"
     for one in framework["advantages"]:
