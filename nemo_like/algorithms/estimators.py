@@ -31,6 +31,14 @@ class KLToGo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSums:
+    """Sums over each sample's response tokens of their own advantages, which a critic's workers compute."""
+
+    sums: Sequence[float]
+    square_sums: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageInputs:
     """What an estimator computes the advantages of N samples from; every sequence has one entry per sample.
 
@@ -43,16 +51,19 @@ class AdvantageInputs:
     num_response_tokens: Sequence[float]  # a sample's weight in an average over tokens
     components: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of the raw reward, by name
     kl: KLToGo | None = None  # None without a KL in the reward
+    of_tokens: TokenSums | None = None  # None without a critic
     # By name, the tags that the estimator is marked to read (batch.tags.reads_tags).
     tags: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """What an estimator returns: token t of sample i has advantage ``per_sample[i] - kl_scale * K_t``."""
+    """What an estimator returns: token t of sample i has advantage ``per_sample[i] - kl_scale * K_t``, or
+    with a critic ``per_sample[i] + token_scale * GAE_t``."""
 
     per_sample: Sequence[float]
     kl_scale: float = 0.0
+    token_scale: float | None = None  # None without a critic
 
 
 # An estimator may return the floats alone.
@@ -86,7 +97,7 @@ def build_estimator(cfg: GRPOConfig) -> Callable[[AdvantageInputs], Advantages]:
                 f"{advantages[wrong[0]]} for sample {wrong[0]} of group {inputs.group_ids[wrong[0]]}, whose "
                 f"reward is {inputs.rewards[wrong[0]]:g}; it must give one finite float per sample"
             )
-        return Advantages(advantages, estimated.kl_scale)
+        return Advantages(advantages, estimated.kl_scale, estimated.token_scale)
 
     return checked
 

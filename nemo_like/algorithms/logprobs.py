@@ -8,8 +8,8 @@ the logits of a piece instead of keeping them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,13 +27,34 @@ _IMPOSSIBLE = -1e30
 class TokenScores:
     """What a model says of the M scored tokens of a micro-batch, in the micro-batch's order.
 
-    Both tensors are [M] float32, nats, and carry a gradient in training. ``entropy`` is that of the
-    distribution each token was drawn from; None where it was not asked for. A backend that spreads a sequence
-    over ranks gathers the parts first, so that a loss over whole samples needs no communication.
+    ``logprobs`` and ``entropy`` are [M] float32, nats, and carry a gradient in training; so does
+    ``topk_logprobs`` [M, k], the log-probs of k other tokens that were given for each scored one, or of the
+    most likely ones, whose ids ``topk_ids`` [M, k] then has. ``entropy`` is that of the distribution each
+    token was drawn from. What was not asked for is None. A backend that spreads a sequence over ranks gathers
+    the parts first, so that a loss over whole samples needs no communication.
     """
 
     logprobs: Tensor
     entropy: Tensor | None = None
+    topk_logprobs: Tensor | None = None
+    topk_ids: Tensor | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What there is, in the order of the fields."""
+        fields = (self.logprobs, self.entropy, self.topk_logprobs, self.topk_ids)
+        return tuple(one for one in fields if one is not None)
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> TokenScores:
+        """Return the scores whose ``tensors`` these are."""
+        logprobs, *others = tensors
+        return cls(
+            logprobs=logprobs,
+            entropy=next((one for one in others if one.ndim == 1), None),
+            topk_logprobs=next((one for one in others if one.ndim == 2 and one.is_floating_point()), None),
+            topk_ids=next((one for one in others if not one.is_floating_point()), None),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,19 +75,70 @@ class LogprobSettings:
     with_entropy: bool = False  # costs another pass over every chunk of logits
     max_chunk_bytes: int = 1 << 28  # of float32 logits that exist at once; twice that with entropy
     forbidden_ids: tuple[int, ...] = ()  # tokens that the generation engine gives a probability of 0
+    top_k: int = 0  # most likely tokens in the place of each scored one, which get log-probs as well
 
 
 def linear_scores(
-    hidden: Tensor, weight: Tensor, token_ids: Tensor, shard: VocabularyShard, settings: LogprobSettings
+    hidden: Tensor,
+    weight: Tensor,
+    token_ids: Tensor,
+    shard: VocabularyShard,
+    settings: LogprobSettings,
+    topk_ids: Tensor | None = None,
 ) -> TokenScores:
     """Compute log p[token] and the entropy -sum(p log p) under p = softmax(hidden @ weight.T / temperature).
 
     hidden: [M, H]; weight: [rows of this rank, H], same dtype; token_ids: [M] int64, ids of the whole
-    vocabulary. The gradient of ``hidden`` is only this rank's part: with a vocabulary over several ranks
-    the caller sums it over the group.
+    vocabulary. With ``topk_ids`` [M, k] int64 the log-probs of these tokens are computed too; ids may repeat.
+    All results are float32, or float64 where ``hidden`` is. The gradient of ``hidden`` is only this rank's
+    part: with a vocabulary over several ranks the caller sums it over the group.
     """
-    logprobs, entropy = _LinearScores.apply(hidden, weight, token_ids, shard, settings)
-    return TokenScores(logprobs=logprobs, entropy=entropy)
+    ids = token_ids[:, None] if topk_ids is None else torch.cat((token_ids[:, None], topk_ids), dim=1)
+    logprobs, entropy = _LinearScores.apply(hidden, weight, ids, shard, settings)
+    return TokenScores(
+        logprobs=logprobs[:, 0],
+        entropy=entropy,
+        topk_logprobs=None if topk_ids is None else logprobs[:, 1:],
+    )
+
+
+def scores_with_most_likely(
+    hidden: Tensor, weight: Tensor, token_ids: Tensor, shard: VocabularyShard, settings: LogprobSettings
+) -> TokenScores:
+    """Compute what ``linear_scores`` does, and where ``settings.top_k`` is above 0 the ids and log-probs of
+    the most likely tokens. Raises what ``most_likely_ids`` raises."""
+    if not settings.top_k:
+        return linear_scores(hidden, weight, token_ids, shard, settings)
+    ids = most_likely_ids(hidden, weight, settings.top_k, shard, settings)
+    return replace(linear_scores(hidden, weight, token_ids, shard, settings, ids), topk_ids=ids)
+
+
+@torch.no_grad()
+def most_likely_ids(
+    hidden: Tensor, weight: Tensor, k: int, shard: VocabularyShard, settings: LogprobSettings
+) -> Tensor:
+    """Return the ids of the k most likely tokens at each position, [M, k] int64, the most likely first.
+
+    Arguments are those of ``linear_scores``. Of equally likely tokens the lower id comes first, whether the
+    vocabulary is on one rank or spread over several. Raises ValueError when the vocabulary has fewer than k
+    tokens, and when a logit is NaN.
+    """
+    rows = weight[: shard.num_valid]
+    num_here = min(k, shard.num_valid)
+    logits = hidden.new_full((len(hidden), k), -torch.inf, dtype=_score_dtype(hidden))
+    ids = torch.zeros(len(hidden), k, dtype=torch.int64, device=hidden.device)
+    for part in _chunks(len(hidden), shard.num_valid, settings.max_chunk_bytes):
+        all_logits = _logits(hidden[part], rows, shard, settings)
+        local_ids = _places_of_largest(all_logits, num_here)
+        logits[part, :num_here] = all_logits.gather(1, local_ids)
+        ids[part, :num_here] = local_ids + shard.first
+    if shard.group is not None:
+        # Ranks follow each other in the order of their ids, so a stable sort keeps lower ids in front.
+        logits, ids = (_of_all_ranks(mine, shard.group) for mine in (logits, ids))
+    logits, order = logits.sort(dim=1, descending=True, stable=True)
+    if k > logits.shape[1] or bool(logits[:, k - 1].isneginf().any()):
+        raise ValueError(f"the vocabulary has fewer than {k} tokens, so there are no {k} most likely ones")
+    return ids.gather(1, order)[:, :k]
 
 
 class _LinearScores(torch.autograd.Function):
@@ -75,21 +147,22 @@ class _LinearScores(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
-        token_ids: Tensor,
+        ids: Tensor,
         shard: VocabularyShard,
         settings: LogprobSettings,
     ) -> tuple[Tensor, Tensor | None]:
+        """Compute the log-probs of ``ids`` [M, K] at each position, and the entropy."""
         rows = weight[: shard.num_valid]
-        local_ids = token_ids - shard.first
+        local_ids = ids - shard.first
         is_local = (local_ids >= 0) & (local_ids < shard.num_valid)
         local_ids = local_ids.clamp(0, max(shard.num_valid - 1, 0))
-        normaliser = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
-        picked = torch.empty_like(normaliser)
+        normaliser = hidden.new_empty(len(hidden), dtype=_score_dtype(hidden))
+        picked = normaliser.new_empty(ids.shape)
         entropy = torch.empty_like(normaliser) if settings.with_entropy else None
         for part in _chunks(len(hidden), shard.num_valid, settings.max_chunk_bytes):
             logits = _logits(hidden[part], rows, shard, settings)
             torch.logsumexp(logits, dim=-1, out=normaliser[part])
-            torch.gather(logits, 1, local_ids[part, None], out=picked[part, None])
+            torch.gather(logits, 1, local_ids[part], out=picked[part])
             if entropy is not None:
                 logprobs = logits.sub_(normaliser[part, None])
                 entropy[part] = -torch.linalg.vecdot(logprobs.exp(), logprobs)
@@ -98,38 +171,44 @@ class _LinearScores(torch.autograd.Function):
         ctx.save_for_backward(hidden, weight, local_ids, is_local, normaliser, entropy)
         ctx.shard, ctx.settings = shard, settings
         ctx.set_materialize_grads(False)
-        return picked - normaliser, entropy
+        return picked - normaliser[:, None], entropy
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, local_ids, is_local, normaliser, entropy = ctx.saved_tensors
         rows = weight[: ctx.shard.num_valid]
-        grad = torch.zeros_like(normaliser) if grad is None else grad / ctx.settings.temperature
+        grad = normaliser.new_zeros(local_ids.shape) if grad is None else grad / ctx.settings.temperature
         if grad_entropy is not None:
             grad_entropy = grad_entropy / ctx.settings.temperature
+        # Each picked log-prob takes its share of the normaliser's gradient, on this rank or on another.
+        of_normaliser, grad = grad.sum(dim=1), grad * is_local
         grad_hidden = torch.zeros_like(hidden)
-        grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+        grad_weight = torch.zeros(weight.shape, dtype=normaliser.dtype, device=weight.device)
         for part in _chunks(len(hidden), ctx.shard.num_valid, ctx.settings.max_chunk_bytes):
             logits = _logits(hidden[part], rows, ctx.shard, ctx.settings)
             logprobs = logits.sub_(normaliser[part, None])
             # d logp / d logits = onehot - p
             if grad_entropy is None:
-                slope = logprobs.exp_().mul_(-grad[part, None])
+                slope = logprobs.exp_().mul_(-of_normaliser[part, None])
             else:
                 # d entropy / d logits = -p (log p + entropy)
                 probs = logprobs.exp()
                 slope = logprobs.add_(entropy[part, None]).mul_(-grad_entropy[part, None])
-                slope.sub_(grad[part, None]).mul_(probs)
-            slope.scatter_add_(1, local_ids[part, None], (grad[part] * is_local[part])[:, None])
+                slope.sub_(of_normaliser[part, None]).mul_(probs)
+            slope.scatter_add_(1, local_ids[part], grad[part])
             slope = slope.to(weight.dtype)
             grad_hidden[part] = slope @ rows
             grad_weight[: ctx.shard.num_valid] += slope.t() @ hidden[part]
         return grad_hidden, grad_weight.to(weight.dtype), None, None, None
 
 
+def _score_dtype(hidden: Tensor) -> torch.dtype:
+    return torch.promote_types(hidden.dtype, torch.float32)
+
+
 def _logits(hidden: Tensor, rows: Tensor, shard: VocabularyShard, settings: LogprobSettings) -> Tensor:
-    """Return this rank's logits of some positions, [positions, rows] float32, divided by the temperature."""
-    logits = functional.linear(hidden, rows).float().div_(settings.temperature)
+    """Return this rank's logits of some positions, [positions, rows], divided by the temperature."""
+    logits = functional.linear(hidden, rows).to(_score_dtype(hidden)).div_(settings.temperature)
     for token in settings.forbidden_ids:
         if 0 <= token - shard.first < shard.num_valid:
             logits[:, token - shard.first] = _IMPOSSIBLE
@@ -142,22 +221,44 @@ def _chunks(num_positions: int, vocabulary: int, max_bytes: int) -> Iterator[sli
         yield slice(start, min(start + size, num_positions))
 
 
+def _places_of_largest(values: Tensor, k: int) -> Tensor:
+    """Return the columns of each row's k largest values, [rows, k] int64, the largest first and of equal
+    values the first; ``topk`` leaves open which of equal values it takes."""
+    smallest = values.topk(k, dim=1).values[:, -1:] if k else values[:, :0]
+    is_larger, is_equal = values > smallest, values == smallest
+    num_free = k - is_larger.sum(dim=1, keepdim=True)
+    is_chosen = is_larger | (is_equal & (is_equal.cumsum(dim=1, dtype=torch.int32) <= num_free))
+    places = is_chosen.nonzero()[:, 1]
+    if len(places) != len(values) * k:
+        raise ValueError("a logit is not a number, so no tokens are the most likely; is the model sound?")
+    places = places.view(len(values), k)
+    order = values.gather(1, places).argsort(dim=1, descending=True, stable=True)
+    return places.gather(1, order)
+
+
+def _of_all_ranks(mine: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return the ranks' [M, k] beside each other, [M, ranks * k]."""
+    everyone = mine.new_empty(group.size() * mine.numel())
+    dist.all_gather_into_tensor(everyone, mine.flatten(), group=group)
+    return everyone.view(group.size(), *mine.shape).movedim(0, 1).flatten(1)
+
+
 def _combine(
     normaliser: Tensor, picked: Tensor, entropy: Tensor | None, group: dist.ProcessGroup
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Compute normaliser, picked logits and entropy over the whole vocabulary from each rank's own, in one
-    collective."""
-    mine = torch.stack((normaliser, picked) if entropy is None else (normaliser, picked, entropy))
-    everyone = mine.new_empty(group.size() * mine.numel())
-    dist.all_gather_into_tensor(everyone, mine.flatten(), group=group)
-    normalisers, picks, *entropies = everyone.view(group.size(), *mine.shape).unbind(dim=1)
-    whole = torch.logsumexp(normalisers, dim=0)
-    if entropies:
+    """Compute normaliser [M], picked logits [M, K] and entropy [M] over the whole vocabulary from each rank's
+    own, in one collective."""
+    parts = [normaliser[:, None], picked] + ([] if entropy is None else [entropy[:, None]])
+    mine = torch.cat(parts, dim=1)
+    everyone = _of_all_ranks(mine, group).unflatten(1, (group.size(), -1))
+    normalisers, picks = everyone[:, :, 0], everyone[:, :, 1 : 1 + picked.shape[1]]
+    whole = torch.logsumexp(normalisers, dim=1)
+    if entropy is not None:
         # Each rank's entropy is that of its part of the vocabulary alone; log_share is that part's
         # log-probability.
-        log_share = normalisers - whole
-        entropy = (log_share.exp() * (entropies[0] - log_share)).sum(dim=0)
-    return whole, picks.sum(dim=0), entropy
+        log_share = normalisers - whole[:, None]
+        entropy = (log_share.exp() * (everyone[:, :, -1] - log_share)).sum(dim=1)
+    return whole, picks.sum(dim=1), entropy
 
 
 # Nats, as in verl. exp(x) overflows float32 beyond x = 88, and infinity times an advantage of 0 is NaN.

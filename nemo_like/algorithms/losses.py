@@ -37,14 +37,18 @@ class GlobalCounts:
     num_tokens: int
     num_samples: int
 
+    def token_shares(self, mask: Tensor) -> Tensor:
+        """Return each token's share of the mean over all tokens: ``mask``, of any shape, over their count."""
+        return mask / (self.num_tokens + _COUNT_EPSILON)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTokens:
     """The M scored tokens of a micro-batch of n samples: all that the policy generated. Log-probs in nats.
 
     Every tensor is [M] float32 unless said otherwise, and entry i of each belongs to the same token.
-    ``logprobs`` and ``entropy`` carry the gradient. ``weights`` are each token's share of the global mean;
-    ``mask`` is 1 on tokens of samples that train and 0 on the others.
+    ``logprobs``, ``entropy`` and ``topk_logprobs`` carry the gradient. ``weights`` are each token's share of
+    the global mean; ``mask`` is 1 on tokens of samples that train and 0 on the others.
     """
 
     logprobs: Tensor
@@ -59,6 +63,9 @@ class LossTokens:
         None  # given with importance-sampling correction, or where no prev_logprobs are scored
     )
     entropy: Tensor | None = None  # None without an entropy coefficient
+    # [M, k], with a gradient: the policy's log-probs of the tokens in the column teacher_topk_ids. None for a
+    # loss that does not read that column.
+    topk_logprobs: Tensor | None = None
     # The columns that a user's own loss declares, by name: [M, *inner_shape] for a value per token; otherwise
     # [n, *inner_shape], which ``values[sample_index]`` spreads over the tokens, or a list of n values.
     columns: Mapping[str, Any] = field(default_factory=dict)
@@ -115,7 +122,7 @@ def token_weights(
     (arXiv 2503.20783) has a constant, ``sequence_length_normalizer``, in place of the tokens of the sample.
     """
     if cfg.token_level_loss:
-        per_sample = sample_mask / (counts.num_tokens + _COUNT_EPSILON)
+        per_sample = counts.token_shares(sample_mask)
     elif cfg.sequence_length_normalizer is not None:
         divisor = cfg.sequence_length_normalizer * (counts.num_samples + _COUNT_EPSILON)
         per_sample = sample_mask / divisor

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from nemo_like.algorithms.advantage_estimators import reinforce_plus_plus as plain
 from nemo_like.algorithms.advantage_estimators import reinforce_plus_plus_baseline as with_baseline
 from nemo_like.algorithms.advantage_estimators import rloo as leave_one_out
+from nemo_like.algorithms.advantage_estimators.gae import gae
 from nemo_like.algorithms.advantage_estimators.gdpo import normalized_sum as gdpo
-from nemo_like.algorithms.estimators import AdvantageInputs, KLToGo, build_estimator
+from nemo_like.algorithms.estimators import AdvantageInputs, KLToGo, TokenSums, build_estimator
 from nemo_like.config.loader import load_config
 from nemo_like.config.schema import AdvantageEstimatorName, GRPOConfig
 
@@ -192,7 +193,14 @@ def not_a_number(batch: AdvantageInputs, cfg: GRPOConfig) -> list[float]:
 @pytest.mark.parametrize("name", AdvantageEstimatorName.__members__)
 def test_every_name_of_the_configuration_has_an_estimator(grpo_config, name):
     cfg = grpo_config(f"grpo.adv_estimator.name={name}", "++grpo.adv_estimator.reward_weights.correct=1.0")
-    result = build_estimator(cfg)(inputs([1.0, 0.0, 0.0], correct=[1.0, 0.0, 0.0])).per_sample
+    of_tokens = [1.0, 0.0, 0.0]
+    batch = inputs([1.0, 0.0, 0.0], correct=[1.0, 0.0, 0.0])
+    batch = replace(batch, of_tokens=TokenSums(sums=of_tokens, square_sums=of_tokens))
+    found = build_estimator(cfg)(batch)
+    result = [
+        shift + (found.token_scale or 0.0) * own
+        for shift, own in zip(found.per_sample, of_tokens, strict=True)
+    ]
     assert result[0] > 0 > result[1] == result[2]
 
 
@@ -266,3 +274,75 @@ def test_the_order_of_the_samples_does_not_matter(batch, random):
         result = estimate(gathered(range(len(batch))))
         shuffled = estimate(gathered(order))
         assert shuffled == pytest.approx([result[i] for i in order], rel=1e-9, abs=1e-9)
+
+
+def of_tokens(advantages, mask=None):
+    """Inputs of samples whose tokens have these advantages of their own."""
+    return replace(
+        inputs([0.0] * len(advantages), mask=mask, tokens=[len(sample) for sample in advantages]),
+        of_tokens=TokenSums(
+            sums=[math.fsum(sample) for sample in advantages],
+            square_sums=[math.fsum(token * token for token in sample) for sample in advantages],
+        ),
+    )
+
+
+def whitened(advantages, result):
+    """The advantages of all tokens, by sample."""
+    return [
+        [shift + result.token_scale * token for token in sample]
+        for sample, shift in zip(advantages, result.per_sample, strict=True)
+    ]
+
+
+def test_gae_whitens_the_advantages_of_tokens():
+    # Tokens 1, 3, 8: mean 4, variance (9 + 1 + 16) / 3.
+    result = gae(of_tokens([[1.0, 3.0], [8.0]]), UNUSED)
+    std = math.sqrt(26 / 3)
+    assert result.token_scale == pytest.approx(1 / std)
+    assert result.per_sample == pytest.approx([-4 / std, -4 / std])
+    assert result.kl_scale == 0
+
+
+TOKENS = st.lists(st.floats(-100, 100), max_size=6)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(TOKENS, st.booleans()), min_size=1, max_size=8))
+def test_gae_gives_tokens_that_train_mean_0_and_variance_1_whatever_masked_samples_hold(samples):
+    advantages = [tokens if kept else [math.nan] * len(tokens) for tokens, kept in samples]
+    mask = [float(kept) for _, kept in samples]
+    result = gae(of_tokens(advantages, mask), UNUSED)
+    assert [shift for shift, kept in zip(result.per_sample, mask, strict=True) if not kept] == [0.0] * (
+        len(mask) - int(sum(mask))
+    )
+    plain = [token for tokens, kept in samples if kept for token in tokens]
+    found = [
+        token
+        for sample, kept in zip(whitened(advantages, result), mask, strict=True)
+        if kept
+        for token in sample
+    ]
+    if not plain:
+        assert result.token_scale == 0
+        return
+    spread = math.fsum((token - math.fsum(plain) / len(plain)) ** 2 for token in plain) / len(plain)
+    assert math.fsum(found) / len(found) == pytest.approx(0, abs=1e-6)
+    if spread > 1e-3:
+        assert math.fsum(token * token for token in found) / len(found) == pytest.approx(1, abs=1e-5)
+
+
+def test_equal_advantages_of_tokens_are_no_reason_to_divide_by_zero():
+    result = gae(of_tokens([[2.0, 2.0], [2.0]]), UNUSED)
+    assert whitened([[2.0, 2.0], [2.0]], result) == [[0.0, 0.0], [0.0]]
+
+
+def test_gae_names_the_first_sample_that_trains_on_what_is_no_number():
+    batch = replace(of_tokens([[1.0], [math.nan], [math.inf]], [1, 0, 1]), group_ids=["a", "b", "c"])
+    with pytest.raises(ValueError, match="advantages of sample 2 of group c are not finite"):
+        gae(batch, UNUSED)
+
+
+def test_gae_without_a_critic_says_what_it_lacks():
+    with pytest.raises(ValueError, match=r"a critic's workers compute \(group value\)"):
+        gae(inputs([1.0, 2.0]), UNUSED)

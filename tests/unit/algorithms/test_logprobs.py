@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nemo_like.algorithms.logprobs import LogprobSettings, VocabularyShard, linear_scores
+from nemo_like.algorithms.logprobs import (
+    LogprobSettings,
+    TokenScores,
+    VocabularyShard,
+    linear_scores,
+    most_likely_ids,
+    scores_with_most_likely,
+)
 
 NUM_TOKENS, HIDDEN, VOCABULARY = 40, 8, 50
 
@@ -47,18 +54,6 @@ def test_values_and_gradients_equal_the_plain_softmax_for_every_chunk_size(
     torch.testing.assert_close(ours, plain)
     torch.testing.assert_close(hidden.grad, other_hidden.grad)
     torch.testing.assert_close(weight.grad, other_weight.grad)
-
-
-def test_gradients_agree_with_finite_differences() -> None:
-    hidden, weight, token_ids = (tensor[:5] if tensor.dim() == 1 else tensor for tensor in inputs())
-    hidden, weight = hidden[:5].detach().double().requires_grad_(), weight.detach().double().requires_grad_()
-    settings = LogprobSettings(temperature=0.5)
-
-    def total(hidden: Tensor, weight: Tensor) -> Tensor:
-        return linear_scores(hidden, weight, token_ids, whole(), settings).logprobs.sum()
-
-    # The function itself works in float32, hence the coarse step.
-    assert torch.autograd.gradcheck(total, (hidden, weight), eps=1e-2, atol=2e-2, rtol=2e-2)
 
 
 def plain_entropy(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
@@ -181,3 +176,126 @@ def test_forbidden_tokens_take_no_probability_and_no_gradient(first: int) -> Non
     (plain.sum() + entropy.sum()).backward()
     torch.testing.assert_close(hidden.grad, other_hidden.grad)
     torch.testing.assert_close(weight.grad, other_weight.grad)
+
+
+def given_ids(k: int) -> Tensor:
+    """[NUM_TOKENS, k] int64; ids repeat, within a row too."""
+    return torch.randint(0, VOCABULARY, (NUM_TOKENS, k), generator=torch.Generator().manual_seed(8))
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 7, NUM_TOKENS])
+def test_logprobs_of_given_ids_and_their_gradients_equal_the_plain_softmax(chunk_tokens: int) -> None:
+    settings = LogprobSettings(
+        temperature=0.7, with_entropy=True, max_chunk_bytes=4 * VOCABULARY * chunk_tokens
+    )
+    hidden, weight, token_ids = inputs()
+    other_hidden, other_weight, _ = inputs()
+    topk_ids = given_ids(5)
+    ours = linear_scores(hidden, weight, token_ids, whole(), settings, topk_ids)
+    logprobs = torch.log_softmax(other_hidden @ other_weight.t() / 0.7, -1)
+    plain = logprobs.gather(1, token_ids[:, None])[:, 0]
+    plain_topk = logprobs.gather(1, topk_ids)
+    entropy = plain_entropy(other_hidden, other_weight, 0.7)
+    slopes = (
+        torch.linspace(-1, 1, NUM_TOKENS),
+        torch.linspace(2, 0.5, NUM_TOKENS),
+        torch.linspace(-3, 1, NUM_TOKENS * 5).view(NUM_TOKENS, 5),
+    )
+    assert ours.topk_logprobs is not None
+    torch.testing.assert_close(ours.logprobs, plain)
+    torch.testing.assert_close(ours.topk_logprobs, plain_topk)
+    torch.autograd.backward((ours.logprobs, ours.entropy, ours.topk_logprobs), slopes)
+    torch.autograd.backward((plain, entropy, plain_topk), slopes)
+    torch.testing.assert_close(hidden.grad, other_hidden.grad)
+    torch.testing.assert_close(weight.grad, other_weight.grad)
+
+
+def test_in_float64_all_gradients_agree_with_finite_differences() -> None:
+    hidden, weight, token_ids = (tensor[:4].detach() for tensor in inputs())
+    topk_ids = torch.tensor([[0, 3], [1, 1], [2, 0], [3, 1]])
+    settings = LogprobSettings(temperature=0.5, with_entropy=True)
+
+    def scores(hidden: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        found = linear_scores(hidden, weight, token_ids % 4, whole(4), settings, topk_ids)
+        assert found.entropy is not None
+        assert found.topk_logprobs is not None
+        return found.logprobs, found.entropy, found.topk_logprobs
+
+    both = (hidden.double().requires_grad_(), weight.double().requires_grad_())
+    assert torch.autograd.gradcheck(scores, both)
+
+
+def test_given_ids_by_hand() -> None:
+    # Logits 0, log 3 and log 4: probabilities 1/8, 3/8 and 4/8.
+    weight = torch.tensor([[0.0], [math.log(3)], [math.log(4)]])
+    topk_ids = torch.tensor([[2, 0]])
+    scores = linear_scores(
+        torch.ones(1, 1), weight, torch.tensor([1]), whole(3), LogprobSettings(temperature=1.0), topk_ids
+    )
+    assert scores.logprobs.tolist() == pytest.approx([math.log(3 / 8)])
+    assert scores.topk_logprobs is not None
+    assert scores.topk_logprobs.tolist() == [pytest.approx([math.log(4 / 8), math.log(1 / 8)])]
+
+
+def test_without_given_ids_there_are_no_logprobs_of_them() -> None:
+    hidden, weight, token_ids = inputs()
+    settings = LogprobSettings(temperature=1.0)
+    assert linear_scores(hidden, weight, token_ids, whole(), settings).topk_logprobs is None
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 7, NUM_TOKENS])
+@pytest.mark.parametrize("k", [1, 6, VOCABULARY])
+def test_the_most_likely_ids_are_those_of_a_sort(k: int, chunk_tokens: int) -> None:
+    hidden, weight, _ = inputs()
+    settings = LogprobSettings(temperature=0.7, max_chunk_bytes=4 * VOCABULARY * chunk_tokens)
+    found = most_likely_ids(hidden, weight, k, whole(), settings)
+    assert found.dtype == torch.int64
+    assert torch.equal(found, (hidden @ weight.t()).argsort(dim=1, descending=True)[:, :k])
+
+
+def test_of_equally_likely_tokens_the_lower_ids_are_taken_and_come_first() -> None:
+    # Logits 1, 2, 1, 2, 1, and 9 for a forbidden token that would have been the first.
+    weight = torch.tensor([[1.0], [2.0], [1.0], [2.0], [1.0], [9.0]])
+    settings = LogprobSettings(temperature=1.0, forbidden_ids=(5,))
+    found = most_likely_ids(torch.ones(1, 1), weight, 4, whole(6), settings)
+    assert found.tolist() == [[1, 3, 0, 2]]
+
+
+def test_padded_rows_are_no_likely_tokens_and_more_than_there_are_is_an_error() -> None:
+    hidden, weight, _ = inputs()
+    settings = LogprobSettings(temperature=1.0)
+    assert int(most_likely_ids(hidden, weight, 30, whole(30), settings).max()) == 29
+    with pytest.raises(ValueError, match="fewer than 31 tokens"):
+        most_likely_ids(hidden, weight, 31, whole(30), settings)
+
+
+def test_a_logit_that_is_not_a_number_is_an_error() -> None:
+    hidden, weight, _ = inputs()
+    with torch.no_grad():
+        weight[3] = torch.nan
+    with pytest.raises(ValueError, match="a logit is not a number"):
+        most_likely_ids(hidden, weight, 3, whole(), LogprobSettings(temperature=1.0))
+
+
+def test_the_most_likely_tokens_come_with_their_own_logprobs() -> None:
+    hidden, weight, token_ids = (tensor.detach() for tensor in inputs())
+    settings = LogprobSettings(temperature=0.7, top_k=3)
+    scores = scores_with_most_likely(hidden, weight, token_ids, whole(), settings)
+    expected = torch.log_softmax(hidden @ weight.t() / 0.7, -1).topk(3)
+    assert scores.topk_ids is not None and scores.topk_logprobs is not None
+    torch.testing.assert_close(scores.topk_logprobs, expected.values)
+    assert torch.equal(scores.topk_ids, expected.indices)
+    torch.testing.assert_close(scores.logprobs, plain_logprobs(hidden, weight, token_ids, 0.7))
+
+
+@pytest.mark.parametrize("left_out", [(), ("entropy",), ("topk_ids",), ("topk_logprobs", "topk_ids")])
+def test_scores_can_be_taken_apart_into_tensors_and_put_together_again(left_out: tuple[str, ...]) -> None:
+    fields = {
+        "logprobs": torch.rand(2),
+        "entropy": torch.rand(2),
+        "topk_logprobs": torch.rand(2, 3),
+        "topk_ids": torch.randint(9, (2, 3)),
+    }
+    scores = TokenScores(**{name: value for name, value in fields.items() if name not in left_out})
+    again = TokenScores.of(scores.tensors)
+    assert all(getattr(again, name) is getattr(scores, name) for name in fields)
