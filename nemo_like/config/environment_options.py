@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from nemo_like.config import fields
 from nemo_like.config.problems import Problem
-from nemo_like.config.schema import EnvConfig, EnvironmentKind
+from nemo_like.config.schema import Device, EnvConfig, EnvironmentKind, Precision
 
 
 class SandboxMode(Enum):
@@ -98,6 +98,61 @@ class HttpOptions:
 
 
 @dataclass(kw_only=True, slots=True)
+class RewardModelOptions:
+    """A sequence-classification checkpoint with one label, whose output is the reward."""
+
+    model_name: str  # Hugging Face checkpoint directory
+    device: Device  # cuda: each actor has a GPU of its own
+    precision: Precision
+    max_length: int | None  # tokens of a conversation; null: as many as the model's positions
+
+
+@dataclass(kw_only=True, slots=True)
+class EndpointOptions:
+    """A model behind an OpenAI-compatible API, and how it is asked."""
+
+    prompt: str  # the question to the model; its kind says what stands in braces
+    base_url: str  # of the API, such as http://judge:8000/v1
+    model: str  # the name under which the server has it
+    api_key_variable: str | None  # the environment variable that holds the API key; null: no key
+    max_tokens: int | None  # of a verdict; null: the server's own limit
+    temperature: float | None  # null: the server's own
+    extra_body: dict[str, Any]  # further fields of every request
+    default_reward: float | None  # where a verdict cannot be read; null: the sample fails
+    request_timeout_s: float  # for one attempt
+    max_attempts: int
+
+
+@dataclass(kw_only=True, slots=True)
+class JudgeOptions(EndpointOptions):
+    """A judge that gives each response a score.
+
+    ``{prompt}``, ``{response}`` and ``{answer}`` in its question stand for the sample's.
+    """
+
+    score_pattern: str  # regular expression: group 1 of its last match in the verdict is the score
+    min_score: float  # gives the reward 0
+    max_score: float  # gives the reward 1
+
+
+@dataclass(kw_only=True, slots=True)
+class PreferenceOptions(EndpointOptions):
+    """A judge that says which of two answers is better: the response, or the reference answer.
+
+    ``{prompt}``, ``{first}`` and ``{second}`` in its question stand for the problem and the two answers.
+    """
+
+    verdict_pattern: str  # regular expression: group 1 of its last match is A, B, or C for a tie
+
+
+@dataclass(kw_only=True, slots=True)
+class WeightedSumOptions:
+    """Other environments, all of which judge every response."""
+
+    components: dict[str, float]  # weights by the environments' names in env
+
+
+@dataclass(kw_only=True, slots=True)
 class CalculatorOptions:
     call_pattern: str  # regular expression that a call matches; group 1 is the expression to compute
     result_template: str  # the observation that follows a call; {result} stands for the result
@@ -123,6 +178,10 @@ _OPTIONS: dict[EnvironmentKind, type] = {
     EnvironmentKind.custom: CustomOptions,
     EnvironmentKind.code: CodeOptions,
     EnvironmentKind.http: HttpOptions,
+    EnvironmentKind.reward_model: RewardModelOptions,
+    EnvironmentKind.judge: JudgeOptions,
+    EnvironmentKind.preference: PreferenceOptions,
+    EnvironmentKind.weighted_sum: WeightedSumOptions,
     EnvironmentKind.calculator: CalculatorOptions,
     EnvironmentKind.sliding_puzzle: SlidingPuzzleOptions,
 }
@@ -130,7 +189,16 @@ _NEEDED_MODULES = {
     EnvironmentKind.math_verify: ("math_verify", "math-verify[antlr4_9_3]"),
     EnvironmentKind.reasoning_gym: ("reasoning_gym", "reasoning-gym"),
 }
-_POSITIVE = ("timeout_s", "memory_mib", "max_processes", "max_parallel", "request_timeout_s", "max_attempts")
+_POSITIVE = (
+    "timeout_s",
+    "memory_mib",
+    "max_processes",
+    "max_parallel",
+    "request_timeout_s",
+    "max_attempts",
+    "max_length",
+    "max_tokens",
+)
 
 
 def options_of(env: EnvConfig) -> Any:
@@ -185,11 +253,11 @@ def _value_problems(prefix: str, options: dict[str, Any]) -> Iterator[Problem]:
         full_key = f"{prefix}.{key}={value}"
         if key.endswith("pattern") and value is not None:
             yield from _pattern_problems(full_key, key, value)
-        elif key in _POSITIVE and not value > 0:
+        elif key in _POSITIVE and value is not None and not value > 0:
             yield Problem(key=full_key, rule="must be above 0", remedy="")
         elif key == "retry_pause_s" and not value >= 0:
             yield Problem(key=full_key, rule="must be at least 0", remedy="")
-        elif key == "url" and not str(value).startswith(("http://", "https://")):
+        elif key in ("url", "base_url") and not str(value).startswith(("http://", "https://")):
             yield Problem(key=full_key, rule="must start with http:// or https://", remedy="")
         elif key in ("function", "target") and ":" not in str(value):
             yield Problem(key=full_key, rule="is no import path", remedy="write package.module:name")

@@ -9,8 +9,8 @@ from nemo_like.config.problems import Problem
 from nemo_like.config.schema import AdvantageEstimatorName, Config
 
 _ESTIMATORS = AdvantageEstimatorName.__members__
-# The estimator that looks at a sample without its group.
-_WITHOUT_GROUPS = AdvantageEstimatorName.reinforce_plus_plus.name
+# The estimators that look at a sample without its group.
+_WITHOUT_GROUPS = (AdvantageEstimatorName.reinforce_plus_plus.name, AdvantageEstimatorName.gae.name)
 
 
 def reward_problems(cfg: Config) -> list[Problem]:
@@ -72,7 +72,7 @@ def _gdpo(cfg: Config) -> Iterator[Problem]:
 
 def _groups(cfg: Config) -> Iterator[Problem]:
     size, name = cfg.grpo.num_generations_per_prompt, cfg.grpo.adv_estimator.name
-    if size == 1 and (name != _WITHOUT_GROUPS or cfg.grpo.use_dynamic_sampling):
+    if size == 1 and (name not in _WITHOUT_GROUPS or cfg.grpo.use_dynamic_sampling):
         yield Problem(
             key=f"grpo.num_generations_per_prompt={size}",
             rule="must be at least 2",

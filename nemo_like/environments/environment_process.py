@@ -22,10 +22,8 @@ from nemo_like.batch.columns import Column
 from nemo_like.config.schema import EnvConfig
 from nemo_like.environments.frames import LENGTH_BYTES, CallRaised, Refused, frame
 from nemo_like.environments.interface import Feedback, Turn
-from nemo_like.environments.registry import build_environment, is_harmless, written_columns
+from nemo_like.environments.registry import build_environment, is_harmless, start_timeout_s, written_columns
 
-# For imports, and for what an environment loads.
-_START_TIMEOUT_S = 120.0
 # How long the guardian has to end everything that the environment started.
 _END_TIMEOUT_S = 10.0
 
@@ -123,7 +121,7 @@ class ProcessWorker:
             raise RuntimeError(f"kind={cfg.kind.name}: no process could be started: {error}") from error
         try:
             self._send(cfg)
-            answer = await asyncio.wait_for(self._receive(), _START_TIMEOUT_S)
+            answer = await asyncio.wait_for(self._receive(), start_timeout_s(cfg))
         except (OSError, EOFError, TimeoutError) as error:
             await self.close()
             raise RuntimeError(

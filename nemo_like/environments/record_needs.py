@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nemo_like.config.environment_options import options_of
+from nemo_like.config.environment_options import JudgeOptions, RewardModelOptions, options_of
 from nemo_like.config.schema import EnvConfig, EnvironmentKind
 from nemo_like.data.interface import PromptExample
 
@@ -48,6 +48,32 @@ def _expression(options: Any) -> Check:
         if num_parsed < _NUM_PARSED:
             num_parsed += 1
             reference_expression(example.answer)
+
+    return check
+
+
+def _answer_if_asked(options: JudgeOptions) -> Check:
+    return _answer(options) if "{answer}" in options.prompt else _needs_nothing
+
+
+def _conversation(options: RewardModelOptions) -> Check:
+    """Render the reference answers as responses, since chat templates refuse some roles.
+
+    Nothing is checked with a reward model that cannot be used: another check tells why.
+    """
+    from nemo_like.environments.reward_model import ConversationEncoder
+
+    try:
+        encoder = ConversationEncoder(options)
+    except ValueError:
+        return _needs_nothing
+    num_rendered = 0
+
+    def check(example: PromptExample) -> None:
+        nonlocal num_rendered
+        if num_rendered < _NUM_PARSED:
+            num_rendered += 1
+            encoder.rendered(example.prompt, example.answer)
 
     return check
 
@@ -124,5 +150,8 @@ _CHECKS: dict[EnvironmentKind, Callable[[Any], Check]] = {
     EnvironmentKind.reasoning_gym: _metadata,
     EnvironmentKind.json_schema: _schema,
     EnvironmentKind.code: _tests,
+    EnvironmentKind.reward_model: _conversation,
+    EnvironmentKind.judge: _answer_if_asked,
+    EnvironmentKind.preference: _answer,
     EnvironmentKind.sliding_puzzle: _board,
 }

@@ -24,12 +24,20 @@ _FACTORIES = {
     EnvironmentKind.custom: "user_code:custom",
     EnvironmentKind.code: "code:CodeEnvironment",
     EnvironmentKind.http: "remote:HttpEnvironment",
+    EnvironmentKind.reward_model: "reward_model:RewardModelEnvironment",
+    EnvironmentKind.judge: "judge:judge",
+    EnvironmentKind.preference: "judge:preference",
     EnvironmentKind.calculator: "calculator:calculator",
     EnvironmentKind.sliding_puzzle: "sliding_puzzle:sliding_puzzle",
 }
 
 # Environments too simple to hang or crash, so that they need no process that can be replaced.
 _HARMLESS = frozenset({EnvironmentKind.arithmetic, EnvironmentKind.sliding_puzzle})
+
+_MAX_PROCESSES = 8
+_START_TIMEOUT_S = 120.0
+# Tens of GB of weights take minutes; a run's cluster.start_timeout_s may end the wait before.
+_MODEL_START_TIMEOUT_S = 1200.0
 
 
 def build_environment(cfg: EnvConfig) -> Environment:
@@ -44,6 +52,17 @@ def written_columns(environment: Environment) -> tuple[Column, ...]:
     Raises ColumnError when it does not declare them as ``batch.columns.writes`` does.
     """
     return declared_by(type(environment).__name__, environment).writes
+
+
+def max_processes(cfg: EnvConfig) -> int:
+    """Return how many processes of one actor may run an environment side by side, when turns are asked about
+    alone: one where each loads a model."""
+    return 1 if cfg.kind is EnvironmentKind.reward_model else _MAX_PROCESSES
+
+
+def start_timeout_s(cfg: EnvConfig) -> float:
+    """Return the deadline of building an environment in a new process: of imports, and of what it loads."""
+    return _MODEL_START_TIMEOUT_S if cfg.kind is EnvironmentKind.reward_model else _START_TIMEOUT_S
 
 
 def is_harmless(cfg: EnvConfig) -> bool:

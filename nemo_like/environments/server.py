@@ -17,9 +17,7 @@ from nemo_like.config.schema import EnvConfig
 from nemo_like.environments.environment_process import RewardRaised, Worker, WorkerDied, start_worker
 from nemo_like.environments.feedback import checked
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
-
-# How many processes at most ask about turns alone, side by side.
-_MAX_LANES = 8
+from nemo_like.environments.registry import max_processes
 
 
 class EnvironmentServer:
@@ -112,7 +110,7 @@ class EnvironmentServer:
         )
         feedback = [given_up] * len(turns)
         rest = iter(enumerate(turns))
-        num_lanes = min(_MAX_LANES, len(turns))
+        num_lanes = min(max_processes(self._cfg), len(turns))
         await asyncio.gather(*(self._ask_alone(rest, feedback) for _ in range(num_lanes)))
         return feedback
 

@@ -16,6 +16,17 @@ from nemo_like.environments.interface import EnvironmentCheckFailed, Turn
 from nemo_like.rollout.turn_loop import Judge
 
 _MAX_SHOWN_CHARACTERS = 200
+_START_JUDGE = (
+    "start the server, or correct env.{env}.options (base_url, model, api_key_variable, the pattern)"
+)
+_REMEDIES = {
+    EnvironmentKind.http: (
+        "start the server or correct env.{env}.options.url; docs/environments.md has the format"
+    ),
+    EnvironmentKind.judge: _START_JUDGE,
+    EnvironmentKind.preference: _START_JUDGE,
+    EnvironmentKind.weighted_sum: "correct the component or its options, or the problem",
+}
 
 
 async def check_environments(
@@ -73,9 +84,7 @@ async def _problem(
     if feedback.failure is None:
         return ""
     kind = cfg.env[env].kind
-    remedy = "correct the environment or its options, or the problem"
-    if kind is EnvironmentKind.http:
-        remedy = f"start the server or correct env.{env}.options.url; docs/environments.md has the format"
+    remedy = _REMEDIES.get(kind, "correct the environment or its options, or the problem").format(env=env)
     return (
         f"env.{env} (kind={kind.name}) was asked once before training, and gave no reward\n"
         f"asked: the first problem of source {source}, with its reference answer as the response: "

@@ -1,0 +1,122 @@
+"""Whole runs whose rewards come from a verifier and a reward model, and from a judge that goes away."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.functional.judge_servers import KEY, MODEL, judge_server
+from tests.functional.reward_models import decoder
+from tests.functional.runs import CONFIG, ROOT, FinishedRun, run_grpo, running, wait_for_step
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.whole_run]
+
+VARIABLE = "KEY_OF_THE_JUDGE"
+WEIGHTS = {"arithmetic": 2.0, "quality": 0.5}
+SMALL = {
+    "grpo": {"num_prompts_per_step": 16, "val_at_start": False, "val_at_end": False, "val_period": 0},
+    "policy": {"data_parallel_size": 1, "train_global_batch_size": 64},
+    "generation": {"num_engines": 1},
+    "checkpointing": {"export_final_hf": False},
+    "logger": {"wandb": {"mode": "disabled"}},
+    "data": {"default": {"env": "task"}, "train": {"env": "task"}, "validation": {"env": "task"}},
+}
+
+
+def configuration(directory: Path, env: dict[str, Any], kinds: dict[str, str], **others: Any) -> str:
+    """The demo made small, with these environments besides its own; a configuration's path."""
+    groups = [{f"{ROOT}/configs/env@env.{name}": kind} for name, kind in kinds.items()]
+    layers = {"small": SMALL, "settings": {"env": env, **others}}
+    for name, layer in layers.items():
+        (directory / f"{name}.yaml").write_text(yaml.safe_dump(layer))
+    path = directory / "run.yaml"
+    path.write_text(yaml.safe_dump({"defaults": [str(ROOT / CONFIG), *groups, *layers]}))
+    return str(path)
+
+
+def judged_by(url: str, **others: Any) -> dict[str, Any]:
+    options = {
+        "base_url": f"{url}/v1",
+        "model": MODEL,
+        "api_key_variable": VARIABLE,
+        "score_pattern": "score=(.)",
+        "max_score": 9.0,
+        "max_tokens": 12,
+        "extra_body": {"structured_outputs": {"regex": "score=[0-9]"}},
+    }
+    return {"task": {"options": options, **others}}
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory, arithmetic_model: str) -> FinishedRun:
+    directory = tmp_path_factory.mktemp("mixed")
+    reward_model = decoder(directory / "reward_model", has_template=True)
+    env = {
+        "quality": {"batch_size": 16, "options": {"model_name": str(reward_model)}},
+        "task": {"options": {"components": WEIGHTS}},
+    }
+    kinds = {"quality": "reward_model", "task": "weighted_sum"}
+    gdpo = {"name": "gdpo", "reward_weights": {"arithmetic": 1.0, "quality": 0.1}}
+    grpo = {"max_num_steps": 3, "adv_estimator": gdpo}
+    config = configuration(directory, env, kinds, grpo=grpo, rollout={"dump_period": 1})
+    return run_grpo(directory, config=config)
+
+
+def test_a_verifier_and_a_reward_model_reward_together(mixed: FinishedRun) -> None:
+    assert mixed.returncode == 0, mixed.output
+    assert len(mixed.metrics("train/loss")) == 3
+    assert mixed.metrics("train/num_failed_rewards") == [0, 0, 0]
+    right, quality = (mixed.metrics(f"train/env/task/reward/{name}") for name in WEIGHTS)
+    exact = mixed.metrics("train/env/task/arithmetic/reward/exact_match")
+    scores = mixed.metrics("train/env/task/quality/reward/score")
+    assert right == pytest.approx([2.0 * one for one in exact])
+    assert quality == pytest.approx([0.5 * one for one in scores])
+    assert mixed.metrics("train/reward") == pytest.approx(
+        [a + b for a, b in zip(right, quality, strict=True)]
+    )
+    assert all(0 < one < 1 for one in exact)
+
+
+def test_every_sample_has_both_components_and_an_advantage_from_them(mixed: FinishedRun) -> None:
+    lines = (mixed.run_dir / "rollouts" / "step_3.jsonl").read_text().splitlines()
+    samples = [json.loads(line) for line in lines]
+    assert len(samples) == 16 * 8
+    for sample in samples:
+        assert sample["rewards"].keys() == WEIGHTS.keys()
+        assert sample["reward"] == pytest.approx(sum(sample["rewards"].values()))
+        assert sample["rewards"]["arithmetic"] in (0.0, 2.0)
+    assert any(sample["advantage"] for sample in samples)
+
+
+@pytest.mark.slow
+def test_a_run_with_a_judge_that_is_not_there_ends_before_it_trains(
+    tmp_path: Path, arithmetic_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, KEY)
+    config = configuration(tmp_path, judged_by("http://127.0.0.1:9"), {"task": "judge"})
+    run = run_grpo(tmp_path, ["grpo.max_num_steps=2"], config=config)
+    assert run.returncode == 1
+    assert "env.task (kind=judge) was asked once before training, and gave no reward" in run.output
+    assert "answer: unreachable: the judge tiny-judge at http://127.0.0.1:9/v1 gave" in run.output
+    assert "start the server, or correct env.task.options" in run.output
+    assert KEY not in run.output
+
+
+@pytest.mark.slow
+def test_a_run_trains_on_a_served_judge_and_ends_when_the_judge_dies(
+    tmp_path: Path, arithmetic_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, KEY)
+    with judge_server(tmp_path) as server:
+        config = configuration(tmp_path, judged_by(server.url), {"task": "judge"})
+        with running(tmp_path, ["grpo.max_num_steps=300"], config=config) as (process, _, run_dir):
+            wait_for_step(process, run_dir, 2, timeout_s=400)
+            server.end()
+            output, _ = process.communicate(timeout=300)
+    assert process.returncode == 3, output
+    assert "APIConnectionError" in output
+    assert "env.task.max_failed_share" in output
