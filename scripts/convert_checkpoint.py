@@ -19,11 +19,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from nemo_like.checkpoint.store import (
+    POLICY_GROUP,
     Checkpoint,
     CheckpointError,
     checkpoint_paths,
     read_checkpoint,
-    verify_policy_files,
+    verify_group_files,
 )
 from nemo_like.config.loader import load_config
 from nemo_like.config.model_info import read_model_info
@@ -44,7 +45,7 @@ def main() -> int:
     try:
         cfg = load_config(str(config), options.overrides)
         checkpoint = read_checkpoint(latest(source, cfg) if is_run else source)
-        verify_policy_files(checkpoint)
+        verify_group_files(checkpoint)
         if options.output.exists():
             raise CheckpointError(f"--output {options.output} exists already; name a new directory")
         convert(cfg, checkpoint, options.output)
@@ -89,7 +90,7 @@ def convert(cfg: Config, checkpoint: Checkpoint, output: Path) -> None:
     from nemo_like.policy.conversion import export_checkpoint
 
     with whole_directory(output, "the converted model", num_bytes) as aside:
-        export_checkpoint(cfg.policy, cfg.loss_fn, checkpoint.policy_path, aside)
+        export_checkpoint(cfg.policy, cfg.loss_fn, checkpoint.path_of(POLICY_GROUP), aside)
         if template is not None:
             set_chat_template(aside, template)
 

@@ -2,7 +2,7 @@
 # From nothing to a trained model: set-up, the tiny checkpoint, then the main job.
 # Arguments go to run_grpo.py, for example: scripts/demo.sh grpo.seed=2
 # With --experts first the model that learns to add is a mixture of experts. With --images first a tiny
-# vision-language model learns to count circles instead.
+# vision-language model learns to count circles instead. With --distill a larger model that can add teaches.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -10,6 +10,7 @@ CONFIG=configs/grpo_arithmetic_cpu.yaml
 EXPERTS=0
 case ${1:-} in
     --images) CONFIG=configs/grpo_shapes_vlm_cpu.yaml && shift ;;
+    --distill) CONFIG=configs/distill_arithmetic_cpu.yaml && shift ;;
     --experts) CONFIG=configs/grpo_arithmetic_moe_cpu.yaml && EXPERTS=8 && shift ;;
 esac
 readonly CONFIG EXPERTS
@@ -31,5 +32,12 @@ if [[ $CONFIG == *shapes* ]]; then
 elif [[ ! -d $model ]]; then
     "$VENV/bin/python" scripts/prepare_arithmetic.py \
         --output "$model" --digits "$(value_of digits)" --seed "$(value_of model_seed)" --experts "$EXPERTS"
+fi
+if [[ $CONFIG == *distill* ]]; then
+    teacher=$(awk '/^teacher:/ { inside = 1 } inside && $1 == "model_name:" { print $2; exit }' <<<"$resolved")
+    if [[ ! -d $teacher ]]; then
+        "$VENV/bin/python" scripts/prepare_arithmetic.py --output "$teacher" --digits "$(value_of digits)" \
+            --seed "$(value_of model_seed)" --hidden-size 192 --accuracy 0.97
+    fi
 fi
 exec "$VENV/bin/python" run_grpo.py --config "$CONFIG" "$@"

@@ -3,10 +3,13 @@
 
     python scripts/prepare_arithmetic.py --output .cache/models/arithmetic-d2-s1 --digits 2 --seed 1
     python scripts/prepare_arithmetic.py --output .cache/models/arithmetic-moe-d2-s1 --experts 8
+    python scripts/prepare_arithmetic.py --output .cache/models/arithmetic-teacher-d2-s1 \\
+        --hidden-size 192 --accuracy 0.97
 
 The script teaches a model of 402k parameters addition until it solves about a third of the held-out
 problems; GRPO does the rest. That takes some 10 to 20 seconds on one core. With --experts it is a Qwen3-MoE
-with that many experts in each layer. A checkpoint that is already there is kept.
+with that many experts in each layer. The last line makes a teacher of 898k parameters with the same
+tokenizer, in about a minute. A checkpoint that is already there is kept.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ CHECKPOINT_FILES = (
     RECORD_FILE,
 )
 TARGET_ACCURACY = 0.3
+HIDDEN_SIZE = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +43,26 @@ class Kind:
 
     digits: int
     seed: int
-    experts: int  # in each layer; 0 for a dense model
+    experts: int = 0  # in each layer; 0 for a dense model
+    hidden_size: int = HIDDEN_SIZE
+    target: float = TARGET_ACCURACY  # accuracy at which the training ends
 
     def __str__(self) -> str:
         experts = f" --experts {self.experts}" if self.experts else ""
-        return f"--digits {self.digits} --seed {self.seed}{experts}"
+        size = f" --hidden-size {self.hidden_size}" if self.hidden_size != HIDDEN_SIZE else ""
+        target = f" --accuracy {self.target:g}" if self.target != TARGET_ACCURACY else ""
+        return f"--digits {self.digits} --seed {self.seed}{experts}{size}{target}"
+
+    def check(self) -> None:
+        """Raise ValueError unless such a checkpoint can be made."""
+        if self.experts == 1 or self.experts < 0:
+            raise ValueError(f"--experts {self.experts} must be 0 or at least 2; try 8")
+        if self.experts and self.hidden_size != HIDDEN_SIZE:
+            raise ValueError(f"--hidden-size {self.hidden_size} is of dense models; leave --experts out")
+        if self.hidden_size < 64 or self.hidden_size % 64:
+            raise ValueError(f"--hidden-size {self.hidden_size} must be a multiple of 64; try 128 or 192")
+        if not 0 < self.target < 1:
+            raise ValueError(f"--accuracy {self.target:g} must be above 0 and below 1; try 0.3 or 0.97")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +72,8 @@ class Record:
     digits: int
     seed: int
     experts: int = 0  # in each layer; 0 where the model is dense
+    hidden_size: int = HIDDEN_SIZE
+    target: float = TARGET_ACCURACY
     accuracy: float  # share of held-out problems right when sampled at temperature 1
     steps: int
     seconds: float
@@ -70,8 +91,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--experts", type=int, default=0, help="of each layer, at least 2; 0 makes a dense model (default 0)"
     )
+    parser.add_argument(
+        "--hidden-size", type=int, default=HIDDEN_SIZE, help=f"a multiple of 64 (default {HIDDEN_SIZE})"
+    )
+    parser.add_argument(
+        "--accuracy",
+        type=float,
+        default=TARGET_ACCURACY,
+        help=f"share of held-out problems right at which the training ends (default {TARGET_ACCURACY})",
+    )
     options = parser.parse_args(arguments)
-    kind = Kind(options.digits, options.seed, options.experts)
+    kind = Kind(options.digits, options.seed, options.experts, options.hidden_size, options.accuracy)
     try:
         if is_there(options.output, kind):
             print(f"{options.output} is already there; nothing to do.")
@@ -97,7 +127,7 @@ def is_there(output: Path, kind: Kind) -> bool:
             "remove it or choose another --output"
         )
     record = Record(**json.loads((output / RECORD_FILE).read_text(encoding="utf-8")))
-    found = Kind(record.digits, record.seed, record.experts)
+    found = Kind(record.digits, record.seed, record.experts, record.hidden_size, record.target)
     if found != kind:
         raise ValueError(f"{output} was made with {found}, not {kind}; remove it or choose another --output")
     return True
@@ -106,12 +136,11 @@ def is_there(output: Path, kind: Kind) -> bool:
 def make(output: Path, kind: Kind) -> None:
     """Train a model and write its checkpoint, so that ``output`` is whole or not there.
 
-    Raises ValueError for a mixture of a single expert.
+    Raises ValueError for a kind that cannot be made.
     """
-    if kind.experts == 1 or kind.experts < 0:
-        raise ValueError(f"--experts {kind.experts} must be 0 or at least 2; try 8")
+    kind.check()
     model = f"Qwen3-MoE of {kind.experts} experts a layer" if kind.experts else "Qwen3"
-    print(f"Teaching a tiny {model} {kind.digits}-digit addition, until {TARGET_ACCURACY:.0%} are right ...")
+    print(f"Teaching a tiny {model} {kind.digits}-digit addition, until {kind.target:.0%} are right ...")
     import torch
     from demo_model.making import shown, whole_directory
     from demo_model.tiny_tokenizer import save_tokenizer
@@ -120,9 +149,9 @@ def make(output: Path, kind: Kind) -> None:
 
     torch.set_num_threads(1)
     logging.disable_progress_bar()
-    config = tiny_mixture_config(kind.experts) if kind.experts else tiny_config()
-    with shown(TARGET_ACCURACY) as show:
-        result = warm_start(config, kind.digits, kind.seed, TARGET_ACCURACY, show)
+    config = tiny_mixture_config(kind.experts) if kind.experts else tiny_config(kind.hidden_size)
+    with shown(kind.target) as show:
+        result = warm_start(config, kind.digits, kind.seed, kind.target, show)
 
     with whole_directory(output) as aside:
         result.model.save_pretrained(aside)
@@ -131,6 +160,8 @@ def make(output: Path, kind: Kind) -> None:
             digits=kind.digits,
             seed=kind.seed,
             experts=kind.experts,
+            hidden_size=kind.hidden_size,
+            target=kind.target,
             accuracy=result.accuracy,
             steps=result.steps,
             seconds=result.seconds,

@@ -9,7 +9,7 @@ Nothing else lists columns: they are gathered once, at the start of a run, and e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, TypeVar
@@ -106,6 +106,57 @@ REFERENCE_LOGPROBS = Column(
     "nats, the same under the frozen reference policy; 0 where response_mask is 0",
 )
 
+VALUES = Column(
+    "values",
+    "float32",
+    Layout.per_token,
+    "the critic's value of the tokens before token t, in units of the reward; at the sample's first token "
+    "that of the whole sample; 0 elsewhere where response_mask is 0",
+)
+RETURNS = Column(
+    "returns",
+    "float32",
+    Layout.per_token,
+    "what the critic's value of the tokens before token t is trained towards; 0 where response_mask is 0",
+)
+TOKEN_ADVANTAGES = Column(
+    "token_advantages",
+    "float32",
+    Layout.per_token,
+    "token t's own advantage, by GAE, not whitened; 0 where response_mask is 0",
+)
+
+TEACHER_LOGPROBS = Column(
+    "teacher_logprobs",
+    "float32",
+    Layout.per_token,
+    "nats, the same under the teacher of the sample's task; 0 where response_mask is 0",
+)
+TEACHER_TOPK_IDS = "teacher_topk_ids"
+TEACHER_TOPK_LOGPROBS = "teacher_topk_logprobs"
+
+
+def teacher_topk_columns(k: int) -> tuple[Column, Column]:
+    """Return the columns of the k tokens that the teacher finds most likely in place of each token, [T, k]:
+    their ids, the most likely first, and their log-probs, nats. Both are 0 where response_mask is 0."""
+    return (
+        Column(
+            TEACHER_TOPK_IDS,
+            "int32",
+            Layout.per_token,
+            "ids of the tokens that the teacher finds most likely, the most likely first",
+            inner_shape=(k,),
+        ),
+        Column(
+            TEACHER_TOPK_LOGPROBS,
+            "float32",
+            Layout.per_token,
+            "nats, the teacher's log-probs of these tokens",
+            inner_shape=(k,),
+        ),
+    )
+
+
 PIXEL_VALUES = Column(
     "pixel_values",
     "",
@@ -145,6 +196,7 @@ ROLLOUT_COLUMNS = (INPUT_IDS, RESPONSE_MASK, GENERATION_LOGPROBS)
 # Of runs whose model has a vision tower. Prompts come before observations, in this order.
 IMAGE_COLUMNS = (PIXEL_VALUES, IMAGE_GRIDS, OBSERVED_PIXEL_VALUES, OBSERVED_IMAGE_GRIDS)
 POLICY_COLUMNS = (PREV_LOGPROBS, REFERENCE_LOGPROBS)
+VALUE_COLUMNS = (VALUES, RETURNS, TOKEN_ADVANTAGES)
 
 
 def bytes_per_token(columns: Iterable[Column]) -> int:
@@ -199,7 +251,16 @@ def reads(*columns: Column) -> Callable[[T], T]:
     return _marked("columns_read", columns)
 
 
-def _marked(what: str, columns: tuple[Column, ...]) -> Callable[[T], T]:
+def reads_by_arguments(choose: Callable[..., tuple[Column, ...]]) -> Callable[[T], T]:
+    """Mark a loss whose arguments decide what it reads: ``choose(**arguments)`` returns the columns.
+
+    It gets the arguments that the configuration gives to the loss, so its parameters have the loss's
+    defaults. It may raise ValueError for arguments that do not fit together.
+    """
+    return _marked("columns_read", choose)
+
+
+def _marked(what: str, columns: tuple[Column, ...] | Callable[..., tuple[Column, ...]]) -> Callable[[T], T]:
     def mark(part: T) -> T:
         setattr(part, what, columns)
         return part
@@ -207,19 +268,25 @@ def _marked(what: str, columns: tuple[Column, ...]) -> Callable[[T], T]:
     return mark
 
 
-def declared_by(part: str, code: object) -> Declaration:
-    """Return the columns with which ``writes`` and ``reads`` marked a class, an instance or a function.
+def declared_by(part: str, code: object, arguments: Mapping[str, Any] | None = None) -> Declaration:
+    """Return the columns with which ``writes`` and ``reads`` marked a class, an instance or a function that
+    will be called with these ``arguments``.
 
     Code that was not marked writes and reads nothing. Raises ColumnError when an attribute
-    ``columns_written`` or ``columns_read`` is no sequence of columns.
+    ``columns_written`` or ``columns_read`` is no sequence of columns, and what the function given to
+    ``reads_by_arguments`` raises.
     """
     return Declaration(
-        part, _columns_of(part, code, "columns_written"), _columns_of(part, code, "columns_read")
+        part,
+        _columns_of(part, code, "columns_written", arguments or {}),
+        _columns_of(part, code, "columns_read", arguments or {}),
     )
 
 
-def _columns_of(part: str, code: object, what: str) -> tuple[Column, ...]:
+def _columns_of(part: str, code: object, what: str, arguments: Mapping[str, Any]) -> tuple[Column, ...]:
     marked = getattr(code, what, ())
+    if callable(marked):
+        marked = marked(**arguments)
     if not isinstance(marked, list | tuple) or not all(isinstance(one, Column) for one in marked):
         raise ColumnError(
             f"{part}: its attribute {what} is {marked!r}, no tuple of Column; set it by @writes or @reads"

@@ -75,6 +75,8 @@ class Schedule:
     global_batches: tuple[GlobalBatch, ...]
     layout: MicroBatchLayout = MicroBatchLayout.padded
     length_multiple: int = 1  # packed: every sample's length is rounded up to a multiple of this
+    # Samples enter the model whole, so that it also says something of the state after their last tokens.
+    with_ends: bool = False
 
     def repeated(self, times: int) -> Schedule:
         """Return a schedule of ``times`` passes over the updates, each pass in the same order."""
@@ -98,6 +100,7 @@ class Schedule:
             runs,
             self.layout,
             self.length_multiple,
+            self.with_ends,
         )
 
     @property
@@ -350,6 +353,7 @@ def _restored_schedule(
     runs: bytes,
     layout: MicroBatchLayout,
     length_multiple: int,
+    with_ends: bool,
 ) -> Schedule:
     numbers = iter(_integers(rows))
     run_numbers = iter(_integers(runs))
@@ -364,7 +368,7 @@ def _restored_schedule(
         GlobalBatch(num_samples, num_tokens, tuple(islice(micro_batches, count)))
         for num_samples, num_tokens, count in counts
     ]
-    return Schedule(tuple(batches), layout, length_multiple)
+    return Schedule(tuple(batches), layout, length_multiple, with_ends)
 
 
 def _runs_of(num_rows: int, runs: Iterator[PromptRun]) -> tuple[PromptRun, ...]:

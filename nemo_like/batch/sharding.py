@@ -85,6 +85,25 @@ def shard_for_logprobs(
     return _assemble(meta, together, together, strategy)
 
 
+def shard_for_values(
+    meta: KVBatchMeta,
+    *,
+    num_shards: int,
+    global_batch_size: int,
+    strategy: MicroBatching,
+    train_strategy: MicroBatching,
+) -> tuple[KVBatchMeta, ...]:
+    """Return one meta per data-parallel rank, with one schedule entry for all its samples, ends included.
+
+    Every rank has the same samples in the same order as in ``shard_for_training`` with ``train_strategy``;
+    ``strategy``, which must not share prompts, makes the micro-batches. Raises ValueError when samples do not
+    divide into updates, or updates into shards.
+    """
+    placement = _place(meta, num_shards, global_batch_size, train_strategy)
+    together = [[[row for update in placement for row in update[rank]] for rank in range(num_shards)]]
+    return _assemble(meta, together, together, strategy, with_ends=True)
+
+
 def _strategy(
     strategy: MicroBatching | None, micro_batch_size: int | None, length_multiple: int
 ) -> MicroBatching:
@@ -240,6 +259,8 @@ def _assemble(
     counted: RowsByRank,
     scheduled: RowsByRank,
     strategy: MicroBatching,
+    *,
+    with_ends: bool = False,
 ) -> tuple[KVBatchMeta, ...]:
     """Build the shards, each with a schedule of one entry per entry of ``counted``.
 
@@ -253,7 +274,7 @@ def _assemble(
         for rank in range(num_shards)
     ]
     where = [dict(zip(rows, range(len(rows)), strict=True)) for rows in shards]
-    lengths = [model_length(length) for length in meta.lengths]
+    lengths = meta.lengths if with_ends else [model_length(length) for length in meta.lengths]
     valid, tokens = meta.tag(SAMPLE_MASK), meta.tag(NUM_RESPONSE_TOKENS)
     prompts = _prompts(meta) if _shares_prompts(strategy) else None
     batches: list[list[GlobalBatch]] = [[] for _ in range(num_shards)]
@@ -275,7 +296,7 @@ def _assemble(
             batches[rank].append(GlobalBatch(len(rows_of_all), num_tokens, placed))
     return tuple(
         meta.subset(rows).with_schedule(
-            Schedule(tuple(batches[rank]), strategy.layout, strategy.length_multiple)
+            Schedule(tuple(batches[rank]), strategy.layout, strategy.length_multiple, with_ends)
         )
         for rank, rows in enumerate(shards)
     )

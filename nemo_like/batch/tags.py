@@ -59,6 +59,19 @@ ADVANTAGE = Tag("advantage", float, "driver", ("driver", "train"), "of every tok
 KL_SCALE = Tag(
     "kl_scale", float, "driver", ("train",), "the multiple of the KL to go that a token's advantage loses"
 )
+TOKEN_ADVANTAGE_SUM = Tag(
+    "token_advantage_sum", float, "values", ("driver",), "with a critic: GAE advantages, over its tokens"
+)
+TOKEN_ADVANTAGE_SQUARE_SUM = Tag(
+    "token_advantage_square_sum", float, "values", ("driver",), "and their squares"
+)
+TOKEN_SCALE = Tag(
+    "token_scale",
+    float,
+    "driver",
+    ("train",),
+    "the multiple of column token_advantages that a token's advantage gains",
+)
 IS_IDLE = Tag("is_idle", bool, "driver", ("driver",), "whether it has no gradient and need not be computed")
 
 

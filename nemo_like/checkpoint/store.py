@@ -7,6 +7,7 @@ checkpoints/
   step_20/                 exists only when everything in it is on disk
     training_state.json    where the run stood
     policy/                weights, optimizer, schedule: the training backend's own format
+  value/                 the same of the critic, where there is one
     manifest.json          every other file with its size and SHA-256
   step_10.corrupt/         set aside, because it is not what was written; for a person to look at or remove
   tmp_step_30/             unfinished: being written, or left by a run that was killed
@@ -30,7 +31,8 @@ from nemo_like.observability.disk import check_space, removed_on_error, space_fo
 
 STATE_FILE = "training_state.json"
 MANIFEST_FILE = "manifest.json"
-POLICY_DIRECTORY = "policy"
+# The worker groups by name; every run that trains has a policy.
+POLICY_GROUP, VALUE_GROUP = "policy", "value"
 _STEP = re.compile(r"step_(\d+)")
 _UNFINISHED_PREFIX = "tmp_"
 _CORRUPT_SUFFIX = ".corrupt"
@@ -59,11 +61,16 @@ class Checkpoint:
 
     path: Path
     state: TrainingState
-    policy_digests: Mapping[str, str]  # SHA-256 by file name in policy_path; empty if the manifest has none
+    digests: Mapping[str, str]  # SHA-256 of the groups' files by path in it; empty if the manifest has none
 
-    @property
-    def policy_path(self) -> Path:
-        return self.path / POLICY_DIRECTORY
+    def path_of(self, group: str) -> Path:
+        """Return the directory of a worker group's files."""
+        return self.path / group
+
+    def digests_of(self, group: str) -> dict[str, str]:
+        """Return the SHA-256 of a worker group's files by name."""
+        parts = ((name.partition("/"), digest) for name, digest in self.digests.items())
+        return {name: digest for (directory, _, name), digest in parts if directory == group}
 
 
 # Given a directory and digests by file name, returns the names of the files that are not what they say.
@@ -73,19 +80,25 @@ DifferingFiles = Callable[[Path, Mapping[str, str]], Sequence[str]]
 class CheckpointStore:
     """Writes, finds, reads and removes the checkpoints of one run, in the directory ``root``.
 
-    ``warn`` is called with a sentence for every checkpoint that is set aside. ``expected_bytes`` is how large
-    the first checkpoint will be; later ones are expected to be as large as the one before.
+    ``groups`` are the worker groups whose files a checkpoint has, each in a directory of its name. ``warn``
+    is called with a sentence for every checkpoint that is set aside. ``expected_bytes`` is how large the
+    first checkpoint will be; later ones are expected to be as large as the one before.
     """
 
     def __init__(
-        self, root: Path, retention: Retention, warn: Callable[[str], None], expected_bytes: int
+        self,
+        root: Path,
+        retention: Retention,
+        warn: Callable[[str], None],
+        expected_bytes: int,
+        groups: Sequence[str] = (POLICY_GROUP,),
     ) -> None:
         self._root, self._retention, self._warn = root, retention, warn
-        self._expected_bytes = expected_bytes
+        self._expected_bytes, self._groups = expected_bytes, tuple(groups)
 
     @contextmanager
     def writing(self, step: int) -> Iterator[Path]:
-        """Begin the checkpoint of ``step``, and yield the directory for the policy's files.
+        """Begin the checkpoint of ``step``, and yield the directory with an empty one for each group's files.
 
         The caller completes the checkpoint with ``finish``: inside the block, or later, inside ``guarded``.
         When the block raises, what was written of this checkpoint is removed; the others are untouched.
@@ -94,9 +107,9 @@ class CheckpointStore:
         shutil.rmtree(self._unfinished(step), ignore_errors=True)
         check_space(f"the checkpoint of step {step}", self._root, self._needed_bytes(), _DISK_FULL_REMEDY)
         with self.guarded(step):
-            policy = self._unfinished(step) / POLICY_DIRECTORY
-            policy.mkdir(parents=True)
-            yield policy
+            for group in self._groups:
+                (self._unfinished(step) / group).mkdir(parents=True)
+            yield self._unfinished(step)
 
     @contextmanager
     def guarded(self, step: int) -> Iterator[None]:
@@ -112,17 +125,17 @@ class CheckpointStore:
         ):
             yield
 
-    def finish(self, state: TrainingState, policy_digests: Mapping[str, str]) -> Checkpoint:
+    def finish(self, state: TrainingState, group_digests: Mapping[str, str]) -> Checkpoint:
         """Make the checkpoint being written whole and visible, then remove those that are no longer kept.
 
-        ``policy_digests`` are the SHA-256 of the policy's files, by name, as the workers that wrote them
-        computed them. Raises CheckpointError when the directory, as this process sees it, has other files.
+        ``group_digests`` are the SHA-256 of the groups' files, by their path inside the checkpoint, as the
+        workers that wrote them computed them. Raises CheckpointError when the directory, as this process sees
+        it, has other files.
         """
         unfinished = self._unfinished(state.step)
-        self._check_written(unfinished / POLICY_DIRECTORY, policy_digests)
+        self._check_written(unfinished, group_digests)
         (unfinished / STATE_FILE).write_text(state.to_json(), encoding="utf-8")
-        digests = {f"{POLICY_DIRECTORY}/{name}": digest for name, digest in policy_digests.items()}
-        digests[STATE_FILE] = file_digest(unfinished / STATE_FILE)
+        digests = {**group_digests, STATE_FILE: file_digest(unfinished / STATE_FILE)}
         manifest = {
             name: {"bytes": size, "sha256": digests[name]} for name, size in _file_sizes(unfinished).items()
         }
@@ -134,7 +147,7 @@ class CheckpointStore:
             shutil.rmtree(path)
         unfinished.rename(path)
         _flush_to_disk(self._root)
-        checkpoint = Checkpoint(path, state, policy_digests)
+        checkpoint = Checkpoint(path, state, group_digests)
         self._prune(checkpoint)
         return checkpoint
 
@@ -174,12 +187,13 @@ class CheckpointStore:
         for path in self._root.glob(f"{_UNFINISHED_PREFIX}step_*"):
             shutil.rmtree(path, ignore_errors=True)
 
-    def _check_written(self, directory: Path, policy_digests: Mapping[str, str]) -> None:
+    def _check_written(self, directory: Path, group_digests: Mapping[str, str]) -> None:
         """Raise CheckpointError unless this process sees exactly the files that the workers wrote."""
-        differing = {path.name for path in directory.iterdir()} ^ policy_digests.keys()
+        seen = {f"{group}/{path.name}" for group in self._groups for path in (directory / group).iterdir()}
+        differing = seen ^ group_digests.keys()
         if differing:
             raise CheckpointError(
-                f"the policy workers and the driver see different files in {directory}: "
+                f"the workers and the driver see different files in {directory}: "
                 f"{', '.join(sorted(differing))}. Every node must share the disk that "
                 "checkpointing.checkpoint_dir, or logger.log_dir, is on"
             )
@@ -242,7 +256,7 @@ def checkpoint_paths(root: Path) -> list[Path]:
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint's manifest and training state, and check the sizes of all files.
 
-    The policy's files are not read. Raises CheckpointError when a file is missing or has another size than it
+    The groups' files are not read. Raises CheckpointError when a file is missing or has another size than it
     was written with, or when the training state is not what was written.
     """
     try:
@@ -261,18 +275,19 @@ def read_checkpoint(path: Path) -> Checkpoint:
         )
     digests = {name: promise.sha256 for name, promise in promised.items() if promise.sha256 is not None}
     _raise_if_corrupt(path, [STATE_FILE] if digests.pop(STATE_FILE, state_digest) != state_digest else [])
-    policy_digests = {name.removeprefix(f"{POLICY_DIRECTORY}/"): digest for name, digest in digests.items()}
-    return Checkpoint(path, state, policy_digests)
+    return Checkpoint(path, state, digests)
 
 
-def verify_policy_files(checkpoint: Checkpoint, differing_files: DifferingFiles = differing_files) -> None:
-    """Raise CheckpointError when one of the policy's files is not what was written.
+def verify_group_files(
+    checkpoint: Checkpoint, group: str = POLICY_GROUP, differing_files: DifferingFiles = differing_files
+) -> None:
+    """Raise CheckpointError when one of a worker group's files is not what was written.
 
-    ``differing_files`` hashes the files and says which differ: in this process, or on the policy workers.
+    ``differing_files`` hashes the files and says which differ: in this process, or on the group's workers.
     Files without a digest are not checked.
     """
-    corrupt = differing_files(checkpoint.policy_path, checkpoint.policy_digests)
-    _raise_if_corrupt(checkpoint.path, [f"{POLICY_DIRECTORY}/{name}" for name in corrupt])
+    corrupt = differing_files(checkpoint.path_of(group), checkpoint.digests_of(group))
+    _raise_if_corrupt(checkpoint.path, [f"{group}/{name}" for name in corrupt])
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 They follow Hydra's grammar. What is more lenient here, so that one can write an argument without looking
 into the files first: ``key=value`` also sets a key that only the schema has, ``group=name`` also chooses from
-a group that the defaults do not have, and ``~key`` makes a key null where null is a value. What is more
-strict: a mapping or list replaces the one that was there.
+a group that the defaults do not have, and ``~key`` makes a key null where null is a value, also where that is
+a group. What is more strict: a mapping or list replaces the one that was there.
 """
 
 from __future__ import annotations
@@ -49,6 +49,10 @@ class Arguments:
         found = (layer.where for layer in reversed(self.layers) if _at(layer.tree, names) is not _ABSENT)
         return next(found, otherwise)
 
+    def is_removed(self, group: str) -> bool:
+        """Return whether the last that set the group of this name has made it null."""
+        return _current(group, self.layers) is None
+
 
 def read_arguments(files: Composition, texts: Sequence[str], *, is_sweep: bool = False) -> Arguments:
     """Read the arguments of one run or, where ``is_sweep``, of several, of which each sets some keys to
@@ -61,13 +65,17 @@ def read_arguments(files: Composition, texts: Sequence[str], *, is_sweep: bool =
         if argument.is_hydra_override():
             given.extend(_read_hydra(argument, read, files, is_sweep))
     for argument, given in pairs:
-        if _is_choice(argument, files):
+        if _is_removal(argument):
+            given.extend(_read_removal(argument, read, files, is_sweep))
+        elif _is_choice(argument, files):
             given.extend(_read_choice(argument, read, files, is_sweep))
     read.layers = files.layers(files.first_alternatives(read.for_hydra))
     for layer in read.layers:
         read.problems += fields.check_tree(layer.tree, Config, layer.where, root=Config)
     for argument, given in pairs:
-        if not argument.is_hydra_override() and not _is_choice(argument, files):
+        if _is_removal(argument):
+            read.layers.append(Layer(_where(argument.input_line), {argument.key_or_group: None}))
+        elif not argument.is_hydra_override() and not _is_choice(argument, files):
             given.extend(_read_value(argument, read, is_sweep))
     return read
 
@@ -149,6 +157,27 @@ def _refuse_choice(argument: Override, files: Composition, is_sweep: bool) -> li
                 rule = f"must be a configuration of the group {group}"
                 problems.append(Problem(key=f"{group}={each}", rule=rule, remedy=remedy, where=where))
     return problems
+
+
+def _is_removal(argument: Override) -> bool:
+    """Return whether the argument removes an optional group: ~value, value=null."""
+    key = argument.key_or_group
+    annotation = None if argument.package or "." in key else fields.find(Config, key)
+    is_group = fields.is_group(fields.without_none(annotation)) and fields.is_optional(annotation)
+    return is_group and (argument.is_delete() or list(alternatives(argument)) == [None])
+
+
+def _read_removal(argument: Override, read: Arguments, files: Composition, is_sweep: bool) -> list[str]:
+    """Return what Hydra takes, which only removes groups that the defaults chose; the keys that a file itself
+    has in such a group are made null afterwards."""
+    group = argument.key_or_group
+    is_chosen = group in files.choices()
+    if is_sweep and not is_chosen and any(group in layer.tree for layer in files.layers([])):
+        rule = "cannot be removed in a sweep, since the file itself has its keys"
+        remedy = "leave the group out of the file, or start single runs"
+        problem = Problem(key=group, rule=rule, remedy=remedy, where=_where(argument.input_line))
+        read.problems.append(problem)
+    return [f"~{group}"] if is_chosen else []
 
 
 # Values

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 from nemo_like.config.adapter_layers import ATTENTION_LAYERS, FEED_FORWARD_LAYERS, adapted_layers
@@ -13,7 +13,7 @@ from nemo_like.config.derived import stage_size
 from nemo_like.config.image_rules import image_problems
 from nemo_like.config.machine_rules import Machine
 from nemo_like.config.memory_timetable import gpu_bytes, memory_problems
-from nemo_like.config.model_info import ModelInfo, read_model_info, shipped_shape
+from nemo_like.config.model_info import ModelInfo, model_of, read_model_info, shipped_shape
 from nemo_like.config.placement_rules import placement_problems
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.schema import Config, DatasetKind, Device, PolicyBackend
@@ -39,6 +39,28 @@ def checkpoint_problems(cfg: Config, machine: Machine = Machine.this) -> Iterato
 
     For a run on another machine the checkpoint need not be here if the sizes of the model are known.
     """
+    model = yield from _model(cfg, machine)
+    if model is None:
+        return
+    yield from image_problems(cfg, model)
+    layout_problems = [*_policy_layout(cfg, model), *_engine_layout(cfg, model)]
+    yield from layout_problems
+    if not layout_problems:
+        yield from _gpu_memory(cfg, model)
+    yield from _context_length(cfg, model)
+
+
+def other_checkpoint_problems(as_policy: Config, machine: Machine = Machine.this) -> Iterator[Problem]:
+    """Yield every problem with the checkpoint of the critic or teacher that ``as_policy`` has as policy."""
+    model = yield from _model(as_policy, machine)
+    if model is not None:
+        yield from _policy_layout(as_policy, model)
+        yield from _context_length(as_policy, model)
+
+
+def _model(cfg: Config, machine: Machine) -> Generator[Problem, None, ModelInfo | None]:
+    """Yield what is wrong with the checkpoint's directory; return the model, or None where it cannot be
+    read."""
     name = cfg.policy.model_name
     path = Path(name)
     if path.is_dir():
@@ -49,17 +71,15 @@ def checkpoint_problems(cfg: Config, machine: Machine = Machine.this) -> Iterato
         yield Problem(
             key=f"policy.model_name={name}", rule="is not a directory", remedy=_how_to_get(cfg, name)
         )
-        return
+        return None
     try:
-        model = read_model_info(str(path), cfg.policy.backend)
+        return read_model_info(str(path), cfg.policy.backend)
     except ConfigError as error:
         yield from error.problems
-        return
-    yield from image_problems(cfg, model)
-    layout_problems = [*_policy_layout(cfg, model), *_engine_layout(cfg, model)]
-    yield from layout_problems
-    if not layout_problems:
-        yield from _gpu_memory(cfg, model)
+        return None
+
+
+def _context_length(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
     length = cfg.policy.max_total_sequence_length
     if length > model.max_position_embeddings:
         yield Problem(
@@ -71,8 +91,13 @@ def checkpoint_problems(cfg: Config, machine: Machine = Machine.this) -> Iterato
 
 def _gpu_memory(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
     size = gpu_bytes(cfg)
-    if size is not None and not any(placement_problems(cfg)):
-        yield from memory_problems(cfg, model, size)
+    if size is None or any(placement_problems(cfg)):
+        return
+    try:
+        critic = None if cfg.value is None else model_of(cfg.value)
+    except ConfigError:  # told with the rules on the critic
+        return
+    yield from memory_problems(cfg, model, size, critic)
 
 
 def _how_to_get(cfg: Config, name: str) -> str:

@@ -32,7 +32,10 @@ class Stage(Enum):
     weight_sync = "weight_sync"
     generation = "generation"
     logprobs = "logprobs"
+    teacher_logprobs = "teacher_logprobs"
+    values = "values"
     policy_training = "policy_training"
+    value_training = "value_training"
     checkpoint = "checkpoint"
     validation = "validation"
 
@@ -90,9 +93,20 @@ def is_own_loss(loss: LossConfig) -> bool:
     return is_own_function(loss.kind)
 
 
+def has_teacher(loss: LossConfig) -> bool:
+    """Return whether the shipped loss compares with a teacher."""
+    return loss.kind == "distillation"
+
+
 def clips_ratio(loss: LossConfig) -> bool:
     """Return whether the loss's clipped ratio is the ratio cut at ratio_clip_min and ratio_clip_max."""
-    return loss.kind in ("policy_gradient", "gspo_token")
+    return loss.kind in ("policy_gradient", "gspo_token", "distillation")
+
+
+def has_reference_loss(loss: LossConfig) -> bool:
+    """Return whether tripwires can compute the loss anew: they know no function of a user's own, and nothing
+    of a teacher."""
+    return not (is_own_loss(loss) or has_teacher(loss))
 
 
 def is_advantage_alone(loss: LossConfig) -> bool:
@@ -100,7 +114,8 @@ def is_advantage_alone(loss: LossConfig) -> bool:
 
     It is false for a user's own loss, of which we cannot know.
     """
-    return not (loss.reference_policy_kl_penalty or loss.entropy_coef or is_own_loss(loss))
+    has_more = loss.reference_policy_kl_penalty or loss.entropy_coef or has_teacher(loss)
+    return not (has_more or is_own_loss(loss))
 
 
 def shares_gpus(cfg: Config) -> bool:

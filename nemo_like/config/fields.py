@@ -27,7 +27,8 @@ def all_keys(group: type, prefix: str = "") -> Iterator[str]:
     """Yield the full key of every group and every leaf below ``group``."""
     for name, annotation in hints(group).items():
         yield prefix + name
-        below = annotation if is_group(annotation) else item_group(annotation)
+        inner = without_none(annotation)
+        below = inner if is_group(inner) else item_group(annotation)
         if below is not None:
             yield from all_keys(below, f"{prefix}{name}.")
 
@@ -153,7 +154,7 @@ def _what_was_meant(key: str, root: type) -> str:
     """Return the remedy for an unknown key: what another framework's key is here, the nearest
     one of its group, what another framework's last part is, the nearest anywhere, or all of its group."""
     parent, _, leaf = key.rpartition(".")
-    group = find(root, parent) if parent else root
+    group = without_none(find(root, parent)) if parent else root
     names = hints(group) if is_group(group) else {}
     theirs = known_name(key)
     is_exact = theirs is not None and theirs.name == key

@@ -3,6 +3,7 @@
     engines start ──▶ policy starts ──▶ weight_sync ──▶ generation ──▶ logprobs ──▶ policy_training ─┐
                                              ▲                                                       │
                                              └───────────────────────────────────────────────────────┘
+    with a critic: logprobs ──▶ values ──▶ value_training ──▶ policy_training
 
 Engines that share GPUs with the policy start first, one after the other on each GPU: vLLM takes its share of
 the GPU when it starts, and refuses to start where memory is taken or given up meanwhile. Then they sleep, and
@@ -12,6 +13,8 @@ wake only as far as a stage needs. Both the plan of the memory and the run follo
 from __future__ import annotations
 
 from enum import Enum
+
+from nemo_like.config.schema import Config
 
 
 class EngineHolds(Enum):
@@ -26,11 +29,13 @@ class GpuStage(Enum):
     """A part of a run in which each process holds the same parts of its memory throughout."""
 
     engine_start = "engine_start"
-    policy_start = "policy_start"
+    policy_start = "policy_start"  # and that of the critic
     weight_sync = "weight_sync"
     generation = "generation"  # also scoring by engines, and validation
     logprobs = "logprobs"
-    policy_training = "policy_training"  # also checkpoints and exports
+    values = "values"
+    value_training = "value_training"  # also the critic's checkpoints
+    policy_training = "policy_training"  # also the policy's checkpoints, and exports
 
 
 ENGINE_HOLDS = {
@@ -40,5 +45,13 @@ ENGINE_HOLDS = {
     GpuStage.weight_sync: EngineHolds.weights,
     GpuStage.generation: EngineHolds.everything,
     GpuStage.logprobs: EngineHolds.nothing,
+    GpuStage.values: EngineHolds.nothing,
+    GpuStage.value_training: EngineHolds.nothing,
     GpuStage.policy_training: EngineHolds.nothing,
 }
+_OF_CRITIC = (GpuStage.values, GpuStage.value_training)
+
+
+def gpu_stages(cfg: Config) -> tuple[GpuStage, ...]:
+    """Return the stages of a run, in order; those of a critic only where there is one."""
+    return tuple(stage for stage in GpuStage if cfg.value is not None or stage not in _OF_CRITIC)

@@ -90,6 +90,9 @@ def _raise(problems: Sequence[Problem]) -> None:
 def _finish(tree: dict[str, Any], arguments: Arguments, path: str) -> Config:
     """Resolve the interpolations of a composed tree, check what it has become, and give it its types."""
     tree.setdefault("vars", {})
+    for name, annotation in fields.hints(Config).items():
+        if fields.is_optional(annotation) and (name not in tree or arguments.is_removed(name)):
+            tree[name] = None
     complete_lists(tree, Config)
     unresolved = OmegaConf.create(tree)
     found = (_unresolvable(unresolved, key, text) for key, text in interpolations("", tree))
@@ -127,6 +130,7 @@ def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 def _missing(tree: Any, group: type, prefix: str, path: str) -> Iterator[Problem]:
     for name, annotation in fields.hints(group).items():
         key, is_group = f"{prefix}{name}", fields.is_group(annotation)
+        inner = fields.without_none(annotation)
         if name not in tree or tree[name] == MISSING:
             remedy = f"set {'its keys' if is_group else 'it'} in {path}" + (
                 f", or add `- {key}: default` to its defaults"
@@ -136,6 +140,12 @@ def _missing(tree: Any, group: type, prefix: str, path: str) -> Iterator[Problem
             yield Problem(key=key, rule="has no value", remedy=remedy, where=path)
         elif is_group and isinstance(tree[name], Mapping):
             yield from _missing(tree[name], annotation, f"{key}.", path)
+        elif fields.is_group(inner) and isinstance(tree[name], Mapping):
+            if lacking := list(_missing(tree[name], inner, f"{key}.", path)):
+                names = ", ".join(problem.key for problem in lacking[:3])
+                rule = f"has no {names}" + (f" and {len(lacking) - 3} more" if len(lacking) > 3 else "")
+                remedy = f"add `- {key}: default` to the defaults in {path}, or {key}=default"
+                yield Problem(key=key, rule=rule, remedy=remedy, where=path)
         elif entry := fields.entry_group(annotation):
             for entry_name, keys in tree[name].items():
                 yield from _missing(keys, entry, f"{key}.{entry_name}.", path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from nemo_like.config.derived import scores_prev_logprobs
 from nemo_like.config.named_functions import FunctionRole, unknown_function
@@ -16,6 +16,13 @@ from nemo_like.config.schema import (
     Precision,
 )
 
+_DIVERGENCES = ("reverse", "reverse_topk", "forward", "jensen_shannon")
+_DISTILLATION_REMEDIES = {
+    "weight": "1 is usual; without a teacher use loss_fn.kind=policy_gradient",
+    "reward_weight": "0 learns from the teacher alone, 1 from rewards as well",
+    "beta": "0.5 is the symmetric divergence",
+    "top_k": "32 is usual",
+}
 _REPLACING = ("disable_ppo_ratio", "use_cispo", "sequence_level_importance_ratios")
 
 
@@ -28,6 +35,8 @@ def loss_problems(cfg: Config) -> Iterator[Problem]:
         yield from _sapo(cfg.loss_fn)
     if cfg.loss_fn.kind == "gspo_token":
         yield from _gspo_token(cfg.loss_fn)
+    if cfg.loss_fn.kind == "distillation":
+        yield from _distillation(cfg.loss_fn)
     yield from _sequence_level(cfg.loss_fn)
     yield from _correction(cfg.loss_fn)
     yield from _quantized_engines(cfg)
@@ -98,6 +107,46 @@ def _gspo_token(loss: LossConfig) -> Iterator[Problem]:
                 rule="excludes loss_fn.kind=gspo_token: each replaces the loss by another",
                 remedy="set it to false, or loss_fn.kind=policy_gradient",
             )
+
+
+def _distillation(loss: LossConfig) -> Iterator[Problem]:
+    key, arguments = "loss_fn.arguments", loss.arguments
+    divergence = arguments.get("divergence", "reverse")
+    if divergence not in _DIVERGENCES:
+        yield Problem(
+            key=f"{key}.divergence={divergence}",
+            rule=f"must be one of {', '.join(_DIVERGENCES)}",
+            remedy="reverse needs the teacher's log-prob of the sampled token alone",
+        )
+        return
+    if "top_k" in arguments and divergence == "reverse":
+        yield Problem(
+            key=f"{key}.top_k={arguments['top_k']}",
+            rule="has no effect with divergence=reverse, which compares the sampled tokens",
+            remedy="leave it out, or choose reverse_topk",
+        )
+    if "beta" in arguments and divergence != "jensen_shannon":
+        yield Problem(
+            key=f"{key}.beta={arguments['beta']}",
+            rule=f"has no effect with divergence={divergence}",
+            remedy="leave it out, or choose jensen_shannon",
+        )
+    if divergence == "reverse" and loss.sequence_level_importance_ratios:
+        yield Problem(
+            key="loss_fn.sequence_level_importance_ratios=true",
+            rule="spreads the gradient evenly over a sample, and divergence=reverse gives each token its own",
+            remedy="set it to false, or choose reverse_topk",
+        )
+    bounds: dict[str, tuple[Callable[[float], bool], str]] = {
+        "weight": (lambda value: value > 0, "must be above 0"),
+        "reward_weight": (lambda value: value >= 0, "must be at least 0"),
+        "beta": (lambda value: 0 < value < 1, "must be above 0 and below 1"),
+        "top_k": (lambda value: value >= 1, "must be at least 1"),
+    }
+    for name, (holds, rule) in bounds.items():
+        value = arguments.get(name)
+        if isinstance(value, int | float) and not holds(value):
+            yield Problem(key=f"{key}.{name}={value}", rule=rule, remedy=_DISTILLATION_REMEDIES[name])
 
 
 def _sequence_level(loss: LossConfig) -> Iterator[Problem]:
@@ -258,6 +307,7 @@ def _kl_in_reward(cfg: Config) -> Iterator[Problem]:
     whitening = (
         AdvantageEstimatorName.reinforce_plus_plus.name,
         AdvantageEstimatorName.reinforce_plus_plus_baseline.name,
+        AdvantageEstimatorName.gae.name,
     )
     if estimator not in whitening:
         yield Problem(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from nemo_like.config.data_plane_rules import data_plane_machine_problems
 from nemo_like.config.data_rules import data_problems
+from nemo_like.config.endpoint_rules import endpoint_machine_problems
 from nemo_like.config.logger_rules import logger_machine_problems, logger_problems
 from nemo_like.config.model_info import read_model_info
 from nemo_like.config.plan import weight_bytes
@@ -42,6 +43,7 @@ def machine_problems(cfg: Config, machine: Machine = Machine.this) -> Iterator[P
         yield from _present_gpus(cfg)
         yield from data_plane_machine_problems(cfg)
         yield from sandbox_machine_problems(cfg)
+        yield from endpoint_machine_problems(cfg)
         yield from _log_directory(cfg)
         yield from logger_machine_problems(cfg)
     yield from data_problems(cfg, must_be_here=machine is Machine.this)

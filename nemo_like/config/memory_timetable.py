@@ -9,14 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from nemo_like.config.derived import shares_gpus
-from nemo_like.config.gpu_stages import ENGINE_HOLDS, EngineHolds, GpuStage
+from nemo_like.config.gpu_stages import ENGINE_HOLDS, EngineHolds, GpuStage, gpu_stages
 from nemo_like.config.model_arithmetic import kv_bytes_per_token
 from nemo_like.config.model_info import ModelInfo
 from nemo_like.config.places import Place, placement
 from nemo_like.config.policy_memory import PolicyMemory, policy_memory
 from nemo_like.config.problems import Problem
 from nemo_like.config.roles import Role
-from nemo_like.config.schema import Config, Device, Precision
+from nemo_like.config.schema import Config, Device, Placement, PolicyConfig, Precision
+from nemo_like.config.value_rules import with_critic_as_policy
 
 GIB = 2**30
 # Of each process: CUDA's context and kernels, NCCL's buffers, what PyTorch's allocator cannot use. It is an
@@ -46,7 +47,7 @@ class MemoryTimetable:
 
     def peak(self, gpu: Gpu) -> GpuStage:
         """Return the stage in which the GPU is fullest."""
-        return max(GpuStage, key=lambda stage: self.bytes_in(gpu, stage))
+        return max(self.holdings[gpu], key=lambda stage: self.bytes_in(gpu, stage))
 
     def actors(self, gpu: Gpu) -> list[str]:
         """Return the processes that share the GPU in any stage."""
@@ -58,14 +59,21 @@ class MemoryTimetable:
         return max(self.holdings, key=lambda gpu: self.bytes_in(gpu, self.peak(gpu)), default=None)
 
 
-def memory_timetable(cfg: Config, model: ModelInfo, size: int | None) -> MemoryTimetable:
-    """Plan the memory of a run's GPUs, each of ``size`` bytes.
+def memory_timetable(
+    cfg: Config, model: ModelInfo, size: int | None, critic: ModelInfo | None = None
+) -> MemoryTimetable:
+    """Plan the memory of the GPUs of policy and value workers and of engines, each of ``size`` bytes.
+    ``model`` is the policy's, ``critic`` that of the critic where there is one.
 
     Without that size an engine counts with its weights alone, since its KV cache takes a share of the GPU.
     """
     if cfg.policy.device is Device.cpu:
         return MemoryTimetable({})
-    places = placement(cfg)
+    if cfg.value is not None and critic is None:
+        raise ValueError("the plan needs the sizes of the critic's model")
+    models = _Models(model, critic)
+    left_out = (Role.reward_model.name, Role.teacher_worker.name)  # each has a GPU of its own
+    places = [place for place in placement(cfg) if not place.actor.startswith(left_out)]
     gpus = sorted({(place.node, gpu) for place in places for gpu in place.gpus})
     return MemoryTimetable(
         {
@@ -74,13 +82,19 @@ def memory_timetable(cfg: Config, model: ModelInfo, size: int | None) -> MemoryT
                     holding
                     for place in places
                     if place.node == gpu[0] and gpu[1] in place.gpus
-                    for holding in _of_process(cfg, model, place, stage, size)
+                    for holding in _of_process(cfg, models, place, stage, size)
                 )
-                for stage in GpuStage
+                for stage in gpu_stages(cfg)
             }
             for gpu in gpus
         }
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Models:
+    policy: ModelInfo
+    critic: ModelInfo | None
 
 
 def gpu_bytes(cfg: Config) -> int | None:
@@ -114,14 +128,14 @@ def _table(timetable: MemoryTimetable, gpu: Gpu) -> list[str]:
     """Return a table of one GPU: a row for each holding, a column for each stage."""
     stages = timetable.holdings[gpu]
     title = f"GiB on node {gpu[0]} GPU {gpu[1]}"
-    lines = ["", f"{title:<42}" + "".join(f"{_TITLES[stage]:>9}" for stage in GpuStage)]
-    for key in dict.fromkeys((one.actor, one.what) for stage in GpuStage for one in stages[stage]):
+    lines = ["", f"{title:<42}" + "".join(f"{_TITLES[stage]:>9}" for stage in stages)]
+    for key in dict.fromkeys((one.actor, one.what) for held in stages.values() for one in held):
         sizes = [
-            sum(one.num_bytes for one in stages[stage] if (one.actor, one.what) == key) for stage in GpuStage
+            sum(one.num_bytes for one in held if (one.actor, one.what) == key) for held in stages.values()
         ]
         row = "".join(f"{size / GIB:>9.1f}" if size else f"{'-':>9}" for size in sizes)
         lines.append(f"  {' '.join(key):<40}{row}")
-    totals = "".join(f"{timetable.bytes_in(gpu, stage) / GIB:>9.1f}" for stage in GpuStage)
+    totals = "".join(f"{timetable.bytes_in(gpu, stage) / GIB:>9.1f}" for stage in stages)
     return [*lines, f"  {'in all':<40}{totals}"]
 
 
@@ -131,16 +145,20 @@ _TITLES = {
     GpuStage.weight_sync: "sync",
     GpuStage.generation: "generate",
     GpuStage.logprobs: "logprobs",
+    GpuStage.values: "values",
+    GpuStage.value_training: "critic",
     GpuStage.policy_training: "train",
 }
 
 
-def memory_problems(cfg: Config, model: ModelInfo, size: int) -> Iterator[Problem]:
+def memory_problems(
+    cfg: Config, model: ModelInfo, size: int, critic: ModelInfo | None = None
+) -> Iterator[Problem]:
     """Yield the problem of the fullest GPU when it is too small, and that of engines without room to cache.
 
-    ``size`` is that of each GPU in bytes.
+    ``size`` is that of each GPU in bytes; the models are those of ``memory_timetable``.
     """
-    timetable = memory_timetable(cfg, model, size)
+    timetable = memory_timetable(cfg, model, size, critic)
     gpu = timetable.fullest()
     if gpu is None:
         return
@@ -173,13 +191,18 @@ def memory_problems(cfg: Config, model: ModelInfo, size: int) -> Iterator[Proble
 
 
 def _of_process(
-    cfg: Config, model: ModelInfo, place: Place, stage: GpuStage, size: int | None
+    cfg: Config, models: _Models, place: Place, stage: GpuStage, size: int | None
 ) -> list[Holding]:
+    rank = int(place.actor.rpartition("-")[2]) if "-" in place.actor else 0
     if place.actor.startswith(Role.engine.name):
-        parts = _of_engine(cfg, model, stage, size)
+        parts = _of_engine(cfg, models.policy, stage, size)
+    elif cfg.value is not None and models.critic is not None and _is_critic(place.actor):
+        memory = policy_memory(with_critic_as_policy(cfg, cfg.value), models.critic, rank)
+        parts = _of_worker(cfg.value, memory, stage, _CRITIC_STAGES, {})
     else:
-        rank = int(place.actor.rpartition("-")[2]) if "-" in place.actor else 0
-        parts = _of_worker(cfg, model, policy_memory(cfg, model, rank), stage)
+        memory = policy_memory(cfg, models.policy, rank)
+        for_engines = _for_engines(cfg, models.policy, stage)
+        parts = _of_worker(cfg.policy, memory, stage, _POLICY_STAGES, for_engines)
     return [Holding(place.actor, what, size) for what, size in parts.items() if size]
 
 
@@ -199,25 +222,61 @@ def _of_engine(cfg: Config, model: ModelInfo, stage: GpuStage, size: int | None)
     return {"weights": weights, "KV cache and work space": max(0, share - weights), "buckets": buckets}
 
 
-def _of_worker(cfg: Config, model: ModelInfo, memory: PolicyMemory, stage: GpuStage) -> dict[str, int]:
-    """Return what a policy worker holds; ``policy.offload_*`` has parts leave while nothing uses them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _GroupStages:
+    """The stages in which a group of training workers computes."""
+
+    scoring: GpuStage
+    training: GpuStage
+    further: tuple[GpuStage, ...] = (GpuStage.policy_start,)
+
+    @property
+    def all(self) -> tuple[GpuStage, ...]:
+        return (self.scoring, self.training, *self.further)
+
+
+_POLICY_STAGES = _GroupStages(
+    scoring=GpuStage.logprobs,
+    training=GpuStage.policy_training,
+    further=(GpuStage.policy_start, GpuStage.weight_sync),
+)
+_CRITIC_STAGES = _GroupStages(scoring=GpuStage.values, training=GpuStage.value_training)
+
+
+def _is_critic(actor: str) -> bool:
+    return actor.startswith(Role.value_worker.name)
+
+
+def _of_worker(
+    group: PolicyConfig,
+    memory: PolicyMemory,
+    stage: GpuStage,
+    own: _GroupStages,
+    further: Mapping[str, int],
+) -> dict[str, int]:
+    """Return what a training worker holds, and ``further`` parts. ``offload_*`` has parts leave while nothing
+    uses them."""
     if stage is GpuStage.engine_start:
         return {}
-    policy, is_training = cfg.policy, stage is GpuStage.policy_training
-    has_weights = stage is not GpuStage.generation or not policy.offload_parameters_between_phases
-    has_optimizer = is_training or not policy.offload_optimizer_for_logprob
-    activations = {
-        GpuStage.logprobs: memory.logprob_activations,
-        GpuStage.policy_training: memory.training_activations,
-        GpuStage.weight_sync: _largest_tensor(cfg, model),  # its parts are joined one tensor at a time
-    }
+    has_weights = stage in own.all or not group.offload_parameters_between_phases
+    has_optimizer = stage is own.training or not group.offload_optimizer_for_logprob
+    activations = {own.scoring: memory.logprob_activations, own.training: memory.training_activations}
     return {
         "weights": memory.weights * has_weights,
         "gradients": memory.gradients * has_optimizer,
         "optimizer": memory.optimizer * has_optimizer,
-        "buckets": _bucket_bytes(cfg),  # kept between transfers
-        "tensor to send" if stage is GpuStage.weight_sync else "activations": activations.get(stage, 0),
+        **further,
+        "activations": activations.get(stage, 0),
         "context": CONTEXT_BYTES,
+    }
+
+
+def _for_engines(cfg: Config, model: ModelInfo, stage: GpuStage) -> dict[str, int]:
+    """Return what a policy worker holds besides, for the weights that it sends."""
+    is_sync = stage is GpuStage.weight_sync
+    return {
+        "buckets": _bucket_bytes(cfg),  # kept between transfers
+        "tensor to send": _largest_tensor(cfg, model) * is_sync,  # its parts are joined one tensor at a time
     }
 
 
@@ -250,16 +309,21 @@ def _value_bytes(cfg: Config) -> int:
 
 def _remedies(cfg: Config, stage: GpuStage, held: Sequence[Holding]) -> Iterator[str]:
     """Yield what may help, for the largest holdings first."""
-    policy = cfg.policy
-    for what in dict.fromkeys(one.what for one in held):
+    for one in held:
+        what, name, group, own = one.what, "policy", cfg.policy, _POLICY_STAGES
+        if cfg.value is not None and _is_critic(one.actor):
+            name, group, own = "value", cfg.value, _CRITIC_STAGES
+        is_idle = stage is GpuStage.generation and shares_gpus(cfg)
+        if cfg.value is not None and cfg.cluster.placement is Placement.colocated:
+            is_idle = is_idle or stage not in own.all
         if what == "activations":
             yield "activation_checkpointing=true or micro-batches of fewer tokens"
-        elif what in ("gradients", "optimizer") and stage is not GpuStage.policy_training:
-            yield "policy.offload_optimizer_for_logprob=true"
-        elif what == "optimizer" and not policy.megatron_cfg.use_distributed_optimizer:
-            yield "policy.megatron_cfg.use_distributed_optimizer=true"
-        elif what == "weights" and stage is GpuStage.generation and shares_gpus(cfg):
-            yield "policy.offload_parameters_between_phases=true"
+        elif what in ("gradients", "optimizer") and stage is not own.training:
+            yield f"{name}.offload_optimizer_for_logprob=true"
+        elif what == "optimizer" and not group.megatron_cfg.use_distributed_optimizer:
+            yield f"{name}.megatron_cfg.use_distributed_optimizer=true"
+        elif what == "weights" and is_idle:
+            yield f"{name}.offload_parameters_between_phases=true"
         elif what in ("gradients", "weights"):
             yield "a larger tensor- or pipeline-parallel size"
         elif what.startswith("KV"):

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 
 from nemo_like.config.problems import Problem
 from nemo_like.config.schema import Config
-from nemo_like.config.tasks import source_name, used_environments
+from nemo_like.config.tasks import source_name, task_environments
 
 _OF_VALIDATION = (
     *("accuracy", "reward", "avg_length", "truncation_rate", "num_samples"),
@@ -34,6 +34,10 @@ _OF_TRAINING = (
     *("avg_turns_per_sample", "truncation_rate", "turn_limit_rate", "natural_termination_rate"),
     *("num_failed_rewards", "failed_reward_share"),
     *("moe/max_load", "moe/load_entropy", "moe/idle_experts", "moe/top_expert_weight"),
+)
+_OF_CRITIC = (
+    *("loss", "grad_norm", "lr", "num_skipped_samples"),
+    *("mean", "error", "clip_fraction", "returns", "explained_variance"),
 )
 _ENVIRONMENT = "train/env/"
 
@@ -65,9 +69,11 @@ def training_metrics(cfg: Config) -> list[str]:
 
     An entry ``train/env/NAME/`` stands for all metrics that the environment NAME reports.
     """
+    of_critic = () if cfg.value is None else _OF_CRITIC
     return [
         *(f"train/{name}" for name in _OF_TRAINING),
-        *(f"{_ENVIRONMENT}{name}/" for name in used_environments(cfg)),
+        *(f"train/value/{name}" for name in of_critic),
+        *(f"{_ENVIRONMENT}{name}/" for name in task_environments(cfg)),
     ]
 
 

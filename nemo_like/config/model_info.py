@@ -12,7 +12,7 @@ from typing import Any
 
 from nemo_like.config.parameter_counts import ParameterCounts
 from nemo_like.config.problems import ConfigError, Problem
-from nemo_like.config.schema import PolicyBackend
+from nemo_like.config.schema import PolicyBackend, PolicyConfig
 
 SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 # Models with a vision tower, which policy.backend=fsdp trains.
@@ -141,6 +141,13 @@ def shipped_shape(model_name: str) -> Path | None:
     return shape if (shape / "config.json").is_file() else None
 
 
+def model_of(group: PolicyConfig) -> ModelInfo:
+    """Return the sizes of the model of a group of training workers; where its directory is not here, the
+    shipped ones of its name. Raises ConfigError when there are none either."""
+    shape = None if Path(group.model_name).is_dir() else shipped_shape(group.model_name)
+    return read_model_info(str(shape or group.model_name), group.backend)
+
+
 def read_model_info(model_name: str, backend: PolicyBackend) -> ModelInfo:
     """Read a model's sizes from ``config.json`` in the directory ``model_name``.
 
@@ -211,11 +218,16 @@ def _has_layers_without_experts(content: Mapping[str, Any]) -> bool:
 
 
 def count_stored_scalars(path: Path) -> int:
-    """Count the scalars in a directory's safetensors files, from their headers alone.
+    """Count the scalars in a directory's safetensors files, from their headers alone."""
+    return sum(math.prod(shape) for shape in stored_shapes(path).values())
 
-    A file whose header is not valid JSON counts 0.
+
+def stored_shapes(path: Path) -> dict[str, list[int]]:
+    """Return the shapes of the tensors in a directory's safetensors files by name, from their headers alone.
+
+    A file whose header is not valid JSON has none.
     """
-    total = 0
+    shapes: dict[str, list[int]] = {}
     for file in sorted(path.glob("*.safetensors")):
         with file.open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
@@ -224,8 +236,8 @@ def count_stored_scalars(path: Path) -> int:
             except ValueError:
                 continue
         header.pop("__metadata__", None)
-        total += sum(math.prod(tensor["shape"]) for tensor in header.values())
-    return total
+        shapes |= {name: tensor["shape"] for name, tensor in header.items()}
+    return shapes
 
 
 def _with_usual_names(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,6 +33,7 @@ SHIPPED: Mapping[FunctionRole, Mapping[str, str]] = {
         "policy_gradient": "nemo_like.algorithms.losses:policy_loss",
         "sapo": "nemo_like.algorithms.sapo:sapo",
         "gspo_token": "nemo_like.algorithms.gspo_token:gspo_token",
+        "distillation": "nemo_like.policy.distillation_loss:distillation",
     },
     FunctionRole.estimator: {
         name: f"nemo_like.algorithms.advantage_estimators.{name}:{name}"

@@ -1,10 +1,11 @@
-"""Where a run's policy workers and engines go: to which node, and to which of its GPUs, by index.
+"""Where what uses GPUs goes, training workers, engines and reward models: to which node, and to which of its
+GPUs, by index. On CPUs, workers and engines have a node alone.
 
 The rules, ``--dry-run`` and the start-up code all read the same ``placement``. Nodes and GPUs have indexes
 here; which machines and devices they are is known when Ray has reserved them.
 
-Policy workers that exchange something in every layer share a node: a tensor- and context-parallel group must,
-and the ranks that hold one set of experts do where a node has enough GPUs. So do all GPUs of an engine.
+Training workers that exchange something in every layer share a node: a tensor- and context-parallel group
+must, and the ranks that hold one set of experts do where a node has enough GPUs. So do all GPUs of an engine.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from dataclasses import dataclass
 
 from nemo_like.config.derived import shares_gpus, stage_size, weight_transport
 from nemo_like.config.problems import ConfigError, Problem
-from nemo_like.config.roles import Role, RoleNeeds, actor_name, roles
+from nemo_like.config.roles import Role, RoleNeeds, actor_name, roles, worker_groups
 from nemo_like.config.schema import Config, Device, Placement, PolicyBackend, PolicyConfig, WeightTransport
+from nemo_like.config.tasks import needs_gpu, used_environments
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,8 @@ class Place:
 
 
 def placement(cfg: Config) -> list[Place]:
-    """Return the place of every policy worker and engine: workers by rank, then engines.
+    """Return the place of every training worker, engine and, on GPUs, reward model: each group of workers by
+    rank, then engines, then reward models.
 
     Raises ConfigError when the GPUs of ``cluster.num_nodes`` nodes do not suffice.
     """
@@ -75,17 +78,21 @@ def weight_replicas(cfg: Config, places: Sequence[Place]) -> tuple[int, ...]:
 def _on_cpus(cfg: Config) -> list[Place]:
     """Spread the groups of workers over the nodes, and likewise the engines."""
     needs, num_nodes = roles(cfg), cfg.cluster.num_nodes
-    workers, engines = needs[Role.policy_worker], needs[Role.engine]
-    size = _tensor_group(cfg.policy)
-    num_groups = workers.count // size
-    nodes = [_share_of(group, num_groups, num_nodes) for group in range(num_groups)]
-    places = [
-        Place(actor_name(Role.policy_worker, workers, rank), nodes[rank // size], ())
-        for rank in range(workers.count)
-    ]
+    engines = needs[Role.engine]
+    places: list[Place] = []
+    nodes: list[int] = []  # of the policy's tensor groups
+    for role, group in worker_groups(cfg).items():
+        workers, size = needs[role], _tensor_group(group)
+        num_groups = workers.count // size
+        nodes_of_role = [_share_of(number, num_groups, num_nodes) for number in range(num_groups)]
+        places += [
+            Place(actor_name(role, workers, rank), nodes_of_role[rank // size], ())
+            for rank in range(workers.count)
+        ]
+        nodes = nodes or nodes_of_role
     by_groups = cfg.cluster.placement is Placement.colocated and bool(nodes)
     for index in range(engines.count):
-        node = nodes[index % num_groups] if by_groups else _share_of(index, engines.count, num_nodes)
+        node = nodes[index % len(nodes)] if by_groups else _share_of(index, engines.count, num_nodes)
         places.append(Place(actor_name(Role.engine, engines, index), node, ()))
     return places
 
@@ -96,36 +103,84 @@ def _share_of(index: int, count: int, num_nodes: int) -> int:
 
 
 def _on_gpus(cfg: Config) -> list[Place]:
-    needs = roles(cfg)
-    workers, engines = needs[Role.policy_worker], needs[Role.engine]
+    needs, engines = roles(cfg), roles(cfg)[Role.engine]
     room = _Room(cfg.cluster.gpus_per_node)
-    size = _node_group(cfg)
-    by_rank: dict[int, Place] = {}
-    for first in _first_ranks(cfg, workers.count, size):
-        node, gpus = room.take(size)
-        for rank, gpu in enumerate(gpus, start=first):
-            by_rank[rank] = Place(actor_name(Role.policy_worker, workers, rank), node, (gpu,))
-    places = [by_rank[rank] for rank in range(workers.count)]
+    places: list[Place] = []
+    for role in worker_groups(cfg):
+        if role is Role.policy_worker or cfg.cluster.placement is not Placement.colocated:
+            places += _on_own_gpus(cfg, role, room)
+        else:
+            places += _on_policy_gpus(cfg, role, places)
     tp = cfg.generation.vllm_cfg.tensor_parallel_size
     _check_fits(cfg, f"generation.vllm_cfg.tensor_parallel_size={tp}", tp if engines.count else 0)
     if shares_gpus(cfg):
-        places += _on_workers_gpus(cfg, places, engines)
+        places += _on_workers_gpus(cfg, places[: needs[Role.policy_worker].count], engines)
     else:
         for index in range(engines.count):
             node, gpus = room.take(tp)
             places.append(Place(actor_name(Role.engine, engines, index), node, gpus))
+    places += [Place(name, *room.take(1)) for name in _reward_models(cfg)]
     _check_nodes(cfg, room.num_nodes)
     return places
 
 
-def _first_ranks(cfg: Config, num_workers: int, size: int) -> list[int]:
-    """Return the first rank of each group of ``size`` workers, in the order in which groups get GPUs.
+def _reward_models(cfg: Config) -> list[str]:
+    """Return the names of the environment actors that have a GPU each; a replay has none."""
+    needs = roles(cfg).get(Role.reward_model)
+    if needs is None:
+        return []
+    return [
+        actor_name(Role.reward_model, needs, f"{name}-{index}")
+        for name, env in used_environments(cfg).items()
+        if needs_gpu(env)
+        for index in range(env.num_actors)
+    ]
+
+
+def _on_own_gpus(cfg: Config, role: Role, room: _Room) -> list[Place]:
+    """Give each worker of a group a GPU of its own."""
+    workers, group = roles(cfg)[role], worker_groups(cfg)[role]
+    size = _node_group(cfg, role)
+    by_rank: dict[int, Place] = {}
+    for first in _first_ranks(cfg, group, workers.count, size):
+        node, gpus = room.take(size)
+        for rank, gpu in enumerate(gpus, start=first):
+            by_rank[rank] = Place(actor_name(role, workers, rank), node, (gpu,))
+    return [by_rank[rank] for rank in range(workers.count)]
+
+
+def _on_policy_gpus(cfg: Config, role: Role, policy: Sequence[Place]) -> list[Place]:
+    """Give each worker of a group the GPU of the policy worker with its rank."""
+    workers, size = roles(cfg)[role], _tensor_group(worker_groups(cfg)[role])
+    if workers.count > len(policy):
+        raise _refused(
+            f"{role.group}.data_parallel_size={worker_groups(cfg)[role].data_parallel_size}",
+            f"makes {workers.count} {role.value}s, but with cluster.placement=colocated they share the GPUs "
+            f"of {len(policy)} policy workers",
+            "use a layout of at most as many, or cluster.placement=separate",
+        )
+    nodes = [place.node for place in policy]
+    if any(len(set(nodes[first : first + size])) > 1 for first in range(0, workers.count, size)):
+        raise _refused(
+            _tensor_key(role.group, worker_groups(cfg)[role]),
+            "puts workers that exchange something in every layer on several nodes, since with "
+            "cluster.placement=colocated each has the GPU of the policy worker of its rank",
+            "use the policy's tensor- and context-parallel sizes, or cluster.placement=separate",
+        )
+    return [
+        Place(actor_name(role, workers, rank), policy[rank].node, policy[rank].gpus)
+        for rank in range(workers.count)
+    ]
+
+
+def _first_ranks(cfg: Config, group: PolicyConfig, num_workers: int, size: int) -> list[int]:
+    """Return the first rank of each run of ``size`` workers, in the order in which these get GPUs.
 
     Under engines the pipeline stages of a replica are neighbours, so that one node has them all.
     """
     firsts = list(range(0, num_workers, size))
     if shares_gpus(cfg):
-        per_stage = num_workers // _num_stages(cfg.policy)
+        per_stage = num_workers // _num_stages(group)
         firsts.sort(key=lambda first: (first % per_stage, first))
     return firsts
 
@@ -178,19 +233,20 @@ def _on_workers_gpus(cfg: Config, workers: Sequence[Place], engines: RoleNeeds) 
     ]
 
 
-def _node_group(cfg: Config) -> int:
-    """Return how many consecutive policy workers share a node."""
-    policy, size = cfg.policy, _tensor_group(cfg.policy)
-    _check_fits(cfg, _tensor_key(policy), size)
-    if policy.backend is PolicyBackend.fsdp:
+def _node_group(cfg: Config, role: Role) -> int:
+    """Return how many consecutive workers of a group share a node."""
+    group = worker_groups(cfg)[role]
+    size = _tensor_group(group)
+    _check_fits(cfg, _tensor_key("policy" if role is Role.policy_worker else "value", group), size)
+    if group.backend is PolicyBackend.fsdp:
         return size
-    with_experts = math.lcm(size, policy.megatron_cfg.expert_model_parallel_size)
-    fits = with_experts <= cfg.cluster.gpus_per_node and stage_size(policy) % with_experts == 0
+    with_experts = math.lcm(size, group.megatron_cfg.expert_model_parallel_size)
+    fits = with_experts <= cfg.cluster.gpus_per_node and stage_size(group) % with_experts == 0
     return with_experts if fits else size
 
 
 def _tensor_group(policy: PolicyConfig) -> int:
-    """Return how many consecutive policy workers wait for each other in every layer."""
+    """Return how many consecutive workers of a group wait for each other in every layer."""
     if policy.backend is PolicyBackend.fsdp:
         return policy.fsdp_cfg.tensor_parallel_size
     megatron = policy.megatron_cfg
@@ -201,13 +257,13 @@ def _num_stages(policy: PolicyConfig) -> int:
     return 1 if policy.backend is PolicyBackend.fsdp else policy.megatron_cfg.pipeline_model_parallel_size
 
 
-def _tensor_key(policy: PolicyConfig) -> str:
-    if policy.backend is PolicyBackend.fsdp:
-        return f"policy.fsdp_cfg.tensor_parallel_size={policy.fsdp_cfg.tensor_parallel_size}"
-    megatron = policy.megatron_cfg
+def _tensor_key(name: str, group: PolicyConfig) -> str:
+    if group.backend is PolicyBackend.fsdp:
+        return f"{name}.fsdp_cfg.tensor_parallel_size={group.fsdp_cfg.tensor_parallel_size}"
+    megatron = group.megatron_cfg
     contexts = megatron.context_parallel_size
     by = f" x context_parallel_size={contexts}" if contexts > 1 else ""
-    return f"policy.megatron_cfg.tensor_model_parallel_size={megatron.tensor_model_parallel_size}{by}"
+    return f"{name}.megatron_cfg.tensor_model_parallel_size={megatron.tensor_model_parallel_size}{by}"
 
 
 def _check_fits(cfg: Config, key: str, size: int) -> None:
@@ -222,9 +278,16 @@ def _check_fits(cfg: Config, key: str, size: int) -> None:
 def _check_nodes(cfg: Config, needed: int) -> None:
     cluster = cfg.cluster
     if needed > cluster.num_nodes:
-        workers, engines = roles(cfg)[Role.policy_worker], roles(cfg)[Role.engine]
-        own = f" and {engines.count} engines of {engines.num_gpus}"
-        users = f"{workers.count} policy workers of 1 GPU{'' if shares_gpus(cfg) else own}"
+        needs = roles(cfg)
+        parts = [f"{needs[Role.policy_worker].count} policy workers of 1 GPU"]
+        if cluster.placement is not Placement.colocated:
+            others = (role for role in worker_groups(cfg) if role is not Role.policy_worker)
+            parts += [f"{needs[role].count} {role.value}s of 1" for role in others]
+        if not shares_gpus(cfg):
+            parts.append(f"{needs[Role.engine].count} engines of {needs[Role.engine].num_gpus}")
+        if scorers := len(_reward_models(cfg)):
+            parts.append(f"{scorers} reward models of 1")
+        users = " and ".join(parts)
         raise _refused(
             f"cluster.num_nodes={cluster.num_nodes}",
             f"must be at least {needed}: {users} do not fit on fewer nodes of "

@@ -18,6 +18,7 @@ from nemo_like.config.places import Place, gpus_by_node, placement
 from nemo_like.config.roles import Role, RoleNeeds, ray_cpus, roles
 from nemo_like.config.schema import Config, PolicyBackend, PolicyConfig, Precision
 from nemo_like.config.units import format_size
+from nemo_like.config.value_rules import with_critic_as_policy
 
 
 def updates_per_step(cfg: Config) -> int:
@@ -54,6 +55,19 @@ def _weight_bytes(policy: PolicyConfig, model: ModelInfo) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPlan:
+    """The numbers of one group of training workers."""
+
+    num_parameters: int
+    layout: str
+    updates_per_step: int
+    train_micro_batch: str  # its size, in words
+    scoring_micro_batch: str  # that of the phases without gradients: log-probs or values
+    micro_batches_per_update: int  # on each data-parallel rank; with a token budget, an upper bound
+    forwards_per_phase: int  # on each data-parallel rank; with a token budget, an upper bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The numbers that ``--dry-run`` prints."""
 
@@ -61,20 +75,16 @@ class Plan:
     num_cpus: int
     places: list[Place]
     memory: MemoryTimetable
-    layout: str
     num_prompts: int
     num_generations: int
     num_samples: int  # rows per step
     num_steps: int
-    updates_per_step: int
-    train_micro_batch: str  # its size, in words
-    logprob_micro_batch: str  # its size, in words
-    micro_batches_per_update: int  # on each data-parallel rank; with a token budget, an upper bound
+    policy: GroupPlan
     logprob_phases: int  # how many of prev_logprobs and reference_logprobs are computed
-    logprob_batches_per_phase: int  # on each data-parallel rank; with a token budget, an upper bound
+    critic: GroupPlan | None
+    critic_warmup_steps: int
     max_tokens_per_step: int
     bytes_per_token: int  # over all per_token columns
-    num_parameters: int
     weight_bytes: int  # one copy, as it travels to an engine
     num_engines: int
 
@@ -85,35 +95,55 @@ class Plan:
         return self.bytes_per_token * self.max_tokens_per_step
 
 
-def make_plan(cfg: Config, model: ModelInfo, bytes_per_token: int) -> Plan:
-    """Return the plan of a valid configuration; ``bytes_per_token`` is the sum over all per_token columns."""
-    grpo, policy = cfg.grpo, cfg.policy
+def make_plan(cfg: Config, model: ModelInfo, bytes_per_token: int, critic: ModelInfo | None = None) -> Plan:
+    """Return the plan of a valid configuration; ``bytes_per_token`` is the sum over all per_token columns.
+    ``model`` is the policy's, ``critic`` that of the critic where there is one."""
+    grpo, policy, value = cfg.grpo, cfg.policy, cfg.value
     num_samples = grpo.num_prompts_per_step * grpo.num_generations_per_prompt
-    rows_per_rank = num_samples // policy.data_parallel_size
-    update_rows_per_rank = policy.train_global_batch_size // policy.data_parallel_size
-    train, logprob = _micro_batches(policy)
+    of_critic = None
+    if value is not None and critic is not None:
+        of_critic = _group_plan(with_critic_as_policy(cfg, value), critic, shares_scored_prompts=False)
     return Plan(
         roles=roles(cfg),
         num_cpus=ray_cpus(cfg),
         places=placement(cfg),
-        memory=memory_timetable(cfg, model, gpu_bytes(cfg)),
-        layout=_layout(policy),
+        memory=memory_timetable(cfg, model, gpu_bytes(cfg), critic),
         num_prompts=grpo.num_prompts_per_step,
         num_generations=grpo.num_generations_per_prompt,
         num_samples=num_samples,
         num_steps=grpo.max_num_steps,
-        updates_per_step=updates_per_step(cfg),
-        train_micro_batch=train.size,
-        logprob_micro_batch=logprob.size,
-        micro_batches_per_update=math.ceil(update_rows_per_rank / train.num_samples),
+        policy=_group_plan(cfg, model, shares_scored_prompts=True),
         logprob_phases=scores_prev_logprobs(cfg.loss_fn) + (cfg.loss_fn.reference_policy_kl_penalty > 0),
-        logprob_batches_per_phase=math.ceil(rows_per_rank / logprob.num_samples),
+        critic=of_critic,
+        critic_warmup_steps=0 if value is None else value.warmup_steps,
         max_tokens_per_step=num_samples * policy.max_total_sequence_length,
         bytes_per_token=bytes_per_token,
-        num_parameters=model.num_parameters,
         weight_bytes=weight_bytes(cfg, model),
         num_engines=cfg.generation.num_engines,
     )
+
+
+def _group_plan(cfg: Config, model: ModelInfo, *, shares_scored_prompts: bool) -> GroupPlan:
+    """Return the plan of the policy's group. A critic values samples whose prompts are not shared."""
+    policy = cfg.policy
+    rows_per_rank = (
+        cfg.grpo.num_prompts_per_step * cfg.grpo.num_generations_per_prompt // policy.data_parallel_size
+    )
+    update_rows_per_rank = policy.train_global_batch_size // policy.data_parallel_size
+    train, scoring = _micro_batches(policy)
+    size = scoring.size if shares_scored_prompts else scoring.size.removesuffix(_SHARED)
+    return GroupPlan(
+        num_parameters=model.num_parameters,
+        layout=_layout(policy),
+        updates_per_step=updates_per_step(cfg),
+        train_micro_batch=train.size,
+        scoring_micro_batch=size,
+        micro_batches_per_update=math.ceil(update_rows_per_rank / train.num_samples),
+        forwards_per_phase=math.ceil(rows_per_rank / scoring.num_samples),
+    )
+
+
+_SHARED = ", prompts shared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +159,7 @@ def _micro_batches(policy: PolicyConfig) -> tuple[_MicroBatches, _MicroBatches]:
         sizes = policy.train_micro_batch_size, policy.logprob_batch_size
         train, logprob = (_MicroBatches(f"{size} samples", size) for size in sizes)
         return train, logprob
-    packed = "packed, prompts shared" if packing.share_prompts else "packed"
+    packed = f"packed{_SHARED}" if packing.share_prompts else "packed"
     kind, budgets, multiple = (
         (packed, packing, length_multiple(policy))
         if packing.enabled
@@ -170,13 +200,12 @@ def format_plan(plan: Plan) -> str:
     lines += [
         f"  {'reserved in all':<26}{'':>6}{plan.num_cpus:>11}{sum(gpus_by_node(plan.places).values()):>11}",
         "",
-        f"model        {plan.num_parameters:,} parameters, policy {plan.layout}",
+        f"model        {plan.policy.num_parameters:,} parameters, policy {plan.policy.layout}",
         f"step         {plan.num_prompts:,} prompts x {plan.num_generations} responses = "
         f"{plan.num_samples:,} rows; {plan.num_steps:,} steps",
-        f"training     {plan.updates_per_step} updates per step, "
-        f"at most {plan.micro_batches_per_update} micro-batches ({plan.train_micro_batch}) "
-        "per update on each data-parallel rank",
+        f"training     {_updates(plan.policy)}",
         f"log-probs    {_phases(plan)}",
+        *_critic_lines(plan),
         f"data plane   at most {format_size(plan.data_plane_bytes_per_step)} per step "
         f"({plan.max_tokens_per_step:,} tokens x {plan.bytes_per_token} bytes)",
         f"weight sync  {format_size(plan.weight_bytes)} per step to each of {plan.num_engines} engines",
@@ -188,7 +217,30 @@ def format_plan(plan: Plan) -> str:
 def _phases(plan: Plan) -> str:
     if not plan.logprob_phases:
         return "none are computed before training"
+    return f"{'twice ' * (plan.logprob_phases - 1)}{_forwards(plan.policy)}"
+
+
+def _updates(group: GroupPlan) -> str:
     return (
-        f"{'twice ' * (plan.logprob_phases - 1)}at most {plan.logprob_batches_per_phase} forwards "
-        f"({plan.logprob_micro_batch}) per step on each data-parallel rank"
+        f"{group.updates_per_step} updates per step, at most {group.micro_batches_per_update} micro-batches "
+        f"({group.train_micro_batch}) per update on each data-parallel rank"
     )
+
+
+def _forwards(group: GroupPlan) -> str:
+    return (
+        f"at most {group.forwards_per_phase} forwards ({group.scoring_micro_batch}) per step on each "
+        "data-parallel rank"
+    )
+
+
+def _critic_lines(plan: Plan) -> list[str]:
+    if plan.critic is None:
+        return []
+    steps = plan.critic_warmup_steps
+    alone = f"; it trains alone in the first {steps:,} steps" if steps else ""
+    return [
+        f"critic       {plan.critic.num_parameters:,} parameters, {plan.critic.layout}{alone}",
+        f"  values     {_forwards(plan.critic)}",
+        f"  training   {_updates(plan.critic)}",
+    ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,14 @@ class Problem:
         subject = f"{self.key} {self.rule}".strip()
         prefix = f"{self.where}: " if self.where else ""
         return f"{prefix}{subject}" + (f"; {self.remedy}" if self.remedy else "")
+
+
+def told_of(group: str, problems: Iterable[Problem]) -> Iterator[Problem]:
+    """Yield problems of a configuration in which another group, such as ``value``, has the policy's place,
+    under that group's keys."""
+    for one in problems:
+        key, rule, remedy = (text.replace("policy.", f"{group}.") for text in (one.key, one.rule, one.remedy))
+        yield replace(one, key=key, rule=rule, remedy=remedy)
 
 
 class ConfigError(ValueError):

@@ -6,12 +6,13 @@ This is the one place that says so. The start-up code, the validation and ``--dr
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from nemo_like.config.derived import policy_world_size
-from nemo_like.config.schema import Config, Device, StorageBackend
-from nemo_like.config.tasks import used_environments
+from nemo_like.config.schema import Config, Device, EnvConfig, PolicyConfig, StorageBackend
+from nemo_like.config.tasks import needs_gpu, used_environments
 
 
 class Role(Enum):
@@ -23,15 +24,23 @@ class Role(Enum):
     storage_unit = "TransferQueue storage unit"
     rollout = "rollout actor"
     environment = "environment actor"
+    reward_model = "reward model on a GPU"
     engine = "vLLM engine"
     policy_worker = "policy worker"
+    value_worker = "value worker"
+    teacher_worker = "teacher worker"
+
+    @property
+    def group(self) -> str:
+        """The group of keys that configures the workers of such a role, such as ``value``."""
+        return self.name.removesuffix("_worker")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleNeeds:
     """How many processes play a role, the logical CPUs that each asks Ray for, and the GPUs that each uses.
 
-    Engines and policy workers may use the same GPUs; ``config.places`` says which.
+    Engines and training workers may use the same GPUs; ``config.places`` says which.
     """
 
     count: int
@@ -47,6 +56,7 @@ def roles(cfg: Config) -> dict[Role, RoleNeeds]:
     """
     on_gpu, generates = cfg.policy.device is Device.cuda, cfg.rollout.replay is None
     engine_tp = cfg.generation.vllm_cfg.tensor_parallel_size
+    environments = [*used_environments(cfg).values()] if generates else []
     num_units = 0 if cfg.data_plane.backend is StorageBackend.in_memory else cfg.data_plane.num_storage_units
     return {
         Role.driver: RoleNeeds(count=1, num_cpus=0),
@@ -56,19 +66,42 @@ def roles(cfg: Config) -> dict[Role, RoleNeeds]:
         Role.storage_unit: RoleNeeds(count=num_units, num_cpus=1),
         Role.rollout: RoleNeeds(count=1, num_cpus=0),
         Role.environment: RoleNeeds(
-            count=sum(env.num_actors for env in used_environments(cfg).values()) if generates else 0,
-            num_cpus=0.1,
+            count=sum(env.num_actors for env in environments if not needs_gpu(env)), num_cpus=0.1
         ),
+        **_reward_models([env for env in environments if needs_gpu(env)]),
         Role.engine: RoleNeeds(
             count=cfg.generation.num_engines if generates else 0,
             num_cpus=engine_tp,
             num_gpus=engine_tp if on_gpu else 0,
         ),
-        Role.policy_worker: RoleNeeds(
-            count=0 if cfg.rollout.generate_only else policy_world_size(cfg.policy),
-            num_cpus=1,
-            num_gpus=1 if on_gpu else 0,
-        ),
+        Role.policy_worker: RoleNeeds(count=0, num_cpus=1),
+        **{
+            role: RoleNeeds(count=policy_world_size(group), num_cpus=1, num_gpus=1 if on_gpu else 0)
+            for role, group in worker_groups(cfg).items()
+        },
+    }
+
+
+def _reward_models(environments: Sequence[EnvConfig]) -> dict[Role, RoleNeeds]:
+    """Return what environments need whose actors have a GPU each; nothing where there are none."""
+    if not environments:
+        return {}
+    count = sum(env.num_actors for env in environments)
+    return {Role.reward_model: RoleNeeds(count=count, num_cpus=1, num_gpus=1)}
+
+
+def worker_groups(cfg: Config) -> dict[Role, PolicyConfig]:
+    """Return the configuration of each group of training workers that a run has, by the workers' role.
+
+    The policy's comes first, the critic's and the teacher's follow where there are any. A run that only
+    generates has none.
+    """
+    if cfg.rollout.generate_only:
+        return {}
+    others = {Role.value_worker: cfg.value, Role.teacher_worker: cfg.teacher}
+    return {
+        Role.policy_worker: cfg.policy,
+        **{role: group for role, group in others.items() if group is not None},
     }
 
 
@@ -78,6 +111,11 @@ def actor_name(role: Role, needs: RoleNeeds, index: int | str) -> str:
     An environment's index is its name and its number, such as ``math-0``.
     """
     return role.name if needs.count == 1 else f"{role.name}-{index}"
+
+
+def environment_role(env: EnvConfig) -> Role:
+    """Return the role of an environment's actors."""
+    return Role.reward_model if needs_gpu(env) else Role.environment
 
 
 def ray_cpus(cfg: Config) -> int:

@@ -7,12 +7,12 @@ machine must be like.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
 from nemo_like.config.backend_rules import backend_problems
-from nemo_like.config.checkpoint_rules import checkpoint_problems
+from nemo_like.config.checkpoint_rules import checkpoint_problems, other_checkpoint_problems
 from nemo_like.config.data_plane_rules import data_plane_problems
 from nemo_like.config.data_rules import MAX_ARITHMETIC_DIGITS
 from nemo_like.config.derived import Stage
@@ -22,7 +22,7 @@ from nemo_like.config.metric_rules import metric_problems
 from nemo_like.config.placement_rules import placement_problems
 from nemo_like.config.plan import updates_per_step
 from nemo_like.config.policy_rules import policy_problems
-from nemo_like.config.problems import ConfigError, Problem
+from nemo_like.config.problems import ConfigError, Problem, told_of
 from nemo_like.config.reward_rules import reward_problems
 from nemo_like.config.rollout_rules import rollout_problems
 from nemo_like.config.schema import (
@@ -33,13 +33,23 @@ from nemo_like.config.schema import (
 )
 from nemo_like.config.task_rules import task_problems
 from nemo_like.config.tasks import data_sources
+from nemo_like.config.teacher_rules import (
+    teacher_model_problems,
+    teacher_problems,
+    with_teacher_as_policy,
+)
 from nemo_like.config.units import parse_duration_s
+from nemo_like.config.value_rules import (
+    critic_model_problems,
+    critic_problems,
+    with_critic_as_policy,
+)
 from nemo_like.config.weight_rules import weight_problems
 
 
 def validate(cfg: Config, machine: Machine = Machine.this) -> None:
     """Raise ConfigError, which lists all problems found, unless this configuration can run on ``machine``."""
-    broken = {limits.key: problem for limits in _RANGES if (problem := limits.problem(cfg))}
+    broken = _out_of_range(cfg)
     problems = list(broken.values())
     for rule in _RULES:
         if not broken.keys() & rule.keys:
@@ -51,17 +61,72 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
     problems += rollout_problems(cfg)
     problems += loss_problems(cfg)
     problems += backend_problems(cfg)
-    if not any(key.startswith(("policy.", "generation.", "cluster.")) for key in broken):
+    if not any(key.startswith(("policy.", "value.", "generation.", "cluster.")) for key in broken):
         problems += placement_problems(cfg)
     problems += weight_problems(cfg)
     if not any(key.startswith("data_plane.") for key in broken):
         problems += data_plane_problems(cfg)
     if not any(key.startswith("grpo.") for key in broken):
         problems += metric_problems(cfg)
-    problems += checkpoint_problems(cfg, machine)
+    if not any(key.startswith(("value.", "teacher.")) for key in broken):
+        problems += checkpoint_problems(cfg, machine)
+        for name, as_policy in _as_policies(cfg).items():
+            problems += _of_group(name, as_policy, broken.keys(), machine, told=problems)
+        if cfg.value is not None:
+            problems += critic_model_problems(cfg, cfg.value)
+        if cfg.teacher is not None:
+            problems += teacher_model_problems(cfg, cfg.teacher)
+    problems += critic_problems(cfg)
+    problems += teacher_problems(cfg)
     problems += machine_problems(cfg, machine)
     if problems:
         raise ConfigError(problems)
+
+
+def _as_policies(cfg: Config) -> dict[str, Config]:
+    """Return, for every worker group but the policy's, by name, the configuration in which it is the
+    policy."""
+    groups = {}
+    if cfg.value is not None:
+        groups["value"] = with_critic_as_policy(cfg, cfg.value)
+    if cfg.teacher is not None:
+        groups["teacher"] = with_teacher_as_policy(cfg, cfg.teacher)
+    return groups
+
+
+def _out_of_range(cfg: Config) -> dict[str, Problem]:
+    """Return the problem of every number that is out of its range, by its key. What other worker groups have
+    from the policy is told of the policy alone."""
+    broken = {limits.key: problem for limits in _RANGES if (problem := limits.problem(cfg))}
+    if cfg.value is not None:
+        broken |= {limits.key: problem for limits in _CRITIC_RANGES if (problem := limits.problem(cfg))}
+    for name, as_policy in _as_policies(cfg).items():
+        for limits in _RANGES:
+            problem = limits.problem(as_policy) if limits.key.startswith("policy.") else None
+            if problem is not None and problem != broken.get(limits.key):
+                (told,) = told_of(name, [problem])
+                broken[limits.key.replace("policy.", f"{name}.", 1)] = told
+    return broken
+
+
+def _of_group(
+    name: str, as_policy: Config, broken: Collection[str], machine: Machine, *, told: Sequence[Problem]
+) -> Iterator[Problem]:
+    """Yield every problem of the keys that a worker group has like the policy, but for those with the same
+    value, whose problem is among those that were ``told`` of the policy.
+
+    ``broken`` are the keys that are out of their ranges.
+    """
+    found: list[Problem] = []
+    of_updates = (_batch_sizes,) if name == "teacher" else (_batch_sizes, _scheduler)
+    for rule in _RULES:
+        if rule.check in of_updates and not rule.keys.intersection(broken):
+            found += rule.check(as_policy)
+    if not any(key.startswith("policy.") for key in broken):
+        found += policy_problems(as_policy)
+    found += backend_problems(as_policy)
+    found += other_checkpoint_problems(as_policy, machine)
+    yield from told_of(name, (problem for problem in found if problem not in told))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +250,15 @@ _RANGES = (
     ),
     _count("data_plane.max_open_partitions"),
     _Range(key="data_plane.timeout_s", above=0),
+)
+
+# Of the group value, where there is one.
+_CRITIC_RANGES = (
+    _count("value.num_epochs_per_rollout"),
+    _Range(key="value.warmup_steps", at_least=0),
+    _Range(key="value.clip_range", above=0, remedy="null does not clip"),
+    _Range(key="value.gae_gamma", at_least=0, at_most=1),
+    _Range(key="value.gae_lambda", at_least=0, at_most=1),
 )
 
 
@@ -360,12 +434,14 @@ def _kv_cache(cfg: Config) -> Iterator[Problem]:
     "policy.scheduler.warmup_updates",
     "policy.scheduler.decay_updates",
     "policy.scheduler.min_lr",
+    "value.warmup_steps",
 )
 def _scheduler(cfg: Config) -> Iterator[Problem]:
     scheduler, lr = cfg.policy.scheduler, cfg.policy.optimizer.lr
     if scheduler.decay_style is LRDecayStyle.constant:
         return
-    total = cfg.grpo.max_num_steps * updates_per_step(cfg)
+    num_steps = cfg.grpo.max_num_steps - (0 if cfg.value is None else cfg.value.warmup_steps)
+    total = num_steps * updates_per_step(cfg)
     if scheduler.min_lr > lr:
         rule = f"must be at most policy.optimizer.lr={lr:g}"
         yield Problem(key=f"policy.scheduler.min_lr={scheduler.min_lr:g}", rule=rule, remedy="")

@@ -144,6 +144,10 @@ class EnvironmentKind(Enum):
     custom = "custom"
     code = "code"
     http = "http"
+    reward_model = "reward_model"
+    judge = "judge"
+    preference = "preference"
+    weighted_sum = "weighted_sum"
     calculator = "calculator"
     sliding_puzzle = "sliding_puzzle"
 
@@ -156,6 +160,7 @@ class AdvantageEstimatorName(Enum):
     reinforce_plus_plus = "reinforce_plus_plus"
     reinforce_plus_plus_baseline = "reinforce_plus_plus_baseline"
     gdpo = "gdpo"
+    gae = "gae"  # of a critic, the group value
 
 
 class WandbMode(Enum):
@@ -374,6 +379,34 @@ class PolicyConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class ValueConfig(PolicyConfig):
+    """The critic of grpo.adv_estimator.name=gae: a worker group of its own, with the policy's keys, whose
+    model has one number per token as output. Its workers also estimate the advantages of tokens."""
+
+    num_epochs_per_rollout: int  # how often a step trains the critic on each of its samples
+    warmup_steps: int  # in the first steps of a run the critic trains alone
+    clip_range: float | None  # an update moves a value at most so far, in units of the reward; null: freely
+    gae_gamma: float  # discount per response token, in [0, 1]
+    gae_lambda: float  # in [0, 1]: 0 trusts the values alone, 1 the rewards alone
+    bootstrap_truncated: bool  # a sample that ran into a limit of tokens ends with its value, not with 0
+
+
+class TeacherScoring(Enum):
+    """What holds a teacher's model and scores samples by it."""
+
+    workers = "workers"
+    engine = "engine"
+
+
+@dataclass(kw_only=True, slots=True)
+class TeacherConfig(PolicyConfig):
+    """The teacher of loss_fn.kind=distillation: a worker group of its own, with the policy's keys and
+    tokenizer. Its model is frozen, so keys of training have no effect."""
+
+    scored_by: TeacherScoring  # workers of backend, in a layout of their own, or one vLLM engine
+
+
+@dataclass(kw_only=True, slots=True)
 class VllmConfig:
     tensor_parallel_size: int
     enforce_eager: bool  # neither CUDA graphs nor compilation
@@ -463,7 +496,7 @@ class EnvConfig:
 
     kind: EnvironmentKind
     options: dict[str, Any]  # the kind's own, see config.environment_options
-    num_actors: int  # processes that judge in parallel
+    num_actors: int  # processes that judge in parallel; 0 for weighted_sum, whose components judge
     max_concurrency: int  # calls that one actor has under way at once; > 1 only for environments that await
     batch_size: int  # turns judged in one call, whose results arrive together
     timeout_s: float  # deadline of one call; a sample fails when its turn alone takes longer
@@ -544,7 +577,10 @@ class StageTimeoutsConfig:
     weight_sync: float | None
     generation: float | None  # includes the rewards
     logprobs: float | None
+    teacher_logprobs: float | None  # of a teacher
+    values: float | None  # of a critic
     policy_training: float | None
+    value_training: float | None  # of a critic
     checkpoint: float | None  # saving, loading, exporting
     validation: float | None
 
@@ -606,4 +642,6 @@ class Config:
     cluster: ClusterConfig
     data_plane: DataPlaneConfig
     debug: DebugConfig
+    value: ValueConfig | None  # left out where there is no critic
+    teacher: TeacherConfig | None  # left out where there is no teacher
     vars: dict[str, Any]  # a configuration's own variables, for its interpolations: ${vars.name}

@@ -6,18 +6,24 @@ import math
 from collections.abc import Iterator
 from difflib import get_close_matches
 
+from nemo_like.config.endpoint_rules import endpoint_problems
 from nemo_like.config.environment_options import option_problems
 from nemo_like.config.problems import Problem
-from nemo_like.config.schema import Config, EnvConfig
+from nemo_like.config.schema import Config, Device, EnvConfig, EnvironmentKind
 from nemo_like.config.tasks import (
     SourcedSampling,
+    component_weights,
     data_sources,
+    needs_gpu,
+    task_environments,
     training_sampling,
     used_environments,
     validation_sampling,
 )
 
 _NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+# Kinds that cannot be components of a weighted sum: those that answer, and weighted sums themselves.
+_NO_COMPONENTS = (EnvironmentKind.calculator, EnvironmentKind.sliding_puzzle, EnvironmentKind.weighted_sum)
 
 
 def task_problems(cfg: Config) -> Iterator[Problem]:
@@ -25,7 +31,17 @@ def task_problems(cfg: Config) -> Iterator[Problem]:
     yield from _named_environments(cfg)
     for name, env in used_environments(cfg).items():
         yield from _counts(name, env)
-        yield from option_problems(name, env)
+        wrong_options = [*option_problems(name, env)]
+        yield from wrong_options or endpoint_problems(name, env)
+        if needs_gpu(env) and cfg.policy.device is Device.cpu:
+            yield Problem(
+                key=f"env.{name}.options.device=cuda",
+                rule="needs policy.device=cuda, without which a run reserves no GPUs",
+                remedy="set it to cpu",
+            )
+    for name, env in task_environments(cfg).items():
+        if env.kind is EnvironmentKind.weighted_sum:
+            yield from _components(cfg, name, env)
         training, validation = training_sampling(cfg, name), validation_sampling(cfg, name)
         yield from _unique(_ranges(training), _ranges(validation))
         yield from _same_distribution(cfg, training)
@@ -51,10 +67,53 @@ def _named_environments(cfg: Config) -> Iterator[Problem]:
             )
 
 
+def _components(cfg: Config, name: str, env: EnvConfig) -> Iterator[Problem]:
+    """Yield every problem with the components of a weighted sum."""
+    weights = component_weights(env)
+    if not weights:
+        yield Problem(
+            key=f"env.{name}.options.components",
+            rule="names no environment, so there is no reward",
+            remedy="name environments with their weights, for example {math: 1.0, quality: 0.1}",
+        )
+    if env.max_turns > 1:
+        yield Problem(
+            key=f"env.{name}.max_turns={env.max_turns}",
+            rule="must be 1 for a weighted sum, whose components judge one response",
+            remedy="a conversation of several turns is judged by the environment that answers it",
+        )
+    for component, weight in weights.items():
+        key = f"env.{name}.options.components.{component}"
+        other = cfg.env.get(component)
+        if other is None:
+            close = get_close_matches(component, cfg.env.keys() - {name}, n=1)
+            yield Problem(
+                key=key,
+                rule=f"is not an environment of this configuration, which has {', '.join(cfg.env)}",
+                remedy=f"did you mean {close[0]}?" if close else f"add `- env@env.{component}: KIND`",
+            )
+        elif other.kind in _NO_COMPONENTS:
+            yield Problem(
+                key=key,
+                rule=f"is of kind {other.kind.name}, which judges no single response",
+                remedy="a component is an environment of another kind, such as math_verify or reward_model",
+            )
+        elif isinstance(weight, int | float) and not math.isfinite(weight):
+            yield Problem(key=f"{key}={weight}", rule="must be finite", remedy="")
+
+
 def _counts(name: str, env: EnvConfig) -> Iterator[Problem]:
-    counts = {key: getattr(env, key) for key in ("num_actors", "max_concurrency", "batch_size", "max_turns")}
-    for key, value in counts.items():
-        if value < 1:
+    keys = ["num_actors", "max_concurrency", "batch_size", "max_turns"]
+    if env.kind is EnvironmentKind.weighted_sum:
+        keys.remove("num_actors")
+        if env.num_actors != 0:
+            yield Problem(
+                key=f"env.{name}.num_actors={env.num_actors}",
+                rule="must be 0 for a weighted sum, whose components have the actors",
+                remedy="set num_actors of its components",
+            )
+    for key in keys:
+        if (value := getattr(env, key)) < 1:
             yield Problem(key=f"env.{name}.{key}={value}", rule="must be at least 1", remedy="")
     if not 0 < env.timeout_s < math.inf:
         yield Problem(

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import PurePath
 
-from nemo_like.config.schema import Config, DatasetConfig, EnvConfig, SamplingConfig
+from nemo_like.config.schema import (
+    Config,
+    DatasetConfig,
+    Device,
+    EnvConfig,
+    EnvironmentKind,
+    SamplingConfig,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +60,40 @@ def source_name(source: DatasetConfig) -> str:
     return source.kind.name if source.path is None else PurePath(source.path).stem
 
 
-def used_environments(cfg: Config) -> dict[str, EnvConfig]:
+def task_environments(cfg: Config) -> dict[str, EnvConfig]:
     """Return the environments that data sources name, in the order of ``env``; unknown names are left out."""
     named = {source.env for _, source in data_sources(cfg)}
     return {name: env for name, env in cfg.env.items() if name in named}
+
+
+def judging_environments(cfg: Config, task: str) -> dict[str, EnvConfig]:
+    """Return the environments whose actors judge the responses of a task: its own, or, for a weighted sum,
+    its components. Names that ``env`` lacks are left out."""
+    env = cfg.env[task]
+    if env.kind is not EnvironmentKind.weighted_sum:
+        return {task: env}
+    return {name: cfg.env[name] for name in component_weights(env) if name in cfg.env}
+
+
+def component_weights(env: EnvConfig) -> dict[str, float]:
+    """Return the weights of a weighted sum's components by name; {} where they are no mapping."""
+    components = env.options.get("components")
+    if not isinstance(components, Mapping):
+        return {}
+    return {str(name): weight for name, weight in components.items()}
+
+
+def used_environments(cfg: Config) -> dict[str, EnvConfig]:
+    """Return the environments that data sources name, and the components of those that are weighted sums, in
+    the order of ``env``; unknown names are left out."""
+    tasks = task_environments(cfg)
+    used = tasks.keys() | {name for task in tasks for name in judging_environments(cfg, task)}
+    return {name: env for name, env in cfg.env.items() if name in used}
+
+
+def needs_gpu(env: EnvConfig) -> bool:
+    """Return whether each actor of an environment computes on a GPU of its own."""
+    return env.kind is EnvironmentKind.reward_model and env.options.get("device") == Device.cuda.value
 
 
 def training_sampling(cfg: Config, env: str) -> SourcedSampling:
@@ -87,7 +124,7 @@ def has_stop_strings(cfg: Config) -> bool:
     """Return whether any task's responses may end with a stop string, for which engines need a tokenizer."""
     return any(
         resolve(cfg, env).sampling.stop_strings
-        for env in used_environments(cfg)
+        for env in task_environments(cfg)
         for resolve in (training_sampling, validation_sampling)
     )
 

@@ -6,14 +6,19 @@ from collections.abc import Sequence
 
 from nemo_like.cluster.placement import Bundle
 from nemo_like.config.places import Place, gpus_by_node
-from nemo_like.config.roles import Role, RoleNeeds, actor_name, roles
+from nemo_like.config.roles import Role, roles, worker_groups
 from nemo_like.config.schema import Config
 
 
 def bundles(cfg: Config, places: Sequence[Place]) -> list[Bundle]:
     """Return a bundle for each node that any of ``places`` is on."""
     needs = roles(cfg)
-    num_cpus = _cpus(needs[Role.policy_worker], Role.policy_worker) | _cpus(needs[Role.engine], Role.engine)
+    num_cpus = {
+        place.actor: needs[role].num_cpus
+        for role in (*worker_groups(cfg), Role.engine, Role.reward_model)
+        for place in places
+        if place.actor.startswith(role.name)
+    }
     return [
         Bundle(
             actors={place.actor: place.gpus for place in places if place.node == node},
@@ -22,7 +27,3 @@ def bundles(cfg: Config, places: Sequence[Place]) -> list[Bundle]:
         )
         for node, num_gpus in gpus_by_node(places).items()
     ]
-
-
-def _cpus(needs: RoleNeeds, role: Role) -> dict[str, float]:
-    return {actor_name(role, needs, index): needs.num_cpus for index in range(needs.count)}

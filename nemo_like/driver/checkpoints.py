@@ -1,8 +1,8 @@
 """The checkpoints of a run as its driver sees them: when to save, what to save, and where to continue.
 
-save      policy workers ─▶ tmp_step_N/policy     (all ranks, their own format; while the run goes on)
+save      worker groups  ─▶ tmp_step_N/policy, .../value (all ranks, own format, while the run goes on)
           driver         ─▶ tmp_step_N/training_state.json, then renamed to step_N
-resume    policy workers ◀─ step_N/policy          (hashed before: all ranks load it, or none)
+resume    worker groups  ◀─ step_N/policy, step_N/value     (hashed before: all ranks load it, or none)
           driver         ◀─ step, policy version, prompt order, counters
 """
 
@@ -11,21 +11,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nemo_like.checkpoint.state import TrainingState
 from nemo_like.checkpoint.store import (
+    POLICY_GROUP,
+    VALUE_GROUP,
     Checkpoint,
     CheckpointError,
     CheckpointStore,
     Retention,
-    verify_policy_files,
+    verify_group_files,
 )
 from nemo_like.cluster.actor_errors import ActorFailed
 from nemo_like.config.schema import CheckpointingConfig, CheckpointWriting
 from nemo_like.data.sampler import MixtureSampler
-from nemo_like.driver.interface import SavedPolicy
+from nemo_like.driver.interface import SavedGroup
 from nemo_like.observability.run_directory import RunDirectory
 
 
@@ -55,12 +58,21 @@ class RunPosition:
         )
 
 
+# The worker groups of a run by name, which is that of their directory in a checkpoint.
+SavedGroups = Mapping[str, SavedGroup]
+
+
+def saved_groups(policy: SavedGroup, value: SavedGroup | None) -> SavedGroups:
+    """Return the worker groups of a run under their names; ``value`` is None without a critic."""
+    return {POLICY_GROUP: policy, **({} if value is None else {VALUE_GROUP: value})}
+
+
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A checkpoint that the policy workers are writing."""
+    """A checkpoint that the workers are writing."""
 
     state: TrainingState
-    policy: SavedPolicy
+    groups: SavedGroups
 
 
 class RunCheckpoints:
@@ -70,10 +82,17 @@ class RunCheckpoints:
     set aside because they were not whole.
     """
 
-    def __init__(self, cfg: CheckpointingConfig, directory: RunDirectory, expected_bytes: int) -> None:
+    def __init__(
+        self,
+        cfg: CheckpointingConfig,
+        directory: RunDirectory,
+        expected_bytes: int,
+        groups: Sequence[str] = (POLICY_GROUP,),
+    ) -> None:
         """Look for the checkpoints that earlier processes of this run left.
 
-        ``expected_bytes`` is how large the first checkpoint will be. Raises CheckpointError when there are
+        ``expected_bytes`` is how large the first checkpoint will be, and ``groups`` are the names of the
+        worker groups. Raises CheckpointError when there are
         checkpoints, and none is whole.
         """
         self._cfg = cfg
@@ -83,7 +102,7 @@ class RunCheckpoints:
         )
         retention = Retention(cfg.keep_top_k, cfg.metric_name, cfg.higher_is_better)
         self._pending: _Pending | None = None
-        self._store = CheckpointStore(root, retention, self.warnings.append, expected_bytes)
+        self._store = CheckpointStore(root, retention, self.warnings.append, expected_bytes, groups)
         self.found: Checkpoint | None = None
         if cfg.enabled and cfg.resume_if_exists:
             self._store.remove_unfinished()
@@ -99,8 +118,8 @@ class RunCheckpoints:
         """The Weights & Biases id that the checkpoint to continue from names; None for a new run."""
         return None if self.found is None else self.found.state.wandb_run_id
 
-    def verify(self, policy: SavedPolicy) -> None:
-        """Have the policy workers hash the files that they will load, and set corrupt checkpoints aside.
+    def verify(self, groups: SavedGroups) -> None:
+        """Have the workers hash the files that they will load, and set corrupt checkpoints aside.
 
         ``found`` is then the latest checkpoint whose files are what was written. ``warnings`` are replaced by
         those of this call. Raises CheckpointError when no checkpoint is left.
@@ -109,18 +128,20 @@ class RunCheckpoints:
         if self.found is None:
             return
 
-        def differing_files(path: Path, digests: Mapping[str, str]) -> Sequence[str]:
-            return policy.corrupt_checkpoint_files(str(path), digests)
+        def verify_all(checkpoint: Checkpoint) -> None:
+            for name, group in groups.items():
+                hashed = partial(_corrupt_files, group)
+                verify_group_files(checkpoint, name, hashed)
 
-        self.found = self._store.latest(lambda one: verify_policy_files(one, differing_files))
-        if self.found and not self.found.policy_digests:
+        self.found = self._store.latest(verify_all)
+        if self.found and not self.found.digests:
             self.warnings.append(
                 f"checkpoint {self.found.path} was written without digests, so nobody can tell whether its "
                 "files are what was written; the next one has them"
             )
 
-    def resume(self, policy: SavedPolicy, sampler: MixtureSampler) -> RunPosition:
-        """Bring policy and prompt order to where the run stopped, and return that position.
+    def resume(self, groups: SavedGroups, sampler: MixtureSampler) -> RunPosition:
+        """Bring worker groups and prompt order to where the run stopped, and return that position.
 
         A new run changes nothing and gets the position of step 0. Raises CheckpointError when the
         configuration's data or seed are not the checkpoint's, or when it cannot be loaded.
@@ -132,10 +153,19 @@ class RunCheckpoints:
             sampler.load_state_dict(state.sampler)  # type: ignore[arg-type]
         except (KeyError, ValueError) as error:
             raise CheckpointError(f"checkpoint {self.found.path} cannot be continued: {error}") from None
-        try:
-            policy.load_checkpoint(str(self.found.policy_path), state.policy_version)
-        except ActorFailed as error:
-            raise CheckpointError(f"checkpoint {self.found.path} cannot be loaded: {error}") from error
+        for name, group in groups.items():
+            path = self.found.path_of(name)
+            if not path.is_dir():
+                raise CheckpointError(
+                    f"checkpoint {self.found.path} has no {name}/, since the run that wrote it had no such "
+                    "worker group; begin a new run with another logger.run_name"
+                )
+            # All groups but the policy train once in every step.
+            version = state.policy_version if name == POLICY_GROUP else state.step
+            try:
+                group.load_checkpoint(str(path), version)
+            except ActorFailed as error:
+                raise CheckpointError(f"checkpoint {self.found.path} cannot be loaded: {error}") from error
         return RunPosition(state.step, state.policy_version, state.consumed_samples, state.valid_tokens)
 
     def is_due(self, step: int) -> bool:
@@ -147,7 +177,7 @@ class RunCheckpoints:
         self,
         position: RunPosition,
         metrics: Mapping[str, float],
-        policy: SavedPolicy,
+        groups: SavedGroups,
         sampler: MixtureSampler,
         wandb_run_id: str,
     ) -> None:
@@ -173,9 +203,10 @@ class RunCheckpoints:
             metrics=dict(metrics),
             wandb_run_id=wandb_run_id,
         )
-        with self._store.writing(position.step) as policy_path, _write_errors(policy_path):
-            policy.save_checkpoint(str(policy_path), self._cfg.writing)
-        self._pending = _Pending(state, policy)
+        with self._store.writing(position.step) as path, _write_errors(path):
+            for name, group in groups.items():
+                group.save_checkpoint(str(path / name), self._cfg.writing)
+        self._pending = _Pending(state, groups)
         if self._cfg.writing is CheckpointWriting.blocking:
             self.finish()
 
@@ -187,7 +218,7 @@ class RunCheckpoints:
         if self._pending is None:
             return
         with self._guarded(self._pending.state.step):
-            is_written = self._pending.policy.has_written_checkpoint()
+            is_written = all(one.has_written_checkpoint() for one in self._pending.groups.values())
         if is_written:
             self.finish()
 
@@ -199,13 +230,22 @@ class RunCheckpoints:
         if self._pending is None:
             return
         with self._guarded(self._pending.state.step):
-            self._store.finish(self._pending.state, self._pending.policy.wait_for_checkpoint())
+            digests = {
+                f"{name}/{file}": digest
+                for name, group in self._pending.groups.items()
+                for file, digest in group.wait_for_checkpoint().items()
+            }
+            self._store.finish(self._pending.state, digests)
         self._pending = None
 
     @contextmanager
     def _guarded(self, step: int) -> Iterator[None]:
         with self._store.guarded(step), _write_errors(self._store.path(step)):
             yield
+
+
+def _corrupt_files(group: SavedGroup, path: Path, digests: Mapping[str, str]) -> Sequence[str]:
+    return group.corrupt_checkpoint_files(str(path), digests)
 
 
 @contextmanager

@@ -44,8 +44,8 @@ class Rollout(Protocol):
         """Write the conversations of these samples with their tags into a file for people to read."""
 
 
-class SavedPolicy(Protocol):
-    """What checkpoints need of the policy worker group."""
+class SavedGroup(Protocol):
+    """What checkpoints need of a worker group."""
 
     def save_checkpoint(self, path: str, writing: CheckpointWriting) -> None:
         """Write what training continues from into the empty directory ``path``.
@@ -65,11 +65,11 @@ class SavedPolicy(Protocol):
     def corrupt_checkpoint_files(self, path: str, digests: Mapping[str, str]) -> Sequence[str]:
         """Hash a checkpoint's files, and return the names of those that differ from ``digests``."""
 
-    def load_checkpoint(self, path: str, policy_version: int) -> None:
-        """Load a checkpoint, which another parallel layout may have written, as this policy version."""
+    def load_checkpoint(self, path: str, version: int) -> None:
+        """Load a checkpoint, which another parallel layout may have written, as this version."""
 
 
-class Policy(SavedPolicy, Protocol):
+class Policy(SavedGroup, Protocol):
     """What a step needs of the policy worker group."""
 
     def compute_logprobs(self, batch: KVBatchMeta, columns: Sequence[Column]) -> ScoredBatch:
@@ -80,6 +80,29 @@ class Policy(SavedPolicy, Protocol):
 
     def train(self, batch: KVBatchMeta) -> TrainUpdate:
         """Make every epoch's updates over the batch, which needs the tags advantage and sample_mask."""
+
+
+class Value(SavedGroup, Protocol):
+    """What a step needs of the worker group of a critic."""
+
+    def compute_values(self, batch: KVBatchMeta) -> ScoredBatch:
+        """Have the workers value the batch and write values, returns and advantages of its tokens.
+
+        The returned batch names these columns and carries the sums of the advantages as tags.
+        """
+
+    def train(self, batch: KVBatchMeta) -> TrainUpdate:
+        """Make every epoch's updates of the critic over the batch, which needs the tag sample_mask."""
+
+
+class Teacher(Protocol):
+    """What a step needs of the worker group of a teacher."""
+
+    def compute_teacher_logprobs(self, batch: KVBatchMeta) -> ScoredBatch:
+        """Have the workers score the batch and write what the loss reads of a teacher.
+
+        The returned batch names these columns.
+        """
 
 
 class WeightSync(Protocol):

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from nemo_like.batch.columns import TOKEN_ADVANTAGES
 from nemo_like.batch.routed_experts import replayed_columns
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Call, Concurrency
 from nemo_like.cluster.cluster import Cluster
@@ -20,9 +21,10 @@ from nemo_like.cluster.cpu_environment import CPU_ENVIRONMENT
 from nemo_like.cluster.runtime import free_port
 from nemo_like.config.derived import engine_adapter, longest_deadline_s, shares_gpus, weight_transport
 from nemo_like.config.gpu_stages import EngineHolds
+from nemo_like.config.model_info import read_model_info
 from nemo_like.config.places import Place, weight_replicas
-from nemo_like.config.roles import Role, actor_name, roles
-from nemo_like.config.schema import Config, Device
+from nemo_like.config.roles import Role, actor_name, environment_role, roles, worker_groups
+from nemo_like.config.schema import Config, Device, TeacherConfig, TeacherScoring
 from nemo_like.config.tasks import has_stop_strings, used_environments
 from nemo_like.data_plane.spec import DataPlaneSpec, host_actor
 from nemo_like.generation.environment import engine_environment
@@ -42,9 +44,14 @@ class Actors:
 
     host: ActorHandle
     engines: list[ActorHandle]
-    workers: list[ActorHandle]
+    groups: dict[Role, list[ActorHandle]]  # the training workers, by the role of their group
     environments: dict[str, list[ActorHandle]]  # by the environment's name
     rollout: ActorHandle
+
+    @property
+    def workers(self) -> list[ActorHandle]:
+        """The training workers of all groups, the policy's first."""
+        return [worker for group in self.groups.values() for worker in group]
 
     def all(self) -> list[ActorHandle]:
         """Return every handle, in the order in which data passes the processes."""
@@ -97,12 +104,13 @@ class Starter:
         host = self.host()
         data_plane = self.data_plane(host)
         environments = self.environments()
-        workers = self.workers(data_plane)  # they touch no GPU before they are told to set up
+        # Workers touch no GPU before they are told to set up.
+        groups = {role: self._workers(role, data_plane) for role in worker_groups(self._cfg)}
         engines = self.engines(range(self._needs[Role.engine].count))
         return Actors(
             host=host,
             engines=engines,
-            workers=workers,
+            groups=groups,
             environments=environments,
             rollout=self.rollout(engines, environments, data_plane),
         )
@@ -186,8 +194,66 @@ class Starter:
             routed_experts=next(iter(replayed_columns(policy)), None),
         )
 
-    def workers(self, data_plane: DataPlaneSpec) -> list[ActorHandle]:
-        cfg, layout = self._cfg, parallel_layout(self._cfg.policy)
+    def _workers(self, role: Role, data_plane: DataPlaneSpec) -> list[ActorHandle]:
+        """Start the workers of one training group."""
+        cfg, group = self._cfg, worker_groups(self._cfg)[role]
+        if isinstance(group, TeacherConfig) and group.scored_by is TeacherScoring.engine:
+            return [self._teacher_engine(group, data_plane)]
+        layout = parallel_layout(group)
+        master_addr, master_port = self._rendezvous(role)
+        target, own = self._worker(role)
+        return [
+            self._start(
+                role,
+                rank,
+                target,
+                _torch_environment(cfg),
+                cfg=group,
+                loss=cfg.loss_fn,
+                coordinates=layout.coordinates(rank),
+                data_plane=data_plane,
+                master_addr=master_addr,
+                master_port=master_port,
+                timeout_s=self._patience_s(),
+                **own,
+            )
+            for rank in range(self._needs[role].count)
+        ]
+
+    def _teacher_engine(self, teacher: TeacherConfig, data_plane: DataPlaneSpec) -> ActorHandle:
+        """Start the engine that scores for a teacher in place of workers."""
+        return self._start(
+            Role.teacher_worker,
+            0,
+            "nemo_like.policy.teacher_engine:TeacherEngine",
+            engine_environment(teacher.device),
+            cfg=replace(teacher, model_name=str(Path(teacher.model_name).absolute())),
+            loss=self._cfg.loss_fn,
+            generation=self._cfg.generation,
+            data_plane=data_plane,
+            timeout_s=self._patience_s(),
+        )
+
+    def _worker(self, role: Role) -> tuple[str, dict[str, object]]:
+        """Return the class of a group's workers, and what they are started with besides what all training
+        workers are."""
+        if role is Role.policy_worker:
+            return "nemo_like.policy.worker:PolicyWorker", self._of_policy()
+        if role is Role.value_worker:
+            return "nemo_like.policy.value_worker:ValueWorker", {}
+        return "nemo_like.policy.teacher_worker:TeacherWorker", self._of_teacher()
+
+    def _of_teacher(self) -> dict[str, object]:
+        """Return what a teacher's worker is started with besides what all training workers are."""
+        policy = self._cfg.policy
+        return {
+            "temperature": self._cfg.generation.temperature,
+            "vocab_size": read_model_info(policy.model_name, policy.backend).vocab_size,
+        }
+
+    def _of_policy(self) -> dict[str, object]:
+        """Return what a policy worker is started with besides what all training workers are."""
+        cfg = self._cfg
         sender = WeightSenderSpec(
             "nemo_like.weight_sync.sender:EngineWeightSender",
             {
@@ -201,44 +267,32 @@ class Starter:
             },
             cfg.generation.lora_sync,
         )
-        master_addr, master_port = self._rendezvous()
-        return [
-            self._start(
-                Role.policy_worker,
-                rank,
-                "nemo_like.policy.worker:PolicyWorker",
-                _torch_environment(cfg),
-                cfg=cfg.policy,
-                loss=cfg.loss_fn,
-                coordinates=layout.coordinates(rank),
-                temperature=cfg.generation.temperature,
-                data_plane=data_plane,
-                weight_sender=sender if self._needs[Role.engine].count else None,
-                master_addr=master_addr,
-                master_port=master_port,
-                timeout_s=self._patience_s(),
-                weight_replicas=self._weight_replicas,
-                tripwires=cfg.debug.tripwires,
-            )
-            for rank in range(self._needs[Role.policy_worker].count)
-        ]
+        return {
+            "temperature": cfg.generation.temperature,
+            "weight_sender": sender if self._needs[Role.engine].count else None,
+            "weight_replicas": self._weight_replicas,
+            "tripwires": cfg.debug.tripwires,
+            "further_reads": () if cfg.value is None else (TOKEN_ADVANTAGES,),
+        }
 
     def environments(self) -> dict[str, list[ActorHandle]]:
-        """Start a pool of ``num_actors`` actors for each environment that the data name."""
-        used = used_environments(self._cfg) if self._needs[Role.environment].count else {}
+        """Start a pool of ``num_actors`` actors for each environment that the run uses; a weighted sum has
+        none."""
+        used = used_environments(self._cfg) if self._cfg.rollout.replay is None else {}
         return {
             name: [self.environment(name, index) for index in range(env.num_actors)]
             for name, env in used.items()
         }
 
     def environment(self, name: str, index: int) -> ActorHandle:
+        cfg = self._cfg.env[name]
         return self._start(
-            Role.environment,
+            environment_role(cfg),
             f"{name}-{index}",
             "nemo_like.environments.server:EnvironmentServer",
             {},
             name=name,
-            cfg=self._cfg.env[name],
+            cfg=cfg,
         )
 
     def rollout(
@@ -280,12 +334,12 @@ class Starter:
         cluster = self._cfg.cluster
         return max(cluster.start_timeout_s, longest_deadline_s(cluster))
 
-    def _rendezvous(self) -> tuple[str, int]:
-        """Return the address and port at which the policy workers meet: on the node of the first of them."""
-        cluster, needs = self._cfg.cluster, self._needs[Role.policy_worker]
-        if cluster.address is None or not needs.count:
+    def _rendezvous(self, role: Role) -> tuple[str, int]:
+        """Return the address and port at which the workers of a group meet: on the node of the first."""
+        cluster = self._cfg.cluster
+        if cluster.address is None:
             return "127.0.0.1", free_port()
-        first = actor_name(Role.policy_worker, needs, 0)
+        first = actor_name(role, self._needs[role], 0)
         return self._cluster.endpoint(first, timeout_s=cluster.start_timeout_s)
 
     def _start(
@@ -293,7 +347,7 @@ class Starter:
     ) -> ActorHandle:
         needs = self._needs[role]
         name = actor_name(role, needs, index)
-        is_async = role in (Role.rollout, Role.environment)
+        is_async = role in (Role.rollout, Role.environment, Role.reward_model)
         return self._cluster.start(
             ActorSpec(
                 name=name,

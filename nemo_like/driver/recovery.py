@@ -1,17 +1,18 @@
 """Recovers a run without a restart: replaces a process that died, and does the work under way again.
 
-work ── ActorDied ─▶ the policy workers settle: are they still whole, and at the version they had?
+work ── ActorDied ─▶ the training workers settle: are they still whole, and at the version they had?
                      the rollout under way is abandoned, the engines abort their requests
                      what is dead is started again and meets the others
 work again ◀──────── the prompt order goes back to where the work began; engines get the weights anew
 
 Every response has a seed of its own, so the work gives the second time what it would have given the first.
-A policy worker holds weights and optimizer state that no other process has: its death is not recovered here.
+A training worker holds weights and optimizer state that no other process has: its death is not recovered
+here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -25,7 +26,7 @@ from nemo_like.driver.observation import StepObservation
 from nemo_like.driver.processes import Actors, Starter, write_process_ids
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory
-from nemo_like.policy.group import PolicyWorkerGroup
+from nemo_like.policy.group import PolicyWorkerGroup, WorkerGroup
 from nemo_like.rollout.rollout_handle import RolloutHandle
 from nemo_like.weight_sync.sync import EngineWeights, NoEngines
 
@@ -44,6 +45,7 @@ class Recoverable:
     rollout: RolloutHandle
     partitions: PartitionControl
     policy: PolicyWorkerGroup | None  # None where nothing is trained
+    groups: Sequence[WorkerGroup]  # all, the policy's among them
     weight_sync: EngineWeights | NoEngines
     train_sampler: MixtureSampler
     observation: StepObservation
@@ -66,6 +68,7 @@ class ActorRecovery:
         """
         sampler, weight_sync = self._parts.train_sampler, self._parts.weight_sync
         prompt_order, served_version = sampler.state_dict(), weight_sync.version
+        versions = [group.version for group in self._parts.groups]
         is_again = False
         while True:
             try:
@@ -75,18 +78,18 @@ class ActorRecovery:
                     weight_sync.ensure_version(policy_version)
                 return work()
             except ActorDied as death:
-                self._recover(death, name, policy_version)
+                self._recover(death, name, versions)
             sampler.load_state_dict(prompt_order)
             weight_sync.forget()
             is_again = True
 
-    def _recover(self, death: ActorDied, name: str, policy_version: int) -> None:
+    def _recover(self, death: ActorDied, name: str, versions: Sequence[int]) -> None:
         """Replace what died, until every process is alive, connected and idle.
 
         Raises ActorDied when a process cannot be replaced, or when replacing it would not save the run.
         """
         while True:
-            self._check(death, policy_version)
+            self._check(death, versions)
             self._num_recoveries += 1
             self._parts.logger.warn(
                 f"{death}\nreplacing what died and doing {name} again (recovery {self._num_recoveries} of "
@@ -98,17 +101,17 @@ class ActorRecovery:
             except ActorDied as another:
                 death = another
 
-    def _check(self, death: ActorDied, policy_version: int) -> None:
+    def _check(self, death: ActorDied, versions: Sequence[int]) -> None:
         """Raise ``death`` unless the run can go on once the actor is replaced.
 
-        It cannot when a policy worker died, a node was lost, recoveries are used up, or the policy is no
-        longer at ``policy_version``.
+        It cannot when a training worker died, a node was lost, recoveries are used up, or the groups are no
+        longer at ``versions``.
         """
-        is_policy = death.actor in {worker.name for worker in self._parts.actors.workers}
-        if is_policy or death.lost_nodes or self._num_recoveries == self._cfg.max_recoveries:
+        is_worker = death.actor in {worker.name for worker in self._parts.actors.workers}
+        if is_worker or death.lost_nodes or self._num_recoveries == self._cfg.max_recoveries:
             raise death
-        if self._parts.policy and self._parts.policy.settle() != policy_version:
-            self._parts.logger.warn("the policy had begun to change, so the step cannot be done again")
+        if [group.settle() for group in self._parts.groups] != versions:
+            self._parts.logger.warn("a model had begun to change, so the step cannot be done again")
             raise death
 
     def _replace_dead(self) -> None:
@@ -166,8 +169,8 @@ class ActorRecovery:
         if actors.host.name in new:
             parts.cluster.watch(actors.host, actors.host.submit("storage_failure"))
             parts.partitions.move_to(actors.host)
-            if parts.policy:
-                parts.policy.reconnect_data_plane(data_plane)
+            for group in parts.groups:
+                group.reconnect_data_plane(data_plane)
         if actors.rollout.name in new:
             parts.rollout.move_to(actors.rollout)
         parts.rollout.reconnect(actors.engines, actors.environments, data_plane)

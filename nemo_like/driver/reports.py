@@ -9,7 +9,6 @@ from nemo_like.algorithms.advantages import baseline_reward_metrics
 from nemo_like.algorithms.rewards import Outcome
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import (
-    ADVANTAGE,
     GROUP_ID,
     MULT_PROB_ERROR,
     NUM_RESPONSE_TOKENS,
@@ -21,10 +20,14 @@ from nemo_like.batch.tags import (
 )
 from nemo_like.data_plane.operations import Operation, operation_metrics
 from nemo_like.driver.collection import Collected
+from nemo_like.driver.stages import mean_advantages
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.results import ScoredBatch, TrainUpdate
 from nemo_like.tripwires.alarm import Alarm
 from nemo_like.tripwires.measured import Measured
+
+# Below this share of their mean square, the variance of returns is a difference of rounded sums.
+_LEAST_VARIANCE = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +43,25 @@ class StepReport:
 
 
 @dataclass(frozen=True, slots=True)
+class CriticStep:
+    """What the stages of a critic returned."""
+
+    valued: ScoredBatch
+    update: TrainUpdate
+
+
+@dataclass(frozen=True, slots=True)
 class StepResults:
     """What the stages of one training step returned."""
 
     batch: KVBatchMeta
     rollout: Collected
     scored: ScoredBatch
+    taught: ScoredBatch  # of a teacher
     update: TrainUpdate
     weight_sync: Mapping[str, Metric]
     partition_operations: Sequence[Operation]
+    critic: CriticStep | None = None
 
 
 def train_report(results: StepResults, timing: Mapping[str, float]) -> StepReport:
@@ -64,6 +77,7 @@ def train_report(results: StepResults, timing: Mapping[str, float]) -> StepRepor
     return StepReport(
         {
             **{f"train/{name}": value for name, value in train.items()},
+            **critic_metrics(results.critic),
             **{f"weight_sync/{name}": value for name, value in _values(results.weight_sync).items()},
             **timing,
             "timing/train/reward": results.rollout.reward_s,
@@ -71,13 +85,36 @@ def train_report(results: StepResults, timing: Mapping[str, float]) -> StepRepor
             **operation_metrics(
                 (
                     *results.rollout.operations,
+                    *results.taught.operations,
                     *results.update.operations,
+                    *(() if results.critic is None else results.critic.update.operations),
                     *results.partition_operations,
                 )
             ),
             **_performance(results, timing["timing/train/total_step_time"]),
         }
     )
+
+
+def critic_metrics(critic: CriticStep | None) -> dict[str, float]:
+    """Return the metrics of a critic, train/value/*; none without one.
+
+    explained_variance is 1 - Var(returns - values) / Var(returns) over the response tokens of samples that
+    train, with the values before the step's updates: 1 for a perfect critic, 0 for one that says the same of
+    every token. It is left out where all returns are equal.
+    """
+    if critic is None:
+        return {}
+    fit = _values(critic.valued.metrics)
+    found = {f"train/value/{name}": value for name, value in _values(critic.update.metrics).items()}
+    if fit:
+        variance = fit["square_returns"] - fit["returns"] ** 2
+        found["train/value/returns"] = fit["returns"]
+        if variance > _LEAST_VARIANCE * fit["square_returns"]:
+            # What the values leave open, returns - values, are the advantages.
+            rest = fit["square_advantages"] - fit["advantages"] ** 2
+            found["train/value/explained_variance"] = 1.0 - rest / variance
+    return found
 
 
 def tripwire_metrics(results: StepResults, canary_gap: float | None) -> dict[str, float]:
@@ -161,7 +198,7 @@ def _masked_mean(name: str, values: Sequence[float], mask: Sequence[float]) -> d
 
 def _tag_metrics(batch: KVBatchMeta) -> dict[str, float]:
     """Return advantages and counts of the samples that train, and the policy version of all."""
-    mask, all_advantages = batch.tag(SAMPLE_MASK), batch.tag(ADVANTAGE)
+    mask, all_advantages = batch.tag(SAMPLE_MASK), mean_advantages(batch)
     advantages = [advantage for advantage, kept in zip(all_advantages, mask, strict=True) if kept]
     valid_tokens = sum(n for n, m in zip(batch.tag(NUM_RESPONSE_TOKENS), mask, strict=True) if m)
     return {
@@ -189,7 +226,9 @@ def _performance(results: StepResults, total_s: float) -> dict[str, float]:
     ``overhead_share`` is the share that was neither generation nor compute of the policy workers.
     """
     generation_s = results.rollout.generation_s
-    compute_s = results.scored.compute_s + results.update.compute_s
+    compute_s = results.scored.compute_s + results.taught.compute_s + results.update.compute_s
+    if results.critic is not None:
+        compute_s += results.critic.valued.compute_s + results.critic.update.compute_s
     return {
         "performance/tokens_per_sec": sum(results.batch.lengths) / total_s,
         "performance/samples_per_sec": len(results.batch) / total_s,

@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from nemo_like.batch.columns import Column, ColumnError, gather_columns
-from nemo_like.checkpoint.store import CheckpointError
+from nemo_like.checkpoint.store import POLICY_GROUP, VALUE_GROUP, CheckpointError
 from nemo_like.cluster.actor_errors import ActorDied, ActorFailed, ClusterError, RayDied, StageTimeout
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.cluster import Cluster
@@ -27,18 +27,18 @@ from nemo_like.config.derived import Stage, deadline_s, shares_gpus
 from nemo_like.config.gpu_stages import EngineHolds
 from nemo_like.config.loader import to_yaml
 from nemo_like.config.memory_timetable import memory_problems
-from nemo_like.config.model_info import read_model_info
+from nemo_like.config.model_info import model_of, read_model_info
 from nemo_like.config.places import gpus_by_node, placement, weight_replicas
 from nemo_like.config.plan import checkpoint_bytes, weight_bytes
 from nemo_like.config.roles import Role, ray_cpus, roles
-from nemo_like.config.schema import Config, Device, TimeoutAction, Tripwires
+from nemo_like.config.schema import Config, Device, Placement, TimeoutAction, Tripwires
 from nemo_like.data.interface import SourceReport
 from nemo_like.data.sampler import MixtureSampler
 from nemo_like.data_plane.partition_control import ObservedPartitionControl, PartitionControl
 from nemo_like.driver import exit_codes
 from nemo_like.driver.bundles import bundles
 from nemo_like.driver.canary import Canary
-from nemo_like.driver.checkpoints import RunCheckpoints
+from nemo_like.driver.checkpoints import RunCheckpoints, SavedGroups, saved_groups
 from nemo_like.driver.final_export import FinalExport
 from nemo_like.driver.generate_only import GenerationComponents, GenerationDriver
 from nemo_like.driver.holding import HeldDirectories
@@ -56,8 +56,7 @@ from nemo_like.observability.disk import DiskFull, space_for
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.observability.summary import RunSummary, SampleAnswer
-from nemo_like.policy.group import PolicyWorkerGroup
-from nemo_like.policy.parallelism import parallel_layout
+from nemo_like.policy.group import PolicyWorkerGroup, TeacherWorkerGroup, ValueWorkerGroup, WorkerGroup
 from nemo_like.rollout.prompts import RolloutMode, RolloutParts, SourceReports
 from nemo_like.rollout.rollout_handle import RolloutHandle
 from nemo_like.tripwires.canary_checks import canary_tokens
@@ -164,8 +163,11 @@ def run_checkpoints(cfg: Config, directory: RunDirectory) -> RunCheckpoints:
 
     Raises CheckpointError when there are checkpoints, and none is whole.
     """
-    model = read_model_info(cfg.policy.model_name, cfg.policy.backend)
-    return RunCheckpoints(cfg.checkpointing, directory, expected_bytes=checkpoint_bytes(cfg.policy, model))
+    groups, num_bytes = [POLICY_GROUP], checkpoint_bytes(cfg.policy, model_of(cfg.policy))
+    if cfg.value is not None:
+        groups.append(VALUE_GROUP)
+        num_bytes += checkpoint_bytes(cfg.value, model_of(cfg.value))
+    return RunCheckpoints(cfg.checkpointing, directory, num_bytes, groups)
 
 
 def _run(cfg: Config, directory: RunDirectory, logger: RunLogger, checkpoints: RunCheckpoints) -> _Result:
@@ -267,12 +269,14 @@ def started(
 def _connect(cfg: Config, started: _Started, logger: RunLogger, checkpoints: RunCheckpoints) -> StartedRun:
     """Connect the processes, bring them to where the run stands, and hand them to a driver."""
     cluster, actors, sources = started.cluster, started.actors, started.rollout.sources
-    policy = None if cfg.rollout.generate_only else _policy(cfg, cluster, actors, logger)
+    policy = _policy(cfg, cluster, actors, logger)
+    value, teacher = (None, None) if policy is None else _others(cfg, cluster, actors)
+    groups: list[WorkerGroup] = [group for group in (policy, value, teacher) if group is not None]
     watch = RewardWatch(cfg.env, logger, started.directory.log_path(actors.rollout.name))
     rollout = RolloutHandle(
         cluster, actors.rollout, deadline_s=partial(deadline_s, cfg.cluster), inspect=watch.look
     )
-    partitions = _partitions(cfg, cluster, actors, _columns(started.rollout, policy))
+    partitions = _partitions(cfg, cluster, actors, _columns(started.rollout, groups))
     gpu_actors = partial(_gpu_actors, cfg, actors)
     observer = StepObservation(cfg.logger, cluster, actors.all, started.directory, gpu_actors)
     observer.mark_ranges([*actors.engines, *actors.workers])
@@ -285,6 +289,7 @@ def _connect(cfg: Config, started: _Started, logger: RunLogger, checkpoints: Run
         rollout=rollout,
         partitions=partitions,
         policy=policy,
+        groups=groups,
         weight_sync=weight_sync,
         train_sampler=sampler,
         observation=observer,
@@ -306,6 +311,8 @@ def _connect(cfg: Config, started: _Started, logger: RunLogger, checkpoints: Run
         partitions=partitions,
         rollout=rollout,
         policy=policy,
+        value=value,
+        teacher=teacher,
         weight_sync=weight_sync,
         train_sampler=sampler,
         validation_sets=validation_sets(sources[RolloutMode.validation], cfg.grpo.max_val_samples),
@@ -317,9 +324,7 @@ def _connect(cfg: Config, started: _Started, logger: RunLogger, checkpoints: Run
         tripwires=_tripwires(cfg, sources[RolloutMode.training], logger),
         canary=_canary(cfg, cluster, actors, policy),
     )
-    _verify(checkpoints, policy, logger)
-    if checkpoints.found is not None:
-        logger.status(f"continuing after step {checkpoints.last_step}")
+    _verify(checkpoints, saved_groups(policy, value), logger)
     return StartedRun(SyncGRPODriver(cfg, components), policy)
 
 
@@ -363,33 +368,37 @@ def _train_sampler(cfg: Config, sources: Sequence[SourceReport]) -> MixtureSampl
     )
 
 
-def _columns(rollout: RolloutParts, policy: PolicyWorkerGroup | None) -> tuple[Column, ...]:
+def _columns(rollout: RolloutParts, groups: Sequence[WorkerGroup]) -> tuple[Column, ...]:
     """Return all columns of the run. Raises RunFailed where its parts do not agree on them."""
-    declarations = [*rollout.declarations, *(() if policy is None else policy.declarations())]
+    declarations = [*rollout.declarations, *(one for group in groups for one in group.declarations())]
     try:
         return gather_columns(declarations)
     except ColumnError as error:
         raise RunFailed(str(error)) from error
 
 
-def _verify(checkpoints: RunCheckpoints, policy: PolicyWorkerGroup, logger: RunLogger) -> None:
+def _verify(checkpoints: RunCheckpoints, groups: SavedGroups, logger: RunLogger) -> None:
     """Have the workers check the checkpoint to continue from; where it is corrupt, go back to an earlier one.
 
     Log what was set aside, and continue the log after the step of the checkpoint that is left.
     """
     expected = checkpoints.last_step
-    checkpoints.verify(policy)
+    checkpoints.verify(groups)
     for warning in checkpoints.warnings:
         logger.warn(warning)
     if checkpoints.last_step != expected:
         logger.continue_after(checkpoints.last_step)
+    if checkpoints.found is not None:
+        logger.status(f"continuing after step {checkpoints.last_step}")
 
 
 def _gpu_actors(cfg: Config, actors: Actors) -> list[ActorHandle]:
     """Return processes that have all GPUs between them, each GPU once."""
     if cfg.policy.device is Device.cpu:
         return []
-    return actors.workers if shares_gpus(cfg) else [*actors.workers, *actors.engines]
+    is_colocated = cfg.cluster.placement is Placement.colocated
+    workers = actors.groups[Role.policy_worker] if is_colocated else actors.workers
+    return workers if shares_gpus(cfg) else [*workers, *actors.engines]
 
 
 def _weights(cfg: Config) -> list[float]:
@@ -411,8 +420,14 @@ def _report_sources(sources: SourceReports, logger: RunLogger) -> None:
 
 def _what_starts(cfg: Config) -> str:
     needs = roles(cfg)
-    parts = {"vLLM engines": Role.engine, "policy workers": Role.policy_worker}
-    return " and ".join(["the data plane", *(name for name, role in parts.items() if needs[role].count)])
+    parts = {
+        "vLLM engines": Role.engine,
+        "policy workers": Role.policy_worker,
+        "value workers": Role.value_worker,
+        "teacher workers": Role.teacher_worker,
+    }
+    started = (name for name, role in parts.items() if role in needs and needs[role].count)
+    return " and ".join(["the data plane", *started])
 
 
 def check_memory(cfg: Config, gpu_bytes: int | None) -> None:
@@ -422,8 +437,8 @@ def check_memory(cfg: Config, gpu_bytes: int | None) -> None:
     """
     if gpu_bytes is None:
         return
-    model = read_model_info(cfg.policy.model_name, cfg.policy.backend)
-    if problems := list(memory_problems(cfg, model, gpu_bytes)):
+    critic = None if cfg.value is None else model_of(cfg.value)
+    if problems := list(memory_problems(cfg, model_of(cfg.policy), gpu_bytes, critic)):
         raise RunFailed(f"the GPUs are too small: {'; '.join(str(problem) for problem in problems)}")
 
 
@@ -445,12 +460,16 @@ def _wait_until_ready(cluster: Cluster, actors: Actors, timeout_s: float) -> Rol
     return rollout
 
 
-def _policy(cfg: Config, cluster: Cluster, actors: Actors, logger: RunLogger) -> PolicyWorkerGroup:
-    """Build the driver's side of the policy workers; connect them with the engines where there are any."""
+def _policy(cfg: Config, cluster: Cluster, actors: Actors, logger: RunLogger) -> PolicyWorkerGroup | None:
+    """Build the driver's side of the policy workers; connect them with the engines where there are any.
+
+    None in a run that only generates.
+    """
+    if cfg.rollout.generate_only:
+        return None
     policy = PolicyWorkerGroup(
-        actors.workers,
+        actors.groups[Role.policy_worker],
         cluster,
-        parallel_layout(cfg.policy),
         cfg.policy,
         num_epochs=cfg.grpo.num_epochs_per_rollout,
         deadline_s=partial(deadline_s, cfg.cluster),
@@ -460,6 +479,20 @@ def _policy(cfg: Config, cluster: Cluster, actors: Actors, logger: RunLogger) ->
         logger.status("connecting policy workers and engines")
         policy.connect_weights(actors.engines)
     return policy
+
+
+def _others(
+    cfg: Config, cluster: Cluster, actors: Actors
+) -> tuple[ValueWorkerGroup | None, TeacherWorkerGroup | None]:
+    """Build the driver's side of the workers of a critic and of a teacher; None for what the run has not."""
+    value, teacher, deadlines = None, None, partial(deadline_s, cfg.cluster)
+    if cfg.value is not None:
+        workers, num_epochs = actors.groups[Role.value_worker], cfg.value.num_epochs_per_rollout
+        value = ValueWorkerGroup(workers, cluster, cfg.value, num_epochs=num_epochs, deadline_s=deadlines)
+    if cfg.teacher is not None:
+        workers = actors.groups[Role.teacher_worker]
+        teacher = TeacherWorkerGroup(workers, cluster, cfg.teacher, num_epochs=1, deadline_s=deadlines)
+    return value, teacher
 
 
 def _weight_sync(

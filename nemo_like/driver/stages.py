@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from nemo_like.algorithms.estimators import AdvantageInputs, Advantages, KLToGo
+from nemo_like.algorithms.estimators import AdvantageInputs, Advantages, KLToGo, TokenSums
 from nemo_like.algorithms.masking import mask_logprob_mismatch, mask_truncated
 from nemo_like.algorithms.rewards import Outcome, ResponseEnds, scaled_rewards, shaped_rewards
 from nemo_like.batch.meta import KVBatchMeta
@@ -33,6 +33,9 @@ from nemo_like.batch.tags import (
     SAMPLE_MASK,
     SCALED_REWARD,
     SHAPED_REWARD,
+    TOKEN_ADVANTAGE_SQUARE_SUM,
+    TOKEN_ADVANTAGE_SUM,
+    TOKEN_SCALE,
     reward_component,
 )
 from nemo_like.config.derived import is_advantage_alone
@@ -54,12 +57,14 @@ def with_advantages(
     estimate: Callable[[AdvantageInputs], Advantages],
     component_names: Sequence[str],
     kl: KLToGo | None = None,
+    of_tokens: TokenSums | None = None,
     tags: Mapping[str, Sequence[Any]] = MappingProxyType({}),
 ) -> KVBatchMeta:
-    """Return the batch with the tag advantage and, when the reward has a KL term, the tag kl_scale.
+    """Return the batch with the tag advantage and, when the reward has a KL term, the tag kl_scale; with a
+    critic the tag token_scale.
 
     ``component_names`` are the reward components that ``estimate`` needs, and ``tags`` by name what else it
-    reads; ``kl`` is None without a KL term.
+    reads; ``kl`` is None without a KL term, ``of_tokens`` without a critic.
     """
     num_tokens = batch.tag(NUM_RESPONSE_TOKENS)
     advantages = estimate(
@@ -70,10 +75,13 @@ def with_advantages(
             num_response_tokens=num_tokens,
             components={name: batch.tag(reward_component(name)) for name in component_names},
             kl=kl,
+            of_tokens=of_tokens,
             tags=tags,
         )
     )
     batch = batch.with_tag(ADVANTAGE, advantages.per_sample)
+    if advantages.token_scale is not None:
+        return batch.with_tag(TOKEN_SCALE, [advantages.token_scale] * len(batch))
     return batch.with_tag(KL_SCALE, [advantages.kl_scale] * len(batch)) if kl else batch
 
 
@@ -86,6 +94,24 @@ def kl_in_reward(batch: KVBatchMeta, loss: LossConfig) -> KLToGo | None:
         sums=batch.tag(KL_SUM),
         square_sums=batch.tag(KL_SQUARE_SUM),
     )
+
+
+def token_sums(batch: KVBatchMeta) -> TokenSums | None:
+    """Return the sums of the tokens' own advantages by the tags of a critic; None without a critic."""
+    if not batch.has_tag(TOKEN_ADVANTAGE_SUM):
+        return None
+    return TokenSums(sums=batch.tag(TOKEN_ADVANTAGE_SUM), square_sums=batch.tag(TOKEN_ADVANTAGE_SQUARE_SUM))
+
+
+def mean_advantages(batch: KVBatchMeta) -> Sequence[float]:
+    """Return each sample's advantage: with a critic the mean over its response tokens, if any."""
+    if not batch.has_tag(TOKEN_SCALE):
+        return batch.tag(ADVANTAGE)
+    columns = (batch.tag(tag) for tag in (ADVANTAGE, TOKEN_SCALE, TOKEN_ADVANTAGE_SUM, NUM_RESPONSE_TOKENS))
+    return [
+        shift + scale * total / count if count else 0.0
+        for shift, scale, total, count in zip(*columns, strict=True)
+    ]
 
 
 def without_truncated(batch: KVBatchMeta) -> KVBatchMeta:

@@ -106,8 +106,9 @@ class StepTripwires:
         alarms += rollout_alarms(rollout)
         alarms += self._collected_alarms(results.rollout)
         alarms += self._batch_alarms(results.batch)
-        alarms += self._count_alarms(results, update)
-        alarms += self._update_alarms(results, metrics, update)
+        if results.update.metrics:  # none where a critic trains alone
+            alarms += self._count_alarms(results, update)
+            alarms += self._update_alarms(results, metrics, update)
         alarms += self._data_alarms(prompts, results.rollout)
         self._num_updates = update.get(Measured.num_updates)
         return tuple(alarms)

@@ -7,7 +7,10 @@ driver                    rollout actor              policy workers            d
   scale, shape, filter: on tags
   compute_logprobs ─────────────────────────────────▶ fetch, forward, write ─▶ + prev_logprobs
                                                                                 (+ reference_logprobs)
+  compute_teacher_logprobs: with a teacher ─────────▶ fetch, forward, write ─▶ + teacher_logprobs, ...
+  compute_values, by value workers: with a critic ──▶ fetch, forward, write ─▶ + values, returns, ...
   advantages: on tags
+  train the critic, by value workers ───────────────▶ fetch, train
   train ────────────────────────────────────────────▶ fetch, train
   ◀───── metrics ──────────────────────────────────────┘
   (next step) ensure_version: trainer ─▶ engines, by callback
@@ -24,7 +27,7 @@ from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.sharding import by_generation
 from nemo_like.config.schema import Config
 from nemo_like.data.sampler import MixtureSampler
-from nemo_like.driver.checkpoints import RunCheckpoints
+from nemo_like.driver.checkpoints import RunCheckpoints, saved_groups
 from nemo_like.driver.collection import Collected, collect_groups
 from nemo_like.driver.interface import (
     CanaryScores,
@@ -33,9 +36,11 @@ from nemo_like.driver.interface import (
     Recovery,
     Rollout,
     StepObserver,
+    Teacher,
+    Value,
     WeightSync,
 )
-from nemo_like.driver.reports import StepReport, StepResults, train_report, tripwire_metrics
+from nemo_like.driver.reports import CriticStep, StepReport, StepResults, train_report, tripwire_metrics
 from nemo_like.driver.stages import (
     dumps_rollouts_of,
     kl_in_reward,
@@ -52,7 +57,7 @@ from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.summary import SampleAnswer
 from nemo_like.observability.timers import SlowestPass, StageTimer
 from nemo_like.policy.policy_columns import scored_columns
-from nemo_like.policy.results import ScoredBatch
+from nemo_like.policy.results import ScoredBatch, TrainUpdate
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode
 
 
@@ -63,6 +68,8 @@ class Components:
     partitions: Partitions
     rollout: Rollout
     policy: Policy
+    value: Value | None  # a critic; with grpo.adv_estimator.name=gae
+    teacher: Teacher | None  # with loss_fn.kind=distillation
     weight_sync: WeightSync
     train_sampler: MixtureSampler
     validation_sets: tuple[ValidationSet, ...]
@@ -82,7 +89,7 @@ class SyncGRPODriver:
         self.cfg = cfg
         self.partitions = components.partitions
         self.rollout = components.rollout
-        self.policy = components.policy
+        self.policy, self.value, self.teacher = components.policy, components.value, components.teacher
         self.weight_sync = components.weight_sync
         self.train_sampler = components.train_sampler
         self.validation_sets = components.validation_sets
@@ -92,7 +99,8 @@ class SyncGRPODriver:
         self.stop_requests = components.stop_requests
         self.recovery = components.recovery
         self.num_samples = cfg.grpo.num_prompts_per_step * cfg.grpo.num_generations_per_prompt
-        self.position = self.checkpoints.resume(self.policy, self.train_sampler)
+        self.groups = saved_groups(self.policy, self.value)
+        self.position = self.checkpoints.resume(self.groups, self.train_sampler)
         self.policy_version = self.position.policy_version
         self.tripwires, self.canary = components.tripwires, components.canary
         if self.checkpoints.found is not None:
@@ -154,7 +162,7 @@ class SyncGRPODriver:
         """Flush the logs; save the run where checkpoints are enabled. ``metrics`` are its latest step's."""
         self.logger.flush()
         self.checkpoints.save(
-            self.position, metrics, self.policy, self.train_sampler, self.logger.wandb_run_id
+            self.position, metrics, self.groups, self.train_sampler, self.logger.wandb_run_id
         )
 
     def step(self, step: int, prompts: PromptBatch) -> StepReport:
@@ -181,19 +189,31 @@ class SyncGRPODriver:
 
             with timer("logprobs"):
                 scored = self.score(batch)
+            taught = ScoredBatch(scored.batch)
+            if self.teacher is not None:
+                with timer("teacher_logprobs"):
+                    taught = self.teacher.compute_teacher_logprobs(scored.batch)
+            valued = ScoredBatch(taught.batch)
+            if self.value is not None:
+                with timer("values"):
+                    valued = self.value.compute_values(taught.batch)
             with timer("advantage"):
-                batch = with_estimated(scored.batch, grpo, kl_in_reward(scored.batch, self.cfg.loss_fn))
+                batch = with_estimated(valued.batch, grpo, kl_in_reward(valued.batch, self.cfg.loss_fn))
             batch = without_mismatch(batch, grpo.seq_logprob_error_threshold)
             if grpo.skip_idle_samples:
                 batch = with_idle(batch, self.cfg.loss_fn)
             if dumps_rollouts_of(step, self.cfg.rollout):
                 self.rollout.dump(step, (batch, *rollout.dropped))
 
+            critic = None
+            if self.value is not None:
+                with timer("value_training"):
+                    critic = CriticStep(valued, self.value.train(batch))
             with timer("policy_training"):
-                update = self.policy.train(batch)
-        self.policy_version = update.policy_version
+                update = self.train_policy(step, batch)
+        self.policy_version = update.version
         opened = self.partitions.take_operations()
-        results = StepResults(batch, rollout, scored, update, sync_metrics, opened)
+        results = StepResults(batch, rollout, scored, taught, update, sync_metrics, opened, critic)
         report = train_report(results, timer.metrics("timing/train/"))
         sent = Sent(self.weight_sync.digest, canary_gap)
         return replace(report, alarms=self.tripwires.look(prompts, results, sent)).with_metrics(
@@ -217,6 +237,12 @@ class SyncGRPODriver:
         """
         columns = scored_columns(self.cfg.loss_fn)
         return self.policy.compute_logprobs(batch, columns) if columns else ScoredBatch(batch)
+
+    def train_policy(self, step: int, batch: KVBatchMeta) -> TrainUpdate:
+        """Train the policy; in the first steps, in which a critic warms up, leave it as it is."""
+        if self.cfg.value is not None and step <= self.cfg.value.warmup_steps:
+            return TrainUpdate.none(self.policy_version)
+        return self.policy.train(batch)
 
     def validate(self, step: int) -> ValidationReport:
         """Validate after ``step``, log the report and return it."""

@@ -31,7 +31,7 @@ from nemo_like.batch.tags import (
 from nemo_like.config.named_functions import FunctionRole, load_function
 from nemo_like.config.schema import GRPOConfig
 from nemo_like.driver.run_failures import RunFailed
-from nemo_like.driver.stages import masked, with_advantages
+from nemo_like.driver.stages import masked, token_sums, with_advantages
 
 
 def with_estimated(batch: KVBatchMeta, cfg: GRPOConfig, kl: KLToGo | None = None) -> KVBatchMeta:
@@ -42,7 +42,7 @@ def with_estimated(batch: KVBatchMeta, cfg: GRPOConfig, kl: KLToGo | None = None
     name, components = cfg.adv_estimator.name, list(cfg.adv_estimator.reward_weights)
     with _telling(f"grpo.adv_estimator.name={name}", batch):
         tags = _tags(FunctionRole.estimator, name, batch)
-        return with_advantages(batch, build_estimator(cfg), components, kl, tags)
+        return with_advantages(batch, build_estimator(cfg), components, kl, token_sums(batch), tags)
 
 
 def without_refused(batch: KVBatchMeta, cfg: GRPOConfig) -> KVBatchMeta:

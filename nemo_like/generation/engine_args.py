@@ -75,6 +75,7 @@ def engine_args(
         enforce_eager=cfg.enforce_eager,
         tensor_parallel_size=cfg.tensor_parallel_size,
         distributed_executor_backend="mp" if cfg.tensor_parallel_size > 1 else None,
+        max_logprobs=-1,  # no limit of its own on how many log-probs a request may ask for
         logprobs_mode="processed_logprobs",  # after temperature, top-p and top-k: those sampled from
         disable_log_stats=True,
         worker_extension_cls=f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",

@@ -54,6 +54,7 @@ from nemo_like.generation.interface import (
     WeightEndpoint,
     WeightGroup,
 )
+from nemo_like.generation.prompt_scores import PromptScores, packed_scores, scoring_params
 from nemo_like.generation.shared_names import remove_names, track_names
 from nemo_like.generation.sleep import EngineMemory, Sleeps, has_sleep_mode
 from nemo_like.generation.without_torchvision import is_needed, patch_vllm
@@ -177,7 +178,16 @@ class VllmEngine:
 
         Raises RuntimeError while requests are unfinished.
         """
-        return self._call(lambda: self._score(token_ids))
+        return self.score([token_ids], top_k=0).logprobs[1:].tolist()
+
+    def score(self, sequences: Sequence[Sequence[int]], top_k: int) -> PromptScores:
+        """Return the log-probs of all tokens of the sequences, at temperature 1, and the ``top_k`` tokens
+        that are most likely in their places.
+
+        A sequence has at least one token, and fewer than the engine's longest. Raises ValueError for another,
+        RuntimeError while requests are unfinished.
+        """
+        return self._call(lambda: self._score(sequences, top_k))
 
     # ------------------------------------------------------------------ weights
 
@@ -347,21 +357,28 @@ class VllmEngine:
         images = [decoded(file) for file in request.images]
         return {"prompt_token_ids": ids, "multi_modal_data": {"image": images}}
 
-    def _score(self, token_ids: Sequence[int]) -> list[float]:
+    def _score(self, sequences: Sequence[Sequence[int]], top_k: int) -> PromptScores:
         if self._unfinished:
-            raise RuntimeError(f"engine {self._name!r} still generates, so it cannot score the canary")
+            raise RuntimeError(f"engine {self._name!r} still generates, so it cannot score tokens")
         self._check_awake()
-        params = SamplingParams(
-            max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False, ignore_eos=True
-        )
-        prompt = tokens_input(list(token_ids))
-        engine_id = self._engine.add_request("canary", prompt, params, lora_request=self._adapter)
-        outputs: list[RequestOutput] = []
-        while not any(output.finished for output in outputs):
-            outputs = self._engine.step()
-        self._routes.forget([engine_id])
-        scored = outputs[-1].prompt_logprobs or []
-        return [of[token].logprob for of, token in zip(scored, token_ids, strict=True) if of is not None]
+        names = [f"score-{place}" for place in range(len(sequences))]
+        engine_ids: list[str] = []
+        try:
+            for name, token_ids in zip(names, sequences, strict=True):
+                prompt, params = tokens_input(list(token_ids)), scoring_params(top_k)
+                engine_ids.append(self._engine.add_request(name, prompt, params, lora_request=self._adapter))
+        except Exception:
+            self._engine.abort_request(names[: len(engine_ids)])
+            raise
+        finished: dict[str, RequestOutput] = {}
+        try:
+            while len(finished) < len(names):
+                finished |= {one.request_id: one for one in self._engine.step() if one.finished}
+        except Exception:
+            self._fail(traceback.format_exc())
+            raise
+        self._routes.forget(engine_ids)
+        return packed_scores([len(one) for one in sequences], [finished[name] for name in names], top_k)
 
     def _abort(self, request_ids: Sequence[str]) -> None:
         known = {one: entry for one in request_ids if (entry := self._unfinished.pop(one, None))}

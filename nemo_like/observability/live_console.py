@@ -25,7 +25,10 @@ _STAGE_COLOURS = {
     "weight_sync": "magenta",
     "generation": "cyan",
     "logprobs": "blue",
+    "teacher_logprobs": "bright_cyan",
+    "values": "bright_blue",
     "advantage": "white",
+    "value_training": "bright_green",
     "policy_training": "green",
     "other": "bright_black",
 }

@@ -8,7 +8,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 # Stages of a step that do not overlap, as named under timing/train/. The rest of the step's time is "other".
-STEP_STAGES = ("weight_sync", "generation", "logprobs", "advantage", "policy_training")
+STEP_STAGES = (
+    "weight_sync",
+    "generation",
+    "logprobs",
+    "teacher_logprobs",
+    "values",
+    "advantage",
+    "value_training",
+    "policy_training",
+)
 
 _TIMING = "timing/train/"
 _FAILED_SHARES = {"training": "train/failed_reward_share", "validation": "validation/failed_reward_share"}

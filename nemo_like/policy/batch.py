@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nemo_like.batch.columns import INPUT_IDS, RESPONSE_MASK, Column, Layout
+from nemo_like.algorithms.logprobs import LogprobSettings
+from nemo_like.batch.columns import INPUT_IDS, RESPONSE_MASK, TEACHER_TOPK_IDS, Column, Layout
 from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, Schedule
 from nemo_like.batch.micro_batches import model_length
 from nemo_like.config.recordings import ROUTED_EXPERTS
@@ -29,7 +30,7 @@ from nemo_like.policy.shared_prompts import SharedPrompts, SharedRow, pieces
 from nemo_like.policy.varlen import Sequences
 
 # Columns on the host, where micro-batches are laid out.
-_PLANNING_COLUMNS = frozenset({INPUT_IDS.name, RESPONSE_MASK.name, ROUTED_EXPERTS})
+_PLANNING_COLUMNS = frozenset({INPUT_IDS.name, RESPONSE_MASK.name, ROUTED_EXPERTS, TEACHER_TOPK_IDS})
 PAD_TOKEN_ID = 0  # any valid id: padding follows a sample's tokens, and causal attention only looks back
 
 
@@ -80,7 +81,8 @@ class ModelInputs:
 
     In layout padded each sample is a row. In layouts packed and shared all samples are in one row (B = 1):
     ``packing`` says where they lie, or ``sharing`` where each prompt lies once for its samples. The model's
-    output at the token before scores a token, so a sample's last token is not among the inputs.
+    output at the token before scores a token, so a sample's last token is not among the inputs. By a schedule
+    with ends it is, and the output at it counts as that of the sample's first token, which nothing scores.
     """
 
     input_ids: Tensor  # [B, T] int64, right-padded
@@ -94,8 +96,9 @@ class ModelInputs:
     sharing: SharedPrompts | None = None
     images: ImageInputs | None = None
     routes: Tensor | None = None  # [B, T, layers, k], experts to replay from 1; 0 where the router chooses
-    # Under context parallelism T counts this rank's tokens, and token_ids and output_index are those of the
-    # tokens that this rank scores. context_index holds these tokens' places among all M.
+    topk_ids: Tensor | None = None  # [M, k] int64, a teacher's most likely tokens, which training scores too
+    # Under context parallelism T counts this rank's tokens, and token_ids, topk_ids and output_index are
+    # those of the tokens that this rank scores. context_index holds these tokens' places among all M.
     context_index: Tensor | None = None
 
     def part(self, context: ContextRank) -> ModelInputs:
@@ -126,6 +129,7 @@ class ModelInputs:
             position_ids=self.position_ids[:, mine],
             routes=None if self.routes is None else self.routes[:, mine],
             token_ids=self.token_ids[context_index],
+            topk_ids=None if self.topk_ids is None else self.topk_ids[context_index],
             output_index=output_place[context_index] * num_rows + row,
             context_index=context_index,
         )
@@ -140,7 +144,7 @@ class PolicyBatch:
 
     ``columns`` are per token, [sum(lengths), *inner_shape] in the samples' order; ``sample_values`` hold
     one float per sample and name. ``response_lengths`` [N] float32 counts each sample's scored tokens. All
-    of these are on ``device``, except the token ids, the response mask and the routed experts, which stay on
+    of these are on ``device``, except all token ids, the response mask and the routed experts, which stay on
     the host because micro-batches are laid out there. ``add`` takes further columns of any layout.
 
     Raises ValueError when a column's size does not match the lengths, or when a sample's first token
@@ -239,11 +243,11 @@ class PolicyBatch:
         should share.
         """
         if schedule.layout is MicroBatchLayout.packed:
-            inputs = self._packed(spec, schedule.length_multiple)
+            inputs = self._packed(spec, schedule)
         elif schedule.layout is MicroBatchLayout.shared:
             inputs = self._shared(spec)
         else:
-            inputs = self._padded(spec)
+            inputs = self._padded(spec, schedule)
         if (images := self._images()) is not None:
             ends = accumulate(run.num_rows for run in spec.runs)
             of_rows = (
@@ -252,6 +256,8 @@ class PolicyBatch:
                 else images.of_samples(spec.rows)
             )
             inputs = replace(inputs, images=of_rows)
+        if (of_teacher := self.columns.get(TEACHER_TOPK_IDS)) is not None:
+            inputs = replace(inputs, topk_ids=of_teacher[inputs.packed_index].to(torch.int64))
         return inputs.part(context).to(self.device)
 
     def place_images(self, rope_index: RopeIndex) -> None:
@@ -281,17 +287,17 @@ class PolicyBatch:
             return None
         return experts.new_zeros(num_slots, *experts.shape[1:]).index_copy_(0, slots, experts[places])
 
-    def _padded(self, spec: MicroBatch) -> ModelInputs:
+    def _padded(self, spec: MicroBatch, schedule: Schedule) -> ModelInputs:
         rows = torch.tensor(spec.rows, dtype=torch.int64)
-        lengths = self._model_lengths[rows]
+        lengths = (self.lengths if schedule.with_ends else self._model_lengths)[rows]
         longest = int(lengths.max())
         if longest > spec.padded_length:
             raise ValueError(f"{longest} tokens of a sample are over the padded length {spec.padded_length}")
         positions = torch.arange(spec.padded_length)
         is_token = positions < lengths[:, None]
         places = (self.offsets[rows, None] + positions).masked_fill_(~is_token, 0)
-        predicted = self._predicted_at(places)
-        is_scored = self.columns[RESPONSE_MASK.name][predicted].to(torch.bool) & is_token
+        predicted, is_scored = self._outputs_of(places, self.offsets[rows, None], schedule)
+        is_scored &= is_token
         sample_index, position = is_scored.nonzero(as_tuple=True)
         packed_index = predicted[sample_index, position]
         (slots,) = is_token.flatten().nonzero(as_tuple=True)
@@ -307,9 +313,9 @@ class PolicyBatch:
             routes=None if routes is None else routes.unflatten(0, is_token.shape),
         )
 
-    def _packed(self, spec: MicroBatch, length_multiple: int) -> ModelInputs:
-        rows = torch.tensor(spec.rows, dtype=torch.int64)
-        lengths = self._model_lengths[rows]
+    def _packed(self, spec: MicroBatch, schedule: Schedule) -> ModelInputs:
+        rows, length_multiple = torch.tensor(spec.rows, dtype=torch.int64), schedule.length_multiple
+        lengths = (self.lengths if schedule.with_ends else self._model_lengths)[rows]
         room = (lengths + length_multiple - 1) // length_multiple * length_multiple
         rest = spec.padded_length - int(room.sum())
         if rest < 0:
@@ -327,8 +333,7 @@ class PolicyBatch:
         if self._rope_positions is not None:
             positions = positions.repeat(3, 1)
             positions[:, slots] = self._positions(places, position)
-        predicted = self._predicted_at(places)
-        is_scored = self.columns[RESPONSE_MASK.name][predicted].to(torch.bool)
+        predicted, is_scored = self._outputs_of(places, self.offsets[rows][sample], schedule)
         packed_index = predicted[is_scored]
         routes = self._routes(places, slots, spec.padded_length)
         return ModelInputs(
@@ -400,12 +405,37 @@ class PolicyBatch:
     def _token_ids(self, places: Tensor) -> Tensor:
         return self.columns[INPUT_IDS.name][places].to(torch.int64)
 
-    def _predicted_at(self, places: Tensor) -> Tensor:
-        """Return the place in the packed columns of the token that the model predicts at each of ``places``.
+    def _outputs_of(self, places: Tensor, firsts: Tensor, schedule: Schedule) -> tuple[Tensor, Tensor]:
+        """Return whose output the model gives at each of ``places`` in the packed columns, as a place in
+        these columns, and whether it is asked for.
 
-        For a sample of one token this is the next sample's first token, which is never scored.
+        It is that of the next token. Where this is the next sample's first token, which nothing scores, it
+        is asked for only by a schedule with ends, as that of the own sample's first, which is at ``firsts``.
         """
-        return (places + 1).clamp_(max=self.num_tokens - 1)
+        following = places + 1
+        if not schedule.with_ends:
+            following.clamp_(max=self.num_tokens - 1)
+            return following, self.columns[RESPONSE_MASK.name][following].to(torch.bool)
+        is_end = torch.isin(following, torch.cat((self.offsets, torch.tensor([self.num_tokens]))))
+        output = torch.where(is_end, firsts, following)
+        return output, is_end | self.columns[RESPONSE_MASK.name][output].to(torch.bool)
+
+
+def empty_outputs(scoring: LogprobSettings | None, num_tokens: int, device: torch.device) -> list[Tensor]:
+    """Return room for what a model gives for the tokens of a batch, packed and all 0: a value per token,
+    [T] float32, and where ``scoring`` asks for most likely tokens their log-probs, [T, k] float32, and ids,
+    [T, k] int32."""
+    outputs = [torch.zeros(num_tokens, dtype=torch.float32, device=device)]
+    if scoring is not None and scoring.top_k:
+        shape = (num_tokens, scoring.top_k)
+        outputs += [torch.zeros(shape, dtype=dtype, device=device) for dtype in (torch.float32, torch.int32)]
+    return outputs
+
+
+def keep_outputs(packed: Sequence[Tensor], outputs: Sequence[Tensor], inputs: ModelInputs) -> None:
+    """Put a micro-batch's ``outputs``, each [M, ...], into their places in ``packed``."""
+    for whole, part in zip(packed, outputs, strict=True):
+        whole[inputs.packed_index] = part.to(whole.dtype)
 
 
 def _tensor(values: np.ndarray | Tensor, device: torch.device) -> Tensor:

@@ -77,8 +77,9 @@ class BatchKeeper:
         self._writing = self._writer.submit(self._write, self._plane, meta, arrays)
 
     def finish(self, partition: str) -> Sequence[Operation]:
-        """Forget the partition's samples, and return what this worker did in the data plane since the last
-        call."""
+        """Wait for the write under way, forget the partition's samples, and return what this worker did in
+        the data plane since the last call. Raises DataPlaneError when this worker's write failed."""
+        self._written()
         self._samples, self._batch = (), None
         if self._plane is None:
             return ()

@@ -52,7 +52,8 @@ def own_reads(cfg: LossConfig) -> tuple[Column, ...]:
 
     Raises ValueError when the loss cannot be found, ColumnError when what it declares is not a column.
     """
-    return declared_by(f"loss_fn.kind={cfg.kind}", load_function(FunctionRole.loss, cfg.kind)).reads
+    loss = load_function(FunctionRole.loss, cfg.kind)
+    return declared_by(f"loss_fn.kind={cfg.kind}", loss, cfg.arguments).reads
 
 
 def own_means(cfg: LossConfig) -> tuple[str, ...]:

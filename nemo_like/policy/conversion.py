@@ -38,7 +38,7 @@ def export_checkpoint(cfg: PolicyConfig, loss: LossConfig, checkpoint: Path, out
     )
     worker.setup()
     try:
-        worker.load_checkpoint(str(checkpoint), policy_version=0)
+        worker.load_checkpoint(str(checkpoint), version=0)
         worker.export_hf(str(output))
     finally:
         worker.stop()

@@ -1,39 +1,56 @@
-"""The driver's side of the policy workers: it dispatches work by metadata and takes answers from the leaders.
+"""The driver's side of the worker groups: it dispatches work by metadata and takes answers from the leaders.
 
     meta ──shard──▶ one meta per data-parallel rank ──▶ every rank of that replica
                                                           leaders answer
     meta + tags in its own order ◀──merge── tags, metrics, seconds
 
-This module runs in the driver's process, so it imports no tensor library.
+``PolicyWorkerGroup`` is that of the policy, ``ValueWorkerGroup`` that of a critic, ``TeacherWorkerGroup``
+that of a teacher. This module runs in the driver's process, so it imports no tensor library.
 """
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, ClassVar
 
-from nemo_like.batch.columns import Column, Declaration
+from nemo_like.batch.columns import VALUE_COLUMNS, Column, Declaration
 from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
-from nemo_like.batch.tags import GROUP_ID, IS_IDLE, NUM_PROMPT_TOKENS, NUM_RESPONSE_TOKENS, Tag
+from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training, shard_for_values
+from nemo_like.batch.tags import (
+    GROUP_ID,
+    IS_IDLE,
+    NUM_PROMPT_TOKENS,
+    NUM_RESPONSE_TOKENS,
+    SAMPLE_MASK,
+    Tag,
+)
 from nemo_like.cluster.actor_errors import StageTimeout
 from nemo_like.cluster.actors import ActorHandle, Call
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
+from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.cluster.pickled import Pickled
 from nemo_like.config.derived import Stage
 from nemo_like.config.schema import CheckpointWriting, PolicyConfig
 from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.data_plane.storage_errors import listed
 from nemo_like.observability.metrics import Metric, merge, summed
-from nemo_like.policy.interface import TRIPWIRE_TAGS, WORKER_TAGS
-from nemo_like.policy.parallelism import FIRST_REPLICA, gathers_weights, logprob_strategy, train_strategy
+from nemo_like.policy.interface import POLICY_TAGS, TRIPWIRE_TAGS, VALUE_TAGS
+from nemo_like.policy.parallelism import (
+    FIRST_REPLICA,
+    gathers_weights,
+    logprob_strategy,
+    parallel_layout,
+    train_strategy,
+    value_strategy,
+)
 from nemo_like.policy.results import ScoredBatch, TrainUpdate, WorkerScores, WorkerUpdate
 
 _STAGES = {
     "compute_logprobs": Stage.logprobs,
-    "train": Stage.policy_training,
+    "compute_teacher_logprobs": Stage.teacher_logprobs,
+    "compute_values": Stage.values,
     "canary_logprobs": Stage.logprobs,
     "declarations": Stage.logprobs,
     "connect_weights": Stage.weight_sync,
@@ -44,68 +61,48 @@ _STAGES = {
     "wait_for_checkpoint": Stage.checkpoint,
     "corrupt_checkpoint_files": Stage.checkpoint,
     "load_checkpoint": Stage.checkpoint,
-    # Called when a step is abandoned: the workers first end what they were asked before, maybe to train.
-    "settle": Stage.policy_training,
-    "reconnect_data_plane": Stage.policy_training,
 }
+# Of any other call the deadline is that of training: ``settle`` is called when a step is abandoned, and the
+# workers first end what they were asked before.
 
 
-class PolicyWorkerGroup:
-    """The driver's view of all policy workers; ``handles[rank]`` is at ``layout.coordinates(rank)``.
+class WorkerGroup(ABC):
+    """The driver's view of all workers that train one model between them.
 
-    ``num_epochs`` is how often ``train`` passes over its batch; ``deadline_s`` gives a stage's deadline; the
-    replicas ``weight_replicas`` send the weights to engines. Each method waits for its calls and raises what
-    ``Cluster.gather`` raises.
+    ``handles[rank]`` is at coordinates(rank) of the layout in ``cfg``. ``num_epochs`` is how often ``train``
+    passes over its batch; ``deadline_s`` gives a stage's deadline. Each method waits for its calls and raises
+    what ``Cluster.gather`` raises.
     """
+
+    name: ClassVar[str]  # in messages
+    training: ClassVar[Stage]
+    read_tags: ClassVar[Sequence[Tag[Any]]]  # those of a batch that a worker reads
 
     def __init__(
         self,
         handles: Sequence[ActorHandle],
         cluster: Cluster,
-        layout: ParallelLayout,
         cfg: PolicyConfig,
         *,
         num_epochs: int,
         deadline_s: Callable[[Stage], float],
-        weight_replicas: Sequence[int] = FIRST_REPLICA,
     ) -> None:
+        layout = parallel_layout(cfg)
         if len(handles) != layout.world_size:
-            raise ValueError(f"{len(handles)} policy workers for a layout of {layout.world_size}")
+            raise ValueError(f"{len(handles)} {self.name} workers for a layout of {layout.world_size}")
         self._cluster, self._cfg, self._deadline_s = cluster, cfg, deadline_s
-        self._num_epochs, self._weight_replicas = num_epochs, tuple(weight_replicas)
+        self._num_epochs = num_epochs
+        self.version = 0  # as the last training phase or checkpoint left the weights
         self._workers = [(handle, layout.coordinates(rank)) for rank, handle in enumerate(handles)]
         self._num_replicas = layout.dp
 
-    def connect_weights(self, receivers: Sequence[Any]) -> None:
-        """Connect the workers that send weights with the generation engines' weight receivers."""
-        self._with_engines("connect_weights", self._calls("connect_weights", _every_worker, receivers))
-
     def declarations(self) -> Sequence[Declaration]:
-        """Ask the first worker which columns the policy and the loss write and read."""
+        """Ask the first worker which columns the group's phases write and read."""
         return self._ask("declarations", _first_worker)[0]
 
-    def compute_logprobs(self, batch: KVBatchMeta, columns: Sequence[Column]) -> ScoredBatch:
-        """Have the workers compute ``columns``, prev_logprobs, reference_logprobs or both, and start to write
-        them.
-
-        The batch comes back with these columns and their tags: mult_prob_error with prev_logprobs, and with
-        reference_logprobs the sums of the KL where the reward has one.
-        """
-        shards = shard_for_logprobs(
-            self._with_needed_tags(batch),
-            num_shards=self._num_replicas,
-            global_batch_size=self._cfg.train_global_batch_size,
-            strategy=logprob_strategy(self._cfg),
-        )
-        answers: list[WorkerScores] = self._on_replicas("compute_logprobs", shards, columns)
-        return ScoredBatch(
-            batch=batch.with_columns(*columns).with_tags(gathered_tags(batch, shards, answers)),
-            metrics=merge(answer.metrics for answer in answers),
-            compute_s=max(answer.compute_s for answer in answers),
-        )
-
     def train(self, batch: KVBatchMeta) -> TrainUpdate:
-        """Make the optimizer updates over the batch, in every epoch; needs tags advantage and sample_mask.
+        """Make the optimizer updates over the batch, in every epoch; needs the tag sample_mask, and for the
+        policy advantage.
 
         Samples with a true tag is_idle count in the loss's normalisation but are not computed, except for a
         few that give every replica equally many samples. Raises RuntimeError when the replicas answer with
@@ -121,35 +118,21 @@ class PolicyWorkerGroup:
         num_computed = sum(shard.schedule.num_rows for shard in shards if shard.schedule)
         repeated = [with_epochs(shard, self._num_epochs) for shard in shards]
         answers: list[WorkerUpdate] = self._on_replicas("train", repeated)
-        versions = {answer.policy_version for answer in answers}
+        versions = {answer.version for answer in answers}
         if len(versions) != 1:
-            raise RuntimeError(f"policy replicas are at different versions: {sorted(versions)}")
+            raise RuntimeError(f"{self.name} replicas are at different versions: {sorted(versions)}")
+        self.version = versions.pop()
         return TrainUpdate(
             metrics={
                 **merge(answer.metrics for answer in answers),
                 "num_skipped_samples": summed(len(batch) - num_computed),
             },
-            policy_version=versions.pop(),
+            version=self.version,
             compute_s=max(answer.compute_s for answer in answers),
             operations=[operation for answer in answers for operation in answer.operations],
             measured=merge(answer.measured for answer in answers),
             planned_counts=[_counts(shard) for shard in shards],
         )
-
-    def canary_logprobs(self, token_ids: Sequence[int]) -> list[float]:
-        """Have all workers score a few tokens; return the log-probs of all but the first, at temperature 1,
-        nats."""
-        return self._ask("canary_logprobs", _every_worker, tuple(token_ids))[0]
-
-    def push_weights(self, version: int) -> dict[str, Metric]:
-        """Send the weights to the engines as policy version ``version``; return once all engines have it."""
-        gathers = partial(gathers_weights, self._cfg, replicas=self._weight_replicas)
-        calls = self._calls("push_weights", gathers, version)
-        return merge(self._with_engines("push_weights", calls))
-
-    def export_hf(self, path: str) -> None:
-        """Have the workers write a Hugging Face checkpoint directory."""
-        self._ask("export_hf", partial(gathers_weights, self._cfg), path)
 
     def save_checkpoint(self, path: str, writing: CheckpointWriting) -> None:
         """Have the workers write what training continues from into the empty directory ``path``.
@@ -174,14 +157,15 @@ class PolicyWorkerGroup:
         shares = self._ask("corrupt_checkpoint_files", _every_worker, path, digests)
         return [name for share in shares for name in share]
 
-    def load_checkpoint(self, path: str, policy_version: int) -> None:
+    def load_checkpoint(self, path: str, version: int) -> None:
         """Continue from a checkpoint, which another parallel layout may have written."""
-        self._ask("load_checkpoint", _every_worker, path, policy_version)
+        self._ask("load_checkpoint", _every_worker, path, version)
+        self.version = version
 
     def settle(self) -> int | None:
         """Wait until the workers have ended their earlier calls, and have them abandon the step.
 
-        Returns the policy version when all workers hold the same one whole, else None.
+        Returns the version when all workers hold the same one whole, else None.
         """
         versions = set(self._ask("settle", _every_worker))
         return versions.pop() if len(versions) == 1 else None
@@ -194,7 +178,7 @@ class PolicyWorkerGroup:
         """Return the batch with only the tags by which it is scheduled or that a worker reads."""
         needed: list[Tag[Any]] = [
             NUM_RESPONSE_TOKENS,
-            *(tag for tag in (*WORKER_TAGS, *TRIPWIRE_TAGS) if batch.has_tag(tag)),
+            *(tag for tag in self.read_tags if batch.has_tag(tag)),
         ]
         if self._cfg.sequence_packing.share_prompts:
             needed += [GROUP_ID, NUM_PROMPT_TOKENS]
@@ -235,11 +219,6 @@ class PolicyWorkerGroup:
     def _calls(self, method: str, where: Callable[[Coordinates], bool], *args: Any) -> list[Call]:
         return [handle.submit(method, *args) for handle, coordinates in self._workers if where(coordinates)]
 
-    def _with_engines(self, method: str, calls: Sequence[Call]) -> list[Any]:
-        """Wait for calls that need the engines too: the death of any actor of the run raises ActorDied."""
-        timeout_s = self._deadline_s(_STAGES[method])
-        return self._cluster.gather(calls, stage=f"policy.{method}", timeout_s=timeout_s)
-
     def _wait(self, method: str, calls: Sequence[Call]) -> list[Any]:
         """Wait for calls that need no other actors; only a worker's own death raises ActorDied.
 
@@ -247,10 +226,133 @@ class PolicyWorkerGroup:
         """
         return self._cluster.gather(
             calls,
-            stage=f"policy.{method}",
-            timeout_s=self._deadline_s(_STAGES[method]),
+            stage=f"{self.name}.{method}",
+            timeout_s=self._deadline_s(_STAGES.get(method, self.training)),
             watching=[handle for handle, _ in self._workers],
         )
+
+
+class PolicyWorkerGroup(WorkerGroup):
+    """The driver's view of all policy workers, of which the replicas ``weight_replicas`` send the weights to
+    engines."""
+
+    name = "policy"
+    training = Stage.policy_training
+    read_tags = (*POLICY_TAGS, *TRIPWIRE_TAGS)
+
+    def __init__(
+        self,
+        handles: Sequence[ActorHandle],
+        cluster: Cluster,
+        cfg: PolicyConfig,
+        *,
+        num_epochs: int,
+        deadline_s: Callable[[Stage], float],
+        weight_replicas: Sequence[int] = FIRST_REPLICA,
+    ) -> None:
+        super().__init__(handles, cluster, cfg, num_epochs=num_epochs, deadline_s=deadline_s)
+        self._weight_replicas = tuple(weight_replicas)
+
+    def connect_weights(self, receivers: Sequence[Any]) -> None:
+        """Connect the workers that send weights with the generation engines' weight receivers."""
+        self._with_engines("connect_weights", self._calls("connect_weights", _every_worker, receivers))
+
+    def compute_logprobs(self, batch: KVBatchMeta, columns: Sequence[Column]) -> ScoredBatch:
+        """Have the workers compute ``columns``, prev_logprobs, reference_logprobs or both, and start to write
+        them.
+
+        The batch comes back with these columns and their tags: mult_prob_error with prev_logprobs, and with
+        reference_logprobs the sums of the KL where the reward has one.
+        """
+        shards = shard_for_logprobs(
+            self._with_needed_tags(batch),
+            num_shards=self._num_replicas,
+            global_batch_size=self._cfg.train_global_batch_size,
+            strategy=logprob_strategy(self._cfg),
+        )
+        answers: list[WorkerScores] = self._on_replicas("compute_logprobs", shards, columns)
+        return scored_batch(batch.with_columns(*columns), shards, answers)
+
+    def canary_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Have all workers score a few tokens; return the log-probs of all but the first, at temperature 1,
+        nats."""
+        return self._ask("canary_logprobs", _every_worker, tuple(token_ids))[0]
+
+    def push_weights(self, version: int) -> dict[str, Metric]:
+        """Send the weights to the engines as policy version ``version``; return once all engines have it."""
+        gathers = partial(gathers_weights, self._cfg, replicas=self._weight_replicas)
+        calls = self._calls("push_weights", gathers, version)
+        return merge(self._with_engines("push_weights", calls))
+
+    def export_hf(self, path: str) -> None:
+        """Have the workers write a Hugging Face checkpoint directory."""
+        self._ask("export_hf", partial(gathers_weights, self._cfg), path)
+
+    def _with_engines(self, method: str, calls: Sequence[Call]) -> list[Any]:
+        """Wait for calls that need the engines too: the death of any actor of the run raises ActorDied."""
+        timeout_s = self._deadline_s(_STAGES[method])
+        return self._cluster.gather(calls, stage=f"policy.{method}", timeout_s=timeout_s)
+
+
+class ValueWorkerGroup(WorkerGroup):
+    """The driver's view of the workers of a critic."""
+
+    name = "value"
+    training = Stage.value_training
+    read_tags = VALUE_TAGS
+
+    def compute_values(self, batch: KVBatchMeta) -> ScoredBatch:
+        """Have the workers value the batch, estimate the advantages and returns of its tokens, and start to
+        write these columns; needs the tags of a shaped reward.
+
+        The batch comes back with the columns, and with the sums of the advantages as tags.
+        """
+        shards = shard_for_values(
+            self._with_needed_tags(batch),
+            num_shards=self._num_replicas,
+            global_batch_size=self._cfg.train_global_batch_size,
+            strategy=value_strategy(self._cfg),
+            train_strategy=train_strategy(self._cfg),
+        )
+        answers: list[WorkerScores] = self._on_replicas("compute_values", shards)
+        return scored_batch(batch.with_columns(*VALUE_COLUMNS), shards, answers)
+
+
+class TeacherWorkerGroup(WorkerGroup):
+    """The driver's view of the workers of a teacher, or of the engine that has their place. It never trains,
+    so its version stays 0."""
+
+    name = "teacher"
+    training = Stage.teacher_logprobs
+    read_tags = (SAMPLE_MASK,)
+
+    def compute_teacher_logprobs(self, batch: KVBatchMeta) -> ScoredBatch:
+        """Have the workers score the batch and write what the loss reads of a teacher; the batch comes back
+        with these columns."""
+        shards = shard_for_logprobs(
+            self._with_needed_tags(batch),
+            num_shards=self._num_replicas,
+            global_batch_size=self._cfg.train_global_batch_size,
+            strategy=logprob_strategy(self._cfg),
+        )
+        answers: list[WorkerScores] = self._on_replicas("compute_teacher_logprobs", shards)
+        return scored_batch(batch.with_columns(*self._written), shards, answers)
+
+    @cached_property
+    def _written(self) -> list[Column]:
+        return [column for declaration in self.declarations() for column in declaration.writes]
+
+
+def scored_batch(
+    batch: KVBatchMeta, shards: Sequence[KVBatchMeta], answers: Sequence[WorkerScores]
+) -> ScoredBatch:
+    """Return a batch with the tags of the leaders' answers, which are in the order of ``shards``."""
+    return ScoredBatch(
+        batch=batch.with_tags(gathered_tags(batch, shards, answers)),
+        metrics=merge(answer.metrics for answer in answers),
+        compute_s=max(answer.compute_s for answer in answers),
+        operations=[operation for answer in answers for operation in answer.operations],
+    )
 
 
 def awaited_of(method: str, shard: KVBatchMeta, columns: Sequence[Column]) -> str:

@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nemo_like.batch.meta import Schedule
-from nemo_like.batch.tags import ADVANTAGE, KL_SCALE, NUM_PROMPT_TOKENS, SAMPLE_DIGEST, SAMPLE_MASK
+from nemo_like.batch.tags import (
+    ADVANTAGE,
+    IS_TRUNCATED,
+    KL_SCALE,
+    NUM_PROMPT_TOKENS,
+    SAMPLE_DIGEST,
+    SAMPLE_MASK,
+    SHAPED_REWARD,
+    TOKEN_SCALE,
+    Tag,
+)
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.schema import LoraSync
 from nemo_like.observability.metrics import Metric
@@ -20,12 +30,16 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from nemo_like.algorithms.logprobs import TokenScores
     from nemo_like.policy.batch import PolicyBatch
     from nemo_like.policy.checkpoint_writer import CheckpointWriter
     from nemo_like.policy.update_watch import UpdateWatch
 
-# All tags that workers read, where a batch has them. The tags by which a batch is scheduled travel with them.
-WORKER_TAGS = (ADVANTAGE, SAMPLE_MASK, KL_SCALE)
+# The tags that workers of the policy and of the critic read, where a batch has them. Those by which a batch
+# is scheduled travel with them.
+POLICY_TAGS: tuple[Tag[Any], ...] = (ADVANTAGE, SAMPLE_MASK, KL_SCALE, TOKEN_SCALE)
+VALUE_TAGS: tuple[Tag[Any], ...] = (SAMPLE_MASK, SHAPED_REWARD, IS_TRUNCATED)
+WORKER_TAGS = tuple(dict.fromkeys((*POLICY_TAGS, *VALUE_TAGS)))
 # Further tags that workers compare with the columns.
 TRIPWIRE_TAGS = (NUM_PROMPT_TOKENS, SAMPLE_DIGEST)
 
@@ -49,6 +63,14 @@ class TrainingBackend(Protocol):
     def logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
         """Score the batch; every rank returns all log-probs, packed [sum of lengths] float32 on the CPU, in
         nats; 0 where response_mask is 0."""
+
+    def scores(self, batch: PolicyBatch, schedule: Schedule) -> TokenScores:
+        """Score the batch as ``logprobs`` does, and the ``top_k`` most likely tokens in the place of each
+        token, if the objective asks for any: topk_logprobs float32 and topk_ids int32, packed [T, k]."""
+
+    def values(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
+        """Value the batch by the model of a critic; every rank returns all values, packed [sum of lengths]
+        float32 on the CPU, at the places of column values."""
 
     def reference_logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
         """Score the batch as ``logprobs`` does, under the weights that the run started from."""

@@ -1,4 +1,5 @@
-"""The way from scored tokens to loss and metrics, which all training backends share.
+"""The way from scored tokens to loss and metrics, which all training backends share. A worker group has one
+objective: the policy's is here, the critic's in ``value_objective``, a teacher's in ``teacher_objective``.
 
 backend, per micro-batch       here                                      algorithms
   TokenScores ───────────────▶ + columns, advantages, global counts ───▶ loss_fn.kind, checked
@@ -8,15 +9,16 @@ backend, per micro-batch       here                                      algorit
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nemo_like.algorithms.divergence import divergences
-from nemo_like.algorithms.logprobs import TokenScores
+from nemo_like.algorithms.logprobs import LogprobSettings, TokenScores
 from nemo_like.algorithms.losses import GlobalCounts, LossTokens, TokenMean, token_weights
 from nemo_like.batch.columns import (
     GENERATION_LOGPROBS,
@@ -26,59 +28,120 @@ from nemo_like.batch.columns import (
     Layout,
 )
 from nemo_like.batch.meta import GlobalBatch
-from nemo_like.batch.tags import ADVANTAGE, KL_SCALE, SAMPLE_MASK
+from nemo_like.batch.tags import SAMPLE_MASK
 from nemo_like.config.derived import scores_prev_logprobs
 from nemo_like.config.schema import LossConfig
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
-from nemo_like.policy.checked_loss import CheckedLoss, own_reads
+from nemo_like.policy.checked_loss import CheckedLoss, own_means, own_reads
 from nemo_like.policy.policy_columns import training_reads
-from nemo_like.policy.reward_kl import reward_kl
+from nemo_like.policy.token_advantages import TokenAdvantages
 from nemo_like.policy.train_metrics import TrainMetrics
 from nemo_like.policy.update_watch import UpdateWatch
 
 # Returns a micro-batch's part of the loss, a scalar to differentiate. The parts of all micro-batches and
 # ranks are summed, and so are their gradients: nothing is averaged over ranks.
-LossFunction = Callable[[TokenScores, ModelInputs], Tensor]
+LossFunction = Callable[[Any, ModelInputs], Tensor]
 
 
-def update_objective(
-    cfg: LossConfig,
-    batch: PolicyBatch,
-    update: GlobalBatch,
-    metrics: TrainMetrics,
-    watch: UpdateWatch | None = None,
-) -> LossFunction:
-    """Return the loss of one optimizer update; the backend calls it once per micro-batch.
+class Objective(ABC):
+    """What the model of a worker group gives for each scored token, and the loss that it is trained on."""
 
-    Each call records into ``metrics``, and into ``watch`` where there are tripwires. It raises LossFailed
-    when the loss raises or returns anything but well-formed LossTerms.
-    """
-    compute, own = CheckedLoss(cfg), own_reads(cfg)
-    counts = GlobalCounts(num_tokens=update.num_tokens, num_samples=update.num_samples)
-    kl_to_go: Tensor | None = None
-    if cfg.use_kl_in_reward:
-        kl_to_go = reward_kl(batch, cfg.reference_policy_kl_type)
-    # Where no earlier phase scored the tokens, trainer and engine are compared while the weights are still
-    # those that sampled.
-    compares_here = not scores_prev_logprobs(cfg) and metrics.num_updates == 0
+    __slots__ = ()
 
-    def loss(scores: TokenScores, inputs: ModelInputs) -> Tensor:
-        tokens = _loss_tokens(scores, inputs, batch, counts, cfg)
-        columns = {one.name: _own(one, batch, inputs, tokens.mask) for one in own}
-        if kl_to_go is not None:
-            scale = batch.sample_values[KL_SCALE.name][inputs.rows][inputs.sample_index]
-            lost = torch.where(tokens.mask > 0, scale * kl_to_go[inputs.packed_index], 0.0)
-            tokens = replace(tokens, advantages=tokens.advantages - lost)
-        terms = compute(tokens, columns, inputs.rows)
-        metrics.add_micro_batch(terms, tokens.mask)
-        if compares_here and tokens.generation_logprobs is not None:
-            gaps = divergences(tokens.logprobs.detach(), tokens.generation_logprobs)
-            metrics.add_means({name: TokenMean(gap, tokens.mask) for name, gap in gaps.items()})
-        if watch is not None:
-            watch.add(scores, inputs, update, terms.loss, metrics.num_updates)
-        return terms.loss
+    @property
+    @abstractmethod
+    def scoring(self) -> LogprobSettings | None:
+        """How the model scores tokens, as ``TokenScores``; None for a critic, whose model has a value head in
+        place of its output layer and gives ``TokenValues``."""
 
-    return loss
+    @property
+    def trains(self) -> bool:
+        """Whether the model trains; a frozen one has neither gradients nor an optimizer."""
+        return True
+
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether the weights at the start are kept as those of a reference."""
+        return False
+
+    @property
+    def is_scored_before(self) -> bool:
+        """Whether an earlier phase scores what training reads, under the weights before the first update."""
+        return True
+
+    @property
+    def own_means(self) -> Sequence[str]:
+        """The names of the means that the loss gives besides ``train_metrics.KNOWN_MEANS``."""
+        return ()
+
+    @abstractmethod
+    def of_update(
+        self,
+        batch: PolicyBatch,
+        update: GlobalBatch,
+        metrics: TrainMetrics,
+        watch: UpdateWatch | None = None,
+    ) -> LossFunction:
+        """Return the loss of one optimizer update; the backend calls it once per micro-batch.
+
+        Each call records into ``metrics``, and into ``watch`` where there are tripwires.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyObjective(Objective):
+    """The objective of the policy: log-probs of tokens at the sampling ``temperature``, and ``loss_fn``."""
+
+    loss: LossConfig
+    temperature: float
+
+    @property
+    def scoring(self) -> LogprobSettings:
+        return LogprobSettings(temperature=self.temperature, with_entropy=self.loss.entropy_coef is not None)
+
+    @property
+    def keeps_reference(self) -> bool:
+        return self.loss.reference_policy_kl_penalty > 0
+
+    @property
+    def is_scored_before(self) -> bool:
+        return scores_prev_logprobs(self.loss)
+
+    @property
+    def own_means(self) -> Sequence[str]:
+        return own_means(self.loss)
+
+    def of_update(
+        self,
+        batch: PolicyBatch,
+        update: GlobalBatch,
+        metrics: TrainMetrics,
+        watch: UpdateWatch | None = None,
+    ) -> LossFunction:
+        """Return the loss that ``loss_fn.kind`` names, checked. It raises LossFailed when that raises, or
+        returns anything but well-formed LossTerms."""
+        cfg = self.loss
+        compute, own = CheckedLoss(cfg), own_reads(cfg)
+        counts = GlobalCounts(num_tokens=update.num_tokens, num_samples=update.num_samples)
+        advantages = TokenAdvantages(batch, cfg)
+        # Where no earlier phase scored the tokens, trainer and engine are compared while the weights are
+        # still those that sampled.
+        compares_here = not self.is_scored_before and metrics.num_updates == 0
+
+        def loss(scores: TokenScores, inputs: ModelInputs) -> Tensor:
+            tokens = _loss_tokens(scores, inputs, batch, counts, cfg)
+            tokens = replace(tokens, advantages=advantages.at(inputs, tokens.mask))
+            columns = {one.name: _own(one, batch, inputs, tokens.mask) for one in own}
+            terms = compute(tokens, columns, inputs.rows)
+            metrics.add_micro_batch(terms, tokens.mask)
+            if compares_here and tokens.generation_logprobs is not None:
+                gaps = divergences(tokens.logprobs.detach(), tokens.generation_logprobs)
+                metrics.add_means({name: TokenMean(gap, tokens.mask) for name, gap in gaps.items()})
+            if watch is not None:
+                watch.add(scores, inputs, update, terms.loss, metrics.num_updates)
+            return terms.loss
+
+        return loss
 
 
 def _own(column: Column, batch: PolicyBatch, inputs: ModelInputs, mask: Tensor) -> Tensor | list[Any]:
@@ -116,7 +179,7 @@ def _loss_tokens(
     return LossTokens(
         logprobs=scores.logprobs,
         prev_logprobs=current if prev is None else prev,
-        advantages=batch.sample_values[ADVANTAGE.name][inputs.rows][sample_index],
+        advantages=torch.zeros_like(mask),
         weights=token_weights(sample_index, sample_mask, response_lengths, counts, cfg),
         mask=mask,
         sample_index=sample_index,
@@ -124,4 +187,5 @@ def _loss_tokens(
         reference_logprobs=compared(REFERENCE_LOGPROBS),
         generation_logprobs=generation,
         entropy=scores.entropy,
+        topk_logprobs=scores.topk_logprobs,
     )

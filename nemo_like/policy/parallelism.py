@@ -83,6 +83,14 @@ def logprob_strategy(cfg: PolicyConfig) -> MicroBatching:
     return _fixed_strategy(cfg, cfg.logprob_batch_size)
 
 
+def value_strategy(cfg: PolicyConfig) -> MicroBatching:
+    """Return the strategy of the phase in which a critic values samples. It is that of the log-prob phases,
+    but samples do not share their prompts, since each has an end of its own."""
+    if cfg.sequence_packing.enabled:
+        return sequence_packing(cfg.sequence_packing.logprob_mb_tokens, length_multiple(cfg))
+    return logprob_strategy(cfg)
+
+
 def _packing_strategy(cfg: PolicyConfig, max_tokens: int) -> MicroBatching:
     kind = PromptSharing if cfg.sequence_packing.share_prompts else sequence_packing
     return kind(max_tokens, length_multiple(cfg))

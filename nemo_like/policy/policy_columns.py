@@ -1,5 +1,5 @@
-"""The columns that the policy's phases and the loss write and read. Standard library only, since a run is
-checked by them before anything heavy is loaded."""
+"""The columns that the phases of the policy and of a critic, and the loss, write and read. Standard library
+only, since a run is checked by them before anything heavy is loaded."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from nemo_like.batch.columns import (
     PREV_LOGPROBS,
     REFERENCE_LOGPROBS,
     RESPONSE_MASK,
+    VALUE_COLUMNS,
     Column,
     Declaration,
 )
@@ -69,3 +70,13 @@ def policy_declarations(
         Declaration("policy", writes=scored, reads=scoring_reads(scored, loss, model)),
         Declaration(f"loss_fn.kind={loss.kind}", reads=training_reads(loss, own)),
     )
+
+
+def kl_reads(loss: LossConfig) -> tuple[Column, ...]:
+    """Return the columns that a critic reads for the KL term of a reward; none where the reward has none."""
+    return (PREV_LOGPROBS, REFERENCE_LOGPROBS) if loss.use_kl_in_reward else ()
+
+
+def value_declarations(loss: LossConfig) -> tuple[Declaration, ...]:
+    """Return what a critic declares; ``loss`` is the policy's."""
+    return (Declaration("value", writes=VALUE_COLUMNS, reads=(INPUT_IDS, RESPONSE_MASK, *kl_reads(loss))),)

@@ -12,7 +12,7 @@ from nemo_like.observability.metrics import Metric
 
 @dataclass(frozen=True, slots=True)
 class ScoredBatch:
-    """The group's answer to a log-prob phase: the batch with its new columns and tags.
+    """The group's answer to a phase that scores or values: the batch with its new columns and tags.
 
     A step without such a phase has the batch as it was, and the defaults.
     """
@@ -20,6 +20,7 @@ class ScoredBatch:
     batch: KVBatchMeta
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     compute_s: float = 0.0  # seconds inside the model on the slowest leader
+    operations: Sequence[Operation] = ()  # of leaders that do not train, in the data plane
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,21 +28,27 @@ class TrainUpdate:
     """The group's answer to a training phase, with metrics merged over replicas and updates."""
 
     metrics: Mapping[str, Metric]
-    policy_version: int
+    version: int  # of the group's weights: how many training phases they have seen
     compute_s: float  # seconds inside the model and the optimizer on the slowest leader
     operations: Sequence[Operation]  # what the leaders did in the data plane since the last training phase
     measured: Mapping[str, Metric] = field(default_factory=dict)  # for the tripwires
     # By replica and update of one epoch: (response tokens, samples) that the loss is normalised by.
     planned_counts: Sequence[Sequence[tuple[int, int]]] = ()
 
+    @classmethod
+    def none(cls, version: int) -> TrainUpdate:
+        """Return the answer of a group at this version that made no update."""
+        return cls(metrics={}, version=version, compute_s=0.0, operations=())
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerScores:
-    """A leader's answer to a log-prob phase on its replica's shard; tags are in the shard's order."""
+    """A leader's answer to such a phase on its replica's shard; tags are in the shard's order."""
 
     tags: Mapping[str, Sequence[float]]
     metrics: Mapping[str, Metric]
     compute_s: float
+    operations: Sequence[Operation] = ()  # what a leader that does not train did in the data plane
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +56,7 @@ class WorkerUpdate:
     """A leader's answer to a training phase, with its replica's part of the metrics."""
 
     metrics: Mapping[str, Metric]
-    policy_version: int
+    version: int  # of the group's weights: how many training phases they have seen
     compute_s: float
     operations: Sequence[Operation]  # what the leader did in the data plane since the last training phase
     measured: Mapping[str, Metric] = field(default_factory=dict)  # for the tripwires

@@ -24,8 +24,7 @@ class TrainMetrics:
     """
 
     def __init__(self, device: torch.device, num_replicas: int, own_means: Sequence[str] = ()) -> None:
-        """Start with empty sums. ``own_means`` name the means that the user's own loss gives besides
-        KNOWN_MEANS."""
+        """Start with empty sums. ``own_means`` name the objective's means besides KNOWN_MEANS."""
         self._num_replicas = num_replicas
         self._names = (*KNOWN_MEANS, *own_means)
         self._places = {name: place for place, name in enumerate(self._names)}
@@ -50,7 +49,7 @@ class TrainMetrics:
     def add_micro_batch(self, terms: LossTerms, mask: Tensor) -> None:
         """Add what the loss gave for one micro-batch; ``mask`` [M] float32 is 1 on tokens of samples that
         train."""
-        self._loss += terms.loss.detach()
+        self.add_loss(terms.loss)
         self.add_means(
             {
                 "probs_ratio": TokenMean(terms.ratio, mask),
@@ -62,6 +61,11 @@ class TrainMetrics:
             largest = torch.stack((terms.ratio, -terms.ratio, terms.clipped_ratio, -terms.clipped_ratio))
             bounds = largest.masked_fill(mask == 0, -torch.inf).amax(dim=1)
             torch.maximum(self._extremes, bounds, out=self._extremes)
+
+    @torch.no_grad()
+    def add_loss(self, loss: Tensor) -> None:
+        """Add one micro-batch's part of the loss."""
+        self._loss += loss.detach()
 
     @torch.no_grad()
     def add_means(self, means: Mapping[str, TokenMean]) -> None:

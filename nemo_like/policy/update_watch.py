@@ -13,10 +13,16 @@ import torch
 from torch import Tensor
 
 from nemo_like.algorithms.logprobs import TokenScores
-from nemo_like.batch.columns import GENERATION_LOGPROBS, PREV_LOGPROBS, REFERENCE_LOGPROBS, Column
+from nemo_like.batch.columns import (
+    GENERATION_LOGPROBS,
+    PREV_LOGPROBS,
+    REFERENCE_LOGPROBS,
+    TOKEN_ADVANTAGES,
+    Column,
+)
 from nemo_like.batch.meta import GlobalBatch
-from nemo_like.batch.tags import ADVANTAGE, KL_SCALE, SAMPLE_MASK
-from nemo_like.config.derived import is_own_loss, scores_prev_logprobs
+from nemo_like.batch.tags import ADVANTAGE, KL_SCALE, SAMPLE_MASK, TOKEN_SCALE
+from nemo_like.config.derived import has_reference_loss, scores_prev_logprobs
 from nemo_like.config.schema import LossConfig
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
 from nemo_like.policy.interface import Internals
@@ -97,7 +103,7 @@ class UpdateWatch:
             if bool(is_first.any()):
                 gap = (tokens.logprobs - tokens.prev)[is_first].abs().mean()
                 found[Measured.first_ratio_gap] = _greatest(gap)
-        if not is_own_loss(self._cfg):
+        if has_reference_loss(self._cfg):
             found |= self._errors(reference_terms(tokens, self._cfg))
         return found
 
@@ -128,7 +134,11 @@ class UpdateWatch:
         advantages = values[ADVANTAGE.name][rows].double()
         places = torch.cat([one.inputs.packed_index for one in parts])
         reference, prev = self._column(REFERENCE_LOGPROBS, places), self._prev(places)
-        if self._cfg.use_kl_in_reward and reference is not None and prev is not None:
+        of_tokens = self._column(TOKEN_ADVANTAGES, places)
+        if of_tokens is not None:
+            gained = values[TOKEN_SCALE.name][rows].double() * of_tokens
+            advantages = advantages + gained.masked_fill(values[SAMPLE_MASK.name][rows] == 0, 0.0)
+        elif self._cfg.use_kl_in_reward and reference is not None and prev is not None:
             kind = self._cfg.reference_policy_kl_type
             lost = values[KL_SCALE.name][rows].double() * kl_to_go(reference - prev, sample, sum(sizes), kind)
             advantages = advantages - lost

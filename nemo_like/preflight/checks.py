@@ -16,18 +16,28 @@ from functools import partial
 from pathlib import Path
 
 from nemo_like.batch.columns import (
+    TOKEN_ADVANTAGES,
     Column,
     Declaration,
     gather_columns,
 )
 from nemo_like.config.data_rules import is_here
+from nemo_like.config.environment_options import RewardModelOptions, options_of
 from nemo_like.config.machine_rules import Machine
 from nemo_like.config.model_info import shipped_shape
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.recordings import read_manifest
-from nemo_like.config.schema import Config, DatasetConfig, DatasetKind, LoraConfig, PolicyBackend
-from nemo_like.config.tasks import data_sources, max_prompt_tokens
-from nemo_like.policy.policy_columns import model_reads, policy_declarations
+from nemo_like.config.schema import (
+    Config,
+    DatasetConfig,
+    DatasetKind,
+    EnvironmentKind,
+    LoraConfig,
+    PolicyBackend,
+)
+from nemo_like.config.tasks import data_sources, judging_environments, max_prompt_tokens, used_environments
+from nemo_like.policy.policy_columns import model_reads, policy_declarations, value_declarations
+from nemo_like.policy.teacher_columns import teacher_columns, teacher_declaration
 from nemo_like.preflight import targets
 from nemo_like.preflight.child import ChildCall, ChildFailed, ChildIsLate
 from nemo_like.preflight.data_scan import ScanReport, ScanRequest, SourceToScan, scan
@@ -74,7 +84,7 @@ def preflight(cfg: Config, machine: Machine, say: Callable[[str], None]) -> Pref
     notes = [*_unseen(cfg, machine)]
     declared: list[Declaration] = []
     with ExitStack() as children:
-        checks = _checks(cfg, declared)
+        checks = _checks(cfg, machine, declared)
         waiting = [(children.enter_context(check.start()), check.conclude) for check in checks]
         if waiting:
             say("looking at data and own code before anything starts")
@@ -105,11 +115,16 @@ def _declarations(cfg: Config, own: Sequence[Declaration]) -> list[Declaration]:
         parts = [*rollout_declarations(cfg, environments)]
     if not cfg.rollout.generate_only:
         of_loss = next((one.reads for one in own if one.part == "loss_fn"), ())
+        if cfg.value is not None:
+            parts += value_declarations(cfg.loss_fn)
+            of_loss = (*of_loss, TOKEN_ADVANTAGES)
         parts += policy_declarations(cfg.loss_fn, of_loss, model_reads(cfg.policy))
+        if cfg.teacher is not None and any(one.part == "loss_fn" for one in own):
+            parts.append(teacher_declaration(teacher_columns(of_loss)))
     return parts
 
 
-def _checks(cfg: Config, declared: list[Declaration]) -> Iterator[_Check]:
+def _checks(cfg: Config, machine: Machine, declared: list[Declaration]) -> Iterator[_Check]:
     """Yield the checks that this configuration calls for.
 
     Concluding a check appends to ``declared`` the columns that the user's code declares.
@@ -120,11 +135,22 @@ def _checks(cfg: Config, declared: list[Declaration]) -> Iterator[_Check]:
     for target in targets.targets_of(cfg):
         start = partial(ChildCall, targets.inspected, target, timeout_s=_IMPORT_TIME_S)
         yield _Check(start, partial(_imported, target, declared))
+    for env, options in _reward_models(cfg).items():
+        if machine is Machine.another and not Path(options.model_name).is_dir():
+            continue
+        start = partial(ChildCall, reward_model_problem, options, timeout_s=_IMPORT_TIME_S)
+        yield _Check(start, partial(_scored, env, options))
     lora, name = cfg.policy.lora, cfg.policy.model_name
     if cfg.policy.backend is PolicyBackend.fsdp and lora.enabled and not cfg.rollout.generate_only:
         directory = name if Path(name).is_dir() else str(shipped_shape(name))
         start = partial(ChildCall, adapter_problem, directory, lora, timeout_s=_IMPORT_TIME_S)
         yield _Check(start, partial(_adapted, name, lora))
+
+
+def _reward_models(cfg: Config) -> dict[str, RewardModelOptions]:
+    """Return the options of each reward model that the run uses, by its environment; a replay uses none."""
+    used = used_environments(cfg) if cfg.rollout.replay is None else {}
+    return {name: options_of(env) for name, env in used.items() if env.kind is EnvironmentKind.reward_model}
 
 
 def _scan_request(cfg: Config) -> ScanRequest | None:
@@ -139,7 +165,7 @@ def _scan_request(cfg: Config) -> ScanRequest | None:
             key=key,
             cfg=source,
             split="train" if key.startswith("data.train") else "validation",
-            env=cfg.env[source.env],
+            environments=judging_environments(cfg, source.env),
         )
         for key, source in data_sources(cfg)
         if is_here(source) and not _is_made_here(source)
@@ -186,6 +212,17 @@ def _imported(target: targets.Target, declared: list[Declaration], child: ChildC
     return [Problem(key=f"{target.key}={target.path}", rule=rule, remedy="")], []
 
 
+def _scored(env: str, options: RewardModelOptions, child: ChildCall) -> _Outcome:
+    prefix = f"env.{env}.options"
+    try:
+        told = child.result()
+    except ChildFailed as error:
+        told = f"model_name={options.model_name} could not be looked at: {error}"
+    if told is None:
+        return [], [Note(Seen.checked, f"{prefix}.model_name: a reward model with a tokenizer")]
+    return [Problem(key="", rule=f"{prefix}.{told}", remedy="")], []
+
+
 def _adapted(model_name: str, lora: LoraConfig, child: ChildCall) -> _Outcome:
     key, names = "policy.lora.target_modules", ", ".join(lora.target_modules)
     try:
@@ -213,7 +250,25 @@ def _unseen(cfg: Config, machine: Machine) -> Iterator[Note]:
     for key, source in data_sources(cfg):
         if not is_here(source):
             yield Note(Seen.not_checked, f"{key}: {source.path} is not here")
+    for env, options in _reward_models(cfg).items():
+        if not Path(options.model_name).is_dir():
+            told = f"env.{env}.options.model_name: {options.model_name} is not here"
+            yield Note(Seen.not_checked, told)
     yield Note(Seen.not_checked, "GPUs, memory and disk of the machines that will run it")
+
+
+def reward_model_problem(options: RewardModelOptions) -> str | None:
+    """Return why a checkpoint is no reward model that can be used; None when it seems to be one.
+
+    Reads its configuration and its tokenizer. Runs in a child process.
+    """
+    from nemo_like.environments.reward_model import ConversationEncoder
+
+    try:
+        ConversationEncoder(options)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def adapter_problem(model_directory: str, lora: LoraConfig) -> str | None:

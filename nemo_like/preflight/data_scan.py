@@ -6,9 +6,9 @@ The scan runs in a child process, since the parent should not load what reads Pa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, product
 from typing import TYPE_CHECKING, Any
 
 from nemo_like.batch.columns import Column, Layout
@@ -18,7 +18,7 @@ from nemo_like.config.tasks import source_name
 from nemo_like.data.images import ImageError
 from nemo_like.data.interface import PromptExample, Split
 from nemo_like.data_plane.storage_errors import ColumnMismatch
-from nemo_like.environments.record_needs import check_of
+from nemo_like.environments.record_needs import Check, check_of
 from nemo_like.preflight.notes import Note, Seen
 from nemo_like.rollout.rollout_columns import record_column
 
@@ -33,12 +33,12 @@ _MAX_PROBLEMS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceToScan:
-    """One source, and the environment that its problems must fit."""
+    """One source, and the environments that its problems must fit."""
 
     key: str  # data.train, or data.train[1]
     cfg: DatasetConfig
     split: Split
-    env: EnvConfig
+    environments: Mapping[str, EnvConfig]  # by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +118,11 @@ class _Scan:
         The clock is looked at after every ``_BATCH`` records, or ``_IMAGE_BATCH`` with images.
         """
         try:
-            check = check_of(self.source.env)
+            checks = {name: check_of(env) for name, env in self.source.environments.items()}
             examples = _examples(self.source)
             size = _BATCH if self.source.cfg.images_key is None else _IMAGE_BATCH
             while batch := list(islice(examples, size)):
-                self._look_at(batch, check)
+                self._look_at(batch, checks)
                 if time.monotonic() > self.until_s or len(self.problems) >= _MAX_PROBLEMS:
                     return
             self.is_whole = True
@@ -133,14 +133,12 @@ class _Scan:
             return
         self._judge()
 
-    def _look_at(
-        self, batch: Sequence[tuple[str, PromptExample]], check: Callable[[PromptExample], None]
-    ) -> None:
-        for where, example in batch:
+    def _look_at(self, batch: Sequence[tuple[str, PromptExample]], checks: Mapping[str, Check]) -> None:
+        for (where, example), (name, check) in product(batch, checks.items()):
             try:
                 check(example)
             except ValueError as error:
-                self._found(f"{where}: env.{self.source.cfg.env} cannot judge it: {error}")
+                self._found(f"{where}: env.{name} cannot judge it: {error}")
                 if len(self.problems) >= _MAX_PROBLEMS:
                     return
         lengths: Sequence[int | None] = [None] * len(batch)

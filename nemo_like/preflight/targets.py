@@ -102,7 +102,7 @@ def inspected(target: Target) -> Inspected:
         return Inspected(problem)
     try:
         found = load_by_path(target.path)
-        columns, tags = declared_by(target.part, found), tags_read_by(found)
+        columns, tags = declared_by(target.part, found, target.arguments), tags_read_by(found)
     except (ColumnError, ValueError) as error:
         return Inspected(str(error))
     if tags and target.kind not in (TargetKind.advantage_estimator, TargetKind.sample_filter):

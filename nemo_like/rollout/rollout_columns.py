@@ -24,13 +24,14 @@ from nemo_like.config.data_rules import RECORD_COLUMN
 from nemo_like.config.model_info import has_vision_tower
 from nemo_like.config.recordings import RecordingManifest
 from nemo_like.config.schema import Config
-from nemo_like.config.tasks import data_sources
+from nemo_like.config.tasks import data_sources, judging_environments
 
 
 def rollout_declarations(
     cfg: Config, environments: Mapping[str, Sequence[Column]]
 ) -> tuple[Declaration, ...]:
     """Return what each part of a rollout writes; ``environments`` has each environment's columns by name."""
+    training = {name for source in cfg.data.train for name in judging_environments(cfg, source.env)}
     return (
         Declaration("rollout", writes=(INPUT_IDS, RESPONSE_MASK)),
         Declaration("generation", writes=engine_columns(cfg)),
@@ -38,7 +39,7 @@ def rollout_declarations(
         *([Declaration("rollout.keep_messages", writes=(MESSAGES,))] if cfg.rollout.keep_messages else []),
         *_of_records(cfg),
         *(
-            Declaration(f"env.{name}", tuple(columns), trains=any(one.env == name for one in cfg.data.train))
+            Declaration(f"env.{name}", tuple(columns), trains=name in training)
             for name, columns in environments.items()
         ),
     )

@@ -27,13 +27,19 @@ from nemo_like.cluster.actors import ActorHandle
 from nemo_like.config.derived import Stage, deadline_s
 from nemo_like.config.recordings import RecordingManifest
 from nemo_like.config.schema import Config, DatasetConfig, Tripwires
-from nemo_like.config.tasks import max_prompt_tokens, training_sampling, validation_sampling
+from nemo_like.config.tasks import (
+    max_prompt_tokens,
+    task_environments,
+    training_sampling,
+    validation_sampling,
+)
 from nemo_like.data.datasets import Sources, build_sources
 from nemo_like.data.encoder import PromptEncoder
 from nemo_like.data.interface import Encoded, PromptExample, Split
 from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.environments.interface import Failure, FailureKind
 from nemo_like.environments.pool import EnvironmentPool
+from nemo_like.environments.weighted_pool import weighted_pools
 from nemo_like.generation.interface import GroupResult
 from nemo_like.observability.metrics import Metric
 from nemo_like.observability.summary import SampleAnswer
@@ -59,7 +65,7 @@ from nemo_like.rollout.rollout_metrics import rollout_metrics
 from nemo_like.rollout.rollout_watch import measured_rollout
 from nemo_like.rollout.sample_answers import sample_answer
 from nemo_like.rollout.sample_tags import answer_ids, component_tags
-from nemo_like.rollout.turn_loop import Task, TurnLoop
+from nemo_like.rollout.turn_loop import Judge, Task, TurnLoop
 from nemo_like.tripwires.dues import is_due
 from nemo_like.tripwires.sample_checks import sample_digests
 
@@ -85,7 +91,8 @@ class SyncRolloutActor(DataPlaneUser):
         self._columns: tuple[Column, ...] = ()  # what conversations bring besides log-probs
         self._samples = StepSamples()
         self._engines = list(engines)
-        self._pools = {name: EnvironmentPool(actors) for name, actors in environments.items()}
+        self._pools = {name: EnvironmentPool(actors) for name, actors in environments.items() if actors}
+        self._judges: dict[str, Judge] = {**self._pools, **weighted_pools(cfg.env, self._pools)}
         self._encoder = PromptEncoder(cfg.policy.model_name, cfg.data.chat_template, max_prompt_tokens(cfg))
         self._tokenizer = self._encoder.tokenizer
         self._sources = {
@@ -126,7 +133,7 @@ class SyncRolloutActor(DataPlaneUser):
         sections = [(data.train, RolloutMode.training), (data.validation, RolloutMode.validation)]
         sources = [(section, self._sources[mode]) for section, mode in sections]
         await self._meet_environments()
-        await check_environments(self._cfg, sources, self._pools, self._tokenizer.encode_prompt)
+        await check_environments(self._cfg, sources, self._judges, self._tokenizer.encode_prompt)
 
     async def run(self, prompts: PromptBatch, partition: str) -> RolloutResult:
         """Generate, reward, flatten and put the samples of ``prompts``, in rows by (prompt, generation).
@@ -155,8 +162,8 @@ class SyncRolloutActor(DataPlaneUser):
     ) -> None:
         """Use these processes from now on, of which some may be new."""
         self._engines = list(engines)
-        for name, actors in environments.items():
-            self._pools[name].move_to(actors)
+        for name, pool in self._pools.items():
+            pool.move_to(environments[name])
         self._move_to(data_plane)
 
     async def _run(self, prompts: PromptBatch, partition: str) -> RolloutResult:
@@ -278,7 +285,7 @@ class SyncRolloutActor(DataPlaneUser):
         cfg = self._cfg.env[env]
         resolved = training_sampling if mode is RolloutMode.training else validation_sampling
         return Task(
-            judge=self._pools[env],
+            judge=self._judges[env],
             sampling=replace(
                 resolved(self._cfg, env).sampling, stop_token_ids=(self._tokenizer.eos_token_id,)
             ),
@@ -324,7 +331,7 @@ class SyncRolloutActor(DataPlaneUser):
 
     def _ends(self) -> dict[str, int]:
         """Return the token that ends a response, of the environments without stop strings."""
-        sampling = {env: training_sampling(self._cfg, env).sampling for env in self._pools}
+        sampling = {env: training_sampling(self._cfg, env).sampling for env in task_environments(self._cfg)}
         return {env: self._tokenizer.eos_token_id for env, one in sampling.items() if not one.stop_strings}
 
     async def _put(self, flat: FlatBatch, partition: str) -> KVBatchMeta:

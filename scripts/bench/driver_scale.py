@@ -335,7 +335,6 @@ def components(cfg: Config, cluster: CountingCluster, batch: KVBatchMeta) -> Com
     policy = TimedPolicy(
         cluster.handles(layout),
         cluster,
-        layout,
         cfg.policy,
         num_epochs=1,
         deadline_s=lambda stage: 0.0,
@@ -354,6 +353,8 @@ def components(cfg: Config, cluster: CountingCluster, batch: KVBatchMeta) -> Com
         partitions=parts.partitions,
         rollout=parts.rollout,
         policy=policy,
+        value=None,
+        teacher=None,
         weight_sync=parts.weight_sync,
         train_sampler=parts.sampler,
         validation_sets=(),

@@ -41,8 +41,9 @@ from nemo_like.batch.tags import ADVANTAGE, SAMPLE_MASK
 from nemo_like.config.loader import load_config
 from nemo_like.config.schema import Config
 from nemo_like.policy.batch import PolicyBatch
-from nemo_like.policy.fsdp.backend import FSDPPolicy
-from nemo_like.policy.megatron.backend import MegatronPolicy
+from nemo_like.policy.fsdp.backend import FSDPBackend
+from nemo_like.policy.megatron.backend import MegatronBackend
+from nemo_like.policy.objective import PolicyObjective
 from nemo_like.policy.parallelism import logprob_strategy, parallel_layout, train_strategy
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -158,8 +159,9 @@ class Backend:
 
     def __init__(self, cfg: Config) -> None:
         self._cfg = cfg.policy
-        kind = FSDPPolicy if cfg.policy.backend.value == "fsdp" else MegatronPolicy
-        self._policy = kind(cfg.policy, cfg.loss_fn, parallel_layout(cfg.policy).coordinates(0), 1.0)
+        kind = FSDPBackend if cfg.policy.backend.value == "fsdp" else MegatronBackend
+        objective = PolicyObjective(cfg.loss_fn, temperature=1.0)
+        self._policy = kind(cfg.policy, objective, parallel_layout(cfg.policy).coordinates(0))
 
     def take(self, samples: Samples) -> None:
         """Work on this batch from now on."""

@@ -41,7 +41,8 @@ from nemo_like.batch.tags import ADVANTAGE, SAMPLE_MASK
 from nemo_like.config.loader import load_config
 from nemo_like.config.schema import Config, LossConfig, PolicyConfig
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
-from nemo_like.policy.megatron.backend import MegatronPolicy
+from nemo_like.policy.megatron.backend import MegatronBackend
+from nemo_like.policy.objective import PolicyObjective
 from nemo_like.policy.parallelism import logprob_strategy, parallel_layout, train_strategy
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -123,10 +124,10 @@ class Contest:
         self._meta, columns = samples
         cfg = cfgs["padded"]
         coordinates = parallel_layout(cfg.policy).coordinates(0)
-        ours = MegatronPolicy(cfg.policy, cfg.loss_fn, coordinates, TEMPERATURE)
+        ours = MegatronBackend(cfg.policy, PolicyObjective(cfg.loss_fn, TEMPERATURE), coordinates)
         plain = PlainLoop(cfg.policy, cfg.loss_fn)
         self._schedules = {kind: self._both_schedules(cfg.policy) for kind, cfg in cfgs.items()}
-        self._contestants: dict[str, tuple[MegatronPolicy | PlainLoop, str]] = {
+        self._contestants: dict[str, tuple[MegatronBackend | PlainLoop, str]] = {
             "plain_loop": (plain, "padded"),
             "plain_loop_sorted": (plain, "sorted"),
             **{kind: (ours, kind) for kind in cfgs},

@@ -15,7 +15,7 @@ from scripts.gpu_check_parts.settings import GIB
 # What a stage may hold on its way to the next: a sync ends with the engines awake, and a generation ends with
 # them asleep.
 _WITH_TRANSITIONS = {GpuStage.weight_sync: (GpuStage.weight_sync, GpuStage.generation)}
-_TRACED = (GpuStage.weight_sync, GpuStage.generation, GpuStage.logprobs, GpuStage.policy_training)
+_UNTRACED = (GpuStage.engine_start, GpuStage.policy_start)
 OTHERS = "others"
 
 
@@ -44,16 +44,18 @@ def peaks(
     are taken to be the first ones of node 0, in order.
     """
     found = []
-    for node, gpu in timetable.holdings:
+    for (node, gpu), by_stage in timetable.holdings.items():
         if node != 0 or gpu >= len(before):
             continue
-        for stage in _TRACED:
+        for stage in by_stage:
+            if stage in _UNTRACED:
+                continue
             spans = [span for span in stages if span.name == stage.value]
             within = _within(samples, spans)
             if within:
                 found.append(_peak(gpu, (stage,), within, processes, before[gpu], timetable))
         if samples:
-            found.append(_peak(gpu, tuple(GpuStage), samples, processes, before[gpu], timetable))
+            found.append(_peak(gpu, tuple(by_stage), samples, processes, before[gpu], timetable))
     return found
 
 

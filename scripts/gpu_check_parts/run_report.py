@@ -10,7 +10,7 @@ from typing import Any
 from nemo_like.config.derived import policy_world_size
 from nemo_like.config.loader import load_config
 from nemo_like.config.memory_timetable import memory_problems, memory_timetable
-from nemo_like.config.model_info import read_model_info
+from nemo_like.config.model_info import model_of, read_model_info
 from scripts.gpu_check_parts.commands import MODEL_CONFIG, model_directory
 from scripts.gpu_check_parts.figures import peak_flops, stage_figures, sync_figures, warm
 from scripts.gpu_check_parts.memory import Peak, peaks
@@ -41,7 +41,8 @@ def measured_run(
     found: list[Peak] = []
     peak = None
     if settings.gpus:
-        timetable = memory_timetable(cfg, model, settings.gpus[0].total_bytes)
+        critic = None if cfg.value is None else model_of(cfg.value)
+        timetable = memory_timetable(cfg, model, settings.gpus[0].total_bytes, critic)
         found = peaks(samples, files.stages, files.processes, before, timetable)
         peak = peak_flops(settings.gpus[0].name)
     num_workers = policy_world_size(cfg.policy)

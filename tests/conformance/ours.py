@@ -18,7 +18,7 @@ from nemo_like.algorithms.logprobs import TokenScores
 from nemo_like.batch.meta import GlobalBatch, MicroBatch, MicroBatchLayout, PromptRun, Schedule
 from nemo_like.config.schema import GRPOConfig, ImportanceSamplingType, KLType, LossConfig
 from nemo_like.policy.batch import PolicyBatch
-from nemo_like.policy.objective import update_objective
+from nemo_like.policy.objective import PolicyObjective
 from nemo_like.policy.train_metrics import TrainMetrics
 from tests.conformance.reference import first_update
 
@@ -75,7 +75,7 @@ def run(one: dict[str, Any], case: dict[str, Any], split: str, layout: MicroBatc
         mine = [row for micro_batch in rank for row in micro_batch]
         batch = _policy_batch([samples[row] for row in mine])
         update = _update(samples, rank, mine, layout)
-        objective = update_objective(cfg, batch, update, TrainMetrics(CPU, num_replicas=1))
+        objective = PolicyObjective(cfg, 1.0).of_update(batch, update, TrainMetrics(CPU, num_replicas=1))
         for spec in update.micro_batches:
             inputs = batch.micro_batch(spec, Schedule((update,), layout))
             scores = _scores(table, batch, inputs.packed_index, with_entropy=bool(case["entropy"]))

@@ -26,6 +26,8 @@ STAGES = {
     "train": "policy.train",
     "checkpoint": "policy.save_checkpoint",
 }
+# Of a run with a critic besides.
+CRITIC_STAGES = {"values": "value.compute_values", "value_train": "value.train"}
 
 
 class Killer:
@@ -37,7 +39,7 @@ class Killer:
         for kill in plan.split(",") if plan else ():
             victim, _, when = kill.rpartition(":")
             stage, step = when.split("@")
-            self._plan[STAGES[stage], int(step)] = victim
+            self._plan[{**STAGES, **CRITIC_STAGES}[stage], int(step)] = victim
         self._step = 0
         self._gather = Cluster.gather
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    LlamaConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
-from nemo_like.batch.columns import IMAGE_COLUMNS, POLICY_COLUMNS, ROLLOUT_COLUMNS
+from nemo_like.batch.columns import IMAGE_COLUMNS, POLICY_COLUMNS, ROLLOUT_COLUMNS, VALUE_COLUMNS, Column
 from nemo_like.batch.meta import GlobalBatch, KVBatchMeta, MicroBatch, Schedule
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.schema import (
@@ -33,8 +40,10 @@ from nemo_like.config.schema import (
     SchedulerConfig,
     SequencePackingConfig,
     Tripwires,
+    ValueConfig,
 )
 from nemo_like.data_plane.interface import DataPlane
+from nemo_like.policy.value_worker import ValueWorker
 from nemo_like.policy.worker import PolicyWorker
 from tests.unit.algorithms.loss_cases import CONFIG
 
@@ -74,11 +83,14 @@ def make_checkpoint(
     tied: bool = True,
     vocab_size: int = VOCAB_SIZE,
     shard_size: str = "1GB",
+    is_critic: bool = False,
 ) -> Path:
-    """A random checkpoint directory of the named architecture; the same weights every time."""
+    """A random checkpoint directory of the named architecture; the same weights every time. That of a critic
+    has a head with one output."""
     torch.manual_seed(11)
-    sizes = {**_SIZES, "vocab_size": vocab_size}
-    model = AutoModelForCausalLM.from_config(_CONFIGS[model_type](tie_word_embeddings=tied, **sizes))
+    sizes = {**_SIZES, "vocab_size": vocab_size, **({"num_labels": 1} if is_critic else {})}
+    kind = AutoModelForSequenceClassification if is_critic else AutoModelForCausalLM
+    model = kind.from_config(_CONFIGS[model_type](tie_word_embeddings=tied, **sizes))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith("bias"):
@@ -181,6 +193,20 @@ def policy_config(
     )
 
 
+def value_config(group: PolicyConfig, **changes: Any) -> ValueConfig:
+    """The configuration of a critic with the keys of ``group``, with changes by field name."""
+    own: dict[str, Any] = {
+        "num_epochs_per_rollout": 1,
+        "warmup_steps": 0,
+        "clip_range": 0.2,
+        "gae_gamma": 1.0,
+        "gae_lambda": 0.95,
+        "bootstrap_truncated": True,
+    }
+    shared = {one.name: getattr(group, one.name) for one in fields(PolicyConfig)}
+    return ValueConfig(**{**shared, **own, **changes})
+
+
 def loss_config(*, kl_penalty: float = 0.0, **changes: Any) -> LossConfig:
     """The clipped loss with clip-higher and dual clip, with changes by field name."""
     clipped = replace(CONFIG, ratio_clip_c=3.0, reference_policy_kl_penalty=kl_penalty)
@@ -242,13 +268,14 @@ def make_schedule(
 def put_samples(
     plane: DataPlane, partition: str, batch: dict[str, Any], chunk_size: int = GROUP_SIZE
 ) -> KVBatchMeta:
-    """A partition with the batch's columns, of which ``more_columns`` are declared with it, and tags."""
+    """A partition with the batch's columns, of which ``more_columns`` are declared with it, and tags; a batch
+    may have ``chunk_sizes`` of its own."""
     images = [column for column in IMAGE_COLUMNS if column.name in batch["columns"]]
     written = [*ROLLOUT_COLUMNS, *images, *batch.get("more_columns", ())]
-    plane.open_partition(partition, [*written, *POLICY_COLUMNS])
+    plane.open_partition(partition, [*written, *POLICY_COLUMNS, *VALUE_COLUMNS])
     lengths = batch["lengths"]
     columns = {column.name: batch["columns"][column.name] for column in written}
-    chunk_sizes = [chunk_size] * (len(lengths) // chunk_size)
+    chunk_sizes = batch.get("chunk_sizes") or [chunk_size] * (len(lengths) // chunk_size)
     return plane.put(partition, columns, lengths=lengths, chunk_sizes=chunk_sizes, tags=batch["tags"])
 
 
@@ -258,6 +285,7 @@ def ready_worker(
     coordinates: Coordinates,
     plane: DataPlane,
     temperature: float = 1.0,
+    further_reads: Sequence[Column] = (),
 ) -> PolicyWorker:
     """On a rank of a world, where torch.distributed is initialised already; with tripwires."""
     worker = PolicyWorker(
@@ -271,6 +299,24 @@ def ready_worker(
         master_port=0,
         timeout_s=60.0,
         tripwires=Tripwires.all,
+        further_reads=further_reads,
+    )
+    worker.setup()
+    return worker
+
+
+def ready_value_worker(
+    cfg: ValueConfig, loss: LossConfig, coordinates: Coordinates, plane: DataPlane
+) -> ValueWorker:
+    """The same of a critic."""
+    worker = ValueWorker(
+        cfg=cfg,
+        loss=loss,
+        coordinates=coordinates,
+        data_plane=plane,
+        master_addr="127.0.0.1",
+        master_port=0,
+        timeout_s=60.0,
     )
     worker.setup()
     return worker

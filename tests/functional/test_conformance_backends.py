@@ -22,6 +22,7 @@ from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.schema import LRDecayStyle, PolicyBackend, PolicyConfig
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.observability.metrics import merge
+from nemo_like.policy.objective import PolicyObjective
 from nemo_like.policy.parallelism import parallel_layout, train_strategy
 from tests.conformance import generate, ours, reference
 from tests.functional.policy_fixtures import MicroBatching, make_checkpoint, policy_config, ready_worker
@@ -91,7 +92,7 @@ def train(coordinates: Coordinates, cfg: PolicyConfig, work: Work) -> dict[tuple
     for name, samples in work.batches.items():
         shard = _shard(plane, name, samples, cfg, coordinates.dp)
         for case, loss in losses.items():
-            worker.loss = worker._backend.loss = loss
+            worker.loss, worker._backend.objective = loss, PolicyObjective(loss, 1.0)
             update = worker.train(shard)
             if update is not None:
                 found[name, case] = dict(update.metrics)

@@ -86,12 +86,13 @@ def score_and_train(
 ) -> dict[str, ModelReport]:
     """In a process of its own: every model in turn, exported beside its checkpoint."""
     from nemo_like.policy.batch import PolicyBatch
-    from nemo_like.policy.fsdp.backend import FSDPPolicy
+    from nemo_like.policy.fsdp.backend import FSDPBackend
+    from nemo_like.policy.objective import PolicyObjective
 
     reports = {}
     tags = {name: batch["tags"][name] for name in ("advantage", "sample_mask")}
     for name, cfg in cfgs.items():
-        policy = FSDPPolicy(cfg, loss, coordinates, TEMPERATURE)
+        policy = FSDPBackend(cfg, PolicyObjective(loss, TEMPERATURE), coordinates)
         schedule = packed_schedule(batch)
         columns = dict(batch["columns"])
         logprobs = policy.logprobs(PolicyBatch(columns, batch["lengths"], tags, policy.device), schedule)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_like.checkpoint.store import checkpoint_paths, read_checkpoint, verify_policy_files
+from nemo_like.checkpoint.store import checkpoint_paths, read_checkpoint, verify_group_files
 from nemo_like.observability.jsonl import without_measurements
 from tests.disks import fill, small_disk
 from tests.functional.runs import FinishedRun, run_grpo, running, wait_for_step
@@ -32,7 +32,7 @@ def test_a_full_disk_ends_a_run_with_a_sentence_and_with_space_it_continues_as_i
         assert f"are free in {run_dir}" in output
         assert "Traceback" not in output
         for path in checkpoint_paths(run_dir / "checkpoints"):
-            verify_policy_files(read_checkpoint(path))
+            verify_group_files(read_checkpoint(path))
         filler.unlink()
         resumed = run_grpo(disk, COMMAND, name=mark)
         assert resumed.returncode == 0, resumed.output

@@ -219,7 +219,7 @@ def test_the_canary_is_scored_at_temperature_1_as_by_transformers(
 
 def test_an_engine_that_generates_scores_no_canary(generation: Generation) -> None:
     generation.submit([request("busy")], dataclasses.replace(ENDLESS, max_new_tokens=80))
-    with pytest.raises(ActorFailed, match="still generates, so it cannot score"):
+    with pytest.raises(ActorFailed, match="still generates, so it cannot score tokens"):
         generation.call(generation.engine.submit("canary_logprobs", (2, 3)))
     generation.wait_for(["busy"])
 

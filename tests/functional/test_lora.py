@@ -54,11 +54,12 @@ def train_adapters(
 ) -> LoraReport:
     """One rank: a few phases of training on the same samples."""
     from nemo_like.policy.batch import PolicyBatch
-    from nemo_like.policy.fsdp.backend import FSDPPolicy
-    from nemo_like.policy.megatron.backend import MegatronPolicy
+    from nemo_like.policy.fsdp.backend import FSDPBackend
+    from nemo_like.policy.megatron.backend import MegatronBackend
+    from nemo_like.policy.objective import PolicyObjective
 
-    backend = FSDPPolicy if cfg.backend is PolicyBackend.fsdp else MegatronPolicy
-    policy = backend(cfg, loss, coordinates, TEMPERATURE)
+    backend = FSDPBackend if cfg.backend is PolicyBackend.fsdp else MegatronBackend
+    policy = backend(cfg, PolicyObjective(loss, TEMPERATURE), coordinates)
     positions = list(range(coordinates.dp, NUM_SAMPLES, coordinates.layout.dp))
     columns = {
         name: torch.cat([torch.from_numpy(values).split(batch["lengths"])[row] for row in positions])

@@ -23,6 +23,7 @@ from nemo_like.config.schema import ImportanceSamplingType, KLType, LossConfig, 
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.observability.metrics import Metric, merge
 from nemo_like.policy.group import with_epochs
+from nemo_like.policy.objective import PolicyObjective
 from nemo_like.policy.parallelism import parallel_layout, train_strategy
 from tests.functional.dense_reference import dense_kl
 from tests.functional.policy_fixtures import (
@@ -128,7 +129,7 @@ def train_with_every_loss(
     shard = with_epochs(shards[coordinates.dp], 2)
     found = {}
     for name, loss in LOSSES.items():
-        worker.loss = worker._backend.loss = loss
+        worker.loss, worker._backend.objective = loss, PolicyObjective(loss, TEMPERATURE)
         update = worker.train(shard)
         if update is not None:
             found[name] = dict(update.metrics)

@@ -21,8 +21,9 @@ from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.schema import LRDecayStyle, PolicyBackend, PolicyConfig, Precision
 from nemo_like.data_plane.storage_errors import DataPlaneError, MissingData, StorageFailed
 from nemo_like.policy.batch import PolicyBatch
-from nemo_like.policy.fsdp.backend import FSDPPolicy
-from nemo_like.policy.megatron.backend import MegatronPolicy
+from nemo_like.policy.fsdp.backend import FSDPBackend
+from nemo_like.policy.megatron.backend import MegatronBackend
+from nemo_like.policy.objective import PolicyObjective
 from nemo_like.policy.parallelism import parallel_layout, train_strategy
 from nemo_like.policy.replica import Replica
 from tests.functional.policy_fixtures import (
@@ -91,8 +92,8 @@ def largest_tensor_of_a_step(
     coordinates: Coordinates, cfg: PolicyConfig, max_chunk_bytes: int
 ) -> tuple[int, int]:
     """Elements of the largest tensor while a policy scores and trains, and of all logits."""
-    backend = {PolicyBackend.megatron: MegatronPolicy, PolicyBackend.fsdp: FSDPPolicy}[cfg.backend]
-    policy = backend(cfg, loss_config(entropy_coef=0.01), coordinates, 1.0)
+    backend = {PolicyBackend.megatron: MegatronBackend, PolicyBackend.fsdp: FSDPBackend}[cfg.backend]
+    policy = backend(cfg, PolicyObjective(loss_config(entropy_coef=0.01), 1.0), coordinates)
     model = policy._model
     model.logprob_settings = replace(model.logprob_settings, max_chunk_bytes=max_chunk_bytes)
     batch = random_batch(4 * NUM_SAMPLES)
@@ -119,7 +120,7 @@ def test_logits_of_all_tokens_never_exist_at_once(
 
 def host_copies(coordinates: Coordinates, cfg: PolicyConfig, kl_penalty: float) -> tuple[bool, str]:
     """Whether a policy holds reference weights, and what it says when asked for their log-probs."""
-    policy = MegatronPolicy(cfg, loss_config(kl_penalty=kl_penalty), coordinates, 1.0)
+    policy = MegatronBackend(cfg, PolicyObjective(loss_config(kl_penalty=kl_penalty), 1.0), coordinates)
     batch = random_batch(NUM_SAMPLES)
     try:
         policy.reference_logprobs(policy_batch(batch), schedule_of(cfg, batch))
@@ -192,7 +193,7 @@ def test_without_a_kl_term_there_is_no_second_model(pool: WorldPool, model: Path
 
 def train_for(coordinates: Coordinates, cfg: PolicyConfig, num_updates: int, export: str) -> Tensor:
     """Log-probs before any update; the weights after all of them are exported."""
-    policy = MegatronPolicy(cfg, loss_config(), coordinates, 1.0)
+    policy = MegatronBackend(cfg, PolicyObjective(loss_config(), 1.0), coordinates)
     batch = random_batch(NUM_SAMPLES)
     schedule = schedule_of(cfg, batch)
     prev = policy.logprobs(policy_batch(batch), schedule)
@@ -227,7 +228,7 @@ def gradient_bytes_between_phases(
     coordinates: Coordinates, cfg: PolicyConfig, num_updates: int, export: str
 ) -> list[int]:
     """Bytes of the gradient buffers after construction and after training; exports the weights."""
-    policy = MegatronPolicy(cfg, loss_config(), coordinates, 1.0)
+    policy = MegatronBackend(cfg, PolicyObjective(loss_config(), 1.0), coordinates)
     batch = random_batch(NUM_SAMPLES)
     schedule = schedule_of(cfg, batch)
 

@@ -239,7 +239,7 @@ def run_step(coordinates: Coordinates, step: Step) -> RankReport:
         update,
         plane.written,
         num_fetches,
-        worker.policy_version,
+        worker.version,
         canary,
     )
 
@@ -499,4 +499,4 @@ def test_each_column_and_sample_is_written_once_and_by_leaders_only(outcome: Out
 
 def test_every_worker_counts_one_policy_version_per_training_phase(outcome: Outcome) -> None:
     assert {rank.policy_version for rank in outcome.ranks} == {1}
-    assert {leader.update.policy_version for leader in outcome.leaders} == {1}
+    assert {leader.update.version for leader in outcome.leaders} == {1}

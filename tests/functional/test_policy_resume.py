@@ -100,10 +100,10 @@ def train_rounds(
             train(worker, put_samples(plane, "first", BATCH))
             worker.save_checkpoint(str(path / "checkpoint"), WRITING)
         else:
-            worker.load_checkpoint(str(resume_from / "checkpoint"), policy_version=1)
+            worker.load_checkpoint(str(resume_from / "checkpoint"), version=1)
         norms = train(worker, put_samples(plane, "second", BATCH))
     worker.wait_for_checkpoint()
-    assert worker.policy_version == 2
+    assert worker.version == 2
     worker.export_hf(str(path / "export"))
     return norms
 
@@ -250,7 +250,7 @@ def save_on_a_full_disk(coordinates: Coordinates, cfg: PolicyConfig, path: Path)
     try:
         worker.wait_for_checkpoint()
     except RuntimeError as error:
-        return worker.policy_version == 2, str(error)
+        return worker.version == 2, str(error)
     return False, "it was written"
 
 

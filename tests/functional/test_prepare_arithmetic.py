@@ -18,13 +18,16 @@ from scripts.demo_model.warm_start import sampled_accuracy
 SCRIPT = Path(__file__).parents[2] / "scripts" / "prepare_arithmetic.py"
 
 
-def prepare(output, *more):
+TEACHER = ("--hidden-size", "192", "--accuracy", "0.97")
+
+
+def prepare(output, *more, timeout_s=110):
     return subprocess.run(
         [sys.executable, str(SCRIPT), "--output", str(output), "--digits", "2", "--seed", "1", *more],
         capture_output=True,
         text=True,
         check=False,
-        timeout=110,
+        timeout=timeout_s,
     )
 
 
@@ -95,6 +98,40 @@ def test_a_mixture_of_one_expert_is_refused(tmp_path):
     result = prepare(tmp_path / "new", "--experts", "1")
     assert result.returncode == 1
     assert "--experts 1 must be 0 or at least 2; try 8" in result.stderr
+
+
+@pytest.mark.timeout(420)
+def test_a_teacher_is_larger_and_nearly_always_right_and_has_the_same_tokenizer(checkpoint, tmp_path):
+    teacher = tmp_path / "teacher"
+    result = prepare(teacher, *TEACHER, timeout_s=400)
+    assert result.returncode == 0, result.stderr
+    model = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 898_112
+    held_out = ArithmeticDataset(2, "validation")
+    assert sampled_accuracy(model, [held_out[i] for i in range(len(held_out))], seed=99) >= 0.96
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (teacher / name).read_bytes() == (checkpoint / name).read_bytes()
+
+
+def test_a_student_and_a_teacher_are_not_taken_for_each_other(checkpoint):
+    result = prepare(checkpoint, *TEACHER)
+    assert result.returncode == 1
+    wanted = "not --digits 2 --seed 1 --hidden-size 192 --accuracy 0.97"
+    assert f"was made with --digits 2 --seed 1, {wanted}" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--hidden-size", "100"), "--hidden-size 100 must be a multiple of 64; try 128 or 192"),
+        (("--hidden-size", "192", "--experts", "8"), "--hidden-size 192 is of dense models"),
+        (("--accuracy", "1"), "--accuracy 1 must be above 0 and below 1"),
+    ],
+)
+def test_a_model_that_cannot_be_made_is_refused(tmp_path, options, message):
+    result = prepare(tmp_path / "new", *options)
+    assert result.returncode == 1
+    assert message in result.stderr
 
 
 def test_a_directory_with_something_else_is_refused(tmp_path):

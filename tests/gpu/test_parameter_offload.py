@@ -18,7 +18,7 @@ from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.schema import CheckpointWriting, Device, PolicyBackend, PolicyConfig, Precision
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
-from nemo_like.policy.fsdp.backend import FSDPPolicy
+from nemo_like.policy.fsdp.backend import FSDPBackend
 from nemo_like.policy.parallelism import logprob_strategy, parallel_layout, train_strategy
 from nemo_like.policy.worker import PolicyWorker
 from tests.functional.policy_fixtures import (
@@ -63,7 +63,7 @@ def two_steps(coordinates: Coordinates, cfg: PolicyConfig, path: Path) -> Report
         checkpoint.mkdir(parents=True)
         worker.save_checkpoint(str(checkpoint), CheckpointWriting.background)
         worker.wait_for_checkpoint()
-        worker.load_checkpoint(str(checkpoint), policy_version=step + 1)
+        worker.load_checkpoint(str(checkpoint), version=step + 1)
         held.append(held_bytes(worker))
     worker.export_hf(str(path / "export"))
     return Report(logprobs, [*held, held_bytes(worker)])
@@ -76,7 +76,7 @@ def held_bytes(worker: PolicyWorker) -> int:
         parameter.to_local() if isinstance(parameter, DTensor) else parameter
         for parameter in backend._model.parameters()
     ]
-    if isinstance(backend, FSDPPolicy):
+    if isinstance(backend, FSDPBackend):
         tensors += backend._moments()
     return sum(tensor.untyped_storage().size() for tensor in tensors)
 

@@ -53,7 +53,7 @@ def two_rounds(coordinates: Coordinates, cfg: PolicyConfig, path: Path, resume_f
         worker.wait_for_checkpoint()
     else:
         torch.rand(99, device=worker._backend.device)  # the generators are elsewhere
-        worker.load_checkpoint(str(resume_from / "checkpoint"), policy_version=1)
+        worker.load_checkpoint(str(resume_from / "checkpoint"), version=1)
     train(worker, put_samples(plane, "second", BATCH))
     worker.export_hf(str(path / "export"))
     device = worker._backend.device

@@ -255,8 +255,9 @@ def prefix_cache_stale(load_weights: Any) -> Any:
     "nemo_like.algorithms.logprobs:linear_scores",
 )
 def trainer_ignores_temperature(linear_scores: Any) -> Any:
-    def mutated(hidden: Any, weight: Any, token_ids: Any, shard: Any, settings: Any) -> Any:
-        return linear_scores(hidden, weight, token_ids, shard, replace(settings, temperature=1.0))
+    def mutated(hidden: Any, weight: Any, token_ids: Any, shard: Any, settings: Any, *topk_ids: Any) -> Any:
+        settings = replace(settings, temperature=1.0)
+        return linear_scores(hidden, weight, token_ids, shard, settings, *topk_ids)
 
     return mutated
 
@@ -513,7 +514,7 @@ def tags_not_reordered(subset: Any) -> Any:
     Group.batching,
     "The log-probs under the old weights come back one token late.",
     "PrimeIntellect-ai/prime-rl#606",
-    "nemo_like.policy.megatron.backend:MegatronPolicy.logprobs",
+    "nemo_like.policy.megatron.backend:MegatronBackend.logprobs",
 )
 def scored_logprobs_shifted(logprobs: Any) -> Any:
     def mutated(self: Any, batch: Any, schedule: Any) -> Any:
@@ -787,7 +788,7 @@ def kl_without_gradient(kl_to_reference: Any) -> Any:
     Group.loss,
     "The reference policy is the policy itself, so the KL to it is 0.",
     "huggingface/trl#3397",
-    "nemo_like.policy.megatron.backend:MegatronPolicy.reference_logprobs",
+    "nemo_like.policy.megatron.backend:MegatronBackend.reference_logprobs",
 )
 def reference_is_the_policy(reference_logprobs: Any) -> Any:
     return lambda self, batch, schedule: self.logprobs(batch, schedule)
@@ -859,8 +860,9 @@ def dual_clip_ignored(clipped_policy_gradient: Any) -> Any:
 )
 def entropy_of_overwritten_logits(linear_scores: Any) -> Any:
     def mutated(*args: Any) -> Any:
-        *others, settings = args
-        flat = linear_scores(*others, replace(settings, temperature=20.0))
+        hidden, weight, token_ids, shard, settings, *topk_ids = args
+        settings = replace(settings, temperature=20.0)
+        flat = linear_scores(hidden, weight, token_ids, shard, settings, *topk_ids)
         return replace(linear_scores(*args), entropy=flat.entropy)
 
     return mutated
@@ -1003,7 +1005,7 @@ def resume_without_optimizer(load_checkpoint: Any) -> Any:
     Group.optimizer,
     "A run that continues begins its learning-rate schedule anew.",
     "THUDM/slime#1152",
-    "nemo_like.policy.megatron.backend:MegatronPolicy.load_checkpoint",
+    "nemo_like.policy.megatron.backend:MegatronBackend.load_checkpoint",
     needs_resume=True,
 )
 def resume_restarts_schedule(load_checkpoint: Any) -> Any:
@@ -1029,7 +1031,7 @@ def resume_restarts_prompts(load_state_dict: Any) -> Any:
     Group.optimizer,
     "The reference policy of a run that continues is the policy of its checkpoint, not the first one.",
     "NVIDIA-NeMo/RL#2955",
-    "nemo_like.policy.megatron.backend:MegatronPolicy.load_checkpoint",
+    "nemo_like.policy.megatron.backend:MegatronBackend.load_checkpoint",
     needs_resume=True,
 )
 def resume_moves_reference(load_checkpoint: Any) -> Any:

@@ -22,12 +22,15 @@ SCORED = "loss_fn.use_generation_logprobs_as_prev=false"
 
 def test_every_recipe_that_the_page_promises_is_there() -> None:
     names = {name.split(" (")[0] for name in RECIPES}
-    assert names >= {"GRPO", "Dr.GRPO", "DAPO", "GSPO", "CISPO", "SAPO", "RLOO", "REINFORCE++"}
+    assert names >= {"GRPO", "Dr.GRPO", "DAPO", "GSPO", "CISPO", "SAPO", "RLOO", "REINFORCE++", "OPD"}
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_is_a_configuration_that_runs(name: str, demo: Callable[..., Config]) -> None:
-    validate(demo(SCORED, *shlex.split(RECIPES[name])))
+def test_a_recipe_is_a_configuration_that_runs(
+    name: str, demo: Callable[..., Config], checkpoint: Path
+) -> None:
+    arguments = RECIPES[name].replace("=MODEL", f"={checkpoint}")
+    validate(demo(SCORED, *shlex.split(arguments)))
 
 
 def test_the_example_is_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from nemo_like.batch import columns, tags
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "step.md").read_text(encoding="utf-8")
 CALLS = [
-    (re.findall(r"[a-z_]{3,}", call)[0], re.findall(r"[\w/]+\.py", files))
+    (re.findall(r"[A-Za-z_]{3,}", call)[0], re.findall(r"[\w/]+\.py", files))
     for call, files in re.findall(r"^([│├└][^\n]*?)\s{2,}(\S*\.py[^\n]*)$", PAGE, re.MULTILINE)
 ]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,14 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from nemo_like.algorithms.logprobs import LogprobSettings
+from nemo_like.algorithms.logprobs import TokenScores
 from nemo_like.batch.meta import GlobalBatch, Schedule
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.model_info import placeholder_ids
-from nemo_like.config.schema import LossConfig, PolicyConfig
+from nemo_like.config.schema import PolicyConfig
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.adapters import ADAPTER_DIRECTORY, ADAPTER_DTYPE, adapter_config, write_adapters
-from nemo_like.policy.batch import PolicyBatch
-from nemo_like.policy.checked_loss import own_means
+from nemo_like.policy.batch import PolicyBatch, empty_outputs, keep_outputs
 from nemo_like.policy.checkpoint_writer import CheckpointWriter
 from nemo_like.policy.devices import DTYPES, compute_device
 from nemo_like.policy.export import complete_checkpoint, write_weights
@@ -38,6 +38,7 @@ from nemo_like.policy.fsdp.model import (
     TENSOR_AXIS,
     ScoringCausalLM,
     empty_model,
+    give_value_head,
     materialise,
     set_dtypes,
     shard,
@@ -45,9 +46,10 @@ from nemo_like.policy.fsdp.model import (
 from nemo_like.policy.fsdp.optimizer import ShardedAdamW
 from nemo_like.policy.fsdp.tensor_parallel import TensorParallelModel, parallelize
 from nemo_like.policy.fsdp.weights import fill, full_tensor, hf_tensors, logit_scale
+from nemo_like.policy.hf_checkpoint import value_head
 from nemo_like.policy.interface import Internals
 from nemo_like.policy.learning_rate import learning_rate
-from nemo_like.policy.objective import update_objective
+from nemo_like.policy.objective import Objective
 from nemo_like.policy.parallelism import FIRST_REPLICA
 from nemo_like.policy.parking import HostParking, stays_on_device
 from nemo_like.policy.reference import ReferenceWeights, reference_in_place
@@ -57,20 +59,18 @@ from nemo_like.policy.update_watch import UpdateWatch
 from nemo_like.weight_transport.buckets import TensorSpec
 
 
-class FSDPPolicy:
-    """One rank's part of the policy. torch.distributed must be initialised, with the coordinates' rank.
+class FSDPBackend:
+    """One rank's part of the model of a worker group. torch.distributed must be initialised, with
+    the coordinates' rank.
 
     Raises ValueError for a model that the layout or the log-prob computation cannot handle, and the errors of
     loading the checkpoint.
     """
 
-    def __init__(
-        self, cfg: PolicyConfig, loss: LossConfig, coordinates: Coordinates, temperature: float
-    ) -> None:
-        self.cfg, self.loss, self.coordinates = cfg, loss, coordinates
+    def __init__(self, cfg: PolicyConfig, objective: Objective, coordinates: Coordinates) -> None:
+        self.cfg, self.objective, self.coordinates = cfg, objective, coordinates
         self.device = compute_device(cfg.device)
         self.num_updates = 0
-        self._temperature = temperature
         self._dtype = DTYPES[cfg.precision]
         self._source = Path(cfg.model_name)
         layout = coordinates.layout
@@ -81,15 +81,18 @@ class FSDPPolicy:
         self._reads_images = reads_images(self._causal_lm.config)
         if cfg.freeze_vision_tower:
             freeze_vision_tower(self._causal_lm)
+        if objective.scoring is None:
+            give_value_head(self._causal_lm)
         self._adapters = self._add_adapters()
+        if not objective.trains:
+            self._causal_lm.requires_grad_(False)
         set_dtypes(self._causal_lm, self._dtype)
         spread = self._parallelize()
         group = self._mesh.get_group(TENSOR_AXIS) if spread.has_vocabulary_shards else None
-        scoring = LogprobSettings(
-            temperature=temperature,
-            with_entropy=loss.entropy_coef is not None,
-            forbidden_ids=placeholder_ids(self._causal_lm.config.to_dict()) if self._reads_images else (),
-        )
+        scoring = objective.scoring
+        if scoring is not None and self._reads_images:
+            forbidden_ids = placeholder_ids(self._causal_lm.config.to_dict())
+            scoring = replace(scoring, forbidden_ids=forbidden_ids)
         self._model = ScoringCausalLM(self._causal_lm, scoring, group)
         shard(self._model, self._mesh, cfg.fsdp_cfg, self._dtype)
         materialise(self._model, self.device, cfg.fsdp_cfg)
@@ -97,40 +100,60 @@ class FSDPPolicy:
         self._parameters: dict[str, DTensor] = dict(self._causal_lm.named_parameters())
         self._trained = {name: value for name, value in self._parameters.items() if value.requires_grad}
         self._load_weights()
-        keeps_copy = loss.reference_policy_kl_penalty > 0 and not self._adapters
+        keeps_copy = objective.keeps_reference and not self._adapters
         self._reference = ReferenceWeights(self._local_parts, cfg.reference_placement) if keeps_copy else None
-        self._optimizer = ShardedAdamW(
-            self._trained,
-            cfg,
-            self.device,
-            partial_gradients=spread.partial_gradients,
-            tensor_group=self._mesh.get_group(TENSOR_AXIS),
-        )
         leaves = cfg.offload_parameters_between_phases
         self._weights_in_use = HostParking(self._local_parts()).in_use if leaves else stays_on_device
-        leaves = cfg.offload_optimizer_for_logprob
-        self._moments_in_use = HostParking(self._moments()).in_use if leaves else stays_on_device
+        if objective.trains:
+            self._prepare_training(spread.partial_gradients)
         # Adapter dropout must be alike on tensor-parallel ranks, whose inputs are alike.
         torch.manual_seed(coordinates.dp)
 
-    # Log-probs
+    def _prepare_training(self, partial_gradients: frozenset[str]) -> None:
+        """Give what trains an optimizer; ``partial_gradients`` are those of ``TensorParallelModel``."""
+        self._optimizer = ShardedAdamW(
+            self._trained,
+            self.cfg,
+            self.device,
+            partial_gradients=partial_gradients,
+            tensor_group=self._mesh.get_group(TENSOR_AXIS),
+        )
+        leaves = self.cfg.offload_optimizer_for_logprob
+        self._moments_in_use = HostParking(self._moments()).in_use if leaves else stays_on_device
 
-    @torch.no_grad()
+    # Log-probs and values
+
     def logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
         """Score the batch; every rank returns all log-probs, packed [sum of lengths] float32 on the CPU, in
         nats; 0 where response_mask is 0."""
+        return self._of_tokens(batch, schedule)[0]
+
+    def scores(self, batch: PolicyBatch, schedule: Schedule) -> TokenScores:
+        """Score the batch as ``logprobs`` does, and the ``top_k`` most likely tokens in the place of each
+        token, if the objective asks for any: topk_logprobs float32 and topk_ids int32, packed [T, k]."""
+        return TokenScores.of(self._of_tokens(batch, schedule))
+
+    def values(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
+        """Value the batch by the model of a critic; every rank returns all values, packed [sum of lengths]
+        float32 on the CPU, at the places of column values."""
+        return self._of_tokens(batch, schedule)[0]
+
+    @torch.no_grad()
+    def _of_tokens(self, batch: PolicyBatch, schedule: Schedule) -> list[Tensor]:
+        """Return what the model gives for each scored token, packed: its log-prob, or its value, and the
+        log-probs and ids of the most likely tokens if the objective asks for any."""
         self._place_images(batch)
-        packed = torch.zeros(batch.num_tokens, dtype=torch.float32, device=self.device)
+        packed = empty_outputs(self.objective.scoring, batch.num_tokens, self.device)
         with self._weights_in_use():
             self._model.eval()
             for update in schedule.global_batches:
                 for spec in update.micro_batches:
                     inputs = batch.micro_batch(spec, schedule)
-                    packed[inputs.packed_index] = self._model.scores(inputs).logprobs
+                    keep_outputs(packed, self._model.scores(inputs).tensors, inputs)
             self._model.train()
             # FSDP keeps the last unit gathered for a backward pass, but none follows here.
             self._model.reshard()
-        return packed.cpu()
+        return [tensor.cpu() for tensor in packed]
 
     def routing_metrics(self) -> dict[str, Metric]:
         """Return nothing: no router of this backend replays what an engine's chose."""
@@ -138,7 +161,8 @@ class FSDPPolicy:
 
     def at_temperature_one(self) -> AbstractContextManager[None]:
         """Have ``logprobs`` score at temperature 1 within the block."""
-        return at_temperature_one(self._model, self._temperature)
+        assert self.objective.scoring is not None, "values have no temperature"
+        return at_temperature_one(self._model, self.objective.scoring.temperature)
 
     def reference_logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
         """Score the batch as ``logprobs`` does, under the weights that the run started from.
@@ -162,7 +186,7 @@ class FSDPPolicy:
         metrics. ``watch`` sees weights and optimizer before and after, and every loss on the ranks that
         compute it."""
         self._place_images(batch)
-        metrics = TrainMetrics(self.device, self.coordinates.layout.dp, own_means(self.loss))
+        metrics = TrainMetrics(self.device, self.coordinates.layout.dp, self.objective.own_means)
         with self._weights_in_use(), self._moments_in_use():
             if watch is not None:
                 watch.begin(self._internals())
@@ -181,7 +205,7 @@ class FSDPPolicy:
         watch: UpdateWatch | None,
     ) -> None:
         """Make one optimizer update, on one global batch, and record it in ``metrics``."""
-        loss = update_objective(self.loss, batch, update, metrics, watch)
+        loss = self.objective.of_update(batch, update, metrics, watch)
         for spec in update.micro_batches:
             inputs = batch.micro_batch(spec, schedule)
             loss(self._model.scores(inputs), inputs).backward()
@@ -320,10 +344,16 @@ class FSDPPolicy:
         scale = torch.ones(1, device=self.device)
         if self.coordinates.rank == 0:
             model = load_model(self._source)
-            scale.fill_(logit_scale(model))
-            source = {**dict(model.named_parameters()), **initial_values(self._parameters)}
+            if self.objective.scoring is not None:
+                scale.fill_(logit_scale(model))
+                source = {**dict(model.named_parameters()), **initial_values(self._parameters)}
+            else:
+                hidden_size = model.get_input_embeddings().weight.shape[1]
+                head = give_value_head(model)
+                source = {**dict(model.named_parameters()), head: value_head(self._source, hidden_size)}
         dist.broadcast(scale, src=0)
-        self._model.scale_logits(float(scale))
+        if self.objective.scoring is not None:
+            self._model.scale_logits(float(scale))
         named = {checkpoint_name(name) or name: value for name, value in self._parameters.items()}
         fill(named, source, self.device)
 

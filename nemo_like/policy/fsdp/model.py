@@ -28,7 +28,14 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, PreTrainedModel
 
-from nemo_like.algorithms.logprobs import LogprobSettings, TokenScores, VocabularyShard, linear_scores
+from nemo_like.algorithms.logprobs import (
+    LogprobSettings,
+    TokenScores,
+    VocabularyShard,
+    linear_scores,
+    scores_with_most_likely,
+)
+from nemo_like.algorithms.token_values import TokenValues, linear_values
 from nemo_like.config.schema import FsdpConfig
 from nemo_like.policy.batch import ModelInputs
 from nemo_like.policy.fsdp.attention import has_plain_attention, use_causal_attention
@@ -39,7 +46,8 @@ DATA_AXIS, TENSOR_AXIS = "dp", "tp"
 
 
 class ScoringCausalLM(nn.Module):
-    """A causal language model that returns the scores of chosen tokens instead of logits.
+    """A causal language model that returns the scores of chosen tokens instead of logits, or without
+    ``settings`` their values; then its output layer is a value head.
 
     ``vocabulary_group`` are the ranks that hold the output layer's rows between them; it is None where every
     rank has all rows.
@@ -48,7 +56,7 @@ class ScoringCausalLM(nn.Module):
     def __init__(
         self,
         causal_lm: PreTrainedModel,
-        settings: LogprobSettings,
+        settings: LogprobSettings | None,
         vocabulary_group: dist.ProcessGroup | None,
     ) -> None:
         super().__init__()
@@ -61,17 +69,18 @@ class ScoringCausalLM(nn.Module):
     def scale_logits(self, factor: float) -> None:
         """Set the factor by which the model multiplies its output layer's result to get logits; it is 1 until
         this is called, which must happen at most once."""
+        assert self.logprob_settings is not None, "values have no logits"
         self.logprob_settings = replace(
             self.logprob_settings, temperature=self.logprob_settings.temperature / factor
         )
 
-    def scores(self, inputs: ModelInputs) -> TokenScores:
+    def scores(self, inputs: ModelInputs) -> TokenScores | TokenValues:
         """Return the scores of the micro-batch's M scored tokens; they have an entropy only in training mode,
-        since only training reports it."""
-        logprobs, entropy = self(inputs)
-        return TokenScores(logprobs=logprobs, entropy=entropy)
+        since only training reports it. A critic's model returns the tokens' values."""
+        kind = TokenValues if self.logprob_settings is None else TokenScores
+        return kind.of(self(inputs))
 
-    def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor | None]:
+    def forward(self, inputs: ModelInputs) -> tuple[Tensor, ...]:
         # A tuple of tensors, not TokenScores, since FSDP looks for tensors in what a module returns.
         hidden = self._hidden_states(inputs)
         num_rows = len(hidden)
@@ -79,17 +88,19 @@ class ScoringCausalLM(nn.Module):
         weight = self.causal_lm.get_output_embeddings().weight
         if isinstance(weight, DTensor):
             weight = weight.to_local()
+        if self.logprob_settings is None:
+            return linear_values(scored, weight).tensors
         group = self._vocabulary_group
         if group is not None:
             scored = sum_gradient(scored, group)
         shard = VocabularyShard(
             first=0 if group is None else group.rank() * len(weight), num_valid=len(weight), group=group
         )
-        settings = (
-            self.logprob_settings if self.training else replace(self.logprob_settings, with_entropy=False)
-        )
-        scores = linear_scores(scored, weight, inputs.token_ids, shard, settings)
-        return scores.logprobs, scores.entropy
+        settings, ids = self.logprob_settings, inputs.token_ids
+        if self.training:
+            return linear_scores(scored, weight, ids, shard, settings, inputs.topk_ids).tensors
+        settings = replace(settings, with_entropy=False)
+        return scores_with_most_likely(scored, weight, ids, shard, settings).tensors
 
     def _hidden_states(self, inputs: ModelInputs) -> Tensor:
         """Return the last hidden states, [B, T, hidden size]."""
@@ -141,6 +152,15 @@ def empty_model(path: Path) -> PreTrainedModel:
         model: PreTrainedModel = auto_class(config).from_config(config)
     model.tie_weights()  # init_empty_weights made each of the tied parameters anew
     return model
+
+
+def give_value_head(model: PreTrainedModel) -> str:
+    """Put a value head, which has no value yet, in the place of the model's output layer; return the name of
+    its weight, [1, hidden size]."""
+    hidden_size = model.get_input_embeddings().weight.shape[1]
+    head = nn.Linear(hidden_size, 1, bias=False, device="meta")
+    model.set_output_embeddings(head)
+    return next(name for name, parameter in model.named_parameters() if parameter is head.weight)
 
 
 def set_dtypes(model: PreTrainedModel, compute_dtype: torch.dtype) -> None:

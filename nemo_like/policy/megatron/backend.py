@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -17,13 +18,14 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from nemo_like.algorithms.logprobs import LogprobSettings, TokenScores
+from nemo_like.algorithms.logprobs import TokenScores
+from nemo_like.algorithms.token_values import TokenValues
 from nemo_like.batch.meta import GlobalBatch, Schedule
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.adapter_layers import adapted_layers
-from nemo_like.config.derived import length_multiple, scores_prev_logprobs
+from nemo_like.config.derived import length_multiple
 from nemo_like.config.model_info import read_model_info
-from nemo_like.config.schema import LossConfig, PolicyConfig
+from nemo_like.config.schema import PolicyConfig
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.adapters import (
     ADAPTER_DIRECTORY,
@@ -32,18 +34,17 @@ from nemo_like.policy.adapters import (
     peft_config,
     write_adapters,
 )
-from nemo_like.policy.batch import ModelInputs, PolicyBatch
-from nemo_like.policy.checked_loss import own_means
+from nemo_like.policy.batch import ModelInputs, PolicyBatch, empty_outputs, keep_outputs
 from nemo_like.policy.checkpoint_writer import CheckpointWriter
 from nemo_like.policy.devices import DTYPES, compute_device
 from nemo_like.policy.export import complete_checkpoint, write_weights
+from nemo_like.policy.hf_checkpoint import HFCheckpoint, value_head
 from nemo_like.policy.interface import Internals, is_weight_sender
 from nemo_like.policy.learning_rate import learning_rate
 from nemo_like.policy.megatron.checkpoint import load_checkpoint, save_checkpoint
 from nemo_like.policy.megatron.convert import (
     Cut,
     Geometry,
-    HFCheckpoint,
     ModelPart,
     Rule,
     full_shape,
@@ -57,12 +58,12 @@ from nemo_like.policy.megatron.convert import (
 from nemo_like.policy.megatron.cpu_shim import cuda_means_cpu
 from nemo_like.policy.megatron.expert_load import ExpertLoad
 from nemo_like.policy.megatron.lora import AdapterSettings, MegatronAdapters, add_adapters
-from nemo_like.policy.megatron.model import ScoringGPTModel, transformer_config
+from nemo_like.policy.megatron.model import OUTPUT_LAYER, ScoringGPTModel, transformer_config
 from nemo_like.policy.megatron.optimizer import adam_state, build_optimizer
 from nemo_like.policy.megatron.parallel_groups import initialise_parallel_state
 from nemo_like.policy.megatron.pipeline import Pipeline
 from nemo_like.policy.megatron.router_replay import RouteReplay
-from nemo_like.policy.objective import update_objective
+from nemo_like.policy.objective import Objective
 from nemo_like.policy.parallelism import FIRST_REPLICA, is_beside_sender, shards_optimizer
 from nemo_like.policy.parking import HostParking, stays_on_device
 from nemo_like.policy.reference import ReferenceWeights, reference_in_place
@@ -72,32 +73,31 @@ from nemo_like.policy.update_watch import UpdateWatch
 from nemo_like.weight_transport.buckets import TensorSpec
 
 
-class MegatronPolicy:
-    """One rank's part of the policy. torch.distributed must be initialised, with the coordinates' rank.
+class MegatronBackend:
+    """One rank's part of the model of a worker group. torch.distributed must be initialised, with
+    the coordinates' rank.
 
     Raises ValueError when the coordinates are not this rank's, and the errors of loading the checkpoint.
     """
 
-    def __init__(
-        self, cfg: PolicyConfig, loss: LossConfig, coordinates: Coordinates, temperature: float
-    ) -> None:
-        self.cfg, self.loss, self.coordinates = cfg, loss, coordinates
+    def __init__(self, cfg: PolicyConfig, objective: Objective, coordinates: Coordinates) -> None:
+        self.cfg, self.objective, self.coordinates = cfg, objective, coordinates
         self.device = compute_device(cfg.device)
         self.num_updates = 0
-        self._temperature = temperature
         self._dtype = DTYPES[cfg.precision]
         self._source = Path(cfg.model_name)
         self._model_info = read_model_info(cfg.model_name, cfg.backend)
+        if objective.scoring is None:
+            self._model_info = replace(self._model_info, has_tied_embeddings=False)
         self._geometry = Geometry.of(self._model_info, coordinates.layout.tp)
         with self._megatron():
             initialise_parallel_state(coordinates)
             config = transformer_config(self._model_info, cfg, coordinates.layout)
             self._part = ModelPart.of(coordinates, self._model_info)
-            scoring = LogprobSettings(temperature=temperature, with_entropy=loss.entropy_coef is not None)
             self._model = ScoringGPTModel(
                 config,
                 self._model_info,
-                scoring,
+                objective.scoring,
                 self._part,
                 shares_prompts=cfg.sequence_packing.share_prompts,
                 has_adapters=cfg.lora.enabled,
@@ -111,52 +111,78 @@ class MegatronPolicy:
             self._weights = dict(self._model.named_parameters())  # without the adapters
             self._load_weights()
             self._adapters = self._add_adapters(config)
-            keeps_copy = loss.reference_policy_kl_penalty > 0 and not self._adapters
+            keeps_copy = objective.keeps_reference and not self._adapters
             self._reference = (
                 ReferenceWeights(lambda: [*self._model.parameters()], cfg.reference_placement)
                 if keeps_copy
                 else None
             )
-            ddp_config = DistributedDataParallelConfig(
-                grad_reduce_in_fp32=True,
-                overlap_grad_reduce=coordinates.layout.dp * coordinates.layout.cp > 1,
-                use_distributed_optimizer=shards_optimizer(cfg),
-            )
-            self._ddp = DistributedDataParallel(config, ddp_config, self._model)
-            trained_dtype = ADAPTER_DTYPE if self._adapters else self._dtype
-            self._optimizer = build_optimizer(cfg, self._ddp, trained_dtype)
-            config.no_sync_func = self._ddp.no_sync
-            if cfg.offload_optimizer_for_logprob:
-                self._offload_optimizer()
+            if objective.trains:
+                self._prepare_training(config)
+            else:
+                self._model.requires_grad_(False)
             self._replay = RouteReplay(
                 self._model if cfg.megatron_cfg.router_replay else None, config, self.device
             )
-            self._pipeline = Pipeline(self._ddp, config, length_multiple(cfg), self._replay)
+            model = self._ddp if objective.trains else self._model
+            self._pipeline = Pipeline(model, config, length_multiple(cfg), self._replay)
         leaves = cfg.offload_parameters_between_phases
         self._weights_in_use = HostParking(self._model.parameters()).in_use if leaves else stays_on_device
 
-    # Log-probs
+    def _prepare_training(self, config: TransformerConfig) -> None:
+        """Give the model gradients, which are summed over ranks, and an optimizer."""
+        layout = self.coordinates.layout
+        ddp_config = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True,
+            overlap_grad_reduce=layout.dp * layout.cp > 1,
+            use_distributed_optimizer=shards_optimizer(self.cfg),
+        )
+        self._ddp = DistributedDataParallel(config, ddp_config, self._model)
+        trained_dtype = ADAPTER_DTYPE if self._adapters else self._dtype
+        self._optimizer = build_optimizer(self.cfg, self._ddp, trained_dtype)
+        config.no_sync_func = self._ddp.no_sync
+        if self.cfg.offload_optimizer_for_logprob:
+            self._offload_optimizer()
 
-    @torch.no_grad()
+    # Log-probs and values
+
     def logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
         """Score the batch; every rank returns all log-probs, packed [sum of lengths] float32 on the CPU, in
         nats; 0 where response_mask is 0."""
-        specs = [spec for update in schedule.global_batches for spec in update.micro_batches]
-        packed = torch.zeros(batch.num_tokens, dtype=torch.float32, device=self.device)
+        return self._of_tokens(batch, schedule)[0]
 
-        def keep(scores: TokenScores, inputs: ModelInputs) -> None:
-            packed[inputs.packed_index] = scores.logprobs
+    def scores(self, batch: PolicyBatch, schedule: Schedule) -> TokenScores:
+        """Score the batch as ``logprobs`` does, and the ``top_k`` most likely tokens in the place of each
+        token, if the objective asks for any: topk_logprobs float32 and topk_ids int32, packed [T, k]."""
+        return TokenScores.of(self._of_tokens(batch, schedule))
+
+    def values(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
+        """Value the batch by the model of a critic; every rank returns all values, packed [sum of lengths]
+        float32 on the CPU, at the places of column values."""
+        return self._of_tokens(batch, schedule)[0]
+
+    @torch.no_grad()
+    def _of_tokens(self, batch: PolicyBatch, schedule: Schedule) -> list[Tensor]:
+        """Return what the model gives for each scored token, packed: its log-prob, or its value, and the
+        log-probs and ids of the most likely tokens if the objective asks for any."""
+        specs = [spec for update in schedule.global_batches for spec in update.micro_batches]
+        packed = empty_outputs(self.objective.scoring, batch.num_tokens, self.device)
+
+        def keep(outputs: TokenScores | TokenValues, inputs: ModelInputs) -> None:
+            keep_outputs(packed, outputs.tensors, inputs)
 
         with self._megatron(), self._weights_in_use(), self._replay.comparing():
             self._model.eval()
             self._pipeline.forward(batch, schedule, specs, keep)
             self._model.train()
-            self._send_from_last_stage(packed)
-        return packed.cpu()
+            for tensor in packed:
+                self._send_from_last_stage(tensor)
+        return [tensor.cpu() for tensor in packed]
 
     def at_temperature_one(self) -> AbstractContextManager[None]:
         """Have ``logprobs`` score at temperature 1 within the block."""
-        return at_temperature_one(self._model, self._temperature)
+        assert self.objective.scoring is not None, "values have no temperature"
+        return at_temperature_one(self._model, self.objective.scoring.temperature)
 
     def reference_logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
         """Score the batch as ``logprobs`` does, under the weights that the run started from.
@@ -184,7 +210,7 @@ class MegatronPolicy:
         """Make one optimizer update per global batch of the schedule; return this replica's part of the
         metrics. ``watch`` sees weights and optimizer before and after, and every loss on the ranks that
         compute it."""
-        metrics = TrainMetrics(self.device, self.coordinates.layout.dp, own_means(self.loss))
+        metrics = TrainMetrics(self.device, self.coordinates.layout.dp, self.objective.own_means)
         with self._megatron(), self._weights_in_use():
             with self._optimizer_on_device():
                 if watch is not None:
@@ -207,11 +233,11 @@ class MegatronPolicy:
         watch: UpdateWatch | None,
     ) -> None:
         """Make one optimizer update, on one global batch, and record it in ``metrics``."""
-        objective = update_objective(self.loss, batch, update, metrics, watch)
+        objective = self.objective.of_update(batch, update, metrics, watch)
         self._ddp.zero_grad_buffer()
         self._optimizer.zero_grad()
         # Where no earlier phase did, routers are compared while the weights are still those that sampled.
-        is_first = not scores_prev_logprobs(self.loss) and metrics.num_updates == 0
+        is_first = not self.objective.is_scored_before and metrics.num_updates == 0
         with self._replay.comparing() if is_first else contextlib.nullcontext():
             self._pipeline.forward_backward(batch, schedule, update.micro_batches, objective)
         self.num_updates += 1
@@ -382,7 +408,7 @@ class MegatronPolicy:
         return add_adapters(self._model, settings)
 
     def _is_tied_output(self, name: str) -> bool:
-        return name == "output_layer.weight" and self._model_info.has_tied_embeddings
+        return name == OUTPUT_LAYER and self._model_info.has_tied_embeddings
 
     def _gather(self, rule: Rule, part: Tensor, replicas: Sequence[int]) -> list[Tensor]:
         """Gather every rank's part of a parameter if this rank is in a group with a sender of these replicas.
@@ -403,10 +429,14 @@ class MegatronPolicy:
         return parts
 
     def _load_weights(self) -> None:
+        weights = dict(self._weights)
+        if self.objective.scoring is None and (head := weights.pop(OUTPUT_LAYER, None)) is not None:
+            with torch.no_grad():
+                head.copy_(value_head(self._source, self._model_info.hidden_size))
         # With tied embeddings, a last stage that is not the first holds the embedding as its output layer.
         parameters = (
             ("embedding.word_embeddings.weight" if self._is_tied_output(name) else name, parameter)
-            for name, parameter in self._weights.items()
+            for name, parameter in weights.items()
         )
         load_weights(parameters, HFCheckpoint(self._source), self._geometry, self._part)
 

@@ -9,20 +9,18 @@ whole model.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 from torch.nn import functional
 
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.model_info import ModelInfo
+from nemo_like.policy.hf_checkpoint import HFCheckpoint
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"mlp\.experts\.local_experts\.(?P<index>\d+)\.(?P<layer>linear_fc[12])\.weight")
@@ -135,39 +133,6 @@ class Geometry:
             vocab_size=model.vocab_size,
             padded_vocab_size=model.padded_vocab_size(tp),
         )
-
-
-class HFCheckpoint:
-    """The tensors of a safetensors checkpoint directory by name; each is read when it is asked for.
-
-    Raises FileNotFoundError when the directory has no safetensors weights, and KeyError, with one of the
-    names that there are, when a tensor is missing.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        index = path / "model.safetensors.index.json"
-        if index.is_file():
-            self._files: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        elif (path / "model.safetensors").is_file():
-            with safe_open(path / "model.safetensors", framework="pt") as file:
-                self._files = dict.fromkeys(file.keys(), "model.safetensors")
-        else:
-            raise FileNotFoundError(
-                f"policy.model_name={path} holds neither model.safetensors nor model.safetensors.index.json; "
-                "save the checkpoint with transformers' save_pretrained"
-            )
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._files
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._files:
-            raise KeyError(
-                f"{self.path} has no tensor {name!r}; it has {len(self._files)}, e.g. {min(self._files)!r}"
-            )
-        with safe_open(self.path / self._files[name], framework="pt") as file:
-            return file.get_tensor(name)
 
 
 def rule_for(name: str, part: ModelPart, ep_rank: int | None = None) -> Rule:

@@ -1,6 +1,7 @@
 """A Megatron-core GPT model that scores tokens by itself.
 
-Instead of logits, its last pipeline stage returns the log-probs of the tokens that it is asked for.
+Instead of logits, its last pipeline stage returns the log-probs of the tokens that it is asked for, or as a
+critic's model their values.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn import functional
 
-from nemo_like.algorithms.logprobs import LogprobSettings, TokenScores, VocabularyShard, linear_scores
+from nemo_like.algorithms.logprobs import (
+    LogprobSettings,
+    TokenScores,
+    VocabularyShard,
+    linear_scores,
+    scores_with_most_likely,
+)
+from nemo_like.algorithms.token_values import TokenValues, linear_values
 from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.config.model_info import ModelInfo
 from nemo_like.config.schema import PolicyConfig, Precision
@@ -34,6 +42,9 @@ from nemo_like.policy.megatron.modules import (
     layer_spec,
     uses_transformer_engine,
 )
+
+# The name of the last stage's parameter [vocabulary, H], or [1, H] in a critic's model.
+OUTPUT_LAYER = "output_layer.weight"
 
 
 def transformer_config(model: ModelInfo, cfg: PolicyConfig, layout: ParallelLayout) -> TransformerConfig:
@@ -109,7 +120,8 @@ def _recompute_options(cfg: PolicyConfig) -> dict[str, Any]:
 
 
 class ScoringGPTModel(GPTModel):
-    """A GPT whose last pipeline stage returns scores of chosen tokens; earlier stages return hidden states.
+    """A GPT whose last pipeline stage returns scores of chosen tokens, or without ``settings`` their values;
+    earlier stages return hidden states.
 
     It is called as ``forward(input_ids, position_ids, None, labels=inputs)``. Megatron-core hands ``labels``
     through to the end of the model, so the ModelInputs, which say what to score, travel there.
@@ -119,7 +131,7 @@ class ScoringGPTModel(GPTModel):
         self,
         config: TransformerConfig,
         model: ModelInfo,
-        settings: LogprobSettings,
+        settings: LogprobSettings | None,
         part: ModelPart,
         *,
         shares_prompts: bool,
@@ -144,6 +156,13 @@ class ScoringGPTModel(GPTModel):
             rope_scaling_factor=model.rope_scaling_factor or 1.0,
         )
         self._mark_parameters(part)
+        self._gives_values = settings is None
+        if settings is None:
+            if self.post_process:
+                # Every tensor-parallel rank has a copy, unlike of the output layer that it replaces.
+                options: dict[str, Any] = {"bias": False, "dtype": config.params_dtype}
+                self.output_layer = torch.nn.Linear(model.hidden_size, 1, **options)
+            return
         rows = model.padded_vocab_size(tp) // tp
         first = parallel_state.get_tensor_model_parallel_rank() * rows
         self.logprob_settings = settings
@@ -186,9 +205,25 @@ class ScoringGPTModel(GPTModel):
             rotations = rotations[position_ids[0]]  # [T, 1, 1, d]
         return (decoder_input, rotations, *rest)
 
-    def _postprocess(self, hidden_states: Tensor, *, labels: ModelInputs, **_: Any) -> Tensor | TokenScores:
+    def _postprocess(
+        self, hidden_states: Tensor, *, labels: ModelInputs, **_: Any
+    ) -> Tensor | TokenScores | TokenValues:
         if not self.post_process:
             return hidden_states
+        give = self._values if self._gives_values else self._scores
+        outputs: TokenScores | TokenValues = give(hidden_states, labels)
+        return outputs if labels.context_index is None else _of_all_context_ranks(outputs, labels)
+
+    def _values(self, hidden_states: Tensor, labels: ModelInputs) -> TokenValues:
+        if self.config.sequence_parallel:
+            # Every rank computes the whole gradient of the hidden states, of which it needs its own part.
+            hidden_states = gather_from_sequence_parallel_region(
+                hidden_states, tensor_parallel_output_grad=False
+            )
+        valued = hidden_states.flatten(0, 1).index_select(0, labels.output_index)
+        return linear_values(valued, self.output_layer.weight)
+
+    def _scores(self, hidden_states: Tensor, labels: ModelInputs) -> TokenScores:
         weight = self.output_layer.weight
         if self.share_embeddings_and_output_weights:
             weight = self.shared_embedding_or_output_weight()
@@ -200,20 +235,29 @@ class ScoringGPTModel(GPTModel):
         elif self.vocabulary_shard.group is not None:
             hidden_states = copy_to_tensor_model_parallel_region(hidden_states)
         scored = hidden_states.flatten(0, 1).index_select(0, labels.output_index)
-        settings = self.logprob_settings
-        if not self.training:
-            settings = replace(settings, with_entropy=False)  # only training reports the entropy
-        scores = linear_scores(scored, weight, labels.token_ids, self.vocabulary_shard, settings)
-        return scores if labels.context_index is None else _of_all_context_ranks(scores, labels)
+        shard, settings, ids = self.vocabulary_shard, self.logprob_settings, labels.token_ids
+        if self.training:
+            return linear_scores(scored, weight, ids, shard, settings, labels.topk_ids)
+        # Only training reports the entropy.
+        return scores_with_most_likely(scored, weight, ids, shard, replace(settings, with_entropy=False))
 
 
-def _of_all_context_ranks(scores: TokenScores, inputs: ModelInputs) -> TokenScores:
-    """Return the scores of all M scored tokens of a micro-batch; each context-parallel rank gives those of
-    its own tokens."""
+def _of_all_context_ranks(
+    outputs: TokenScores | TokenValues, inputs: ModelInputs
+) -> TokenScores | TokenValues:
+    """Return what the model gives for all M scored tokens of a micro-batch; each context-parallel rank brings
+    that of its own tokens."""
     group, num_tokens = parallel_state.get_context_parallel_group(), len(inputs.packed_index)
-    parts = [scores.logprobs] if scores.entropy is None else [scores.logprobs, scores.entropy]
-    whole = _GatherScored.apply(torch.stack(parts), inputs.context_index, num_tokens, group)
-    return TokenScores(logprobs=whole[0], entropy=None if scores.entropy is None else whole[1])
+    # One tensor for one collective. Ids are exact in it: float32 has all whole numbers up to 2^24.
+    rows = [one.unsqueeze(1).flatten(1).t().to(outputs.tensors[0].dtype) for one in outputs.tensors]
+    everyone = _GatherScored.apply(torch.cat(rows), inputs.context_index, num_tokens, group)
+    parts = everyone.split([len(row) for row in rows])
+    return outputs.of(
+        [
+            part[0] if own.ndim == 1 else part.t().to(own.dtype)
+            for part, own in zip(parts, outputs.tensors, strict=True)
+        ]
+    )
 
 
 class _GatherScored(torch.autograd.Function):

@@ -13,7 +13,6 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from nemo_like.algorithms.logprobs import TokenScores
 from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, Schedule
 from nemo_like.policy.batch import ContextRank, ModelInputs, PolicyBatch
 from nemo_like.policy.megatron.cpu_shim import plain_torch
@@ -21,8 +20,8 @@ from nemo_like.policy.megatron.modules import packed_parameters
 from nemo_like.policy.megatron.router_replay import RouteReplay
 from nemo_like.policy.objective import LossFunction
 
-# The last pipeline stage calls this with each micro-batch's scores.
-OnScored = Callable[[TokenScores, ModelInputs], None]
+# The last pipeline stage calls this with each micro-batch's TokenScores or TokenValues.
+OnScored = Callable[[Any, ModelInputs], None]
 
 
 class Pipeline:
@@ -50,7 +49,7 @@ class Pipeline:
         """Score these micro-batches of the schedule. Raises ValueError for a padded length that is not a
         multiple of ``length_multiple``."""
 
-        def score(scores: TokenScores, inputs: ModelInputs, non_loss_data: bool) -> None:
+        def score(scores: Any, inputs: ModelInputs, non_loss_data: bool) -> None:
             on_scored(scores, inputs)
 
         self._run(batch, schedule, specs, score, forward_only=True, collect_non_loss_data=True)
@@ -63,7 +62,7 @@ class Pipeline:
         # Megatron-core wants a token count to normalise by; the loss is normalised already, so it gets 0.
         num_tokens = torch.zeros((), dtype=torch.int, device=batch.device)
 
-        def score(scores: TokenScores, inputs: ModelInputs) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        def score(scores: Any, inputs: ModelInputs) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
             with plain_torch():
                 return loss(scores, inputs), num_tokens, {}
 
@@ -88,10 +87,10 @@ class Pipeline:
                         labels=inputs,
                         packed_seq_params=packed_parameters(inputs),
                     )
-            if not isinstance(output, TokenScores):
+            if isinstance(output, Tensor):
                 return output, score  # an earlier stage scores nothing
             # Megatron-core expects a model to return a tensor.
-            return output.logprobs, lambda _, **options: score(output, inputs, **options)
+            return output.tensors[0], lambda _, **options: score(output, inputs, **options)
 
         is_padded = schedule.layout is MicroBatchLayout.padded
         shapes = {(len(spec.rows) if is_padded else 1, spec.padded_length) for spec in specs}

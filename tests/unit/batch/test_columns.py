@@ -18,6 +18,8 @@ from nemo_like.batch.columns import (
     declared_by,
     gather_columns,
     reads,
+    reads_by_arguments,
+    teacher_topk_columns,
     writes,
 )
 
@@ -132,6 +134,17 @@ def test_code_is_marked_with_what_it_writes_and_reads() -> None:
     assert declared_by("env.math", Judge()) == Declaration("env.math", writes=(CREDIT,))
     assert declared_by("loss_fn", loss) == Declaration("loss_fn", reads=(LEVEL,))
     assert declared_by("env.sums", object()) == Declaration("env.sums")
+
+
+def test_arguments_may_decide_what_is_read() -> None:
+    @reads_by_arguments(lambda size=2, **_: teacher_topk_columns(size))
+    def loss() -> None:
+        pass
+
+    ids, logprobs = declared_by("loss_fn", loss, {"size": 4, "weight": 1.0}).reads
+    assert (ids.name, ids.dtype, ids.inner_shape) == ("teacher_topk_ids", "int32", (4,))
+    assert (logprobs.name, logprobs.dtype, logprobs.inner_shape) == ("teacher_topk_logprobs", "float32", (4,))
+    assert declared_by("loss_fn", loss).reads == teacher_topk_columns(2)
 
 
 def test_a_mark_that_is_no_column_is_an_error() -> None:

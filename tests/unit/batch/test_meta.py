@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -104,7 +105,9 @@ def test_a_batch_arrives_as_it_was_sent() -> None:
     schedule = Schedule((update, GlobalBatch(0, 0, ())), MicroBatchLayout.packed, length_multiple=4)
     sent = batch().subset([4, 1, 0]).with_schedule(schedule)
     sent = sent.with_tags({"kind": ["a", "b", ""], "number": [1, 2, 2**40], "mixed": [1, 0.5, True]})
-    for meta in (sent, batch(), batch().subset([])):
+    whole = sent.with_schedule(replace(schedule, with_ends=True))
+    assert whole != sent
+    for meta in (sent, whole, batch(), batch().subset([])):
         arrived = pickle.loads(pickle.dumps(meta, protocol=5))
         assert arrived == meta
         assert [type(value) for values in arrived.tags.values() for value in values] == [

@@ -12,9 +12,15 @@ from hypothesis import strategies as st
 
 from nemo_like.batch.columns import ROLLOUT_COLUMNS
 from nemo_like.batch.meta import Chunk, KVBatchMeta
-from nemo_like.batch.micro_batches import model_length
-from nemo_like.batch.sharding import by_generation, shard_for_logprobs, shard_for_training
-from nemo_like.batch.tags import SAMPLE_MASK, Tag
+from nemo_like.batch.micro_batches import MicroBatching, fixed_size, model_length, sequence_packing
+from nemo_like.batch.prompt_sharing import PromptSharing
+from nemo_like.batch.sharding import (
+    by_generation,
+    shard_for_logprobs,
+    shard_for_training,
+    shard_for_values,
+)
+from nemo_like.batch.tags import GROUP_ID, NUM_PROMPT_TOKENS, SAMPLE_MASK, Tag
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 
 # What these tests know their samples by.
@@ -153,6 +159,36 @@ def test_both_stages_find_a_sample_at_the_same_place(case: tuple[KVBatchMeta, in
     )
     assert [shard.sample_ids for shard in training] == [shard.sample_ids for shard in logprobs]
     assert all(len(shard.schedule.global_batches) == 1 for shard in logprobs)
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases(), st.booleans(), st.booleans())
+def test_a_critic_values_a_whole_sample_where_it_trains_on_it(
+    case: tuple[KVBatchMeta, int, int, int], packs: bool, shares: bool
+) -> None:
+    """Every rank has the rows of training in their order, each once, and room for all their tokens."""
+    meta, num_shards, batch_size, size = case
+    meta = meta.with_tags({NUM_PROMPT_TOKENS.name: [1] * len(meta), GROUP_ID.name: [0] * len(meta)})
+    train_strategy: MicroBatching = PromptSharing(200) if shares else fixed_size(size)
+    sizes = {"num_shards": num_shards, "global_batch_size": batch_size}
+    training = shard_for_training(meta, strategy=train_strategy, **sizes)
+    strategy = sequence_packing(64, 4) if packs else fixed_size(size, 4)
+    valuing = shard_for_values(meta, strategy=strategy, train_strategy=train_strategy, **sizes)
+    assert [shard.sample_ids for shard in valuing] == [shard.sample_ids for shard in training]
+    (num_micro_batches,) = {shard.schedule.num_microbatches for shard in valuing}
+    assert len(num_micro_batches) == 1
+    for shard in valuing:
+        assert shard.schedule.with_ends
+        assert (shard.schedule.layout, shard.schedule.length_multiple) == (
+            strategy.layout,
+            strategy.length_multiple,
+        )
+        ((*micro_batches,),) = [update.micro_batches for update in shard.schedule.global_batches]
+        assert sorted(row for one in micro_batches for row in one.rows) == list(range(len(shard)))
+        for one in micro_batches:
+            lengths = [-(-shard.lengths[row] // 4) * 4 for row in one.rows]
+            assert (sum if packs else max)(lengths) <= one.padded_length
+    assert not any(shard.schedule.with_ends for shard in training)
 
 
 @settings(max_examples=150, deadline=None)

@@ -12,7 +12,7 @@ from nemo_like.checkpoint.store import (
     CheckpointStore,
     Retention,
     read_checkpoint,
-    verify_policy_files,
+    verify_group_files,
 )
 from nemo_like.observability.disk import DiskFull
 from tests.disks import fill, small_disk
@@ -35,6 +35,14 @@ def state(step: int, **metrics: float) -> TrainingState:
     )
 
 
+def digests_of(path: Path, *groups: str) -> dict[str, str]:
+    return {
+        f"{group}/{name}": digest
+        for group in groups
+        for name, digest in share_digests(path / group, rank=0, world_size=1).items()
+    }
+
+
 class Checkpoints:
     """A store with the warnings it gave."""
 
@@ -44,9 +52,9 @@ class Checkpoints:
         self.store = CheckpointStore(root, retention, self.warnings.append, expected_bytes=100)
 
     def save(self, step: int, **metrics: float) -> None:
-        with self.store.writing(step) as policy:
-            (policy / "weights").write_bytes(b"x" * 100)
-            self.store.finish(state(step, **metrics), share_digests(policy, rank=0, world_size=1))
+        with self.store.writing(step) as path:
+            (path / "policy" / "weights").write_bytes(b"x" * 100)
+            self.store.finish(state(step, **metrics), digests_of(path, "policy"))
 
     def names(self) -> list[str]:
         return sorted(path.name for path in self.root.iterdir())
@@ -62,7 +70,22 @@ def test_a_checkpoint_comes_back_as_it_was_written(saved: Checkpoints) -> None:
     latest = saved.store.latest()
     assert latest is not None
     assert latest.state == state(3, **{ACCURACY: 0.5})
-    assert (latest.policy_path / "weights").read_bytes() == b"x" * 100
+    assert (latest.path_of("policy") / "weights").read_bytes() == b"x" * 100
+
+
+def test_every_group_has_files_and_digests_of_its_own(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, ALL, print, expected_bytes=100, groups=("policy", "value"))
+    with store.writing(1) as path:
+        (path / "policy" / "weights").write_bytes(b"p")
+        (path / "value" / "weights").write_bytes(b"v")
+        store.finish(state(1), digests_of(path, "policy", "value"))
+    found = read_checkpoint(tmp_path / "step_1")
+    assert found.digests_of("value") == share_digests(found.path_of("value"), rank=0, world_size=1)
+    assert found.digests_of("value") != found.digests_of("policy")
+    (found.path_of("value") / "weights").write_bytes(b"w")
+    verify_group_files(found, "policy")
+    with pytest.raises(CheckpointError, match="value/weights is not what was written"):
+        verify_group_files(found, "value")
 
 
 def test_there_is_no_latest_checkpoint_before_the_first(saved: Checkpoints) -> None:
@@ -79,8 +102,8 @@ def test_the_latest_is_by_number_not_by_name(saved: Checkpoints) -> None:
 
 def test_a_save_that_raises_leaves_nothing_and_harms_nothing(saved: Checkpoints) -> None:
     saved.save(1)
-    with pytest.raises(KeyError), saved.store.writing(2) as policy:
-        (policy / "weights").write_bytes(b"half")
+    with pytest.raises(KeyError), saved.store.writing(2) as path:
+        (path / "policy" / "weights").write_bytes(b"half")
         raise KeyError("worker")
     assert saved.names() == ["step_1"]
 
@@ -125,7 +148,7 @@ def test_contents_that_changed_at_an_equal_size_are_found(
     file = saved.root / "step_1" / name
     file.write_text(file.read_text().replace(written, found, 1))
     with pytest.raises(CheckpointError, match=f"step_1 is corrupt: {name} is not what was written"):
-        verify_policy_files(read_checkpoint(saved.root / "step_1"))
+        verify_group_files(read_checkpoint(saved.root / "step_1"))
 
 
 @pytest.mark.parametrize("entry", ['"x"', '{"bytes": 100}', '{"bytes": 100, "sha255": "0"}', "[]"])
@@ -150,11 +173,11 @@ def test_files_that_only_the_workers_see_are_an_error_not_a_checkpoint_without_t
     saved: Checkpoints,
 ) -> None:
     with (
-        pytest.raises(CheckpointError, match=r"different files in .*: __1_0\.distcp\. Every node must share"),
-        saved.store.writing(1) as policy,
+        pytest.raises(CheckpointError, match=r"different files in .*: policy/__1_0\.distcp\. Every node"),
+        saved.store.writing(1) as path,
     ):
-        (policy / "__0_0.distcp").write_bytes(b"x")
-        saved.store.finish(state(1), {"__0_0.distcp": "0", "__1_0.distcp": "0"})
+        (path / "policy" / "__0_0.distcp").write_bytes(b"x")
+        saved.store.finish(state(1), {"policy/__0_0.distcp": "0", "policy/__1_0.distcp": "0"})
     assert saved.names() == []
 
 
@@ -227,13 +250,13 @@ def test_a_disk_that_gets_full_while_saving_is_told_and_the_last_checkpoint_stay
     saved.save(1)
     with (
         pytest.raises(DiskFull, match="no space for the checkpoint of step 2"),
-        saved.store.writing(2) as policy,
+        saved.store.writing(2) as path,
     ):
-        (policy / "weights").write_bytes(b"half")
+        (path / "policy" / "weights").write_bytes(b"half")
         fill(disk)
         raise RuntimeError("a worker's write failed for a reason that it does not tell")
     assert saved.names() == ["step_1"]
-    verify_policy_files(read_checkpoint(disk / "checkpoints" / "step_1"))
+    verify_group_files(read_checkpoint(disk / "checkpoints" / "step_1"))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format_version": 99}', '{"format_version": 1}'])

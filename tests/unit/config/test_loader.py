@@ -150,7 +150,7 @@ def test_what_is_beside_a_configuration_comes_before_what_is_shipped(write: Writ
     [
         ("{grpo: defualt}", f"did you mean {CONFIGS / 'grpo' / 'default.yaml'}?"),
         ("grpo_arithmetic_cpus", f"did you mean {DEMO}?"),
-        ("mine2", f"there are {RECIPES / 'grpo-llama3.1-8b-1n8g.yaml'}, "),
+        ("mine2", f"there are {CONFIGS / 'distill_arithmetic_cpu.yaml'}, "),
     ],
 )
 def test_a_default_that_is_nowhere_proposes_the_nearest_shipped_one_and_never_the_file_itself(

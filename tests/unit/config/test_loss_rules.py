@@ -28,6 +28,8 @@ BOUNDS = (
 
 GSPO = ("loss_fn.sequence_level_importance_ratios=true", "loss_fn.token_level_loss=false")
 
+DISTILLATION = ("loss_fn.kind=distillation", "teacher=default", "teacher.model_name=${policy.model_name}")
+
 
 def problems(cfg: Config) -> list[str]:
     with pytest.raises(ConfigError) as caught:
@@ -55,6 +57,10 @@ def problems(cfg: Config) -> list[str]:
         ("loss_fn.kind=sapo", "loss_fn.token_level_loss=false"),
         ("loss_fn.kind=sapo", "++loss_fn.arguments.tau_neg=1.5"),
         ("loss_fn.kind=gspo_token", *GSPO),
+        DISTILLATION,
+        (*DISTILLATION, "++loss_fn.arguments={weight: 0.5, reward_weight: 1}"),
+        (*DISTILLATION, "++loss_fn.arguments={divergence: jensen_shannon, beta: 0.1, top_k: 64}"),
+        (*DISTILLATION, "++loss_fn.arguments.divergence=forward", *GSPO),
     ],
 )
 def test_every_loss_can_be_asked_for(demo: Demo, arguments: tuple[str, ...]) -> None:
@@ -70,8 +76,8 @@ def test_every_loss_can_be_asked_for(demo: Demo, arguments: tuple[str, ...]) -> 
         ),
         (
             ("loss_fn.kind=sappo",),
-            "loss_fn.kind=sappo must be one of policy_gradient, sapo, gspo_token, or your own loss, "
-            "package.module:function; did you mean sapo?",
+            "loss_fn.kind=sappo must be one of policy_gradient, sapo, gspo_token, distillation, or your own "
+            "loss, package.module:function; did you mean sapo?",
         ),
         (
             ("loss_fn.kind=sapo", "loss_fn.use_cispo=true"),
@@ -84,6 +90,35 @@ def test_every_loss_can_be_asked_for(demo: Demo, arguments: tuple[str, ...]) -> 
         (
             ("loss_fn.kind=sapo", "++loss_fn.arguments.tau_pos=0"),
             "loss_fn.arguments.tau_pos=0 must be above 0",
+        ),
+        (
+            (*DISTILLATION, "++loss_fn.arguments.divergence=kl"),
+            "loss_fn.arguments.divergence=kl must be one of reverse, reverse_topk, forward, jensen_shannon",
+        ),
+        (
+            (*DISTILLATION, "++loss_fn.arguments.top_k=8"),
+            "loss_fn.arguments.top_k=8 has no effect with divergence=reverse",
+        ),
+        (
+            (*DISTILLATION, "++loss_fn.arguments={divergence: forward, beta: 0.5}"),
+            "loss_fn.arguments.beta=0.5 has no effect with divergence=forward",
+        ),
+        (
+            (*DISTILLATION, "++loss_fn.arguments={divergence: jensen_shannon, beta: 1}"),
+            "loss_fn.arguments.beta=1 must be above 0 and below 1",
+        ),
+        (
+            (*DISTILLATION, "++loss_fn.arguments={divergence: forward, top_k: 0}"),
+            "loss_fn.arguments.top_k=0 must be at least 1",
+        ),
+        ((*DISTILLATION, "++loss_fn.arguments.weight=0"), "loss_fn.arguments.weight=0 must be above 0"),
+        (
+            (*DISTILLATION, "++loss_fn.arguments.reward_weight=-1"),
+            "loss_fn.arguments.reward_weight=-1 must be at least 0",
+        ),
+        (
+            (*DISTILLATION, *GSPO),
+            "loss_fn.sequence_level_importance_ratios=true spreads the gradient evenly over a sample",
         ),
         (
             ("loss_fn.kind=gspo_token",),

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from nemo_like.config.gpu_stages import GpuStage
+from nemo_like.config.gpu_stages import ENGINE_HOLDS, EngineHolds, GpuStage, gpu_stages
 from nemo_like.config.loader import load_config
 from nemo_like.config.machine_rules import Machine
 from nemo_like.config.memory_timetable import (
     GIB,
+    MemoryTimetable,
     format_timetable,
     memory_problems,
     memory_timetable,
@@ -104,7 +105,7 @@ def test_the_table_has_every_gpu_and_all_stages_of_the_fullest_of_each_kind() ->
         ["GiB", "on", "node", "0", "GPU", "4"],
     ]
     (total, _) = (line for line in lines if line.strip().startswith("in all"))
-    assert len(total.split()) == 2 + len(GpuStage)
+    assert len(total.split()) == 2 + len(GpuStage) - 2  # without those of a critic
 
 
 def test_without_a_size_an_engine_counts_with_its_weights_alone() -> None:
@@ -125,3 +126,86 @@ def test_a_run_on_the_cpu_has_no_timetable() -> None:
     assert timetable.holdings == {}
     assert format_timetable(timetable) == []
     assert problems(cfg, model) == []
+
+
+CRITIC = ("value=default", "grpo.adv_estimator.name=gae", "grpo.skip_idle_samples=false")
+CRITIC_OFFLOADS = ("value.offload_optimizer_for_logprob=true", "value.offload_parameters_between_phases=true")
+
+
+def of_stage(timetable: MemoryTimetable, actor: str, stage: GpuStage) -> dict[str, int]:
+    held = timetable.holdings[0, 0][stage]
+    return {one.what: one.num_bytes for one in held if one.actor == actor}
+
+
+def test_a_run_has_the_stages_of_a_critic_only_with_one_and_engines_sleep_in_them() -> None:
+    without, _ = qwen3_8b()
+    with_critic, _ = qwen3_8b(*CRITIC)
+    assert gpu_stages(with_critic) == tuple(GpuStage)
+    assert set(GpuStage) - set(gpu_stages(without)) == {GpuStage.values, GpuStage.value_training}
+    for stage in (GpuStage.values, GpuStage.value_training):
+        assert ENGINE_HOLDS[stage] is EngineHolds.nothing
+
+
+def test_a_critic_holds_what_a_policy_of_its_model_would_but_sends_nothing() -> None:
+    cfg, model = qwen3_8b(*COLOCATED, *OFFLOADS, *CRITIC, *CRITIC_OFFLOADS)
+    timetable = memory_timetable(cfg, model, SIZE, model)
+    assert timetable.actors((0, 0)) == ["engine-0", "policy_worker-0", "value_worker-0"]
+    policy, critic = "policy_worker-0", "value_worker-0"
+    for theirs, own in (
+        (GpuStage.logprobs, GpuStage.values),
+        (GpuStage.policy_training, GpuStage.value_training),
+    ):
+        of_policy = of_stage(timetable, policy, theirs)
+        assert of_policy.pop("buckets") == 2 * 64 * 2**20
+        assert of_stage(timetable, critic, own) == of_policy
+        # What is offloaded leaves the GPU while the other computes.
+        assert set(of_stage(timetable, critic, theirs)) == {"context"}
+        assert set(of_stage(timetable, policy, own)) == {"context", "buckets"}
+        assert of_stage(timetable, "engine-0", own) == {"context": GIB}
+    assert "optimizer" in of_stage(timetable, critic, GpuStage.value_training)
+    assert of_stage(timetable, critic, GpuStage.engine_start) == {}
+    assert problems_with(cfg, model) == []
+
+
+def test_a_critic_that_stays_on_the_gpu_is_counted_in_every_stage() -> None:
+    cfg, model = qwen3_8b(*COLOCATED, *OFFLOADS, *CRITIC, *CRITIC_OFFLOADS, "value.precision=bfloat16")
+    stays = qwen3_8b(*COLOCATED, *OFFLOADS, *CRITIC, *(f"{key[:-4]}false" for key in CRITIC_OFFLOADS))[0]
+    leaves = memory_timetable(cfg, model, SIZE, model)
+    timetable = memory_timetable(stays, model, SIZE, model)
+    for stage in (GpuStage.generation, GpuStage.logprobs, GpuStage.policy_training):
+        held = of_stage(timetable, "value_worker-0", stage)
+        added = held["weights"] + held["gradients"] + held["optimizer"]
+        assert timetable.bytes_in((0, 0), stage) == leaves.bytes_in((0, 0), stage) + added
+    (problem,) = problems_with(stays, model)
+    assert "value_worker-0 optimizer 22.9" in problem
+    assert "value.offload_optimizer_for_logprob=true" in problem
+    with pytest.raises(ConfigError, match=r"value_worker-0 optimizer 22\.9"):
+        validate(stays, Machine.another)
+
+
+def test_the_weights_of_a_critic_in_another_stage_are_told_to_leave() -> None:
+    stays = ("value.offload_optimizer_for_logprob=true", "value.offload_parameters_between_phases=false")
+    cfg, model = qwen3_8b(*COLOCATED, *OFFLOADS, *CRITIC, *stays)
+    (problem,) = problems_with(cfg, model, 40 * GIB)
+    assert "in stage policy_training" in problem and "value_worker-0 weights" in problem
+    assert "value.offload_parameters_between_phases=true" in problem
+
+
+def test_a_critic_on_gpus_of_its_own_has_them_to_itself() -> None:
+    cfg, model = qwen3_8b(*CRITIC, "generation.num_engines=1", "cluster.num_nodes=2", "cluster.address=auto")
+    timetable = memory_timetable(cfg, model, SIZE, model)
+    owners = [timetable.actors(gpu) for gpu in timetable.holdings]
+    assert ["value_worker-0"] in owners and all(len(actors) == 1 for actors in owners)
+    lines = format_timetable(timetable)
+    (title,) = {line[42:] for line in lines if line.startswith("GiB on")}
+    assert title.split() == ["engines", "policy", "sync", "generate", "logprobs", "values", "critic", "train"]
+
+
+def test_the_plan_of_a_critic_needs_its_models_sizes() -> None:
+    cfg, model = qwen3_8b(*CRITIC)
+    with pytest.raises(ValueError, match="needs the sizes of the critic's model"):
+        memory_timetable(cfg, model, SIZE)
+
+
+def problems_with(cfg: Config, model: ModelInfo, size: int = SIZE) -> list[str]:
+    return [str(problem) for problem in memory_problems(cfg, model, size, model)]

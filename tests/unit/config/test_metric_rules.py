@@ -76,8 +76,35 @@ def test_a_metric_that_no_step_would_report_is_refused(
 
 def test_every_name_is_in_the_documentation(demo: Demo) -> None:
     documented = (REPOSITORY / "docs" / "metrics.md").read_text()
-    missing = [name for name in training_metrics(demo()) if _told(name) not in documented]
-    assert missing == []
+    names = [*training_metrics(demo()), *training_metrics(demo("value=default"))]
+    assert [name for name in names if _told(name) not in documented] == []
+
+
+def test_a_critics_metrics_are_those_of_a_run_with_one(demo: Demo) -> None:
+    """The names are those of its training phase and of the report."""
+    import torch
+
+    from nemo_like.algorithms.losses import TokenMean
+    from nemo_like.driver.reports import CriticStep, critic_metrics
+    from nemo_like.observability.metrics import mean, summed
+    from nemo_like.policy.results import ScoredBatch, TrainUpdate
+    from nemo_like.policy.train_metrics import TrainMetrics
+    from nemo_like.policy.value_objective import VALUE_MEANS
+    from tests.unit.driver.test_stages import rollout
+
+    phase = TrainMetrics(torch.device("cpu"), 1, VALUE_MEANS)
+    phase.add_update(grad_norm=1.0, learning_rate=1.0)
+    ones = torch.ones(1)
+    phase.add_means({name: TokenMean(ones, ones) for name in VALUE_MEANS})
+    fit = {"returns": 1.0, "square_returns": 2.0, "advantages": 0.0, "square_advantages": 0.5}
+    valued = ScoredBatch(rollout(), {name: mean(value, 1.0) for name, value in fit.items()})
+    trained = {**phase.result(), "num_skipped_samples": summed(0.0)}
+    update = TrainUpdate(metrics=trained, version=1, compute_s=0.0, operations=())
+    reported = critic_metrics(CriticStep(valued, update))
+    assert reported["train/value/explained_variance"] == 0.5  # 1 - (0.5 - 0) / (2 - 1)
+    known = {name for name in training_metrics(demo("value=default")) if name.startswith("train/value/")}
+    assert set(reported) == known
+    assert not any(name.startswith("train/value/") for name in training_metrics(demo()))
 
 
 def _told(name: str) -> str:

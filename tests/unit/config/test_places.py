@@ -194,3 +194,124 @@ def test_engines_that_map_memory_without_a_replica_on_their_node_are_refused(dem
     cfg = demo(*layout, "generation.weight_transport=shared_memory")
     with pytest.raises(ConfigError, match=r"shared_memory needs a whole replica .*; node 0 has none"):
         replicas(cfg)
+
+
+CRITIC = ("value=default", "grpo.adv_estimator.name=gae")
+TWO = ("policy.data_parallel_size=2", *CRITIC)
+
+
+def test_a_critic_has_gpus_of_its_own_between_policy_and_engines(demo: Demo) -> None:
+    cfg = demo(*GPU, *TWO, "value.data_parallel_size=3", *engines(2))
+    places = placement(cfg)
+    assert gpus_of(places, "policy_worker") == [(0, (0,)), (0, (1,))]
+    assert gpus_of(places, "value_worker") == [(0, (2,)), (0, (3,)), (0, (4,))]
+    assert gpus_of(places, "engine") == [(0, (5,)), (0, (6,))]
+    assert gpus_by_node(places) == {0: 7}
+    assert [place.actor for place in places][2:5] == [f"value_worker-{rank}" for rank in range(3)]
+
+
+def test_a_colocated_critic_has_the_gpus_of_the_policys_ranks(demo: Demo) -> None:
+    cfg = demo(*GPU, COLOCATED, *CRITIC, *megatron(tp=2), "policy.data_parallel_size=2", *engines(4))
+    places = placement(cfg)
+    assert gpus_of(places, "value_worker") == gpus_of(places, "policy_worker")
+    fewer = placement(
+        demo(
+            *GPU,
+            COLOCATED,
+            *CRITIC,
+            *megatron(tp=4),
+            "value.megatron_cfg.tensor_model_parallel_size=1",
+            "value.data_parallel_size=1",
+            *engines(1),
+        )
+    )
+    assert gpus_of(fewer, "value_worker") == [(0, (0,))]
+    assert gpus_by_node(fewer) == {0: 8}
+
+
+def test_a_critic_of_one_worker_is_named_without_a_number(demo: Demo) -> None:
+    places = placement(demo(*GPU, *TWO, "value.data_parallel_size=1", *engines(1)))
+    assert [place.actor for place in places] == [
+        "policy_worker-0",
+        "policy_worker-1",
+        "value_worker",
+        "engine",
+    ]
+
+
+def test_on_cpus_a_critic_is_spread_like_a_group_of_its_own(demo: Demo) -> None:
+    nodes = ("cluster.address=auto", "cluster.num_nodes=2")
+    places = placement(demo(*nodes, *TWO, "value.data_parallel_size=4", *engines(2)))
+    assert nodes_of(places, "policy_worker") == [0, 1]
+    assert nodes_of(places, "value_worker") == [0, 0, 1, 1]
+    assert nodes_of(places, "engine") == [0, 1]
+
+
+def test_a_run_without_training_places_no_critic(demo: Demo) -> None:
+    places = placement(demo(*GPU, *TWO, "rollout.generate_only=true", *engines(2)))
+    assert [place.actor for place in places] == ["engine-0", "engine-1"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            [COLOCATED, "value.data_parallel_size=4"],
+            "value.data_parallel_size=4 makes 4 value workers, but with cluster.placement=colocated they "
+            "share the GPUs of 2 policy workers; use a layout of at most as many, or "
+            "cluster.placement=separate",
+        ),
+        (
+            ["value.megatron_cfg.tensor_model_parallel_size=16"],
+            "value.megatron_cfg.tensor_model_parallel_size=16 must be at most cluster.gpus_per_node=8, since "
+            "its 16 GPUs share a node; divide it over fewer GPUs, or set cluster.gpus_per_node to what a "
+            "node has",
+        ),
+        (
+            ["value.data_parallel_size=6"],
+            "cluster.num_nodes=1 must be at least 2: 2 policy workers of 1 GPU and 6 value workers of 1 "
+            "and 2 engines of 1 do not fit on fewer nodes of cluster.gpus_per_node=8; use fewer engines or "
+            "policy workers, or cluster.num_nodes=2",
+        ),
+        (
+            [
+                COLOCATED,
+                "cluster.gpus_per_node=1",
+                "cluster.num_nodes=2",
+                "value.megatron_cfg.tensor_model_parallel_size=2",
+                "value.data_parallel_size=1",
+            ],
+            "value.megatron_cfg.tensor_model_parallel_size=2 puts workers that exchange something in every "
+            "layer on several nodes",
+        ),
+    ],
+)
+def test_a_critic_that_has_no_place_is_told_by_its_own_keys(
+    demo: Demo, overrides: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        placement(demo(*GPU, *TWO, *engines(2), *overrides))
+    assert message in str(caught.value)
+
+
+def reward_model(num_actors: int, device: str = "cuda") -> list[str]:
+    options = f"{{model_name: /rm, device: {device}, precision: bfloat16, max_length: null}}"
+    return [
+        "env.arithmetic.kind=reward_model",
+        f"++env.arithmetic.options={options}",
+        f"env.arithmetic.num_actors={num_actors}",
+    ]
+
+
+def test_each_actor_of_a_reward_model_has_the_next_gpu_for_itself(demo: Demo) -> None:
+    placed = placement(demo(*GPU, "policy.data_parallel_size=2", *engines(1), *reward_model(2)))
+    assert gpus_of(placed, "reward_model") == [(0, (3,)), (0, (4,))]
+    shared = placement(demo(*GPU, COLOCATED, "policy.data_parallel_size=2", *engines(2), *reward_model(1)))
+    assert shared[-1] == Place("reward_model", 0, (2,))
+    on_cpu = placement(demo(*GPU, "policy.data_parallel_size=2", *engines(1), *reward_model(2, "cpu")))
+    assert gpus_of(on_cpu, "reward_model") == []
+
+
+def test_reward_models_that_do_not_fit_on_the_nodes_are_counted(demo: Demo) -> None:
+    with pytest.raises(ConfigError, match=r"2 engines of 1 and 6 reward models of 1 do not fit on fewer"):
+        placement(demo(*GPU, "policy.data_parallel_size=2", *engines(2), *reward_model(6)))

@@ -4,20 +4,24 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from nemo_like.batch.columns import ROLLOUT_COLUMNS, bytes_per_token
-from nemo_like.config.model_info import read_model_info
+from nemo_like.batch.columns import ROLLOUT_COLUMNS, VALUE_COLUMNS, bytes_per_token
+from nemo_like.config.model_info import model_of, read_model_info
 from nemo_like.config.plan import Plan, checkpoint_bytes, format_plan, make_plan
 from nemo_like.config.roles import Role, ray_cpus, roles
 from nemo_like.config.schema import Config
 from nemo_like.policy.policy_columns import scored_columns
-from tests.unit.config.checkpoints import PADDED, SCORED
+from tests.unit.config.checkpoints import PADDED, SCORED, write_checkpoint
 
 Demo = Callable[..., Config]
 
 
+CRITIC = ("value=default", "grpo.adv_estimator.name=gae", "grpo.skip_idle_samples=false")
+
+
 def plan(cfg: Config) -> Plan:
-    model = read_model_info(cfg.policy.model_name, cfg.policy.backend)
-    return make_plan(cfg, model, bytes_per_token((*ROLLOUT_COLUMNS, *scored_columns(cfg.loss_fn))))
+    columns = (*ROLLOUT_COLUMNS, *scored_columns(cfg.loss_fn), *(VALUE_COLUMNS if cfg.value else ()))
+    critic = None if cfg.value is None else model_of(cfg.value)
+    return make_plan(cfg, model_of(cfg.policy), bytes_per_token(columns), critic)
 
 
 def test_the_demo_asks_ray_for_one_cpu_per_worker_engine_and_transfer_queue_process(demo: Demo) -> None:
@@ -71,9 +75,9 @@ def test_on_gpus_workers_and_engine_ranks_take_one_each(demo: Demo) -> None:
 def test_the_plan_of_the_demo_adds_up(demo: Demo) -> None:
     result = plan(demo(*PADDED))
     assert result.num_samples == 128 * 8 == 1024
-    assert result.updates_per_step == 1024 // 128 == 8
-    assert result.micro_batches_per_update == 128 // 2 // 64 == 1
-    assert result.logprob_batches_per_phase == 1024 // 2 // 128 == 4
+    assert result.policy.updates_per_step == 1024 // 128 == 8
+    assert result.policy.micro_batches_per_update == 128 // 2 // 64 == 1
+    assert result.policy.forwards_per_phase == 1024 // 2 // 128 == 4
     assert result.max_tokens_per_step == 1024 * 32
     # input_ids int32, response_mask uint8, generation_logprobs float32
     assert result.bytes_per_token == 4 + 1 + 4
@@ -93,14 +97,14 @@ def test_each_pass_that_scores_adds_its_column_and_its_forwards(demo: Demo) -> N
 
 def test_a_last_micro_batch_that_is_not_full_counts(demo: Demo) -> None:
     result = plan(demo(*PADDED, "policy.train_micro_batch_size=48", "policy.logprob_batch_size=500"))
-    assert result.micro_batches_per_update == 2  # 48 + 16 rows
-    assert result.logprob_batches_per_phase == 2  # 500 + 12 rows
+    assert result.policy.micro_batches_per_update == 2  # 48 + 16 rows
+    assert result.policy.forwards_per_phase == 2  # 500 + 12 rows
 
 
 def test_with_a_token_budget_the_plan_counts_micro_batches_of_the_longest_samples(demo: Demo) -> None:
     shared = plan(demo("policy.sequence_packing.train_mb_tokens=100"))
-    assert shared.micro_batches_per_update == 22  # 64 rows of 32 tokens, 3 in a micro-batch
-    assert shared.logprob_batches_per_phase == 16  # 512 rows, 32 in a micro-batch of 1024 tokens
+    assert shared.policy.micro_batches_per_update == 22  # 64 rows of 32 tokens, 3 in a micro-batch
+    assert shared.policy.forwards_per_phase == 16  # 512 rows, 32 in a micro-batch of 1024 tokens
     assert "at most 22 micro-batches (up to 100 tokens, packed, prompts shared) per" in format_plan(shared)
     packed = plan(demo("policy.sequence_packing.share_prompts=false"))
     assert "at most 2 micro-batches (up to 1,024 tokens, packed) per update" in format_plan(packed)
@@ -109,7 +113,7 @@ def test_with_a_token_budget_the_plan_counts_micro_batches_of_the_longest_sample
         "policy.dynamic_batching.train_mb_tokens=128",
     )
     dynamic = plan(demo(*PADDED, "policy.dynamic_batching.enabled=true", *rounded))
-    assert dynamic.micro_batches_per_update == 32
+    assert dynamic.policy.micro_batches_per_update == 32
     assert "(up to 128 tokens, dynamic)" in format_plan(dynamic)
 
 
@@ -118,8 +122,14 @@ def test_bfloat16_halves_the_weights(demo: Demo) -> None:
 
 
 def test_the_printed_plan_names_every_role_and_number(demo: Demo) -> None:
-    text = format_plan(plan(demo("policy.megatron_cfg.tensor_model_parallel_size=2")))
-    for role in Role:
+    planned = plan(demo("policy.megatron_cfg.tensor_model_parallel_size=2"))
+    text = format_plan(planned)
+    assert planned.roles.keys() == {*Role} - {
+        Role.reward_model,
+        Role.value_worker,
+        Role.teacher_worker,
+    }
+    for role in planned.roles:
         assert role.value in text
     assert "402,176 parameters, policy TP2 x PP1 x DP2" in text
     assert "128 prompts x 8 responses = 1,024 rows; 80 steps" in text
@@ -154,3 +164,32 @@ def test_a_checkpoint_of_adapters_has_nothing_of_the_frozen_weights(demo: Demo) 
         cfg = demo(*lora, *targets, backend)
         model = read_model_info(cfg.policy.model_name, cfg.policy.backend)
         assert checkpoint_bytes(cfg.policy, model) == expected
+
+
+def test_a_critic_adds_its_workers_columns_phases_and_updates(demo: Demo) -> None:
+    axis = "value.megatron_cfg.tensor_model_parallel_size=2"
+    cfg = demo(*CRITIC, axis, "value.num_epochs_per_rollout=2", "value.warmup_steps=10")
+    needs = roles(cfg)
+    assert (needs[Role.policy_worker].count, needs[Role.value_worker].count) == (2, 4)
+    assert list(needs)[-2:] == [Role.policy_worker, Role.value_worker]
+    assert ray_cpus(cfg) == 7 + 4
+    result = plan(cfg)
+    assert result.bytes_per_token == 9 + 3 * 4
+    text = format_plan(result)
+    assert "  value worker                   4          1          0\n" in text
+    assert (
+        "critic       402,176 parameters, TP2 x PP1 x DP2; it trains alone in the first 10 steps\n"
+        "  values     at most 16 forwards (up to 1,024 tokens, packed) per step on each data-parallel rank\n"
+        "  training   16 updates per step, at most 2 micro-batches (up to 1,024 tokens, packed, prompts "
+        "shared) per update on each data-parallel rank\n"
+    ) in text
+    assert "critic" not in format_plan(plan(demo()))
+
+
+def test_a_critic_of_its_own_size_has_its_own_numbers(demo: Demo, tmp_path: Path) -> None:
+    large = write_checkpoint(tmp_path / "large", num_hidden_layers=4)
+    result = plan(demo(*CRITIC, f"value.model_name={large}", "value.train_global_batch_size=256"))
+    assert result.critic is not None
+    assert result.policy.num_parameters == 402_176
+    assert result.critic.num_parameters == 402_176 + 2 * 196_928  # 2 more layers
+    assert (result.policy.updates_per_step, result.critic.updates_per_step) == (8, 4)

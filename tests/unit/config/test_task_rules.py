@@ -25,7 +25,12 @@ MUST_SET = {
     "function": ["function=a:b"],
     "custom": ["target=a:B"],
     "http": ["url=http://here"],
+    "reward_model": ["model_name=/nowhere"],
+    "judge": ["base_url=http://here/v1", "model=m"],
+    "preference": ["base_url=http://here/v1", "model=m"],
 }
+# What a kind needs besides, though its key has a default.
+NEEDED = {**MUST_SET, "weighted_sum": ["components={arithmetic: 1.0}"]}
 
 
 def problems(cfg: Config) -> list[str]:
@@ -56,7 +61,7 @@ def test_every_kind_has_a_file_and_every_file_a_kind() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_valid_with_its_defaults(with_env: Callable[..., Config], kind: str) -> None:
-    cfg = with_env(kind, *(f"options.{key}" for key in MUST_SET.get(kind, [])))
+    cfg = with_env(kind, *(f"options.{key}" for key in NEEDED.get(kind, [])))
     validate(cfg, Machine.another)
     assert "task" in used_environments(cfg)
     options_of(cfg.env["task"])
@@ -121,6 +126,41 @@ def test_an_option_without_a_default_must_be_set(with_env: Callable[..., Config]
         ("function", "options.function=reward", "env.task.options.function=reward is no import path"),
         ("calculator", "options.result_template=x", "must contain {result}"),
         ("arithmetic", "options.x=1", "env.task.options.x is not a key of the configuration"),
+        ("reward_model", "options.device=gpu", "must be one of cpu, cuda"),
+        ("reward_model", "options.device=cuda", "device=cuda needs policy.device=cuda"),
+        ("reward_model", "options.max_length=0", "env.task.options.max_length=0 must be above 0"),
+        ("judge", "options.base_url=here", "must start with http:// or https://"),
+        (
+            "judge",
+            "options.base_url=http://a/v1/chat/completions",
+            "is the address of one method; name the API's root, which usually ends in /v1",
+        ),
+        ("judge", "options.prompt='rate {respons}'", "must contain {response}, or the judge does not see it"),
+        ("judge", "options.prompt='rate {respons}'", "has {respons}, which stands for nothing; did you mean"),
+        ("judge", "options.score_pattern=x", "env.task.options.score_pattern=x has no group 1"),
+        ("judge", "options.max_score=0", "max_score=0 must be above min_score=0, and both finite"),
+        ("judge", "options.temperature=-1", "env.task.options.temperature=-1 must be at least 0"),
+        ("judge", "options.default_reward=nan", "env.task.options.default_reward=nan must be finite"),
+        ("judge", "timeout_s=270", "must be above options.request_timeout_s x options.max_attempts = 270"),
+        (
+            "judge",
+            "options.api_key_variable=NO_SUCH_KEY",
+            "api_key_variable=NO_SUCH_KEY is no environment variable, or an empty one; export NO_SUCH_KEY",
+        ),
+        ("judge", "options.max_token=5", "is not a key of the configuration; did you mean max_tokens?"),
+        ("preference", "options.prompt='{prompt} {first}'", "must contain {second}, or the judge"),
+        ("weighted_sum", "num_actors=2", "env.task.num_actors=2 must be 0 for a weighted sum"),
+        ("weighted_sum", "max_turns=2", "env.task.max_turns=2 must be 1 for a weighted sum"),
+        ("weighted_sum", "options.components={}", "names no environment, so there is no reward"),
+        (
+            "weighted_sum",
+            "options.components={aritmetic: 1}",
+            "components.aritmetic is not an environment of this configuration, which has arithmetic, task; "
+            "did you mean arithmetic?",
+        ),
+        ("weighted_sum", "options.components={task: 1}", "components.task is of kind weighted_sum, which"),
+        ("weighted_sum", "options.components={arithmetic: inf}", "arithmetic=inf must be finite"),
+        ("weighted_sum", "options.components={arithmetic: high}", "must be a number"),
         ("arithmetic", "num_actors=0", "env.task.num_actors=0 must be at least 1"),
         ("arithmetic", "max_turns=0", "env.task.max_turns=0 must be at least 1"),
         ("arithmetic", "max_failed_share=50", "env.task.max_failed_share=50.0 must be a share, from 0 to 1"),
@@ -142,7 +182,7 @@ def test_what_is_wrong_with_an_environment_is_named(
     with_env: Callable[..., Config], kind: str, override: str, problem: str
 ) -> None:
     settings = [
-        f"options.{key}" for key in MUST_SET.get(kind, []) if not override.startswith(f"options.{key[:4]}")
+        f"options.{key}" for key in NEEDED.get(kind, []) if not override.startswith(f"options.{key[:4]}")
     ]
     assert any(problem in found for found in problems(with_env(kind, *settings, override)))
 

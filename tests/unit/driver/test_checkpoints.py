@@ -54,8 +54,8 @@ class Policy:
     def corrupt_checkpoint_files(self, path: str, digests: Mapping[str, str]) -> list[str]:
         return differing_files(Path(path), digests)
 
-    def load_checkpoint(self, path: str, policy_version: int) -> None:
-        self.loaded.append((path, policy_version))
+    def load_checkpoint(self, path: str, version: int) -> None:
+        self.loaded.append((path, version))
 
 
 def config(**changes: object) -> SimpleNamespace:
@@ -85,7 +85,7 @@ def saved_run(tmp_path: Path) -> tuple[RunDirectory, MixtureSampler]:
     directory, order = RunDirectory.create(str(tmp_path), "run"), sampler()
     order.next(7)
     position = RunPosition(step=5, policy_version=5, consumed_samples=40, valid_tokens=300)
-    run_checkpoints(directory).save(position, {"train/reward": 0.5}, Policy(), order, "wandb-1")
+    run_checkpoints(directory).save(position, {"train/reward": 0.5}, {"policy": Policy()}, order, "wandb-1")
     return directory, order
 
 
@@ -94,15 +94,36 @@ def test_a_run_continues_where_it_was_saved(tmp_path: Path) -> None:
     found, policy, again = run_checkpoints(directory), Policy(), sampler()
     assert found.last_step == 5
     assert found.wandb_run_id == "wandb-1"
-    assert found.resume(policy, again) == RunPosition(5, 5, 40, 300)
+    assert found.resume({"policy": policy}, again) == RunPosition(5, 5, 40, 300)
     assert policy.loaded == [(str(directory.checkpoints_path / "step_5" / "policy"), 5)]
     assert again.next(5) == order.next(5)
+
+
+def test_a_critic_continues_beside_the_policy(tmp_path: Path) -> None:
+    directory, order = RunDirectory.create(str(tmp_path), "run"), sampler()
+    names = ("policy", "value")
+    groups = {name: Policy() for name in names}
+    checkpoints = RunCheckpoints(config(), directory, 100, names)
+    checkpoints.save(RunPosition(step=5, policy_version=3), {}, groups, order, "wandb-1")
+    found, again = RunCheckpoints(config(), directory, 100, names), {name: Policy() for name in names}
+    found.verify(again)
+    assert found.resume(again, sampler()).policy_version == 3
+    step = directory.checkpoints_path / "step_5"
+    assert again["policy"].loaded == [(str(step / "policy"), 3)]
+    assert again["value"].loaded == [(str(step / "value"), 5)]
+
+
+def test_a_checkpoint_without_the_critic_that_the_run_has_is_refused(tmp_path: Path) -> None:
+    directory, _ = saved_run(tmp_path)
+    found = RunCheckpoints(config(), directory, 100, ("policy", "value"))
+    with pytest.raises(CheckpointError, match=r"step_5 has no value/.*another logger\.run_name"):
+        found.resume({"policy": Policy(), "value": Policy()}, sampler())
 
 
 def test_another_seed_is_refused(tmp_path: Path) -> None:
     directory, _ = saved_run(tmp_path)
     with pytest.raises(CheckpointError, match=r"step_5 cannot be continued: .*seed=1, this run 2"):
-        run_checkpoints(directory).resume(Policy(), sampler(seed=2))
+        run_checkpoints(directory).resume({"policy": Policy()}, sampler(seed=2))
 
 
 @pytest.mark.parametrize("switch", ["enabled", "resume_if_exists"])
@@ -110,7 +131,7 @@ def test_a_run_that_does_not_resume_starts_anew(tmp_path: Path, switch: str) -> 
     directory, _ = saved_run(tmp_path)
     checkpoints = run_checkpoints(directory, config(**{switch: False}))
     assert checkpoints.last_step == -1
-    assert checkpoints.resume(Policy(), sampler()) == RunPosition()
+    assert checkpoints.resume({"policy": Policy()}, sampler()) == RunPosition()
 
 
 def test_nothing_is_saved_where_checkpoints_are_not_enabled(tmp_path: Path) -> None:
@@ -133,7 +154,7 @@ def saving_run(tmp_path: Path) -> tuple[RunDirectory, RunCheckpoints, Policy]:
     """A run with a checkpoint of step 5, while its policy workers write that of step 10."""
     directory, order = saved_run(tmp_path)
     checkpoints, policy = run_checkpoints(directory, BACKGROUND), Policy()
-    checkpoints.save(RunPosition(step=10), {}, policy, order, "wandb-1")
+    checkpoints.save(RunPosition(step=10), {}, {"policy": policy}, order, "wandb-1")
     return directory, checkpoints, policy
 
 
@@ -160,7 +181,7 @@ def test_a_run_that_ends_waits_for_its_last_checkpoint(tmp_path: Path) -> None:
 
 def test_the_next_checkpoint_waits_for_the_one_before_it(tmp_path: Path) -> None:
     directory, checkpoints, policy = saving_run(tmp_path)
-    checkpoints.save(RunPosition(step=15), {}, policy, sampler(), "wandb-1")
+    checkpoints.save(RunPosition(step=15), {}, {"policy": policy}, sampler(), "wandb-1")
     assert names(directory) == {"step_5", "step_10", "tmp_step_15"}
 
 
@@ -195,20 +216,20 @@ def test_a_corrupt_checkpoint_is_set_aside_by_name_and_the_one_before_it_is_cont
     damage(directory, 10)
     checkpoints, policy = run_checkpoints(directory, BACKGROUND), Policy()
     assert checkpoints.last_step == 10
-    checkpoints.verify(policy)
+    checkpoints.verify({"policy": policy})
     assert checkpoints.last_step == 5
     assert names(directory) == {"step_5", "step_10.corrupt"}
     (warning,) = checkpoints.warnings
     assert "step_10 is corrupt: policy/weights is not what was written" in warning
     assert "set aside as step_10.corrupt; what came after step 5 is lost and done again" in warning
-    assert checkpoints.resume(policy, sampler()).step == 5
+    assert checkpoints.resume({"policy": policy}, sampler()).step == 5
 
 
 def test_where_no_checkpoint_is_whole_the_run_does_not_begin_anew_in_silence(tmp_path: Path) -> None:
     directory, _ = saved_run(tmp_path)
     damage(directory, 5)
     with pytest.raises(CheckpointError, match=r"policy/weights is not .*No checkpoint in .* is whole"):
-        run_checkpoints(directory, BACKGROUND).verify(Policy())
+        run_checkpoints(directory, BACKGROUND).verify({"policy": Policy()})
     with pytest.raises(CheckpointError, match=r"there is step_5\.corrupt\. Restore one .* or begin anew"):
         run_checkpoints(directory, BACKGROUND)
 
@@ -219,17 +240,17 @@ def test_a_checkpoint_without_digests_is_continued_with_one_warning(tmp_path: Pa
     sizes = {name: entry["bytes"] for name, entry in json.loads(manifest.read_text()).items()}
     manifest.write_text(json.dumps(sizes))
     checkpoints, policy = run_checkpoints(directory, BACKGROUND), Policy()
-    checkpoints.verify(policy)
-    assert checkpoints.resume(policy, sampler()).step == 5
+    checkpoints.verify({"policy": policy})
+    assert checkpoints.resume({"policy": policy}, sampler()).step == 5
     (warning,) = checkpoints.warnings
     assert "step_5 was written without digests" in warning
 
 
 def test_a_checkpoint_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     class Unlucky(Policy):
-        def load_checkpoint(self, path: str, policy_version: int) -> None:
+        def load_checkpoint(self, path: str, version: int) -> None:
             raise ActorFailed("policy_worker-0", "load_checkpoint", "checkpoint", EOFError("short"), None)
 
     directory, _ = saved_run(tmp_path)
     with pytest.raises(CheckpointError, match=r"checkpoints/step_5 cannot be loaded: .*EOFError: short"):
-        run_checkpoints(directory, BACKGROUND).resume(Unlucky(), sampler())
+        run_checkpoints(directory, BACKGROUND).resume({"policy": Unlucky()}, sampler())

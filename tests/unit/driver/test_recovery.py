@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from nemo_like.cluster.actor_errors import ActorDied, ActorFailed
+from nemo_like.config.roles import Role
 from nemo_like.data.sampler import MixtureSampler
 from nemo_like.driver.processes import Actors
 from nemo_like.driver.recovery import ActorRecovery, Recoverable
@@ -48,12 +49,17 @@ class Run:
         self.actors = Actors(
             host=Process("data_plane"),  # type: ignore[arg-type]
             engines=[Process("engine-0"), Process("engine-1")],  # type: ignore[list-item]
-            workers=[Process("policy_worker")],  # type: ignore[list-item]
+            groups={Role.policy_worker: [Process("policy_worker")]},  # type: ignore[list-item]
             environments={"sums": [Process("environment")]},  # type: ignore[list-item]
             rollout=Process("rollout"),  # type: ignore[arg-type]
         )
         self.sampler = MixtureSampler([100], [1.0], seed=1, shuffle=False)
         self.weight_sync = EngineWeights(self._push)
+        policy = SimpleNamespace(
+            version=VERSION,
+            settle=lambda: self.settled_version,
+            **self._noting("connect_weights", "reconnect_data_plane"),
+        )
         self.recovery = ActorRecovery(
             SimpleNamespace(max_recoveries=2, start_timeout_s=1.0, stage_timeout_s=1.0),  # type: ignore[arg-type]
             Recoverable(  # type: ignore[arg-type]
@@ -62,10 +68,8 @@ class Run:
                 actors=self.actors,
                 rollout=SimpleNamespace(**self._noting("abandon", "reconnect", "move_to")),
                 partitions=SimpleNamespace(**self._noting("take_operations", "move_to")),
-                policy=SimpleNamespace(
-                    settle=lambda: self.settled_version,
-                    **self._noting("connect_weights", "reconnect_data_plane"),
-                ),
+                policy=policy,
+                groups=[policy],
                 weight_sync=self.weight_sync,
                 train_sampler=self.sampler,
                 observation=SimpleNamespace(**self._noting("mark_ranges")),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nemo_like.algorithms.advantage_estimators.gae import gae
 from nemo_like.algorithms.estimators import AdvantageInputs, Advantages
 from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.batch.tags import (
@@ -14,16 +16,20 @@ from nemo_like.batch.tags import (
     IS_IDLE,
     KL_SCALE,
     MULT_PROB_ERROR,
+    NUM_RESPONSE_TOKENS,
     OUTCOME,
     REWARD,
     SAMPLE_MASK,
     SCALED_REWARD,
     SHAPED_REWARD,
+    TOKEN_SCALE,
 )
 from nemo_like.config.loader import load_config
 from nemo_like.config.schema import GRPOConfig, LossConfig
 from nemo_like.driver.stages import (
     kl_in_reward,
+    mean_advantages,
+    token_sums,
     validates_after,
     with_advantages,
     with_idle,
@@ -138,6 +144,33 @@ def test_a_kl_in_the_reward_goes_from_what_scoring_found_to_a_scale_for_training
     scaled = with_advantages(batch, lambda inputs: Advantages([1.0] * 4, kl_scale=0.25), [], kl)
     assert scaled.tag(ADVANTAGE) == (1.0,) * 4
     assert scaled.tag(KL_SCALE) == (0.25,) * 4
+
+
+def test_a_critics_sums_go_to_the_estimator_and_its_scale_to_training(cfg: GRPOConfig) -> None:
+    batch = with_shaped_rewards(rollout(), cfg)
+    assert token_sums(batch) is None
+    batch = batch.with_tags(
+        {
+            "token_advantage_sum": [2.0, -3.0, math.nan, 8.0],
+            "token_advantage_square_sum": [4.0, 3.0, math.nan, 20.0],
+        }
+    )
+    of_tokens = token_sums(batch)
+    assert of_tokens is not None
+    assert of_tokens.sums[:2] == (2.0, -3.0)
+    assert of_tokens.square_sums[:2] == (4.0, 3.0)
+    scaled = with_advantages(batch, lambda inputs: gae(inputs, cfg), [], None, of_tokens)
+    # Over the 2, 3 and 4 tokens of the samples that train: mean 7 / 9, mean square 27 / 9.
+    std = math.sqrt(3 - (7 / 9) ** 2)
+    assert scaled.tag(TOKEN_SCALE) == pytest.approx([1 / std] * 4)
+    shift = -7 / 9 / std
+    assert scaled.tag(ADVANTAGE) == pytest.approx([shift, shift, 0.0, shift])
+    means = mean_advantages(scaled)
+    assert [means[0], means[1], means[3]] == pytest.approx(
+        [shift + 1.0 / std, shift - 1.0 / std, shift + 2.0 / std]
+    )
+    silent = scaled.with_tag(NUM_RESPONSE_TOKENS, [0, 3, 4, 4])
+    assert mean_advantages(silent)[0] == 0.0
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ class Step:
         num_tokens = self.update.get(Measured.num_trained_tokens, 11.0)
         update = TrainUpdate(
             metrics={name: mean(value) for name, value in self.metrics.items()},
-            policy_version=2,
+            version=2,
             compute_s=0.0,
             operations=(),
             measured={
@@ -100,7 +100,7 @@ class Step:
             },
             planned_counts=self.counts,
         )
-        return StepResults(batch, rollout, ScoredBatch(batch), update, {}, ())
+        return StepResults(batch, rollout, ScoredBatch(batch), ScoredBatch(batch), update, {}, ())
 
 
 HEALTHY = Step({}, UPDATE, METRICS, [[(7, 2), (4, 2)]] * 2)

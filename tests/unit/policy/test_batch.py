@@ -1,12 +1,25 @@
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from itertools import accumulate
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from nemo_like.algorithms.logprobs import LogprobSettings
 from nemo_like.batch.columns import Column, Layout
 from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, PromptRun, Schedule
-from nemo_like.policy.batch import ContextRank, PolicyBatch, context_positions
+from nemo_like.policy.batch import (
+    ContextRank,
+    PolicyBatch,
+    context_positions,
+    empty_outputs,
+    keep_outputs,
+)
 
 CPU = torch.device("cpu")
 PADDED = Schedule(())
@@ -287,3 +300,121 @@ def test_context_parallel_ranks_have_the_routes_of_their_own_tokens() -> None:
     ]
     # Rank 0 has the first and the last quarter of each sample of four places.
     assert [part.routes[0, :, 0, 0].tolist() for part in parts] == [[11, 0, 1, 0], [12, 13, 2, 3]]
+
+
+PADDED_WITH_ENDS, PACKED_WITH_ENDS = (replace(schedule, with_ends=True) for schedule in (PADDED, PACKED))
+
+
+def test_with_ends_padded_samples_enter_whole_and_their_last_outputs_count_as_of_their_first_tokens() -> None:
+    inputs = two_samples().micro_batch(MicroBatch(rows=(1, 0), padded_length=6), PADDED_WITH_ENDS)
+    assert inputs.input_ids.tolist() == [[20, 21, 22, 23, 0, 0], [10, 11, 12, 13, 0, 0]]
+    assert inputs.packed_index.tolist() == [5, 7, 4, 2, 3, 0]
+    assert inputs.sample_index.tolist() == [0, 0, 0, 1, 1, 1]
+    # Outputs are [positions, samples]: those at 0, 2, 3 of the first row and at 1, 2, 3 of the second.
+    assert inputs.output_index.tolist() == [0, 4, 6, 3, 5, 7]
+
+
+def test_with_ends_packed_samples_enter_whole_and_their_last_outputs_count_as_of_their_first_tokens() -> None:
+    schedule = replace(PACKED_WITH_ENDS, length_multiple=3)
+    inputs = two_samples().micro_batch(MicroBatch(rows=(1, 0), padded_length=15), schedule)
+    assert inputs.input_ids.tolist() == [[20, 21, 22, 23, 0, 0, 10, 11, 12, 13, 0, 0, 0, 0, 0]]
+    assert inputs.packed_index.tolist() == [5, 7, 4, 2, 3, 0]
+    assert inputs.output_index.tolist() == [0, 2, 3, 7, 8, 9]
+    assert inputs.packing is not None
+    assert inputs.packing.lengths == (6, 6, 3)
+
+
+@pytest.mark.parametrize("schedule", [PADDED_WITH_ENDS, PACKED_WITH_ENDS])
+def test_samples_that_fit_without_their_ends_may_not_fit_with_them(schedule: Schedule) -> None:
+    longest = 3 if schedule is PADDED_WITH_ENDS else 7
+    with pytest.raises(ValueError, match="tokens"):
+        two_samples().micro_batch(MicroBatch(rows=(0, 1), padded_length=longest), schedule)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    masks=st.lists(st.lists(st.booleans(), max_size=7), min_size=1, max_size=5),
+    is_packed=st.booleans(),
+    length_multiple=st.sampled_from([1, 3]),
+    num_ranks=st.sampled_from([1, 2]),
+    data=st.data(),
+)
+def test_with_ends_every_response_token_and_every_end_has_the_output_at_the_token_before_it(
+    masks: list[list[bool]], is_packed: bool, length_multiple: int, num_ranks: int, data: st.DataObject
+) -> None:
+    """Whatever the layout and the context rank. Token i of the batch has the id i + 1, so that an output is
+    known by the token that it is at."""
+    masks = [[False, *mask] for mask in masks]
+    lengths = [len(mask) for mask in masks]
+    starts = [end - length for end, length in zip(accumulate(lengths), lengths, strict=True)]
+    batch = PolicyBatch(
+        {
+            "input_ids": np.arange(1, sum(lengths) + 1, dtype=np.int32),
+            "response_mask": np.concatenate(masks).astype(np.uint8),
+        },
+        lengths,
+        {},
+        CPU,
+    )
+    rows = data.draw(st.permutations(range(len(masks))))
+    # Context ranks cut each sample into twice as many pieces.
+    multiple = math.lcm(length_multiple, 2 * num_ranks)
+    rounded = [-(-lengths[row] // multiple) * multiple for row in rows]
+    layout = MicroBatchLayout.packed if is_packed else MicroBatchLayout.padded
+    schedule = Schedule((), layout, multiple if is_packed else 1, with_ends=True)
+    padded_length = (sum if is_packed else max)(rounded) + multiple * data.draw(st.integers(0, 1))
+    found: dict[int, int] = {}  # of the tokens in the packed columns, the id at whose output their value is
+    for rank in range(num_ranks):
+        spec = MicroBatch(tuple(rows), padded_length)
+        inputs = batch.micro_batch(spec, schedule, ContextRank(rank, num_ranks))
+        assert {rows[number] for number in inputs.sample_index.tolist()} == set(rows)
+        places = inputs.packed_index
+        if inputs.context_index is not None:
+            places = places[inputs.context_index]
+        outputs = inputs.input_ids.T.flatten()[inputs.output_index].tolist()
+        assert not found.keys() & set(places.tolist())
+        found |= dict(zip(places.tolist(), outputs, strict=True))
+    expected = {
+        start + place: start + place  # the id of the token before
+        for start, mask in zip(starts, masks, strict=True)
+        for place, is_response in enumerate(mask)
+        if is_response
+    }
+    ends = {start: start + length for start, length in zip(starts, lengths, strict=True)}
+    assert found == {**expected, **ends}
+
+
+def test_a_teachers_tokens_come_with_the_scored_tokens_whatever_part_of_them_a_rank_scores() -> None:
+    columns = {
+        "input_ids": np.arange(10, 18, dtype=np.int32),
+        "response_mask": np.array([0, 1, 1, 1, 0, 1, 1, 1], np.uint8),
+        "teacher_topk_ids": np.arange(16, dtype=np.int32).reshape(8, 2),
+    }
+    batch = PolicyBatch(columns, [4, 4], {}, torch.device("cpu"))
+    spec = MicroBatch(rows=(1, 0), padded_length=4)
+    whole = batch.micro_batch(spec, Schedule(()))
+    assert whole.topk_ids is not None and whole.topk_ids.dtype == torch.int64
+    assert whole.packed_index.tolist() == [5, 6, 7, 1, 2, 3]
+    assert whole.topk_ids[:, 0].tolist() == [10, 12, 14, 2, 4, 6]
+    for rank in (0, 1):
+        part = batch.micro_batch(spec, Schedule(()), ContextRank(rank, 2))
+        assert part.topk_ids is not None and part.context_index is not None
+        assert torch.equal(part.topk_ids, whole.topk_ids[part.context_index])
+
+
+def test_outputs_of_micro_batches_are_packed_at_the_places_of_their_tokens() -> None:
+    batch = two_samples()
+    inputs = batch.micro_batch(MicroBatch(rows=(1, 0), padded_length=4), Schedule(()))
+    num_scored = len(inputs.packed_index)
+    packed = empty_outputs(LogprobSettings(temperature=1.0, top_k=2), batch.num_tokens, batch.device)
+    assert [(tensor.dtype, tensor.ndim) for tensor in packed] == [
+        (torch.float32, 1),
+        (torch.float32, 2),
+        (torch.int32, 2),
+    ]
+    ids = torch.arange(1, 2 * num_scored + 1).view(-1, 2)
+    keep_outputs(packed, (ids[:, 0].float(), ids.float(), ids), inputs)
+    mask = batch.columns["response_mask"].bool()
+    assert torch.equal(packed[0] > 0, mask)
+    assert packed[2][inputs.packed_index].tolist() == ids.tolist()
+    assert len(empty_outputs(None, 3, batch.device)) == 1

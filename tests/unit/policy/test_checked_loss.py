@@ -4,7 +4,7 @@ import pytest
 
 from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.policy.checked_loss import LossFailed, ReadColumns
-from nemo_like.policy.worker import _naming_samples
+from nemo_like.policy.training_worker import naming_samples
 
 
 def test_what_a_loss_raises_is_told_with_step_prompt_and_sample() -> None:
@@ -15,9 +15,9 @@ def test_what_a_loss_raises_is_told_with_step_prompt_and_sample() -> None:
         columns=frozenset(),
         tags={"group_id": (12, 13)},
     )
-    with pytest.raises(LossFailed, match=r"^step 3, sample 1 of prompt 12: wrong$"), _naming_samples(meta):
+    with pytest.raises(LossFailed, match=r"^step 3, sample 1 of prompt 12: wrong$"), naming_samples(meta):
         raise LossFailed("wrong", 0)
-    with pytest.raises(LossFailed, match=r"^step 3: wrong$"), _naming_samples(meta):
+    with pytest.raises(LossFailed, match=r"^step 3: wrong$"), naming_samples(meta):
         raise LossFailed("wrong")
 
 

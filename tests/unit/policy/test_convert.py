@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
+from nemo_like.policy.hf_checkpoint import HFCheckpoint
 from nemo_like.policy.megatron.convert import (
     Geometry,
-    HFCheckpoint,
     ModelPart,
     cut,
     full_shape,

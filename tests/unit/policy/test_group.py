@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_like.batch.columns import POLICY_COLUMNS
+from nemo_like.batch.columns import POLICY_COLUMNS, TEACHER_LOGPROBS, Declaration
 from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
+from nemo_like.batch.tags import GROUP_ID, NUM_PROMPT_TOKENS
 from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.config.derived import Stage
+from nemo_like.config.loader import load_config
 from nemo_like.config.schema import Config
-from nemo_like.policy.group import PolicyWorkerGroup, awaited_of, gathered_tags, with_epochs
+from nemo_like.data_plane.operations import Operation
+from nemo_like.observability.metrics import mean
+from nemo_like.policy.group import (
+    PolicyWorkerGroup,
+    TeacherWorkerGroup,
+    ValueWorkerGroup,
+    awaited_of,
+    gathered_tags,
+    with_epochs,
+)
 from nemo_like.policy.parallelism import parallel_layout
-from nemo_like.policy.results import WorkerScores
+from nemo_like.policy.results import WorkerScores, WorkerUpdate
 
 
 def batch_of(lengths: list[int]) -> KVBatchMeta:
@@ -70,7 +83,7 @@ def test_a_shard_is_pickled_once_for_all_workers_of_its_replica(
     ).policy
     layout = parallel_layout(cfg)
     workers = [Worker(layout.coordinates(rank)) for rank in range(8)]
-    group = PolicyWorkerGroup(workers, Answers(), layout, cfg, num_epochs=1, deadline_s=lambda stage: 1.0)
+    group = PolicyWorkerGroup(workers, Answers(), cfg, num_epochs=1, deadline_s=lambda stage: 1.0)
     pickled: list[KVBatchMeta] = []
     reduce = KVBatchMeta.__reduce__
 
@@ -129,3 +142,118 @@ def test_what_a_late_replica_owes_has_partition_samples_and_column() -> None:
         "is awaited"
     )
     assert awaited_of("train", shard, []) == "partition 'train-1': train of its 2 samples a/1, b/0 is awaited"
+
+
+class ValueAnswers:
+    """A cluster whose calls are their results; it keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, float, list[str]]] = []
+
+    def gather(
+        self, calls: Sequence[Any], *, stage: str, timeout_s: float, watching: Sequence[Any]
+    ) -> list[Any]:
+        self.asked.append((stage, timeout_s, [handle.name for handle in watching]))
+        return list(calls)
+
+
+class ValueWorkerStandIn:
+    """The sum of the advantages of sample i is i, by the sample's id; a leader's metrics say its replica."""
+
+    def __init__(self, place: Coordinates) -> None:
+        self.place, self.name = place, f"value_worker-{place.rank}"
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+
+    def submit(self, method: str, *args: Any) -> WorkerScores | WorkerUpdate | None:
+        received = pickle.loads(pickle.dumps(args))
+        self.calls.append((method, received))
+        if not self.place.is_leader:
+            return None
+        metrics = {"mean": mean(float(self.place.dp), 1.0)}
+        if method == "train":
+            return WorkerUpdate(metrics, 7, float(self.place.dp), ())
+        (shard,) = received
+        sums = [float(sample.rpartition("/")[2]) for sample in shard.sample_ids]
+        return WorkerScores({"token_advantage_sum": sums}, metrics, float(self.place.dp))
+
+
+PPO = Path(__file__).resolve().parents[3] / "configs/ppo_arithmetic_cpu.yaml"
+
+
+def test_a_critics_workers_get_their_replicas_samples_and_leaders_answers_come_back_in_order() -> None:
+    cfg = load_config(
+        PPO,
+        [
+            "value.data_parallel_size=2",
+            "value.megatron_cfg.pipeline_model_parallel_size=2",
+            "value.train_global_batch_size=4",
+            "value.num_epochs_per_rollout=3",
+        ],
+    ).value
+    assert cfg is not None
+    layout, cluster = parallel_layout(cfg), ValueAnswers()
+    workers = [ValueWorkerStandIn(layout.coordinates(rank)) for rank in range(4)]
+    deadlines = {Stage.values: 3.0, Stage.value_training: 4.0}
+    group = ValueWorkerGroup(
+        workers, cluster, cfg, num_epochs=cfg.num_epochs_per_rollout, deadline_s=deadlines.__getitem__
+    )
+    count = 8
+    batch = batch_of([4] * count).with_tags(
+        {
+            "shaped_reward": [0.5] * count,
+            "is_truncated": [False] * count,
+            "advantage": [1.0] * count,
+            "group_id": [0] * 4 + [1] * 4,
+            "num_prompt_tokens": [1] * count,
+        }
+    )
+    valued = group.compute_values(batch)
+    assert valued.batch.tags["token_advantage_sum"] == (0.0, 1.0, 2.0, 3.0, 0.0, 1.0, 2.0, 3.0)
+    assert valued.batch.columns == {"values", "returns", "token_advantages"}
+    assert valued.batch.tags["advantage"] == batch.tags["advantage"]
+    assert (valued.compute_s, valued.metrics["mean"].value) == (1.0, 0.5)
+    update = group.train(valued.batch)
+    assert (update.version, group.version, update.compute_s) == (7, 7, 1.0)
+    assert update.planned_counts == [[(4, 4), (4, 4)]] * 2
+    names = [worker.name for worker in workers]
+    assert cluster.asked == [("value.compute_values", 3.0, names), ("value.train", 4.0, names)]
+    for worker in workers:
+        (valuing,), (training,) = (args for _, args in worker.calls)
+        assert valuing.sample_ids == training.sample_ids
+        assert valuing.schedule.with_ends
+        assert len(valuing.schedule.global_batches) == 1
+        assert len(training.schedule.global_batches) == 3 * 2
+        assert {"shaped_reward", "is_truncated", "sample_mask"} <= valuing.tags.keys()
+        assert "advantage" not in training.tags
+    samples = {worker.place.dp: worker.calls[0][1][0].sample_ids for worker in workers}
+    assert sorted([*samples[0], *samples[1]]) == sorted(batch.sample_ids)
+
+
+class TeacherAnswers(Worker):
+    """A worker of a teacher that writes one column."""
+
+    def submit(self, method: str, *args: Any) -> Any:
+        if method == "declarations":
+            return [Declaration("teacher", writes=(TEACHER_LOGPROBS,))]
+        if method == "settle":
+            return 0
+        super().submit(method, *args)
+        if not self.place.is_leader:
+            return None
+        return WorkerScores({}, {}, float(self.place.dp), (Operation("fetch", {"input_ids": 2}, 1.0),))
+
+
+def test_a_teacher_adds_its_columns_and_stays_at_version_0(demo: Callable[..., Config]) -> None:
+    cfg = demo("policy.train_global_batch_size=4", "policy.megatron_cfg.tensor_model_parallel_size=2").policy
+    layout = parallel_layout(cfg)
+    workers = [TeacherAnswers(layout.coordinates(rank)) for rank in range(4)]
+    group = TeacherWorkerGroup(workers, Answers(), cfg, num_epochs=1, deadline_s=lambda stage: 1.0)
+    batch = batch_of([4] * 8)
+    batch = batch.with_tag(GROUP_ID, [0] * 4 + [1] * 4).with_tag(NUM_PROMPT_TOKENS, [2] * 8)
+    taught = group.compute_teacher_logprobs(batch)
+    assert taught.batch.columns == {"teacher_logprobs"}
+    assert taught.batch.tags == batch.tags
+    assert taught.compute_s == 1.0
+    assert len(taught.operations) == 2
+    assert [len(worker.shards[0]) for worker in workers] == [4, 4, 4, 4]
+    assert group.settle() == group.version == 0

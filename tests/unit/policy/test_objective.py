@@ -17,7 +17,7 @@ from nemo_like.batch.meta import GlobalBatch, MicroBatch, Schedule
 from nemo_like.config.schema import KLType, LossConfig
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.checked_loss import LossFailed, own_means, own_reads
-from nemo_like.policy.objective import update_objective
+from nemo_like.policy.objective import PolicyObjective
 from nemo_like.policy.policy_columns import training_reads
 from nemo_like.policy.reward_kl import reward_kl_tags
 from nemo_like.policy.train_metrics import TrainMetrics
@@ -50,7 +50,7 @@ def one_update(
     """Loss and its gradient by token, where the model gives every token this log-prob."""
     update = GlobalBatch(num_samples=1, num_tokens=2, micro_batches=(MICRO_BATCH,))
     logprobs = torch.full((3,), logprob, requires_grad=True)
-    loss = update_objective(cfg, batch, update, metrics)(
+    loss = PolicyObjective(cfg, 1.0).of_update(batch, update, metrics)(
         TokenScores(logprobs=logprobs), batch.micro_batch(MICRO_BATCH, Schedule((update,)))
     )
     loss.backward()
@@ -65,6 +65,30 @@ def test_scores_meet_the_previous_logprobs_of_their_own_tokens() -> None:
     assert grad == pytest.approx([-1.0, -1.1, 0.0])
     assert metrics["probs_ratio"] == pytest.approx(1.05)
     assert "gen_kl_error" not in metrics
+
+
+def test_a_distillation_loss_gets_the_students_logprobs_of_the_teachers_tokens() -> None:
+    # Two tokens have the whole vocabulary between them, so the tail counts nothing.
+    cfg = replace(CONFIG, kind="distillation", arguments={"divergence": "forward", "top_k": 2})
+    teacher, student = np.log([0.75, 0.25]).astype(np.float32), torch.full((3, 2), 0.5).log()
+    columns = {
+        "input_ids": np.array([5, 6, 7, 8, 9], np.int32),
+        "response_mask": np.array([0, 1, 1, 0, 1], np.uint8),
+        "prev_logprobs": np.full(5, -1.0, np.float32),
+        "teacher_topk_ids": np.zeros((5, 2), np.int32),
+        "teacher_topk_logprobs": np.tile(teacher, (5, 1)),
+    }
+    tags = {"advantage": [2.0, 1.0], "sample_mask": [1.0, 0.0]}
+    batch, metrics = PolicyBatch(columns, [3, 2], tags, CPU), TrainMetrics(CPU, 1, own_means(cfg))
+    update = GlobalBatch(num_samples=1, num_tokens=2, micro_batches=(MICRO_BATCH,))
+    loss = PolicyObjective(cfg, 1.0).of_update(batch, update, metrics)(
+        TokenScores(logprobs=torch.full((3,), -1.0, requires_grad=True), topk_logprobs=student),
+        batch.micro_batch(MICRO_BATCH, Schedule((update,))),
+    )
+    metrics.add_update(grad_norm=1.0, learning_rate=0.1)
+    expected = 0.75 * np.log(1.5) + 0.25 * np.log(0.5)
+    assert loss.item() == pytest.approx(expected, abs=1e-5)
+    assert metrics.result()["teacher_divergence"].value == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_masked_sample_whose_logprobs_are_no_numbers_spoils_nothing() -> None:

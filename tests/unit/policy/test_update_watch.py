@@ -11,10 +11,11 @@ import torch
 
 from nemo_like.algorithms.logprobs import TokenScores
 from nemo_like.algorithms.losses import LossTerms, LossTokens
+from nemo_like.batch.columns import TOKEN_ADVANTAGES
 from nemo_like.batch.meta import GlobalBatch, MicroBatch, Schedule
 from nemo_like.config.schema import KLType, LossConfig
 from nemo_like.policy.batch import PolicyBatch
-from nemo_like.policy.objective import update_objective
+from nemo_like.policy.objective import PolicyObjective
 from nemo_like.policy.train_metrics import TrainMetrics
 from nemo_like.policy.update_watch import UpdateWatch
 from nemo_like.tripwires.measured import Measured
@@ -52,7 +53,7 @@ def train(
     made = made or batch()
     watch, metrics = UpdateWatch(cfg, made), TrainMetrics(CPU, num_replicas=1)
     for _ in range(num_updates):
-        loss = update_objective(cfg, made, UPDATE, metrics, watch)
+        loss = PolicyObjective(cfg, 1.0).of_update(made, UPDATE, metrics, watch)
         for spec in UPDATE.micro_batches:
             inputs = made.micro_batch(spec, Schedule((UPDATE,)))
             count = len(inputs.token_ids)
@@ -90,7 +91,7 @@ def test_gradients_that_were_scaled_are_noticed() -> None:
 def test_columns_that_changed_on_the_way_to_the_loss_are_noticed() -> None:
     made = batch()
     watch, metrics = UpdateWatch(CONFIG, made), TrainMetrics(CPU, num_replicas=1)
-    loss = update_objective(replace(CONFIG, ratio_clip_max=0.001), made, UPDATE, metrics, watch)
+    loss = PolicyObjective(replace(CONFIG, ratio_clip_max=0.001), 1.0).of_update(made, UPDATE, metrics, watch)
     for spec in UPDATE.micro_batches:
         inputs = made.micro_batch(spec, Schedule((UPDATE,)))
         logprobs = torch.full((len(inputs.token_ids),), -0.9, requires_grad=True)
@@ -126,3 +127,35 @@ def test_ones_own_loss_has_no_formula_to_compare_with() -> None:
 
 def test_a_rank_that_scored_nothing_measures_nothing() -> None:
     assert UpdateWatch(CONFIG, batch()).measured() == {}
+
+
+def with_a_critic() -> PolicyBatch:
+    made = batch()
+    own = np.array([9, 1.5, -0.5, 9, np.nan, 9, 0.5, -2.0], np.float32)  # the second sample does not train
+    made.add({TOKEN_ADVANTAGES: own})
+    made.set_sample_values(
+        {"advantage": [-0.2] * 3, "sample_mask": [1.0, 0.0, 1.0], "token_scale": [1.5] * 3}
+    )
+    return made
+
+
+@pytest.mark.parametrize(
+    "cfg", [CONFIG, replace(CONFIG, use_kl_in_reward=True, reference_policy_kl_penalty=0.1)]
+)
+def test_training_with_the_advantages_of_tokens_differs_by_rounding(cfg: LossConfig) -> None:
+    found = train(cfg, made=with_a_critic())
+    assert found[Measured.loss_gradient_error] < 1e-5
+    assert found[Measured.loss_error] < 1e-5
+    assert found[Measured.num_trained_tokens] == 2 * 4
+
+
+def test_advantages_of_tokens_that_were_left_out_are_noticed() -> None:
+    made, lacking = with_a_critic(), with_a_critic()
+    lacking.columns[TOKEN_ADVANTAGES.name] = torch.zeros(8)
+    watch, metrics = UpdateWatch(CONFIG, made), TrainMetrics(CPU, num_replicas=1)
+    loss = PolicyObjective(CONFIG, 1.0).of_update(lacking, UPDATE, metrics, watch)
+    for spec in UPDATE.micro_batches:
+        inputs = made.micro_batch(spec, Schedule((UPDATE,)))
+        logprobs = torch.full((len(inputs.token_ids),), -1.0, requires_grad=True)
+        loss(TokenScores(logprobs=logprobs), inputs).backward()
+    assert watch.measured()[Measured.loss_gradient_error] > 0.1

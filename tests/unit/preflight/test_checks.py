@@ -13,7 +13,7 @@ from nemo_like.config.problems import ConfigError
 from nemo_like.config.recordings import MANIFEST
 from nemo_like.config.schema import Config
 from nemo_like.preflight.checks import preflight
-from tests.unit.config.checkpoints import REPOSITORY
+from tests.unit.config.checkpoints import REPOSITORY, SCORED
 
 Demo = Callable[..., Config]
 
@@ -82,3 +82,15 @@ def test_a_plan_says_what_it_could_not_see(demo: Demo) -> None:
         "not checked  data.validation: no/such.jsonl is not here",
         "not checked  GPUs, memory and disk of the machines that will run it",
     ]
+
+
+def test_a_critic_adds_its_three_columns_and_reads_those_of_a_kl_in_the_reward(demo: Demo) -> None:
+    def columns(*arguments: str) -> set[str]:
+        return {column.name for column in preflight(demo(*arguments), Machine.this, say).columns}
+
+    critic = ("value=default", "grpo.adv_estimator.name=gae", "grpo.skip_idle_samples=false")
+    kl = ("loss_fn.use_kl_in_reward=true", "loss_fn.reference_policy_kl_penalty=0.01", SCORED)
+    added = {"values", "returns", "token_advantages"}
+    assert columns(*critic) - columns() == added
+    assert columns(*critic, *kl) - columns() == added | {"prev_logprobs", "reference_logprobs"}
+    assert columns(*critic, "rollout.generate_only=true").isdisjoint(added)

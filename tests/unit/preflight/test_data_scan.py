@@ -41,7 +41,9 @@ def look(demo: Callable[..., Config], tmp_path: Path, tokenizer: str) -> Callabl
         one_source = ("data.default.kind=jsonl", f"data.default.path={path}", "data.train=[{}]")
         cfg = demo(*one_source, *arguments)
         sources = tuple(
-            SourceToScan(key=key, cfg=source, split="train", env=env or cfg.env[source.env])
+            SourceToScan(
+                key=key, cfg=source, split="train", environments={source.env: env or cfg.env[source.env]}
+            )
             for key, source in data_sources(cfg)
             if key.startswith("data.train")
         )
@@ -204,6 +206,18 @@ def test_a_record_with_what_its_judge_needs_passes(look: Look, kind: str, record
     assert look([{"prompt": "1+1=", **record}], env=env_config(kind)).problems == ()
 
 
+def test_a_judge_needs_a_reference_answer_where_it_is_asked_about_one(look: Look) -> None:
+    there = {"base_url": "http://judge", "model": "m"}
+    empty = {"prompt": "1+1=", "answer": ""}
+    for kind, options, is_needed in (
+        ("judge", there, True),
+        ("judge", {**there, "prompt": "rate {response}"}, False),
+        ("preference", there, True),
+    ):
+        problems = look([empty], env=env_config(kind, options=options)).problems
+        assert ["the reference answer is empty" in str(each) for each in problems] == [True] * is_needed
+
+
 def test_a_record_s_columns_are_looked_at(look: Look) -> None:
     columns = "{level: int8, weights: per_token float32}"
     records = [
@@ -233,7 +247,10 @@ def test_every_image_is_decoded_and_one_that_cannot_be_is_named_with_file_and_ro
     arguments = f"{{kind: jsonl, path: {tmp_path / 'shapes.jsonl'}, images_key: images, env: arithmetic}}"
     cfg = demo(f"data.train=[{arguments}]")
     source = SourceToScan(
-        key="data.train", cfg=cfg.data.train[0], split="train", env=env_config("exact_match")
+        key="data.train",
+        cfg=cfg.data.train[0],
+        split="train",
+        environments={"arithmetic": env_config("exact_match")},
     )
 
     def report(max_prompt_tokens: int) -> ScanReport:

@@ -1,0 +1,62 @@
+"""Log-probs of given tokens from a vLLM engine, as packed columns.
+
+vLLM computes them at temperature 1 and without any of sampling's filters, whatever the request's sampling
+settings are. It returns for each token but the first its own log-prob, and behind it the most likely tokens
+in its place. It reads no cached prefix for such a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from vllm import RequestOutput, SamplingParams
+from vllm.logprobs import FlatLogprobs
+from vllm.sampling_params import RequestOutputKind
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """What an engine says of the tokens of some sequences, one after the other, T in all; log-probs in nats.
+
+    Nothing predicts a sequence's first token, so its values are 0.
+    """
+
+    logprobs: np.ndarray  # [T] float32
+    topk_ids: np.ndarray  # [T, k] int32, of the tokens most likely in its place, the most likely first
+    topk_logprobs: np.ndarray  # [T, k] float32
+
+
+def scoring_params(top_k: int) -> SamplingParams:
+    """Return the parameters of a request that is scored, with its ``top_k`` most likely tokens."""
+    return SamplingParams(
+        max_tokens=1,  # vLLM has no request without a response
+        temperature=0.0,
+        prompt_logprobs=top_k,
+        flat_logprobs=True,
+        detokenize=False,
+        ignore_eos=True,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def packed_scores(lengths: Sequence[int], outputs: Sequence[RequestOutput], top_k: int) -> PromptScores:
+    """Collect the scores of sequences of these lengths from the finished requests, in the same order."""
+    scores = PromptScores(
+        np.zeros(sum(lengths), np.float32),
+        np.zeros((sum(lengths), top_k), np.int32),
+        np.zeros((sum(lengths), top_k), np.float32),
+    )
+    start = 0
+    for length, output in zip(lengths, outputs, strict=True):
+        if length > 1:
+            flat = cast(FlatLogprobs, output.prompt_logprobs)
+            after_first = slice(start + 1, start + length)
+            logprobs = np.asarray(flat.logprobs, np.float32).reshape(length - 1, top_k + 1)
+            ids = np.asarray(flat.token_ids, np.int32).reshape(length - 1, top_k + 1)
+            scores.logprobs[after_first] = logprobs[:, 0]
+            scores.topk_ids[after_first], scores.topk_logprobs[after_first] = ids[:, 1:], logprobs[:, 1:]
+        start += length
+    return scores

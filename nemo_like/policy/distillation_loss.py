@@ -1,0 +1,86 @@
+"""The loss of on-policy distillation: the student samples, a teacher says how likely each token was to it.
+
+    divergence        of                     reads                                     its gradient comes by
+    reverse           the sampled tokens     teacher_logprobs                          an advantage per token
+    reverse_topk      k tokens and the tail  teacher_topk_ids, teacher_topk_logprobs   the student's
+    forward           the same               the same                                  log-probs of
+    jensen_shannon    the same               the same                                  the k tokens
+
+The divergences are those of ``algorithms.distillation``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from torch import Tensor
+
+from nemo_like.algorithms.distillation import forward_kl, jensen_shannon, reverse_kl, sampled_reverse_kl
+from nemo_like.algorithms.losses import LossTerms, LossTokens, TokenMean, logs, policy_loss
+from nemo_like.batch.columns import (
+    TEACHER_LOGPROBS,
+    TEACHER_TOPK_LOGPROBS,
+    Column,
+    reads_by_arguments,
+    teacher_topk_columns,
+)
+from nemo_like.config.schema import LossConfig
+
+_MEAN = "teacher_divergence"
+
+
+def distillation_reads(divergence: str = "reverse", top_k: int = 32, **_: object) -> tuple[Column, ...]:
+    """Return the columns that the loss reads with these arguments."""
+    return (TEACHER_LOGPROBS,) if divergence == "reverse" else teacher_topk_columns(top_k)
+
+
+@logs(_MEAN)
+@reads_by_arguments(distillation_reads)
+def distillation(
+    tokens: LossTokens,
+    cfg: LossConfig,
+    divergence: str = "reverse",
+    weight: float = 1.0,
+    reward_weight: float = 0.0,
+    beta: float = 0.5,
+    top_k: int = 32,
+) -> LossTerms:
+    """Compute ``weight`` x divergence from the teacher + ``reward_weight`` x the loss that the keys describe.
+
+    With ``divergence`` reverse the two are one policy gradient, whose advantage is ``reward_weight`` times
+    the sample's and ``weight`` times teacher_logprobs - prev_logprobs, the token's own. Otherwise the
+    divergence over the teacher's ``top_k`` tokens and the tail is added to the loss, with the same shares of
+    the mean; nothing corrects it for samples of older weights. ``beta`` is that of jensen_shannon. The mean
+    teacher_divergence is the divergence itself. Raises ValueError for another ``divergence``.
+    """
+    weighted = replace(tokens, advantages=reward_weight * tokens.advantages)
+    if divergence == "reverse":
+        apart = sampled_reverse_kl(tokens.columns[TEACHER_LOGPROBS.name], tokens.prev_logprobs)
+        terms = policy_loss(replace(weighted, advantages=weighted.advantages - weight * apart), cfg)
+    else:
+        apart = _over_topk(divergence, beta)(
+            tokens.columns[TEACHER_TOPK_LOGPROBS], _of_teachers_topk(tokens, top_k)
+        )
+        terms = policy_loss(weighted, cfg)
+        terms = replace(terms, loss=terms.loss + weight * (tokens.weights * apart).sum())
+    return replace(terms, means={**terms.means, _MEAN: TokenMean(apart.detach(), tokens.mask)})
+
+
+def _over_topk(divergence: str, beta: float) -> Callable[[Tensor, Tensor], Tensor]:
+    known: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        "reverse_topk": reverse_kl,
+        "forward": forward_kl,
+        "jensen_shannon": partial(jensen_shannon, beta=beta),
+    }
+    if divergence not in known:
+        raise ValueError(f"divergence={divergence} must be one of reverse, {', '.join(known)}")
+    return known[divergence]
+
+
+def _of_teachers_topk(tokens: LossTokens, top_k: int) -> Tensor:
+    """Return the student's log-probs of the teacher's most likely tokens, [M, k], with a gradient."""
+    if tokens.topk_logprobs is None:
+        raise ValueError(f"the backend gave no log-probs of the teacher's {top_k} most likely tokens")
+    return tokens.topk_logprobs

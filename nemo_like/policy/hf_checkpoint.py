@@ -1,0 +1,64 @@
+"""The tensors of a Hugging Face checkpoint directory, read one at a time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from nemo_like.config.value_rules import VALUE_HEAD
+
+
+class HFCheckpoint:
+    """The tensors of a safetensors checkpoint directory by name; each is read when it is asked for.
+
+    Raises FileNotFoundError when the directory has no safetensors weights, and KeyError, with one of the
+    names that there are, when a tensor is missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        index = path / "model.safetensors.index.json"
+        if index.is_file():
+            self._files: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        elif (path / "model.safetensors").is_file():
+            with safe_open(path / "model.safetensors", framework="pt") as file:
+                self._files = dict.fromkeys(file.keys(), "model.safetensors")
+        else:
+            raise FileNotFoundError(
+                f"policy.model_name={path} holds neither model.safetensors nor model.safetensors.index.json; "
+                "save the checkpoint with transformers' save_pretrained"
+            )
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._files:
+            raise KeyError(
+                f"{self.path} has no tensor {name!r}; it has {len(self._files)}, e.g. {min(self._files)!r}"
+            )
+        with safe_open(self.path / self._files[name], framework="pt") as file:
+            return file.get_tensor(name)
+
+
+def value_head(path: Path, hidden_size: int) -> Tensor:
+    """Return the weight from which a critic's head starts, [1, hidden size] float32.
+
+    It is that of the checkpoint where it is one of a reward model or a critic, with a tensor score.weight;
+    else 0, so that every value is 0 at first. Raises ValueError for a head with several outputs, and what
+    ``HFCheckpoint`` raises.
+    """
+    checkpoint = HFCheckpoint(path)
+    if VALUE_HEAD not in checkpoint:
+        return torch.zeros(1, hidden_size)
+    weight = checkpoint[VALUE_HEAD].float()
+    if weight.shape != (1, hidden_size):
+        raise ValueError(
+            f"{VALUE_HEAD} of {path} is {list(weight.shape)}, but a value head has one output for "
+            f"{hidden_size} inputs, [1, {hidden_size}]; use a reward model with one label"
+        )
+    return weight

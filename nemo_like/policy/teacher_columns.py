@@ -1,0 +1,40 @@
+"""The columns that a teacher writes: those of its columns that the loss reads. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nemo_like.batch.columns import (
+    INPUT_IDS,
+    RESPONSE_MASK,
+    TEACHER_LOGPROBS,
+    TEACHER_TOPK_IDS,
+    TEACHER_TOPK_LOGPROBS,
+    Column,
+    ColumnError,
+    Declaration,
+)
+
+_NAMES = (TEACHER_LOGPROBS.name, TEACHER_TOPK_IDS, TEACHER_TOPK_LOGPROBS)
+
+
+def teacher_columns(reads: Sequence[Column]) -> tuple[Column, ...]:
+    """Return those of the columns that the loss ``reads`` which a teacher writes. Raises ColumnError when
+    there are none."""
+    columns = tuple(column for column in reads if column.name in _NAMES)
+    if not columns:
+        raise ColumnError(
+            f"the loss reads no column of a teacher ({', '.join(_NAMES)}); leave the group teacher out, or "
+            "declare by @reads what the loss compares with"
+        )
+    return columns
+
+
+def num_most_likely(columns: Sequence[Column]) -> int:
+    """Return how many of the teacher's most likely tokens these columns hold in place of each token."""
+    return max((column.inner_shape[0] for column in columns if column.inner_shape), default=0)
+
+
+def teacher_declaration(columns: Sequence[Column]) -> Declaration:
+    """Return what a teacher that writes ``columns`` declares."""
+    return Declaration("teacher", writes=tuple(columns), reads=(INPUT_IDS, RESPONSE_MASK))

@@ -1,0 +1,37 @@
+"""The objective of a teacher: log-probs of tokens under a frozen model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nemo_like.algorithms.logprobs import LogprobSettings
+from nemo_like.batch.meta import GlobalBatch
+from nemo_like.policy.batch import PolicyBatch
+from nemo_like.policy.objective import LossFunction, Objective
+from nemo_like.policy.train_metrics import TrainMetrics
+from nemo_like.policy.update_watch import UpdateWatch
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherObjective(Objective):
+    """The objective of a teacher, whose model scores as ``settings`` say and never trains."""
+
+    settings: LogprobSettings
+
+    @property
+    def scoring(self) -> LogprobSettings:
+        return self.settings
+
+    @property
+    def trains(self) -> bool:
+        return False
+
+    def of_update(
+        self,
+        batch: PolicyBatch,
+        update: GlobalBatch,
+        metrics: TrainMetrics,
+        watch: UpdateWatch | None = None,
+    ) -> LossFunction:
+        """Raise RuntimeError: a teacher has no loss."""
+        raise RuntimeError("a teacher is frozen, so it cannot be asked to train")

@@ -1,0 +1,99 @@
+"""One worker of a teacher: it scores the student's samples by a frozen model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nemo_like.algorithms.logprobs import LogprobSettings
+from nemo_like.batch.columns import (
+    INPUT_IDS,
+    RESPONSE_MASK,
+    TEACHER_LOGPROBS,
+    TEACHER_TOPK_IDS,
+    TEACHER_TOPK_LOGPROBS,
+    Column,
+    Declaration,
+)
+from nemo_like.batch.meta import KVBatchMeta
+from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.config.model_info import read_model_info
+from nemo_like.config.schema import LossConfig, TeacherConfig
+from nemo_like.data_plane.interface import DataPlane
+from nemo_like.data_plane.spec import DataPlaneSpec
+from nemo_like.observability.trace import span
+from nemo_like.policy.checked_loss import own_reads
+from nemo_like.policy.results import WorkerScores
+from nemo_like.policy.teacher_columns import num_most_likely, teacher_columns, teacher_declaration
+from nemo_like.policy.teacher_objective import TeacherObjective
+from nemo_like.policy.training_worker import Stopwatch, TrainingWorker, schedule_of
+
+
+class TeacherWorker(TrainingWorker):
+    """One worker of a teacher; its arguments are as those of the other workers."""
+
+    def __init__(
+        self,
+        *,
+        cfg: TeacherConfig,
+        loss: LossConfig,
+        coordinates: Coordinates,
+        temperature: float,
+        vocab_size: int,
+        data_plane: DataPlane | DataPlaneSpec,
+        master_addr: str,
+        master_port: int,
+        timeout_s: float,
+    ) -> None:
+        """Keep the settings; ``setup`` loads the model and connects.
+
+        ``loss`` is the student's, which says what is scored, ``temperature`` the sampling temperature, and
+        ``vocab_size`` how many tokens the student's model has: where the teacher's has more, which no text
+        becomes, it gives them a probability of 0. Raises ColumnError when the loss reads nothing of a
+        teacher.
+        """
+        self._columns = teacher_columns(own_reads(loss))
+        own_size = read_model_info(cfg.model_name, cfg.backend).vocab_size
+        scoring = LogprobSettings(
+            temperature=temperature,
+            top_k=num_most_likely(self._columns),
+            forbidden_ids=tuple(range(vocab_size, own_size)),
+        )
+        super().__init__(
+            cfg=cfg,
+            objective=TeacherObjective(scoring),
+            coordinates=coordinates,
+            data_plane=data_plane,
+            master_addr=master_addr,
+            master_port=master_port,
+            timeout_s=timeout_s,
+        )
+
+    def declarations(self) -> tuple[Declaration, ...]:
+        """Return the columns that the teacher writes and reads."""
+        return (teacher_declaration(self._columns),)
+
+    def training_reads(self) -> Sequence[Column]:
+        """Return nothing: a teacher never trains."""
+        return ()
+
+    def compute_teacher_logprobs(self, meta: KVBatchMeta) -> WorkerScores | None:
+        """Score the shard's samples and write the columns that the loss reads; return when they are stored.
+
+        The leader returns what it did in the data plane; the other ranks return None.
+        """
+        batch = self._batches.batch(meta, (INPUT_IDS, RESPONSE_MASK))
+        with span("compute"), Stopwatch() as compute:
+            scores = self._backend.scores(batch, schedule_of(meta))
+        if self.coordinates.is_leader:
+            found = {
+                TEACHER_LOGPROBS.name: scores.logprobs,
+                TEACHER_TOPK_IDS: scores.topk_ids,
+                TEACHER_TOPK_LOGPROBS: scores.topk_logprobs,
+            }
+            written = {column: found[column.name] for column in self._columns}
+            self._batches.write(meta, {column: one for column, one in written.items() if one is not None})
+        # No later phase has these samples.
+        operations = self._batches.finish(meta.partition)
+        if not self.coordinates.is_leader:
+            return None
+        return WorkerScores({}, {}, compute.seconds, operations)

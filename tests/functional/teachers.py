@@ -1,0 +1,148 @@
+"""A teacher's columns as each kind of teacher writes them, and as a dense model gives them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from nemo_like.batch.columns import (
+    INPUT_IDS,
+    RESPONSE_MASK,
+    TEACHER_LOGPROBS,
+    Column,
+    reads,
+    teacher_topk_columns,
+)
+from nemo_like.batch.meta import KVBatchMeta
+from nemo_like.batch.sharding import shard_for_logprobs
+from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.config.loader import load_config
+from nemo_like.config.schema import LossConfig, PolicyConfig
+from nemo_like.data_plane.in_memory import InMemoryDataPlane
+from nemo_like.policy.parallelism import logprob_strategy
+from nemo_like.policy.teacher_engine import TeacherEngine
+from nemo_like.policy.teacher_worker import TeacherWorker
+from tests.functional.policy_fixtures import VOCAB_SIZE, loss_config
+from tests.unit.config.checkpoints import DEMO
+
+TOP_K = 5
+COLUMNS: tuple[Column, ...] = (TEACHER_LOGPROBS, *teacher_topk_columns(TOP_K))
+
+
+@reads(*COLUMNS)
+def reads_all(tokens: Any, cfg: LossConfig) -> Any:
+    """A loss that only says what it reads."""
+
+
+def loss() -> LossConfig:
+    return loss_config(kind="tests.functional.teachers:reads_all")
+
+
+def put(plane: InMemoryDataPlane, batch: dict[str, Any]) -> KVBatchMeta:
+    plane.open_partition("step", [INPUT_IDS, RESPONSE_MASK, *COLUMNS])
+    columns = {column.name: batch["columns"][column.name] for column in (INPUT_IDS, RESPONSE_MASK)}
+    chunk_sizes = [4] * (len(batch["lengths"]) // 4)
+    return plane.put("step", columns, lengths=batch["lengths"], chunk_sizes=chunk_sizes, tags=batch["tags"])
+
+
+def written(plane: InMemoryDataPlane, meta: KVBatchMeta) -> dict[str, np.ndarray]:
+    return {
+        name: np.array(values) for name, values in plane.fetch(meta, [one.name for one in COLUMNS]).items()
+    }
+
+
+def by_workers(
+    coordinates: Coordinates,
+    cfg: PolicyConfig,
+    batch: dict[str, Any],
+    temperature: float,
+    vocab_size: int = VOCAB_SIZE,
+) -> tuple[list[int], dict[str, np.ndarray]] | None:
+    """On a rank of a world: the numbers of the replica's samples, and their columns; leaders only."""
+    plane = InMemoryDataPlane()
+    whole = put(plane, batch)
+    shards = shard_for_logprobs(
+        whole,
+        num_shards=cfg.data_parallel_size,
+        global_batch_size=len(batch["lengths"]),
+        strategy=logprob_strategy(cfg),
+    )
+    worker = TeacherWorker(
+        cfg=cfg,  # type: ignore[arg-type]
+        loss=loss(),
+        coordinates=coordinates,
+        temperature=temperature,
+        vocab_size=vocab_size,
+        data_plane=plane,
+        master_addr="127.0.0.1",
+        master_port=0,
+        timeout_s=60.0,
+    )
+    worker.setup()
+    assert not any(weight.requires_grad for weight in worker._backend._model.parameters())
+    shard = shards[coordinates.dp]
+    if worker.compute_teacher_logprobs(shard) is None:
+        return None
+    return [whole.sample_ids.index(one) for one in shard.sample_ids], written(plane, shard)
+
+
+class EngineTeacher:
+    """An engine that scores a batch of its own process; for an actor."""
+
+    def __init__(self, checkpoint: str) -> None:
+        cfg = load_config(
+            DEMO,
+            [
+                *("teacher=default", f"teacher.model_name={checkpoint}", "teacher.data_parallel_size=1"),
+                *("teacher.scored_by=engine", "teacher.max_total_sequence_length=64"),
+                "generation.vllm_cfg.max_num_seqs=4",
+            ],
+        )
+        assert cfg.teacher is not None
+        self._plane = InMemoryDataPlane()
+        self._teacher = TeacherEngine(
+            cfg=cfg.teacher,
+            loss=loss(),
+            generation=cfg.generation,
+            data_plane=self._plane,
+            timeout_s=200.0,
+        )
+
+    def scored(self, batch: dict[str, Any]) -> dict[str, np.ndarray]:
+        self._teacher.setup()
+        meta = put(self._plane, batch)
+        self._teacher.compute_teacher_logprobs(meta)
+        return written(self._plane, meta)
+
+
+@torch.no_grad()
+def by_dense_model(
+    checkpoint: Path, batch: dict[str, Any], temperature: float, vocab_size: int | None = None
+) -> list[dict[str, Tensor]]:
+    """Per sample its columns, in float64; log-probs over the first ``vocab_size`` tokens alone."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64).eval()
+    samples = []
+    ids = torch.from_numpy(batch["columns"][INPUT_IDS.name]).long().split(batch["lengths"])
+    masks = torch.from_numpy(batch["columns"][RESPONSE_MASK.name]).bool().split(batch["lengths"])
+    for tokens, mask in zip(ids, masks, strict=True):
+        logits = model(tokens[None]).logits[0, :-1, :vocab_size]
+        logprobs = torch.log_softmax(logits / temperature, -1)
+        likely = logprobs.topk(TOP_K)
+        own = logprobs.gather(1, tokens[1:, None])[:, 0]
+        values = {
+            "teacher_logprobs": own,
+            "teacher_topk_ids": likely.indices,
+            "teacher_topk_logprobs": likely.values,
+        }
+        samples.append({name: _after_first(one, mask) for name, one in values.items()})
+    return samples
+
+
+def _after_first(values: Tensor, mask: Tensor) -> Tensor:
+    whole = torch.cat((torch.zeros_like(values[:1]), values))
+    return whole * mask.view(-1, *(1 for _ in whole.shape[1:]))

@@ -1,0 +1,302 @@
+"""A teacher's columns by workers on every layout and by an engine, against a dense model; students that learn
+from them; whole runs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from nemo_like.algorithms.distillation import forward_kl, jensen_shannon, reverse_kl
+from nemo_like.batch.sharding import shard_for_training
+from nemo_like.cluster.actors import ActorSpec
+from nemo_like.cluster.cluster import Cluster
+from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.config.schema import Device, LossConfig, PolicyBackend, PolicyConfig
+from nemo_like.data_plane.in_memory import InMemoryDataPlane
+from nemo_like.generation.environment import engine_environment
+from nemo_like.observability.metrics import Metric, merge
+from nemo_like.policy.checked_loss import own_reads
+from nemo_like.policy.objective import PolicyObjective
+from nemo_like.policy.parallelism import parallel_layout, train_strategy
+from tests.functional import teachers
+from tests.functional.generation_fixtures import VOCAB_SIZE as SERVABLE_VOCAB_SIZE
+from tests.functional.generation_fixtures import make_checkpoint as make_servable_checkpoint
+from tests.functional.policy_fixtures import (
+    VOCAB_SIZE,
+    MicroBatching,
+    loss_config,
+    make_checkpoint,
+    policy_config,
+    put_samples,
+    random_batch,
+    ready_worker,
+)
+from tests.functional.runs import FinishedRun, run_grpo
+from tests.functional.teachers import TOP_K
+from tests.functional.worlds import run_world
+
+pytestmark = pytest.mark.timeout(300)
+
+NUM_SAMPLES = 8
+TEMPERATURE = 0.8
+TOLERANCE = 1e-4
+SLOW = pytest.mark.slow
+LAYOUTS = [
+    pytest.param({"tp": 2}, id="TP2"),
+    pytest.param({"dp": 2, "backend": PolicyBackend.fsdp}, id="FSDP"),
+    pytest.param({"cp": 2}, id="CP2"),
+    pytest.param({"pp": 2, "micro_batching": MicroBatching.packed}, marks=SLOW, id="PP2, packed"),
+    pytest.param({"dp": 2, "micro_batching": MicroBatching.shared}, marks=SLOW, id="DP2, prompts shared"),
+    pytest.param({"tp": 2, "backend": PolicyBackend.fsdp}, marks=SLOW, id="FSDP TP2"),
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("models") / "model")
+
+
+def check(numbers: Sequence[int], columns: dict[str, np.ndarray], expected: list[dict[str, Tensor]]) -> None:
+    """``numbers`` are those of the samples that the packed columns are of."""
+    assert columns["teacher_topk_ids"].dtype == np.int32
+    for name, values in columns.items():
+        wanted = torch.cat([expected[number][name] for number in numbers]).numpy()
+        np.testing.assert_allclose(values, wanted, atol=TOLERANCE, rtol=0, err_msg=name)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_workers_write_what_a_dense_model_says(checkpoint: Path, layout: dict[str, Any]) -> None:
+    cfg, batch = policy_config(checkpoint, **layout), random_batch(NUM_SAMPLES)
+    ranks = run_world(teachers.by_workers, parallel_layout(cfg), cfg, batch, TEMPERATURE)
+    expected = teachers.by_dense_model(checkpoint, batch, TEMPERATURE)
+    leaders = [one for one in ranks if one is not None]
+    for numbers, columns in leaders:
+        check(numbers, columns, expected)
+    assert sorted(number for numbers, _ in leaders for number in numbers) == [*range(NUM_SAMPLES)]
+
+
+def test_tokens_that_the_student_does_not_have_get_no_probability(checkpoint: Path) -> None:
+    """A teacher may have more tokens; here half of them are not the student's."""
+    cfg, batch = policy_config(checkpoint), random_batch(NUM_SAMPLES)
+    half = VOCAB_SIZE // 2
+    batch["columns"]["input_ids"] %= half
+    (found,) = run_world(teachers.by_workers, parallel_layout(cfg), cfg, batch, TEMPERATURE, half)
+    check(*found, teachers.by_dense_model(checkpoint, batch, TEMPERATURE, half))
+
+
+@pytest.mark.engine
+def test_an_engine_writes_what_a_dense_model_says(private_ray: None, tmp_path: Path) -> None:
+    checkpoint = make_servable_checkpoint(tmp_path / "teacher", tied=True)
+    batch = random_batch(NUM_SAMPLES)
+    batch["columns"]["input_ids"] %= SERVABLE_VOCAB_SIZE
+    cluster = Cluster()
+    try:
+        teacher = cluster.start(
+            ActorSpec(
+                name="teacher",
+                target="tests.functional.teachers:EngineTeacher",
+                kwargs={"checkpoint": str(checkpoint)},
+                env=engine_environment(Device.cpu),
+            )
+        )
+        (columns,) = cluster.gather([teacher.submit("scored", batch)], stage="test", timeout_s=240.0)
+    finally:
+        cluster.stop()
+    check(range(NUM_SAMPLES), columns, teachers.by_dense_model(checkpoint, batch, 1.0))
+
+
+# Students
+
+DIVERGENCES: dict[str, dict[str, Any]] = {
+    "reverse": {"divergence": "reverse"},
+    "reverse_topk": {"divergence": "reverse_topk", "top_k": TOP_K},
+    "forward": {"divergence": "forward", "top_k": TOP_K},
+    "jensen_shannon": {"divergence": "jensen_shannon", "top_k": TOP_K, "beta": 0.3},
+}
+
+
+def taught_batch() -> dict[str, Any]:
+    """A batch with what some teacher says of it."""
+    batch, rng = random_batch(NUM_SAMPLES), np.random.default_rng(9)
+    total, mask = sum(batch["lengths"]), batch["columns"]["response_mask"]
+    ids = rng.permuted(np.tile(np.arange(VOCAB_SIZE, dtype=np.int32), (total, 1)), axis=1)[:, :TOP_K]
+    probabilities = np.sort(rng.dirichlet(np.ones(TOP_K + 1), total)[:, :TOP_K])[:, ::-1]
+    batch["columns"]["teacher_logprobs"] = (-3 * rng.random(total) * mask).astype(np.float32)
+    batch["columns"]["teacher_topk_ids"] = ids * mask[:, None]
+    batch["columns"]["teacher_topk_logprobs"] = (np.log(probabilities) * mask[:, None]).astype(np.float32)
+    return {**batch, "more_columns": teachers.COLUMNS}
+
+
+def student_loss(divergence: str) -> LossConfig:
+    arguments = DIVERGENCES[divergence]
+    return loss_config(
+        kind="distillation", arguments=arguments, ratio_clip_c=None, force_on_policy_ratio=True
+    )
+
+
+def train_with_every_divergence(
+    coordinates: Coordinates, cfg: PolicyConfig, batch: dict[str, Any]
+) -> dict[str, dict[str, Metric]]:
+    """One rank: an update with each, too small to move a weight; the leaders' metrics by divergence."""
+    plane = InMemoryDataPlane()
+    meta = put_samples(plane, "step", batch)
+    worker = ready_worker(cfg, student_loss("reverse"), coordinates, plane, TEMPERATURE)
+    shards = shard_for_training(
+        meta, num_shards=cfg.data_parallel_size, global_batch_size=NUM_SAMPLES, strategy=train_strategy(cfg)
+    )
+    found = {}
+    for name in DIVERGENCES:
+        loss = student_loss(name)
+        worker.loss, worker._own_reads = loss, own_reads(loss)
+        worker._backend.objective = PolicyObjective(loss, TEMPERATURE)
+        update = worker.train(shards[coordinates.dp])
+        if update is not None:
+            found[name] = dict(update.metrics)
+    return found
+
+
+def dense_updates(checkpoint: Path, batch: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Loss, gradient norm and divergence by a dense model in float64."""
+    columns = {
+        name: torch.from_numpy(np.array(values)).split(batch["lengths"])
+        for name, values in batch["columns"].items()
+    }
+    found = {}
+    for name, arguments in DIVERGENCES.items():
+        model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64)
+        losses, divergences = [], []
+        for row, trains in enumerate(batch["tags"]["sample_mask"]):
+            if not trains:
+                continue
+            ids, mask = columns["input_ids"][row].long(), columns["response_mask"][row].bool()
+            logprobs = torch.log_softmax(model(ids[None]).logits[0, :-1] / TEMPERATURE, -1)[mask[1:]]
+            if name == "reverse":
+                own = logprobs.gather(1, ids[mask, None])[:, 0]
+                apart = (own - columns["teacher_logprobs"][row][mask]).detach()
+                losses.append(apart * (own - own.detach()).exp())
+                divergences.append(apart)
+                continue
+            teacher = columns["teacher_topk_logprobs"][row][mask].double()
+            student = logprobs.gather(1, columns["teacher_topk_ids"][row][mask].long())
+            if name == "jensen_shannon":
+                apart = jensen_shannon(teacher, student, arguments["beta"])
+            else:
+                apart = (forward_kl if name == "forward" else reverse_kl)(teacher, student)
+            losses.append(apart)
+            divergences.append(apart.detach())
+        loss = torch.cat(losses).mean()
+        loss.backward()
+        found[name] = {
+            "loss": loss.item(),
+            "grad_norm": torch.stack([weight.grad.norm() for weight in model.parameters()]).norm().item(),
+            "teacher_divergence": torch.cat(divergences).mean().item(),
+        }
+    return found
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param({"dp": 2, "micro_batching": MicroBatching.shared}, id="DP2, prompts shared"),
+        pytest.param({"tp": 2}, id="TP2"),
+        pytest.param({"pp": 2}, marks=SLOW, id="PP2"),
+        pytest.param({"cp": 2}, marks=SLOW, id="CP2"),
+        pytest.param({"dp": 2, "backend": PolicyBackend.fsdp}, id="FSDP"),
+        pytest.param({"tp": 2, "backend": PolicyBackend.fsdp}, marks=SLOW, id="FSDP TP2"),
+    ],
+)
+def test_students_on_every_layout_have_the_gradients_of_a_dense_one(
+    checkpoint: Path, layout: dict[str, Any]
+) -> None:
+    cfg, batch = policy_config(checkpoint, **layout), taught_batch()
+    cfg = replace(
+        cfg,
+        optimizer=replace(cfg.optimizer, lr=1e-12, weight_decay=0.0),
+        scheduler=replace(cfg.scheduler, min_lr=0.0),
+    )
+    ranks = run_world(train_with_every_divergence, parallel_layout(cfg), cfg, batch)
+    leaders = [one for one in ranks if one]
+    for name, expected in dense_updates(checkpoint, batch).items():
+        metrics = merge(leader[name] for leader in leaders)
+        found = {key: metrics[key].value for key in expected}
+        assert found == pytest.approx(expected, rel=TOLERANCE, abs=1e-5), name
+
+
+# Whole runs
+
+CONFIG = "configs/distill_arithmetic_cpu.yaml"
+NUM_STEPS = 2
+SMALL = [
+    *("grpo.num_prompts_per_step=16", "policy.train_global_batch_size=64"),
+    *(f"grpo.max_num_steps={NUM_STEPS}", "grpo.val_at_start=false", "grpo.val_at_end=false"),
+    *("grpo.val_period=0", "logger.wandb.mode=disabled", "checkpointing.export_final_hf=false"),
+]
+TOPK = "loss_fn.arguments={divergence: jensen_shannon, top_k: 5}"
+ENGINE = ("teacher.scored_by=engine", "teacher.data_parallel_size=1")
+
+
+@pytest.fixture(scope="module")
+def untrained_teacher(arithmetic_model: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model with the demo's tokenizer and random weights, larger than the demo's."""
+    path = tmp_path_factory.mktemp("teacher") / "model"
+    shutil.copytree(arithmetic_model, path)
+    torch.manual_seed(3)
+    config = AutoConfig.from_pretrained(arithmetic_model, hidden_size=192)
+    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    return str(path)
+
+
+def distilled(directory: Path, teacher: str, arguments: Sequence[str] = ()) -> FinishedRun:
+    run = run_grpo(directory, [*SMALL, f"teacher.model_name={teacher}", *arguments], None, CONFIG)
+    assert run.returncode == 0, run.output
+    return run
+
+
+@pytest.fixture(scope="module")
+def by_workers(untrained_teacher: str, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    directory = tmp_path_factory.mktemp("workers")
+    return distilled(directory, untrained_teacher, [TOPK, "rollout.record=true"])
+
+
+@pytest.mark.whole_run
+@pytest.mark.timeout(900)
+def test_a_student_learns_in_a_whole_run(by_workers: FinishedRun) -> None:
+    records = by_workers.records()
+    assert [record["train/policy_version"] for record in records] == [0, 1]
+    assert all(record["train/teacher_divergence"] > 0 for record in records)
+    assert all(record["train/grad_norm"] > 0 for record in records)
+    assert all(record["timing/train/teacher_logprobs"] > 0 for record in records)
+
+
+@pytest.mark.whole_run
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(ENGINE, id="engine"),
+        pytest.param(
+            ("teacher.data_parallel_size=1", "teacher.megatron_cfg.tensor_model_parallel_size=2"),
+            marks=SLOW,
+            id="TP2",
+        ),
+        pytest.param(("teacher.backend=fsdp",), marks=SLOW, id="FSDP"),
+    ],
+)
+def test_other_teachers_teach_alike_on_one_recorded_rollout(
+    by_workers: FinishedRun, untrained_teacher: str, other: Sequence[str], tmp_path: Path
+) -> None:
+    replayed = [TOPK, f"rollout.replay={by_workers.run_dir / 'recorded'}", *other]
+    again = distilled(tmp_path, untrained_teacher, replayed)
+    for before, after in zip(by_workers.records(), again.records(), strict=True):
+        for name in ("loss", "grad_norm", "teacher_divergence"):
+            key = f"train/{name}"
+            assert after[key] == pytest.approx(before[key], abs=TOLERANCE, rel=TOLERANCE)

@@ -1,0 +1,553 @@
+"""Every layout of a critic's workers computes what a dense model in float64 does, and so does every layout of
+the policy's workers with the advantages of tokens.
+
+Each case is looked at from three sides, by workers of their own in real processes over gloo: a step of the
+critic, the critic's gradient and the policy's. Workers compute in float32, so tensors are compared by norm,
+relative to the reference's. For the gradients one update is made with an ``adam_eps`` far above any gradient:
+AdamW then moves each weight by a multiple of its gradient.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nemo_like.batch.columns import TOKEN_ADVANTAGES, VALUE_COLUMNS
+from nemo_like.batch.meta import KVBatchMeta
+from nemo_like.batch.sharding import shard_for_training, shard_for_values
+from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.config.schema import (
+    LossConfig,
+    LRDecayStyle,
+    OptimizerConfig,
+    PolicyBackend,
+    PolicyConfig,
+    SchedulerConfig,
+    ValueConfig,
+)
+from nemo_like.observability.metrics import merge
+from nemo_like.policy.group import with_epochs
+from nemo_like.policy.parallelism import parallel_layout, train_strategy, value_strategy
+from nemo_like.policy.results import WorkerScores, WorkerUpdate
+from nemo_like.policy.training_worker import TrainingWorker
+from nemo_like.tripwires.measured import Measured
+from tests.functional.dense_critic import (
+    CriticUpdate,
+    DenseCritic,
+    Estimates,
+    dense_logprobs,
+    dense_policy_gradient,
+)
+from tests.functional.policy_fixtures import (
+    VOCAB_SIZE,
+    MicroBatching,
+    loss_config,
+    make_checkpoint,
+    policy_config,
+    put_samples,
+    ready_value_worker,
+    ready_worker,
+    value_config,
+)
+from tests.functional.test_policy_parity import CountingDataPlane
+from tests.functional.worlds import WorldPool
+
+GROUPS = (4, 3, 5, 4, 2, 6)
+NUM_SAMPLES, GLOBAL_BATCH_SIZE, NUM_EPOCHS = sum(GROUPS), 8, 2
+TEMPERATURE = 0.8
+TOLERANCE = 1e-5
+KL = loss_config(kl_penalty=0.1, use_kl_in_reward=True)
+# Two updates of warm-up to 2e-3, then linear from update 2 towards 1e-4 at update 6.
+LEARNING_RATES = (1e-3, *(2e-3 - number * 1.9e-3 / 4 for number in range(5)))
+GRADIENT_SCALE = 10.0  # by which times its gradient an update moves a weight
+HUGE = 1e6
+PACKED, DYNAMIC = {"micro_batching": MicroBatching.packed}, {"micro_batching": MicroBatching.dynamic}
+SHARED = {"micro_batching": MicroBatching.shared}
+SEQUENCE_PARALLEL = {"tp": 2, "sequence_parallel": True}
+FSDP = {"backend": PolicyBackend.fsdp}
+MIXTURE = {"model_type": "qwen3_moe"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """``layout`` are arguments of ``policy_config``, ``model`` of ``make_checkpoint``."""
+
+    name: str
+    layout: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+
+
+QUICK = [
+    Case("one process, prompts shared", SHARED),
+    Case("TP2, dynamic", {"tp": 2, **DYNAMIC}),
+    Case("TP2 with sequence parallelism, packed", {**SEQUENCE_PARALLEL, **PACKED}),
+    Case("PP2, padded", {"pp": 2}),
+    Case("DP2, prompts shared", {"dp": 2, **SHARED}),
+    Case("CP2, packed", {"cp": 2, **PACKED}),
+    Case("FSDP, DP2, packed", {"dp": 2, **PACKED, **FSDP}),
+    Case("FSDP, TP2, padded", {"tp": 2, **FSDP}),
+]
+SLOW = [
+    Case("one process, padded"),
+    Case("one process, micro-batches of one", {"micro_batch_size": 1}),
+    Case("one process, packed, recomputed", {"activation_checkpointing": True, **PACKED}),
+    Case("one process, dynamic, on the host between phases", {"offloads": True, **DYNAMIC}),
+    Case("TP2, prompts shared", {"tp": 2, **SHARED}),
+    Case("TP2 with sequence parallelism, padded", SEQUENCE_PARALLEL),
+    Case("PP2, prompts shared", {"pp": 2, **SHARED}),
+    Case("PP2, packed", {"pp": 2, **PACKED}),
+    Case("DP2, padded", {"dp": 2}),
+    Case("DP2, dynamic, replicated optimizer", {"dp": 2, "use_distributed_optimizer": False, **DYNAMIC}),
+    Case("CP2, padded", {"cp": 2}),
+    Case("CP2 x TP2, packed", {"cp": 2, **SEQUENCE_PARALLEL, **PACKED}),
+    Case("TP2 x PP2, untied", {"tp": 2, "pp": 2, **PACKED}, {"tied": False}),
+    Case("TP2 x DP2, Qwen2", {"tp": 2, "dp": 2, **DYNAMIC}, {"model_type": "qwen2"}),
+    Case("EP2, packed", {"ep": 2, "dp": 2, **PACKED}, MIXTURE),
+    Case("EP2 with TP2", {"ep": 2, **SEQUENCE_PARALLEL}, MIXTURE),
+    Case("FSDP, one process, prompts shared", {**SHARED, **FSDP}),
+    Case("FSDP, DP2, dynamic", {"dp": 2, **DYNAMIC, **FSDP}),
+    Case(
+        "FSDP, TP2, packed, Llama, untied",
+        {"tp": 2, **PACKED, **FSDP},
+        {"model_type": "llama", "tied": False},
+    ),
+    Case("FSDP, TP2 x DP2, prompts shared", {"tp": 2, "dp": 2, **SHARED, **FSDP}),
+]
+
+
+@cache
+def two_turns() -> dict[str, Any]:
+    """Samples of one or two turns in groups of several sizes. Some are masked, one of them without a reward,
+    and some were cut off; one ends with what the environment said."""
+    rng = np.random.default_rng(9)
+    ids, masks, prompts = [], [], []
+    for size in GROUPS:
+        prompt = rng.integers(2, VOCAB_SIZE, rng.integers(2, 6))
+        for _ in range(size):
+            said = (rng.integers(1, 8), rng.integers(0, 5), rng.integers(0, 8))
+            ids.append(np.r_[prompt, rng.integers(2, VOCAB_SIZE, sum(said))])
+            masks.append(np.r_[np.zeros(len(prompt)), *(np.full(n, i != 1) for i, n in enumerate(said))])
+            prompts.append(len(prompt))
+    mask = np.concatenate(masks).astype(np.uint8)
+    rewards = rng.normal(size=NUM_SAMPLES)
+    rewards[3] = np.nan
+    prev, reference = (-rng.random(len(mask)) * mask for _ in range(2))
+    return {
+        "lengths": [len(one) for one in ids],
+        "chunk_sizes": list(GROUPS),
+        "columns": {
+            "input_ids": np.concatenate(ids).astype(np.int32),
+            "response_mask": mask,
+            "generation_logprobs": prev.astype(np.float32),
+            "prev_logprobs": prev.astype(np.float32),
+            "reference_logprobs": reference.astype(np.float32),
+        },
+        "tags": {
+            "sample_mask": [float(row % 5 != 3) for row in range(NUM_SAMPLES)],
+            "shaped_reward": rewards.tolist(),
+            "is_truncated": [row % 3 == 1 for row in range(NUM_SAMPLES)],
+            "advantage": [0.0] * NUM_SAMPLES,
+            "num_response_tokens": [int(one.sum()) for one in masks],
+            "num_prompt_tokens": prompts,
+            "group_id": [group for group, size in enumerate(GROUPS) for _ in range(size)],
+        },
+    }
+
+
+def with_columns(batch: dict[str, Any], **columns: np.ndarray) -> dict[str, Any]:
+    """The batch with these columns as float32, nan in masked samples."""
+    mask = np.repeat(batch["tags"]["sample_mask"], batch["lengths"])
+    spoilt = {name: np.where(mask > 0, one, np.nan).astype(np.float32) for name, one in columns.items()}
+    return {**batch, "columns": {**batch["columns"], **spoilt}}
+
+
+def gradient_config(group: PolicyConfig) -> PolicyConfig:
+    """One update on all samples, which moves each weight by GRADIENT_SCALE times its gradient."""
+    adam = {"adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": HUGE}
+    return replace(
+        group,
+        train_global_batch_size=NUM_SAMPLES,
+        max_grad_norm=HUGE,
+        optimizer=OptimizerConfig(lr=GRADIENT_SCALE * HUGE, weight_decay=0.0, **adam),
+        scheduler=SchedulerConfig(
+            warmup_updates=0, decay_style=LRDecayStyle.constant, decay_updates=0, min_lr=0.0
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """What a world does: configurations, and batches with the columns that are written by hand."""
+
+    critic: ValueConfig
+    batch: dict[str, Any]
+    critic_once: ValueConfig
+    valued: dict[str, Any]
+    policy_once: PolicyConfig
+    policy_loss: LossConfig
+    scored: dict[str, Any]
+
+
+# By name how far each weight moved, and what the leader returned.
+Moved = tuple[dict[str, torch.Tensor], WorkerUpdate | None]
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What one rank of a world saw; ``columns`` are its shard's, of a leader only. Weights are those that
+    this rank gathered."""
+
+    coordinates: Coordinates
+    positions: list[int]
+    columns: dict[str, np.ndarray]
+    scores: WorkerScores | None
+    update: WorkerUpdate | None
+    weights: dict[str, torch.Tensor]
+    written: list[tuple[str, str]]
+    version: int
+    critic_gradient: dict[str, torch.Tensor]
+    critic_update: WorkerUpdate | None
+    policy_gradient: dict[str, torch.Tensor]
+    policy_update: WorkerUpdate | None
+
+
+def run_jobs(coordinates: Coordinates, jobs: Jobs) -> RankReport:
+    """One rank: all of them, each by a worker of its own."""
+    plane = CountingDataPlane()
+    meta = put(plane, jobs.batch, "prev_logprobs", "reference_logprobs")
+    worker = ready_value_worker(jobs.critic, KL, coordinates, plane)
+    valuing = shard_for_values(
+        meta,
+        num_shards=coordinates.layout.dp,
+        global_batch_size=GLOBAL_BATCH_SIZE,
+        strategy=value_strategy(jobs.critic),
+        train_strategy=train_strategy(jobs.critic),
+    )[coordinates.dp]
+    scores = worker.compute_values(valuing)
+    update = worker.train(with_epochs(training_shard(worker, meta), NUM_EPOCHS))
+    leads, names = coordinates.is_leader, [column.name for column in VALUE_COLUMNS]
+    columns = plane.fetch(valuing, names) if leads else {}
+    return RankReport(
+        coordinates,
+        [meta.sample_ids.index(sample) for sample in valuing.sample_ids],
+        {name: np.array(column) for name, column in columns.items()},
+        scores,
+        update,
+        gathered(worker),
+        plane.written,
+        worker.version,
+        *critic_gradient(coordinates, jobs),
+        *policy_gradient(coordinates, jobs),
+    )
+
+
+def critic_gradient(coordinates: Coordinates, jobs: Jobs) -> Moved:
+    plane = CountingDataPlane()
+    meta = put(plane, jobs.valued, "values", "returns")
+    return moved(ready_value_worker(jobs.critic_once, KL, coordinates, plane), meta)
+
+
+def policy_gradient(coordinates: Coordinates, jobs: Jobs) -> Moved:
+    plane = CountingDataPlane()
+    meta = put(plane, jobs.scored, "prev_logprobs", "token_advantages")
+    further = [TOKEN_ADVANTAGES]
+    worker = ready_worker(jobs.policy_once, jobs.policy_loss, coordinates, plane, TEMPERATURE, further)
+    return moved(worker, meta)
+
+
+def put(plane: CountingDataPlane, batch: dict[str, Any], *columns: str) -> KVBatchMeta:
+    """The batch with these columns, which other phases or other workers would have written."""
+    meta = put_samples(plane, "step", batch)
+    meta = plane.write(meta, {name: batch["columns"][name] for name in columns})
+    plane.written.clear()
+    return meta
+
+
+def training_shard(worker: TrainingWorker, meta: KVBatchMeta) -> KVBatchMeta:
+    return shard_for_training(
+        meta,
+        num_shards=worker.coordinates.layout.dp,
+        global_batch_size=worker.cfg.train_global_batch_size,
+        strategy=train_strategy(worker.cfg),
+    )[worker.coordinates.dp]
+
+
+def gathered(worker: TrainingWorker) -> dict[str, torch.Tensor]:
+    return {name: weight.clone() for name, weight in worker._backend.stage_weights()}
+
+
+def moved(worker: TrainingWorker, meta: KVBatchMeta) -> Moved:
+    """The gradient of one update, by how far it moves the weights."""
+    before = gathered(worker)
+    update = worker.train(training_shard(worker, meta))
+    after = gathered(worker)
+    return {name: (before[name].double() - after[name]) / GRADIENT_SCALE for name in before}, update
+
+
+@dataclass(frozen=True)
+class DenseRun:
+    """The same jobs by the dense reference."""
+
+    estimates: Estimates
+    updates: list[CriticUpdate]
+    weights: dict[str, torch.Tensor]
+    critic_once: CriticUpdate
+    critic_gradient: dict[str, torch.Tensor]
+    policy_loss: float
+    policy_gradient: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A case's world beside its dense reference."""
+
+    case: Case
+    ranks: list[RankReport]
+    dense: DenseRun
+
+    @property
+    def leaders(self) -> list[RankReport]:
+        return [rank for rank in self.ranks if rank.coordinates.is_leader]
+
+    def metrics(self, phase: str) -> dict[str, float]:
+        merged = merge(getattr(leader, phase).metrics for leader in self.leaders)
+        return {name: metric.value for name, metric in merged.items()}
+
+    def tensors(self, name: str) -> dict[str, torch.Tensor]:
+        """Those that the ranks gathered. Megatron-core's tensor-parallel ranks each have a copy of a critic's
+        head; the copies must be alike."""
+        found = {key: tensor for rank in self.ranks for key, tensor in getattr(rank, name).items()}
+        if not name.startswith("policy"):
+            copies = found.pop("lm_head.weight")
+            assert torch.equal(copies, copies[:1].expand_as(copies))
+            found["score.weight"] = copies[:1]
+        return found
+
+
+class Matrix:
+    """Outcomes of cases; no reference is computed twice."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._pool = path, WorldPool()
+        self._outcomes: dict[str, Outcome] = {}
+        self._dense: dict[str, tuple[Jobs, DenseRun]] = {}
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def outcome(self, case: Case) -> Outcome:
+        if case.name not in self._outcomes:
+            jobs, dense = self._reference(case)
+            group = policy_config(Path(jobs.critic.model_name), **case.layout)
+            jobs = replace(jobs, critic=self._critic(group), critic_once=self._critic(gradient_config(group)))
+            group = policy_config(Path(jobs.policy_once.model_name), **case.layout)
+            jobs = replace(jobs, policy_once=gradient_config(group))
+            ranks = self._pool.run(run_jobs, parallel_layout(group), jobs, timeout_s=200.0)
+            self._outcomes[case.name] = Outcome(case, ranks, dense)
+        return self._outcomes[case.name]
+
+    @staticmethod
+    def _critic(group: PolicyConfig) -> ValueConfig:
+        return value_config(group, clip_range=0.05, gae_gamma=0.97, gae_lambda=0.9)
+
+    def _reference(self, case: Case) -> tuple[Jobs, DenseRun]:
+        key = re.sub(r"\W+", "-", str(case.model))
+        if key not in self._dense:
+            critic = make_checkpoint(self._path / f"critic{key}", **case.model, is_critic=True)
+            policy = make_checkpoint(self._path / f"policy{key}", **case.model)
+            self._dense[key] = dense_run(
+                self._critic(policy_config(critic)), gradient_config(policy_config(policy))
+            )
+        return self._dense[key]
+
+
+def dense_run(cfg: ValueConfig, policy_once: PolicyConfig) -> tuple[Jobs, DenseRun]:
+    """The jobs, and what the reference makes of them."""
+    batch, rng = two_turns(), np.random.default_rng(3)
+    num_tokens = sum(batch["lengths"])
+    dense = DenseCritic(cfg)
+    estimates = dense.estimates(batch, KL)
+    critic_once = value_config(gradient_config(cfg), clip_range=cfg.clip_range)
+    jobs = Jobs(
+        critic=cfg,
+        batch=batch,
+        critic_once=critic_once,
+        valued=with_columns(
+            batch,
+            values=estimates.values + rng.uniform(-0.1, 0.1, num_tokens),
+            returns=rng.normal(size=num_tokens),
+        ),
+        policy_once=policy_once,
+        policy_loss=loss_config(),
+        scored=with_advantages(batch, policy_once, rng),
+    )
+    updates = [
+        dense.update(
+            batch, range(first, first + GLOBAL_BATCH_SIZE), estimates.values, estimates.returns, rate
+        )
+        for first, rate in zip(
+            [*range(0, NUM_SAMPLES, GLOBAL_BATCH_SIZE)] * NUM_EPOCHS, LEARNING_RATES, strict=True
+        )
+    ]
+    once = DenseCritic(critic_once)
+    columns = jobs.valued["columns"]
+    update_once = once.update(jobs.valued, range(NUM_SAMPLES), columns["values"], columns["returns"], 0.0)
+    policy_loss, gradient = dense_policy_gradient(policy_once, jobs.policy_loss, jobs.scored, TEMPERATURE)
+    run = DenseRun(estimates, updates, dense.weights(), update_once, once.gradient(), policy_loss, gradient)
+    return jobs, run
+
+
+def with_advantages(batch: dict[str, Any], cfg: PolicyConfig, rng: np.random.Generator) -> dict[str, Any]:
+    """The batch for a policy whose ratios are on both sides of both limits."""
+    num_tokens = sum(batch["lengths"])
+    scored = with_columns(
+        batch,
+        prev_logprobs=dense_logprobs(cfg, batch, TEMPERATURE) + rng.normal(0, 0.3, num_tokens),
+        token_advantages=rng.normal(size=num_tokens),
+    )
+    tags = {"advantage": [-0.3] * NUM_SAMPLES, "token_scale": [1.7] * NUM_SAMPLES}
+    return {**scored, "tags": {**scored["tags"], **tags}}
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
+    matrix = Matrix(tmp_path_factory.mktemp("value"))
+    yield matrix
+    matrix.close()
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)],
+    ids=lambda case: case.name,
+)
+def outcome(request: pytest.FixtureRequest, matrix: Matrix) -> Outcome:
+    return matrix.outcome(request.param)
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    """Each tensor differs from the expected one by a small part of that one's norm."""
+    assert found.keys() == expected.keys()
+    errors = {
+        name: float((found[name].double() - tensor).norm() / tensor.norm())
+        for name, tensor in expected.items()
+    }
+    worst = max(errors, key=errors.__getitem__)
+    assert errors[worst] < TOLERANCE, (worst, errors[worst])
+
+
+def test_values_returns_and_advantages_equal_those_of_the_dense_model(outcome: Outcome) -> None:
+    batch, dense = two_turns(), outcome.dense.estimates
+    bounds = np.cumsum(batch["lengths"])[:-1]
+    for name, of_all in (
+        ("values", dense.values),
+        ("returns", dense.returns),
+        ("token_advantages", dense.advantages),
+    ):
+        expected = np.split(of_all, bounds)
+        for leader in outcome.leaders:
+            column = np.concatenate([expected[position] for position in leader.positions])
+            np.testing.assert_array_equal(np.isnan(leader.columns[name]), np.isnan(column))
+            is_number = ~np.isnan(column)
+            difference = np.linalg.norm((leader.columns[name] - column)[is_number])
+            assert difference < TOLERANCE * np.linalg.norm(column[is_number])
+    positions = [position for leader in outcome.leaders for position in leader.positions]
+    assert sorted(positions) == list(range(NUM_SAMPLES))
+
+
+def test_the_sums_of_advantages_are_those_of_the_dense_model(outcome: Outcome) -> None:
+    bounds = np.cumsum(two_turns()["lengths"])[:-1]
+    advantages = np.split(outcome.dense.estimates.advantages, bounds)
+    for leader in outcome.leaders:
+        expected = [advantages[position] for position in leader.positions]
+        close = {"rel": TOLERANCE, "abs": TOLERANCE, "nan_ok": True}
+        tags = leader.scores.tags
+        assert tags["token_advantage_sum"] == pytest.approx([one.sum() for one in expected], **close)
+        assert tags["token_advantage_square_sum"] == pytest.approx(
+            [np.square(one).sum() for one in expected], **close
+        )
+
+
+def test_how_well_values_fit_is_measured_on_what_trains(outcome: Outcome) -> None:
+    batch, dense = two_turns(), outcome.dense.estimates
+    trains = np.repeat(batch["tags"]["sample_mask"], batch["lengths"]) > 0
+    chosen = trains & (batch["columns"]["response_mask"] > 0)
+    expected = {
+        "returns": dense.returns[chosen].mean(),
+        "square_returns": np.square(dense.returns[chosen]).mean(),
+        "advantages": dense.advantages[chosen].mean(),
+        "square_advantages": np.square(dense.advantages[chosen]).mean(),
+    }
+    assert outcome.metrics("scores") == pytest.approx(expected, rel=TOLERANCE)
+
+
+def test_training_metrics_equal_those_of_the_dense_model(outcome: Outcome) -> None:
+    dense = outcome.dense.updates
+    values, is_clipped, errors = (
+        torch.cat([getattr(update, name) for update in dense]) for name in ("values", "is_clipped", "errors")
+    )
+    expected = {
+        "loss": np.mean([update.loss for update in dense]),
+        "grad_norm": np.mean([update.grad_norm for update in dense]),
+        "lr": np.mean(LEARNING_RATES),
+        "mean": float(values.mean()),
+        "clip_fraction": float(is_clipped.mean()),
+        "error": float(errors.mean()),
+    }
+    assert 0.1 < expected["clip_fraction"] < 0.9
+    found = outcome.metrics("update")
+    # The mean of the values is near 0.
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=TOLERANCE, abs=1e-6)
+
+
+def test_weights_after_all_updates_equal_those_of_the_dense_model(outcome: Outcome) -> None:
+    assert_same(outcome.tensors("weights"), outcome.dense.weights)
+
+
+def test_the_gradient_of_the_critic_equals_that_of_the_dense_model(outcome: Outcome) -> None:
+    dense = outcome.dense.critic_once
+    assert 0.1 < float(dense.is_clipped.mean()) < 0.9
+    assert_same(outcome.tensors("critic_gradient"), outcome.dense.critic_gradient)
+    metrics = outcome.metrics("critic_update")
+    assert metrics["loss"] == pytest.approx(dense.loss, rel=TOLERANCE)
+    assert metrics["grad_norm"] == pytest.approx(dense.grad_norm, rel=TOLERANCE)
+
+
+def test_the_gradient_of_a_policy_with_advantages_of_tokens_equals_that_of_the_dense_model(
+    outcome: Outcome,
+) -> None:
+    assert_same(outcome.tensors("policy_gradient"), outcome.dense.policy_gradient)
+    metrics = outcome.metrics("policy_update")
+    assert metrics["loss"] == pytest.approx(outcome.dense.policy_loss, rel=TOLERANCE)
+    norm = torch.stack([one.norm() for one in outcome.dense.policy_gradient.values()]).norm()
+    assert metrics["grad_norm"] == pytest.approx(float(norm), rel=TOLERANCE)
+
+
+def test_tripwires_find_the_gradient_of_such_a_policy_as_it_should_be(outcome: Outcome) -> None:
+    measured = merge(leader.policy_update.measured for leader in outcome.leaders)
+    assert measured[Measured.loss_gradient_error].value < 2e-5
+    assert measured[Measured.loss_error].value < 2e-5
+
+
+def test_each_column_and_sample_is_written_once_and_by_leaders_only(outcome: Outcome) -> None:
+    counts = Counter(key for rank in outcome.ranks for key in rank.written)
+    assert set(counts.values()) == {1}
+    assert len(counts) == 3 * NUM_SAMPLES
+    assert {column for column, _ in counts} == {"values", "returns", "token_advantages"}
+    for rank in outcome.ranks:
+        if not rank.coordinates.is_leader:
+            assert (rank.written, rank.scores, rank.update) == ([], None, None)
+
+
+def test_every_worker_counts_one_version_per_training_phase(outcome: Outcome) -> None:
+    assert {rank.version for rank in outcome.ranks} == {1}
+    assert {leader.update.version for leader in outcome.leaders} == {1}
