@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -76,7 +77,8 @@ def test_the_report_names_the_place_in_the_code_and_the_file_with_all_stacks(clu
         cluster.gather([call], stage="policy.train", timeout_s=1)
     text = str(caught.value)
     assert "stage 'policy.train' did not finish within 1 s; still waiting for slow" in text
-    assert f"slow (process {process.pid}, sleeping): " in text
+    # Its state is that of one moment: mostly sleeping, but Ray's own threads may be at work.
+    assert re.search(rf"slow \(process {process.pid}, (sleeping|running|disk-sleep)\): ", text), text
     assert "Sleeper.fetch_from_nowhere (functional/test_watchdog.py:" in text
     assert "idle (process" not in text
     path = Path(text.rsplit("all stacks are in ")[1])
