@@ -203,6 +203,26 @@ def check_value(key: str, value: Any, annotation: Any, where: str, root: type) -
     return [_wrong_type(key, value, annotation, where)]
 
 
+def typed(value: Any, annotation: Any) -> Any:
+    """Return a plain value as the type that the schema has for it, groups and Enum members included.
+
+    ``check_value`` must have found nothing wrong with it, and no key may be missing.
+    """
+    kind = without_none(annotation)
+    if value is None or kind is Any:
+        return value
+    if is_group(kind):
+        return kind(**{name: typed(value[name], inner) for name, inner in hints(kind).items()})
+    origin, parameters = get_origin(kind), get_args(kind)
+    if origin is list:
+        return [typed(item, parameters[0]) for item in value]
+    if origin is dict:
+        return {name: typed(item, parameters[1]) for name, item in value.items()}
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind[value] if isinstance(value, str) else value
+    return kind(value) if kind in (float, str) else value
+
+
 def _is_scalar(value: Any, kind: Any) -> bool:
     if isinstance(kind, type) and issubclass(kind, Enum):
         return isinstance(value, kind) or (isinstance(value, str) and value in kind.__members__)

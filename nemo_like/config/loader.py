@@ -104,7 +104,7 @@ def _finish(tree: dict[str, Any], arguments: Arguments, path: str) -> Config:
     wrong = fields.check_tree(resolved, Config, path, root=Config)
     problems = [replace(problem, where=arguments.source_of(problem.key, path)) for problem in wrong]
     _raise([*problems, *_missing(resolved, Config, "", path)])
-    typed = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), resolved))
+    typed = fields.typed(resolved, Config)
     assert isinstance(typed, Config)
     return typed
 
