@@ -43,9 +43,9 @@ check "import rules" lint-imports
 case "${1:-}" in
     --lint) ;;
     "" | --all)
-        check "unit tests" pytest -q --numprocesses=auto tests/unit
         chosen="not slow"
         [[ "${1:-}" == --all ]] && chosen="slow or not slow"
+        check "unit tests" pytest -q --numprocesses=auto -m "$chosen" tests/unit
         # One process more than cores, since many of these tests wait; those that need a GPU are shown as
         # skipped where there is none.
         check "functional tests" pytest -q --numprocesses="$(($(nproc) + 1))" --maxprocesses=4 --dist=loadfile \

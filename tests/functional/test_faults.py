@@ -81,6 +81,7 @@ def test_an_interrupt_while_the_processes_start_ends_them_too(arithmetic_model: 
         assert temporary_files(mark) == []
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_while_the_results_are_written_ends_at_once(
     arithmetic_model: str, tmp_path: Path
 ) -> None:
@@ -92,6 +93,7 @@ def test_a_second_interrupt_while_the_results_are_written_ends_at_once(
         assert "Traceback" not in output
 
 
+@pytest.mark.slow
 def test_a_sigterm_while_ray_starts_ends_the_run(arithmetic_model: str, tmp_path: Path) -> None:
     with running(tmp_path, LONG) as (process, mark, _):
         assert process.stdout is not None

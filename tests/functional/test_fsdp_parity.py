@@ -24,6 +24,7 @@ from tests.functional.test_policy_parity import (
     Case,
     Matrix,
     Outcome,
+    as_params,
     test_each_column_and_sample_is_written_once_and_by_leaders_only,
     test_every_worker_counts_one_policy_version_per_training_phase,
     test_exported_adapters_equal_those_of_peft_after_its_updates,
@@ -60,14 +61,14 @@ class FsdpCase(Case):
 SAVING = {"activation_checkpointing": True, "cpu_offload": True}
 
 CASES = [
-    FsdpCase("one process"),
+    FsdpCase("one process", slow=True),
     FsdpCase("one process, one sample per micro-batch", {}, {"micro_batch_size": 1}),
     FsdpCase("one process, packed", {}, PACKED),
-    FsdpCase("one process, on the host between phases", {}, {"offloads": True, **PACKED}),
+    FsdpCase("one process, on the host between phases", {}, {"offloads": True, **PACKED}, slow=True),
     FsdpCase("one process, prompts shared", {}, SHARED),
     FsdpCase("DP2, prompts shared, recomputed and offloaded", {"dp": 2}, SHARED, fsdp=SAVING),
     FsdpCase("TP2, prompts shared", {"tp": 2}, SHARED),
-    FsdpCase("one process, dynamic", {}, DYNAMIC),
+    FsdpCase("one process, dynamic", {}, DYNAMIC, slow=True),
     FsdpCase("DP2", {"dp": 2}),
     FsdpCase(
         "DP2, one sample per micro-batch, sequence-level loss without KL",
@@ -76,20 +77,20 @@ CASES = [
         UNTIED,
         {"token_level_loss": False},
     ),
-    FsdpCase("DP2, dynamic", {"dp": 2}, DYNAMIC),
-    FsdpCase("DP2, packed, recomputed and offloaded", {"dp": 2}, PACKED, fsdp=SAVING),
-    FsdpCase("TP2", {"tp": 2}),
+    FsdpCase("DP2, dynamic", {"dp": 2}, DYNAMIC, slow=True),
+    FsdpCase("DP2, packed, recomputed and offloaded", {"dp": 2}, PACKED, fsdp=SAVING, slow=True),
+    FsdpCase("TP2", {"tp": 2}, slow=True),
     FsdpCase(
         "TP2, one sample per micro-batch, vocabulary that the ranks cannot share evenly",
         {"tp": 2},
         {"micro_batch_size": 1},
         {"vocab_size": 97, **UNTIED},
     ),
-    FsdpCase("TP2, dynamic, Llama", {"tp": 2}, DYNAMIC, {"model_type": "llama", **UNTIED}),
+    FsdpCase("TP2, dynamic, Llama", {"tp": 2}, DYNAMIC, {"model_type": "llama", **UNTIED}, slow=True),
     FsdpCase("TP2, packed, Qwen2", {"tp": 2}, PACKED, {"model_type": "qwen2"}),
-    FsdpCase("TP2 x DP2", {"tp": 2, "dp": 2}),
+    FsdpCase("TP2 x DP2", {"tp": 2, "dp": 2}, slow=True),
     FsdpCase("adapters, DP2", {"dp": 2}, {**ADAPTERS, **PACKED}),
-    FsdpCase("adapters, on the host between phases", {}, {"offloads": True, **ADAPTERS}),
+    FsdpCase("adapters, on the host between phases", {}, {"offloads": True, **ADAPTERS}, slow=True),
     FsdpCase("some adapters, TP2", {"tp": 2}, SOME_ADAPTERS),
 ]
 
@@ -100,6 +101,6 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
         yield matrix
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+@pytest.fixture(scope="module", params=as_params(CASES), ids=lambda case: case.name)
 def outcome(request: pytest.FixtureRequest, matrix: Matrix) -> Outcome:
     return matrix.outcome(request.param)

@@ -19,6 +19,7 @@ COMMAND = [f"grpo.max_num_steps={NUM_STEPS}", "grpo.val_at_end=false", "checkpoi
 DISK_BYTES = 120_000_000
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_a_run_with_a_sentence_and_with_space_it_continues_as_if_nothing_had_been(
     demo: FinishedRun, tmp_path: Path
 ) -> None:

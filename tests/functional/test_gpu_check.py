@@ -14,11 +14,8 @@ from tests.functional.runs import ROOT
 pytestmark = [pytest.mark.timeout(600), pytest.mark.whole_run]
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [["transports"], *(pytest.param([part], marks=pytest.mark.slow) for part in ("model", "demo"))],
-    ids="+".join,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", [["transports"], ["model"], ["demo"]], ids="+".join)
 def test_the_check_reads_and_judges_real_runs(
     parts: list[str], arithmetic_model: str, tmp_path: Path
 ) -> None:

@@ -199,6 +199,7 @@ def test_transformers_and_adamw_make_the_same_updates_of_the_recorded_rollouts(
             assert trained == pytest.approx(np.mean(values), rel=1e-4, abs=1e-6), (name, step)
 
 
+@pytest.mark.slow
 def test_a_recording_has_the_pixels_and_other_layouts_train_from_it_alike(
     recorded: FinishedRun, task: list[str], tmp_path: Path
 ) -> None:
@@ -213,6 +214,7 @@ def test_a_recording_has_the_pixels_and_other_layouts_train_from_it_alike(
         assert replayed.metrics(name) == pytest.approx(recorded.metrics(name), abs=1e-4, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_what_crosses_the_driver_does_not_depend_on_the_pictures_size(tmp_path: Path) -> None:
     make_checkpoint(tmp_path / "model")
     command = [sys.executable, "-m", "tests.functional.driver_traffic", str(tmp_path), "images"]

@@ -25,6 +25,7 @@ from tests.functional.test_policy_parity import (
     Case,
     Matrix,
     Outcome,
+    as_params,
     test_each_column_and_sample_is_written_once_and_by_leaders_only,
     test_exported_weights_equal_the_dense_model_after_its_updates,
     test_logprobs_equal_the_dense_model,
@@ -69,17 +70,17 @@ SAVING = {"activation_checkpointing": True, "cpu_offload": True}
 QWEN3 = {"architecture": "qwen3_vl"}
 ENTROPY = {"kl_penalty": 0.1, "entropy_coef": 0.01}
 CASES = [
-    ImageCase("Qwen2.5-VL"),
+    ImageCase("Qwen2.5-VL", slow=True),
     ImageCase("Qwen2.5-VL, packed, with entropy", {}, PACKED, {}, ENTROPY),
     ImageCase("Qwen2.5-VL, prompts shared", {}, SHARED),
-    ImageCase("Qwen2.5-VL, dynamic", {}, DYNAMIC),
-    ImageCase("Qwen2.5-VL, vision tower frozen", {}, PACKED, freezes=True),
+    ImageCase("Qwen2.5-VL, dynamic", {}, DYNAMIC, slow=True),
+    ImageCase("Qwen2.5-VL, vision tower frozen", {}, PACKED, freezes=True, slow=True),
     ImageCase("Qwen3-VL, packed", {}, PACKED, QWEN3),
     ImageCase("Qwen3-VL, prompts shared", {}, SHARED, QWEN3),
-    ImageCase("Qwen2.5-VL, DP2, one sample per micro-batch", {"dp": 2}, {"micro_batch_size": 1}),
-    ImageCase("Qwen2.5-VL, DP2, packed", {"dp": 2}, PACKED),
+    ImageCase("Qwen2.5-VL, DP2, one sample per micro-batch", {"dp": 2}, {"micro_batch_size": 1}, slow=True),
+    ImageCase("Qwen2.5-VL, DP2, packed", {"dp": 2}, PACKED, slow=True),
     ImageCase("Qwen2.5-VL, DP2, vision tower frozen", {"dp": 2}, SHARED, freezes=True),
-    ImageCase("Qwen2.5-VL, DP2, packed, recomputed and offloaded", {"dp": 2}, PACKED, fsdp=SAVING),
+    ImageCase("Qwen2.5-VL, DP2, packed, recomputed and offloaded", {"dp": 2}, PACKED, fsdp=SAVING, slow=True),
     ImageCase("Qwen3-VL, DP2, one sample per micro-batch", {"dp": 2}, {"micro_batch_size": 1}, QWEN3),
 ]
 
@@ -90,12 +91,14 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
         yield matrix
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+@pytest.fixture(scope="module", params=as_params(CASES), ids=lambda case: case.name)
 def outcome(request: pytest.FixtureRequest, matrix: Matrix) -> Outcome:
     return matrix.outcome(request.param)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.freezes], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", as_params([case for case in CASES if case.freezes]), ids=lambda case: case.name
+)
 def test_a_frozen_vision_tower_stays_as_it_was(case: Case, matrix: ImageMatrix) -> None:
     outcome = matrix.outcome(case)
     before = AutoModelForImageTextToText.from_pretrained(matrix.model(case), dtype=torch.float32).state_dict()

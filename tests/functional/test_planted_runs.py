@@ -24,7 +24,7 @@ FEW = {
     "kl_without_gradient": ("loss", 1),
     "schedule_one_update_late": ("learning_rate", 1),
 }
-QUICK = ("weights_one_version_behind", "normalised_by_rank")  # of weight sync, and of an update
+QUICK = ("normalised_by_rank",)
 
 
 def outcome(name: str, directory: Path) -> dict[str, Any]:

@@ -71,6 +71,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     loss: dict[str, Any] = field(default_factory=lambda: KL)
+    slow: bool = field(default=False, kw_only=True)  # left to `make test-all`
 
     def config(self, model: Path) -> PolicyConfig:
         return policy_config(model, **self.layout, **self.options)
@@ -80,83 +81,121 @@ class Case:
         return parallel_layout(self.config(Path("unused")))
 
 
-def variants(name: str, layout: dict[str, Any], model: dict[str, Any] | None = None) -> list[Case]:
-    """A layout with every way to make micro-batches."""
-    # Context parallelism cuts a row of samples, not one that they share.
-    shared = [] if "cp" in layout else [Case(f"{name}, prompts shared", layout, SHARED, model or {}, GSPO)]
+def variants(
+    name: str,
+    layout: dict[str, Any],
+    model: dict[str, Any] | None = None,
+    *,
+    quick: Sequence[str] = ("prompts shared", "packed"),
+) -> list[Case]:
+    """A layout with every way to make micro-batches, of which all but ``quick`` are slow."""
+    ways: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "prompts shared": (SHARED, GSPO),
+        "micro-batches of four": ({}, KL),
+        "micro-batches of one": ({"micro_batch_size": 1}, KL),
+        "packed": (PACKED, GSPO),
+        "dynamic": (DYNAMIC, KL),
+    }
+    if "cp" in layout:  # it cuts a row of samples, not one that they share
+        del ways["prompts shared"]
     return [
-        *shared,
-        Case(f"{name}, micro-batches of four", layout, {}, model or {}),
-        Case(f"{name}, micro-batches of one", layout, {"micro_batch_size": 1}, model or {}),
-        Case(f"{name}, packed", layout, PACKED, model or {}, GSPO),
-        Case(f"{name}, dynamic", layout, DYNAMIC, model or {}),
+        Case(f"{name}, {way}", layout, options, model or {}, loss, slow=way not in quick)
+        for way, (options, loss) in ways.items()
     ]
+
+
+def as_params(cases: Sequence[Case]) -> list[Any]:
+    """Parameters of a fixture, the slow ones marked."""
+    return [pytest.param(case, marks=pytest.mark.slow) if case.slow else case for case in cases]
 
 
 SEQUENCE_PARALLEL = {"tp": 2, "sequence_parallel": True}
 CASES = [
-    *variants("one process", {}),
-    Case("activation checkpointing", {}, {"activation_checkpointing": True, **PACKED}),
+    *variants("one process", {}, quick=["prompts shared", "micro-batches of one", "packed", "dynamic"]),
+    Case("activation checkpointing", {}, {"activation_checkpointing": True, **PACKED}, slow=True),
     Case("reference kept on the host", {}, {"reference_placement": ReferencePlacement.host_copy, **DYNAMIC}),
     Case("weights and optimizer on the host between phases", {}, {"offloads": True, **PACKED}),
     Case("prompts shared, activation checkpointing", {}, {"activation_checkpointing": True, **SHARED}),
     Case("mixture of experts", {}, PACKED, MIXTURE),
     Case("adapters", {}, ADAPTERS),
-    Case("adapters, weights on the host between phases", {}, {"offloads": True, **ADAPTERS}),
-    Case("adapters, activation checkpointing", {}, {"activation_checkpointing": True, **ADAPTERS, **PACKED}),
+    Case("adapters, weights on the host between phases", {}, {"offloads": True, **ADAPTERS}, slow=True),
+    Case(
+        "adapters, activation checkpointing",
+        {},
+        {"activation_checkpointing": True, **ADAPTERS, **PACKED},
+        slow=True,
+    ),
     *variants("TP2 with sequence parallelism", SEQUENCE_PARALLEL),
     Case("experts on every TP rank", SEQUENCE_PARALLEL, {}, MIXTURE),
     Case("adapters, TP2 with sequence parallelism", SEQUENCE_PARALLEL, {**ADAPTERS, **PACKED}),
-    Case("some adapters, TP2 with sequence parallelism", SEQUENCE_PARALLEL, SOME_ADAPTERS),
+    Case("some adapters, TP2 with sequence parallelism", SEQUENCE_PARALLEL, SOME_ADAPTERS, slow=True),
     Case("experts in one matrix product", {}, {"moe_grouped_gemm": True, **PACKED}, MIXTURE),
     Case(
         "experts on every TP rank, in one matrix product",
         SEQUENCE_PARALLEL,
         {"moe_grouped_gemm": True},
         MIXTURE,
+        slow=True,
     ),
     Case("TP2", {"tp": 2}),
-    Case("adapters, TP2", {"tp": 2}, ADAPTERS),
+    Case("adapters, TP2", {"tp": 2}, ADAPTERS, slow=True),
     Case("some adapters, TP2", {"tp": 2}, {**SOME_ADAPTERS, **SHARED}),
     Case("vocabulary that the ranks cannot share evenly", {"tp": 2}, {}, {"vocab_size": 97, **UNTIED}, GSPO),
     Case("Llama in several files", {"tp": 2}, {}, {"model_type": "llama", "shard_size": "80KB", **UNTIED}),
     Case("every rank fetches", {"tp": 2}, {"replica_fetch": ReplicaFetch.every_rank}),
-    *variants("PP2", {"pp": 2}),
+    *variants("PP2", {"pp": 2}, quick=["packed", "dynamic"]),
     Case("micro-batches of three, the last one smaller", {"pp": 2}, {"micro_batch_size": 3}),
     Case("adapters, PP2", {"pp": 2}, {"activation_checkpointing": True, **ADAPTERS, **SHARED}),
     *variants("CP2", {"cp": 2}),
-    Case("adapters, CP2", {"cp": 2}, {**ADAPTERS, **PACKED}),
-    Case("CP2, activation checkpointing", {"cp": 2}, {"activation_checkpointing": True, **PACKED}),
-    *variants("DP2", {"dp": 2}),
+    Case("adapters, CP2", {"cp": 2}, {**ADAPTERS, **PACKED}, slow=True),
+    Case(
+        "CP2, activation checkpointing",
+        {"cp": 2},
+        {"activation_checkpointing": True, **PACKED},
+        slow=True,
+    ),
+    *variants("DP2", {"dp": 2}, quick=["packed", "dynamic"]),
     Case("replicated optimizer", {"dp": 2}, {"use_distributed_optimizer": False}),
-    Case("adapters, DP2", {"dp": 2}, {**ADAPTERS, **DYNAMIC}),
-    Case("adapters, replicated optimizer", {"dp": 2}, {"use_distributed_optimizer": False, **ADAPTERS}),
+    Case("adapters, DP2", {"dp": 2}, {**ADAPTERS, **DYNAMIC}, slow=True),
+    Case(
+        "adapters, replicated optimizer",
+        {"dp": 2},
+        {"use_distributed_optimizer": False, **ADAPTERS},
+        slow=True,
+    ),
     Case("sequence-level loss", {"dp": 2}, {}, {}, {"token_level_loss": False}),
     *variants("EP2", {"ep": 2, "dp": 2}, MIXTURE),
-    Case("adapters of attention beside experts, EP2", {"ep": 2, "dp": 2}, ATTENTION_ADAPTERS, MIXTURE),
+    Case(
+        "adapters of attention beside experts, EP2",
+        {"ep": 2, "dp": 2},
+        ATTENTION_ADAPTERS,
+        MIXTURE,
+        slow=True,
+    ),
     Case(
         "EP2, experts in one matrix product",
         {"ep": 2, "dp": 2},
         {"moe_grouped_gemm": True, **PACKED},
         MIXTURE,
+        slow=True,
     ),
     Case("EP2 with TP2, untied", {"ep": 2, **SEQUENCE_PARALLEL}, {}, {**MIXTURE, **UNTIED}),
-    *variants("TP2 x PP2", {"tp": 2, "pp": 2}),
-    Case("untied embeddings", {"tp": 2, "pp": 2}, PACKED, UNTIED),
-    Case("prompts shared, Qwen2", {"tp": 2, "pp": 2}, SHARED, {"model_type": "qwen2"}),
+    *variants("TP2 x PP2", {"tp": 2, "pp": 2}, quick=["prompts shared"]),
+    Case("untied embeddings", {"tp": 2, "pp": 2}, PACKED, UNTIED, slow=True),
+    Case("prompts shared, Qwen2", {"tp": 2, "pp": 2}, SHARED, {"model_type": "qwen2"}, slow=True),
     Case("Qwen2 with attention biases", {"tp": 2, "pp": 2}, {}, {"model_type": "qwen2"}),
-    Case("adapters, Qwen2", {"tp": 2, "pp": 2}, ADAPTERS, {"model_type": "qwen2", **UNTIED}),
-    *variants("TP2 x DP2", {"tp": 2, "dp": 2}),
-    Case("EP4 over TP2 and DP2", {"ep": 4, "dp": 2, **SEQUENCE_PARALLEL}, PACKED, MIXTURE),
-    Case("EP2 x PP2", {"ep": 2, "dp": 2, "pp": 2}, DYNAMIC, MIXTURE),
-    Case("CP2 x TP2", {"cp": 2, **SEQUENCE_PARALLEL}, PACKED, {}, GSPO),
-]
-# In eight processes.
-WIDE_CASES = [
-    *variants("TP2 x PP2 x DP2", {"tp": 2, "pp": 2, "dp": 2}),
-    Case("adapters, TP2 x PP2 x DP2", {"tp": 2, "pp": 2, "dp": 2}, {**ADAPTERS, **PACKED}),
-    *variants("TP2 x CP2 x DP2", {"cp": 2, "dp": 2, **SEQUENCE_PARALLEL}),
-    *variants("EP4 over TP2 and DP2, PP2", {"ep": 4, "dp": 2, "pp": 2, **SEQUENCE_PARALLEL}, MIXTURE),
+    Case("adapters, Qwen2", {"tp": 2, "pp": 2}, ADAPTERS, {"model_type": "qwen2", **UNTIED}, slow=True),
+    *variants("TP2 x DP2", {"tp": 2, "dp": 2}, quick=()),
+    Case("EP4 over TP2 and DP2", {"ep": 4, "dp": 2, **SEQUENCE_PARALLEL}, PACKED, MIXTURE, slow=True),
+    Case("EP2 x PP2", {"ep": 2, "dp": 2, "pp": 2}, DYNAMIC, MIXTURE, slow=True),
+    Case("CP2 x TP2", {"cp": 2, **SEQUENCE_PARALLEL}, PACKED, {}, GSPO, slow=True),
+    # In eight processes.
+    *variants("TP2 x PP2 x DP2", {"tp": 2, "pp": 2, "dp": 2}, quick=()),
+    Case("adapters, TP2 x PP2 x DP2", {"tp": 2, "pp": 2, "dp": 2}, {**ADAPTERS, **PACKED}, slow=True),
+    *variants("TP2 x CP2 x DP2", {"cp": 2, "dp": 2, **SEQUENCE_PARALLEL}, quick=()),
+    *variants(
+        "EP4 over TP2 and DP2, PP2", {"ep": 4, "dp": 2, "pp": 2, **SEQUENCE_PARALLEL}, MIXTURE, quick=()
+    ),
 ]
 
 
@@ -303,9 +342,10 @@ class Matrix:
         self._pool.close()
 
     def outcome(self, case: Case) -> Outcome:
-        """The first case of a layout runs all of them."""
+        """The first case of a layout runs all of them, the slow ones apart."""
         if case.name not in self._outcomes:
-            self._run([other for other in self._cases if other.parallel_layout == case.parallel_layout])
+            alike = (case.parallel_layout, case.slow)
+            self._run([other for other in self._cases if (other.parallel_layout, other.slow) == alike])
         return self._outcomes[case.name]
 
     def _run(self, cases: Sequence[Case]) -> None:
@@ -363,15 +403,11 @@ def dense_run(step: Step, kind: type[DenseReference] = DenseReference) -> DenseR
 
 @pytest.fixture(scope="module")
 def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
-    with Matrix([*CASES, *WIDE_CASES], tmp_path_factory.mktemp("policy")) as matrix:
+    with Matrix(CASES, tmp_path_factory.mktemp("policy")) as matrix:
         yield matrix
 
 
-@pytest.fixture(
-    scope="module",
-    params=[*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in WIDE_CASES)],
-    ids=lambda case: case.name,
-)
+@pytest.fixture(scope="module", params=as_params(CASES), ids=lambda case: case.name)
 def outcome(request: pytest.FixtureRequest, matrix: Matrix) -> Outcome:
     return matrix.outcome(request.param)
 

@@ -52,6 +52,7 @@ def test_the_critic_trains_in_every_step_and_the_policy_after_the_warm_up(undist
     assert min(record["train/value/mean"] for record in records[1:]) > 0.01
 
 
+@pytest.mark.slow
 def test_a_killed_value_worker_costs_a_restart_and_changes_no_metric(
     undisturbed: FinishedRun, tmp_path: Path
 ) -> None:
@@ -67,6 +68,7 @@ def test_a_killed_value_worker_costs_a_restart_and_changes_no_metric(
     assert wait_until_gone(mark) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_continues_exactly(undisturbed: FinishedRun, tmp_path: Path) -> None:
     stopped = ppo(tmp_path, num_steps=2)
     assert [path.name for path in sorted((stopped.run_dir / "checkpoints" / "step_2").iterdir())] == [
@@ -79,6 +81,7 @@ def test_a_run_that_stopped_continues_exactly(undisturbed: FinishedRun, tmp_path
     assert exact(continued.run_dir) == exact(undisturbed.run_dir)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [
@@ -90,12 +93,10 @@ def test_a_run_that_stopped_continues_exactly(undisturbed: FinishedRun, tmp_path
                 "value.sequence_packing.enabled=false",
                 "value.sequence_packing.share_prompts=false",
             ],
-            marks=pytest.mark.slow,
             id="critic on TP 2, padded",
         ),
         pytest.param(
             ["value.data_parallel_size=1", "value.megatron_cfg.pipeline_model_parallel_size=2"],
-            marks=pytest.mark.slow,
             id="critic on PP 2",
         ),
         pytest.param(
@@ -103,7 +104,6 @@ def test_a_run_that_stopped_continues_exactly(undisturbed: FinishedRun, tmp_path
                 *("policy.data_parallel_size=1", "value.data_parallel_size=2"),
                 "policy.sequence_packing.share_prompts=false",
             ],
-            marks=pytest.mark.slow,
             id="policy on DP 1",
         ),
     ],

@@ -32,6 +32,7 @@ from tests.functional.test_policy_parity import (
     Case,
     Matrix,
     Outcome,
+    as_params,
     loss_config,
     test_each_column_and_sample_is_written_once_and_by_leaders_only,
     test_exported_weights_equal_the_dense_model_after_its_updates,
@@ -71,74 +72,51 @@ def case(name: str, layout: dict[str, Any], options: dict[str, Any], **more: Any
     return ReplayCase(name, layout, options, {**MIXTURE, **more.pop("model", {})}, **more)
 
 
-QUICK = [
+CASES = [
     case("one process", {}, {}),
     case("one process, packed, recomputed", {}, {**RECOMPUTE, **PACKED}),
     case("one process, prompts shared", {}, SHARED, loss=GSPO),
     case("TP2 with sequence parallelism, packed", SEQUENCE_PARALLEL, PACKED),
     case("PP2, recomputed, one sample per micro-batch", {"pp": 2}, {"micro_batch_size": 1, **RECOMPUTE}),
     case("EP2, dynamic", {"ep": 2, "dp": 2}, DYNAMIC),
+    case("one process, dynamic", {}, DYNAMIC, slow=True),
+    case("one matrix product", {}, {"moe_grouped_gemm": True, **PACKED}, slow=True),
+    case("prompts shared, recomputed", {}, {**SHARED, **RECOMPUTE}, slow=True),
+    case("TP2 with sequence parallelism", SEQUENCE_PARALLEL, RECOMPUTE, slow=True),
+    case("TP2 with sequence parallelism, prompts shared", SEQUENCE_PARALLEL, SHARED, slow=True),
+    case("PP2, packed", {"pp": 2}, PACKED, slow=True),
+    case("PP2, dynamic, recomputed", {"pp": 2}, {**RECOMPUTE, **DYNAMIC}, slow=True),
+    case("CP2", {"cp": 2}, {}, slow=True),
+    case("CP2, packed, recomputed", {"cp": 2}, {**RECOMPUTE, **PACKED}, slow=True),
+    case("DP2, packed", {"dp": 2}, PACKED, slow=True),
+    case("EP2", {"ep": 2, "dp": 2}, {}, slow=True),
+    case("EP2, packed, recomputed", {"ep": 2, "dp": 2}, {**RECOMPUTE, **PACKED}, slow=True),
+    case("EP2, prompts shared", {"ep": 2, "dp": 2}, SHARED, slow=True),
+    case("EP2, adapters of attention", {"ep": 2, "dp": 2}, ATTENTION_ADAPTERS, slow=True),
+    case("EP2 with TP2, untied", {"ep": 2, **SEQUENCE_PARALLEL}, {}, model=UNTIED, slow=True),
+    case("EP4 over TP2 and DP2", {"ep": 4, "dp": 2, **SEQUENCE_PARALLEL}, PACKED, slow=True),
+    case("EP2 x PP2", {"ep": 2, "dp": 2, "pp": 2}, {**DYNAMIC, **RECOMPUTE}, slow=True),
+    case("CP2 x TP2", {"cp": 2, **SEQUENCE_PARALLEL}, PACKED, loss=GSPO, slow=True),
+    case("TP2 x PP2", {"pp": 2, **SEQUENCE_PARALLEL}, {**PACKED, **RECOMPUTE}, slow=True),
 ]
-SLOW = [
-    case("one process, dynamic", {}, DYNAMIC),
-    case("one matrix product", {}, {"moe_grouped_gemm": True, **PACKED}),
-    case("prompts shared, recomputed", {}, {**SHARED, **RECOMPUTE}),
-    case("TP2 with sequence parallelism", SEQUENCE_PARALLEL, RECOMPUTE),
-    case("TP2 with sequence parallelism, prompts shared", SEQUENCE_PARALLEL, SHARED),
-    case("PP2, packed", {"pp": 2}, PACKED),
-    case("PP2, dynamic, recomputed", {"pp": 2}, {**RECOMPUTE, **DYNAMIC}),
-    case("CP2", {"cp": 2}, {}),
-    case("CP2, packed, recomputed", {"cp": 2}, {**RECOMPUTE, **PACKED}),
-    case("DP2, packed", {"dp": 2}, PACKED),
-    case("EP2", {"ep": 2, "dp": 2}, {}),
-    case("EP2, packed, recomputed", {"ep": 2, "dp": 2}, {**RECOMPUTE, **PACKED}),
-    case("EP2, prompts shared", {"ep": 2, "dp": 2}, SHARED),
-    case("EP2, adapters of attention", {"ep": 2, "dp": 2}, ATTENTION_ADAPTERS),
-    case("EP2 with TP2, untied", {"ep": 2, **SEQUENCE_PARALLEL}, {}, model=UNTIED),
-    case("EP4 over TP2 and DP2", {"ep": 4, "dp": 2, **SEQUENCE_PARALLEL}, PACKED),
-    case("EP2 x PP2", {"ep": 2, "dp": 2, "pp": 2}, {**DYNAMIC, **RECOMPUTE}),
-    case("CP2 x TP2", {"cp": 2, **SEQUENCE_PARALLEL}, PACKED, loss=GSPO),
-    case("TP2 x PP2", {"pp": 2, **SEQUENCE_PARALLEL}, {**PACKED, **RECOMPUTE}),
-]
-
-
-class Matrices:
-    """Those of the quick cases and of the slow ones, since a case runs all others of its layout."""
-
-    def __init__(self, path: Path) -> None:
-        self._quick, self._slow = ReplayMatrix(QUICK, path / "quick"), ReplayMatrix(SLOW, path / "slow")
-
-    def __enter__(self) -> Matrices:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for matrix in (self._quick, self._slow):
-            matrix.__exit__(*error)
-
-    def of(self, case: Case) -> ReplayMatrix:
-        return self._quick if case in QUICK else self._slow
 
 
 @pytest.fixture(scope="module")
-def matrices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrices]:
-    with Matrices(tmp_path_factory.mktemp("replay")) as matrices:
-        yield matrices
+def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayMatrix]:
+    with ReplayMatrix(CASES, tmp_path_factory.mktemp("replay")) as matrix:
+        yield matrix
 
 
-@pytest.fixture(
-    scope="module",
-    params=[*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)],
-    ids=lambda case: case.name,
-)
-def outcome(request: pytest.FixtureRequest, matrices: Matrices) -> Outcome:
-    return matrices.of(request.param).outcome(request.param)
+@pytest.fixture(scope="module", params=as_params(CASES), ids=lambda case: case.name)
+def outcome(request: pytest.FixtureRequest, matrix: ReplayMatrix) -> Outcome:
+    return matrix.outcome(request.param)
 
 
 def test_the_share_of_other_choices_is_that_of_the_dense_routers(
-    outcome: Outcome, matrices: Matrices
+    outcome: Outcome, matrix: ReplayMatrix
 ) -> None:
     case = outcome.case
-    cfg = case.config(matrices.of(case).model(case))
+    cfg = case.config(matrix.model(case))
     dense = RoutedReference(cfg, loss_config(**case.loss), TEMPERATURE)
     with torch.no_grad():
         dense.logprobs(outcome.batch)

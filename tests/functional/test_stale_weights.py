@@ -36,7 +36,12 @@ def run_stale(directory: Path, weight: str, *overrides: str) -> FinishedRun:
 
 @pytest.mark.parametrize(
     ("weight", "tripwires"),
-    [("lm_head", ["agreement"]), ("layers.1.mlp.down_proj", ["agreement", "weights_digest"])],
+    [
+        ("lm_head", ["agreement"]),
+        pytest.param(
+            "layers.1.mlp.down_proj", ["agreement", "weights_digest"], marks=pytest.mark.slow, id="down_proj"
+        ),
+    ],
 )
 def test_a_stale_weight_ends_the_run_at_the_first_step_that_it_spoils(
     arithmetic_model: str, tmp_path: Path, weight: str, tripwires: list[str]
@@ -54,6 +59,7 @@ def test_a_stale_weight_ends_the_run_at_the_first_step_that_it_spoils(
     assert run.processes_left() == []
 
 
+@pytest.mark.slow
 def test_without_tripwires_a_limit_of_ones_own_still_ends_the_run(
     arithmetic_model: str, tmp_path: Path
 ) -> None:

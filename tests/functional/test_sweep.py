@@ -21,6 +21,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.whole_run
 @pytest.mark.timeout(300)
 def test_four_jobs_run_and_end_with_a_table(arithmetic_model: str, tmp_path: Path) -> None:

@@ -163,6 +163,7 @@ def game(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     return play(tmp_path_factory.mktemp("game"), num_steps=8)
 
 
+@pytest.mark.slow
 def test_a_game_of_many_turns_is_learnt(game: FinishedRun) -> None:
     rewards, turns = game.metrics("train/reward"), game.metrics("train/avg_turns_per_sample")
     assert mean(rewards[-2:]) > mean(rewards[:2]) + 0.15

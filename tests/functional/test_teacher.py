@@ -277,6 +277,7 @@ def test_a_student_learns_in_a_whole_run(by_workers: FinishedRun) -> None:
     assert all(record["timing/train/teacher_logprobs"] > 0 for record in records)
 
 
+@pytest.mark.slow
 @pytest.mark.whole_run
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
@@ -285,10 +286,9 @@ def test_a_student_learns_in_a_whole_run(by_workers: FinishedRun) -> None:
         pytest.param(ENGINE, id="engine"),
         pytest.param(
             ("teacher.data_parallel_size=1", "teacher.megatron_cfg.tensor_model_parallel_size=2"),
-            marks=SLOW,
             id="TP2",
         ),
-        pytest.param(("teacher.backend=fsdp",), marks=SLOW, id="FSDP"),
+        pytest.param(("teacher.backend=fsdp",), id="FSDP"),
     ],
 )
 def test_other_teachers_teach_alike_on_one_recorded_rollout(

@@ -86,6 +86,7 @@ def test_a_job_that_fails_ends_neither_the_others_nor_is_it_forgotten(sweep: Cal
     assert re.search(r"│ 1 +│ grpo.seed=2 │ failed +│ 0 +│ - ", done.output)
 
 
+@pytest.mark.slow
 def test_groups_are_swept_and_mappings_and_lists_are_values(sweep: Callable[..., Sweep]) -> None:
     options = "env.arithmetic.options={a: 1},{b: 2}"
     done = sweep("policy=fsdp,default", options, "data.train=[{name: a},{name: b}]")
@@ -95,6 +96,7 @@ def test_groups_are_swept_and_mappings_and_lists_are_values(sweep: Callable[...,
     assert first[1:3] == ["policy=fsdp", "~env.arithmetic.options=null"]
 
 
+@pytest.mark.slow
 def test_joblib_runs_jobs_side_by_side_with_a_log_each(sweep: Callable[..., Sweep]) -> None:
     done = sweep("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "grpo.seed=1,2")
     assert done.exit_code == 1
@@ -102,12 +104,14 @@ def test_joblib_runs_jobs_side_by_side_with_a_log_each(sweep: Callable[..., Swee
     assert "seed 1 as" in (done.directory / "0.log").read_text()
 
 
+@pytest.mark.slow
 def test_submitit_runs_jobs(sweep: Callable[..., Sweep]) -> None:
     done = sweep("hydra/launcher=submitit_local", "grpo.seed=1,4")
     assert done.exit_code == 0, done.output
     assert [result.outcome for result in done.results] == ["finished", "finished"]
 
 
+@pytest.mark.slow
 def test_optuna_looks_for_the_best_value_and_goes_on_after_a_job_that_failed(
     sweep: Callable[..., Sweep],
 ) -> None:
