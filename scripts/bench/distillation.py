@@ -4,8 +4,8 @@
     python scripts/bench/distillation.py [--seed 1] [--picture FILE.png] [key=value ...]
 
 Both train the same model on the same problems; ``scripts/demo.sh --distill`` makes it and the teacher before.
-The goal is the teacher's own accuracy, of the same validation, less 0.03. Prints JSON, and draws the accuracies
-over the steps into the picture.
+The goal is the teacher's own accuracy, of the same validation, less 0.03. Prints JSON, and draws the
+accuracies over the steps into the picture.
 """
 
 from __future__ import annotations
