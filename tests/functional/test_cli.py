@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +32,6 @@ class Outcome:
     stderr: str
     imported: frozenset[str]  # top-level packages
     cpu_s: float
-    wall_s: float
 
 
 Command = Callable[..., Outcome]
@@ -46,7 +44,7 @@ def command(tmp_path: Path) -> Command:
     def run(*arguments: str, config: str = str(DEMO)) -> Outcome:
         there = [f"policy.model_name={checkpoint}", f"logger.log_dir={tmp_path / 'runs'}"]
         line = [sys.executable, "-X", "importtime", "run_grpo.py", "--config", config, *there, *arguments]
-        before, started = os.times(), time.monotonic()
+        before = os.times()
         done = subprocess.run(line, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
         after = os.times()
         lines = done.stderr.splitlines()
@@ -57,7 +55,6 @@ def command(tmp_path: Path) -> Command:
             stderr="\n".join(line for line in lines if not line.startswith("import time:")),
             imported=frozenset(module.partition(".")[0] for module in modules),
             cpu_s=after.children_user + after.children_system - before.children_user - before.children_system,
-            wall_s=time.monotonic() - started,
         )
 
     return run
@@ -86,9 +83,7 @@ def test_a_nonsense_configuration_stops_in_seconds_with_the_remedy(
     assert "Traceback" not in outcome.stderr
     assert outcome.stdout == ""
     assert not outcome.imported & HEAVY
-    # The machine may be busy with other things, but the work itself must be far from the limit.
     assert outcome.cpu_s < LIMIT_S
-    assert outcome.wall_s < 4 * LIMIT_S
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def assert_dead(planes: TransferQueuePlanes, partition: str, meta: KVBatchMeta, 
             action()
 
 
-@pytest.mark.parametrize("backend", [simple, mooncake])
+@pytest.mark.parametrize("backend", [simple, pytest.param(mooncake, marks=pytest.mark.slow)])
 def test_a_storage_unit_that_dies_during_a_put_and_a_get(backend: StorageBackend) -> None:
     others = storage_processes(STORAGE_UNIT[backend])
     with started("run-unit", data_plane_config(backend, timeout_s=TIMEOUT_S, num_units=2)) as planes:
@@ -149,7 +149,7 @@ def test_a_full_mooncake_keeps_nothing_of_the_write_and_its_master_dies(backend:
         assert_dead(planes, partition, meta, "mooncake_master died")
 
 
-@pytest.mark.parametrize("backend", [simple, mooncake])
+@pytest.mark.parametrize("backend", [pytest.param(simple, marks=pytest.mark.slow), mooncake])
 def test_writers_that_die_lose_nothing_stored_and_leave_nothing_half_written(backend: StorageBackend) -> None:
     others = storage_processes(STORAGE_UNIT[backend])
     with started("run-writers", data_plane_config(backend, timeout_s=TIMEOUT_S)) as planes:

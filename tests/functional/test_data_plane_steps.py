@@ -98,6 +98,7 @@ def memory_after(planes: TransferQueuePlanes, windows: tuple[int, ...]) -> list[
     return seen
 
 
+@pytest.mark.slow
 def test_two_hundred_steps_leave_nothing_behind(planes: TransferQueuePlanes) -> None:
     warm, end = memory_after(planes, (50, 150))
     step_bytes = NUM_GROUPS * GROUP_SIZE * LENGTH * 13

@@ -17,6 +17,7 @@ from tests.functional.runs import ROOT, SCORED, run_grpo
 MOST_GROWTH = {"logprobs": 1.4, "train": 1.1}
 
 
+@pytest.mark.slow
 def test_a_further_token_takes_no_more_memory_in_a_longer_sample() -> None:
     command = [sys.executable, "scripts/bench/long_samples.py", "--lengths", "2048,4096,8192"]
     command += ["--vocabularies", "64", "--kinds", "megatron,fsdp"]

@@ -114,12 +114,15 @@ class Outcome:
 @pytest.fixture(
     scope="module",
     params=[
-        {"dp": 2, "precision": Precision.bfloat16, **FSDP},
-        {"tp": 2, **FSDP},
-        {"tp": 2, "precision": Precision.bfloat16},
-        {"tp": 2, "dropout": 0.2},
+        pytest.param(
+            {"dp": 2, "precision": Precision.bfloat16, **FSDP},
+            marks=pytest.mark.slow,
+            id="FSDP, DP2 in bfloat16",
+        ),
+        pytest.param({"tp": 2, **FSDP}, id="FSDP, TP2"),
+        pytest.param({"tp": 2, "precision": Precision.bfloat16}, id="TP2 in bfloat16"),
+        pytest.param({"tp": 2, "dropout": 0.2}, marks=pytest.mark.slow, id="TP2 with dropout"),
     ],
-    ids=["FSDP, DP2 in bfloat16", "FSDP, TP2", "TP2 in bfloat16", "TP2 with dropout"],
 )
 def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     path = tmp_path_factory.mktemp("lora")

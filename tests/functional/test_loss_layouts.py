@@ -111,6 +111,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "PP2": {"pp": 2, "micro_batch_size": 3},
     "FSDP2 over two": {"dp": 2, "backend": PolicyBackend.fsdp},
 }
+QUICK = ("DP2, prompts shared", "FSDP2 over two")
 
 
 def train_with_every_loss(
@@ -303,7 +304,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return Model(str(path), batch, dense)
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
+@pytest.fixture(
+    scope="module",
+    params=[name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS],
+)
 def trained(request: pytest.FixtureRequest, model: Model) -> Iterator[dict[str, dict[str, Metric]]]:
     """Merged metrics by loss, of one layout."""
     cfg = policy_config(model.path, **LAYOUTS[request.param])

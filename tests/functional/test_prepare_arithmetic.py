@@ -100,6 +100,7 @@ def test_a_mixture_of_one_expert_is_refused(tmp_path):
     assert "--experts 1 must be 0 or at least 2; try 8" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(420)
 def test_a_teacher_is_larger_and_nearly_always_right_and_has_the_same_tokenizer(checkpoint, tmp_path):
     teacher = tmp_path / "teacher"

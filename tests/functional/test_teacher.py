@@ -53,7 +53,7 @@ SLOW = pytest.mark.slow
 LAYOUTS = [
     pytest.param({"tp": 2}, id="TP2"),
     pytest.param({"dp": 2, "backend": PolicyBackend.fsdp}, id="FSDP"),
-    pytest.param({"cp": 2}, id="CP2"),
+    pytest.param({"cp": 2}, marks=SLOW, id="CP2"),
     pytest.param({"pp": 2, "micro_batching": MicroBatching.packed}, marks=SLOW, id="PP2, packed"),
     pytest.param({"dp": 2, "micro_batching": MicroBatching.shared}, marks=SLOW, id="DP2, prompts shared"),
     pytest.param({"tp": 2, "backend": PolicyBackend.fsdp}, marks=SLOW, id="FSDP TP2"),
@@ -206,7 +206,7 @@ def dense_updates(checkpoint: Path, batch: dict[str, Any]) -> dict[str, dict[str
 @pytest.mark.parametrize(
     "layout",
     [
-        pytest.param({"dp": 2, "micro_batching": MicroBatching.shared}, id="DP2, prompts shared"),
+        pytest.param({"dp": 2, "micro_batching": MicroBatching.shared}, marks=SLOW, id="DP2, prompts shared"),
         pytest.param({"tp": 2}, id="TP2"),
         pytest.param({"pp": 2}, marks=SLOW, id="PP2"),
         pytest.param({"cp": 2}, marks=SLOW, id="CP2"),

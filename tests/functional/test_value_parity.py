@@ -87,16 +87,16 @@ class Case:
 
 
 QUICK = [
-    Case("one process, prompts shared", SHARED),
-    Case("TP2, dynamic", {"tp": 2, **DYNAMIC}),
     Case("TP2 with sequence parallelism, packed", {**SEQUENCE_PARALLEL, **PACKED}),
     Case("PP2, padded", {"pp": 2}),
     Case("DP2, prompts shared", {"dp": 2, **SHARED}),
     Case("CP2, packed", {"cp": 2, **PACKED}),
     Case("FSDP, DP2, packed", {"dp": 2, **PACKED, **FSDP}),
-    Case("FSDP, TP2, padded", {"tp": 2, **FSDP}),
 ]
 SLOW = [
+    Case("one process, prompts shared", SHARED),
+    Case("TP2, dynamic", {"tp": 2, **DYNAMIC}),
+    Case("FSDP, TP2, padded", {"tp": 2, **FSDP}),
     Case("one process, padded"),
     Case("one process, micro-batches of one", {"micro_batch_size": 1}),
     Case("one process, packed, recomputed", {"activation_checkpointing": True, **PACKED}),

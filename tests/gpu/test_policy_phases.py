@@ -87,6 +87,8 @@ CPU_CASES = [
     Case(PolicyBackend.fsdp, Precision.bfloat16, MicroBatching.packed, Device.cpu),
     Case(PolicyBackend.megatron, Precision.bfloat16, MicroBatching.packed, Device.cpu),
     Case(PolicyBackend.megatron, Precision.bfloat16, MicroBatching.shared, Device.cpu),
+]
+SLOW_CPU_CASES = [
     Case(PolicyBackend.megatron, Precision.bfloat16, MicroBatching.packed, Device.cpu, adapts=ADAPTED),
     Case(PolicyBackend.fsdp, Precision.bfloat16, MicroBatching.shared, Device.cpu, images="qwen3_vl"),
 ]
@@ -131,7 +133,11 @@ class Outcome:
 
 @pytest.fixture(
     scope="module",
-    params=[*CPU_CASES, *(pytest.param(case, marks=pytest.mark.gpu) for case in GPU_CASES)],
+    params=[
+        *CPU_CASES,
+        *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW_CPU_CASES),
+        *(pytest.param(case, marks=pytest.mark.gpu) for case in GPU_CASES),
+    ],
     ids=lambda case: case.name,
 )
 def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
