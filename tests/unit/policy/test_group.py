@@ -243,11 +243,20 @@ class TeacherAnswers(Worker):
         return WorkerScores({}, {}, float(self.place.dp), (Operation("fetch", {"input_ids": 2}, 1.0),))
 
 
+TEACHER = ("teacher=default", "teacher.model_name=general")
+
+
+def teacher_group(cfg: Config) -> tuple[list[TeacherAnswers], TeacherWorkerGroup]:
+    assert cfg.teacher is not None
+    layout = parallel_layout(cfg.teacher)
+    workers = [TeacherAnswers(layout.coordinates(rank)) for rank in range(layout.world_size)]
+    deadlines = {Stage.teacher_logprobs: 1.0}.get
+    group = TeacherWorkerGroup(workers, Answers(), cfg.teacher, num_epochs=1, deadline_s=deadlines)
+    return workers, group
+
+
 def test_a_teacher_adds_its_columns_and_stays_at_version_0(demo: Callable[..., Config]) -> None:
-    cfg = demo("policy.train_global_batch_size=4", "policy.megatron_cfg.tensor_model_parallel_size=2").policy
-    layout = parallel_layout(cfg)
-    workers = [TeacherAnswers(layout.coordinates(rank)) for rank in range(4)]
-    group = TeacherWorkerGroup(workers, Answers(), cfg, num_epochs=1, deadline_s=lambda stage: 1.0)
+    workers, group = teacher_group(demo("policy.megatron_cfg.tensor_model_parallel_size=2", *TEACHER))
     batch = batch_of([4] * 8)
     batch = batch.with_tag(GROUP_ID, [0] * 4 + [1] * 4).with_tag(NUM_PROMPT_TOKENS, [2] * 8)
     taught = group.compute_teacher_logprobs(batch)
