@@ -210,10 +210,10 @@ def value_config(group: PolicyConfig, **changes: Any) -> ValueConfig:
     return ValueConfig(**{**shared, **own, **changes})
 
 
-def teacher_config(group: PolicyConfig, models: Mapping[str, str]) -> TeacherConfig:
+def teacher_config(group: PolicyConfig, models: Mapping[str, str] | None = None) -> TeacherConfig:
     """The configuration of a teacher with the keys of ``group``, and with further models by task."""
     shared = {one.name: getattr(group, one.name) for one in fields(PolicyConfig)}
-    return TeacherConfig(**shared, models=dict(models), scored_by=TeacherScoring.workers)
+    return TeacherConfig(**shared, models=dict(models or {}), scored_by=TeacherScoring.workers)
 
 
 def loss_config(*, kl_penalty: float = 0.0, **changes: Any) -> LossConfig:
