@@ -18,7 +18,7 @@ from nemo_like.config.derived import has_teacher, is_own_loss, policy_world_size
 from nemo_like.config.machine_rules import Machine
 from nemo_like.config.model_info import read_model_info
 from nemo_like.config.policy_rules import beside_policy
-from nemo_like.config.problems import ConfigError, Problem
+from nemo_like.config.problems import ConfigError, Problem, told_of
 from nemo_like.config.recordings import read_manifest
 from nemo_like.config.schema import Config, Device, Placement, TeacherConfig, TeacherScoring
 from nemo_like.config.tasks import training_tasks
@@ -147,13 +147,13 @@ def _further_model(
     of_name = f"policy.model_name={model}"
     # What else is told of it is also told of model_name, since both have one architecture.
     own = [one for one in other_checkpoint_problems(as_policy, machine) if one.key == of_name]
-    yield from (replace(one, key=key) for one in own)
+    yield from (replace(one, key=key) for one in told_of("teacher", own))
     directories = Path(teacher.model_name), Path(model)
     if own or not all(path.is_dir() for path in directories):
         return
     try:
         configs = [_architecture(path) for path in directories]
-    except (OSError, ValueError):  # told elsewhere
+    except (OSError, ValueError, AttributeError):  # of teacher.model_name, and told elsewhere
         return
     for name in sorted(configs[0].keys() | configs[1].keys()):
         ours, theirs = (config.get(name) for config in configs)
