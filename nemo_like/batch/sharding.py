@@ -104,6 +104,30 @@ def shard_for_values(
     return _assemble(meta, together, together, strategy, with_ends=True)
 
 
+def filled_up(
+    meta: KVBatchMeta, is_own: Sequence[bool], *, num_shards: int, strategy: MicroBatching
+) -> KVBatchMeta:
+    """Return the samples with ``is_own`` true, which is alike within a group, and as many whole groups of
+    others as sharding needs.
+
+    The number of samples becomes a multiple of ``num_shards``, and where ``strategy`` shares prompts, that of
+    groups, so that each can stay on one rank. The groups with the fewest tokens are taken; where there are
+    not enough, all are. Samples stay in the order of ``meta``.
+    """
+    groups: dict[int, list[int]] = {}
+    for position, (chunk, _) in enumerate(meta.rows):
+        groups.setdefault(chunk, []).append(position)
+    lengths = meta.lengths
+    others = [group for group in groups.values() if not is_own[group[0]]]
+    taken = [group for group in groups.values() if is_own[group[0]]]
+    for group in sorted(others, key=lambda group: sum([lengths[position] for position in group])):
+        count = len(taken) if _shares_prompts(strategy) else sum(map(len, taken))
+        if count % num_shards == 0:
+            break
+        taken.append(group)
+    return meta.subset(sorted(chain.from_iterable(taken)))
+
+
 def _strategy(
     strategy: MicroBatching | None, micro_batch_size: int | None, length_multiple: int
 ) -> MicroBatching:

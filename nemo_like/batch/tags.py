@@ -28,6 +28,13 @@ class Tag(Generic[V]):
 
 
 GROUP_ID = Tag("group_id", int, "rollout", ("driver",), "the prompt's number within the step")
+TASK = Tag(
+    "task",
+    str,
+    "rollout",
+    ("driver", "teacher_logprobs"),
+    "with teacher.models, and in recordings: the name of the environment that judges the sample",
+)
 REWARD = Tag("reward", float, "rollout", ("driver",), "as the environment gave it; 0 where it failed")
 SAMPLE_MASK = Tag(
     "sample_mask", float, "rollout, driver", ("driver", "logprobs", "train"), "0: the sample does not train"

@@ -22,6 +22,8 @@ class RecordingManifest:
     num_generations_per_prompt: int
     # Each column as the fields of ``batch.columns.Column``; None in recordings older than this field.
     columns: Sequence[Mapping[str, Any]] | None = None
+    # The tasks that the tag task of its samples names; None in recordings older than this field and tag.
+    tasks: Sequence[str] | None = None
 
 
 def rollout_file(step: int, first_group: int) -> str:

@@ -75,7 +75,7 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
         if cfg.value is not None:
             problems += critic_model_problems(cfg, cfg.value)
         if cfg.teacher is not None:
-            problems += teacher_model_problems(cfg, cfg.teacher)
+            problems += teacher_model_problems(cfg, cfg.teacher, machine)
     problems += critic_problems(cfg)
     problems += teacher_problems(cfg)
     problems += machine_problems(cfg, machine)

@@ -32,7 +32,8 @@ class PolicyBackend(Enum):
 
 
 class ReferencePlacement(Enum):
-    """How the reference policy's weights, which wait in host memory, get into the model while it scores."""
+    """How weights that wait in host memory get into the model while it scores: those of the reference policy,
+    and those of a teacher's further models."""
 
     host_copy = "host_copy"  # copied in; meanwhile the policy's own are on the host too: two models there
     swap_in_place = "swap_in_place"  # swapped with the policy's, tensor by tensor: one model on the host
@@ -401,8 +402,9 @@ class TeacherScoring(Enum):
 @dataclass(kw_only=True, slots=True)
 class TeacherConfig(PolicyConfig):
     """The teacher of loss_fn.kind=distillation: a worker group of its own, with the policy's keys and
-    tokenizer. Its model is frozen, so keys of training have no effect."""
+    tokenizer. Its models are frozen, so keys of training have no effect."""
 
+    models: dict[str, str]  # checkpoints that score samples of tasks in place of model_name, by env's names
     scored_by: TeacherScoring  # workers of backend, in a layout of their own, or one vLLM engine
 
 

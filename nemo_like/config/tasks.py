@@ -66,6 +66,11 @@ def task_environments(cfg: Config) -> dict[str, EnvConfig]:
     return {name: env for name, env in cfg.env.items() if name in named}
 
 
+def training_tasks(cfg: Config) -> list[str]:
+    """Return the names of the environments that the sources of training data name, in the order of these."""
+    return list(dict.fromkeys(source.env for source in cfg.data.train))
+
+
 def judging_environments(cfg: Config, task: str) -> dict[str, EnvConfig]:
     """Return the environments whose actors judge the responses of a task: its own, or, for a weighted sum,
     its components. Names that ``env`` lacks are left out."""

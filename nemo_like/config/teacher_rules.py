@@ -9,16 +9,28 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from nemo_like.config.checkpoint_rules import other_checkpoint_problems
 from nemo_like.config.derived import has_teacher, is_own_loss, policy_world_size
+from nemo_like.config.machine_rules import Machine
 from nemo_like.config.model_info import read_model_info
 from nemo_like.config.policy_rules import beside_policy
-from nemo_like.config.problems import ConfigError, Problem
+from nemo_like.config.problems import ConfigError, Problem, told_of
+from nemo_like.config.recordings import read_manifest
 from nemo_like.config.schema import Config, Device, Placement, TeacherConfig, TeacherScoring
+from nemo_like.config.tasks import training_tasks
 
 _BY_ENGINE = "teacher.scored_by=engine"
+# The keys of a config.json that say nothing of how a frozen model scores.
+_NO_ARCHITECTURE = frozenset(
+    {
+        *("_name_or_path", "architectures", "transformers_version", "dtype", "torch_dtype", "use_cache"),
+        *("bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "attention_dropout"),
+    }
+)
 
 
 def teacher_problems(cfg: Config) -> Iterator[Problem]:
@@ -39,6 +51,8 @@ def teacher_problems(cfg: Config) -> Iterator[Problem]:
             remedy="set loss_fn.kind=distillation, or leave the group teacher out",
         )
     yield from _of_the_group(cfg, cfg.teacher)
+    if cfg.teacher.models:
+        yield from _tasks(cfg, cfg.teacher)
     if cfg.teacher.scored_by is TeacherScoring.engine:
         yield from _of_the_engine(cfg, cfg.teacher)
 
@@ -74,6 +88,40 @@ def _of_the_engine(cfg: Config, teacher: TeacherConfig) -> Iterator[Problem]:
             rule=f"is one process, and the teacher's layout has {size}",
             remedy="set teacher.data_parallel_size and every parallel size of its backend to 1",
         )
+    if teacher.models:
+        yield Problem(
+            key=_BY_ENGINE,
+            rule=f"holds one model, and teacher.models has {', '.join(teacher.models)}",
+            remedy="set teacher.scored_by=workers, which put one model after the other in place",
+        )
+
+
+def _tasks(cfg: Config, teacher: TeacherConfig) -> Iterator[Problem]:
+    """Yield a problem for every task of ``teacher.models`` that no training sample can be of."""
+    tasks, whose = training_tasks(cfg), "the training data, whose sources"
+    if cfg.rollout.replay is not None:
+        try:
+            recorded = read_manifest(Path(cfg.rollout.replay)).tasks
+        except ValueError:  # told elsewhere
+            return
+        if recorded is None:
+            yield Problem(
+                key="teacher.models",
+                rule=f"needs the tasks of samples, which the recording {cfg.rollout.replay} does not name",
+                remedy="record again, or leave teacher.models empty",
+            )
+            return
+        tasks, whose = [*recorded], f"the recording {cfg.rollout.replay}, whose samples"
+    for name in teacher.models:
+        if name not in tasks:
+            close = get_close_matches(name, tasks, n=1)
+            yield Problem(
+                key=f"teacher.models.{name}",
+                rule=f"is no task of {whose} name {', '.join(tasks)}",
+                remedy=f"did you mean {close[0]}?"
+                if close
+                else "a task is named as its environment, env.NAME, which a source of data.train names",
+            )
 
 
 def with_teacher_as_policy(cfg: Config, teacher: TeacherConfig) -> Config:
@@ -81,8 +129,52 @@ def with_teacher_as_policy(cfg: Config, teacher: TeacherConfig) -> Config:
     return replace(cfg, policy=teacher, value=None, teacher=None)
 
 
-def teacher_model_problems(cfg: Config, teacher: TeacherConfig) -> Iterator[Problem]:
-    """Yield every problem of the teacher's checkpoint beside the policy's. Both are there and can be read."""
+def teacher_model_problems(
+    cfg: Config, teacher: TeacherConfig, machine: Machine = Machine.this
+) -> Iterator[Problem]:
+    """Yield every problem of the teacher's checkpoints beside the policy's. What is wrong with
+    ``model_name`` alone, or with the policy's, is told elsewhere."""
+    yield from _beside_policy(cfg, teacher)
+    for task, model in teacher.models.items():
+        yield from _further_model(cfg, teacher, machine, key=f"teacher.models.{task}={model}", model=model)
+
+
+def _further_model(
+    cfg: Config, teacher: TeacherConfig, machine: Machine, *, key: str, model: str
+) -> Iterator[Problem]:
+    """Yield every problem of one of the teacher's further checkpoints."""
+    as_policy = with_teacher_as_policy(cfg, replace(teacher, model_name=model))
+    of_name = f"policy.model_name={model}"
+    # What else is told of it is also told of model_name, since both have one architecture.
+    own = [one for one in other_checkpoint_problems(as_policy, machine) if one.key == of_name]
+    yield from (replace(one, key=key) for one in told_of("teacher", own))
+    directories = Path(teacher.model_name), Path(model)
+    if own or not all(path.is_dir() for path in directories):
+        return
+    try:
+        configs = [_architecture(path) for path in directories]
+    except (OSError, ValueError, AttributeError):  # of teacher.model_name, and told elsewhere
+        return
+    for name in sorted(configs[0].keys() | configs[1].keys()):
+        ours, theirs = (config.get(name) for config in configs)
+        if ours != theirs:
+            yield Problem(
+                key=key,
+                rule="must have the architecture of teacher.model_name, in whose model its weights are put: "
+                f"config.json has {name}={json.dumps(theirs)} and not {json.dumps(ours)}",
+                remedy="use a checkpoint of the same architecture, saved by the same version of transformers",
+            )
+            return
+    yield from _other_tokenizer(key, Path(model), Path(cfg.policy.model_name))
+
+
+def _architecture(path: Path) -> dict[str, Any]:
+    """Return what a config.json says of how a model computes."""
+    content: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    return {name: value for name, value in content.items() if name not in _NO_ARCHITECTURE}
+
+
+def _beside_policy(cfg: Config, teacher: TeacherConfig) -> Iterator[Problem]:
     key = f"teacher.model_name={teacher.model_name}"
     try:
         own = read_model_info(teacher.model_name, teacher.backend)

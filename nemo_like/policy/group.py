@@ -13,17 +13,19 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any, ClassVar
 
 from nemo_like.batch.columns import VALUE_COLUMNS, Column, Declaration
 from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training, shard_for_values
+from nemo_like.batch.sharding import filled_up, shard_for_logprobs, shard_for_training, shard_for_values
 from nemo_like.batch.tags import (
     GROUP_ID,
     IS_IDLE,
     NUM_PROMPT_TOKENS,
     NUM_RESPONSE_TOKENS,
     SAMPLE_MASK,
+    TASK,
     Tag,
 )
 from nemo_like.cluster.actor_errors import StageTimeout
@@ -32,7 +34,7 @@ from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.cluster.pickled import Pickled
 from nemo_like.config.derived import Stage
-from nemo_like.config.schema import CheckpointWriting, PolicyConfig
+from nemo_like.config.schema import CheckpointWriting, PolicyConfig, TeacherConfig
 from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.data_plane.storage_errors import listed
 from nemo_like.observability.metrics import Metric, merge, summed
@@ -46,6 +48,7 @@ from nemo_like.policy.parallelism import (
     value_strategy,
 )
 from nemo_like.policy.results import ScoredBatch, TrainUpdate, WorkerScores, WorkerUpdate
+from nemo_like.policy.teacher_models import models_of_samples
 
 _STAGES = {
     "compute_logprobs": Stage.logprobs,
@@ -185,18 +188,17 @@ class WorkerGroup(ABC):
         return batch.only_tags(*needed)
 
     def _on_replicas(
-        self, method: str, shards: Sequence[KVBatchMeta], columns: Sequence[Column] = ()
+        self, method: str, shards: Sequence[KVBatchMeta], *args: Any, columns: Sequence[Column] = ()
     ) -> list[Any]:
-        """Call ``method`` on every worker with its replica's shard, and with ``columns`` where there are any;
-        return the leaders' answers by data-parallel rank.
+        """Call ``method`` on every worker with its replica's shard and ``args``; return the leaders' answers
+        by data-parallel rank.
 
         A shard is pickled once for all workers of its replica. A StageTimeout that this raises says what the
-        late replicas would have brought.
+        late replicas would have brought, which are ``columns`` where there are any.
         """
-        owed = [columns] if columns else []
         pickled = [Pickled(shard) for shard in shards]
         calls = [
-            handle.submit(method, pickled[coordinates.dp], *owed) for handle, coordinates in self._workers
+            handle.submit(method, pickled[coordinates.dp], *args) for handle, coordinates in self._workers
         ]
         try:
             answers = self._wait(method, calls)
@@ -270,7 +272,7 @@ class PolicyWorkerGroup(WorkerGroup):
             global_batch_size=self._cfg.train_global_batch_size,
             strategy=logprob_strategy(self._cfg),
         )
-        answers: list[WorkerScores] = self._on_replicas("compute_logprobs", shards, columns)
+        answers: list[WorkerScores] = self._on_replicas("compute_logprobs", shards, columns, columns=columns)
         return scored_batch(batch.with_columns(*columns), shards, answers)
 
     def canary_logprobs(self, token_ids: Sequence[int]) -> list[float]:
@@ -320,23 +322,41 @@ class ValueWorkerGroup(WorkerGroup):
 
 class TeacherWorkerGroup(WorkerGroup):
     """The driver's view of the workers of a teacher, or of the engine that has their place. It never trains,
-    so its version stays 0."""
+    so its version stays 0.
+
+        batch ──▶ by task: each model's samples, filled up ──shard──▶ one call per model, one after the other
+    """
 
     name = "teacher"
     training = Stage.teacher_logprobs
-    read_tags = (SAMPLE_MASK,)
+    read_tags = (SAMPLE_MASK, TASK)
+    _cfg: TeacherConfig
 
     def compute_teacher_logprobs(self, batch: KVBatchMeta) -> ScoredBatch:
-        """Have the workers score the batch and write what the loss reads of a teacher; the batch comes back
-        with these columns."""
-        shards = shard_for_logprobs(
-            self._with_needed_tags(batch),
-            num_shards=self._num_replicas,
-            global_batch_size=self._cfg.train_global_batch_size,
-            strategy=logprob_strategy(self._cfg),
+        """Have the workers score each sample by the model of its task, and write what the loss reads of a
+        teacher; the batch comes back with these columns. With ``teacher.models`` it needs the tag task."""
+        needed = self._with_needed_tags(batch)
+        models = models_of_samples(self._cfg, needed)
+        answers = [
+            self._scored_by(model, needed, [one == model for one in models])
+            for model in dict.fromkeys(models)
+        ]
+        return ScoredBatch(
+            batch=batch.with_columns(*self._written),
+            compute_s=sum(max(one.compute_s for one in of_model) for of_model in answers),
+            operations=[operation for one in chain(*answers) for operation in one.operations],
         )
-        answers: list[WorkerScores] = self._on_replicas("compute_teacher_logprobs", shards)
-        return scored_batch(batch.with_columns(*self._written), shards, answers)
+
+    def _scored_by(self, model: str, batch: KVBatchMeta, is_own: Sequence[bool]) -> list[WorkerScores]:
+        """Have the workers score the samples with ``is_own`` true by a model; return the leaders' answers."""
+        strategy, num_shards = logprob_strategy(self._cfg), self._num_replicas
+        if not all(is_own):
+            batch = filled_up(batch, is_own, num_shards=num_shards, strategy=strategy)
+        # A teacher makes no updates, so its samples are sharded as one.
+        shards = shard_for_logprobs(
+            batch, num_shards=num_shards, global_batch_size=len(batch), strategy=strategy
+        )
+        return self._on_replicas("compute_teacher_logprobs", shards, model)
 
     @cached_property
     def _written(self) -> list[Column]:

@@ -82,6 +82,10 @@ class TrainingBackend(Protocol):
     def at_temperature_one(self) -> AbstractContextManager[None]:
         """Have ``logprobs`` score at temperature 1 within the block."""
 
+    def weights_of(self, model: str) -> AbstractContextManager[None]:
+        """Have the model score by the weights of ``model`` within the block: those of its own checkpoint, or
+        of one of the objective's ``further_models``."""
+
     def train(
         self, batch: PolicyBatch, schedule: Schedule, watch: UpdateWatch | None = None
     ) -> dict[str, Metric]:

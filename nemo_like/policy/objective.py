@@ -65,6 +65,11 @@ class Objective(ABC):
         return False
 
     @property
+    def further_models(self) -> Sequence[str]:
+        """Checkpoints of the model's architecture whose weights are kept too, to score by."""
+        return ()
+
+    @property
     def is_scored_before(self) -> bool:
         """Whether an earlier phase scores what training reads, under the weights before the first update."""
         return True

@@ -78,9 +78,9 @@ class TeacherEngine:
         """Return the columns that the teacher writes and reads."""
         return (teacher_declaration(self._columns),)
 
-    def compute_teacher_logprobs(self, meta: KVBatchMeta) -> WorkerScores:
+    def compute_teacher_logprobs(self, meta: KVBatchMeta, model: str) -> WorkerScores:
         """Score the samples and write the columns that the loss reads; return when they are stored, with what
-        was done in the data plane."""
+        was done in the data plane. ``model`` is the engine's own, since it has no other."""
         with span("fetch"):
             fetched = self._plane.fetch(meta, [INPUT_IDS.name, RESPONSE_MASK.name])
         token_ids, mask = (np.asarray(fetched[column.name]) for column in (INPUT_IDS, RESPONSE_MASK))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nemo_like.algorithms.logprobs import LogprobSettings
@@ -14,9 +15,11 @@ from nemo_like.policy.update_watch import UpdateWatch
 
 @dataclass(frozen=True, slots=True)
 class TeacherObjective(Objective):
-    """The objective of a teacher, whose model scores as ``settings`` say and never trains."""
+    """The objective of a teacher, whose models score as ``settings`` say and never train: its own, and
+    ``further`` checkpoints."""
 
     settings: LogprobSettings
+    further: tuple[str, ...] = ()
 
     @property
     def scoring(self) -> LogprobSettings:
@@ -25,6 +28,10 @@ class TeacherObjective(Objective):
     @property
     def trains(self) -> bool:
         return False
+
+    @property
+    def further_models(self) -> Sequence[str]:
+        return self.further
 
     def of_update(
         self,

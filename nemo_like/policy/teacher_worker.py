@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
 
 from nemo_like.algorithms.logprobs import LogprobSettings
 from nemo_like.batch.columns import (
@@ -24,6 +27,7 @@ from nemo_like.observability.trace import span
 from nemo_like.policy.checked_loss import own_reads
 from nemo_like.policy.results import WorkerScores
 from nemo_like.policy.teacher_columns import num_most_likely, teacher_columns, teacher_declaration
+from nemo_like.policy.teacher_models import further_models, models_of_samples
 from nemo_like.policy.teacher_objective import TeacherObjective
 from nemo_like.policy.training_worker import Stopwatch, TrainingWorker, schedule_of
 
@@ -51,6 +55,7 @@ class TeacherWorker(TrainingWorker):
         becomes, it gives them a probability of 0. Raises ColumnError when the loss reads nothing of a
         teacher.
         """
+        self._teacher = cfg
         self._columns = teacher_columns(own_reads(loss))
         own_size = read_model_info(cfg.model_name, cfg.backend).vocab_size
         scoring = LogprobSettings(
@@ -60,7 +65,7 @@ class TeacherWorker(TrainingWorker):
         )
         super().__init__(
             cfg=cfg,
-            objective=TeacherObjective(scoring),
+            objective=TeacherObjective(scoring, further_models(cfg)),
             coordinates=coordinates,
             data_plane=data_plane,
             master_addr=master_addr,
@@ -76,13 +81,14 @@ class TeacherWorker(TrainingWorker):
         """Return nothing: a teacher never trains."""
         return ()
 
-    def compute_teacher_logprobs(self, meta: KVBatchMeta) -> WorkerScores | None:
-        """Score the shard's samples and write the columns that the loss reads; return when they are stored.
+    def compute_teacher_logprobs(self, meta: KVBatchMeta, model: str) -> WorkerScores | None:
+        """Score the shard's samples by ``model``, and write the columns that the loss reads of those that it
+        teaches; return when they are stored.
 
         The leader returns what it did in the data plane; the other ranks return None.
         """
         batch = self._batches.batch(meta, (INPUT_IDS, RESPONSE_MASK))
-        with span("compute"), Stopwatch() as compute:
+        with span("compute"), Stopwatch() as compute, self._backend.weights_of(model):
             scores = self._backend.scores(batch, schedule_of(meta))
         if self.coordinates.is_leader:
             found = {
@@ -91,9 +97,25 @@ class TeacherWorker(TrainingWorker):
                 TEACHER_TOPK_LOGPROBS: scores.topk_logprobs,
             }
             written = {column: found[column.name] for column in self._columns}
-            self._batches.write(meta, {column: one for column, one in written.items() if one is not None})
+            self._write_own(meta, model, {column: one for column, one in written.items() if one is not None})
         # No later phase has these samples.
         operations = self._batches.finish(meta.partition)
         if not self.coordinates.is_leader:
             return None
         return WorkerScores({}, {}, compute.seconds, operations)
+
+    def _write_own(self, meta: KVBatchMeta, model: str, columns: Mapping[Column, Tensor]) -> None:
+        """Write the columns of the samples that ``model`` teaches; the others only filled up the shard."""
+        models = models_of_samples(self._teacher, meta)
+        own = [row for row, teaches in enumerate(models) if teaches == model]
+        if len(own) == len(meta):
+            self._batches.write(meta, columns)
+        elif own:
+            ours = {column: _of_rows(values, meta.lengths, own) for column, values in columns.items()}
+            self._batches.write(meta.subset(own), ours)
+
+
+def _of_rows(values: Tensor, lengths: Sequence[int], rows: Sequence[int]) -> Tensor:
+    """Return the packed ``values`` of these rows; ``lengths`` are those of all rows."""
+    by_row = values.split(list(lengths))
+    return torch.cat([by_row[row] for row in rows])

@@ -22,7 +22,7 @@ import numpy as np
 
 from nemo_like.batch.columns import INPUT_IDS, MESSAGES, ROLLOUT_COLUMNS, Column
 from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.batch.tags import ANSWER_ID, SAMPLE_DIGEST
+from nemo_like.batch.tags import ANSWER_ID, SAMPLE_DIGEST, TASK
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.config.derived import Stage, deadline_s
 from nemo_like.config.recordings import RecordingManifest
@@ -31,6 +31,7 @@ from nemo_like.config.tasks import (
     max_prompt_tokens,
     task_environments,
     training_sampling,
+    training_tasks,
     validation_sampling,
 )
 from nemo_like.data.datasets import Sources, build_sources
@@ -311,12 +312,20 @@ class SyncRolloutActor(DataPlaneUser):
                 for group in groups
                 for number in answer_ids([sample.latest_response for sample in group])
             ]
+        if self._names_tasks(prompts):
+            flat.tags[TASK.name] = [sample.example.env for group in groups for sample in group]
         if self._is_watched(prompts):
             flat.tags[SAMPLE_DIGEST.name] = sample_digests(
                 np.asarray(flat.columns[INPUT_IDS.name]), flat.lengths
             )
         flat.tags.update(component_tags(self._cfg.grpo.adv_estimator.reward_weights, components))
         return flat
+
+    def _names_tasks(self, prompts: PromptBatch) -> bool:
+        """Return whether samples get the tag task: a teacher's models need it, also of a run that replays."""
+        teacher = self._cfg.teacher
+        is_read = self._cfg.rollout.record or (teacher is not None and bool(teacher.models))
+        return is_read and prompts.mode is RolloutMode.training
 
     def _is_watched(self, prompts: PromptBatch) -> bool:
         return self._cfg.debug.tripwires is not Tripwires.off and prompts.mode is RolloutMode.training
@@ -358,6 +367,7 @@ def _recorder(cfg: Config, run_directory: Path, columns: Iterable[Column]) -> Ro
         num_prompts_per_step=cfg.grpo.num_prompts_per_step,
         num_generations_per_prompt=cfg.grpo.num_generations_per_prompt,
         columns=written_down(columns),
+        tasks=training_tasks(cfg),
     )
     return RolloutRecorder(run_directory / "recorded", manifest)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from enum import Enum
 from pathlib import Path
@@ -39,6 +39,8 @@ from nemo_like.config.schema import (
     ReplicaFetch,
     SchedulerConfig,
     SequencePackingConfig,
+    TeacherConfig,
+    TeacherScoring,
     Tripwires,
     ValueConfig,
 )
@@ -84,10 +86,11 @@ def make_checkpoint(
     vocab_size: int = VOCAB_SIZE,
     shard_size: str = "1GB",
     is_critic: bool = False,
+    seed: int = 11,
 ) -> Path:
-    """A random checkpoint directory of the named architecture; the same weights every time. That of a critic
-    has a head with one output."""
-    torch.manual_seed(11)
+    """A random checkpoint directory of the named architecture; the same weights every time with a ``seed``.
+    That of a critic has a head with one output."""
+    torch.manual_seed(seed)
     sizes = {**_SIZES, "vocab_size": vocab_size, **({"num_labels": 1} if is_critic else {})}
     kind = AutoModelForSequenceClassification if is_critic else AutoModelForCausalLM
     model = kind.from_config(_CONFIGS[model_type](tie_word_embeddings=tied, **sizes))
@@ -205,6 +208,12 @@ def value_config(group: PolicyConfig, **changes: Any) -> ValueConfig:
     }
     shared = {one.name: getattr(group, one.name) for one in fields(PolicyConfig)}
     return ValueConfig(**{**shared, **own, **changes})
+
+
+def teacher_config(group: PolicyConfig, models: Mapping[str, str] | None = None) -> TeacherConfig:
+    """The configuration of a teacher with the keys of ``group``, and with further models by task."""
+    shared = {one.name: getattr(group, one.name) for one in fields(PolicyConfig)}
+    return TeacherConfig(**shared, models=dict(models or {}), scored_by=TeacherScoring.workers)
 
 
 def loss_config(*, kl_penalty: float = 0.0, **changes: Any) -> LossConfig:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +21,16 @@ from nemo_like.batch.columns import (
     teacher_topk_columns,
 )
 from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.batch.sharding import shard_for_logprobs
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.loader import load_config
-from nemo_like.config.schema import LossConfig, PolicyConfig
+from nemo_like.config.schema import LossConfig, TeacherConfig
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
-from nemo_like.policy.parallelism import logprob_strategy
+from nemo_like.data_plane.interface import ColumnData
+from nemo_like.policy.group import TeacherWorkerGroup
+from nemo_like.policy.results import WorkerScores
 from nemo_like.policy.teacher_engine import TeacherEngine
 from nemo_like.policy.teacher_worker import TeacherWorker
-from tests.functional.policy_fixtures import VOCAB_SIZE, loss_config
+from tests.functional.policy_fixtures import GROUP_SIZE, VOCAB_SIZE, loss_config
 from tests.unit.config.checkpoints import DEMO
 
 TOP_K = 5
@@ -43,11 +46,49 @@ def loss() -> LossConfig:
     return loss_config(kind="tests.functional.teachers:reads_all")
 
 
-def put(plane: InMemoryDataPlane, batch: dict[str, Any]) -> KVBatchMeta:
-    plane.open_partition("step", [INPUT_IDS, RESPONSE_MASK, *COLUMNS])
+def put(plane: InMemoryDataPlane, batch: dict[str, Any], partition: str = "step") -> KVBatchMeta:
+    """The batch in groups of four, or with ``chunk_sizes`` of its own."""
+    plane.open_partition(partition, [INPUT_IDS, RESPONSE_MASK, *COLUMNS])
     columns = {column.name: batch["columns"][column.name] for column in (INPUT_IDS, RESPONSE_MASK)}
-    chunk_sizes = [4] * (len(batch["lengths"]) // 4)
-    return plane.put("step", columns, lengths=batch["lengths"], chunk_sizes=chunk_sizes, tags=batch["tags"])
+    lengths, tags = batch["lengths"], batch["tags"]
+    chunk_sizes = batch.get("chunk_sizes") or [GROUP_SIZE] * (len(lengths) // GROUP_SIZE)
+    return plane.put(partition, columns, lengths=lengths, chunk_sizes=chunk_sizes, tags=tags)
+
+
+class NotingDataPlane(InMemoryDataPlane):
+    """Notes whose columns were written, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[str] = []
+
+    def write(self, meta: KVBatchMeta, columns: Mapping[str, ColumnData]) -> KVBatchMeta:
+        self.written += meta.sample_ids
+        return super().write(meta, columns)
+
+
+class RankHandle:
+    """A handle of the group that every rank of a world has for itself, in which its own worker alone
+    computes."""
+
+    name = "teacher"
+
+    def __init__(self, worker: TeacherWorker, rank: int) -> None:
+        self._worker, self._rank = worker, rank
+
+    def submit(self, method: str, *args: Any) -> Any:
+        if method == "declarations":
+            return self._worker.declarations()
+        if self._rank != self._worker.coordinates.rank:
+            return WorkerScores({}, {}, 0.0)
+        return getattr(self._worker, method)(*pickle.loads(pickle.dumps(args)))
+
+
+class ReadyAnswers:
+    """A cluster whose calls are their answers."""
+
+    def gather(self, calls: Sequence[Any], **_: Any) -> list[Any]:
+        return list(calls)
 
 
 def written(plane: InMemoryDataPlane, meta: KVBatchMeta) -> dict[str, np.ndarray]:
@@ -58,22 +99,16 @@ def written(plane: InMemoryDataPlane, meta: KVBatchMeta) -> dict[str, np.ndarray
 
 def by_workers(
     coordinates: Coordinates,
-    cfg: PolicyConfig,
+    cfg: TeacherConfig,
     batch: dict[str, Any],
     temperature: float,
     vocab_size: int = VOCAB_SIZE,
-) -> tuple[list[int], dict[str, np.ndarray]] | None:
-    """On a rank of a world: the numbers of the replica's samples, and their columns; leaders only."""
-    plane = InMemoryDataPlane()
-    whole = put(plane, batch)
-    shards = shard_for_logprobs(
-        whole,
-        num_shards=cfg.data_parallel_size,
-        global_batch_size=len(batch["lengths"]),
-        strategy=logprob_strategy(cfg),
-    )
+    num_steps: int = 1,
+) -> tuple[list[int], dict[str, np.ndarray]]:
+    """On a rank of a world: the numbers of the samples that it wrote in the last step, and their columns."""
+    plane = NotingDataPlane()
     worker = TeacherWorker(
-        cfg=cfg,  # type: ignore[arg-type]
+        cfg=cfg,
         loss=loss(),
         coordinates=coordinates,
         temperature=temperature,
@@ -85,10 +120,14 @@ def by_workers(
     )
     worker.setup()
     assert not any(weight.requires_grad for weight in worker._backend._model.parameters())
-    shard = shards[coordinates.dp]
-    if worker.compute_teacher_logprobs(shard) is None:
-        return None
-    return [whole.sample_ids.index(one) for one in shard.sample_ids], written(plane, shard)
+    handles = [RankHandle(worker, rank) for rank in range(coordinates.layout.world_size)]
+    group = TeacherWorkerGroup(handles, ReadyAnswers(), cfg, num_epochs=1, deadline_s=lambda stage: 60.0)
+    for step in range(num_steps):
+        plane.written = []
+        whole = put(plane, batch, f"step {step}")
+        group.compute_teacher_logprobs(whole)
+    numbers = [whole.sample_ids.index(one) for one in plane.written]
+    return numbers, written(plane, whole.subset(numbers)) if numbers else {}
 
 
 class EngineTeacher:
@@ -116,7 +155,7 @@ class EngineTeacher:
     def scored(self, batch: dict[str, Any]) -> dict[str, np.ndarray]:
         self._teacher.setup()
         meta = put(self._plane, batch)
-        self._teacher.compute_teacher_logprobs(meta)
+        self._teacher.compute_teacher_logprobs(meta, model="")
         return written(self._plane, meta)
 
 

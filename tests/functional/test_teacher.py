@@ -4,7 +4,7 @@ from them; whole runs."""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from nemo_like.batch.sharding import shard_for_training
 from nemo_like.cluster.actors import ActorSpec
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.schema import Device, LossConfig, PolicyBackend, PolicyConfig
+from nemo_like.config.schema import Device, LossConfig, PolicyBackend, PolicyConfig, ReferencePlacement
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.generation.environment import engine_environment
 from nemo_like.observability.metrics import Metric, merge
@@ -39,10 +39,11 @@ from tests.functional.policy_fixtures import (
     put_samples,
     random_batch,
     ready_worker,
+    teacher_config,
 )
 from tests.functional.runs import FinishedRun, run_grpo
 from tests.functional.teachers import TOP_K
-from tests.functional.worlds import run_world
+from tests.functional.worlds import WorldPool
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -61,6 +62,12 @@ LAYOUTS = [
 
 
 @pytest.fixture(scope="module")
+def worlds() -> Iterator[WorldPool]:
+    with WorldPool() as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("models") / "model")
 
@@ -73,23 +80,68 @@ def check(numbers: Sequence[int], columns: dict[str, np.ndarray], expected: list
         np.testing.assert_allclose(values, wanted, atol=TOLERANCE, rtol=0, err_msg=name)
 
 
+def check_all(
+    ranks: Sequence[tuple[list[int], dict[str, np.ndarray]]], expected: list[dict[str, Tensor]]
+) -> None:
+    """Every sample was written once."""
+    for numbers, columns in ranks:
+        if numbers:
+            check(numbers, columns, expected)
+    assert sorted(number for numbers, _ in ranks for number in numbers) == [*range(len(expected))]
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_workers_write_what_a_dense_model_says(checkpoint: Path, layout: dict[str, Any]) -> None:
-    cfg, batch = policy_config(checkpoint, **layout), random_batch(NUM_SAMPLES)
-    ranks = run_world(teachers.by_workers, parallel_layout(cfg), cfg, batch, TEMPERATURE)
-    expected = teachers.by_dense_model(checkpoint, batch, TEMPERATURE)
-    leaders = [one for one in ranks if one is not None]
-    for numbers, columns in leaders:
-        check(numbers, columns, expected)
-    assert sorted(number for numbers, _ in leaders for number in numbers) == [*range(NUM_SAMPLES)]
+def test_workers_write_what_a_dense_model_says(
+    checkpoint: Path, worlds: WorldPool, layout: dict[str, Any]
+) -> None:
+    cfg, batch = teacher_config(policy_config(checkpoint, **layout)), random_batch(NUM_SAMPLES)
+    ranks = worlds.run(teachers.by_workers, parallel_layout(cfg), cfg, batch, TEMPERATURE)
+    check_all(ranks, teachers.by_dense_model(checkpoint, batch, TEMPERATURE))
 
 
-def test_tokens_that_the_student_does_not_have_get_no_probability(checkpoint: Path) -> None:
+@pytest.fixture(scope="module")
+def maths_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("models") / "maths", seed=12)
+
+
+@pytest.mark.parametrize(
+    ("layout", "group_size"),
+    [
+        pytest.param({}, 3, id="one process"),
+        pytest.param({"dp": 2}, 3, id="DP2"),
+        pytest.param({"dp": 2, "micro_batching": MicroBatching.shared}, 4, id="DP2, prompts shared"),
+        pytest.param({"tp": 2, "reference_placement": ReferencePlacement.host_copy}, 3, id="TP2, host copy"),
+        pytest.param({"dp": 2, "backend": PolicyBackend.fsdp}, 3, id="FSDP"),
+        pytest.param({"pp": 2, "micro_batching": MicroBatching.packed}, 3, marks=SLOW, id="PP2, packed"),
+        pytest.param({"cp": 2}, 3, marks=SLOW, id="CP2"),
+        pytest.param({"tp": 2, "backend": PolicyBackend.fsdp}, 3, marks=SLOW, id="FSDP TP2"),
+    ],
+)
+def test_each_task_has_the_columns_of_its_own_teacher(
+    checkpoint: Path, maths_checkpoint: Path, worlds: WorldPool, layout: dict[str, Any], group_size: int
+) -> None:
+    """One group of one task and three of another, which two replicas cannot share evenly."""
+    tasks = np.repeat(["logic", "maths", "logic", "logic"], group_size).tolist()
+    batch = random_batch(len(tasks))
+    batch["chunk_sizes"] = [group_size] * 4
+    batch["tags"]["task"] = tasks
+    cfg = teacher_config(policy_config(checkpoint, **layout), {"maths": str(maths_checkpoint)})
+    ranks = worlds.run(teachers.by_workers, parallel_layout(cfg), cfg, batch, TEMPERATURE, VOCAB_SIZE, 2)
+    dense = {
+        name: teachers.by_dense_model(path, batch, TEMPERATURE)
+        for name, path in (("logic", checkpoint), ("maths", maths_checkpoint))
+    }
+    check_all(ranks, [dense[task][number] for number, task in enumerate(tasks)])
+
+
+def test_tokens_that_the_student_does_not_have_get_no_probability(
+    checkpoint: Path, worlds: WorldPool
+) -> None:
     """A teacher may have more tokens; here half of them are not the student's."""
-    cfg, batch = policy_config(checkpoint), random_batch(NUM_SAMPLES)
+    cfg, batch = teacher_config(policy_config(checkpoint)), random_batch(NUM_SAMPLES)
     half = VOCAB_SIZE // 2
     batch["columns"]["input_ids"] %= half
-    (found,) = run_world(teachers.by_workers, parallel_layout(cfg), cfg, batch, TEMPERATURE, half)
+    (found,) = worlds.run(teachers.by_workers, parallel_layout(cfg), cfg, batch, TEMPERATURE, half)
     check(*found, teachers.by_dense_model(checkpoint, batch, TEMPERATURE, half))
 
 
@@ -215,7 +267,7 @@ def dense_updates(checkpoint: Path, batch: dict[str, Any]) -> dict[str, dict[str
     ],
 )
 def test_students_on_every_layout_have_the_gradients_of_a_dense_one(
-    checkpoint: Path, layout: dict[str, Any]
+    checkpoint: Path, worlds: WorldPool, layout: dict[str, Any]
 ) -> None:
     cfg, batch = policy_config(checkpoint, **layout), taught_batch()
     cfg = replace(
@@ -223,7 +275,7 @@ def test_students_on_every_layout_have_the_gradients_of_a_dense_one(
         optimizer=replace(cfg.optimizer, lr=1e-12, weight_decay=0.0),
         scheduler=replace(cfg.scheduler, min_lr=0.0),
     )
-    ranks = run_world(train_with_every_divergence, parallel_layout(cfg), cfg, batch)
+    ranks = worlds.run(train_with_every_divergence, parallel_layout(cfg), cfg, batch)
     leaders = [one for one in ranks if one]
     for name, expected in dense_updates(checkpoint, batch).items():
         metrics = merge(leader[name] for leader in leaders)
@@ -247,10 +299,18 @@ ENGINE = ("teacher.scored_by=engine", "teacher.data_parallel_size=1")
 @pytest.fixture(scope="module")
 def untrained_teacher(arithmetic_model: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model with the demo's tokenizer and random weights, larger than the demo's."""
-    path = tmp_path_factory.mktemp("teacher") / "model"
-    shutil.copytree(arithmetic_model, path)
-    torch.manual_seed(3)
-    config = AutoConfig.from_pretrained(arithmetic_model, hidden_size=192)
+    return larger_model(arithmetic_model, tmp_path_factory.mktemp("teacher") / "model", seed=3)
+
+
+@pytest.fixture(scope="module")
+def other_teacher(arithmetic_model: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return larger_model(arithmetic_model, tmp_path_factory.mktemp("other") / "model", seed=4)
+
+
+def larger_model(model: str, path: Path, seed: int) -> str:
+    shutil.copytree(model, path)
+    torch.manual_seed(seed)
+    config = AutoConfig.from_pretrained(model, hidden_size=192)
     AutoModelForCausalLM.from_config(config).save_pretrained(path)
     return str(path)
 
@@ -278,6 +338,38 @@ def test_a_student_learns_in_a_whole_run(by_workers: FinishedRun) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.whole_run
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_teachers_that_change_places_with_their_tasks_teach_alike(
+    untrained_teacher: str, other_teacher: str, tmp_path: Path
+) -> None:
+    """Of two tasks, each is scored by its own teacher, whichever of the two is the teacher of all others."""
+    tasks = (
+        "env@env.second=arithmetic",
+        "data.train=[{name: two}, {name: one, digits: 1, env: second}]",
+    )
+    first = distilled(
+        tmp_path / "first",
+        untrained_teacher,
+        [TOPK, "rollout.record=true", *tasks, f"teacher.models={{second: {other_teacher}}}"],
+    )
+    replayed = (TOPK, f"rollout.replay={first.run_dir / 'recorded'}", *tasks)
+    swapped = distilled(
+        tmp_path / "swapped",
+        other_teacher,
+        [*replayed, f"teacher.models={{arithmetic: {untrained_teacher}}}", "teacher.backend=fsdp"],
+    )
+    alone = distilled(tmp_path / "alone", untrained_teacher, replayed)
+    assert len(first.records()) == NUM_STEPS
+    for before, after in zip(first.records(), swapped.records(), strict=True):
+        for name in ("loss", "grad_norm", "teacher_divergence"):
+            key = f"train/{name}"
+            assert after[key] == pytest.approx(before[key], abs=TOLERANCE, rel=TOLERANCE)
+    key = "train/teacher_divergence"
+    assert abs(first.records()[0][key] - alone.records()[0][key]) > 10 * TOLERANCE
+
+
 @pytest.mark.whole_run
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(

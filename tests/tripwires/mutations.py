@@ -798,7 +798,7 @@ def reference_is_the_policy(reference_logprobs: Any) -> Any:
     Group.loss,
     "After the reference has scored, its weights stay in the policy, whose training so far is lost.",
     "THUDM/slime#780",
-    "nemo_like.policy.reference:ReferenceWeights.in_place",
+    "nemo_like.policy.kept_weights:KeptWeights.in_place",
 )
 def reference_left_in_the_policy(in_place: Any) -> Any:
     @contextlib.contextmanager

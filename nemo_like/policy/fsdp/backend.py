@@ -8,7 +8,7 @@ tensor-parallel axis  DTensor, by the model's own plan
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,11 +48,11 @@ from nemo_like.policy.fsdp.tensor_parallel import TensorParallelModel, paralleli
 from nemo_like.policy.fsdp.weights import fill, full_tensor, hf_tensors, logit_scale
 from nemo_like.policy.hf_checkpoint import value_head
 from nemo_like.policy.interface import Internals
+from nemo_like.policy.kept_weights import KeptWeights, reference_in_place
 from nemo_like.policy.learning_rate import learning_rate
 from nemo_like.policy.objective import Objective
 from nemo_like.policy.parallelism import FIRST_REPLICA
 from nemo_like.policy.parking import HostParking, stays_on_device
-from nemo_like.policy.reference import ReferenceWeights, reference_in_place
 from nemo_like.policy.temperature import at_temperature_one
 from nemo_like.policy.train_metrics import TrainMetrics
 from nemo_like.policy.update_watch import UpdateWatch
@@ -99,9 +99,15 @@ class FSDPBackend:
         # While a layer computes, FSDP puts gathered parameters in place of these sharded ones, which last.
         self._parameters: dict[str, DTensor] = dict(self._causal_lm.named_parameters())
         self._trained = {name: value for name, value in self._parameters.items() if value.requires_grad}
-        self._load_weights()
+        self._kept = {}
+        for model in objective.further_models:
+            self._load_weights(Path(model))
+            self._kept[model] = KeptWeights(self._local_parts, cfg.reference_placement)
+        scale = self._load_weights(self._source)
+        if objective.scoring is not None:
+            self._model.scale_logits(scale)
         keeps_copy = objective.keeps_reference and not self._adapters
-        self._reference = ReferenceWeights(self._local_parts, cfg.reference_placement) if keeps_copy else None
+        self._reference = KeptWeights(self._local_parts, cfg.reference_placement) if keeps_copy else None
         leaves = cfg.offload_parameters_between_phases
         self._weights_in_use = HostParking(self._local_parts()).in_use if leaves else stays_on_device
         if objective.trains:
@@ -176,6 +182,16 @@ class FSDPBackend:
                 return self.logprobs(batch, schedule)
         with self._weights_in_use(), reference_in_place(self._reference):
             return self.logprobs(batch, schedule)
+
+    @contextmanager
+    def weights_of(self, model: str) -> Iterator[None]:
+        """Have the model score by the weights of ``model`` within the block: those of its own checkpoint, or
+        of one of the objective's ``further_models``."""
+        if model == self.cfg.model_name:
+            yield
+            return
+        with self._weights_in_use(), self._kept[model].in_place():
+            yield
 
     # Training
 
@@ -337,25 +353,24 @@ class FSDPBackend:
             return TensorParallelModel(has_vocabulary_shards=False, partial_gradients=frozenset())
         return parallelize(self._causal_lm, self._mesh[TENSOR_AXIS])
 
-    def _load_weights(self) -> None:
-        """Load the model on the first rank's host, and from there send it to all ranks, one tensor at a
-        time."""
+    def _load_weights(self, path: Path) -> float:
+        """Load a checkpoint on the first rank's host, and from there send it to all ranks, one tensor at a
+        time. Return the factor of its logits; 1 for a critic."""
         source: dict[str, Tensor] = {}
         scale = torch.ones(1, device=self.device)
         if self.coordinates.rank == 0:
-            model = load_model(self._source)
+            model = load_model(path)
             if self.objective.scoring is not None:
                 scale.fill_(logit_scale(model))
                 source = {**dict(model.named_parameters()), **initial_values(self._parameters)}
             else:
                 hidden_size = model.get_input_embeddings().weight.shape[1]
                 head = give_value_head(model)
-                source = {**dict(model.named_parameters()), head: value_head(self._source, hidden_size)}
+                source = {**dict(model.named_parameters()), head: value_head(path, hidden_size)}
         dist.broadcast(scale, src=0)
-        if self.objective.scoring is not None:
-            self._model.scale_logits(float(scale))
         named = {checkpoint_name(name) or name: value for name, value in self._parameters.items()}
         fill(named, source, self.device)
+        return float(scale)
 
     def _place_images(self, batch: PolicyBatch) -> None:
         if self._reads_images:

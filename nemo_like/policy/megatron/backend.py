@@ -40,6 +40,7 @@ from nemo_like.policy.devices import DTYPES, compute_device
 from nemo_like.policy.export import complete_checkpoint, write_weights
 from nemo_like.policy.hf_checkpoint import HFCheckpoint, value_head
 from nemo_like.policy.interface import Internals, is_weight_sender
+from nemo_like.policy.kept_weights import KeptWeights, reference_in_place
 from nemo_like.policy.learning_rate import learning_rate
 from nemo_like.policy.megatron.checkpoint import load_checkpoint, save_checkpoint
 from nemo_like.policy.megatron.convert import (
@@ -66,7 +67,6 @@ from nemo_like.policy.megatron.router_replay import RouteReplay
 from nemo_like.policy.objective import Objective
 from nemo_like.policy.parallelism import FIRST_REPLICA, is_beside_sender, shards_optimizer
 from nemo_like.policy.parking import HostParking, stays_on_device
-from nemo_like.policy.reference import ReferenceWeights, reference_in_place
 from nemo_like.policy.temperature import at_temperature_one
 from nemo_like.policy.train_metrics import TrainMetrics
 from nemo_like.policy.update_watch import UpdateWatch
@@ -109,13 +109,15 @@ class MegatronBackend:
                 recomputes=cfg.megatron_cfg.activation_checkpointing,
             )
             self._weights = dict(self._model.named_parameters())  # without the adapters
-            self._load_weights()
+            self._kept = {}
+            for model in objective.further_models:
+                self._load_weights(Path(model))
+                self._kept[model] = KeptWeights(self._all_parameters, cfg.reference_placement)
+            self._load_weights(self._source)
             self._adapters = self._add_adapters(config)
             keeps_copy = objective.keeps_reference and not self._adapters
             self._reference = (
-                ReferenceWeights(lambda: [*self._model.parameters()], cfg.reference_placement)
-                if keeps_copy
-                else None
+                KeptWeights(self._all_parameters, cfg.reference_placement) if keeps_copy else None
             )
             if objective.trains:
                 self._prepare_training(config)
@@ -197,6 +199,16 @@ class MegatronBackend:
         with self._weights_in_use(), reference_in_place(self._reference), self._replay.suspended():
             return self.logprobs(batch, schedule)
 
+    @contextlib.contextmanager
+    def weights_of(self, model: str) -> Iterator[None]:
+        """Have the model score by the weights of ``model`` within the block: those of its own checkpoint, or
+        of one of the objective's ``further_models``."""
+        if model == self.cfg.model_name:
+            yield
+            return
+        with self._weights_in_use(), self._kept[model].in_place():
+            yield
+
     def routing_metrics(self) -> dict[str, Metric]:
         """Return how far the policy's routers are from the choices that they replayed, since the last call;
         every rank of a replica calls it."""
@@ -273,7 +285,7 @@ class MegatronBackend:
         """Return what this rank holds of weights and optimizer, which must be in use."""
         adam = adam_state(self._optimizer)
         return Internals(
-            weights=[*self._model.parameters()],
+            weights=self._all_parameters(),
             first_moments=adam.first_moments,
             num_updates=self.num_updates,
             optimizer_steps=adam.steps,
@@ -428,17 +440,20 @@ class MegatronBackend:
         dist.all_gather(parts, part.contiguous(), group=group)
         return parts
 
-    def _load_weights(self) -> None:
+    def _all_parameters(self) -> list[Tensor]:
+        return [*self._model.parameters()]
+
+    def _load_weights(self, path: Path) -> None:
         weights = dict(self._weights)
         if self.objective.scoring is None and (head := weights.pop(OUTPUT_LAYER, None)) is not None:
             with torch.no_grad():
-                head.copy_(value_head(self._source, self._model_info.hidden_size))
+                head.copy_(value_head(path, self._model_info.hidden_size))
         # With tied embeddings, a last stage that is not the first holds the embedding as its output layer.
         parameters = (
             ("embedding.word_embeddings.weight" if self._is_tied_output(name) else name, parameter)
             for name, parameter in weights.items()
         )
-        load_weights(parameters, HFCheckpoint(self._source), self._geometry, self._part)
+        load_weights(parameters, HFCheckpoint(path), self._geometry, self._part)
 
     # Running
 

@@ -16,6 +16,7 @@ from nemo_like.batch.micro_batches import MicroBatching, fixed_size, model_lengt
 from nemo_like.batch.prompt_sharing import PromptSharing
 from nemo_like.batch.sharding import (
     by_generation,
+    filled_up,
     shard_for_logprobs,
     shard_for_training,
     shard_for_values,
@@ -288,6 +289,43 @@ def test_what_a_rank_will_read_is_stored_together(num_readers: int, monkeypatch:
         got = reader.fetch(shard, ["input_ids", "response_mask"])
         assert got["input_ids"].tolist() == [row for row in shard.tag(ROW) for _ in range(lengths[row])]
     assert loaded == [1] * num_readers
+
+
+@pytest.mark.parametrize(
+    ("strategy", "num_shards", "expected"),
+    [
+        (fixed_size(8), 1, [0, 1, 2]),
+        # Of the other groups, those with the fewest tokens: the fourth has 3, the second 6, the third 9.
+        (fixed_size(8), 2, [0, 1, 2, 9, 10, 11]),
+        (fixed_size(8), 9, [0, 1, 2, 3, 4, 5, 9, 10, 11]),
+        # Three samples divide by 3, but their group cannot be on three ranks.
+        (fixed_size(8), 3, [0, 1, 2]),
+        (PromptSharing(64), 3, [0, 1, 2, 3, 4, 5, 9, 10, 11]),
+        (PromptSharing(64), 8, [*range(12)]),
+    ],
+)
+def test_a_subset_is_filled_up_with_the_shortest_whole_groups_of_others(
+    strategy: MicroBatching, num_shards: int, expected: list[int]
+) -> None:
+    whole = batch([5, 5, 5, 2, 2, 2, 3, 3, 3, 1, 1, 1], group=3)
+    part = filled_up(whole, [True] * 3 + [False] * 9, num_shards=num_shards, strategy=strategy)
+    assert [*part.tag(POSITION)] == expected
+
+
+@given(st.sampled_from([1, 2, 3, 4, 6]), st.sampled_from([1, 2, 3, 4]), st.data())
+def test_every_part_of_a_step_can_be_sharded(group: int, num_shards: int, data: st.DataObject) -> None:
+    num_groups = num_shards * data.draw(st.integers(1, 3))
+    whole = batch([2] * group * num_groups, group)
+    owned = data.draw(st.lists(st.booleans(), min_size=num_groups, max_size=num_groups).filter(any))
+    is_own = [one for one in owned for _ in range(group)]
+    part = filled_up(whole, is_own, num_shards=num_shards, strategy=fixed_size(4))
+    shards = shard_for_logprobs(
+        part, num_shards=num_shards, global_batch_size=len(part), strategy=fixed_size(4)
+    )
+    seen = sorted(position for shard in shards for position in shard.tag(POSITION))
+    assert seen == [*part.tag(POSITION)]
+    assert {position for position, one in enumerate(is_own) if one} <= set(seen)
+    assert len(part) - sum(is_own) < num_shards * group
 
 
 def test_all_first_generations_come_first() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from nemo_like.config.loader import load_config
 from nemo_like.config.places import placement
 from nemo_like.config.problems import ConfigError
+from nemo_like.config.recordings import MANIFEST, RecordingManifest, rollout_file
 from nemo_like.config.roles import Role, roles, worker_groups
 from nemo_like.config.rules import validate
 from nemo_like.config.schema import Config, TeacherScoring
@@ -110,6 +112,120 @@ def test_keys_that_do_not_go_with_a_teacher_are_told_under_its_name(
 ) -> None:
     (problem,) = problems(distilled(student, teacher, *overrides))
     assert told in problem
+
+
+# Further models, by task
+
+TWO_TASKS = ("env@env.logic=exact_match", "data.train=[{name: sums}, {name: puzzles, env: logic}]")
+
+
+@pytest.fixture
+def logician(tmp_path: Path) -> Path:
+    """A checkpoint of the teacher's architecture, but for what says nothing of how it scores."""
+    path = write_checkpoint(tmp_path / "logician", num_hidden_layers=4, dtype="bfloat16", eos_token_id=[1, 2])
+    (path / "tokenizer.json").write_text(tokenizer("a", "b"))
+    return path
+
+
+def test_a_task_may_have_a_teacher_of_its_own(student: Path, teacher: Path, logician: Path) -> None:
+    cfg = distilled(student, teacher, *TWO_TASKS, f"teacher.models={{logic: {logician}}}")
+    validate(cfg)
+    assert cfg.teacher is not None and cfg.teacher.models == {"logic": str(logician)}
+
+
+def test_a_teacher_of_a_task_that_no_training_data_has_is_refused(
+    student: Path, teacher: Path, logician: Path
+) -> None:
+    (told,) = problems(distilled(student, teacher, *TWO_TASKS, f"teacher.models={{logik: {logician}}}"))
+    assert told == (
+        "teacher.models.logik is no task of the training data, whose sources name arithmetic, logic; did you "
+        "mean logic?"
+    )
+    (told,) = problems(distilled(student, teacher, f"teacher.models={{logic: {logician}}}"))
+    assert told.startswith(
+        "teacher.models.logic is no task of the training data, whose sources name arithmetic;"
+    )
+    assert "a task is named as its environment" in told
+
+
+def test_an_engine_holds_one_model(student: Path, teacher: Path, logician: Path) -> None:
+    models = f"teacher.models={{arithmetic: {logician}}}"
+    (told,) = problems(distilled(student, teacher, *ENGINE, models))
+    assert told == (
+        "teacher.scored_by=engine holds one model, and teacher.models has arithmetic; set "
+        "teacher.scored_by=workers, which put one model after the other in place"
+    )
+
+
+def test_a_further_checkpoint_must_be_there_and_be_whole(
+    student: Path, teacher: Path, logician: Path
+) -> None:
+    key = "teacher.models.arithmetic"
+    (told,) = problems(distilled(student, teacher, f"{key}=nowhere"))
+    assert told.startswith(f"{key}=nowhere is not a directory")
+    (logician / "model.safetensors").unlink()
+    (told,) = problems(distilled(student, teacher, f"{key}={logician}"))
+    assert told.startswith(f"{key}={logician} has no weights")
+    (logician / "config.json").unlink()
+    told = "\n".join(problems(distilled(student, teacher, f"{key}={logician}")))
+    assert f"{key}={logician} has no config.json" in told
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"num_hidden_layers": 3}, "num_hidden_layers=3 and not 4"),
+        ({"num_hidden_layers": 4, "rope_theta": 500.0}, "rope_theta=500.0 and not null"),
+        ({"num_hidden_layers": 4, "vocab_size": 128}, "vocab_size=128 and not 64"),
+    ],
+)
+def test_a_further_checkpoint_must_have_the_teachers_architecture(
+    student: Path, teacher: Path, logician: Path, changes: dict[str, object], told: str
+) -> None:
+    write_checkpoint(logician, **changes)
+    (logician / "tokenizer.json").write_text(tokenizer("a", "b"))
+    (problem,) = problems(distilled(student, teacher, f"teacher.models.arithmetic={logician}"))
+    assert problem.startswith(f"teacher.models.arithmetic={logician} must have the architecture of")
+    assert told in problem
+
+
+def test_a_further_checkpoint_must_have_the_policys_vocabulary(
+    student: Path, teacher: Path, logician: Path
+) -> None:
+    (logician / "tokenizer.json").write_text(tokenizer("a", "c"))
+    (told,) = problems(distilled(student, teacher, f"teacher.models.arithmetic={logician}"))
+    assert told.startswith(
+        f"teacher.models.arithmetic={logician} has another vocabulary than policy.model_name"
+    )
+
+
+@pytest.mark.parametrize(
+    ("tasks", "told"),
+    [
+        (["arithmetic", "logic"], None),
+        (["arithmetic"], "teacher.models.logic is no task of the recording"),
+        (None, "teacher.models needs the tasks of samples, which the recording"),
+    ],
+)
+def test_a_replay_needs_a_recording_of_the_tasks(
+    student: Path, teacher: Path, logician: Path, tmp_path: Path, tasks: list[str] | None, told: str | None
+) -> None:
+    manifest = RecordingManifest(num_prompts_per_step=128, num_generations_per_prompt=8, tasks=tasks)
+    (tmp_path / MANIFEST).write_text(json.dumps(asdict(manifest)))
+    (tmp_path / rollout_file(1, 0)).touch()
+    cfg = distilled(
+        student,
+        teacher,
+        *TWO_TASKS,
+        f"teacher.models={{logic: {logician}}}",
+        *(f"rollout.replay={tmp_path}", "grpo.max_num_steps=1", "policy.scheduler.decay_style=constant"),
+        *("grpo.val_period=0", "grpo.val_at_start=false", "grpo.val_at_end=false"),
+    )
+    if told is None:
+        validate(cfg)
+    else:
+        (problem,) = problems(cfg)
+        assert problem.startswith(told)
 
 
 def test_a_teacher_with_another_vocabulary_is_refused_by_name(student: Path, teacher: Path) -> None:

@@ -31,6 +31,7 @@ from nemo_like.policy.group import (
 )
 from nemo_like.policy.parallelism import parallel_layout
 from nemo_like.policy.results import WorkerScores, WorkerUpdate
+from tests.unit.config.checkpoints import PADDED
 
 
 def batch_of(lengths: list[int]) -> KVBatchMeta:
@@ -230,7 +231,11 @@ def test_a_critics_workers_get_their_replicas_samples_and_leaders_answers_come_b
 
 
 class TeacherAnswers(Worker):
-    """A worker of a teacher that writes one column."""
+    """A worker of a teacher that writes one column, and keeps the models by which it was asked to score."""
+
+    def __init__(self, place: Coordinates) -> None:
+        super().__init__(place)
+        self.models: list[str] = []
 
     def submit(self, method: str, *args: Any) -> Any:
         if method == "declarations":
@@ -238,16 +243,26 @@ class TeacherAnswers(Worker):
         if method == "settle":
             return 0
         super().submit(method, *args)
+        self.models.append(args[1])
         if not self.place.is_leader:
             return None
         return WorkerScores({}, {}, float(self.place.dp), (Operation("fetch", {"input_ids": 2}, 1.0),))
 
 
+TEACHER = ("teacher=default", "teacher.model_name=general")
+
+
+def teacher_group(cfg: Config) -> tuple[list[TeacherAnswers], TeacherWorkerGroup]:
+    assert cfg.teacher is not None
+    layout = parallel_layout(cfg.teacher)
+    workers = [TeacherAnswers(layout.coordinates(rank)) for rank in range(layout.world_size)]
+    deadlines = {Stage.teacher_logprobs: 1.0}.get
+    group = TeacherWorkerGroup(workers, Answers(), cfg.teacher, num_epochs=1, deadline_s=deadlines)
+    return workers, group
+
+
 def test_a_teacher_adds_its_columns_and_stays_at_version_0(demo: Callable[..., Config]) -> None:
-    cfg = demo("policy.train_global_batch_size=4", "policy.megatron_cfg.tensor_model_parallel_size=2").policy
-    layout = parallel_layout(cfg)
-    workers = [TeacherAnswers(layout.coordinates(rank)) for rank in range(4)]
-    group = TeacherWorkerGroup(workers, Answers(), cfg, num_epochs=1, deadline_s=lambda stage: 1.0)
+    workers, group = teacher_group(demo("policy.megatron_cfg.tensor_model_parallel_size=2", *TEACHER))
     batch = batch_of([4] * 8)
     batch = batch.with_tag(GROUP_ID, [0] * 4 + [1] * 4).with_tag(NUM_PROMPT_TOKENS, [2] * 8)
     taught = group.compute_teacher_logprobs(batch)
@@ -257,3 +272,44 @@ def test_a_teacher_adds_its_columns_and_stays_at_version_0(demo: Callable[..., C
     assert len(taught.operations) == 2
     assert [len(worker.shards[0]) for worker in workers] == [4, 4, 4, 4]
     assert group.settle() == group.version == 0
+
+
+def test_each_model_of_a_teacher_is_called_once_with_the_samples_of_its_tasks_filled_up(
+    demo: Callable[..., Config],
+) -> None:
+    """Five groups of three: those of maths and physics have one model, that of code has another, and that of
+    logic has the teacher's own. Two replicas share each part evenly."""
+    workers, group = teacher_group(
+        demo(*TEACHER, "teacher.models={maths: science, physics: science, code: coder, law: lawyer}", *PADDED)
+    )
+    tasks = ("maths", "code", "physics", "maths", "logic")
+    lengths = {"maths": 6, "code": 5, "physics": 7, "logic": 4}
+    chunks = tuple(Chunk(f"{number}", (lengths[task],) * 3) for number, task in enumerate(tasks))
+    batch = KVBatchMeta(
+        partition="train-1",
+        chunks=chunks,
+        rows=tuple((number, row) for number in range(5) for row in range(3)),
+        columns=frozenset(),
+        tags={
+            "sample_mask": (1.0,) * 15,
+            "num_response_tokens": (1,) * 15,
+            "task": tuple(task for task in tasks for _ in range(3)),
+        },
+    )
+    taught = group.compute_teacher_logprobs(batch)
+    assert [worker.models for worker in workers] == [["science", "coder", "general"]] * 2
+    scored = [
+        sorted(sample for worker in workers for sample in worker.shards[call].sample_ids) for call in range(3)
+    ]
+    assert scored == [
+        # Nine samples are filled up by the shortest group of others, that of logic.
+        sorted(f"{group}/{row}" for group in (0, 2, 3, 4) for row in range(3)),
+        sorted(f"{group}/{row}" for group in (1, 4) for row in range(3)),
+        sorted(f"{group}/{row}" for group in (4, 1) for row in range(3)),
+    ]
+    assert [[len(shard) for shard in worker.shards] for worker in workers] == [[6, 3, 3]] * 2
+    assert taught.batch.columns == {"teacher_logprobs"}
+    assert taught.batch.tags == batch.tags
+    # The models score one after the other, and each as long as its slowest replica.
+    assert taught.compute_s == 3.0
+    assert len(taught.operations) == 6

@@ -1,4 +1,5 @@
-"""The weights of the reference policy, kept on the host and put into the model while it scores."""
+"""Weights that are kept on the host and put into the model while it scores: those of the reference policy,
+and those of a teacher's further checkpoints."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from torch import Tensor
 from nemo_like.config.schema import ReferencePlacement
 
 
-class ReferenceWeights:
-    """A host copy of the values that ``parameters()`` has at construction, the reference policy's weights.
+class KeptWeights:
+    """A host copy of the values that ``parameters()`` has at construction.
 
     They are put into the model's own parameters while it scores, so the device never holds a second model.
     """
@@ -23,12 +24,12 @@ class ReferenceWeights:
 
     @property
     def held(self) -> Sequence[Tensor]:
-        """The reference's weights on the host, in the order of the parameters."""
+        """The kept weights on the host, in the order of the parameters."""
         return self._held
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Give the parameters the reference's values within the block, and their own values after it."""
+        """Give the parameters the kept values within the block, and their own values after it."""
         parameters = self._parameters()
         if self._placement is ReferencePlacement.host_copy:
             own = _copies_on_host(parameters)
@@ -49,7 +50,7 @@ class ReferenceWeights:
                 _swap(parameter, held)
 
 
-def reference_in_place(reference: ReferenceWeights | None) -> contextlib.AbstractContextManager[None]:
+def reference_in_place(reference: KeptWeights | None) -> contextlib.AbstractContextManager[None]:
     """Return a context in which the model has the reference's weights. Raises RuntimeError when the run
     keeps no reference."""
     if reference is None:

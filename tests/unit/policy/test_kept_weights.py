@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nemo_like.config.schema import ReferencePlacement
-from nemo_like.policy.reference import ReferenceWeights
+from nemo_like.policy.kept_weights import KeptWeights
 
 
 def parameters() -> list[torch.nn.Parameter]:
@@ -20,7 +20,7 @@ def test_the_reference_is_what_the_weights_were_and_leaves_them_as_they_are(
     placement: ReferencePlacement,
 ) -> None:
     model = parameters()
-    reference = ReferenceWeights(lambda: model, placement)
+    reference = KeptWeights(lambda: model, placement)
     for round_number in (10.0, 20.0):
         with torch.no_grad():
             model[0].fill_(round_number)
@@ -32,7 +32,7 @@ def test_the_reference_is_what_the_weights_were_and_leaves_them_as_they_are(
 @pytest.mark.parametrize("placement", ReferencePlacement)
 def test_the_policys_weights_come_back_when_scoring_fails(placement: ReferencePlacement) -> None:
     model = parameters()
-    reference = ReferenceWeights(lambda: model, placement)
+    reference = KeptWeights(lambda: model, placement)
     with torch.no_grad():
         model[1].fill_(7.0)
     with pytest.raises(RuntimeError, match="out of memory"), reference.in_place():
@@ -44,7 +44,7 @@ def test_the_policys_weights_come_back_when_scoring_fails(placement: ReferencePl
 
 def test_a_swapped_reference_holds_one_model_on_the_host() -> None:
     model = parameters()
-    reference = ReferenceWeights(lambda: model, ReferencePlacement.swap_in_place)
+    reference = KeptWeights(lambda: model, ReferencePlacement.swap_in_place)
     with torch.no_grad():
         model[0].fill_(5.0)
     with reference.in_place():
@@ -56,6 +56,6 @@ def test_weights_keep_their_storage(placement: ReferencePlacement) -> None:
     """Optimizers and communication buffers point at it."""
     model = parameters()
     places = [parameter.data_ptr() for parameter in model]
-    with ReferenceWeights(lambda: model, placement).in_place():
+    with KeptWeights(lambda: model, placement).in_place():
         assert [parameter.data_ptr() for parameter in model] == places
     assert [parameter.data_ptr() for parameter in model] == places

@@ -1,0 +1,19 @@
+"""Which model of a teacher scores which samples: that of the sample's task. Standard library only."""
+
+from __future__ import annotations
+
+from nemo_like.batch.meta import KVBatchMeta
+from nemo_like.batch.tags import TASK
+from nemo_like.config.schema import TeacherConfig
+
+
+def further_models(cfg: TeacherConfig) -> tuple[str, ...]:
+    """Return the checkpoints of a teacher beside ``model_name``, each once."""
+    return tuple(model for model in dict.fromkeys(cfg.models.values()) if model != cfg.model_name)
+
+
+def models_of_samples(cfg: TeacherConfig, batch: KVBatchMeta) -> list[str]:
+    """Return the checkpoint that scores each sample; with ``teacher.models`` the batch needs the tag task."""
+    if not cfg.models:
+        return [cfg.model_name] * len(batch)
+    return [cfg.models.get(task, cfg.model_name) for task in batch.tag(TASK)]
