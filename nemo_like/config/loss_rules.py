@@ -135,8 +135,10 @@ def _distillation(loss: LossConfig) -> Iterator[Problem]:
         yield Problem(
             key="loss_fn.sequence_level_importance_ratios=true",
             rule="spreads the gradient evenly over a sample, and divergence=reverse gives each token its own",
-            remedy="set it to false, or choose reverse_topk",
+            remedy="set it to false, or choose reverse_topk with reward_weight above 0",
         )
+    if divergence != "reverse" and arguments.get("reward_weight", 0) == 0:
+        yield from _without_policy_gradient(loss, divergence)
     bounds: dict[str, tuple[Callable[[float], bool], str]] = {
         "weight": (lambda value: value > 0, "must be above 0"),
         "reward_weight": (lambda value: value >= 0, "must be at least 0"),
@@ -147,6 +149,24 @@ def _distillation(loss: LossConfig) -> Iterator[Problem]:
         value = arguments.get(name)
         if isinstance(value, int | float) and not holds(value):
             yield Problem(key=f"{key}.{name}={value}", rule=rule, remedy=_DISTILLATION_REMEDIES[name])
+
+
+def _without_policy_gradient(loss: LossConfig, divergence: str) -> Iterator[Problem]:
+    for name in (*_REPLACING, "use_importance_sampling_correction"):
+        if getattr(loss, name):
+            yield Problem(
+                key=f"loss_fn.{name}=true",
+                rule=f"has no effect with divergence={divergence} and reward_weight=0, which leave no policy "
+                "gradient",
+                remedy="set it to false, or loss_fn.arguments.reward_weight above 0",
+            )
+    if loss.ratio_clip_c is not None:
+        yield Problem(
+            key=f"loss_fn.ratio_clip_c={loss.ratio_clip_c:g}",
+            rule=f"bounds nothing with divergence={divergence} and reward_weight=0, which leave no policy "
+            "gradient",
+            remedy="set it to null, or loss_fn.arguments.reward_weight above 0",
+        )
 
 
 def _sequence_level(loss: LossConfig) -> Iterator[Problem]:

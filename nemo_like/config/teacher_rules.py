@@ -53,8 +53,29 @@ def teacher_problems(cfg: Config) -> Iterator[Problem]:
     yield from _of_the_group(cfg, cfg.teacher)
     if cfg.teacher.models:
         yield from _tasks(cfg, cfg.teacher)
+    if has_teacher(cfg.loss_fn) and cfg.loss_fn.arguments.get("reward_weight", 0) == 0:
+        yield from _without_rewards(cfg)
     if cfg.teacher.scored_by is TeacherScoring.engine:
         yield from _of_the_engine(cfg, cfg.teacher)
+
+
+def _without_rewards(cfg: Config) -> Iterator[Problem]:
+    """Yield a problem for every key on the way from rewards to advantages, which such a loss leaves out."""
+    chosen = {
+        "value": cfg.value is not None,
+        "loss_fn.use_kl_in_reward=true": cfg.loss_fn.use_kl_in_reward,
+        "grpo.use_leave_one_out_baseline=true": cfg.grpo.use_leave_one_out_baseline,
+        "grpo.reward_scaling.enabled=true": cfg.grpo.reward_scaling.enabled,
+        "grpo.reward_shaping.enabled=true": cfg.grpo.reward_shaping.enabled,
+    }
+    for key in (key for key, is_chosen in chosen.items() if is_chosen):
+        yield Problem(
+            key=key,
+            rule="has no effect with loss_fn.arguments.reward_weight=0: the policy learns from its teacher "
+            "alone",
+            remedy="set loss_fn.arguments.reward_weight above 0, or "
+            + ("leave the group value out" if key == "value" else "this to false"),
+        )
 
 
 def _of_the_group(cfg: Config, teacher: TeacherConfig) -> Iterator[Problem]:

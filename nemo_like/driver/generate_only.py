@@ -2,7 +2,8 @@
 
     prompts ──▶ collect_groups ──▶ filters, advantages on tags ──▶ dump, metrics
 
-The engines serve the checkpoint as they loaded it.
+The engines serve the checkpoint as they loaded it. With the configuration of a critic, which is not there
+either, samples get no advantages.
 """
 
 from __future__ import annotations
@@ -73,8 +74,9 @@ class GenerationDriver:
                     more_prompts=lambda last: self.next_prompts(last.step, last.first_group + len(last)),
                 )
             batch = without_truncated(collected.batch) if grpo.overlong_filtering else collected.batch
-            with timer("advantage"):
-                batch = with_estimated(batch, grpo)
+            if self.cfg.value is None:  # else advantages need a critic's values, and no critic is there
+                with timer("advantage"):
+                    batch = with_estimated(batch, grpo)
         if dumps_rollouts_of(step, self.cfg.rollout):
             rollout.dump(step, (batch, *collected.dropped))
         opened = self.components.partitions.take_operations()

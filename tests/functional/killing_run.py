@@ -26,8 +26,12 @@ STAGES = {
     "train": "policy.train",
     "checkpoint": "policy.save_checkpoint",
 }
-# Of a run with a critic besides.
-CRITIC_STAGES = {"values": "value.compute_values", "value_train": "value.train"}
+# Of a run with a critic, and of one with a teacher, besides.
+OTHER_STAGES = {
+    "values": "value.compute_values",
+    "value_train": "value.train",
+    "teacher_logprobs": "teacher.compute_teacher_logprobs",
+}
 
 
 class Killer:
@@ -39,7 +43,7 @@ class Killer:
         for kill in plan.split(",") if plan else ():
             victim, _, when = kill.rpartition(":")
             stage, step = when.split("@")
-            self._plan[{**STAGES, **CRITIC_STAGES}[stage], int(step)] = victim
+            self._plan[{**STAGES, **OTHER_STAGES}[stage], int(step)] = victim
         self._step = 0
         self._gather = Cluster.gather
 
