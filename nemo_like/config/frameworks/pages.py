@@ -11,16 +11,17 @@ from nemo_like.config.frameworks.entries import Always, Entry, Framework, Missin
 def table(framework: Framework) -> str:
     """Return every key of a framework with what it is here, one table for each of its groups."""
     lines: list[str] = []
+    has_groups = any("." in key for key in framework.keys)
+
+    def group_of(row: tuple[str, Entry]) -> str:
+        return row[0].partition(".")[0] if has_groups else ""
+
     rows = [*framework.keys.items(), *((f"{group}.*", entry) for group, entry in framework.rest.items())]
-    for group, of_group in groupby(sorted(rows, key=lambda row: _group(row[0])), lambda row: _group(row[0])):
+    for group, of_group in groupby(sorted(rows, key=group_of), group_of):
         lines += ["", f"### {group}"] if group else []
         lines += ["", f"| {framework.name} | here | |", "|---|---|---|"]
         lines += [line for key, entry in of_group for line in _rows(key, entry)]
     return "\n".join(lines).strip()
-
-
-def _group(key: str) -> str:
-    return key.partition(".")[0] if "." in key else ""
 
 
 def _rows(key: str, entry: Entry) -> Iterator[str]:
@@ -28,10 +29,9 @@ def _rows(key: str, entry: Entry) -> Iterator[str]:
     if isinstance(entry, str):
         yield f"| `{key}` | `{entry}` | |"
     elif ends := heres(entry):
-        for end in ends:
-            how = f" {end.how} " if end.how else " "
-            yield f"| `{key}` | `{end.key}` |{how}|"
-            key = ""
+        for index, end in enumerate(ends):
+            name, how = "" if index else f" `{key}`", f" {end.how}" if end.how else ""
+            yield f"|{name} | `{end.key}` |{how} |"
     else:
         kind, why = _without_counterpart(entry)
         yield f"| `{key}` | {kind} | {why} |"
