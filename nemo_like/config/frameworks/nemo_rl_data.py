@@ -74,12 +74,12 @@ def _source(given: Mapping[str, Any], theirs: Theirs) -> tuple[dict[str, Any], l
         file = f"data/{name}-{given.get('split') or 'train'}.jsonl"
         how = f"write {file} from {path} on the hub, with the fields prompt and answer: {change}"
         return {"kind": "jsonl", "path": file}, [*notes, how]
-    path = given.get("data_path")
-    if name != "ResponseDataset" or path is None:
+    if name != "ResponseDataset" or given.get("data_path") is None:
         raise Untranslatable(
             f"the data set {name} is not known here; write its problems into JSON lines and name the file in "
             "path"
         )
+    path = str(given["data_path"])
     is_file = PurePath(path).suffix in (".jsonl", ".json")
     source = {"kind": "jsonl" if is_file else "huggingface", "path": path}
     source |= {ours: given[key] for key, ours in _RENAMED.items() if given.get(key)}

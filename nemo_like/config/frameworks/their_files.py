@@ -129,7 +129,7 @@ def _with_arguments(cfg: DictConfig, arguments: Sequence[str]) -> DictConfig:
 
 def _resolved(cfg: DictConfig, prefix: str, path: str, problems: list[Problem]) -> Iterator[tuple[str, Any]]:
     """Yield the names of a group with their plain values, interpolations resolved."""
-    for name in cfg:
+    for name in map(str, cfg):
         key = f"{prefix}{name}"
         try:
             value = "???" if OmegaConf.is_missing(cfg, name) else cfg[name]
@@ -142,7 +142,7 @@ def _resolved(cfg: DictConfig, prefix: str, path: str, problems: list[Problem]) 
             remedy = f"add the argument {key}=VALUE"
             problems.append(Problem(key=key, rule=rule, remedy=remedy, where=path))
             continue
-        yield str(name), value
+        yield name, value
 
 
 def _text(name: str, path: Path) -> str | None:

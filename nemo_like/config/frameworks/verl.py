@@ -537,7 +537,7 @@ def _no_checkpoints(value: Any, theirs: Theirs) -> bool:
 
 def _resumes(value: Any, theirs: Theirs) -> bool:
     kinds = {"auto": True, "disable": False}
-    return one_of(kinds, "put the checkpoint into the run's directory")(value, theirs)  # type: ignore[no-any-return]
+    return one_of(kinds, "put the checkpoint into the run's directory")(value, theirs)
 
 
 _TRAINER: dict[str, Entry] = {

@@ -142,7 +142,7 @@ def micro_batch(group: str) -> Convert:
 def backend(value: Any, theirs: Theirs) -> str:
     return one_of(
         {"fsdp": "fsdp", "fsdp2": "fsdp", "megatron": "megatron"}, "set policy.backend=fsdp or megatron"
-    )(value, theirs)  # type: ignore[no-any-return]
+    )(value, theirs)
 
 
 def length(value: Any, theirs: Theirs) -> int:
@@ -170,7 +170,7 @@ def dual_clip(value: Any, theirs: Theirs) -> Any:
 
 def loss_kind(value: Any, theirs: Theirs) -> str:
     remedy = "write the loss as loss_fn.kind=package.module:name, see docs/columns.md"
-    return one_of(LOSSES, remedy)(value, theirs)  # type: ignore[no-any-return]
+    return one_of(LOSSES, remedy)(value, theirs)
 
 
 def token_level(value: Any, theirs: Theirs) -> bool:
@@ -178,7 +178,7 @@ def token_level(value: Any, theirs: Theirs) -> bool:
         return False
     kinds = {"token-mean": True, "seq-mean-token-mean": False, "seq-mean-token-sum": False}
     kinds["seq-mean-token-sum-norm"] = False
-    return one_of(kinds, "set loss_fn.token_level_loss")(value, theirs)  # type: ignore[no-any-return]
+    return one_of(kinds, "set loss_fn.token_level_loss")(value, theirs)
 
 
 def normalizer(value: Any, theirs: Theirs) -> Any:
@@ -234,7 +234,7 @@ def kl_kind(other: str, is_wanted: bool) -> Convert:
 
 def estimator(value: Any, theirs: Theirs) -> str:
     remedy = "set grpo.adv_estimator.name, see docs/rewards.md"
-    return one_of(ESTIMATORS, remedy)(value, theirs)  # type: ignore[no-any-return]
+    return one_of(ESTIMATORS, remedy)(value, theirs)
 
 
 def is_corrected(value: Any, theirs: Theirs) -> Any:
@@ -338,4 +338,4 @@ def reward_manager(value: Any, theirs: Theirs) -> Any:
 
 def router_replay(value: Any, theirs: Theirs) -> bool:
     kinds = {None: False, "disabled": False, "R3": True}
-    return one_of(kinds, "set policy.megatron_cfg.router_replay")(value, theirs)  # type: ignore[no-any-return]
+    return one_of(kinds, "set policy.megatron_cfg.router_replay")(value, theirs)
