@@ -161,7 +161,7 @@ def _what_was_meant(key: str, root: type) -> str:
     if parent and not is_exact and (near := get_close_matches(leaf, names, n=1, cutoff=0.7)):
         return f"did you mean {parent}.{near[0]}?"
     if theirs:
-        return f"{theirs.framework}'s {theirs.name} is {theirs.here} here"
+        return str(theirs)
     if meant := nearest_key(root, key):
         return f"did you mean {meant}?"
     if theirs := nearest_name(key):

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from nemo_like.config import fields
+from nemo_like.config.frameworks.entries import Always, Missing, NoEffect, heres
 from nemo_like.config.loader import load_config
 from nemo_like.config.other_frameworks import NAMES
 from nemo_like.config.problems import ConfigError
 from nemo_like.config.schema import Config
 
 DEMO = Path(__file__).parents[3] / "configs" / "grpo_arithmetic_cpu.yaml"
-ENTRIES = [(framework, name, here) for framework, names in NAMES.items() for name, here in names.items()]
 
 
 def message(*overrides: str, path: Path = DEMO) -> str:
@@ -20,15 +20,24 @@ def message(*overrides: str, path: Path = DEMO) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("framework", "name", "here"), ENTRIES)
-def test_every_name_leads_to_a_key_that_exists_and_is_none_itself(
-    framework: str, name: str, here: str
-) -> None:
-    key, _, value = here.partition("=")
-    annotation = fields.find(Config, key)
-    assert annotation is not None
-    assert not value or not fields.check_value(key, value, annotation, "", Config)
-    assert fields.find(Config, name) is None
+@pytest.mark.parametrize("framework", NAMES)
+def test_every_name_leads_to_a_key_that_exists_and_one_of_both_changes_its_value(framework: str) -> None:
+    for name, entry in NAMES[framework].items():
+        for here in heres(entry):
+            assert fields.find(Config, here.key) is not None, name
+        if isinstance(entry, str) and "=" in entry:
+            key, _, value = entry.partition("=")
+            assert not fields.check_value(key, value, fields.find(Config, key), "", Config), name
+        if fields.find(Config, name) is not None:
+            assert not isinstance(entry, str | NoEffect | Always), name
+
+
+@pytest.mark.parametrize("framework", NAMES)
+def test_every_entry_without_a_counterpart_says_why(framework: str) -> None:
+    for name, entry in NAMES[framework].items():
+        if not heres(entry):
+            assert isinstance(entry, Always | NoEffect | Missing)
+            assert len(entry.why.split()) >= 2, name
 
 
 @pytest.mark.parametrize(
@@ -50,6 +59,12 @@ def test_every_name_leads_to_a_key_that_exists_and_is_none_itself(
         ("cliprange_value=0.2", "TRL's cliprange_value is value.clip_range here"),
         ("critic_pretrain=here", "OpenRLHF's critic_pretrain is value.model_name here"),
         ("n_samples_per_prompt=4", "OpenRLHF's n_samples_per_prompt is grpo.num_generations_per_prompt here"),
+        (
+            "grpo.async_grpo.enabled=true",
+            "NeMo-RL's grpo.async_grpo.enabled is missing here: a step samples and trains in turn",
+        ),
+        ("global_profiler.tool=nsys", "verl's global_profiler has no effect here: logger.profile"),
+        ("use_vllm=true", "TRL's use_vllm is always so here: vLLM generates"),
         ("grpo.lerning_rate=1", "did you mean policy.optimizer.lr, which is TRL's learning_rate?"),
     ],
 )

@@ -1,0 +1,27 @@
+"""docs/from_*.md have the tables that the messages and the script have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nemo_like.config.frameworks.conversion import FRAMEWORKS
+from nemo_like.config.frameworks.pages import table
+from nemo_like.config.frameworks.trl import TRL
+
+DOCS = Path(__file__).parents[2] / "docs"
+TABLES = {**FRAMEWORKS, "trl": TRL}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_page_has_the_table_as_the_script_prints_it(name: str) -> None:
+    page = (DOCS / f"from_{name}.md").read_text(encoding="utf-8")
+    assert page.endswith(f"\n\n{table(TABLES[name])}\n"), f"paste scripts/convert_config.py --table {name}"
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_has_every_key_once(name: str) -> None:
+    framework, lines = TABLES[name], table(TABLES[name]).splitlines()
+    for key in framework.keys:
+        assert sum(line.startswith(f"| `{key}` |") for line in lines) == 1
