@@ -23,7 +23,7 @@ STRANGE = "</script><b>é"
 
 
 def write_run(directory: Path, *, num_steps: int, num_groups: int, group_size: int) -> Path:
-    """Write metrics, the samples of every step, and those of validations before the first and after the last."""
+    """Write metrics, the samples of every step, and of validations before the first and after the last."""
     directory.mkdir(parents=True)
     metrics = MetricsFile(directory / "metrics.jsonl")
     for step in range(1, num_steps + 1):

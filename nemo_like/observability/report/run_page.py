@@ -123,7 +123,7 @@ def chosen_files(
         return []
     for stride in (1 << power for power in count()):
         places = sorted({*range(0, len(of_mode), stride), len(of_mode) - 1})
-        if stride > len(of_mode):
+        if stride >= 2 * len(of_mode):
             places = places[-1:]
         fits = sum(samples[i] for i in places) <= max_samples and sum(sizes[i] for i in places) <= _MAX_BYTES
         if fits or len(places) == 1:

@@ -1,4 +1,4 @@
-"""What the report's page holds, by hand-made files; tests/functional/test_report.py looks at it in a browser."""
+"""What the report's page holds, by hand-made files; a browser looks at it in tests/functional."""
 
 from __future__ import annotations
 

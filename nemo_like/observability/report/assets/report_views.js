@@ -200,7 +200,8 @@ function filters(query, names) {
   const fields = names.filter((name) => name !== "run" || severalRuns()).map((name) => (
     element("label", {}, labels[name] ?? name.replace("_", " "), filterField(name, query))));
   const onclick = () => { location.hash = addressOf({ view: query.view }); };
-  return element("div", { className: "filters" }, ...fields, element("button", { textContent: "all", onclick }));
+  const all = element("button", { textContent: "all", onclick });
+  return element("div", { className: "filters" }, ...fields, all);
 }
 
 function samplesView(query) {
