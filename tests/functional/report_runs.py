@@ -49,7 +49,7 @@ def write_step(
     directory: Path, name: str, step: int, num_groups: int, group_size: int, solved: float
 ) -> None:
     groups = [
-        [conversation(step, group, generation, group_size, solved) for generation in range(group_size)]
+        [conversation(group, generation, group_size, solved) for generation in range(group_size)]
         for group in range(num_groups)
     ]
     rewards = [sample.reward or 0.0 for group in groups for sample in group]
@@ -78,13 +78,13 @@ def write_step(
     samples.write(directory / "rollouts" / f"{name}.jsonl", step, [batch], scores)
 
 
-def conversation(step: int, group: int, generation: int, group_size: int, solved: float) -> Conversation:
+def conversation(group: int, generation: int, group_size: int, solved: float) -> Conversation:
     """Two turns: a response of four tokens, an observation of three, a response of four or of three."""
     is_broken = group % 4 == BROKEN
     env = "broken" if is_broken else "sums"
     share = 1.0 - solved if group == WORSE else solved
     sample = Conversation(
-        PromptExample(f"{group}+{step}=", str(group), env=env),
+        PromptExample(f"{group}+1=", str(group), env=env),
         (1, 2), 0, generation, Limits(max_turns=2, max_tokens=64), seed=0,
     )  # fmt: skip
     half, last = NUM_TOKENS // 2, NUM_TOKENS // 2 - generation % 2
