@@ -27,7 +27,7 @@ from nemo_like.observability.report.sample_files import (
 from nemo_like.observability.run_directory import RunDirectory
 
 # A page holds at most so much of each run and mode; then every second file is left out, every fourth, ...
-MAX_SAMPLES = 10_000
+MAX_SAMPLES = 20_000
 _MAX_BYTES = 64 << 20
 _SCRIPTS = ("report_data.js", "report_widgets.js", "report_samples.js", "report_views.js")
 

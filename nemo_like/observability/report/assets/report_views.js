@@ -16,8 +16,8 @@ const runColumn = () => (severalRuns() ? [column("run", "1fr", ({ run }) => repo
 const STEP = column("step", "60px", ({ step }) => step);
 const MODE = column("mode", "84px", ({ mode }) => mode);
 const PROBLEM = [
-  column("environment", "1fr", ({ env }) => env),
-  column("problem", "1fr", ({ problem }) => problem.name),
+  column("environment", "minmax(110px, 1fr)", ({ env }) => env),
+  column("problem", "minmax(110px, 1fr)", ({ problem }) => problem.name),
   column("prompt", "3fr", ({ problem }) => problem.prompt),
 ];
 const RESULTS = [
