@@ -214,7 +214,7 @@ update_package_lists() {
 
 # Each group by itself, since a distribution may have some of them only.
 provide_system_packages() {
-    local mooncake sandbox=() slurm=()
+    local mooncake sandbox=() slurm=() browser=()
     mooncake=$("$VENV/bin/python" -c '
 from nemo_like.config.data_plane_rules import missing_mooncake_libraries
 print(*missing_mooncake_libraries().values())')
@@ -228,6 +228,8 @@ print(*missing_mooncake_libraries().values())')
     is_program slurmd || slurm+=(slurmd)
     is_program sbatch || slurm+=(slurm-client)
     system_packages "the tests of scripts/slurm" "${slurm[@]}"
+    is_program chromium || browser=(chromium)
+    system_packages "the tests of report.html" "${browser[@]}"
 }
 
 # True for daemons too, which are where an ordinary user's PATH does not look.

@@ -22,6 +22,7 @@ def rollout_problems(cfg: Config) -> Iterator[Problem]:
         ("rollout.generate_only", rollout.generate_only),
         ("rollout.record", rollout.record),
         ("rollout.dump_period", rollout.dump_period),
+        ("rollout.dump_validation", rollout.dump_validation),
         ("rollout.keep_messages", rollout.keep_messages),
     ):
         if value:

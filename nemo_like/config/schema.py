@@ -450,6 +450,7 @@ class GenerationConfig:
 @dataclass(kw_only=True, slots=True)
 class RolloutConfig:
     dump_period: int  # write conversations with their rewards to a file every so many steps; 0: never
+    dump_validation: bool  # write those of every validation
     record: bool  # keep every training rollout in RUN_DIR/recorded
     replay: str | None  # train from this directory of recorded rollouts, without generation engines
     generate_only: bool  # sample and reward, but train nothing: there are no policy workers
@@ -550,6 +551,7 @@ class LoggerConfig:
     run_name: str | None  # null: config name, date and time
     console: ConsoleMode
     num_sample_answers: int  # shown in the summary
+    report: bool  # write RUN_DIR/report.html, a page to look at in a browser
     wandb: WandbConfig
     tensorboard: TensorboardConfig
     mlflow: MlflowConfig

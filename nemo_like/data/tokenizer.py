@@ -38,6 +38,7 @@ class Tokenizer:
         self.eos_token_id: int = self._tokenizer.eos_token_id
         pad = self._tokenizer.pad_token_id
         self.pad_token_id: int = self.eos_token_id if pad is None else pad
+        self._texts: dict[int, str] = {}  # of tokens that were asked for
 
     def __len__(self) -> int:
         """Return the number of token ids, the special ones included."""
@@ -72,6 +73,18 @@ class Tokenizer:
         """Return the text of one token, special ones included."""
         text: str = self._tokenizer.convert_ids_to_tokens(token_id)
         return text
+
+    def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        """Return the text of each token by itself, special ones included.
+
+        Where a character takes several tokens, each of them shows as U+FFFD.
+        """
+        for token in set(token_ids) - self._texts.keys():
+            text = self._tokenizer.decode([token], clean_up_tokenization_spaces=False)
+            # A tokenizer of SentencePiece's kind leaves out the space at the beginning of a text.
+            is_word = (self.token(token) or "").startswith("\u2581") and not text.startswith(" ")
+            self._texts[token] = f" {text}" if is_word else text
+        return [self._texts[token] for token in token_ids]
 
     def encode_observation(self, prompt: Prompt, text: str, role: str, last_token_id: int) -> list[int]:
         """Return the token ids between a response, which ends with ``last_token_id``, and the next response.

@@ -1,4 +1,4 @@
-"""One small interface in front of console, metrics file, learning curve, W&B, TensorBoard and MLflow."""
+"""One small interface in front of console, metrics file, learning curve, report, W&B, TensorBoard, MLflow."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from nemo_like.observability.jsonl import MetricsFile, read_metrics
 from nemo_like.observability.learning_curve import CurvePoints, write_learning_curve
 from nemo_like.observability.mlflow_logger import MlflowRecorder, tracking_uri
 from nemo_like.observability.progress import RunProgress
+from nemo_like.observability.report.report_recorder import ReportRecorder
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.observability.summary import RunSummary, SampleAnswer, format_summary
 from nemo_like.observability.tensorboard_logger import TensorboardRecorder
@@ -178,6 +179,8 @@ class RunLogger:
 
     def _start_backends(self, resolved_config: Mapping[str, Any]) -> Iterator[BackgroundLogger]:
         cfg, directory = self._cfg, self._directory
+        if cfg.report:
+            yield BackgroundLogger("the report", lambda: ReportRecorder(directory))
         if cfg.wandb.mode is not WandbMode.disabled:
             yield BackgroundLogger(
                 "W&B",

@@ -77,6 +77,11 @@ class RunDirectory:
         return self.path / "learning_curve.png"
 
     @property
+    def report_path(self) -> Path:
+        """A page to look at in a browser."""
+        return self.path / "report.html"
+
+    @property
     def tensorboard_path(self) -> Path:
         return self.path / "tensorboard"
 
@@ -90,6 +95,7 @@ class RunDirectory:
             "metrics": self.metrics_path,
             "configuration": self.config_path,
             "learning curve": self.learning_curve_path,
+            "report": self.report_path,
             "checkpoints": self.checkpoints_path,
             "trained model": self.path / "final_hf",
             "rollouts as text": self.path / "rollouts",

@@ -2,6 +2,7 @@
 
     put ──▶ remember(batch, conversations)
     dump ──▶ the driver's ledger (tags) + what is remembered ──▶ rollouts/step_N.jsonl
+    a validation ends ──▶ its batch + its conversations ──▶ rollouts/validation_N.jsonl
 
 Texts stay in the rollout actor; the driver sends tags alone.
 """
@@ -10,8 +11,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from nemo_like.batch.columns import IMAGE_COLUMNS, Column
@@ -22,7 +24,9 @@ from nemo_like.data.images import Picture
 from nemo_like.data.interface import Prompt
 from nemo_like.observability.disk import write_whole
 from nemo_like.rollout.conversation import Conversation
+from nemo_like.rollout.dumped_tokens import Scores, TokenTexts, dumped_tokens
 from nemo_like.rollout.flatten import brought
+from nemo_like.rollout.prompts import ProblemPlace
 
 # Pictures and the experts of every token and layer are large, and tell people nothing.
 _NOT_DUMPED = frozenset({ROUTED_EXPERTS, *(column.name for column in IMAGE_COLUMNS)})
@@ -33,9 +37,11 @@ _REWARD_TAGS = tuple(tag.name for tag in (REWARD, SCALED_REWARD, SHAPED_REWARD, 
 class StepSamples:
     """The conversations of the latest step, by sample id, until they are written."""
 
-    def __init__(self) -> None:
+    def __init__(self, texts: TokenTexts) -> None:
+        """``texts`` returns the text of each token by itself."""
+        self._texts = texts
         self._step = 0
-        self._samples: dict[str, Conversation] = {}
+        self._samples: dict[str, tuple[Conversation, ProblemPlace]] = {}
         self._columns: Sequence[Column] = ()
 
     def remember(
@@ -43,24 +49,33 @@ class StepSamples:
         step: int,
         batch: KVBatchMeta,
         groups: Sequence[Sequence[Conversation]],
+        problems: Sequence[ProblemPlace],
         columns: Sequence[Column] = (),
     ) -> None:
         """Keep the conversations of ``batch``, in its order, and forget those of other steps.
 
-        ``columns`` are those that conversations bring besides tokens and log-probs.
+        ``problems`` has one place per group. ``columns`` are those that conversations bring besides tokens
+        and log-probs.
         """
         if step != self._step:
             self._step, self._samples, self._columns = step, {}, columns
-        samples = [sample for group in groups for sample in group]
+        samples = [(sample, place) for group, place in zip(groups, problems, strict=True) for sample in group]
         self._samples |= dict(zip(batch.sample_ids, samples, strict=True))
 
-    def write(self, path: Path, step: int, ledger: Sequence[KVBatchMeta]) -> None:
+    def write(
+        self,
+        path: Path,
+        step: int,
+        ledger: Sequence[KVBatchMeta],
+        scores: Mapping[str, Scores] = MappingProxyType({}),
+    ) -> None:
         """Write one line per sample of the ledger, by (group, generation), and forget all conversations.
 
-        Raises KeyError for a sample that is not remembered.
+        ``scores`` is what the trainer wrote of a sample's tokens, by sample id. Raises KeyError for a sample
+        that is not remembered.
         """
         lines = [
-            {"step": step, **_line(self._samples[sample_id], tags, self._columns)}
+            {"step": step, **self._line(sample_id, tags, scores.get(sample_id, {}))}
             for batch in ledger
             for sample_id, tags in _rows(batch)
         ]
@@ -68,7 +83,23 @@ class StepSamples:
         self._samples = {}
         path.parent.mkdir(exist_ok=True)
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        write_whole(path, text.encode(), f"the rollouts of step {step}")
+        write_whole(path, text.encode(), f"the rollouts in {path.name}")
+
+    def _line(self, sample_id: str, tags: dict[str, Any], scores: Scores) -> dict[str, Any]:
+        sample, place = self._samples[sample_id]
+        if sample.failure is not None:
+            tags = {name: None if name in _REWARD_TAGS else value for name, value in tags.items()}
+        return {
+            "group": tags.pop(GROUP_ID.name),
+            "generation": sample.generation,
+            "outcome": tags.pop(OUTCOME.name, None),
+            "env": sample.example.env,
+            "source": place.source,
+            "index": place.index,
+            **_conversation(sample, self._columns),
+            "tokens": dumped_tokens(sample, tags, scores, self._texts),
+            **tags,
+        }
 
 
 def _rows(batch: KVBatchMeta) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -76,22 +107,17 @@ def _rows(batch: KVBatchMeta) -> Iterator[tuple[str, dict[str, Any]]]:
         yield sample_id, {name: _json_value(values[index]) for name, values in batch.tags.items()}
 
 
-def _line(sample: Conversation, tags: dict[str, Any], columns: Sequence[Column]) -> dict[str, Any]:
-    if sample.failure is not None:
-        tags = {name: None if name in _REWARD_TAGS else value for name, value in tags.items()}
+def _conversation(sample: Conversation, columns: Sequence[Column]) -> dict[str, Any]:
+    failure = sample.failure
     return {
-        "group": tags.pop(GROUP_ID.name),
-        "generation": sample.generation,
-        "outcome": tags.pop(OUTCOME.name),
-        "env": sample.example.env,
         "prompt": _as_text(sample.example.prompt),
         **({"images": [_image(one) for one in sample.example.images]} if sample.example.images else {}),
         "turns": list(_turns(sample)),
         "answer": sample.example.answer,
         "rewards": {name: _json_value(value) for name, value in sample.rewards.items()},
-        "failure": None if sample.failure is None else sample.failure.reason,
+        "failure": None if failure is None else failure.reason,
+        "failure_kind": None if failure is None else failure.kind.name,
         **({"columns": shown} if (shown := _columns_of(sample, columns)) else {}),
-        **tags,
     }
 
 

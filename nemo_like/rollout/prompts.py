@@ -57,6 +57,27 @@ class PromptBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class ProblemPlace:
+    """Where a problem is: its source, and its number there, from 0, of those that are short enough."""
+
+    source: str
+    index: int
+
+
+def problem_place(index: int, sources: Sequence[SourceReport]) -> ProblemPlace:
+    """Return the place of problem ``index`` of a dataset that has these sources one after the other.
+
+    Raises IndexError for an index beyond the last source.
+    """
+    start = 0
+    for source in sources:
+        if index < start + source.num_prompts:
+            return ProblemPlace(source.name, index - start)
+        start += source.num_prompts
+    raise IndexError(f"no problem {index} in {len(sources)} sources of {start} together")
+
+
+@dataclass(frozen=True, slots=True)
 class FailedReward:
     """A sample that its environment could not judge."""
 

@@ -48,15 +48,18 @@ from nemo_like.observability.trace import span
 from nemo_like.rollout.conversation import Conversation, Limits
 from nemo_like.rollout.data_plane_user import DataPlaneUser
 from nemo_like.rollout.dump import StepSamples
+from nemo_like.rollout.dumped_tokens import fetch_scores
 from nemo_like.rollout.environment_check import check_environments
 from nemo_like.rollout.flatten import FlatBatch, flatten
 from nemo_like.rollout.message_log import messages_of
 from nemo_like.rollout.prompts import (
     FailedReward,
+    ProblemPlace,
     PromptBatch,
     RolloutMode,
     RolloutParts,
     RolloutResult,
+    problem_place,
     response_seeds,
 )
 from nemo_like.rollout.record_check import check_records
@@ -90,12 +93,12 @@ class SyncRolloutActor(DataPlaneUser):
         self._run_directory = Path(run_directory)
         self._recorder: RolloutRecorder | None = None
         self._columns: tuple[Column, ...] = ()  # what conversations bring besides log-probs
-        self._samples = StepSamples()
         self._engines = list(engines)
         self._pools = {name: EnvironmentPool(actors) for name, actors in environments.items() if actors}
         self._judges: dict[str, Judge] = {**self._pools, **weighted_pools(cfg.env, self._pools)}
         self._encoder = PromptEncoder(cfg.policy.model_name, cfg.data.chat_template, max_prompt_tokens(cfg))
         self._tokenizer = self._encoder.tokenizer
+        self._samples = StepSamples(self._tokenizer.token_texts)
         self._sources = {
             RolloutMode.training: self._read(cfg.data.train, split="train"),
             RolloutMode.validation: self._read(cfg.data.validation, split="validation"),
@@ -189,9 +192,11 @@ class SyncRolloutActor(DataPlaneUser):
         metrics = rollout_metrics(loop.groups)
         if prompts.mode is RolloutMode.validation:
             self._keep_sample_answers(loop.groups)
+            if self._cfg.rollout.dump_validation:
+                await asyncio.to_thread(self._dump_validation, prompts, batch, loop.groups)
         else:
             if self._cfg.rollout.dump_period:
-                self._samples.remember(prompts.step, batch, loop.groups, self._columns)
+                self._samples.remember(prompts.step, batch, loop.groups, self._places(prompts), self._columns)
             if self._recorder is not None:
                 await asyncio.to_thread(self._recorder.write, prompts, flat, metrics)
         return RolloutResult(
@@ -216,13 +221,33 @@ class SyncRolloutActor(DataPlaneUser):
             self._loop.fail(RuntimeError(f"generation engine {engine!r} failed: {message}"))
 
     async def dump(self, step: int, ledger: Sequence[KVBatchMeta]) -> None:
-        """Write ``rollouts/step_N.jsonl``: the conversations of the ledger's samples, with their tags."""
-        path = self._run_directory / "rollouts" / f"step_{step}.jsonl"
-        await asyncio.to_thread(self._samples.write, path, step, ledger)
+        """Write ``rollouts/step_N.jsonl``: the conversations of the ledger's samples, with their tags and
+        with what the trainer wrote of their tokens."""
+        await asyncio.to_thread(self._dump, step, ledger)
 
     def sample_answers(self) -> list[SampleAnswer]:
         """Return a few answers of the latest validation, as text for people."""
         return self._sample_answers
+
+    def _dump(self, step: int, ledger: Sequence[KVBatchMeta]) -> None:
+        scores = fetch_scores(self._data_plane, ledger)
+        self._data_plane.take_operations()  # not reported: they are no part of a step that dumps nothing
+        self._samples.write(self._rollouts_path / f"step_{step}.jsonl", step, ledger, scores)
+
+    def _dump_validation(
+        self, prompts: PromptBatch, batch: KVBatchMeta, groups: Sequence[Sequence[Conversation]]
+    ) -> None:
+        samples = StepSamples(self._tokenizer.token_texts)
+        samples.remember(prompts.step, batch, groups, self._places(prompts), self._columns)
+        samples.write(self._rollouts_path / f"validation_{prompts.step}.jsonl", prompts.step, [batch])
+
+    @property
+    def _rollouts_path(self) -> Path:
+        return self._run_directory / "rollouts"
+
+    def _places(self, prompts: PromptBatch) -> list[ProblemPlace]:
+        reports = self._sources[prompts.mode].reports
+        return [problem_place(index, reports) for index in prompts.indices]
 
     async def _meet_environments(self) -> None:
         await asyncio.gather(*(pool.meet() for pool in self._pools.values()))

@@ -146,7 +146,7 @@ SLURM = ("munged", "slurmctld", "slurmd", "sbatch")
 # Anything still to do would stop at the disk check.
 NO_DISK = {"df": "echo header; echo disk 9 9 0 9% /"}
 MUCH_DISK = {"df": "echo header; echo disk 9 9 99000000 9% /"}
-EVERY_PROGRAM = {**NO_DISK, **dict.fromkeys(("bwrap", "a-compiler", *SLURM), "exit 0")}
+EVERY_PROGRAM = {**NO_DISK, **dict.fromkeys(("bwrap", "a-compiler", "chromium", *SLURM), "exit 0")}
 COMPILER, NO_COMPILER = {"CC": "a-compiler"}, {"CC": "no-such-compiler"}
 
 
@@ -257,11 +257,11 @@ def test_a_change_of_the_requirements_installs_again(setup: Setup, checkout: Pat
 
 @pytest.fixture
 def bare(tmp_path: Path) -> dict[str, str]:
-    """Return the environment of a machine without bubblewrap, apt-get and Slurm's commands."""
+    """Return the environment of a machine without bubblewrap, apt-get, chromium and Slurm's commands."""
     folder = tmp_path / "bare"
     folder.mkdir()
     for program in Path("/usr/bin").iterdir():
-        if program.name not in ("bwrap", "apt-get", *SLURM):
+        if program.name not in ("bwrap", "apt-get", "chromium", *SLURM):
             (folder / program.name).symlink_to(program)
     return {"PATH": str(folder)}
 
@@ -285,9 +285,10 @@ def test_root_gets_what_a_machine_that_is_set_up_lacks(
     install(checkout, ALL, mooncake="libone libtwo")
     done = setup({**NO_DISK, **ROOT, "apt-get": APT_GET.format(fails="nothing")}, "--dev", **bare)
     assert done.returncode == 0, done.stderr
-    update, mooncake, sandbox, slurm = asked_of_apt(checkout)
+    update, mooncake, sandbox, slurm, browser = asked_of_apt(checkout)
     assert (update, mooncake, sandbox) == ("update", "libone libtwo", "bubblewrap")
     assert slurm.endswith(ANY_SLURM)
+    assert browser == "chromium"
     assert "will need" not in done.stdout
 
 
@@ -325,6 +326,7 @@ def test_what_cannot_be_installed_is_named_and_the_set_up_goes_on(
     assert missing == {
         "data_plane.backend=mooncake_cpu": "libone libtwo",
         "environments of kind=code": "bubblewrap",
+        "the tests of report.html": "chromium",
     }
 
 

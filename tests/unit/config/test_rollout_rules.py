@@ -50,6 +50,7 @@ def test_a_replay_cannot_validate(demo: Demo, recording: Path) -> None:
         (("grpo.num_generations_per_prompt=4",), "grpo.num_generations_per_prompt=4 must be 8, as in"),
         (("rollout.record=true",), "rollout.record=true cannot be together with rollout.replay"),
         (("rollout.dump_period=2",), "rollout.dump_period=2 cannot be together with rollout.replay"),
+        (("rollout.dump_validation=true",), "rollout.dump_validation=true cannot be together with"),
         (("rollout.keep_messages=true",), "rollout.keep_messages=true cannot be together with"),
         (("rollout.generate_only=true",), "rollout.generate_only=true cannot be together with"),
     ],

@@ -133,3 +133,9 @@ def test_a_conversation_in_turns_reads_as_the_template_renders_it(chat):
     tokens = [*chat.encode_prompt(prompt), *response, *chat.encode_observation(prompt, "42", "tool", 1)]
     said = (*prompt, Message("assistant", "calc 12+30"), Message("tool", "42"))
     assert tokens == chat.encode_prompt(said)
+
+
+def test_each_token_has_a_text_of_its_own(tokenizer):
+    ids = [*tokenizer.encode_prompt("a =1"), tokenizer.eos_token_id]
+    assert tokenizer.token_texts(ids) == ["a", " ", "=", "1", "<eos>"]
+    assert "".join(tokenizer.token_texts(ids)) == "a =1<eos>"

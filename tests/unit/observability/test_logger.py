@@ -31,6 +31,7 @@ def logger_config(directory, mode=WandbMode.disabled, tensorboard=False, mlflow=
         run_name="demo",
         console=ConsoleMode.plain,
         num_sample_answers=2,
+        report=True,
         wandb=WandbConfig(
             mode=mode,
             project="nemo-like-tests",
@@ -80,8 +81,9 @@ def test_a_run_leaves_metrics_curve_and_wandb_files_and_ends_with_its_path(direc
         {"step": 2, "train/reward": 0.75, "validation/accuracy": 0.75},
     ]
     assert directory.learning_curve_path.read_bytes().startswith(b"\x89PNG")
+    assert directory.report_path.read_text().startswith("<!DOCTYPE html>")
     assert list((directory.path / "wandb").glob("offline-run-*"))
-    for name in ("metrics.jsonl", "learning_curve.png", "logs", "wandb"):
+    for name in ("metrics.jsonl", "learning_curve.png", "report.html", "logs", "wandb"):
         assert any(str(directory.path / name) in line for line in lines)
 
 

@@ -1,0 +1,159 @@
+"""Reads the files of a run that the report shows: metrics, and dumped samples step by step.
+
+rollouts/step_N.jsonl, validation_N.jsonl ──▶ one ``Shard`` each: rows for tables, the samples compressed
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_FILE = re.compile(r"(step|validation)_(\d+)\.jsonl")
+_MODES = {"step": "training", "validation": "validation"}
+_NEEDED = ("group", "generation", "env", "prompt", "turns", "rewards")
+_MAX_EXCERPT = 160  # characters of a prompt or of a failure's reason in tables
+
+
+class ReportProblem(ValueError):
+    """A file is not what a run writes; the message names the place and what to do."""
+
+
+class SampleFile(NamedTuple):
+    """A file of dumped samples."""
+
+    mode: str  # training or validation
+    step: int
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """What tables and filters need of a sample."""
+
+    group: int
+    generation: int
+    problem: tuple[str | None, int | None, str, str]  # source, index, environment, beginning of the prompt
+    reward: float | None
+    length: int | None  # tokens that the policy generated
+    outcome: str | None
+    failure: tuple[str, str] | None  # its kind, and the beginning of its reason
+
+    @classmethod
+    def of(cls, sample: Mapping[str, Any]) -> SampleRow:
+        reason = sample.get("failure")
+        rewards = sample["rewards"].values()
+        return cls(
+            group=sample["group"],
+            generation=sample["generation"],
+            problem=(sample.get("source"), sample.get("index"), sample["env"], _excerpt(sample["prompt"])),
+            reward=None if reason is not None else sample.get("reward", sum(rewards)),
+            length=sample.get("num_response_tokens"),
+            outcome=sample.get("outcome"),
+            failure=None if reason is None else (sample.get("failure_kind") or "failed", _excerpt(reason)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The samples of one file: ``packed`` is their JSON, by gzip and base64, in the order of ``rows``."""
+
+    mode: str
+    step: int
+    rows: tuple[SampleRow, ...]
+    packed: str
+
+
+class JsonLine(NamedTuple):
+    """An object of a file of JSON lines."""
+
+    number: int  # from 1
+    value: dict[str, Any]
+    size: int  # characters
+
+
+def sample_files(run_directory: Path) -> list[SampleFile]:
+    """Return the files of dumped samples, by mode and step."""
+    found = [(_FILE.fullmatch(path.name), path) for path in (run_directory / "rollouts").glob("*.jsonl")]
+    return sorted(SampleFile(_MODES[match[1]], int(match[2]), path) for match, path in found if match)
+
+
+def read_shard(file: SampleFile, *, max_samples: int, max_size: int) -> Shard:
+    """Read a file of dumped samples. Of more samples or characters, only the first whole groups are kept.
+
+    Raises ReportProblem when a line is no sample.
+    """
+    kept = _first_groups(file.path, max_samples, max_size)
+    return Shard(mode=file.mode, step=file.step, rows=tuple(map(SampleRow.of, kept)), packed=packed(kept))
+
+
+def _first_groups(path: Path, max_samples: int, max_size: int) -> list[dict[str, Any]]:
+    """Return samples until there are too many, without the group then begun; at least the first group."""
+    kept: list[dict[str, Any]] = []
+    group_start = size = 0
+    for line in json_lines(path):
+        missing = [name for name in _NEEDED if name not in line.value]
+        if missing:
+            raise ReportProblem(
+                f"{path}:{line.number}: the sample has no {', '.join(missing)}; remove the line, or the file"
+            )
+        size += line.size
+        if kept and line.value["group"] != kept[-1]["group"]:
+            group_start = len(kept)
+        if group_start and (len(kept) >= max_samples or size > max_size):
+            return kept[:group_start]
+        kept.append(line.value)
+    return kept
+
+
+def read_curves(path: Path) -> dict[str, Any]:
+    """Return ``steps`` and, by metric, a value or None for each of them. Raises ReportProblem."""
+    records: dict[int, dict[str, Any]] = {}
+    for number, record, _ in json_lines(path) if path.is_file() else ():
+        if not isinstance(record.get("step"), int):
+            raise ReportProblem(f"{path}:{number}: the line has no step; remove it")
+        records.setdefault(record["step"], {}).update(record)
+    steps = sorted(records)
+    names = sorted({name for record in records.values() for name in record} - {"step"})
+    values = {name: [_short(records[step].get(name)) for step in steps] for name in names}
+    return {"steps": steps, "values": values}
+
+
+def json_lines(path: Path) -> Iterator[JsonLine]:
+    """Yield the objects of a file of JSON lines.
+
+    A last line without its end is left out: it is being written. Raises ReportProblem for any other line that
+    is no JSON object.
+    """
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                value = json.loads(line)
+                if not isinstance(value, dict):
+                    raise ValueError("it is a list or a plain value")
+            except ValueError as error:
+                if not line.endswith("\n"):
+                    return
+                raise ReportProblem(
+                    f"{path}:{number}: no JSON object ({error}); remove the line, or the file"
+                ) from None
+            yield JsonLine(number, value, len(line))
+
+
+def packed(value: Any) -> str:
+    """Return a value as JSON, compressed, in characters that a page may hold."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    return base64.b64encode(gzip.compress(text, compresslevel=6, mtime=0)).decode("ascii")
+
+
+def _excerpt(text: str) -> str:
+    return text if len(text) <= _MAX_EXCERPT else f"{text[: _MAX_EXCERPT - 1]}…"
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")

@@ -1,0 +1,84 @@
+"""What a dump says of a sample's tokens: their texts, and the numbers that engine and trainer gave them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+
+from nemo_like.batch.columns import (
+    GENERATION_LOGPROBS,
+    PREV_LOGPROBS,
+    REFERENCE_LOGPROBS,
+    TEACHER_LOGPROBS,
+    TOKEN_ADVANTAGES,
+    VALUES,
+)
+from nemo_like.batch.meta import KVBatchMeta
+from nemo_like.batch.tags import ADVANTAGE, TOKEN_SCALE
+from nemo_like.data_plane.interface import DataPlane
+from nemo_like.rollout.conversation import Conversation
+
+TokenTexts = Callable[[Sequence[int]], list[str]]
+# One number per token by column name, [T] of one sample.
+Scores = Mapping[str, np.ndarray]
+
+_SCORES = tuple(
+    column.name for column in (PREV_LOGPROBS, REFERENCE_LOGPROBS, TEACHER_LOGPROBS, VALUES, TOKEN_ADVANTAGES)
+)
+_ADVANTAGES = "advantages"  # of tokens, with a critic
+_NUM_DIGITS = 5
+
+
+def fetch_scores(plane: DataPlane, ledger: Sequence[KVBatchMeta]) -> dict[str, Scores]:
+    """Fetch what the trainer wrote of the tokens of these samples, by sample id.
+
+    Samples that were dropped before they were scored have nothing. The partition must be open where a batch
+    has such columns.
+    """
+    found: dict[str, Scores] = {}
+    for batch in ledger:
+        names = [name for name in _SCORES if name in batch.columns]
+        if names:
+            packed = plane.fetch(batch, names)
+            bounds = list(accumulate(batch.lengths, initial=0))
+            for sample_id, (start, stop) in zip(batch.sample_ids, pairwise(bounds), strict=True):
+                found[sample_id] = {name: np.asarray(packed[name])[start:stop] for name in names}
+            plane.forget(batch.partition)
+    return found
+
+
+def dumped_tokens(
+    sample: Conversation, tags: Mapping[str, Any], scores: Scores, texts: TokenTexts
+) -> dict[str, list[Any]]:
+    """Return lists over the tokens after the prompt: ``text`` and every number that there is.
+
+    A number is null on tokens that the policy did not generate. With a critic, ``advantages`` are what the
+    loss takes: the sample's advantage and the token's own.
+    """
+    if not sample.passages:
+        return {}
+    ids = np.concatenate([passage.token_ids for passage in sample.passages]).tolist()
+    sampled = [passage.logprobs is not None for passage in sample.passages for _ in passage.token_ids]
+    numbers = {
+        GENERATION_LOGPROBS.name: np.concatenate(
+            [
+                np.zeros(len(passage.token_ids)) if passage.logprobs is None else passage.logprobs
+                for passage in sample.passages
+            ]
+        ),
+        **{name: values[-len(ids) :] for name, values in scores.items() if name != TOKEN_ADVANTAGES.name},
+    }
+    if TOKEN_ADVANTAGES.name in scores and TOKEN_SCALE.name in tags and tags.get(ADVANTAGE.name) is not None:
+        own = scores[TOKEN_ADVANTAGES.name][-len(ids) :]
+        numbers[_ADVANTAGES] = tags[ADVANTAGE.name] + tags[TOKEN_SCALE.name] * own
+    return {"text": texts(ids), **{name: _listed(values, sampled) for name, values in numbers.items()}}
+
+
+def _listed(values: np.ndarray, sampled: Sequence[bool]) -> list[float | None]:
+    return [
+        round(value, _NUM_DIGITS) if is_sampled and np.isfinite(value) else None
+        for value, is_sampled in zip(np.asarray(values, np.float64).tolist(), sampled, strict=True)
+    ]

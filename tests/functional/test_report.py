@@ -1,0 +1,189 @@
+"""The report's page in a real browser, without a network: clicks, texts, and nothing on the console."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts.report import main
+from tests.functional.browser import LACKING, Browser, chromium
+from tests.functional.report_runs import STRANGE, write_run
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(shutil.which("chromium") is None, reason=LACKING),
+]
+NOTHING = "\u2013"  # stands where there is no number
+READY = "document.body && document.body.dataset.view"
+NUM_STEPS, NUM_GROUPS, GROUP_SIZE = 3, 8, 4
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three steps of 8 groups of 4, groups 3 and 7 of the broken environment, and two validations."""
+    directory = write_run(
+        tmp_path_factory.mktemp("runs") / "small",
+        num_steps=NUM_STEPS, num_groups=NUM_GROUPS, group_size=GROUP_SIZE,
+    )  # fmt: skip
+    assert main([str(directory)]) == 0
+    return directory
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with chromium(tmp_path_factory.mktemp("chromium") / "profile") as browser:
+        yield browser
+
+
+@pytest.fixture
+def browser(started: Browser) -> Iterator[Browser]:
+    """A browser that must not have complained after the test, nor asked for anything but the page."""
+    yield started
+    assert started.complaints == []
+    assert {address.split(":")[0] for address in started.addresses} <= {"file", "data", "about"}
+
+
+@pytest.fixture
+def page(browser: Browser, run: Path) -> Browser:
+    browser.open(Path("/dev/null"), "document.body")
+    browser.open(run / "report.html", READY)
+    return browser
+
+
+def go(page: Browser, view: str, selector: str, text: str = "") -> None:
+    """Click on something that leads to a view."""
+    page.click(selector, text)
+    page.wait(f"document.body.dataset.view == '{view}'")
+
+
+def rows(page: Browser, table: str) -> list[list[str]]:
+    """The cells of a table's rows, as they are shown."""
+    return [
+        row.split("\n")
+        for row in page.evaluate(
+            f"[...document.querySelectorAll('#{table} .row')].map((row) => "
+            "[...row.children].map((cell) => cell.textContent).join('\\n'))"
+        )
+    ]
+
+
+def test_a_sample_is_reached_by_its_step_and_its_group(page: Browser) -> None:
+    go(page, "steps", "#tab-steps")
+    # 8 groups of 4. Two groups failed; five have solved 2 of 4, group 1 has solved 3: 13 of 24.
+    assert rows(page, "steps")[0][:5] == ["1", "training", "8", "32", "0.5417"]
+    assert rows(page, "steps")[3][:4] == ["0", "validation", "8", "8"]
+    go(page, "step", "#steps .row")
+    assert rows(page, "groups")[0][:4] == ["0", "sums", "pairs 0", "0+1="]
+    assert [row[-1] for row in rows(page, "groups")] == ["0", "0", "0", "4", "0", "0", "0", "4"]
+    go(page, "group", "#groups .row")
+    assert [row[6] for row in rows(page, "samples")] == ["1", "1", "0", "0"]
+    go(page, "sample", "#samples .row")
+    assert page.text("#prompt") == "0+1="
+    assert rows(page, "components") == [["exact", "1"], ["brevity", "0"]]
+    assert "policy_version1" in page.evaluate("document.querySelector('.facts').textContent")
+
+
+def test_the_tokens_of_all_turns_have_the_colours_for_which_there_are_numbers(page: Browser) -> None:
+    go(page, "samples", "#tab-samples")
+    go(page, "sample", "#samples .row")
+    colours = ["plain text", "advantage", "engine - trainer", "log-prob", "trainer's log-prob", "version"]
+    assert page.texts("#colour option") == colours
+    assert page.texts("#turns .role") == ["assistant", "environment", "assistant"]
+    tokens = page.evaluate("[...document.querySelectorAll('#turns .token')].map((one) => one.textContent)")
+    assert "".join(tokens) == "t0 t1 t2 t3 t0 t1 t2 t0 t1 t2 t3 "
+    page.choose("#colour", "engine - trainer")
+    # Engine -0.25, -0.5, -0.75, -1; trainer -0.75: 0.5, 0.25, 0, -0.25, and the observation has no colour.
+    # The strongest is 0.75 opaque, half of it 0.375, which the browser rounds to a 255th.
+    backgrounds = page.evaluate(
+        "[...document.querySelectorAll('#turns .token')].map((one) => one.style.background)"
+    )
+    green, red = "rgba(46, 139, 87, {})", "rgba(209, 73, 91, {})"
+    response = [green.format("0.75"), green.format("0.376"), green.format("0"), red.format("0.376")]
+    assert backgrounds == [*response, "", "", "", *response]
+    page.choose("#colour", "plain text")
+    assert page.texts("#turns pre") == ["first try", "no, again", STRANGE]
+
+
+def test_the_failures_of_a_broken_environment_are_three_clicks_away(page: Browser) -> None:
+    failures = rows(page, "failures")
+    assert failures == [
+        ["broken", "raised", "training", "24", "3", "KeyError: 'answer' of problem 3"],
+        ["broken", "raised", "validation", "4", "3", "KeyError: 'answer' of problem 3"],
+    ]
+    go(page, "samples", "#failures .row", "training")
+    assert page.text("#count") == "24 of 112 samples"
+    go(page, "sample", "#samples .row", "pairs 7")
+    assert page.text("#failure").startswith("The reward failed: raised")
+    assert "KeyError: 'answer' of problem 7" in page.text("#failure")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "count"),
+    [
+        ("env", "broken", 28),  # 2 of 8 groups
+        ("mode", "validation", 16),
+        ("outcome", "reward_failed", 24),
+        ("index", "2", 14),  # 3 x 4, and two in validations
+        # In training 2, 3 and 4 solved in five groups, 3, 2 and 0 in group 1; in validations 1 and 5.
+        ("min_reward", "0.5", 56),
+        ("max_length", "7", 48),  # half of the samples in training
+        ("prompt", "7+", 14),
+    ],
+)
+def test_a_filter_leaves_what_it_says(page: Browser, field: str, value: str, count: int) -> None:
+    go(page, "samples", "#tab-samples")
+    page.choose(f"#filter-{field}", value)
+    page.wait(f"document.querySelector('#count').innerText.startsWith('{count} of 112')")
+
+
+def test_problems_show_what_fails_and_what_got_worse(page: Browser) -> None:
+    go(page, "problems", "#tab-problems")
+    page.choose("#filter-mode", "training")
+    page.wait("location.hash.includes('mode=training')")
+    page.wait("document.querySelectorAll('#problems .row').length == 8")
+    first = rows(page, "problems")[0]
+    # Group 1: 3 of 4 solved at first, 0 at the latest step.
+    assert (first[2], first[5:8]) == ("pairs 1", ["0.75", "0", "-0.75"])
+    page.click("#problems .head span", "change")
+    assert rows(page, "problems")[0][2] == "pairs 1"
+    assert [row[7] for row in rows(page, "problems")[-2:]] == [NOTHING, NOTHING]  # those that failed
+    go(page, "samples", "#problems .row")
+    assert page.text("#count") == "12 of 112 samples"
+
+
+def test_times_have_the_stages_of_each_step_and_what_was_idle(page: Browser) -> None:
+    go(page, "times", "#tab-times")
+    assert rows(page, "times")[0] == ["1", "4", "2", "1", "1", "75.0 %", "87.5 %", "62.5 %"]
+    assert page.evaluate("document.querySelectorAll('#stages rect').length") == 3 * 3
+
+
+def test_runs_are_compared_in_one_page(browser: Browser, run: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "other", num_steps=2, num_groups=4, group_size=2)
+    both = tmp_path / "both.html"
+    assert main([str(run), str(other), "--output", str(both)]) == 0
+    browser.open(both, READY)
+    assert browser.text("#title") == "small, other"
+    assert browser.evaluate("document.querySelector('.chart svg').querySelectorAll('polyline').length") == 2
+    go(browser, "samples", "#tab-samples")
+    browser.choose("#filter-run", "1")
+    browser.wait("document.querySelector('#count').innerText == '24 of 136 samples'")
+    assert rows(browser, "samples")[0][0] == "other"
+
+
+def test_ten_thousand_samples_open_and_scroll(browser: Browser, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "large", num_steps=20, num_groups=50, group_size=10)
+    assert main([str(run)]) == 0
+    browser.open(run / "report.html", READY)
+    size = (run / "report.html").stat().st_size
+    print(f"{size:,} bytes, open after {browser.evaluate('performance.now()'):.0f} ms")
+    go(browser, "samples", "#tab-samples")
+    assert browser.text("#count") == "10,100 of 10,100 samples"
+    assert 20 < browser.evaluate("document.querySelectorAll('#samples .row').length") < 60
+    browser.evaluate("document.querySelector('#samples .body').scrollTop = 26 * 9999")
+    browser.wait("[...document.querySelectorAll('#samples .row')].some((row) => row.style.top == '259974px')")
+    assert "49+1=" in [row[4] for row in rows(browser, "samples")]
+    go(browser, "sample", "#samples .row", "49+1=")
+    assert browser.text("#prompt") == "49+1="

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nemo_like.batch.columns import PREV_LOGPROBS, ROLLOUT_COLUMNS
+from nemo_like.data.interface import SourceReport
+from nemo_like.data_plane.in_memory import InMemoryDataPlane
+from nemo_like.rollout.dumped_tokens import fetch_scores
+from nemo_like.rollout.prompts import ProblemPlace, problem_place
+
+
+def test_scores_are_fetched_by_sample_and_only_of_batches_that_were_scored() -> None:
+    plane = InMemoryDataPlane()
+    plane.open_partition("train-1", [*ROLLOUT_COLUMNS, PREV_LOGPROBS])
+    tokens = {
+        "input_ids": np.zeros(5, np.int32),
+        "response_mask": np.array([0, 1, 0, 1, 1], np.uint8),
+        "generation_logprobs": np.zeros(5, np.float32),
+    }
+    put = plane.put("train-1", tokens, lengths=(2, 3), chunk_sizes=(1, 1), tags={})
+    scored = plane.write(put, {"prev_logprobs": np.array([0, -1, 0, -2, -3], np.float32)})
+    first, second = put.sample_ids
+    # The driver may have put the samples into another order, and dropped some unscored.
+    scores = fetch_scores(plane, [scored.subset([1]), put.subset([0])])
+    assert {name: values.tolist() for name, values in scores[second].items()} == {
+        "prev_logprobs": [0.0, -2.0, -3.0]
+    }
+    assert first not in scores
+
+
+def test_the_place_of_a_problem_counts_within_its_source() -> None:
+    sources = [
+        SourceReport(name=name, num_prompts=size, num_too_long=0) for name, size in (("a", 3), ("b", 2))
+    ]
+    places = [problem_place(index, sources) for index in (0, 2, 3, 4)]
+    assert places == [
+        *(ProblemPlace("a", 0), ProblemPlace("a", 2)),
+        *(ProblemPlace("b", 0), ProblemPlace("b", 1)),
+    ]
+    with pytest.raises(IndexError, match="no problem 5 in 2 sources of 5 together"):
+        problem_place(5, sources)
