@@ -17,9 +17,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from nemo_like.config.frameworks.conversion import FRAMEWORKS, Conversion, convert, framework_of, told
 from nemo_like.config.frameworks.pages import table
 from nemo_like.config.frameworks.their_files import read_theirs
+from nemo_like.config.frameworks.translation import FRAMEWORKS, Conversion, convert, framework_of, told
 from nemo_like.config.frameworks.trl import TRL
 from nemo_like.config.frameworks.writing import written
 from nemo_like.config.loader import load_config

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nemo_like.config.frameworks.conversion import FRAMEWORKS
 from nemo_like.config.frameworks.pages import table
+from nemo_like.config.frameworks.translation import FRAMEWORKS
 from nemo_like.config.frameworks.trl import TRL
 
 DOCS = Path(__file__).parents[2] / "docs"

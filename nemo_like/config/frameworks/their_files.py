@@ -102,8 +102,10 @@ def _inherited(path: Path, before: tuple[Path, ...]) -> DictConfig:
 def _merged(below: DictConfig, above: DictConfig) -> DictConfig:
     """Merge two configurations; a group of the upper one with ``_override_`` takes the lower one's place."""
     for name in list(above):
-        group = above._get_node(name)
-        if isinstance(group, DictConfig) and not group._is_none() and group.get(_OVERRIDE):
+        if OmegaConf.is_missing(above, name) or OmegaConf.is_interpolation(above, name):
+            continue
+        group = above[name]
+        if isinstance(group, DictConfig) and group.get(_OVERRIDE):
             group.pop(_OVERRIDE)
             below.pop(name, None)
     merged = OmegaConf.merge(below, above)

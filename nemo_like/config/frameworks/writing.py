@@ -10,7 +10,7 @@ import yaml
 
 from nemo_like.config import fields
 from nemo_like.config.composition import composing
-from nemo_like.config.frameworks.conversion import Conversion, Setting
+from nemo_like.config.frameworks.translation import Conversion, Setting
 from nemo_like.config.schema import Config
 from nemo_like.config.search_path import find_configuration
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from nemo_like.config.frameworks.conversion import Conversion, convert, framework_of
 from nemo_like.config.frameworks.their_files import read_theirs
+from nemo_like.config.frameworks.translation import Conversion, convert, framework_of
 from nemo_like.config.frameworks.writing import written
 from nemo_like.config.loader import load_config
 from nemo_like.config.problems import ConfigError

@@ -60,7 +60,7 @@ def problems(cfg: Config) -> list[str]:
         DISTILLATION,
         (*DISTILLATION, "++loss_fn.arguments={weight: 0.5, reward_weight: 1}"),
         (*DISTILLATION, "++loss_fn.arguments={divergence: jensen_shannon, beta: 0.1, top_k: 64}"),
-        (*DISTILLATION, "++loss_fn.arguments.divergence=forward", *GSPO),
+        (*DISTILLATION, "++loss_fn.arguments={divergence: forward, reward_weight: 1}", *GSPO),
     ],
 )
 def test_every_loss_can_be_asked_for(demo: Demo, arguments: tuple[str, ...]) -> None:
