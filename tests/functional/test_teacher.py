@@ -339,7 +339,6 @@ def test_a_student_learns_in_a_whole_run(by_workers: FinishedRun) -> None:
 
 @pytest.mark.slow
 @pytest.mark.whole_run
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_teachers_that_change_places_with_their_tasks_teach_alike(
     untrained_teacher: str, other_teacher: str, tmp_path: Path
@@ -370,6 +369,7 @@ def test_teachers_that_change_places_with_their_tasks_teach_alike(
     assert abs(first.records()[0][key] - alone.records()[0][key]) > 10 * TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.whole_run
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
