@@ -173,6 +173,7 @@ def test_runs_are_compared_in_one_page(browser: Browser, run: Path, tmp_path: Pa
     assert rows(browser, "samples")[0][0] == "other"
 
 
+@pytest.mark.slow
 def test_ten_thousand_samples_open_and_scroll(browser: Browser, tmp_path: Path) -> None:
     run = write_run(tmp_path / "large", num_steps=20, num_groups=50, group_size=10)
     assert main([str(run)]) == 0
