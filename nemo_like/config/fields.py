@@ -10,7 +10,6 @@ from enum import Enum
 from functools import cache
 from typing import Any, TypeGuard, Union, get_args, get_origin, get_type_hints
 
-from nemo_like.config.other_frameworks import has_names_below, known_name, nearest_name
 from nemo_like.config.problems import Problem
 
 _SCALAR_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
@@ -137,6 +136,8 @@ def check_tree(
 def _misplaced(key: str, value: Any) -> Iterator[str]:
     """Yield the keys to tell of where ``key`` is unknown: those below it, where another framework has the
     group, since what they are called here differs for each."""
+    from nemo_like.config.other_frameworks import has_names_below
+
     if isinstance(value, Mapping) and has_names_below(key):
         for name, inner in value.items():
             yield from _misplaced(f"{key}.{name}", inner)
@@ -153,6 +154,9 @@ def unknown_key(key: str, where: str, *, root: type) -> Problem:
 def _what_was_meant(key: str, root: type) -> str:
     """Return the remedy for an unknown key: what another framework's key is here, the nearest
     one of its group, what another framework's last part is, the nearest anywhere, or all of its group."""
+    # The tables are long, and only a key that is wrong needs them.
+    from nemo_like.config.other_frameworks import known_name, nearest_name
+
     parent, _, leaf = key.rpartition(".")
     group = without_none(find(root, parent)) if parent else root
     names = hints(group) if is_group(group) else {}

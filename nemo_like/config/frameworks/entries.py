@@ -6,7 +6,7 @@ that it is always so here, that it has no effect here, or that it is missing her
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -142,16 +142,6 @@ def told(entry: Entry) -> str:
     if isinstance(entry, Missing):
         return f"is missing here: {entry.why}"
     return f"is {heres(entry)[0].key} here"
-
-
-def leaves(tree: Mapping[str, Any], ends: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield full keys with their values. A key of ``ends`` is not followed further."""
-    for name, value in tree.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and value and key not in ends:
-            yield from leaves(value, ends, f"{key}.")
-        else:
-            yield key, value
 
 
 def _switch(value: str) -> Convert:
