@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -26,9 +27,11 @@ from nemo_like.config.environment_options import replaced_options
 from nemo_like.config.loader import load_config, load_sweep, to_yaml
 from nemo_like.config.machine_rules import Machine
 from nemo_like.config.model_info import model_of
+from nemo_like.config.overlap_rules import staleness_notes
 from nemo_like.config.plan import format_plan, make_plan
 from nemo_like.config.problems import ConfigError
 from nemo_like.config.rules import validate
+from nemo_like.config.schema import Config
 from nemo_like.config.search_path import find_configuration
 from nemo_like.driver import exit_codes
 from nemo_like.driver.run_failures import RunFailed
@@ -70,8 +73,11 @@ def _main(options: argparse.Namespace) -> int:
         if options.cfg:
             print(to_yaml(cfg), end="")
             return 0
-        machine = Machine.another if options.dry_run else Machine.this
+        is_planning = options.dry_run or options.what_if is not None
+        machine = Machine.another if is_planning else Machine.this
         validate(cfg, machine)
+        if options.what_if is not None:
+            return _what_if(cfg, options)
         checked = preflight(cfg, machine, partial(print, file=sys.stderr))
     except KeyboardInterrupt:
         return exit_codes.INTERRUPTED
@@ -81,6 +87,8 @@ def _main(options: argparse.Namespace) -> int:
     for environment_name, env in cfg.env.items():
         for note in replaced_options(environment_name, env):
             print(f"note: {note}", file=sys.stderr)
+    for note in staleness_notes(cfg):
+        print(f"warning: {note}", file=sys.stderr)
     if options.dry_run:
         critic = None if cfg.value is None else model_of(cfg.value)
         plan = make_plan(cfg, model_of(cfg.policy), bytes_per_token(checked.columns), critic)
@@ -104,6 +112,20 @@ def _configuration(options: argparse.Namespace) -> tuple[Path, list[str]]:
     if options.config_dir is None or file.parent == Path(options.config_dir):
         return file, options.overrides
     return file, [f"hydra.searchpath=['{Path(options.config_dir).absolute()}']", *options.overrides]
+
+
+def _what_if(cfg: Config, options: argparse.Namespace) -> int:
+    """Print what the configuration would make of a recorded run; return the exit code."""
+    from nemo_like.what_if.calibration import UnfitRun
+    from nemo_like.what_if.prediction import format_what_if, what_if
+
+    try:
+        found = what_if(cfg, Path(options.what_if))
+    except UnfitRun as error:
+        print(error, file=sys.stderr)
+        return exit_codes.REFUSED
+    print(json.dumps(found.as_json(), indent=2) if options.json else format_what_if(found))
+    return 0
 
 
 def _sweep(config: Path, overrides: list[str]) -> int:
@@ -133,10 +155,18 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="validate, print what would run, and stop; this machine's GPUs and disk do not matter",
     )
     mode.add_argument(
+        "--what-if",
+        metavar="RUN_DIR",
+        help="predict steps of this configuration, and of others, from what a run recorded (docs/what_if.md)",
+    )
+    mode.add_argument(
         "-m", "--multirun", action="store_true", help="a run for each combination of key=value1,value2"
     )
+    parser.add_argument("--json", action="store_true", help="with --what-if: print JSON")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")
     options = parser.parse_intermixed_args(arguments)
+    if options.json and options.what_if is None:
+        parser.error("--json goes with --what-if")
     if options.config is not None and options.config_dir is not None:
         parser.error("--config-dir goes with --config-name; --config is the path of a file")
     return options

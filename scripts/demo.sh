@@ -3,6 +3,7 @@
 # Arguments go to run_grpo.py, for example: scripts/demo.sh grpo.seed=2
 # With --experts first the model that learns to add is a mixture of experts. With --images first a tiny
 # vision-language model learns to count circles instead. With --distill a larger model that can add teaches.
+# With --agent an agent, which calls the policy as it would call OpenAI, trains it to use a calculator.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,6 +12,7 @@ EXPERTS=0
 case ${1:-} in
     --images) CONFIG=configs/grpo_shapes_vlm_cpu.yaml && shift ;;
     --distill) CONFIG=configs/distill_arithmetic_cpu.yaml && shift ;;
+    --agent) CONFIG=configs/grpo_agent_cpu.yaml && shift ;;
     --experts) CONFIG=configs/grpo_arithmetic_moe_cpu.yaml && EXPERTS=8 && shift ;;
 esac
 readonly CONFIG EXPERTS
@@ -29,6 +31,9 @@ model=$(value_of model_name)
 if [[ $CONFIG == *shapes* ]]; then
     "$VENV/bin/python" scripts/prepare_shapes.py \
         --output "$model" --data "$(value_of shapes)" --seed "$(value_of model_seed)"
+elif [[ $CONFIG == *agent* ]]; then
+    "$VENV/bin/python" scripts/prepare_sums.py \
+        --output "$model" --data "$(value_of problems)" --seed "$(value_of model_seed)"
 elif [[ ! -d $model ]]; then
     "$VENV/bin/python" scripts/prepare_arithmetic.py \
         --output "$model" --digits "$(value_of digits)" --seed "$(value_of model_seed)" --experts "$EXPERTS"

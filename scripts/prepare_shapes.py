@@ -9,7 +9,6 @@ cases; GRPO does the rest. That takes some 10 to 30 seconds on one core. What is
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from pathlib import Path
@@ -26,22 +25,9 @@ _TRAIN_SEED, _VALIDATION_SEED = 20_000, 30_000
 
 def main(arguments: list[str] | None = None) -> int:
     """Make what is not there yet. Returns the exit code: 0 when all is there in the end, 1 otherwise."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--output", type=Path, required=True, help="checkpoint directory to make")
-    parser.add_argument("--data", type=Path, required=True, help="directory of pictures and problems to make")
-    parser.add_argument("--seed", type=int, default=1, help="of the model and its warm start (default 1)")
-    options = parser.parse_args(arguments)
-    try:
-        if not (options.data / "validation.jsonl").is_file():
-            make_data(options.data)
-        if not (options.output / "model.safetensors").is_file():
-            make_model(options.output, options.seed)
-    except (OSError, RuntimeError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    from demo_model.preparation import prepare
+
+    return prepare(__doc__, "directory of pictures and problems to make", make_data, make_model, arguments)
 
 
 def make_data(directory: Path) -> None:

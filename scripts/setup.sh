@@ -3,6 +3,7 @@
 #   scripts/setup.sh         what the main job needs on CPUs
 #   scripts/setup.sh --gpu   what it needs on NVIDIA GPUs; later calls keep to that
 #   scripts/setup.sh --dev   also what the tests need
+#   scripts/setup.sh --hubs  also .venv-hubs, with the packages of hubs: Gymnasium, TextArena, OpenEnv, verifiers
 # As root on Debian and Ubuntu, packages of the system are installed too; elsewhere those that are missing are named.
 # PYTHON=/path/to/python chooses the interpreter, VENV=folder another place than .venv; the usual PIP_* variables
 # choose where packages come from.
@@ -13,6 +14,7 @@ readonly VENV=${VENV:-.venv}
 readonly STAMP=$VENV/installed
 readonly FOR_GPUS=$VENV/for_gpus  # this file is there when the environment is for GPUs
 readonly LOG=$VENV/setup.log
+readonly HUBS=.venv-hubs
 
 fail() {
     printf 'setup: %s\n' "$@" >&2
@@ -20,12 +22,14 @@ fail() {
 }
 
 for_tests=0
+for_hubs=0
 asks_for_gpus=0
 for argument; do
     case "$argument" in
         --dev) for_tests=1 ;;
+        --hubs) for_hubs=1 ;;
         --gpu) asks_for_gpus=1 ;;
-        *) fail "unknown argument $argument; usage: scripts/setup.sh [--gpu] [--dev]" ;;
+        *) fail "unknown argument $argument; usage: scripts/setup.sh [--gpu] [--dev] [--hubs]" ;;
     esac
 done
 
@@ -306,6 +310,21 @@ install_python_packages() {
     echo "setup: done"
 }
 
+# In an environment of their own, since their requirements do not fit beside those of a run.
+provide_hubs() {
+    local stamp=$HUBS/installed packages=requirements/hubs.txt
+    if [[ -x $HUBS/bin/python && -f $stamp ]] && grep -qx "$(fingerprint "$packages")" "$stamp"; then
+        return
+    fi
+    echo "setup: installing the packages of hubs into $HUBS"
+    rm -rf "$HUBS"
+    "$VENV/bin/python" -m venv "$HUBS" >>"$LOG" 2>&1 || fail "$HUBS could not be made (see $LOG)."
+    "$HUBS/bin/python" -m pip install --no-deps --disable-pip-version-check --no-input --quiet -r "$packages" \
+        >>"$LOG" 2>&1 || { tail -n 5 "$LOG" >&2; fail "the packages of hubs could not be installed (see $LOG)."; }
+    fingerprint "$packages" >"$stamp"
+    echo "setup: done"
+}
+
 main() {
     # Where everything else is there, a call for the main job alone only says what is missing: it is quick.
     may_install=$for_tests
@@ -322,6 +341,7 @@ main() {
         has_nvidia_gpus || echo "setup: nvidia-smi finds no GPU here; CUDA 13.0 needs NVIDIA's driver 580 or newer"
     fi
     provide_system_packages
+    ((! for_hubs)) || provide_hubs
 }
 
 main

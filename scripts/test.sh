@@ -28,10 +28,10 @@ note() {
 # vLLM's build for GPUs does not run on CPUs: beside an environment for GPUs there is one for the tests on CPUs.
 VENV=.venv
 if [[ -f .venv/for_gpus ]]; then
-    bash scripts/setup.sh --dev
+    bash scripts/setup.sh --dev --hubs
     VENV=.venv-cpu
 fi
-VENV=$VENV bash scripts/setup.sh --dev
+VENV=$VENV bash scripts/setup.sh --dev --hubs
 note set-up 0
 export PATH="$PWD/$VENV/bin:$PATH"
 

@@ -14,6 +14,7 @@ REASONING_GYM = (
     "reasoning-gym is not installed; scripts/setup.sh --dev does it where there is a C compiler with "
     "Python's headers (on Debian and Ubuntu: gcc, libc6-dev and python3-dev)"
 )
+HUBS = "the packages of hubs are not installed; scripts/setup.sh --hubs makes .venv-hubs with them"
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 

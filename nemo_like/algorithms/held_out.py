@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb
 
+from nemo_like.algorithms.error_bars import Estimate, over_answers, over_problems
+
 
 @dataclass(frozen=True, slots=True)
 class Answers:
@@ -19,6 +21,14 @@ class Answers:
 
 
 def held_out_metrics(problems: Sequence[Answers], num_answers: int, solved_at: float) -> dict[str, float]:
+    """Return the values of ``held_out_estimates`` without their errors."""
+    estimates = held_out_estimates(problems, num_answers, solved_at)
+    return {name: estimate.value for name, estimate in estimates.items()}
+
+
+def held_out_estimates(
+    problems: Sequence[Answers], num_answers: int, solved_at: float
+) -> dict[str, Estimate]:
     """Compute accuracy, mean reward and, with several answers per problem, pass@k, mean@k and majority@k.
 
     Accuracy is the share of answers that solve their problem; an answer does when its reward is at least
@@ -26,31 +36,32 @@ def held_out_metrics(problems: Sequence[Answers], num_answers: int, solved_at: f
     judged answers counts only in the pass@k that it has at least k answers for; a pass@k in which no problem
     counts is left out. The result is empty when no answer was judged.
     """
-    rewards = [reward for problem in problems for reward in problem.rewards]
-    if not rewards:
+    judged = [problem for problem in problems if problem.rewards]
+    if not judged:
         return {}
-    metrics = {
-        "accuracy": _mean([float(reward >= solved_at) for reward in rewards]),
-        "reward": _mean(rewards),
+    estimates = {
+        "accuracy": over_answers(
+            [[float(reward >= solved_at) for reward in problem.rewards] for problem in judged]
+        ),
+        "reward": over_answers([problem.rewards for problem in judged]),
     }
     if num_answers < 2:
-        return metrics
+        return estimates
     for k in _powers_of_two(num_answers):
-        estimates = [
+        of_problems = [
             pass_at_k(len(problem.rewards), _num_solved(problem, solved_at), k)
-            for problem in problems
+            for problem in judged
             if len(problem.rewards) >= k
         ]
-        if estimates:
-            metrics[f"pass@{k}"] = _mean(estimates)
-    judged = [problem for problem in problems if problem.rewards]
-    metrics[f"mean@{num_answers}"] = _mean(
+        if of_problems:
+            estimates[f"pass@{k}"] = over_problems(of_problems)
+    estimates[f"mean@{num_answers}"] = over_problems(
         [_num_solved(problem, solved_at) / len(problem.rewards) for problem in judged]
     )
-    metrics[f"majority@{num_answers}"] = _mean(
+    estimates[f"majority@{num_answers}"] = over_problems(
         [float(majority_reward(problem) >= solved_at) for problem in judged]
     )
-    return metrics
+    return estimates
 
 
 def pass_at_k(num_answers: int, num_solved: int, k: int) -> float:

@@ -41,6 +41,15 @@ class GlobalCounts:
         """Return each token's share of the mean over all tokens: ``mask``, of any shape, over their count."""
         return mask / (self.num_tokens + _COUNT_EPSILON)
 
+    def share(self, *, is_token_level: bool) -> float:
+        """Return how much smaller a token's weight is by these counts than by counts of 1.
+
+        Weights, and with them losses and gradients, are proportional to it: what was computed by counts of 1
+        is normalised by a multiplication. ``is_token_level`` says that tokens are counted and not samples.
+        """
+        count = self.num_tokens if is_token_level else self.num_samples
+        return (1 + _COUNT_EPSILON) / (count + _COUNT_EPSILON)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTokens:

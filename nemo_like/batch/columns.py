@@ -93,6 +93,13 @@ GENERATION_LOGPROBS = Column(
     Layout.per_token,
     "nats, log p(token t | tokens before t) as the generation engine sampled it; 0 where response_mask is 0",
 )
+POLICY_VERSIONS = Column(
+    "policy_versions",
+    "int32",
+    Layout.per_token,
+    "with grpo.max_staleness above 0: the policy version whose weights sampled the token, -1 for the "
+    "checkpoint's; 0 where response_mask is 0",
+)
 PREV_LOGPROBS = Column(
     "prev_logprobs",
     "float32",
@@ -192,6 +199,14 @@ MESSAGES = Column(
     "the sample's conversation: a list of mappings with role and content, as in records",
 )
 
+BRANCH_STARTS = Column(
+    "branch_starts",
+    "uint8",
+    Layout.per_token,
+    "with agents: 1 on the first token of each further branch of a session, which attends to nothing before "
+    "it and whose positions begin anew",
+)
+
 ROLLOUT_COLUMNS = (INPUT_IDS, RESPONSE_MASK, GENERATION_LOGPROBS)
 # Of runs whose model has a vision tower. Prompts come before observations, in this order.
 IMAGE_COLUMNS = (PIXEL_VALUES, IMAGE_GRIDS, OBSERVED_PIXEL_VALUES, OBSERVED_IMAGE_GRIDS)
@@ -260,6 +275,12 @@ def reads_by_arguments(choose: Callable[..., tuple[Column, ...]]) -> Callable[[T
     return _marked("columns_read", choose)
 
 
+def writes_by_arguments(choose: Callable[..., tuple[Column, ...]]) -> Callable[[T], T]:
+    """Mark a function that makes an environment and whose arguments decide what that writes:
+    ``choose(**arguments)`` returns the columns."""
+    return _marked("columns_written", choose)
+
+
 def _marked(what: str, columns: tuple[Column, ...] | Callable[..., tuple[Column, ...]]) -> Callable[[T], T]:
     def mark(part: T) -> T:
         setattr(part, what, columns)
@@ -274,7 +295,7 @@ def declared_by(part: str, code: object, arguments: Mapping[str, Any] | None = N
 
     Code that was not marked writes and reads nothing. Raises ColumnError when an attribute
     ``columns_written`` or ``columns_read`` is no sequence of columns, and what the function given to
-    ``reads_by_arguments`` raises.
+    ``reads_by_arguments`` or ``writes_by_arguments`` raises.
     """
     return Declaration(
         part,

@@ -61,7 +61,16 @@ class GlobalBatch:
 
     num_samples: int  # over all ranks, sample_mask applied
     num_tokens: int  # response tokens over all ranks, sample_mask applied
-    micro_batches: tuple[MicroBatch, ...]
+    micro_batches: tuple[MicroBatch, ...]  # none where all its samples were accumulated before
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows in all micro-batches."""
+        return sum(len(one.rows) for one in self.micro_batches)
+
+    def unnormalised(self) -> GlobalBatch:
+        """Return the same micro-batches with counts of 1: the loss by these is a sum and no mean."""
+        return replace(self, num_samples=1, num_tokens=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +90,11 @@ class Schedule:
     def repeated(self, times: int) -> Schedule:
         """Return a schedule of ``times`` passes over the updates, each pass in the same order."""
         return replace(self, global_batches=self.global_batches * times)
+
+    def without_first(self) -> Schedule:
+        """Return a schedule whose first update has no micro-batches, since its samples were accumulated."""
+        first, *others = self.global_batches
+        return replace(self, global_batches=(replace(first, micro_batches=()), *others))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # There are many micro-batches: pickling an object for each would cost more than its contents.
@@ -111,7 +125,7 @@ class Schedule:
     @property
     def num_rows(self) -> int:
         """The number of rows in all micro-batches of all updates."""
-        return sum(len(mb.rows) for batch in self.global_batches for mb in batch.micro_batches)
+        return sum(batch.num_rows for batch in self.global_batches)
 
     @property
     def micro_batch_indices(self) -> tuple[tuple[tuple[int, ...], ...], ...]:

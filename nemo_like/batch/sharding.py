@@ -9,6 +9,7 @@ same global batches.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 
 from nemo_like.batch.meta import GlobalBatch, KVBatchMeta, MicroBatch, MicroBatchLayout, Schedule
@@ -126,6 +127,28 @@ def filled_up(
             break
         taken.append(group)
     return meta.subset(sorted(chain.from_iterable(taken)))
+
+
+def without_first_update(shard: KVBatchMeta) -> KVBatchMeta:
+    """Return a shard whose schedule computes nothing in its first update, with the samples of the others.
+
+    For an update whose samples were accumulated: its counts stay, by which their gradient is normalised.
+    """
+    assert shard.schedule is not None, "a shard has a schedule"
+    schedule = shard.schedule.without_first()
+    updates = schedule.global_batches
+    kept = sorted({row for update in updates for one in update.micro_batches for row in one.rows})
+    place = dict(zip(kept, range(len(kept)), strict=True))
+    moved = [
+        replace(
+            update,
+            micro_batches=tuple(
+                [one._replace(rows=tuple([place[row] for row in one.rows])) for one in update.micro_batches]
+            ),
+        )
+        for update in updates
+    ]
+    return shard.subset(kept).with_schedule(replace(schedule, global_batches=tuple(moved)))
 
 
 def _strategy(

@@ -33,7 +33,10 @@ TASK = Tag(
     str,
     "rollout",
     ("driver", "teacher_logprobs"),
-    "with teacher.models, and in recordings: the name of the environment that judges the sample",
+    "with teacher.models, in recordings and evaluations: the name of the environment that judges the sample",
+)
+DIFFICULTY = Tag(
+    "difficulty", str, "rollout", ("driver",), "in evaluations: the value of data.*.difficulty_key; or empty"
 )
 REWARD = Tag("reward", float, "rollout", ("driver",), "as the environment gave it; 0 where it failed")
 SAMPLE_MASK = Tag(
@@ -51,6 +54,7 @@ SAMPLE_DIGEST = Tag(
 )
 IS_TRUNCATED = Tag("is_truncated", bool, "rollout", ("driver",), "whether it ran into a limit of tokens")
 POLICY_VERSION = Tag("policy_version", int, "rollout", ("driver",), "of the weights that generated it")
+AS_LOADED = -1  # the policy version of engines to which no trainer has sent weights
 ANSWER_ID = Tag("answer_id", int, "rollout", ("driver",), "validation: equal for equal answers of a group")
 SCALED_REWARD = Tag("scaled_reward", float, "driver", (), "the reward after grpo.reward_scaling")
 SHAPED_REWARD = Tag("shaped_reward", float, "driver", ("driver",), "and after grpo.reward_shaping")

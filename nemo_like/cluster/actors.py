@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -31,7 +31,8 @@ from nemo_like.observability.trace import span
 class Concurrency(Enum):
     """How an actor runs its calls.
 
-    ``serial``: one call at a time, always on the same thread. ``asyncio``: coroutines interleave.
+    ``serial``: one call at a time, always on the same thread. ``asyncio``: coroutines interleave, and so do
+    the methods in ``ActorSpec.in_threads``; other methods run one at a time.
     """
 
     serial = "serial"
@@ -48,6 +49,7 @@ class ActorSpec:
     num_cpus: float = 1.0
     env: Mapping[str, str] = field(default_factory=dict)
     concurrency: Concurrency = Concurrency.serial
+    in_threads: Collection[str] = ()  # asyncio: methods that may wait, each call of which gets a thread
     log_path: str | None = None  # the process writes its stdout and stderr to this file
 
 
@@ -161,6 +163,7 @@ class _Shell:
         _use_interface_of_node()
         self._observer = ProcessObserver()
         self._failure: Exception | None = None
+        self._in_threads = spec.in_threads
         try:
             self._target = load_target(spec.target)(**spec.kwargs)
         except Exception as error:
@@ -196,6 +199,8 @@ class _SerialShell(_Shell):
 class _AsyncShell(_Shell):
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         with span(method):
+            if method in self._in_threads:
+                return await asyncio.to_thread(self._call, method, args, kwargs)
             result = self._call(method, args, kwargs)
             return await result if asyncio.iscoroutine(result) else result
 

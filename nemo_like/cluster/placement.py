@@ -168,5 +168,10 @@ def _describe(nodes: Sequence[Mapping[str, float]]) -> str:
     return f"the Ray cluster's nodes have: {counts}"
 
 
+def node_address() -> str:
+    """Return the address under which other nodes reach this one."""
+    return str(ray.util.get_node_ip_address())
+
+
 def _endpoint() -> tuple[str, int]:
-    return str(ray.util.get_node_ip_address()), free_port()
+    return node_address(), free_port()

@@ -124,6 +124,9 @@ def _names(section: str, sources: Sequence[DatasetConfig]) -> Iterator[Problem]:
 def _path(key: str, cfg: DatasetConfig) -> Iterator[Problem]:
     if cfg.kind is DatasetKind.arithmetic:
         return
+    if cfg.kind is DatasetKind.environment:
+        yield from _made(key, cfg)
+        return
     if cfg.path is None:
         yield Problem(key=f"{key}.path=null", rule=f"must be set for {key}.kind={cfg.kind.value}", remedy="")
     if cfg.kind is DatasetKind.huggingface and cfg.split is None:
@@ -137,6 +140,27 @@ def _path(key: str, cfg: DatasetConfig) -> Iterator[Problem]:
         )
     if cfg.kind is DatasetKind.jsonl and cfg.path is not None and is_here(cfg):
         yield from _json_lines(key, cfg, Path(cfg.path))
+
+
+def _made(key: str, cfg: DatasetConfig) -> Iterator[Problem]:
+    """Yield every problem with a source whose environment makes its problems."""
+    if cfg.path is not None:
+        rule = "must be null: the environment makes the problems"
+        yield Problem(key=f"{key}.path={cfg.path}", rule=rule, remedy="name the environment in env")
+    for name, at_least in (("size", 1), ("seed", 0)):
+        value = cfg.options.get(name, at_least if name == "seed" else None)
+        if not isinstance(value, int) or value < at_least:
+            yield Problem(
+                key=f"{key}.options.{name}={value}",
+                rule=f"must be a number, at least {at_least}",
+                remedy="for example options={size: 1000, seed: 0}",
+            )
+    if unknown := sorted(cfg.options.keys() - {"size", "seed"}):
+        yield Problem(
+            key=f"{key}.options.{unknown[0]}",
+            rule="is no option of problems that an environment makes, which has size and seed",
+            remedy="options of the environment itself are in env.<name>.options",
+        )
 
 
 def is_here(cfg: DatasetConfig) -> bool:

@@ -19,9 +19,11 @@ from nemo_like.config.schema import (
     Device,
     LoraSync,
     LossConfig,
+    Overlap,
     Placement,
     PolicyBackend,
     PolicyConfig,
+    RolloutConfig,
     WeightTransport,
 )
 
@@ -116,6 +118,35 @@ def is_advantage_alone(loss: LossConfig) -> bool:
     """
     has_more = loss.reference_policy_kl_penalty or loss.entropy_coef or has_teacher(loss)
     return not (has_more or is_own_loss(loss))
+
+
+def dumps_rollouts_of(step: int, cfg: RolloutConfig) -> bool:
+    """Return whether to dump the conversations of training step ``step``."""
+    return cfg.dump_period > 0 and step % cfg.dump_period == 0
+
+
+def groups_per_part(cfg: Config) -> int | None:
+    """Return of how many groups the parts of a rollout are multiples, with which the step begins before all
+    groups are there; None where a step waits for all.
+
+    A multiple of the number of replicas, so that each gets equally many samples of a part, and whole groups.
+    """
+    return cfg.policy.data_parallel_size if cfg.grpo.overlap is Overlap.exact else None
+
+
+def first_update_generations(cfg: Config) -> int:
+    """Return how many samples of each group are in the first update of a step, where updates mix groups."""
+    return cfg.policy.train_global_batch_size // cfg.grpo.num_prompts_per_step
+
+
+def depends_on_timing(cfg: Config) -> bool:
+    """Return whether metrics depend on which group ends first, or when weights come."""
+    return cfg.grpo.overlap is Overlap.exact or cfg.grpo.max_staleness > 0
+
+
+def asks_endpoint(cfg: Config) -> bool:
+    """Return whether a server behind an OpenAI-compatible API answers in place of engines."""
+    return cfg.evaluation is not None and cfg.evaluation.base_url is not None
 
 
 def shares_gpus(cfg: Config) -> bool:

@@ -27,6 +27,13 @@ class SandboxMode(Enum):
     none = "none"
 
 
+class Credit(Enum):
+    """Which branches of an agent's session train with its reward."""
+
+    session = "session"  # all of them
+    last = "last"  # the one with the last call
+
+
 @dataclass(kw_only=True, slots=True)
 class NoOptions:
     pass
@@ -166,6 +173,90 @@ class SlidingPuzzleOptions:
     progress_reward: float  # multiplied by the share of tiles that came to their places by the end
 
 
+@dataclass(kw_only=True, slots=True)
+class HubOptions:
+    """The options of kinds whose package runs in a process of its own."""
+
+    python: str | None  # the interpreter that has the package; null: that of the run
+
+
+@dataclass(kw_only=True, slots=True)
+class GymnasiumOptions(HubOptions):
+    """An environment with Gymnasium's interface; its observations are text, or rendered as text."""
+
+    env_id: str  # module:id imports the module first, which registers it
+    arguments: dict[str, Any]  # of gymnasium.make
+    action_pattern: str | None  # regex: group 1 of its last match is the action; null: the whole response
+    actions: dict[str, Any]  # actions by the words for them; {}: a number, or the text itself
+    invalid_reward: float  # of a response that names no action, which does nothing
+    prompt_template: str  # {observation} stands for the first one
+    observation_template: str  # {observation} stands for the observation
+
+
+@dataclass(kw_only=True, slots=True)
+class TextArenaOptions(HubOptions):
+    """A game of TextArena, in which the policy is player 0."""
+
+    env_id: str
+    arguments: dict[str, Any]  # of textarena.make
+    num_players: int
+    opponent: str | None  # module:function, which returns the move of another player for what that one sees
+
+
+@dataclass(kw_only=True, slots=True)
+class OpenEnvOptions(HubOptions):
+    """An environment behind a server of OpenEnv."""
+
+    base_url: str
+    action: dict[str, Any]  # what is sent; {response} in its texts stands for the response
+    action_pattern: str | None  # regex: group 1 of its last match takes its place; null: the whole response
+    reset_arguments: dict[str, Any]  # of a reset, besides seed
+    observation_key: str | None  # the field of observations that the policy sees; null: all, as JSON
+    prompt_template: str  # {observation} stands for the first one
+    observation_template: str  # {observation} stands for the observation
+    message_timeout_s: float  # for one answer of the server
+
+
+@dataclass(kw_only=True, slots=True)
+class VerifiersOptions(HubOptions):
+    """An environment of verifiers with one seat, which the policy has."""
+
+    env: dict[str, Any]  # verifiers' own configuration of it, such as {taskset: {id: my_taskset}}
+
+
+@dataclass(kw_only=True, slots=True)
+class McpOptions:
+    """Tools of MCP servers, which responses call; a response without a call is judged by ``judge``."""
+
+    servers: dict[str, Any]  # by name: {command: [...], env: {...}} of a program that speaks MCP
+    judge: str  # the environment, a key of env, that judges the last response
+    call_pattern: str  # regex: group 1 of each match is a call, {"name": ..., "arguments": {...}} in JSON
+    result_template: str  # what follows a call; {result} stands for the tool's result
+    max_result_characters: int  # a longer result is cut
+    call_timeout_s: float  # of one call of a tool
+
+
+@dataclass(kw_only=True, slots=True)
+class AgentOptions:
+    """An agent: a function, a class with tools, or a command, which calls the policy at an endpoint."""
+
+    agent: str | None  # package.module:name of a function or class; null: ``command``
+    arguments: dict[str, Any]  # of the function after its own three, or of the class
+    command: list[str]  # a program and its arguments; empty: ``agent``
+    variables: dict[str, str]  # further environment variables of the command
+    credit: Credit
+    tool_parser: str | None  # vLLM's, for the calls of tools that the checkpoint writes; null: no tools
+    tool_choice: str  # of a class with tools: auto, or required until it is done
+    max_calls: int  # to the endpoint, in one session
+    timeout_s: float  # for one session
+    max_parallel: int  # sessions that one actor has under way at once
+    memory_mib: int  # address space of each process of a command
+    max_processes: int  # processes and threads of one command; only a sandbox counts them
+    max_output_kib: int  # that a command may print
+    sandbox: SandboxMode  # of commands
+    readable_paths: list[str]  # files and folders of the machine that a command in a sandbox may read
+
+
 _OPTIONS: dict[EnvironmentKind, type] = {
     EnvironmentKind.arithmetic: NoOptions,
     EnvironmentKind.exact_match: ExactMatchOptions,
@@ -184,11 +275,26 @@ _OPTIONS: dict[EnvironmentKind, type] = {
     EnvironmentKind.weighted_sum: WeightedSumOptions,
     EnvironmentKind.calculator: CalculatorOptions,
     EnvironmentKind.sliding_puzzle: SlidingPuzzleOptions,
+    EnvironmentKind.gymnasium: GymnasiumOptions,
+    EnvironmentKind.textarena: TextArenaOptions,
+    EnvironmentKind.openenv: OpenEnvOptions,
+    EnvironmentKind.verifiers: VerifiersOptions,
+    EnvironmentKind.mcp: McpOptions,
+    EnvironmentKind.agent: AgentOptions,
+}
+# Kinds whose package runs in a process of its own, and the module that it must have.
+HUB_MODULES = {
+    EnvironmentKind.gymnasium: "gymnasium",
+    EnvironmentKind.textarena: "textarena",
+    EnvironmentKind.openenv: "openenv.core",
+    EnvironmentKind.verifiers: "verifiers.v1",
 }
 _NEEDED_MODULES = {
     EnvironmentKind.math_verify: ("math_verify", "math-verify[antlr4_9_3]"),
     EnvironmentKind.reasoning_gym: ("reasoning_gym", "reasoning-gym"),
+    EnvironmentKind.mcp: ("mcp", "mcp"),
 }
+_IMPORT_PATHS = ("function", "target", "opponent", "agent")
 _POSITIVE = (
     "timeout_s",
     "memory_mib",
@@ -198,6 +304,12 @@ _POSITIVE = (
     "max_attempts",
     "max_length",
     "max_tokens",
+    "num_players",
+    "message_timeout_s",
+    "max_result_characters",
+    "call_timeout_s",
+    "max_calls",
+    "max_output_kib",
 )
 
 
@@ -259,7 +371,7 @@ def _value_problems(prefix: str, options: dict[str, Any]) -> Iterator[Problem]:
             yield Problem(key=full_key, rule="must be at least 0", remedy="")
         elif key in ("url", "base_url") and not str(value).startswith(("http://", "https://")):
             yield Problem(key=full_key, rule="must start with http:// or https://", remedy="")
-        elif key in ("function", "target") and ":" not in str(value):
+        elif key in _IMPORT_PATHS and value is not None and ":" not in str(value):
             yield Problem(key=full_key, rule="is no import path", remedy="write package.module:name")
         elif key == "result_template" and "{result}" not in str(value):
             yield Problem(key=full_key, rule="must contain {result}", remedy='for example "= {result}"')

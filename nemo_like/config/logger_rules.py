@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import netrc
 import os
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ from urllib.parse import urlparse
 
 from nemo_like.config.derived import mlflow_directory
 from nemo_like.config.problems import Problem
-from nemo_like.config.schema import Config, WandbMode
+from nemo_like.config.schema import Config, PrometheusConfig, WandbMode
 
 _WANDB_FORBIDDEN = "/\\#?%:"
 _WANDB_MAX_NAME, _WANDB_MAX_TAG = 128, 64
@@ -28,6 +30,13 @@ _SERVER_TIMEOUT_S = 5.0
 def logger_problems(cfg: Config) -> Iterator[Problem]:
     """Yield every problem with the back ends' keys, packages and credentials."""
     yield from _wandb(cfg)
+    port = cfg.logger.prometheus.port
+    if port is not None and not _is_port(port):
+        yield Problem(
+            key=f"logger.prometheus.port={port}",
+            rule="must be from 1 to 65535",
+            remedy="null switches it off",
+        )
     if cfg.logger.mlflow.enabled and importlib.util.find_spec("mlflow") is None:
         yield Problem(
             key="logger.mlflow.enabled=true",
@@ -37,6 +46,37 @@ def logger_problems(cfg: Config) -> Iterator[Problem]:
 
 
 def logger_machine_problems(cfg: Config) -> Iterator[Problem]:
+    """Yield everything that keeps this machine from reaching MLflow, and Prometheus from reaching the run."""
+    yield from _listening(cfg.logger.prometheus)
+    yield from _mlflow(cfg)
+
+
+def _listening(prometheus: PrometheusConfig) -> Iterator[Problem]:
+    """Yield a problem when nobody can listen at Prometheus' address, which is tried."""
+    if prometheus.port is None or not _is_port(prometheus.port):
+        return
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            prometheus.host, prometheus.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind) as probe:
+            # As the endpoint does: connections of a run that just ended are in nobody's way.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+    except OSError as error:
+        port, host = f"logger.prometheus.port={prometheus.port}", f"logger.prometheus.host={prometheus.host}"
+        if error.errno == errno.EADDRINUSE:
+            rule, remedy = f"is in use on {prometheus.host}", "another run may have it; choose another port"
+            yield Problem(key=port, rule=rule, remedy=remedy)
+        elif error.errno == errno.EACCES:
+            yield Problem(key=port, rule="may not be used by this user", remedy="choose one above 1023")
+        else:
+            rule = f"is no address of this machine: {error.strerror or error}"
+            yield Problem(key=host, rule=rule, remedy="127.0.0.1 is for this machine alone, 0.0.0.0 for all")
+
+
+def _mlflow(cfg: Config) -> Iterator[Problem]:
     """Yield everything that keeps this machine from reaching MLflow."""
     if not cfg.logger.mlflow.enabled or importlib.util.find_spec("mlflow") is None:
         return
@@ -117,6 +157,10 @@ def _server(key: str, uri: str) -> Iterator[Problem]:
             rule=f"does not answer within {_SERVER_TIMEOUT_S:g} s: {reason}",
             remedy="start it (mlflow server), correct the address, or set logger.mlflow.enabled=false",
         )
+
+
+def _is_port(number: int) -> bool:
+    return 1 <= number <= 65535
 
 
 def _has_wandb_key() -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from nemo_like.config.data_plane_rules import data_plane_machine_problems
 from nemo_like.config.data_rules import data_problems
 from nemo_like.config.endpoint_rules import endpoint_machine_problems
+from nemo_like.config.hub_rules import hub_machine_problems
 from nemo_like.config.logger_rules import logger_machine_problems, logger_problems
 from nemo_like.config.model_info import read_model_info
 from nemo_like.config.plan import weight_bytes
@@ -44,6 +45,7 @@ def machine_problems(cfg: Config, machine: Machine = Machine.this) -> Iterator[P
         yield from data_plane_machine_problems(cfg)
         yield from sandbox_machine_problems(cfg)
         yield from endpoint_machine_problems(cfg)
+        yield from hub_machine_problems(cfg)
         yield from _log_directory(cfg)
         yield from logger_machine_problems(cfg)
     yield from data_problems(cfg, must_be_here=machine is Machine.this)
@@ -66,13 +68,18 @@ def _present_gpus(cfg: Config) -> Iterator[Problem]:
     if cfg.cluster.address is not None or cfg.policy.device is not Device.cuda:
         return
     num_gpus = cfg.cluster.gpus_per_node
-    present = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    present = present_gpus()
     if num_gpus > present and not Path("/dev/dxg").exists():
         yield Problem(
             key=f"cluster.gpus_per_node={num_gpus}",
             rule=f"is more than the {present} NVIDIA GPUs of this machine",
             remedy="run on a GPU machine, join one's Ray with cluster.address, or use policy.device=cpu",
         )
+
+
+def present_gpus() -> int:
+    """Return how many NVIDIA GPUs this machine has, as far as its device files tell."""
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def _shares(cfg: Config) -> str:

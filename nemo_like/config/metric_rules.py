@@ -29,7 +29,7 @@ _OF_TRAINING = (
     *("gen_kl_error", "policy_kl_error", "js_divergence_error", "sampling_importance_ratio"),
     "routing_disagreement",
     *("advantages/mean", "advantages/max", "advantages/min"),
-    *("global_valid_seqs", "global_valid_toks", "policy_version"),
+    *("global_valid_seqs", "global_valid_toks", "policy_version", "staleness", "max_staleness"),
     *("mean_prompt_length", "mean_gen_tokens_per_sample", "max_gen_tokens_per_sample", "total_num_tokens"),
     *("avg_turns_per_sample", "truncation_rate", "turn_limit_rate", "natural_termination_rate"),
     *("num_failed_rewards", "failed_reward_share"),

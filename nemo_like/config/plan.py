@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nemo_like.config.adapter_layers import num_adapter_parameters
@@ -190,15 +191,20 @@ def _layout(policy: PolicyConfig) -> str:
     return " x ".join(sizes) + (f", experts over {experts}" if experts > 1 else "") + adapters
 
 
-def format_plan(plan: Plan) -> str:
-    """Return the plan as text for a terminal: a table of processes and a few lines."""
+def process_table(roles: Mapping[Role, RoleNeeds], num_cpus: int, num_gpus: int) -> list[str]:
+    """Return a table of the processes; the numbers are reserved for all of them."""
     lines = [f"{'processes':<28}{'count':>6}{'CPUs each':>11}{'GPUs each':>11}"]
     lines += [
         f"  {role.value:<26}{needs.count:>6}{needs.num_cpus:>11g}{needs.num_gpus:>11g}"
-        for role, needs in plan.roles.items()
+        for role, needs in roles.items()
     ]
-    lines += [
-        f"  {'reserved in all':<26}{'':>6}{plan.num_cpus:>11}{sum(gpus_by_node(plan.places).values()):>11}",
+    return [*lines, f"  {'reserved in all':<26}{'':>6}{num_cpus:>11}{num_gpus:>11}"]
+
+
+def format_plan(plan: Plan) -> str:
+    """Return the plan as text for a terminal: a table of processes and a few lines."""
+    lines = [
+        *process_table(plan.roles, plan.num_cpus, sum(gpus_by_node(plan.places).values())),
         "",
         f"model        {plan.policy.num_parameters:,} parameters, policy {plan.policy.layout}",
         f"step         {plan.num_prompts:,} prompts x {plan.num_generations} responses = "

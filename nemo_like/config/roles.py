@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from nemo_like.config.derived import policy_world_size
+from nemo_like.config.derived import asks_endpoint, policy_world_size
 from nemo_like.config.schema import Config, Device, EnvConfig, PolicyConfig, StorageBackend
 from nemo_like.config.tasks import needs_gpu, used_environments
 
@@ -26,6 +26,7 @@ class Role(Enum):
     environment = "environment actor"
     reward_model = "reward model on a GPU"
     engine = "vLLM engine"
+    endpoint = "client of a server"
     policy_worker = "policy worker"
     value_worker = "value worker"
     teacher_worker = "teacher worker"
@@ -52,7 +53,7 @@ def roles(cfg: Config) -> dict[Role, RoleNeeds]:
     """Return how many processes of each role a run has and what each needs.
 
     Roles are in the order in which data passes them. A replay has no engines and no environments; a run that
-    only generates has no policy workers.
+    only generates has no policy workers; a run that asks a server has its client in place of engines.
     """
     on_gpu, generates = cfg.policy.device is Device.cuda, cfg.rollout.replay is None
     engine_tp = cfg.generation.vllm_cfg.tensor_parallel_size
@@ -70,10 +71,11 @@ def roles(cfg: Config) -> dict[Role, RoleNeeds]:
         ),
         **_reward_models([env for env in environments if needs_gpu(env)]),
         Role.engine: RoleNeeds(
-            count=cfg.generation.num_engines if generates else 0,
+            count=cfg.generation.num_engines if generates and not asks_endpoint(cfg) else 0,
             num_cpus=engine_tp,
             num_gpus=engine_tp if on_gpu else 0,
         ),
+        **({Role.endpoint: RoleNeeds(count=1, num_cpus=0)} if asks_endpoint(cfg) else {}),
         Role.policy_worker: RoleNeeds(count=0, num_cpus=1),
         **{
             role: RoleNeeds(count=policy_world_size(group), num_cpus=1, num_gpus=1 if on_gpu else 0)

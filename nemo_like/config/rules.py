@@ -16,9 +16,11 @@ from nemo_like.config.checkpoint_rules import checkpoint_problems, other_checkpo
 from nemo_like.config.data_plane_rules import data_plane_problems
 from nemo_like.config.data_rules import MAX_ARITHMETIC_DIGITS
 from nemo_like.config.derived import Stage
+from nemo_like.config.evaluation_rules import evaluation_problems
 from nemo_like.config.loss_rules import loss_problems
 from nemo_like.config.machine_rules import Machine, machine_problems
 from nemo_like.config.metric_rules import metric_problems
+from nemo_like.config.overlap_rules import overlap_problems
 from nemo_like.config.placement_rules import placement_problems
 from nemo_like.config.plan import updates_per_step
 from nemo_like.config.policy_rules import policy_problems
@@ -59,10 +61,13 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
     problems += [problem for problem in task_problems(cfg) if problem.key.partition("=")[0] not in broken]
     problems += reward_problems(cfg)
     problems += rollout_problems(cfg)
+    problems += evaluation_problems(cfg, machine)
     problems += loss_problems(cfg)
     problems += backend_problems(cfg)
     if not any(key.startswith(("policy.", "value.", "generation.", "cluster.")) for key in broken):
         problems += placement_problems(cfg)
+    if not broken:
+        problems += overlap_problems(cfg)
     problems += weight_problems(cfg)
     if not any(key.startswith("data_plane.") for key in broken):
         problems += data_plane_problems(cfg)
@@ -168,6 +173,7 @@ _RANGES = (
     _count("grpo.samples_kept_together"),
     _count("grpo.max_num_steps"),
     _count("grpo.num_epochs_per_rollout"),
+    _Range(key="grpo.max_staleness", at_least=0),
     _Range(key="grpo.seed", at_least=0),
     _Range(
         key="grpo.seq_logprob_error_threshold",

@@ -22,7 +22,10 @@ def sandbox_machine_problems(cfg: Config) -> Iterator[Problem]:
         return  # each actor looks at its own machine when it starts
     for name, env in used_environments(cfg).items():
         # The option is read as it is written: the typed options cannot be built where they are wrong.
-        is_wanted = env.kind is EnvironmentKind.code and env.options.get("sandbox") != SandboxMode.none.value
+        starts = env.kind is EnvironmentKind.code or (
+            env.kind is EnvironmentKind.agent and bool(env.options.get("command"))
+        )
+        is_wanted = starts and env.options.get("sandbox") != SandboxMode.none.value
         if is_wanted and (failure := bubblewrap_failure()):
             yield Problem(
                 key=f"env.{name}.options.sandbox=required",

@@ -113,6 +113,27 @@ class WeightTransport(Enum):
     collective = "collective"  # a broadcast over gloo or NCCL, with one process group per pipeline stage
 
 
+class Overlap(Enum):
+    """What a step computes while its last samples are still generated."""
+
+    off = "off"  # nothing: scoring and training begin when all samples are there
+    exact = "exact"  # groups that have ended are scored, and their gradients accumulated
+
+
+class WeightUpdates(Enum):
+    """What happens to samples under way when an engine gets new weights; unused with max_staleness=0."""
+
+    between_samples = "between_samples"  # they end first, and no other begins before the weights are there
+    in_flight = "in_flight"  # they stop, and go on with the new weights
+
+
+class KvCacheAfterUpdate(Enum):
+    """The keys and values that samples under way have when they go on with new weights."""
+
+    recompute = "recompute"  # computed anew, by the new weights
+    keep = "keep"  # those that they have, of the old weights
+
+
 class Quantization(Enum):
     fp8 = "fp8"  # linear layers in 8 bits: a scale per output channel, and one per token
 
@@ -129,6 +150,7 @@ class DatasetKind(Enum):
     jsonl = "jsonl"
     huggingface = "huggingface"
     reasoning_gym = "reasoning_gym"
+    environment = "environment"  # the environment that judges them makes them
 
 
 class EnvironmentKind(Enum):
@@ -151,6 +173,12 @@ class EnvironmentKind(Enum):
     weighted_sum = "weighted_sum"
     calculator = "calculator"
     sliding_puzzle = "sliding_puzzle"
+    gymnasium = "gymnasium"
+    textarena = "textarena"
+    openenv = "openenv"
+    verifiers = "verifiers"
+    mcp = "mcp"
+    agent = "agent"
 
 
 class AdvantageEstimatorName(Enum):
@@ -229,6 +257,9 @@ class GRPOConfig:
     num_generations_per_prompt: int  # G, the group size; >= 2
     max_num_steps: int  # steps of the run; each makes N / policy.train_global_batch_size updates per epoch
     num_epochs_per_rollout: int  # how often a step trains on each of its samples
+    overlap: Overlap
+    max_staleness: int  # policy versions by which rollouts may be ahead of training; 0: they alternate
+    weight_updates: WeightUpdates  # unused with max_staleness=0
     seed: int  # prompts, sampling and initialisation all derive from it
     adv_estimator: AdvantageConfig
     normalize_rewards: bool  # estimator grpo: divide by the group's unbiased std where it is > 0
@@ -444,6 +475,7 @@ class GenerationConfig:
     weight_bucket_mib: int  # of cuda_ipc and collective transfers; the sender has two buckets in memory
     weight_delta: bool  # after a first time, send only the values that changed
     lora_sync: LoraSync  # unused with policy.lora.enabled=false
+    kv_cache_after_update: KvCacheAfterUpdate  # unused but with grpo.weight_updates=in_flight
     vllm_cfg: VllmConfig
 
 
@@ -452,9 +484,12 @@ class RolloutConfig:
     dump_period: int  # write conversations with their rewards to a file every so many steps; 0: never
     dump_validation: bool  # write those of every validation
     record: bool  # keep every training rollout in RUN_DIR/recorded
+    record_times: bool  # write when each sample was asked for and came to RUN_DIR/rollout_times.jsonl
     replay: str | None  # train from this directory of recorded rollouts, without generation engines
     generate_only: bool  # sample and reward, but train nothing: there are no policy workers
     keep_messages: bool  # keep the conversation of every sample as the column messages
+    journal: bool  # write what depends on timing to RUN_DIR/journal
+    follow_journal: str | None  # do things in the order of this run's journal
 
 
 @dataclass(kw_only=True, slots=True)
@@ -469,12 +504,13 @@ class DatasetConfig:
     answer_key: str  # jsonl, huggingface: the field with the reference answer
     images_key: str | None  # jsonl, huggingface: the field with a list of images, see docs/images.md
     digits: int  # arithmetic: digits per operand
-    options: dict[str, Any]  # reasoning_gym: arguments of the dataset
+    options: dict[str, Any]  # reasoning_gym: arguments of the dataset; environment: size and seed
     weight: float  # in training, its share of the prompts is its weight over the sum of all weights
     prompt_template: str | None  # a text in which {prompt} is replaced by a text prompt
     use_chat_template: bool  # a text prompt becomes the user's message of a conversation
     system_prompt: str | None  # the first message of that conversation
     env: str  # the environment that judges its responses, a key of env
+    difficulty_key: str | None  # a field of a problem's data, by whose values an evaluation also reports
     columns: dict[str, str]  # jsonl, huggingface: fields that travel to the trainer, see docs/columns.md
 
 
@@ -538,6 +574,12 @@ class MlflowConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class PrometheusConfig:
+    port: int | None  # null: off; else HOST:PORT/metrics has the latest metrics, for Prometheus to fetch
+    host: str  # the driver's address that is listened on; whoever reaches it may read the metrics
+
+
+@dataclass(kw_only=True, slots=True)
 class ProfileConfig:
     """torch's profiler, which writes RUN_DIR/profiles/step_N/PROCESS.json.gz."""
 
@@ -555,6 +597,7 @@ class LoggerConfig:
     wandb: WandbConfig
     tensorboard: TensorboardConfig
     mlflow: MlflowConfig
+    prometheus: PrometheusConfig
     trace_steps: list[int]  # steps of which RUN_DIR/trace_step_N.json shows all processes on a time line
     profile: ProfileConfig
     nvtx_ranges: bool  # engines and workers mark what they do for NVIDIA Nsight Systems
@@ -633,6 +676,20 @@ class DebugConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class EvaluationConfig:
+    """How a run that only evaluates gets its answers; scripts/evaluate.py makes such runs."""
+
+    step: int  # the answers are sampled with the seeds that a validation after this step has
+    base_url: str | None  # of an OpenAI-compatible API that answers in place of engines; null: engines answer
+    model: str | None  # the name under which that server has the model
+    api_key_variable: str | None  # the environment variable that holds the server's API key; null: no key
+    max_parallel: int  # requests to the server that are under way at once
+    request_timeout_s: float  # for one attempt
+    max_attempts: int  # with pauses that grow between them
+    extra_body: dict[str, Any]  # further fields of every request
+
+
+@dataclass(kw_only=True, slots=True)
 class Config:
     grpo: GRPOConfig
     loss_fn: LossConfig
@@ -648,4 +705,5 @@ class Config:
     debug: DebugConfig
     value: ValueConfig | None  # left out where there is no critic
     teacher: TeacherConfig | None  # left out where there is no teacher
+    evaluation: EvaluationConfig | None  # left out in runs that train or generate
     vars: dict[str, Any]  # a configuration's own variables, for its interpolations: ${vars.name}

@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterator
 from difflib import get_close_matches
 
+from nemo_like.config.agent_rules import agent_problems
 from nemo_like.config.endpoint_rules import endpoint_problems
-from nemo_like.config.environment_options import option_problems
+from nemo_like.config.environment_options import HUB_MODULES, option_problems
+from nemo_like.config.hub_rules import hub_problems, mcp_problems
 from nemo_like.config.problems import Problem
 from nemo_like.config.schema import Config, Device, EnvConfig, EnvironmentKind
 from nemo_like.config.tasks import (
@@ -23,7 +25,14 @@ from nemo_like.config.tasks import (
 
 _NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 # Kinds that cannot be components of a weighted sum: those that answer, and weighted sums themselves.
-_NO_COMPONENTS = (EnvironmentKind.calculator, EnvironmentKind.sliding_puzzle, EnvironmentKind.weighted_sum)
+_NO_COMPONENTS = (
+    EnvironmentKind.calculator,
+    EnvironmentKind.sliding_puzzle,
+    EnvironmentKind.weighted_sum,
+    EnvironmentKind.mcp,
+    *HUB_MODULES,
+    EnvironmentKind.agent,
+)
 
 
 def task_problems(cfg: Config) -> Iterator[Problem]:
@@ -32,7 +41,9 @@ def task_problems(cfg: Config) -> Iterator[Problem]:
     for name, env in used_environments(cfg).items():
         yield from _counts(name, env)
         wrong_options = [*option_problems(name, env)]
-        yield from wrong_options or endpoint_problems(name, env)
+        yield from wrong_options or [*endpoint_problems(name, env), *hub_problems(name, env)]
+        if env.kind is EnvironmentKind.agent:
+            yield from agent_problems(cfg, name, env)
         if needs_gpu(env) and cfg.policy.device is Device.cpu:
             yield Problem(
                 key=f"env.{name}.options.device=cuda",
@@ -42,6 +53,8 @@ def task_problems(cfg: Config) -> Iterator[Problem]:
     for name, env in task_environments(cfg).items():
         if env.kind is EnvironmentKind.weighted_sum:
             yield from _components(cfg, name, env)
+        if env.kind is EnvironmentKind.mcp:
+            yield from mcp_problems(cfg, name, env)
         training, validation = training_sampling(cfg, name), validation_sampling(cfg, name)
         yield from _unique(_ranges(training), _ranges(validation))
         yield from _same_distribution(cfg, training)

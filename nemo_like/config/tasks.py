@@ -73,8 +73,14 @@ def training_tasks(cfg: Config) -> list[str]:
 
 def judging_environments(cfg: Config, task: str) -> dict[str, EnvConfig]:
     """Return the environments whose actors judge the responses of a task: its own, or, for a weighted sum,
-    its components. Names that ``env`` lacks are left out."""
+    its components; with tools of MCP, its own and the judge of the last response. Names that ``env`` lacks
+    are left out."""
     env = cfg.env[task]
+    if env.kind is EnvironmentKind.mcp:
+        judge = str(env.options.get("judge"))
+        if judge not in cfg.env or cfg.env[judge].kind is EnvironmentKind.mcp:
+            return {task: env}
+        return {task: env, judge: cfg.env[judge], **judging_environments(cfg, judge)}
     if env.kind is not EnvironmentKind.weighted_sum:
         return {task: env}
     return {name: cfg.env[name] for name in component_weights(env) if name in cfg.env}
@@ -89,11 +95,16 @@ def component_weights(env: EnvConfig) -> dict[str, float]:
 
 
 def used_environments(cfg: Config) -> dict[str, EnvConfig]:
-    """Return the environments that data sources name, and the components of those that are weighted sums, in
-    the order of ``env``; unknown names are left out."""
+    """Return the environments that data sources name, the components of those that are weighted sums, and
+    the judges of those that have tools, in the order of ``env``; unknown names are left out."""
     tasks = task_environments(cfg)
     used = tasks.keys() | {name for task in tasks for name in judging_environments(cfg, task)}
     return {name: env for name, env in cfg.env.items() if name in used}
+
+
+def has_agents(cfg: Config) -> bool:
+    """Return whether agents call the policy: engines then need a tokenizer, and a rollout an endpoint."""
+    return any(env.kind is EnvironmentKind.agent for env in used_environments(cfg).values())
 
 
 def needs_gpu(env: EnvConfig) -> bool:

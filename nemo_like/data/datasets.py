@@ -9,7 +9,7 @@ from typing import Any
 from nemo_like.config.schema import DatasetConfig, DatasetKind
 from nemo_like.config.tasks import source_name
 from nemo_like.data.arithmetic import ArithmeticDataset
-from nemo_like.data.interface import PromptDataset, PromptExample, SourceReport, Split
+from nemo_like.data.interface import EnvironmentData, PromptDataset, PromptExample, SourceReport, Split
 from nemo_like.data.mixture import MixedDataset, Selection, TemplatedDataset, short_enough
 from nemo_like.data.reasoning_gym import ReasoningGymDataset
 from nemo_like.data.records import RecordDataset, RecordFields, jsonl_records, load_huggingface
@@ -29,6 +29,7 @@ def build_sources(
     *,
     prompt_lengths: Callable[[Sequence[PromptExample]], Sequence[int]],
     max_prompt_tokens: int,
+    environments: EnvironmentData | None = None,
 ) -> Sources:
     """Return the problems of ``sources`` whose prompts have at most ``max_prompt_tokens`` tokens.
 
@@ -38,7 +39,7 @@ def build_sources(
     parts: list[PromptDataset] = []
     reports = []
     for cfg in sources:
-        problems, name = build_dataset(cfg, split), source_name(cfg)
+        problems, name = build_dataset(cfg, split, environments), source_name(cfg)
         kept = short_enough(problems, prompt_lengths, max_prompt_tokens)
         if not kept:
             raise ValueError(
@@ -50,17 +51,25 @@ def build_sources(
     return Sources(MixedDataset(parts), tuple(reports))
 
 
-def build_dataset(cfg: DatasetConfig, split: Split) -> PromptDataset:
+def build_dataset(
+    cfg: DatasetConfig, split: Split, environments: EnvironmentData | None = None
+) -> PromptDataset:
     """Return the problems of one source, with their prompts as the policy gets them.
 
     ``split`` chooses between training and held-out problems where the dataset makes them itself (arithmetic,
-    reasoning-gym); a file or a hub dataset gives what the source's own keys name. Raises ValueError when a
-    key that is needed is null, or when the data do not fit.
+    reasoning-gym); a file or a hub dataset gives what the source's own keys name. ``environments`` bring
+    what a source needs of them. Raises ValueError when a key that is needed is null, or when the data do not
+    fit.
     """
-    return TemplatedDataset(_problems(cfg, split), cfg)
+    tools = () if environments is None else environments.tools(cfg.env)
+    return TemplatedDataset(_problems(cfg, split, environments), cfg, tools)
 
 
-def _problems(cfg: DatasetConfig, split: Split) -> PromptDataset:
+def _problems(cfg: DatasetConfig, split: Split, environments: EnvironmentData | None) -> PromptDataset:
+    if cfg.kind is DatasetKind.environment:
+        if environments is None:
+            raise ValueError(f"data.{split}.kind=environment needs its environment, which is not there")
+        return environments.problems(cfg, split)
     if cfg.kind is DatasetKind.arithmetic:
         return ArithmeticDataset(cfg.digits, split)
     if cfg.path is None:

@@ -101,7 +101,7 @@ class PromptEncoder:
             else example.prompt
             for example in examples
         ]
-        ids = self.tokenizer.encode_prompts(prompts)
+        ids = self.tokenizer.encode_prompts(prompts, [example.tools for example in examples])
         for example, tokens in zip(examples, ids, strict=True):
             self._check_places(tokens, len(example.images), f"the prompt {str(example.prompt)[:80]!r}")
         return ids

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from nemo_like.config.schema import DatasetConfig
 from nemo_like.data.images import Picture
 
 Split = Literal["train", "validation"]
@@ -38,6 +39,8 @@ class PromptExample:
     columns: Mapping[str, Any] = field(default_factory=dict)  # what data.*.columns sends to the trainer
     as_written: Callable[[str], str] | None = None
     images: tuple[Picture, ...] = ()  # one for each <image> in the prompt, in this order
+    difficulty: str = ""  # the value of data.*.difficulty_key
+    tools: tuple[Mapping[str, Any], ...] = ()  # that the chat template describes to the policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,17 @@ class Encoded:
     images: tuple[bytes, ...] = ()  # the images' files, for the engines
     columns: Mapping[str, Any] = field(default_factory=dict)  # of the images, for the trainer
     failure: str | None = None  # why an image cannot be read; then no token stands for one
+
+
+class EnvironmentData(Protocol):
+    """What environments bring to the problems of a source."""
+
+    def problems(self, cfg: DatasetConfig, split: Split) -> PromptDataset:
+        """Return the problems that the source's environment makes. Raises ValueError when it makes none."""
+
+    def tools(self, env: str) -> tuple[Mapping[str, Any], ...]:
+        """Return the tools that responses to an environment's problems may call, as chat templates take
+        them. Raises ValueError when it cannot list them."""
 
 
 class PromptDataset(Protocol):

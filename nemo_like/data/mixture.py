@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from nemo_like.config.schema import DatasetConfig
 from nemo_like.data.interface import Message, Prompt, PromptDataset, PromptExample
@@ -14,24 +15,52 @@ from nemo_like.data.interface import Message, Prompt, PromptDataset, PromptExamp
 class TemplatedDataset:
     """The problems of a source, each passed through ``templated`` when it is read."""
 
-    def __init__(self, problems: PromptDataset, cfg: DatasetConfig) -> None:
-        self._problems, self._cfg = problems, cfg
+    def __init__(
+        self, problems: PromptDataset, cfg: DatasetConfig, tools: tuple[Mapping[str, Any], ...] = ()
+    ) -> None:
+        self._problems, self._cfg, self._tools = problems, cfg, tools
 
     def __len__(self) -> int:
         return len(self._problems)
 
     def __getitem__(self, index: int) -> PromptExample:
-        return templated(self._problems[index], self._cfg)
+        return templated(self._problems[index], self._cfg, self._tools)
 
 
-def templated(example: PromptExample, cfg: DatasetConfig) -> PromptExample:
-    """Return the problem with its prompt as the configuration wants it, and the name of its environment.
+def templated(
+    example: PromptExample, cfg: DatasetConfig, tools: tuple[Mapping[str, Any], ...] = ()
+) -> PromptExample:
+    """Return the problem with its prompt as the configuration wants it, its difficulty, and the name of its
+    environment. Raises ValueError where ``difficulty_key`` names nothing in it.
 
     A text prompt takes the place of {prompt} in ``prompt_template``. With ``use_chat_template`` the text
     becomes the user's message of a conversation, after ``system_prompt`` if there is one. A prompt that is a
     list of messages already only gets the system message, unless it begins with one.
     """
-    return replace(example, prompt=_templated_prompt(example.prompt, cfg), env=cfg.env)
+    difficulty = "" if cfg.difficulty_key is None else difficulty_of(example.data, cfg.difficulty_key)
+    return replace(
+        example,
+        prompt=_templated_prompt(example.prompt, cfg),
+        env=cfg.env,
+        difficulty=difficulty,
+        tools=tools,
+    )
+
+
+def difficulty_of(data: Mapping[str, Any], key: str) -> str:
+    """Return the value at ``key``, in which a dot leads into a mapping, as text.
+
+    Raises ValueError, naming the part of the key that is missing.
+    """
+    value: Any = data
+    for part in key.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            there = (
+                ", ".join(map(repr, sorted(map(str, value)))) if isinstance(value, Mapping) else "no mapping"
+            )
+            raise ValueError(f"data.*.difficulty_key={key}: a problem has no {part!r} there, but {there}")
+        value = value[part]
+    return str(value)
 
 
 def _templated_prompt(prompt: Prompt, cfg: DatasetConfig) -> Prompt:

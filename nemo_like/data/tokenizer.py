@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoTokenizer
 
@@ -44,11 +45,12 @@ class Tokenizer:
         """Return the number of token ids, the special ones included."""
         return len(self._tokenizer)
 
-    def encode_prompt(self, prompt: Prompt) -> list[int]:
+    def encode_prompt(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Return the token ids of a prompt, which a response continues.
 
-        The chat template renders messages, up to the beginning of the assistant's turn. Raises ValueError for
-        messages when the tokenizer has no chat template.
+        The chat template renders messages, up to the beginning of the assistant's turn, and the tools that
+        the response may call; a text prompt must describe them itself. Raises ValueError for messages when
+        the tokenizer has no chat template.
         """
         if isinstance(prompt, str):
             return self._tokenizer(prompt)["input_ids"]
@@ -58,16 +60,24 @@ class Tokenizer:
                 "use plain text prompts or a checkpoint of a chat model"
             )
         messages = [{"role": message.role, "content": message.content} for message in prompt]
-        return self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        return self._tokenizer.apply_chat_template(
+            messages, tools=[*tools] or None, add_generation_prompt=True, return_dict=False
+        )
 
-    def encode_prompts(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Return ``encode_prompt`` of each prompt.
+    def encode_prompts(
+        self, prompts: Sequence[Prompt], tools: Sequence[Sequence[Mapping[str, Any]]]
+    ) -> list[list[int]]:
+        """Return ``encode_prompt`` of each prompt and its tools.
 
         Prompts that are all texts are encoded together, which is much faster.
         """
         if all(isinstance(prompt, str) for prompt in prompts):
             return self._tokenizer(list(prompts))["input_ids"]
-        return [self.encode_prompt(prompt) for prompt in prompts]
+        return [self.encode_prompt(*one) for one in zip(prompts, tools, strict=True)]
+
+    def encode_text(self, text: str) -> list[int]:
+        """Return the token ids of a text by itself, without special tokens around it."""
+        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def token(self, token_id: int) -> str:
         """Return the text of one token, special ones included."""
@@ -94,11 +104,26 @@ class Tokenizer:
         ``role`` with all around it. An eos with which the response ended is not repeated.
         """
         if not isinstance(prompt, str):
-            text = self._between_responses(text, role)
-            eos = self._tokenizer.eos_token
-            if last_token_id == self.eos_token_id and text.startswith(eos):
-                text = text[len(eos) :]
-        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
+            text = self.after_response(self._between_responses(text, role), last_token_id)
+        return self.encode_text(text)
+
+    def after_response(self, text: str, last_token_id: int) -> str:
+        """Return what a chat template puts after a response that ends with ``last_token_id``: ``text``
+        without an eos with which the response ended already."""
+        eos = self._tokenizer.eos_token
+        is_ended = last_token_id == self.eos_token_id and text.startswith(eos)
+        return text[len(eos) :] if is_ended else text
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> str:
+        """Return what the chat template makes of messages; ``template`` are its further arguments. Raises
+        what the template raises, ValueError when there is none."""
+        text: str = self._tokenizer.apply_chat_template(list(messages), tokenize=False, **template)
+        return text
+
+    @property
+    def hf_tokenizer(self) -> Any:
+        """The tokenizer of transformers, for libraries that take one."""
+        return self._tokenizer
 
     def _between_responses(self, text: str, role: str) -> str:
         messages = [

@@ -33,16 +33,17 @@ class PartitionControl:
 
     @contextmanager
     def partition(self, name: str) -> Iterator[str]:
-        """Open a partition for the block, with all columns; close it on exit, also when the block raises.
-
-        The exit does not wait until the partition is closed, so that this overlaps with the start of the next
-        step. Opening the next partition waits for it.
-        """
-        self._open(name)
+        """Open a partition for the block, with all columns; close it on exit, also when the block raises."""
+        self.open(name)
         try:
             yield name
         finally:
-            self._closing.append(self._host.submit("close_partition", name))
+            self.close(name)
+
+    def close(self, name: str) -> None:
+        """Close a partition, without waiting until it is closed, so that this overlaps with the start of the
+        next step. Opening the next partition waits for it."""
+        self._closing.append(self._host.submit("close_partition", name))
 
     def move_to(self, host: ActorHandle) -> None:
         """Use another host from now on; forget what the one before still had to close."""
@@ -53,7 +54,8 @@ class PartitionControl:
         """Return the openings since the last call; only ``ObservedPartitionControl`` has any."""
         return ()
 
-    def _open(self, name: str) -> None:
+    def open(self, name: str) -> None:
+        """Open a partition with all columns; wait for those that are being closed, and for room."""
         calls = [*self._closing, self._host.submit("open_partition", name, self._columns, self._num_readers)]
         self._closing.clear()
         # Only the host's death ends the wait. When another actor died, the next stage will tell: a wait that
@@ -76,6 +78,6 @@ class ObservedPartitionControl(PartitionControl):
     def take_operations(self) -> Sequence[Operation]:
         return self._log.take()
 
-    def _open(self, name: str) -> None:
+    def open(self, name: str) -> None:
         with self._log.operation("open"):
-            super()._open(name)
+            super().open(name)

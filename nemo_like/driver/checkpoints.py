@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from nemo_like.checkpoint.state import TrainingState
 from nemo_like.checkpoint.store import (
@@ -27,8 +26,7 @@ from nemo_like.checkpoint.store import (
 )
 from nemo_like.cluster.actor_errors import ActorFailed
 from nemo_like.config.schema import CheckpointingConfig, CheckpointWriting
-from nemo_like.data.sampler import MixtureSampler
-from nemo_like.driver.interface import SavedGroup
+from nemo_like.driver.interface import SavedGroup, SavedPrompts
 from nemo_like.observability.run_directory import RunDirectory
 
 
@@ -140,7 +138,7 @@ class RunCheckpoints:
                 "files are what was written; the next one has them"
             )
 
-    def resume(self, groups: SavedGroups, sampler: MixtureSampler) -> RunPosition:
+    def resume(self, groups: SavedGroups, prompts: SavedPrompts) -> RunPosition:
         """Bring worker groups and prompt order to where the run stopped, and return that position.
 
         A new run changes nothing and gets the position of step 0. Raises CheckpointError when the
@@ -150,7 +148,7 @@ class RunCheckpoints:
             return RunPosition()
         state = self.found.state
         try:
-            sampler.load_state_dict(state.sampler)  # type: ignore[arg-type]
+            prompts.load_state_dict(state.sampler)
         except (KeyError, ValueError) as error:
             raise CheckpointError(f"checkpoint {self.found.path} cannot be continued: {error}") from None
         for name, group in groups.items():
@@ -171,14 +169,14 @@ class RunCheckpoints:
     def is_due(self, step: int) -> bool:
         """Return whether a checkpoint is due after this step by ``checkpointing.save_period``."""
         period = self._cfg.save_period
-        return period > 0 and step % period == 0
+        return self._cfg.enabled and period > 0 and step % period == 0
 
     def save(
         self,
         position: RunPosition,
         metrics: Mapping[str, float],
         groups: SavedGroups,
-        sampler: MixtureSampler,
+        prompts: SavedPrompts,
         wandb_run_id: str,
     ) -> None:
         """Save the run as it stands after ``position.step``, which had ``metrics``.
@@ -192,14 +190,13 @@ class RunCheckpoints:
         if not self._cfg.enabled:
             return
         self.finish()
-        sampler_state: dict[str, Any] = {**sampler.state_dict()}
         state = TrainingState(
             step=position.step,
             policy_version=position.policy_version,
-            epoch=sampler.epoch,
+            epoch=prompts.epoch,
             consumed_samples=position.consumed_samples,
             valid_tokens=position.valid_tokens,
-            sampler=sampler_state,
+            sampler=dict(prompts.state_dict()),
             metrics=dict(metrics),
             wandb_run_id=wandb_run_id,
         )

@@ -1,17 +1,19 @@
 """Collects the groups that a step trains on: rollouts, rewards, and, with dynamic sampling, refills.
 
-    prompts ─▶ rollout.run ─▶ scale, shape, filter ─▶ raw rewards differ? ─ yes ─▶ kept, until P are there
-       ▲                                                     └─ no ─▶ dropped: their samples are cleared
+    prompts ─▶ rollout ─▶ scale, shape, filter ─▶ raw rewards differ? ─ yes ─▶ kept, until P are there
+       ▲                                                 └─ no ─▶ dropped: their samples are cleared
        └──── P further prompts, while groups are missing
 
-P is grpo.num_prompts_per_step. Every rollout asks for P prompts, as in DAPO (arXiv 2503.14476). Good groups
+With grpo.overlap=exact the groups come in parts, each as soon as it is certain that its groups will train. P
+is grpo.num_prompts_per_step. Every rollout asks for P prompts, as in DAPO (arXiv 2503.14476). Good groups
 beyond P are dropped too: if the next step used them, it would train on samples of older weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from nemo_like.algorithms.rewards import Outcome
 from nemo_like.batch.meta import KVBatchMeta
@@ -23,7 +25,7 @@ from nemo_like.driver.run_failures import RunFailed
 from nemo_like.driver.stages import with_outcome, with_shaped_rewards
 from nemo_like.driver.tag_functions import passing, without_refused
 from nemo_like.observability.metrics import Metric, merge
-from nemo_like.rollout.prompts import PromptBatch, RolloutResult
+from nemo_like.rollout.prompts import PromptBatch, RolloutResult, WantedGroups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,7 @@ class Collected:
     operations: Sequence[Operation]  # of the rollout actor in the data plane
     # For the tripwires, over everything generated.
     measured: Mapping[str, Metric] = field(default_factory=dict)
+    engines: Mapping[str, Metric] = field(default_factory=dict)  # how busy they were
 
     @property
     def generated(self) -> tuple[KVBatchMeta, ...]:
@@ -47,44 +50,152 @@ class Collected:
         return (self.batch, *self.dropped)
 
 
-def collect_groups(
-    prompts: PromptBatch,
-    partition: str,
-    *,
-    rollout: Rollout,
-    cfg: GRPOConfig,
-    more_prompts: Callable[[PromptBatch], PromptBatch],
-) -> Collected:
-    """Run rollouts until there are as many groups to train on as ``prompts``, and clear all others.
+class PartOrder(Protocol):
+    """Says in which order the groups of rollouts come, where that is known; ``RunJournal`` is one."""
 
-    ``more_prompts(last)`` returns the prompts of the rollout after the one of ``last``. Raises RunFailed when
-    ``grpo.dynamic_sampling_max_gen_batches`` rollouts do not give enough groups.
-    """
-    wanted, num_kept = len(prompts), 0
-    results: list[RolloutResult] = []
-    kept: list[KVBatchMeta] = []
-    dropped: list[KVBatchMeta] = []
-    cleared: list[Operation] = []
-    while True:
-        results.append(rollout.run(prompts, partition))
-        batch = without_refused(with_shaped_rewards(results[-1].batch, cfg), cfg)
-        good = _groups_to_train(batch, cfg)
-        used = good[: wanted - num_kept]
-        num_kept += len(used)
-        kept.append(_of_groups(batch, used))
-        unused = _dropped(batch, good, used)
-        if unused:
-            cleared += rollout.clear(unused)
-            dropped += unused
-        if num_kept == wanted:
-            collected = _collected(results, kept, dropped)
-            return replace(collected, operations=[*collected.operations, *cleared])
-        if len(results) == cfg.dynamic_sampling_max_gen_batches:
-            raise RunFailed(_shortage(cfg, wanted, num_kept, len(results)))
-        prompts = more_prompts(prompts)
+    def wanted(self, prompts: PromptBatch, at_least: int) -> WantedGroups:
+        """Return which groups the next part of a rollout has, if need be ``at_least`` so many."""
+
+    def took(self, prompts: PromptBatch, positions: Sequence[int]) -> None:
+        """Hear which groups it had, by their positions among the prompts."""
 
 
-def _groups_to_train(batch: KVBatchMeta, cfg: GRPOConfig) -> list[Hashable]:
+class Collection:
+    """Collects as many groups to train on as a first rollout has prompts, and clears all others."""
+
+    def __init__(
+        self,
+        begun: PromptBatch,
+        partition: str,
+        *,
+        rollout: Rollout,
+        cfg: GRPOConfig,
+        more_prompts: Callable[[PromptBatch], PromptBatch],
+        journal: PartOrder,
+        multiple: int | None = None,
+    ) -> None:
+        """``begun`` are the prompts of a rollout into ``partition`` that has begun; ``more_prompts(last)``
+        returns those of the rollout after the one of ``last``; ``journal`` says in which order groups come,
+        and hears of it.
+
+        Every part but the last has a multiple of ``multiple`` groups; None: there is one part.
+        """
+        self._begun, self._partition = begun, partition
+        self._rollout, self._cfg, self._more_prompts = rollout, cfg, more_prompts
+        self._wanted, self._multiple, self._journal = len(begun), multiple, journal
+        self._results: list[RolloutResult] = []
+        self._num_rollouts = 0
+        self._dropped: list[KVBatchMeta] = []
+        self._cleared: list[Operation] = []
+
+    def parts(self) -> Iterator[KVBatchMeta]:
+        """Yield the groups to train on, part by part; within a part they are ordered by (prompt, generation).
+
+        Raises RunFailed when ``grpo.dynamic_sampling_max_gen_batches`` rollouts do not give enough groups.
+        """
+        multiple, ready = self._multiple or self._wanted, None
+        for batch in self._groups():
+            ready = batch if ready is None else KVBatchMeta.concat([ready, batch])
+            groups = _groups_of(ready)
+            if count := len(groups) // multiple * multiple:
+                yield _of_groups(ready, groups[:count])
+                ready = _of_groups(ready, groups[count:]) if count < len(groups) else None
+        if ready is not None:
+            yield in_order(ready)
+
+    def collected(self, batch: KVBatchMeta) -> Collected:
+        """Return what it took to get the parts, which are over, and ``batch``, all of them together."""
+        results = self._results
+        return Collected(
+            batch=batch,
+            dropped=tuple(self._dropped),
+            metrics=merge(result.metrics for result in results),
+            num_rollouts=self._num_rollouts,
+            generation_s=sum(result.generation_s for result in results),
+            reward_s=sum(result.reward_s for result in results),
+            put_s=sum(result.put_s for result in results),
+            operations=[*(one for result in results for one in result.operations), *self._cleared],
+            measured=merge(result.measured for result in results),
+            engines=merge(result.engines for result in results),
+        )
+
+    def _groups(self) -> Iterator[KVBatchMeta]:
+        """Yield the groups that are certain to train, as soon as they are, over all rollouts."""
+        prompts, num_kept = self._begun, 0
+        while True:
+            self._num_rollouts += 1
+            for batch in self._groups_of_rollout(prompts, self._wanted - num_kept):
+                num_kept += len(_groups_of(batch))
+                yield batch
+            if num_kept == self._wanted:
+                return
+            if self._num_rollouts == self._cfg.dynamic_sampling_max_gen_batches:
+                raise RunFailed(_shortage(self._cfg, self._wanted, num_kept, self._num_rollouts))
+            prompts = self._more_prompts(prompts)
+            self._rollout.begin(prompts, self._partition)
+
+    def _groups_of_rollout(self, prompts: PromptBatch, room: int) -> Iterator[KVBatchMeta]:
+        """Yield those of a rollout: the first ``room`` good groups in the order of the prompts."""
+        choice = _Choice(prompts, room)
+        good: list[KVBatchMeta] = []  # groups that may train and are not yielded yet
+        is_last = False
+        while not is_last:
+            wanted = self._journal.wanted(prompts, self._multiple or len(prompts))
+            result = self._rollout.next_part(prompts, wanted)
+            self._journal.took(prompts, [group - prompts.first_group for group in _groups_of(result.batch)])
+            self._results.append(result)
+            is_last = result.is_last
+            batch = without_refused(with_shaped_rewards(result.batch, self._cfg), self._cfg)
+            may_train = _groups_to_train(batch, self._cfg)
+            choice.decide(_groups_of(batch), may_train)
+            waiting = KVBatchMeta.concat([*good, _of_groups(batch, may_train)])
+            certain = choice.take_certain()
+            good = [_without_groups(waiting, certain)]
+            uniform = with_outcome(_without_groups(batch, may_train), Outcome.uniform_group)
+            self._drop(uniform, *(with_outcome(one, Outcome.surplus_group) for one in good if is_last))
+            if certain:
+                yield _of_groups(waiting, certain)
+
+    def _drop(self, *batches: KVBatchMeta) -> None:
+        """Clear samples that will not train, if there are any."""
+        dropped = [batch for batch in batches if len(batch)]
+        if dropped:
+            self._cleared += self._rollout.clear(dropped)
+            self._dropped += dropped
+
+
+class _Choice:
+    """Which groups of a rollout train, while not all of them are there: the first ``room`` good ones."""
+
+    def __init__(self, prompts: PromptBatch, room: int) -> None:
+        first = prompts.first_group
+        self._is_good: dict[int, bool | None] = dict.fromkeys(range(first, first + len(prompts)))
+        self._room = room
+        self._taken: set[int] = set()
+
+    def decide(self, groups: Sequence[int], good: Sequence[int]) -> None:
+        """Take which of ``groups`` are good."""
+        self._is_good |= {group: group in good for group in groups}
+
+    def take_certain(self) -> list[int]:
+        """Return the groups that train whatever those do that are not decided yet, each once."""
+        before = 0  # earlier groups that train, or may
+        certain = []
+        for group, is_good in self._is_good.items():
+            if is_good and before < self._room and group not in self._taken:
+                certain.append(group)
+            before += is_good is not False
+        self._taken |= set(certain)
+        return certain
+
+
+def in_order(batch: KVBatchMeta) -> KVBatchMeta:
+    """Return the batch with its groups in the order of their numbers."""
+    group_ids = batch.tag(GROUP_ID)
+    return batch.subset(sorted(range(len(batch)), key=group_ids.__getitem__))
+
+
+def _groups_to_train(batch: KVBatchMeta, cfg: GRPOConfig) -> list[int]:
     group_ids = batch.tag(GROUP_ID)
     if not cfg.use_dynamic_sampling:
         return list(dict.fromkeys(group_ids))
@@ -92,39 +203,19 @@ def _groups_to_train(batch: KVBatchMeta, cfg: GRPOConfig) -> list[Hashable]:
     return list(dict.fromkeys(group_id for group_id, passes in kept if passes))
 
 
-def _of_groups(batch: KVBatchMeta, groups: Sequence[Hashable]) -> KVBatchMeta:
+def _groups_of(batch: KVBatchMeta) -> list[int]:
+    return sorted(set(batch.tag(GROUP_ID)))
+
+
+def _of_groups(batch: KVBatchMeta, groups: Sequence[int]) -> KVBatchMeta:
+    """Return the samples of these groups, in the order of the groups' numbers."""
     chosen = set(groups)
-    return batch.select([group_id in chosen for group_id in batch.tag(GROUP_ID)])
+    return in_order(batch.select([group_id in chosen for group_id in batch.tag(GROUP_ID)]))
 
 
-def _dropped(batch: KVBatchMeta, good: Sequence[Hashable], used: Sequence[Hashable]) -> list[KVBatchMeta]:
-    """Return the groups that will not train, with the reason as their outcome.
-
-    ``good`` are the groups that could train, ``used`` the first of them, which do.
-    """
-    trainable = set(good)
-    uniform = [group_id for group_id in dict.fromkeys(batch.tag(GROUP_ID)) if group_id not in trainable]
-    parts = (
-        with_outcome(_of_groups(batch, uniform), Outcome.uniform_group),
-        with_outcome(_of_groups(batch, good[len(used) :]), Outcome.surplus_group),
-    )
-    return [part for part in parts if len(part)]
-
-
-def _collected(
-    results: Sequence[RolloutResult], kept: Sequence[KVBatchMeta], dropped: Sequence[KVBatchMeta]
-) -> Collected:
-    return Collected(
-        batch=KVBatchMeta.concat(kept),
-        dropped=tuple(dropped),
-        metrics=merge(result.metrics for result in results),
-        num_rollouts=len(results),
-        generation_s=sum(result.generation_s for result in results),
-        reward_s=sum(result.reward_s for result in results),
-        put_s=sum(result.put_s for result in results),
-        operations=[operation for result in results for operation in result.operations],
-        measured=merge(result.measured for result in results),
-    )
+def _without_groups(batch: KVBatchMeta, groups: Sequence[int]) -> KVBatchMeta:
+    chosen = set(groups)
+    return batch.select([group_id not in chosen for group_id in batch.tag(GROUP_ID)])
 
 
 def _shortage(cfg: GRPOConfig, wanted: int, num_kept: int, num_rollouts: int) -> str:

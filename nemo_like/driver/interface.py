@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from nemo_like.batch.columns import Column
 from nemo_like.batch.meta import KVBatchMeta
@@ -12,8 +12,8 @@ from nemo_like.config.schema import CheckpointWriting
 from nemo_like.data_plane.operations import Operation
 from nemo_like.observability.metrics import Metric
 from nemo_like.observability.summary import SampleAnswer
-from nemo_like.policy.results import ScoredBatch, TrainUpdate
-from nemo_like.rollout.prompts import PromptBatch, RolloutResult
+from nemo_like.policy.results import Accumulation, ScoredBatch, TrainUpdate
+from nemo_like.rollout.prompts import PromptBatch, RolloutResult, WantedGroups
 
 T = TypeVar("T")
 
@@ -23,6 +23,12 @@ class Partitions(Protocol):
 
     def partition(self, name: str) -> AbstractContextManager[str]:
         """Open a partition with every column declared; close it on exit, also when the block raised."""
+
+    def open(self, name: str) -> None:
+        """Open a partition with every column declared, which ``close`` closes."""
+
+    def close(self, name: str) -> None:
+        """Close a partition, with all samples in it."""
 
     def take_operations(self) -> Sequence[Operation]:
         """Return the openings since the last call; nothing unless ``data_plane.log_operations`` is set."""
@@ -34,6 +40,12 @@ class Rollout(Protocol):
     def run(self, prompts: PromptBatch, partition: str) -> RolloutResult:
         """Generate, reward, flatten and put the samples of ``prompts``, in rows by (prompt, generation)."""
 
+    def begin(self, prompts: PromptBatch, partition: str) -> None:
+        """Begin to do what ``run`` does, and return at once."""
+
+    def next_part(self, prompts: PromptBatch, wanted: WantedGroups) -> RolloutResult:
+        """Wait for groups of a rollout that has begun, besides those of the parts before, and return them."""
+
     def clear(self, batches: Sequence[KVBatchMeta]) -> Sequence[Operation]:
         """Clear samples that will not train, and return the operations of the data plane that this took."""
 
@@ -42,6 +54,20 @@ class Rollout(Protocol):
 
     def dump(self, step: int, ledger: Sequence[KVBatchMeta]) -> None:
         """Write the conversations of these samples with their tags into a file for people to read."""
+
+
+class SavedPrompts(Protocol):
+    """What checkpoints need of the order of prompts."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next prompt belongs to, from 0."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return where the order stands, as JSON can have it."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where ``state`` was taken. Raises KeyError or ValueError when it is of other data."""
 
 
 class SavedGroup(Protocol):
@@ -78,8 +104,15 @@ class Policy(SavedGroup, Protocol):
         The returned batch names these columns and carries their tags.
         """
 
-    def train(self, batch: KVBatchMeta) -> TrainUpdate:
-        """Make every epoch's updates over the batch, which needs the tags advantage and sample_mask."""
+    def accumulate(self, batch: KVBatchMeta) -> Accumulation:
+        """Add the gradient of these samples, which are a part of the step's first update, to what the workers
+        hold for it. Needs the tags that ``train`` needs, as they will be then."""
+
+    def train(self, batch: KVBatchMeta, *, num_accumulated: int = 0) -> TrainUpdate:
+        """Make every epoch's updates over the batch, which needs the tags advantage and sample_mask.
+
+        ``num_accumulated`` is the number of samples that were accumulated, none or all of the first update.
+        """
 
 
 class Value(SavedGroup, Protocol):

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nemo_like.batch.columns import TOKEN_ADVANTAGES
+from nemo_like.batch.columns import BRANCH_STARTS, TOKEN_ADVANTAGES
 from nemo_like.batch.routed_experts import replayed_columns
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Call, Concurrency
 from nemo_like.cluster.cluster import Cluster
@@ -25,9 +25,9 @@ from nemo_like.config.model_info import read_model_info
 from nemo_like.config.places import Place, weight_replicas
 from nemo_like.config.roles import Role, actor_name, environment_role, roles, worker_groups
 from nemo_like.config.schema import Config, Device, TeacherConfig, TeacherScoring
-from nemo_like.config.tasks import has_stop_strings, used_environments
+from nemo_like.config.tasks import has_agents, has_stop_strings, used_environments
 from nemo_like.data_plane.spec import DataPlaneSpec, host_actor
-from nemo_like.generation.environment import engine_environment
+from nemo_like.generation.environment import WAITING_METHODS, engine_environment
 from nemo_like.generation.sleep import Sleeps
 from nemo_like.observability.disk import write_whole
 from nemo_like.observability.run_directory import RunDirectory
@@ -36,6 +36,7 @@ from nemo_like.policy.parallelism import parallel_layout
 
 # The deadline of calls to processes that are up already and have nothing to compute.
 SHORT_TIMEOUT_S = 30.0
+_ASYNC_ROLES = (Role.rollout, Role.environment, Role.reward_model, Role.endpoint)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,7 +107,7 @@ class Starter:
         environments = self.environments()
         # Workers touch no GPU before they are told to set up.
         groups = {role: self._workers(role, data_plane) for role in worker_groups(self._cfg)}
-        engines = self.engines(range(self._needs[Role.engine].count))
+        engines = self.engines(range(self._needs[self._answering].count))
         return Actors(
             host=host,
             engines=engines,
@@ -143,6 +144,8 @@ class Starter:
         it starts, and others must neither take nor give up any meanwhile. Raises what ``Cluster.gather``
         raises.
         """
+        if self._answering is Role.endpoint:
+            return [self._endpoint(index) for index in indices]
         if not shares_gpus(self._cfg):
             return [self._engine(index) for index in indices]
         timeout_s = self._cfg.cluster.start_timeout_s
@@ -156,6 +159,23 @@ class Starter:
                     calls, stage="start", timeout_s=timeout_s, watching=list(starting.values())
                 )
         return [engines[index] for index in indices]
+
+    @property
+    def _answering(self) -> Role:
+        """The role of what answers prompts."""
+        return Role.endpoint if Role.endpoint in self._needs else Role.engine
+
+    def _endpoint(self, index: int) -> ActorHandle:
+        """Start the client of the server that answers in place of engines."""
+        return self._start(
+            Role.endpoint,
+            index,
+            "nemo_like.generation.endpoint_engine:EndpointEngine",
+            _torch_environment(self._cfg),
+            name=Role.endpoint.name,
+            cfg=self._cfg.evaluation,
+            tokenizer_name=str(Path(self._cfg.policy.model_name).absolute()),
+        )
 
     def _waves(self, indices: Sequence[int]) -> Iterator[list[int]]:
         """Yield the engines in groups of which no two share a GPU."""
@@ -189,9 +209,11 @@ class Starter:
             seed=self._cfg.grpo.seed,
             sleeps=Sleeps.while_training if shares_gpus(self._cfg) else Sleeps.never,
             timeout_s=self._patience_s(),
-            tokenizer_name=model_name if has_stop_strings(self._cfg) else None,
+            tokenizer_name=model_name if has_stop_strings(self._cfg) or has_agents(self._cfg) else None,
+            structured_outputs=has_agents(self._cfg),
             adapter=engine_adapter(self._cfg),
             routed_experts=next(iter(replayed_columns(policy)), None),
+            weight_updates=self._cfg.grpo.weight_updates if self._cfg.grpo.max_staleness > 0 else None,
         )
 
     def _workers(self, role: Role, data_plane: DataPlaneSpec) -> list[ActorHandle]:
@@ -273,6 +295,7 @@ class Starter:
             "weight_replicas": self._weight_replicas,
             "tripwires": cfg.debug.tripwires,
             "further_reads": () if cfg.value is None else (TOKEN_ADVANTAGES,),
+            "further_inputs": (BRANCH_STARTS,) if has_agents(cfg) else (),
         }
 
     def environments(self) -> dict[str, list[ActorHandle]]:
@@ -347,7 +370,8 @@ class Starter:
     ) -> ActorHandle:
         needs = self._needs[role]
         name = actor_name(role, needs, index)
-        is_async = role in (Role.rollout, Role.environment, Role.reward_model)
+        waiting_methods = WAITING_METHODS if role is Role.engine and self._cfg.grpo.max_staleness > 0 else ()
+        is_async = role in _ASYNC_ROLES or bool(waiting_methods)
         return self._cluster.start(
             ActorSpec(
                 name=name,
@@ -356,6 +380,7 @@ class Starter:
                 num_cpus=needs.num_cpus,
                 env=env,
                 concurrency=Concurrency.asyncio if is_async else Concurrency.serial,
+                in_threads=waiting_methods,
                 log_path=self._directory.log_path(name),
             )
         )

@@ -3,7 +3,8 @@
 work ── ActorDied ─▶ the training workers settle: are they still whole, and at the version they had?
                      the rollout under way is abandoned, the engines abort their requests
                      what is dead is started again and meets the others
-work again ◀──────── the prompt order goes back to where the work began; engines get the weights anew
+work again ◀──────── the prompt order goes back to where the work began; engines get the weights anew, and
+                     rollouts that were ahead begin again
 
 Every response has a seed of its own, so the work gives the second time what it would have given the first.
 A training worker holds weights and optimizer state that no other process has: its death is not recovered
@@ -20,10 +21,10 @@ from nemo_like.cluster.actor_errors import ActorDied, ActorFailed
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.config.schema import ClusterConfig
-from nemo_like.data.sampler import MixtureSampler
 from nemo_like.data_plane.partition_control import PartitionControl
 from nemo_like.driver.observation import StepObservation
 from nemo_like.driver.processes import Actors, Starter, write_process_ids
+from nemo_like.driver.rollout_schedule import RolloutSchedule
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.policy.group import PolicyWorkerGroup, WorkerGroup
@@ -47,7 +48,7 @@ class Recoverable:
     policy: PolicyWorkerGroup | None  # None where nothing is trained
     groups: Sequence[WorkerGroup]  # all, the policy's among them
     weight_sync: EngineWeights | NoEngines
-    train_sampler: MixtureSampler
+    schedule: RolloutSchedule
     observation: StepObservation
     logger: RunLogger
     directory: RunDirectory
@@ -66,8 +67,8 @@ class ActorRecovery:
 
         A run recovers ``cluster.max_recoveries`` times at most; the death after that is raised.
         """
-        sampler, weight_sync = self._parts.train_sampler, self._parts.weight_sync
-        prompt_order, served_version = sampler.state_dict(), weight_sync.version
+        schedule, weight_sync = self._parts.schedule, self._parts.weight_sync
+        prompt_order, served_version = schedule.state_dict(), weight_sync.version
         versions = [group.version for group in self._parts.groups]
         is_again = False
         while True:
@@ -78,8 +79,9 @@ class ActorRecovery:
                     weight_sync.ensure_version(policy_version)
                 return work()
             except ActorDied as death:
+                schedule.abandon(name)
                 self._recover(death, name, versions)
-            sampler.load_state_dict(prompt_order)
+            schedule.load_state_dict(prompt_order)
             weight_sync.forget()
             is_again = True
 

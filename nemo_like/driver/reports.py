@@ -20,6 +20,7 @@ from nemo_like.batch.tags import (
 )
 from nemo_like.data_plane.operations import Operation, operation_metrics
 from nemo_like.driver.collection import Collected
+from nemo_like.driver.estimated import Estimated
 from nemo_like.driver.stages import mean_advantages
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.results import ScoredBatch, TrainUpdate
@@ -56,8 +57,7 @@ class StepResults:
 
     batch: KVBatchMeta
     rollout: Collected
-    scored: ScoredBatch
-    taught: ScoredBatch  # of a teacher
+    estimated: Estimated
     update: TrainUpdate
     weight_sync: Mapping[str, Metric]
     partition_operations: Sequence[Operation]
@@ -68,7 +68,7 @@ def train_report(results: StepResults, timing: Mapping[str, float]) -> StepRepor
     """Return everything that a training step logs; ``timing`` is in seconds, under final names."""
     train = {
         **_values(results.rollout.metrics),
-        **_values(results.scored.metrics),
+        **_values(results.estimated.scored.metrics),
         **_values(results.update.metrics),
         **reward_metrics(results.rollout),
         **_tag_metrics(results.batch),
@@ -85,13 +85,14 @@ def train_report(results: StepResults, timing: Mapping[str, float]) -> StepRepor
             **operation_metrics(
                 (
                     *results.rollout.operations,
-                    *results.taught.operations,
+                    *results.estimated.taught.operations,
                     *results.update.operations,
                     *(() if results.critic is None else results.critic.update.operations),
                     *results.partition_operations,
                 )
             ),
             **_performance(results, timing["timing/train/total_step_time"]),
+            **{f"performance/{name}": value for name, value in _values(results.rollout.engines).items()},
         }
     )
 
@@ -223,10 +224,13 @@ def _sample_errors(batch: KVBatchMeta) -> dict[str, float]:
 def _performance(results: StepResults, total_s: float) -> dict[str, float]:
     """Return throughput and where the step's ``total_s`` went.
 
-    ``overhead_share`` is the share that was neither generation nor compute of the policy workers.
+    ``overhead_share`` is the share that was neither generation nor compute of the workers; where these
+    overlap, it may be below 0. ``trainer_idle_share`` is the share in which no worker computed.
     """
+    estimated = results.estimated
     generation_s = results.rollout.generation_s
-    compute_s = results.scored.compute_s + results.taught.compute_s + results.update.compute_s
+    compute_s = estimated.scored.compute_s + estimated.taught.compute_s
+    compute_s += estimated.accumulation_s + results.update.compute_s
     if results.critic is not None:
         compute_s += results.critic.valued.compute_s + results.critic.update.compute_s
     return {
@@ -235,4 +239,5 @@ def _performance(results: StepResults, total_s: float) -> dict[str, float]:
         "performance/generation_s": generation_s,
         "performance/worker_compute_s": compute_s,
         "performance/overhead_share": 1.0 - (generation_s + compute_s) / total_s,
+        "performance/trainer_idle_share": 1.0 - compute_s / total_s,
     }

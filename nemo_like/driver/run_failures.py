@@ -16,6 +16,10 @@ class RewardsFailed(RunFailed):
     """An environment could not judge more samples of a step or validation than the configuration allows."""
 
 
+class CallbackFailed(RunFailed):
+    """The function that a program wants called after every step raised; ``__cause__`` is what it raised."""
+
+
 def failure_reason(error: Exception, run_directory: Path) -> str:
     """Return why a run failed; when a full disk did it, say so, whichever process noticed it first."""
     cause = error.cause if isinstance(error, ActorFailed) else error

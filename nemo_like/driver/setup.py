@@ -6,9 +6,9 @@ driver's own process imports nothing that only other processes need, such as tor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,14 @@ from nemo_like.config.model_info import model_of, read_model_info
 from nemo_like.config.places import gpus_by_node, placement, weight_replicas
 from nemo_like.config.plan import checkpoint_bytes, weight_bytes
 from nemo_like.config.roles import Role, ray_cpus, roles
-from nemo_like.config.schema import Config, Device, Placement, TimeoutAction, Tripwires
+from nemo_like.config.schema import (
+    Config,
+    Device,
+    EvaluationConfig,
+    Placement,
+    TimeoutAction,
+    Tripwires,
+)
 from nemo_like.data.interface import SourceReport
 from nemo_like.data.sampler import MixtureSampler
 from nemo_like.data_plane.partition_control import ObservedPartitionControl, PartitionControl
@@ -39,6 +46,7 @@ from nemo_like.driver import exit_codes
 from nemo_like.driver.bundles import bundles
 from nemo_like.driver.canary import Canary
 from nemo_like.driver.checkpoints import RunCheckpoints, SavedGroups, saved_groups
+from nemo_like.driver.evaluation import EvaluationComponents, EvaluationDriver
 from nemo_like.driver.final_export import FinalExport
 from nemo_like.driver.generate_only import GenerationComponents, GenerationDriver
 from nemo_like.driver.holding import HeldDirectories
@@ -46,12 +54,15 @@ from nemo_like.driver.observation import StepObservation
 from nemo_like.driver.processes import Actors, Starter, write_process_ids
 from nemo_like.driver.recovery import ActorRecovery, Recoverable
 from nemo_like.driver.reward_watch import RewardWatch
+from nemo_like.driver.rollout_schedule import RolloutSchedule
 from nemo_like.driver.run_failures import RewardsFailed, RunFailed, failure_reason
+from nemo_like.driver.run_journal import RunJournal, Stretch
 from nemo_like.driver.step_checks import RunFacts, StepTripwires
-from nemo_like.driver.stopping import StopRequests
+from nemo_like.driver.stopping import OnStep, StopRequests
 from nemo_like.driver.sync_grpo import Components, SyncGRPODriver
-from nemo_like.driver.validation import reached_goal, validation_sets
+from nemo_like.driver.validation import ValidationSet, reached_goal, validation_sets
 from nemo_like.environments.interface import EnvironmentCheckFailed
+from nemo_like.generation.engine_journal import EngineJournal
 from nemo_like.observability.disk import DiskFull, space_for
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory
@@ -65,29 +76,67 @@ from nemo_like.weight_sync.sync import EngineWeights, NoEngines
 
 
 def run(cfg: Config, config_name: str) -> int:
-    """Make one whole run and return the exit code.
+    """Make one whole run in the directory that ``run_directory`` returns, and return the exit code.
 
-    ``config_name`` names the run directory unless logger.run_name does. Raises DirectoryInUse when another
-    run holds the directory, RunFailed when it cannot be written, or when it has checkpoints of which none is
-    whole.
+    Raises DirectoryInUse when another run holds the directory, RunFailed when it cannot be written, or when
+    it has checkpoints of which none is whole.
     """
-    try:
-        with space_for("the run directory", Path(cfg.logger.log_dir).absolute()):
-            directory = _run_directory(cfg, config_name)
-            held = HeldDirectories(_written_directories(cfg, directory))
-    except (DiskFull, OSError) as error:
-        raise RunFailed(f"the run directory cannot be written: {error}") from error
+    return run_in(run_directory(cfg, config_name), cfg).exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """How a run ended: ``outcome`` completes the sentence "the run ..."."""
+
+    outcome: str
+    exit_code: int
+    answers: Sequence[SampleAnswer] = ()  # of the last validation
+    error: Exception | None = None  # because of which the run failed
+
+
+def run_directory(cfg: Config, config_name: str) -> RunDirectory:
+    """Create the run directory, or open that of the run to continue.
+
+    ``config_name``, with date and time, names it unless logger.run_name does. Raises RunFailed when it cannot
+    be written.
+    """
+    name = cfg.logger.run_name or f"{config_name}-{datetime.now():%Y%m%d-%H%M%S}"
+    is_continued = cfg.checkpointing.enabled and cfg.checkpointing.resume_if_exists and cfg.logger.run_name
+    with _writable(cfg):
+        return (RunDirectory.open if is_continued else RunDirectory.create)(cfg.logger.log_dir, name)
+
+
+def run_in(directory: RunDirectory, cfg: Config, on_step: OnStep | None = None) -> RunEnd:
+    """Make one whole run in a directory, and say how it ended, also when it failed or was interrupted.
+
+    ``on_step`` is called after every step; see ``StopRequests.after_step``. Only the main thread may call
+    this. Raises what ``run`` raises.
+    """
+    with _writable(cfg):
+        held = HeldDirectories(_written_directories(cfg, directory))
     try:
         with swept_directory(temporary_parent()):
-            return _run_in(directory, cfg, held)
+            return _run_in(directory, cfg, held, StopRequests(cfg.checkpointing, on_step))
     except (CheckpointError, DiskFull, OSError) as error:  # before there is a logger to tell it
         raise RunFailed(f"the run cannot be started: {failure_reason(error, directory.path)}") from error
     finally:
         held.release()
 
 
-def _run_in(directory: RunDirectory, cfg: Config, held: HeldDirectories) -> int:
-    """Make the run in a directory that this process holds, and return the exit code."""
+@contextmanager
+def _writable(cfg: Config) -> Iterator[None]:
+    """Raise RunFailed when the block cannot write the run directory."""
+    try:
+        with space_for("the run directory", Path(cfg.logger.log_dir).absolute()):
+            yield
+    except (DiskFull, OSError) as error:
+        raise RunFailed(f"the run directory cannot be written: {error}") from error
+
+
+def _run_in(
+    directory: RunDirectory, cfg: Config, held: HeldDirectories, stop_requests: StopRequests
+) -> RunEnd:
+    """Make the run in a directory that this process holds, and say how it ended."""
     resolved = to_yaml(cfg)
     directory.write_config(resolved)
     checkpoints = run_checkpoints(cfg, directory)
@@ -95,43 +144,56 @@ def _run_in(directory: RunDirectory, cfg: Config, held: HeldDirectories) -> int:
         cfg.logger,
         directory,
         resolved_config=yaml.safe_load(resolved),
-        max_num_steps=cfg.grpo.max_num_steps,
+        max_num_steps=cfg.grpo.max_num_steps if cfg.evaluation is None else 0,
         wandb_run_id=checkpoints.wandb_run_id,
     )
     with logger, held.renewing(logger.warn):
-        result = _result(cfg, directory, logger, checkpoints)
+        end = _end(cfg, directory, logger, checkpoints, stop_requests)
         if held.lost is not None:
-            logger.abandon(f"The run was stopped, and wrote no results: {held.lost}.")
-            return exit_codes.FAILED
+            outcome = f"was stopped, and wrote no results: {held.lost}"
+            logger.abandon(f"The run {outcome}.")
+            return RunEnd(outcome, exit_codes.FAILED)
         elsewhere = cfg.checkpointing.checkpoint_dir
         paths = {} if elsewhere is None else {"checkpoints": str(Path(elsewhere).absolute())}
-        summary = RunSummary(outcome=result.outcome, sample_answers=result.answers, paths=paths)
+        summary = RunSummary(
+            outcome=end.outcome, exit_code=end.exit_code, sample_answers=end.answers, paths=paths
+        )
         is_complete = logger.finish(summary)
-    return result.exit_code or (0 if is_complete else exit_codes.FAILED)
+    if end.exit_code == exit_codes.FINISHED and not is_complete:
+        return replace(
+            end,
+            outcome=f"{end.outcome}, but not all of its results could be written",
+            exit_code=exit_codes.FAILED,
+        )
+    return end
 
 
-@dataclass(frozen=True, slots=True)
-class _Result:
-    outcome: str
-    exit_code: int
-    answers: Sequence[SampleAnswer] = ()
-
-
-def _result(cfg: Config, directory: RunDirectory, logger: RunLogger, checkpoints: RunCheckpoints) -> _Result:
+def _end(
+    cfg: Config,
+    directory: RunDirectory,
+    logger: RunLogger,
+    checkpoints: RunCheckpoints,
+    stop_requests: StopRequests,
+) -> RunEnd:
     """Make the run and return how it ended, also when it failed or was interrupted."""
     try:
-        return _run_with_restarts(cfg, directory, logger, checkpoints)
+        return _run_with_restarts(cfg, directory, logger, checkpoints, stop_requests)
     except KeyboardInterrupt:
-        return _Result("was interrupted", exit_codes.INTERRUPTED)
+        return RunEnd("was interrupted", exit_codes.INTERRUPTED)
     except RewardsFailed as error:
-        return _Result(f"failed: {error}", exit_codes.REWARDS_FAILED)
+        return RunEnd(f"failed: {error}", exit_codes.REWARDS_FAILED, error=error)
     except (ClusterError, RunFailed, CheckpointError, DiskFull, OSError) as error:
-        return _Result(f"failed: {failure_reason(error, directory.path)}", exit_codes.FAILED)
+        reason = failure_reason(error, directory.path)
+        return RunEnd(f"failed: {reason}", exit_codes.FAILED, error=error)
 
 
 def _run_with_restarts(
-    cfg: Config, directory: RunDirectory, logger: RunLogger, checkpoints: RunCheckpoints
-) -> _Result:
+    cfg: Config,
+    directory: RunDirectory,
+    logger: RunLogger,
+    checkpoints: RunCheckpoints,
+    stop_requests: StopRequests,
+) -> RunEnd:
     """Make the run; when a process dies or hangs, start all processes again from the latest checkpoint.
 
     Raises the error without a restart when checkpoints are not enabled, when ``cluster.max_restarts`` are
@@ -143,7 +205,7 @@ def _run_with_restarts(
             logger.warn(warning)
         logger.continue_after(checkpoints.last_step)
         try:
-            return _run(cfg, directory, logger, checkpoints)
+            return _run(cfg, directory, logger, checkpoints, stop_requests)
         except (ActorDied, RayDied, StageTimeout) as error:
             shall_stop = (
                 isinstance(error, StageTimeout) and cfg.cluster.on_stage_timeout is TimeoutAction.stop
@@ -170,20 +232,31 @@ def run_checkpoints(cfg: Config, directory: RunDirectory) -> RunCheckpoints:
     return RunCheckpoints(cfg.checkpointing, directory, num_bytes, groups)
 
 
-def _run(cfg: Config, directory: RunDirectory, logger: RunLogger, checkpoints: RunCheckpoints) -> _Result:
-    """Start the processes, make the steps that are left, and export the policy where that is configured."""
+def _run(
+    cfg: Config,
+    directory: RunDirectory,
+    logger: RunLogger,
+    checkpoints: RunCheckpoints,
+    stop_requests: StopRequests,
+) -> RunEnd:
+    """Start the processes, make the steps that are left, and export the policy where that is configured.
+
+    A run that a signal or a deadline stops has no time for an export.
+    """
     export = _final_export(cfg, directory)
     is_finished = _is_finished(cfg, checkpoints)
     if is_finished and (export is None or export.step == checkpoints.last_step):
-        return _Result("had finished already; raise grpo.max_num_steps or its goal to train on", 0)
-    with started(cfg, directory, logger, checkpoints) as parts:
-        if not is_finished and (reason := parts.driver.run()):
-            return _Result(f"was stopped: {reason}. The same command continues it", exit_codes.PREEMPTED)
+        return RunEnd("had finished already; raise grpo.max_num_steps or its goal to train on", 0)
+    with started(cfg, directory, logger, checkpoints, stop_requests) as parts:
+        reason = None if is_finished else parts.driver.run()
+        if reason is not None and reason != stop_requests.by_callback:
+            return RunEnd(f"was stopped: {reason}. The same command continues it", exit_codes.PREEMPTED)
         if export is not None and parts.policy is not None and isinstance(parts.driver, SyncGRPODriver):
             logger.status("exporting the policy")
             export.write(parts.policy.export_hf, parts.driver.position.step)
         logger.status("stopping")
-    return _Result("finished", 0, parts.driver.sample_answers)
+    outcome = "finished" if reason is None else f"was stopped: {reason}"
+    return RunEnd(outcome, exit_codes.FINISHED, parts.driver.sample_answers)
 
 
 def _final_export(cfg: Config, directory: RunDirectory) -> FinalExport | None:
@@ -202,14 +275,6 @@ def _is_finished(cfg: Config, checkpoints: RunCheckpoints) -> bool:
     return state.step >= cfg.grpo.max_num_steps or reached_goal(state.metrics, cfg.grpo)
 
 
-def _run_directory(cfg: Config, config_name: str) -> RunDirectory:
-    """Create the run directory, or open that of the run to continue."""
-    name = cfg.logger.run_name or f"{config_name}-{datetime.now():%Y%m%d-%H%M%S}"
-    if cfg.checkpointing.enabled and cfg.checkpointing.resume_if_exists and cfg.logger.run_name:
-        return RunDirectory.open(cfg.logger.log_dir, name)
-    return RunDirectory.create(cfg.logger.log_dir, name)
-
-
 def _written_directories(cfg: Config, directory: RunDirectory) -> list[Path]:
     """Return every directory that this run writes, and that no other run may write at the same time."""
     elsewhere = cfg.checkpointing.checkpoint_dir if cfg.checkpointing.enabled else None
@@ -220,7 +285,7 @@ def _written_directories(cfg: Config, directory: RunDirectory) -> list[Path]:
 class StartedRun:
     """A run whose processes are all up."""
 
-    driver: SyncGRPODriver | GenerationDriver
+    driver: SyncGRPODriver | GenerationDriver | EvaluationDriver
     policy: PolicyWorkerGroup | None  # None where nothing is trained
 
 
@@ -237,7 +302,11 @@ class _Started:
 
 @contextmanager
 def started(
-    cfg: Config, directory: RunDirectory, logger: RunLogger, checkpoints: RunCheckpoints
+    cfg: Config,
+    directory: RunDirectory,
+    logger: RunLogger,
+    checkpoints: RunCheckpoints,
+    stop_requests: StopRequests,
 ) -> Iterator[StartedRun]:
     """Start every process of the run, and yield the run once it is ready; end all when the block is left."""
     logger.status("starting Ray")
@@ -252,7 +321,8 @@ def started(
     with ray_runtime(needs, logger.warn, logger.last_words) as ray_failure:
         cluster = Cluster(directory.logs_path, ray_failure)
         try:
-            cluster.reserve(bundles(cfg, places), timeout_s=cfg.cluster.start_timeout_s)
+            if reserved := bundles(cfg, places):  # there are none where a server answers
+                cluster.reserve(reserved, timeout_s=cfg.cluster.start_timeout_s)
             check_memory(cfg, cluster.smallest_gpu_bytes())
             starter = Starter(cfg, cluster, directory, places)
             logger.status("starting " + _what_starts(cfg))
@@ -261,28 +331,78 @@ def started(
             _report_sources(rollout.sources, logger)
             write_process_ids(cluster, actors, directory)
             processes = _Started(directory, cluster, starter, actors, rollout)
-            yield _connect(cfg, processes, logger, checkpoints)
+            yield _connect(cfg, processes, logger, checkpoints, stop_requests)
         finally:
             cluster.stop()
 
 
-def _connect(cfg: Config, started: _Started, logger: RunLogger, checkpoints: RunCheckpoints) -> StartedRun:
+def _connect(
+    cfg: Config,
+    started: _Started,
+    logger: RunLogger,
+    checkpoints: RunCheckpoints,
+    stop_requests: StopRequests,
+) -> StartedRun:
     """Connect the processes, bring them to where the run stands, and hand them to a driver."""
+    connected = _connected(cfg, started, logger, checkpoints.is_due)
+    parts, sources = connected.parts, started.rollout.sources
+    recovery = ActorRecovery(cfg.cluster, parts)
+    sets = validation_sets(sources[RolloutMode.validation], cfg.grpo.max_val_samples)
+    if cfg.evaluation is not None:
+        return StartedRun(_evaluation_driver(cfg, cfg.evaluation, parts, recovery, sets), None)
+    if parts.policy is None:
+        return StartedRun(_generation_driver(cfg, parts, recovery, stop_requests), None)
+    components = Components(
+        partitions=parts.partitions,
+        rollout=parts.rollout,
+        policy=parts.policy,
+        value=connected.value,
+        teacher=connected.teacher,
+        weight_sync=parts.weight_sync,
+        schedule=parts.schedule,
+        validation_sets=sets,
+        logger=logger,
+        observer=parts.observation,
+        checkpoints=checkpoints,
+        stop_requests=stop_requests,
+        recovery=recovery,
+        tripwires=_tripwires(cfg, sources[RolloutMode.training], logger),
+    )
+    _verify(checkpoints, saved_groups(parts.policy, connected.value), logger)
+    return StartedRun(SyncGRPODriver(cfg, components), parts.policy)
+
+
+@dataclass(frozen=True, slots=True)
+class _Connected:
+    """The driver's sides of all processes."""
+
+    parts: Recoverable
+    value: ValueWorkerGroup | None
+    teacher: TeacherWorkerGroup | None
+
+
+def _connected(
+    cfg: Config, started: _Started, logger: RunLogger, settles_after: Callable[[int], bool]
+) -> _Connected:
+    """Build the driver's side of each process. ``settles_after`` is as in ``RolloutSchedule``."""
     cluster, actors, sources = started.cluster, started.actors, started.rollout.sources
     policy = _policy(cfg, cluster, actors, logger)
     value, teacher = (None, None) if policy is None else _others(cfg, cluster, actors)
     groups: list[WorkerGroup] = [group for group in (policy, value, teacher) if group is not None]
-    watch = RewardWatch(cfg.env, logger, started.directory.log_path(actors.rollout.name))
-    rollout = RolloutHandle(
-        cluster, actors.rollout, deadline_s=partial(deadline_s, cfg.cluster), inspect=watch.look
-    )
+    rollout = _rollout_handle(cfg, started, logger)
     partitions = _partitions(cfg, cluster, actors, _columns(started.rollout, groups))
-    gpu_actors = partial(_gpu_actors, cfg, actors)
-    observer = StepObservation(cfg.logger, cluster, actors.all, started.directory, gpu_actors)
-    observer.mark_ranges([*actors.engines, *actors.workers])
-    sampler = _train_sampler(cfg, sources[RolloutMode.training])
     weight_sync = _weight_sync(cfg, cluster, actors, policy)
-    recoverable = Recoverable(
+    schedule = RolloutSchedule(
+        cfg,
+        partitions=partitions,
+        rollout=rollout,
+        weight_sync=weight_sync,
+        sampler=_train_sampler(cfg, sources[RolloutMode.training]),
+        journal=_journal(cfg, started, logger),
+        settles_after=settles_after,
+        canary=None if policy is None else _canary(cfg, cluster, actors, policy),
+    )
+    parts = Recoverable(
         cluster=cluster,
         starter=started.starter,
         actors=actors,
@@ -291,41 +411,82 @@ def _connect(cfg: Config, started: _Started, logger: RunLogger, checkpoints: Run
         policy=policy,
         groups=groups,
         weight_sync=weight_sync,
-        train_sampler=sampler,
-        observation=observer,
+        schedule=schedule,
+        observation=_observer(cfg, started),
         logger=logger,
         directory=started.directory,
     )
-    recovery = ActorRecovery(cfg.cluster, recoverable)
-    if policy is None:
-        parts = GenerationComponents(
-            partitions=partitions,
-            rollout=rollout,
-            train_sampler=sampler,
-            logger=logger,
-            observer=observer,
-            recovery=recovery,
-        )
-        return StartedRun(GenerationDriver(cfg, parts), None)
-    components = Components(
-        partitions=partitions,
-        rollout=rollout,
-        policy=policy,
-        value=value,
-        teacher=teacher,
-        weight_sync=weight_sync,
-        train_sampler=sampler,
-        validation_sets=validation_sets(sources[RolloutMode.validation], cfg.grpo.max_val_samples),
-        logger=logger,
-        observer=observer,
-        checkpoints=checkpoints,
-        stop_requests=StopRequests(cfg.checkpointing),
+    return _Connected(parts, value, teacher)
+
+
+def _rollout_handle(cfg: Config, started: _Started, logger: RunLogger) -> RolloutHandle:
+    """Build the driver's side of the rollout actor, which watches the rewards."""
+    actor = started.actors.rollout
+    watch = RewardWatch(cfg.env, logger, started.directory.log_path(actor.name))
+    deadlines = partial(deadline_s, cfg.cluster)
+    return RolloutHandle(started.cluster, actor, deadline_s=deadlines, inspect=watch.look)
+
+
+def _evaluation_driver(
+    cfg: Config,
+    evaluation: EvaluationConfig,
+    parts: Recoverable,
+    recovery: ActorRecovery,
+    sets: tuple[ValidationSet, ...],
+) -> EvaluationDriver:
+    """Build the driver of a run that only evaluates."""
+    components = EvaluationComponents(
+        partitions=parts.partitions,
+        rollout=parts.rollout,
+        validation_sets=sets,
+        logger=parts.logger,
+        directory=parts.directory,
         recovery=recovery,
-        tripwires=_tripwires(cfg, sources[RolloutMode.training], logger),
-        canary=_canary(cfg, cluster, actors, policy),
     )
-    _verify(checkpoints, saved_groups(policy, value), logger)
-    return StartedRun(SyncGRPODriver(cfg, components), policy)
+    return EvaluationDriver(cfg, evaluation, components)
+
+
+def _generation_driver(
+    cfg: Config, parts: Recoverable, recovery: ActorRecovery, stop_requests: StopRequests
+) -> GenerationDriver:
+    """Build the driver of a run that trains nothing."""
+    components = GenerationComponents(
+        partitions=parts.partitions,
+        rollout=parts.rollout,
+        schedule=parts.schedule,
+        logger=parts.logger,
+        observer=parts.observation,
+        recovery=recovery,
+        stop_requests=stop_requests,
+    )
+    return GenerationDriver(cfg, components)
+
+
+def _observer(cfg: Config, started: _Started) -> StepObservation:
+    """Build what looks on while steps run, and have the processes mark their ranges for profilers."""
+    actors, gpu_actors = started.actors, partial(_gpu_actors, cfg, started.actors)
+    observer = StepObservation(cfg.logger, started.cluster, actors.all, started.directory, gpu_actors)
+    observer.mark_ranges([*actors.engines, *actors.workers])
+    return observer
+
+
+def _journal(cfg: Config, started: _Started, logger: RunLogger) -> RunJournal:
+    """Build the run's journal, of which the engines write their part."""
+    open_engines = partial(_open_journals, cfg, started.cluster, started.actors)
+    return RunJournal(cfg, started.directory.path / "journal", open_engines, logger.note)
+
+
+def _open_journals(cfg: Config, cluster: Cluster, actors: Actors, stretch: Stretch) -> None:
+    """Have the engines that take weights while samples are under way write, and follow, their journals."""
+    if not cfg.grpo.max_staleness:
+        return
+    calls = []
+    for engine in actors.engines:
+        name = f"{engine.name}.jsonl"
+        followed = None if stretch.followed is None else str(stretch.followed / name)
+        calls.append(engine.submit("open_journal", EngineJournal(str(stretch.path / name), followed)))
+    timeout_s = deadline_s(cfg.cluster, Stage.generation)
+    cluster.gather(calls, stage="opening the engines' journals", timeout_s=timeout_s)
 
 
 def _tripwires(cfg: Config, sources: Sequence[SourceReport], logger: RunLogger) -> StepTripwires:
@@ -422,6 +583,7 @@ def _what_starts(cfg: Config) -> str:
     needs = roles(cfg)
     parts = {
         "vLLM engines": Role.engine,
+        "the server's client": Role.endpoint,
         "policy workers": Role.policy_worker,
         "value workers": Role.value_worker,
         "teacher workers": Role.teacher_worker,

@@ -4,8 +4,8 @@
     sample_mask, outcome ──overlong filter──▶ ──log-prob mismatch──▶ sample_mask, outcome
     advantage, sample_mask ──▶ is_idle
 
-Together these tags are the ledger of a step: what each sample earned, what became of it, and why. Two
-further functions say after which steps the driver validates, and dumps rollouts.
+Together these tags are the ledger of a step: what each sample earned, what became of it, and why. A further
+function says after which steps the driver validates.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from nemo_like.batch.tags import (
     reward_component,
 )
 from nemo_like.config.derived import is_advantage_alone
-from nemo_like.config.schema import GRPOConfig, LossConfig, RolloutConfig
+from nemo_like.config.schema import GRPOConfig, LossConfig
 
 
 def with_shaped_rewards(batch: KVBatchMeta, cfg: GRPOConfig) -> KVBatchMeta:
@@ -168,8 +168,3 @@ def validates_after(step: int, cfg: GRPOConfig) -> bool:
     if step == cfg.max_num_steps and cfg.val_at_end:
         return True
     return cfg.val_period > 0 and step % cfg.val_period == 0
-
-
-def dumps_rollouts_of(step: int, cfg: RolloutConfig) -> bool:
-    """Return whether to dump the conversations of training step ``step``."""
-    return cfg.dump_period > 0 and step % cfg.dump_period == 0

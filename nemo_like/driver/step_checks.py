@@ -7,6 +7,7 @@ A step is judged before its weights are saved. docs/tripwires.md says what each 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -90,17 +91,21 @@ class StepTripwires:
         self._prompts: tuple[int, ...] | None = None  # of the step before
         self._num_updates: float | None = None  # after the step before
         self._num_uniform_steps: int | None = 0  # None once rewards have varied within a step
+        # Of the weights with which a step may have been sampled, in the order in which they were sent.
+        self._digests: deque[float] = deque(maxlen=cfg.grpo.max_staleness + 1)
 
     def look(self, prompts: PromptBatch, results: StepResults, sent: Sent) -> tuple[Alarm, ...]:
         """Return every alarm of a step, which was sampled with the weights ``sent``."""
-        metrics = {**_values(results.scored.metrics), **_values(results.update.metrics)}
+        metrics = {**_values(results.estimated.scored.metrics), **_values(results.update.metrics)}
         error = metrics.get("token_mult_prob_error")
         alarms = [*agreement_alarms(error, self._cfg, has_experts=self._facts.has_experts)]
         if self._is_off:
             return tuple(alarms)
         rollout, update = _values(results.rollout.measured), _values(results.update.measured)
         alarms += routing_alarms(metrics.get("routing_disagreement"), self._cfg)
-        alarms += digest_alarms(rollout, sent.digest)
+        if sent.digest is not None and sent.digest not in self._digests:
+            self._digests.append(sent.digest)
+        alarms += digest_alarms(rollout, self._digests)
         has_experts = self._facts.has_experts
         alarms += canary_alarms(sent.canary_gap, self._cfg.policy, has_experts=has_experts)
         alarms += rollout_alarms(rollout)
@@ -130,7 +135,12 @@ class StepTripwires:
     def _collected_alarms(self, rollout: Collected) -> Iterator[Alarm]:
         batch, failed = rollout.batch, rollout.metrics.get("num_failed_rewards")
         if failed is not None:
-            num_masked = sum(not kept for part in rollout.generated for kept in part.tag(SAMPLE_MASK))
+            filtered = Outcome.filtered.value  # by grpo.sample_filters, not for want of a reward
+            num_masked = sum(
+                not kept and outcome != filtered
+                for part in rollout.generated
+                for kept, outcome in zip(part.tag(SAMPLE_MASK), part.tag(OUTCOME), strict=True)
+            )
             yield from mask_alarms(num_masked, int(failed.value))
         if self._cfg.grpo.use_dynamic_sampling:
             yield from uniform_group_alarms(batch.tag(REWARD), batch.prompt_index, batch.tag(SAMPLE_MASK))

@@ -1,7 +1,8 @@
 """Signals that end a run, and reasons to save and stop it before its last step.
 
 A scheduler that takes the machine back sends SIGTERM or SIGUSR1 some seconds to minutes ahead; Slurm also
-tells a job when it will end. The run finishes the step in progress, saves, and stops.
+tells a job when it will end. A program that started the run may want no further step either. The run finishes
+the step in progress, saves, and stops.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, MappingProxyType
 
 from nemo_like.config.schema import CheckpointingConfig
 from nemo_like.config.units import parse_duration_s
+from nemo_like.driver.run_failures import CallbackFailed
+
+# Called after each step with its number, from 1, and its metrics by their final names.
+OnStep = Callable[[int, Mapping[str, float]], object]
 
 _SLURM_END_TIME = "SLURM_JOB_END_TIME"  # seconds since 1970, set by Slurm 22.05 and newer
 
@@ -47,16 +52,23 @@ def ignore_first_interrupt() -> None:
 
 
 class StopRequests:
-    """Collects signals and deadlines; the driver asks after every step whether they are a reason to stop."""
+    """Collects signals, deadlines and what ``on_step`` says; the driver asks after every step whether they
+    are a reason to stop.
+
+    ``by_callback`` says that ``on_step`` asked for the stop; None while it has not.
+    """
 
     def __init__(
         self,
         cfg: CheckpointingConfig,
+        on_step: OnStep | None = None,
         *,
         environment: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Note the deadlines: ``checkpointing.checkpoint_must_save_by`` from now, and the Slurm job's end."""
+        self.by_callback: str | None = None
+        self._on_step = on_step
         self._is_enabled = cfg.enabled
         self._clock = clock
         self._deadlines: dict[str, float] = {}
@@ -90,8 +102,28 @@ class StopRequests:
             for signum, handler in previous.items():
                 signal.signal(signum, handler)
 
+    def after_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Tell ``on_step`` of a step that is over. Whatever is false asks for a stop, except for None.
+
+        Raises CallbackFailed from what ``on_step`` raised.
+        """
+        if self._on_step is None:
+            return
+        try:
+            answer = self._on_step(step, MappingProxyType(dict(metrics)))
+        except Exception as error:
+            told = f"on_step raised {type(error).__name__} after step {step}: {error}"
+            raise CallbackFailed(told) from error
+        if answer is not None and not answer:
+            self.by_callback = f"on_step returned {answer} after step {step}"
+
     def reason(self, next_step_s: float) -> str | None:
-        """Return why the run should stop now, or None for another step, which would take ``next_step_s``."""
+        """Return why the run should stop now, or None for another step, which would take ``next_step_s``.
+
+        Without checkpoints only ``on_step`` gives a reason.
+        """
+        if self.by_callback is not None:
+            return self.by_callback
         if not self._is_enabled:
             return None
         if self._signal is not None:

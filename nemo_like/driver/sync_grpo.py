@@ -1,8 +1,10 @@
 """The driver of synchronous GRPO; ``SyncGRPODriver.step`` reads as the algorithm.
 
 driver                    rollout actor              policy workers            data plane
-  prepare_step ──────────────────────────────────────────────────────────────▶ open partition
-  collect_groups ───────▶ generate, reward, flatten ── one put ──────────────▶ 3 columns
+  prepare_step:
+    ensure_version: trainer ─▶ engines, by callback
+    begin, up to k steps ahead ──────────────────────────────────────────────▶ open partition
+  parts ────────────────▶ generate, reward, flatten ── one put ──────────────▶ 3 columns
   ◀───── KVBatchMeta ─────┘  (again, while groups are missing)
   scale, shape, filter: on tags
   compute_logprobs ─────────────────────────────────▶ fetch, forward, write ─▶ + prev_logprobs
@@ -13,7 +15,6 @@ driver                    rollout actor              policy workers            d
   train the critic, by value workers ───────────────▶ fetch, train
   train ────────────────────────────────────────────▶ fetch, train
   ◀───── metrics ──────────────────────────────────────┘
-  (next step) ensure_version: trainer ─▶ engines, by callback
   close ─────────────────────────────────────────────────────────────────────▶ empty
 """
 
@@ -24,13 +25,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.batch.sharding import by_generation
-from nemo_like.config.schema import Config
-from nemo_like.data.sampler import MixtureSampler
+from nemo_like.config.derived import dumps_rollouts_of
+from nemo_like.config.schema import Config, Overlap
 from nemo_like.driver.checkpoints import RunCheckpoints, saved_groups
-from nemo_like.driver.collection import Collected, collect_groups
+from nemo_like.driver.estimated import Estimated, first_update, in_update_order, joined, num_accumulated
 from nemo_like.driver.interface import (
-    CanaryScores,
     Partitions,
     Policy,
     Recovery,
@@ -41,24 +40,29 @@ from nemo_like.driver.interface import (
     WeightSync,
 )
 from nemo_like.driver.reports import CriticStep, StepReport, StepResults, train_report, tripwire_metrics
+from nemo_like.driver.rollout_schedule import RolloutSchedule, StepRollout
 from nemo_like.driver.stages import (
-    dumps_rollouts_of,
     kl_in_reward,
     validates_after,
     with_idle,
     without_mismatch,
     without_truncated,
 )
-from nemo_like.driver.step_checks import Sent, StepTripwires
+from nemo_like.driver.step_checks import StepTripwires
 from nemo_like.driver.stopping import StopRequests
 from nemo_like.driver.tag_functions import with_estimated
-from nemo_like.driver.validation import ValidationReport, ValidationSet, reached_goal, validation_report
+from nemo_like.driver.validation import (
+    ValidationReport,
+    ValidationSet,
+    held_out_prompts,
+    reached_goal,
+    validation_report,
+)
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.summary import SampleAnswer
 from nemo_like.observability.timers import SlowestPass, StageTimer
 from nemo_like.policy.policy_columns import scored_columns
 from nemo_like.policy.results import ScoredBatch, TrainUpdate
-from nemo_like.rollout.prompts import PromptBatch, RolloutMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +75,7 @@ class Components:
     value: Value | None  # a critic; with grpo.adv_estimator.name=gae
     teacher: Teacher | None  # with loss_fn.kind=distillation
     weight_sync: WeightSync
-    train_sampler: MixtureSampler
+    schedule: RolloutSchedule
     validation_sets: tuple[ValidationSet, ...]
     logger: RunLogger
     observer: StepObserver
@@ -79,7 +83,6 @@ class Components:
     stop_requests: StopRequests
     recovery: Recovery
     tripwires: StepTripwires
-    canary: CanaryScores | None  # with debug.tripwires=all
 
 
 class SyncGRPODriver:
@@ -91,7 +94,7 @@ class SyncGRPODriver:
         self.rollout = components.rollout
         self.policy, self.value, self.teacher = components.policy, components.value, components.teacher
         self.weight_sync = components.weight_sync
-        self.train_sampler = components.train_sampler
+        self.schedule = components.schedule
         self.validation_sets = components.validation_sets
         self.logger = components.logger
         self.observer = components.observer
@@ -100,12 +103,12 @@ class SyncGRPODriver:
         self.recovery = components.recovery
         self.num_samples = cfg.grpo.num_prompts_per_step * cfg.grpo.num_generations_per_prompt
         self.groups = saved_groups(self.policy, self.value)
-        self.position = self.checkpoints.resume(self.groups, self.train_sampler)
+        self.position = self.checkpoints.resume(self.groups, self.schedule)
         self.policy_version = self.position.policy_version
-        self.tripwires, self.canary = components.tripwires, components.canary
+        self.tripwires = components.tripwires
         if self.checkpoints.found is not None:
             saved = self.checkpoints.found.state.sampler
-            self.tripwires.look_at_resume(self.position.step, self.train_sampler.state_dict(), saved)
+            self.tripwires.look_at_resume(self.position.step, self.schedule.state_dict(), saved)
         self.sample_answers: Sequence[SampleAnswer] = ()  # of the latest validation
 
     def run(self) -> str | None:
@@ -118,15 +121,18 @@ class SyncGRPODriver:
         if validates_after(self.position.step, grpo):
             if self.position.step == 0:
                 self.validate(step=0)
+                self.logger.flush(step=0)
             else:
                 # That validation was done before the run was cut off, and had sent these weights to the
                 # engines. Send them again here, so that the next step counts no transfer, as it did then.
                 self.weight_sync.ensure_version(self.policy_version)
+        self.schedule.begin_stretch(self.position.step, self.policy_version)
         with self.stop_requests.listening():
             for step in range(self.position.step + 1, grpo.max_num_steps + 1):
                 with timer:
                     metrics = self.step_and_validate(step)
                     self.checkpoints.settle()
+                self.stop_requests.after_step(step, metrics)
                 has_goal = reached_goal(metrics, grpo)
                 if has_goal:
                     self.logger.note(f"stopped after step {step}: grpo.val_stop_threshold is reached")
@@ -137,6 +143,8 @@ class SyncGRPODriver:
                 if is_last or reason:
                     self.checkpoints.finish()
                     return reason
+                if self.checkpoints.is_due(step):
+                    self.schedule.begin_stretch(step, self.policy_version)
         return None
 
     def step_and_validate(self, step: int) -> dict[str, float]:
@@ -149,86 +157,79 @@ class SyncGRPODriver:
         self.tripwires.tell(step, report.alarms)
         if validates_after(step, self.cfg.grpo):
             metrics = {**metrics, **self.validate(step).metrics}
+        self.logger.flush(step)
         self.position = self.position.after(step, self.policy_version, metrics, self.num_samples)
         return metrics
 
     def observed_step(self, step: int) -> StepReport:
-        """Make a step with the next prompts while the observer looks on; add the GPUs' metrics."""
+        """Make a step while the observer looks on; add the GPUs' metrics."""
         with self.observer.observing(step):
-            report = self.step(step, self.next_prompts(step))
+            report = self.step(step)
         return report.with_metrics(self.observer.gpu_metrics())
 
     def save(self, metrics: Mapping[str, float]) -> None:
-        """Flush the logs; save the run where checkpoints are enabled. ``metrics`` are its latest step's."""
-        self.logger.flush()
-        self.checkpoints.save(
-            self.position, metrics, self.groups, self.train_sampler, self.logger.wandb_run_id
-        )
+        """Save the run where checkpoints are enabled. ``metrics`` are its latest step's."""
+        self.checkpoints.save(self.position, metrics, self.groups, self.schedule, self.logger.wandb_run_id)
 
-    def step(self, step: int, prompts: PromptBatch) -> StepReport:
+    def step(self, step: int) -> StepReport:
         """Make one GRPO step: P prompts x G generations = N samples.
 
         Only KVBatchMeta and lists of N Python numbers exist here; every token column stays in the data plane
         and in the workers.
         """
         grpo, timer = self.cfg.grpo, StageTimer()
-        with self.prepare_step(step, timer) as partition:
-            with timer("weight_sync"):
-                sync_metrics = self.weight_sync.ensure_version(self.policy_version)
-                canary_gap = None if self.canary is None else self.canary.gap()
-            with timer("generation"):
-                rollout = self.collect(prompts, partition)
-                self.weight_sync.generation_is_over()
-            batch = rollout.batch
-            if grpo.overlong_filtering:
-                batch = without_truncated(batch)
-            if grpo.mix_groups_in_updates:
-                batch = batch.subset(
-                    by_generation(len(prompts), prompts.num_generations, grpo.samples_kept_together)
-                )
-
-            with timer("logprobs"):
-                scored = self.score(batch)
-            taught = ScoredBatch(scored.batch)
-            if self.teacher is not None:
-                with timer("teacher_logprobs"):
-                    taught = self.teacher.compute_teacher_logprobs(scored.batch)
-            valued = ScoredBatch(taught.batch)
-            if self.value is not None:
-                with timer("values"):
-                    valued = self.value.compute_values(taught.batch)
-            with timer("advantage"):
-                batch = with_estimated(valued.batch, grpo, kl_in_reward(valued.batch, self.cfg.loss_fn))
-            batch = without_mismatch(batch, grpo.seq_logprob_error_threshold)
-            if grpo.skip_idle_samples:
-                batch = with_idle(batch, self.cfg.loss_fn)
+        with self.prepare_step(step, timer) as rollout:
+            # One part, unless grpo.overlap=exact: then groups come as they end.
+            parts = [self.accumulate(self.estimate(part, timer), timer) for part in rollout.parts()]
+            estimated = joined(parts, grpo)
+            batch, collected = estimated.batch, rollout.collected(estimated.batch)
             if dumps_rollouts_of(step, self.cfg.rollout):
-                self.rollout.dump(step, (batch, *rollout.dropped))
+                self.rollout.dump(step, (batch, *collected.dropped))
 
             critic = None
             if self.value is not None:
                 with timer("value_training"):
-                    critic = CriticStep(valued, self.value.train(batch))
+                    critic = CriticStep(estimated.valued, self.value.train(batch))
             with timer("policy_training"):
                 update = self.train_policy(step, batch)
         self.policy_version = update.version
         opened = self.partitions.take_operations()
-        results = StepResults(batch, rollout, scored, taught, update, sync_metrics, opened, critic)
+        results = StepResults(batch, collected, estimated, update, rollout.weight_sync, opened, critic)
         report = train_report(results, timer.metrics("timing/train/"))
-        sent = Sent(self.weight_sync.digest, canary_gap)
-        return replace(report, alarms=self.tripwires.look(prompts, results, sent)).with_metrics(
-            tripwire_metrics(results, canary_gap)
-        )
+        alarms = self.tripwires.look(rollout.prompts, results, rollout.sent)
+        return replace(report, alarms=alarms).with_metrics(tripwire_metrics(results, rollout.sent.canary_gap))
 
-    def collect(self, prompts: PromptBatch, partition: str) -> Collected:
-        """Roll out the prompts; with dynamic sampling, replace groups whose rewards are all equal."""
-        return collect_groups(
-            prompts,
-            partition,
-            rollout=self.rollout,
-            cfg=self.cfg.grpo,
-            more_prompts=lambda last: self.next_prompts(last.step, first_group=last.first_group + len(last)),
-        )
+    def estimate(self, batch: KVBatchMeta, timer: StageTimer) -> Estimated:
+        """Score whole groups of a step, mask those samples that shall not train, and estimate advantages."""
+        grpo = self.cfg.grpo
+        if grpo.overlong_filtering:
+            batch = without_truncated(batch)
+        batch = in_update_order(batch, grpo)
+        with timer("logprobs"):
+            scored = self.score(batch)
+        taught = ScoredBatch(scored.batch)
+        if self.teacher is not None:
+            with timer("teacher_logprobs"):
+                taught = self.teacher.compute_teacher_logprobs(scored.batch)
+        valued = ScoredBatch(taught.batch)
+        if self.value is not None:
+            with timer("values"):
+                valued = self.value.compute_values(taught.batch)
+        with timer("advantage"):
+            batch = with_estimated(valued.batch, grpo, kl_in_reward(valued.batch, self.cfg.loss_fn))
+        batch = without_mismatch(batch, grpo.seq_logprob_error_threshold)
+        if grpo.skip_idle_samples:
+            batch = with_idle(batch, self.cfg.loss_fn)
+        return Estimated(batch, scored, taught, valued)
+
+    def accumulate(self, part: Estimated, timer: StageTimer) -> Estimated:
+        """With grpo.overlap=exact, add the gradient of a part's samples of the first update to what the
+        workers hold for it."""
+        if self.cfg.grpo.overlap is Overlap.off:
+            return part
+        with timer("policy_training"):
+            accumulation = self.policy.accumulate(first_update(part.batch, self.cfg))
+        return replace(part, accumulation_s=accumulation.compute_s)
 
     def score(self, batch: KVBatchMeta) -> ScoredBatch:
         """Compute the log-probs that the loss compares with, under the weights before the first update.
@@ -242,7 +243,7 @@ class SyncGRPODriver:
         """Train the policy; in the first steps, in which a critic warms up, leave it as it is."""
         if self.cfg.value is not None and step <= self.cfg.value.warmup_steps:
             return TrainUpdate.none(self.policy_version)
-        return self.policy.train(batch)
+        return self.policy.train(batch, num_accumulated=num_accumulated(self.cfg))
 
     def validate(self, step: int) -> ValidationReport:
         """Validate after ``step``, log the report and return it."""
@@ -255,13 +256,7 @@ class SyncGRPODriver:
     def held_out(self, step: int) -> ValidationReport:
         """Roll out all held-out sets as a step rolls out its prompts, in a partition of their own; report."""
         grpo, timer = self.cfg.grpo, StageTimer()
-        prompts = PromptBatch(
-            mode=RolloutMode.validation,
-            step=step,
-            policy_version=self.policy_version,
-            indices=tuple(index for each in self.validation_sets for index in each.indices),
-            num_generations=grpo.num_val_generations_per_prompt,
-        )
+        prompts = held_out_prompts(self.validation_sets, step, self.policy_version, grpo)
         with timer("validation"):
             self.weight_sync.ensure_version(self.policy_version)
             with self.partitions.partition(f"validation-{step}") as partition:
@@ -271,24 +266,12 @@ class SyncGRPODriver:
         self.sample_answers = self.rollout.sample_answers()
         return validation_report(rollout, self.validation_sets, grpo, timer.metrics("timing/validation/"))
 
-    def next_prompts(self, step: int, *, first_group: int = 0) -> PromptBatch:
-        """Return the next P training prompts, by index; their groups are numbered from ``first_group``."""
-        grpo = self.cfg.grpo
-        indices = self.train_sampler.next(grpo.num_prompts_per_step)
-        return PromptBatch(
-            mode=RolloutMode.training,
-            step=step,
-            policy_version=self.policy_version,
-            indices=indices,
-            num_generations=grpo.num_generations_per_prompt,
-            first_group=first_group,
-        )
-
     @contextmanager
-    def prepare_step(self, step: int, timer: StageTimer) -> Iterator[str]:
-        """Open the step's partition with every column declared; close it on exit, also when a stage raised.
+    def prepare_step(self, step: int, timer: StageTimer) -> Iterator[StepRollout]:
+        """Bring the engines to the policy's weights, begin what may run by now, and hand over the step's own
+        rollout; close its partition on exit, also when a stage raised.
 
         ``timer`` measures the whole.
         """
-        with timer("total_step_time"), self.partitions.partition(f"train-{step}") as partition:
-            yield partition
+        with timer("total_step_time"), self.schedule.of_step(step, self.policy_version, timer) as rollout:
+            yield rollout

@@ -11,7 +11,7 @@ from nemo_like.batch.tags import ANSWER_ID, GROUP_ID, IS_TRUNCATED, NUM_RESPONSE
 from nemo_like.config.schema import GRPOConfig
 from nemo_like.data.interface import SourceReport
 from nemo_like.driver.run_failures import RunFailed
-from nemo_like.rollout.prompts import RolloutResult
+from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,19 @@ def validation_sets(sources: Sequence[SourceReport], max_samples: int) -> tuple[
         sets.append(ValidationSet(source.name, tuple(range(start, stop))))
         start += source.num_prompts
     return tuple(sets)
+
+
+def held_out_prompts(
+    sets: Sequence[ValidationSet], step: int, policy_version: int, cfg: GRPOConfig
+) -> PromptBatch:
+    """Return the prompts of a validation after ``step``: all sets, one after the other."""
+    return PromptBatch(
+        mode=RolloutMode.validation,
+        step=step,
+        policy_version=policy_version,
+        indices=tuple(index for each in sets for index in each.indices),
+        num_generations=cfg.num_val_generations_per_prompt,
+    )
 
 
 def validation_report(
@@ -81,7 +94,7 @@ def reached_goal(metrics: Mapping[str, float], cfg: GRPOConfig) -> bool:
 def _metrics(batch: KVBatchMeta, cfg: GRPOConfig) -> dict[str, float]:
     num_failed = len(batch) - sum(map(bool, batch.tag(SAMPLE_MASK)))
     return {
-        **held_out_metrics(_answers(batch), cfg.num_val_generations_per_prompt, cfg.val_solved_reward),
+        **held_out_metrics(answers_of(batch), cfg.num_val_generations_per_prompt, cfg.val_solved_reward),
         "avg_length": sum(batch.tag(NUM_RESPONSE_TOKENS)) / len(batch),
         "truncation_rate": sum(batch.tag(IS_TRUNCATED)) / len(batch),
         "num_samples": float(len(batch)),
@@ -90,7 +103,7 @@ def _metrics(batch: KVBatchMeta, cfg: GRPOConfig) -> dict[str, float]:
     }
 
 
-def _answers(batch: KVBatchMeta) -> list[Answers]:
+def answers_of(batch: KVBatchMeta) -> list[Answers]:
     """Return the rewards and answer ids of every problem's samples, without those that were not judged."""
     problems: dict[object, tuple[list[float], list[int]]] = {}
     for group_id, reward, answer_id, kept in zip(

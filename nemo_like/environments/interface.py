@@ -11,6 +11,17 @@ from nemo_like.data.interface import Observation, Prompt
 
 # The number of a turn that nobody numbered.
 UNNUMBERED = -1
+_TURN_BITS = 20  # of a turn's number, which count the turns of its conversation
+
+
+def turn_number(position: int, generation: int, turn: int) -> int:
+    """Return the number of a turn, which no other turn of a rollout has."""
+    return (((position << _TURN_BITS) + generation) << _TURN_BITS) + turn
+
+
+def conversation_of(number: int) -> int:
+    """Return what all turns of a conversation have in common, by the number of one."""
+    return number >> _TURN_BITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +30,14 @@ class Exchange:
 
     response: str
     observation: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentAccess:
+    """How an agent reaches the policy: an endpoint as OpenAI has it, and the key of its session."""
+
+    base_url: str
+    api_key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +54,7 @@ class Turn:
     state: Any = None  # of the feedback to the turn before; None in the first turn
     # Token ids of the response, with a closing eos, if the environment has a column per token; else empty.
     response_ids: tuple[int, ...] = ()
+    agent: AgentAccess | None = None  # of an agent's environment, which is asked before there is a response
     number: int = field(
         default=UNNUMBERED, compare=False
     )  # no other turn of the rollout has it; the answer names it
@@ -49,6 +69,7 @@ class FailureKind(Enum):
     malformed = "malformed"  # the answer is no proper feedback
     not_finite = "not_finite"  # NaN, infinite, or beyond float32
     unreachable = "unreachable"  # a remote server did not answer in time, or with an error
+    flooded = "flooded"  # an agent made too many calls, or printed too much
     bad_image = "bad_image"  # an image of its prompt or of an observation cannot be read
 
 

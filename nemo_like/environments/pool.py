@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from nemo_like.batch.columnar import Columnar
 from nemo_like.batch.columns import Column, Layout
 from nemo_like.cluster.actors import ActorHandle
-from nemo_like.environments.interface import Feedback, Turn
+from nemo_like.environments.interface import Feedback, Turn, conversation_of
 
 
 class EnvironmentPool:
-    """Spreads calls over an environment's actors: each goes to the one with the fewest turns to answer."""
+    """Spreads calls over an environment's actors: each goes to the one with the fewest turns to answer, or,
+    where actors keep episodes, the turns of a conversation to the one that has its episode."""
 
-    def __init__(self, actors: Sequence[ActorHandle]) -> None:
-        self._actors = tuple(actors)
+    def __init__(self, actors: Sequence[ActorHandle], *, keeps_episodes: bool = False) -> None:
+        self._actors, self._keeps_episodes = tuple(actors), keeps_episodes
         self._num_unanswered = [0] * len(self._actors)
         self.columns: tuple[Column, ...] = ()  # that feedback may bring; known once ``meet`` has returned
 
@@ -39,7 +41,22 @@ class EnvironmentPool:
 
     async def step(self, turns: Sequence[Turn]) -> list[Feedback]:
         """Return one feedback per turn, in order; see ``EnvironmentServer.step``."""
-        index = self._num_unanswered.index(min(self._num_unanswered))
+        if not self._keeps_episodes:
+            return await self._asked(self._num_unanswered.index(min(self._num_unanswered)), turns)
+        places: dict[int, list[int]] = {}
+        for place, turn in enumerate(turns):
+            places.setdefault(conversation_of(turn.number) % len(self._actors), []).append(place)
+        answers = await asyncio.gather(
+            *(self._asked(index, [turns[place] for place in of]) for index, of in places.items())
+        )
+        feedback = {
+            place: one
+            for of, answer in zip(places.values(), answers, strict=True)
+            for place, one in zip(of, answer, strict=True)
+        }
+        return [feedback[place] for place in range(len(turns))]
+
+    async def _asked(self, index: int, turns: Sequence[Turn]) -> list[Feedback]:
         self._num_unanswered[index] += len(turns)
         try:
             return await self._actors[index].submit("step", Columnar(turns))

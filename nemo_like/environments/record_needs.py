@@ -9,9 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nemo_like.config.environment_options import JudgeOptions, RewardModelOptions, options_of
+from nemo_like.config.environment_options import (
+    HUB_MODULES,
+    JudgeOptions,
+    RewardModelOptions,
+    options_of,
+)
 from nemo_like.config.schema import EnvConfig, EnvironmentKind
 from nemo_like.data.interface import PromptExample
+from nemo_like.environments.hub import EPISODE_KEY
 
 Check = Callable[[PromptExample], None]
 
@@ -135,6 +141,13 @@ def _board(options: Any) -> Check:
     return check
 
 
+def _episode(options: Any) -> Check:
+    def check(example: PromptExample) -> None:
+        _value(example, EPISODE_KEY, "which data.*.kind=environment makes")
+
+    return check
+
+
 def _value(example: PromptExample, key: str, meaning: str) -> Any:
     if key not in example.data:
         there = ", ".join(map(repr, sorted(example.data))) or "none besides prompt and answer"
@@ -154,4 +167,5 @@ _CHECKS: dict[EnvironmentKind, Callable[[Any], Check]] = {
     EnvironmentKind.judge: _answer_if_asked,
     EnvironmentKind.preference: _answer,
     EnvironmentKind.sliding_puzzle: _board,
+    **dict.fromkeys(HUB_MODULES, _episode),
 }

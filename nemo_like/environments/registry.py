@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 
 from nemo_like.batch.columns import Column, declared_by
-from nemo_like.config.environment_options import options_of
+from nemo_like.config.environment_options import HUB_MODULES, options_of
 from nemo_like.config.schema import EnvConfig, EnvironmentKind
 from nemo_like.environments.interface import Environment
 
@@ -29,12 +29,19 @@ _FACTORIES = {
     EnvironmentKind.preference: "judge:preference",
     EnvironmentKind.calculator: "calculator:calculator",
     EnvironmentKind.sliding_puzzle: "sliding_puzzle:sliding_puzzle",
+    EnvironmentKind.gymnasium: "hub:gymnasium",
+    EnvironmentKind.textarena: "hub:textarena",
+    EnvironmentKind.openenv: "hub:openenv",
+    EnvironmentKind.verifiers: "hub:verifiers",
+    EnvironmentKind.mcp: "mcp_tools:McpEnvironment",
+    EnvironmentKind.agent: "agent:agent",
 }
 
 # Environments too simple to hang or crash, so that they need no process that can be replaced.
 _HARMLESS = frozenset({EnvironmentKind.arithmetic, EnvironmentKind.sliding_puzzle})
 
 _MAX_PROCESSES = 8
+_MAX_HUB_PROCESSES = 2  # each loads a package
 _START_TIMEOUT_S = 120.0
 # Tens of GB of weights take minutes; a run's cluster.start_timeout_s may end the wait before.
 _MODEL_START_TIMEOUT_S = 1200.0
@@ -57,7 +64,15 @@ def written_columns(environment: Environment) -> tuple[Column, ...]:
 def max_processes(cfg: EnvConfig) -> int:
     """Return how many processes of one actor may run an environment side by side, when turns are asked about
     alone: one where each loads a model."""
-    return 1 if cfg.kind is EnvironmentKind.reward_model else _MAX_PROCESSES
+    if cfg.kind is EnvironmentKind.reward_model:
+        return 1
+    return _MAX_HUB_PROCESSES if cfg.kind in HUB_MODULES else _MAX_PROCESSES
+
+
+def keeps_episodes(cfg: EnvConfig) -> bool:
+    """Return whether the environment's process has a conversation's episode, so that its next turn should
+    come there: another process would have to play it again."""
+    return cfg.kind in HUB_MODULES
 
 
 def start_timeout_s(cfg: EnvConfig) -> float:

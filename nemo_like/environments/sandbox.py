@@ -36,6 +36,7 @@ from nemo_like.environments.syscalls import filter_program
 FOLDER_MIB = 64
 SHARED_MEMORY_MIB = 16
 _FOLDER = "/tmp"
+_SOCKET = "/endpoint"
 _MAX_OPEN_FILES = 128
 # For the process that runs tests: a child for each program tested at the same time, and what tests start.
 _MAX_HARNESS_PROCESSES = 64
@@ -69,6 +70,14 @@ class SandboxStart:
 
 
 @dataclass(frozen=True, slots=True)
+class CommandPlace:
+    """How a command in a sandbox reaches the one server that it may reach."""
+
+    socket: str  # the host's path of a Unix socket that leads to the server
+    port: int  # of 127.0.0.1 in the sandbox, under which the command finds it
+
+
+@dataclass(frozen=True, slots=True)
 class Sandbox:
     """Prepares starts of processes: ``with sandbox.program(...) as start``.
 
@@ -95,14 +104,36 @@ class Sandbox:
             yield start
 
     @contextmanager
-    def _start(self, arguments: Sequence[str], own_limits: dict[str, int]) -> Iterator[SandboxStart]:
+    def command(self, command: Sequence[str], place: CommandPlace | None) -> Iterator[SandboxStart]:
+        """Prepare the start of a command by ``inside/agent_main.py``, in a folder of its own; in a real
+        sandbox that leads it to ``place``."""
+        own = {"CPU": math.ceil(self.limits.timeout_s), "NPROC": self.limits.max_processes}
+        port, path = (str(place.port), _SOCKET) if place is not None else ("0", "")
+        arguments = ["agent_main", port, path, str(len(command))]
+        with self._start(arguments, own, command, place) as start:
+            yield start
+
+    @contextmanager
+    def _start(
+        self,
+        arguments: Sequence[str],
+        own_limits: dict[str, int],
+        words: Sequence[str] = (),
+        place: CommandPlace | None = None,
+    ) -> Iterator[SandboxStart]:
         common = {"CORE": 0, "FSIZE": FOLDER_MIB * 2**20, "NOFILE": _MAX_OPEN_FILES}
         limits = {"AS": self.limits.memory_mib * 2**20, **common, **own_limits}
         if self.is_real:
             user = SystemRandom().choice(_USER_IDS) if os.geteuid() == 0 else KEEP_USER
-            python = _python("/runner", arguments, user, limits)
+            python = _python("/runner", arguments, user, limits, words)
             with data_file(filter_program()) as filter_fd:
-                command = [*_bubblewrap(self.readable_paths), "--seccomp", str(filter_fd), "--", *python]
+                command = [
+                    *_bubblewrap(self.readable_paths, place),
+                    "--seccomp",
+                    str(filter_fd),
+                    "--",
+                    *python,
+                ]
                 yield SandboxStart(command, [filter_fd], "/", _environment(_FOLDER))
             return
         # Without a namespace, all other processes of the user would count against this limit.
@@ -110,7 +141,7 @@ class Sandbox:
         folder = tempfile.mkdtemp(prefix="program-")
         try:
             root = str(Path(__file__).parents[2])
-            command = ["setpriv", "--pdeathsig", "KILL", *_python(root, arguments, KEEP_USER, limits)]
+            command = ["setpriv", "--pdeathsig", "KILL", *_python(root, arguments, KEEP_USER, limits, words)]
             yield SandboxStart(command, [], folder, _environment(folder))
         finally:
             _remove(folder)
@@ -172,8 +203,11 @@ def _environment(folder: str) -> dict[str, str]:
     return {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": folder, "OMP_NUM_THREADS": "1"}
 
 
-def _python(root: str, arguments: Sequence[str], user: int, limits: dict[str, int]) -> list[str]:
-    """Return the command that runs ``main`` of a module in ``inside``; ``arguments`` begin with its name."""
+def _python(
+    root: str, arguments: Sequence[str], user: int, limits: dict[str, int], words: Sequence[str]
+) -> list[str]:
+    """Return the command that runs ``main`` of a module in ``inside``; ``arguments`` begin with its name, and
+    ``words`` come after the limits."""
     module, *own = arguments
     start = (
         f"import sys; sys.path.append(sys.argv[1]); from {_PACKAGE.replace('/', '.')}.{module} import main; "
@@ -181,7 +215,7 @@ def _python(root: str, arguments: Sequence[str], user: int, limits: dict[str, in
     taken = ",".join(f"{name}={value}" for name, value in limits.items())
     return [
         *(os.path.realpath(sys.executable), "-I", "-S", "-B", "-c", f"{start}main(*sys.argv[2:])"),
-        *(root, *own, str(user), taken, *_package_folders()),
+        *(root, *own, str(user), taken, *words, *_package_folders()),
     ]
 
 
@@ -192,7 +226,7 @@ def _package_folders() -> tuple[str, ...]:
     return tuple(dict.fromkeys(os.path.realpath(path) for path in paths if os.path.isdir(path)))
 
 
-def _bubblewrap(readable_paths: Sequence[str]) -> list[str]:
+def _bubblewrap(readable_paths: Sequence[str], place: CommandPlace | None) -> list[str]:
     if os.geteuid() == 0:
         user = ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
@@ -202,6 +236,7 @@ def _bubblewrap(readable_paths: Sequence[str]) -> list[str]:
         *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--hostname", "program"),
         *("--perms", "1777", "--size", str(FOLDER_MIB * 2**20), "--tmpfs", _FOLDER),
         *_readable(readable_paths),
+        *(("--ro-bind", place.socket, _SOCKET) if place is not None else ()),
         *("--proc", "/proc", "--dev", "/dev"),
         *("--perms", "1777", "--size", str(SHARED_MEMORY_MIB * 2**20), "--tmpfs", "/dev/shm"),
         *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", _FOLDER),

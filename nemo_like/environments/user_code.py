@@ -33,7 +33,7 @@ def custom(options: CustomOptions) -> Environment:
     """
     target = load_by_path(options.target)
     environment = target(**options.arguments)
-    columns = declared_by(options.target, target).writes
+    columns = declared_by(options.target, target, options.arguments).writes
     if columns and not declared_by(options.target, environment).writes:  # a function that makes it has them
         return writes(*columns)(environment)
     return environment
@@ -42,8 +42,14 @@ def custom(options: CustomOptions) -> Environment:
 async def _judge(judge: Callable[..., Any], arguments: Mapping[str, Any], turn: Turn) -> Feedback:
     """Call the function and turn what it returns into feedback. Raises TypeError for any other result."""
     answer = judge(turn, **arguments)
-    if inspect.isawaitable(answer):
-        answer = await answer
+    return feedback_of(judge, await answer if inspect.isawaitable(answer) else answer)
+
+
+def feedback_of(judge: Callable[..., Any], answer: object) -> Feedback:
+    """Return what the function ``judge`` returned as feedback: a number, named numbers or a ``Feedback``.
+
+    Raises TypeError for anything else.
+    """
     if isinstance(answer, Feedback):
         return answer
     if isinstance(answer, Mapping):

@@ -1,4 +1,4 @@
-"""Environment variables of an engine's process.
+"""How an engine's process is started: environment variables, and methods that wait.
 
 The driver imports this module to build actor specs, so nothing heavy is imported here.
 """
@@ -10,6 +10,10 @@ from pathlib import Path
 
 from nemo_like.cluster.cpu_environment import CPU_ENVIRONMENT
 from nemo_like.config.schema import Device
+
+# An engine that takes weights while samples are under way runs these in threads (``ActorSpec.in_threads``),
+# since other calls must get through meanwhile.
+WAITING_METHODS = ("pause",)
 
 
 def engine_environment(device: Device) -> dict[str, str]:

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from nemo_like.batch.columns import POLICY_VERSIONS
 from nemo_like.cluster.actor_errors import Overdue
 from nemo_like.config.gpu_stages import EngineHolds
 from nemo_like.config.schema import Tripwires, WeightTransport
+from nemo_like.config.tasks import SamplingSettings
+from nemo_like.data.interface import Prompt
 from nemo_like.weight_transport.buckets import TensorSpec
 from nemo_like.weight_transport.connections import Endpoint, Transfer
 
 if TYPE_CHECKING:
-    from nemo_like.config.tasks import SamplingSettings
     from nemo_like.weight_transport.process_groups import GroupAddress
 
 
@@ -40,6 +42,7 @@ class GroupRequest:
     seeds: tuple[int, ...]
     images: tuple[bytes, ...] = ()  # files; prompt_ids have a row of the image token for each
     num_known: int = 0  # first tokens of prompt_ids for which no ``context_columns`` are wanted
+    said: Prompt | None = None  # what prompt_ids encode; for engines that ask a server
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
@@ -52,6 +55,24 @@ class GroupRequest:
             )
 
 
+# Columns of the responses to a call that asks for the most likely tokens: [L, k] ids and log-probs, the most
+# likely first.
+TOP_TOKEN_IDS = "top_token_ids"
+TOP_LOGPROBS = "top_logprobs"
+# Column of the responses to a call with structured outputs: [L] uint8, 1 on tokens that the mask forced.
+FORCED = "forced"
+
+
+@dataclass(frozen=True, slots=True)
+class CallSampling(SamplingSettings):
+    """How the response to one call of an agent is sampled."""
+
+    # JSON of vLLM's StructuredOutputsParams, such as {"json": {"type": "object"}}: what may be sampled.
+    # The log-probs of the response are those without this mask; responses bring the column forced.
+    structured_outputs: str | None = None
+    num_top_logprobs: int = 0  # responses bring the columns top_token_ids and top_logprobs of so many tokens
+
+
 @dataclass(frozen=True, slots=True)
 class Response:
     """One sampled response. token_ids: [L] int32, the stop token included; logprobs: [L] float32, nats."""
@@ -62,14 +83,40 @@ class Response:
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)  # further ``engine_columns``, by name
     # The same columns for the tokens of the request's prompt from ``num_known`` on.
     context_columns: Mapping[str, np.ndarray] = field(default_factory=dict)
+    text: str | None = None  # what a server answered; None: what token_ids decode to
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """The policy versions that sampled a response; they are the same where one version sampled all of it."""
+
+    oldest: int
+    newest: int
 
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
+    """The responses to one request.
+
+    ``policy_version`` is that of the weights in force when the group was finished; -1 is the checkpoint as
+    loaded. It has sampled all tokens, unless the engine takes weights while samples are under way: then the
+    column ``policy_versions`` of each response says which version sampled which token.
+    """
+
     request_id: str
     responses: tuple[Response, ...]  # in the order of the request's seeds
-    policy_version: int  # of the weights that sampled all of them; -1: the checkpoint as loaded
+    policy_version: int
     weights_digest: int | None = None  # of these weights as they arrived; None without tripwires
+
+    def version_spans(self) -> tuple[VersionSpan, ...]:
+        """Return of each response the oldest and the newest policy version that sampled a token of it."""
+        columns = [response.columns.get(POLICY_VERSIONS.name) for response in self.responses]
+        return tuple(
+            VersionSpan(self.policy_version, self.policy_version)
+            if versions is None
+            else VersionSpan(int(versions.min()), int(versions.max()))
+            for versions in columns
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arrays of all responses as one; two small ones each would cost more than sampling."""
@@ -79,7 +126,8 @@ class GroupResult:
         is_truncated = [response.is_truncated for response in self.responses]
         columns = _joined([response.columns for response in self.responses])
         context = _joined([response.context_columns for response in self.responses])
-        packed = (lengths, is_truncated, token_ids.tobytes(), logprobs.tobytes(), columns, context)
+        texts = [response.text for response in self.responses]
+        packed = (lengths, is_truncated, token_ids.tobytes(), logprobs.tobytes(), columns, context, texts)
         return _unpack_result, (self.request_id, self.policy_version, self.weights_digest, *packed)
 
 
@@ -93,15 +141,16 @@ def _unpack_result(
     logprob_bytes: bytes,
     columns: _Joined,
     context: _Joined,
+    texts: list[str | None],
 ) -> GroupResult:
     token_ids = np.frombuffer(bytearray(token_bytes), np.int32)
     logprobs = np.frombuffer(bytearray(logprob_bytes), np.float32)
     responses, start = [], 0
     count = len(lengths)
-    more = zip(_divided(columns, count), _divided(context, count), strict=True)
-    for length, truncated, both in zip(lengths, is_truncated, more, strict=True):
+    more = zip(_divided(columns, count), _divided(context, count), texts, strict=True)
+    for length, truncated, others in zip(lengths, is_truncated, more, strict=True):
         end = start + length
-        responses.append(Response(token_ids[start:end], logprobs[start:end], truncated, *both))
+        responses.append(Response(token_ids[start:end], logprobs[start:end], truncated, *others))
         start = end
     return GroupResult(request_id, tuple(responses), policy_version, weights_digest)
 
@@ -149,6 +198,10 @@ class EngineStats:
     policy_version: int
     generation_s: float  # seconds in which sequences were being decoded
     num_generated_tokens: int  # of delivered responses
+    idle_s: float = 0.0  # seconds without anything to decode, and without waiting for weights
+    paused_s: float = 0.0  # seconds from when it stopped for weights until they were loaded
+    draining_s: float = 0.0  # seconds of generation_s in which samples ended and none began, for weights
+    tokens_by_version: Mapping[int, int] = field(default_factory=dict)  # of num_generated_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +274,9 @@ class WeightReceiver(Protocol):
         """Stop sampling until ``version`` is loaded or ``resume`` is called.
 
         The engine may have ``version`` already, since a trainer that connects anew sends to all engines.
-        Raises ValueError for an older version, RuntimeError while requests are unfinished.
+        Where weights may come while samples are under way, return when no step is run any more: at once, or
+        when the samples that have begun have ended. Raises ValueError for an older version, EngineOverdue
+        when that takes too long, RuntimeError while requests are unfinished elsewhere.
         """
 
     def fetch_weights(self, transfer: Transfer, groups: Sequence[str]) -> None:

@@ -7,6 +7,10 @@
 
 With nothing to decode the step thread blocks on the queue. It also receives weights, so no step runs with
 half of them.
+
+An engine that takes weights while samples are under way keeps the requests that vLLM has not begun, and asks
+``engine_order`` before each step what comes next. What it does is written to a journal, from which another
+engine can do the same again.
 """
 
 from __future__ import annotations
@@ -22,34 +26,64 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import ray
-from vllm import LLMEngine, RequestOutput, SamplingParams
+import vllm
+from vllm import LLMEngine, RequestOutput
 from vllm.inputs import tokens_input
 from vllm.lora.request import LoRARequest
-from vllm.outputs import CompletionOutput
-from vllm.sampling_params import RequestOutputKind
 
 from nemo_like.batch.columns import Column
+from nemo_like.batch.tags import AS_LOADED
 from nemo_like.cluster.gloo import one_gloo_device
 from nemo_like.cluster.runtime import use_temporary_directory_of_session
 from nemo_like.config.derived import EngineAdapter
 from nemo_like.config.gpu_stages import EngineHolds
 from nemo_like.config.model_info import has_vision_tower
-from nemo_like.config.schema import Device, GenerationConfig, Precision
+from nemo_like.config.schema import (
+    Device,
+    GenerationConfig,
+    KvCacheAfterUpdate,
+    Precision,
+    WeightUpdates,
+)
 from nemo_like.config.tasks import SamplingSettings
 from nemo_like.data.images import decoded
 from nemo_like.generation.engine_args import engine_args
-from nemo_like.generation.engine_routes import NO_ROUTES, EngineRoutes, ResponseRoutes
+from nemo_like.generation.engine_journal import (
+    EngineJournal,
+    JournalWriter,
+    journal_settings,
+    read_journal,
+)
+from nemo_like.generation.engine_order import (
+    AbortRequests,
+    Action,
+    AddRequests,
+    GrantPause,
+    JournalOrder,
+    LiveOrder,
+    RunStep,
+    WaitFor,
+)
+from nemo_like.generation.engine_queue import EngineQueue
+from nemo_like.generation.engine_requests import (
+    QueuedRequest,
+    as_response,
+    check_places,
+    sampling_params,
+    version_spans,
+)
+from nemo_like.generation.engine_routes import NO_ROUTES, EngineRoutes
+from nemo_like.generation.engine_tally import EngineActivity, EngineTally
 from nemo_like.generation.interface import (
     EngineOverdue,
     EngineStats,
     GenerationError,
     GroupRequest,
     GroupResult,
-    Response,
     ResultSink,
     WeightEndpoint,
     WeightGroup,
@@ -74,12 +108,6 @@ class _Command:
     done: Future[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class _Unfinished:
-    request: GroupRequest
-    sink: ResultSink
-
-
 class VllmEngine:
     """A ``GenerationEngine`` and ``WeightReceiver``, where the methods are described.
 
@@ -101,51 +129,68 @@ class VllmEngine:
         sleeps: Sleeps = Sleeps.never,
         adapter: EngineAdapter | None = None,
         routed_experts: Column | None = None,
+        weight_updates: WeightUpdates | None = None,
+        structured_outputs: bool = False,
     ) -> None:
         """Start the engine and wait until it is ready.
 
         ``timeout_s`` is the deadline for the start, and for every later call. Without ``tokenizer_name`` the
         engine knows token ids alone, and refuses stop strings. An engine that ``sleeps`` needs a GPU. With
         ``adapter`` a weight transfer brings such adapters, which the engine computes beside the checkpoint's
-        weights. With ``routed_experts`` responses bring this column.
+        weights. With ``routed_experts`` responses bring this column. With ``weight_updates`` the engine takes
+        weights while samples are under way, and responses bring the column ``policy_versions``; it then
+        belongs in an asyncio actor that runs ``WAITING_METHODS`` in threads. With ``structured_outputs``, for
+        which it needs a tokenizer, ``CallSampling`` may mask what is sampled.
 
         Raises GenerationError when the engine does not start, ValueError when it should sleep but cannot.
         """
         use_temporary_directory_of_session()  # since vLLM leaves sockets and files behind
-        self._name, self._sleeps = name, sleeps
-        self._timeout_s = timeout_s
+        self._name, self._sleeps, self._timeout_s = name, sleeps, timeout_s
+        self._has_adapters, self._has_structured_outputs = adapter is not None, structured_outputs
+        self._generation, self._weight_updates = generation, weight_updates
+        self._max_length = max_total_sequence_length
         self._num_workers = generation.vllm_cfg.tensor_parallel_size
-        if self._num_workers > 1:
-            track_names()
+        self._routes = EngineRoutes(routed_experts, device)
+        self._reads_images = has_vision_tower(model_name)
         self._engine_args = engine_args(
             model_name, generation, device, precision, max_total_sequence_length, seed, adapter
         )
-        self._routes = EngineRoutes(routed_experts, device)
-        self._routes.configure(self._engine_args)
-        self._engine_args.enable_sleep_mode = has_sleep_mode(name, sleeps, device)
-        self._reads_images = has_vision_tower(model_name)
-        if self._reads_images:  # vLLM needs the tokenizer to process images
-            tokenizer_name = model_name
-        if tokenizer_name is not None:
-            self._engine_args.tokenizer = tokenizer_name
-            self._engine_args.skip_tokenizer_init = False
+        self._complete_args(device, model_name if self._reads_images else tokenizer_name)
         self._engine: LLMEngine
         self._failure: str | None = None
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
-        self._unfinished: dict[str, _Unfinished] = {}
-        self._policy_version = -1
+        self._unfinished: dict[str, QueuedRequest] = {}  # those that vLLM has
+        live = LiveOrder(weight_updates, generation.vllm_cfg.max_num_seqs)
+        self._queue: EngineQueue[QueuedRequest] = EngineQueue(live, timeout_s)
+        self._device, self._precision, self._seed = device, precision, seed
+        self._policy_version = AS_LOADED
         # What each request needs to be computed with the adapter; None where there is none.
         self._adapter: LoRARequest | None = None
-        self._has_adapters = adapter is not None
         self._weights_digest: int | None = None
         self._paused_for: int | None = None
-        self._generation_s = 0.0
-        self._num_generated_tokens = 0
+        self._tally, self._num_loads = EngineTally(), 0
         self._num_processes = 0  # of the engine's workers, this process not counted
         self._did_not_start = False
         self._thread = threading.Thread(target=self._serve, name=f"{name}-step", daemon=True)
         self._thread.start()
         self._call(self._start_engine)
+
+    def _complete_args(self, device: Device, tokenizer_name: str | None) -> None:
+        """Set the arguments on which parts of this engine depend. To process images it needs a tokenizer."""
+        if self._num_workers > 1:
+            track_names()
+        self._routes.configure(self._engine_args)
+        self._engine_args.enable_sleep_mode = has_sleep_mode(self._name, self._sleeps, device)
+        if self._weight_updates is not None:
+            # A step that is computed ahead would belong to two versions, and depend on the machine's speed.
+            self._engine_args.async_scheduling = False
+        if self._has_structured_outputs:
+            # Without spaces of choice: a policy that is bad at JSON would fill its response with them.
+            self._engine_args.structured_outputs_config.disable_any_whitespace = True
+            self._engine_args.structured_outputs_config.backend = "xgrammar"
+        if tokenizer_name is not None:
+            self._engine_args.tokenizer = tokenizer_name
+            self._engine_args.skip_tokenizer_init = False
 
     # ------------------------------------------------------------------ generation
 
@@ -154,21 +199,34 @@ class VllmEngine:
 
         Raises ValueError when a request cannot be served; then none of this call's requests is queued.
         """
-        params = [_sampling_params(request, sampling) for request in requests]
-        for request, one in zip(requests, params, strict=True):
-            self._routes.ask(request, one)
-        self._call(lambda: self._add(requests, params, sink))
+        queued = []
+        for request in requests:
+            params = sampling_params(request, sampling)
+            self._routes.ask(request, params)
+            queued.append(QueuedRequest(request, sampling, params, sink))
+        self._call(lambda: self._add(queued))
 
     def abort(self, request_ids: Sequence[str]) -> None:
         self._call(lambda: self._abort(request_ids))
 
     def abort_all(self) -> None:
-        self._call(lambda: self._abort(list(self._unfinished)))
+        self._call(lambda: self._abort([*self._queue.waiting, *self._unfinished]))
 
     def stats(self) -> EngineStats:
-        return self._call(
-            lambda: EngineStats(self._policy_version, self._generation_s, self._num_generated_tokens)
-        )
+        return self._call(lambda: self._tally.stats(self._policy_version))
+
+    def open_journal(self, journal: EngineJournal) -> None:
+        """Write a journal from now on, in place of an earlier one, and repeat the events of another first.
+
+        Its steps count from here. Raises RuntimeError while requests are unfinished, ValueError without
+        ``weight_updates``, JournalError when the journal to repeat cannot be read or is of an engine with
+        other settings, and DiskFull or OSError.
+        """
+        self._call(lambda: self._open_journal(journal))
+
+    def flush_journal(self) -> None:
+        """Bring what the journal has so far to its file. Raises DiskFull or OSError."""
+        self._call(self._queue.flush)
 
     def hold(self, what: EngineHolds) -> None:
         self._call(lambda: self._hold(what))
@@ -199,7 +257,16 @@ class VllmEngine:
         self._call(lambda: self._rpc("join_weight_group", group=group))
 
     def pause(self, version: int) -> None:
-        self._call(lambda: self._pause(version))
+        granted = self._call(lambda: self._pause(version))
+        try:
+            granted.result(self._timeout_s)
+        except TimeoutError:
+            waits_for = self._call(lambda: self._withdraw_pause(granted))
+            raise EngineOverdue(
+                f"engine {self._name!r} did not pause for policy version {version} within "
+                f"{self._timeout_s:g} s: {waits_for}",
+                [self._name],
+            ) from None
 
     def fetch_weights(self, transfer: Transfer, groups: Sequence[str]) -> None:
         self._call(lambda: self._fetch_weights(transfer, groups))
@@ -227,23 +294,47 @@ class VllmEngine:
             raise EngineOverdue(message, [self._name]) from None
 
     def _serve(self) -> None:
+        action: Action = WaitFor()
         while not self._did_not_start:
-            self._run_commands()
-            if not self._is_idle():
-                self._step()
+            self._run_commands(action)
+            action = self._advance()
 
-    def _is_idle(self) -> bool:
-        return self._paused_for is not None or not self._unfinished
-
-    def _run_commands(self) -> None:
-        """Run all queued commands; when there is nothing to decode, wait for one first."""
+    def _run_commands(self, latest: Action) -> None:
+        """Run all queued commands; when the latest action is to wait, wait for one first."""
         try:
-            command = self._commands.get(block=self._is_idle())
+            command = self._commands.get(block=isinstance(latest, WaitFor), timeout=self._queue.patience_s())
             while True:
                 self._run(command)
                 command = self._commands.get(block=False)
         except queue.Empty:
             pass
+
+    def _advance(self) -> Action:
+        """Do what comes next, and return what that was."""
+        if self._failure is not None or self._did_not_start:
+            return WaitFor()
+        is_paused = self._paused_for is not None
+        try:
+            num_sequences = self._engine.get_num_unfinished_requests()
+            action = self._queue.next(self._unfinished.keys(), num_sequences, is_paused=is_paused)
+            match action:
+                case AddRequests():
+                    for name in action.request_ids:
+                        self._begin(self._queue.take(name))
+                case AbortRequests():
+                    self._drop(action.request_ids)
+                case GrantPause():
+                    self._paused_for = self._queue.grant_pause()
+                    self._tally.clock.enter(EngineActivity.paused)
+                case RunStep():
+                    self._tally.clock.enter(EngineActivity.decoding)
+                    self._step()
+                case WaitFor():
+                    self._tally.clock.enter(EngineActivity.paused if is_paused else EngineActivity.idle)
+        except Exception:
+            self._fail(traceback.format_exc())
+            return WaitFor()
+        return action
 
     def _run(self, command: _Command) -> None:
         if self._failure is not None:
@@ -256,31 +347,37 @@ class VllmEngine:
 
     def _step(self) -> None:
         started_s = time.monotonic()
-        try:
-            with span("generate"):
-                outputs = self._engine.step()
-            self._deliver([output for output in outputs if output.finished])
-        except Exception:
-            self._fail(traceback.format_exc())
-        self._generation_s += time.monotonic() - started_s
+        with span("generate"):
+            outputs = self._engine.step()
+        self._queue.num_steps += 1
+        self._deliver([output for output in outputs if output.finished])
+        taken_s = time.monotonic() - started_s
+        self._tally.generation_s += taken_s
+        if self._queue.is_draining:
+            self._tally.draining_s += taken_s
 
     def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
         """Call each sink once, with all of its groups that finished in this step."""
         by_sink: dict[int, tuple[ResultSink, list[GroupResult]]] = {}
         for output in outputs:
-            _check_places(self._unfinished[output.request_id].request, output)
+            check_places(self._unfinished[output.request_id].request, output)
         routes = self._routes.take([(self._unfinished[one.request_id].request, one) for one in outputs])
         for output in outputs:
             entry = self._unfinished.pop(output.request_id)
             responses = tuple(
-                _response(completion, routes.get((output.request_id, completion.index), NO_ROUTES))
+                as_response(
+                    completion,
+                    routes.get((output.request_id, completion.index), NO_ROUTES),
+                    with_versions=self._weight_updates is not None,
+                    is_masked=entry.is_masked,
+                )
                 for completion in output.outputs
             )
-            self._num_generated_tokens += sum(len(response.token_ids) for response in responses)
-            _, results = by_sink.setdefault(id(entry.sink), (entry.sink, []))
-            results.append(
-                GroupResult(output.request_id, responses, self._policy_version, self._weights_digest)
-            )
+            result = GroupResult(output.request_id, responses, self._policy_version, self._weights_digest)
+            self._queue.write_finished(result.request_id, [version_spans(one) for one in output.outputs])
+            if self._queue.is_wanted(output.request_id):
+                self._tally.count(result)
+                by_sink.setdefault(id(entry.sink), (entry.sink, []))[1].append(result)
         for sink, results in by_sink.values():
             sink.submit("on_groups", results)
 
@@ -292,10 +389,53 @@ class VllmEngine:
         if len(multiprocessing.active_children()) < self._num_processes:
             _end_process()
         self._failure = f"engine {self._name!r} failed:\n{trace}"
-        sinks = {id(entry.sink): entry.sink for entry in self._unfinished.values()}
+        waiting = self._queue.fail(GenerationError(self._failure))
+        sinks = {id(entry.sink): entry.sink for entry in (*self._unfinished.values(), *waiting)}
         self._unfinished.clear()
         for sink in sinks.values():
             sink.submit("on_engine_error", self._name, trace)
+        try:
+            self._queue.flush()
+        except Exception:
+            traceback.print_exc()  # into the log, since callers hear of the first failure
+
+    @property
+    def _keeps_kv_cache(self) -> bool:
+        """Whether samples under way go on with keys and values of earlier weights."""
+        return (
+            self._weight_updates is WeightUpdates.in_flight
+            and self._generation.kv_cache_after_update is KvCacheAfterUpdate.keep
+        )
+
+    def _open_journal(self, journal: EngineJournal) -> None:
+        if self._weight_updates is None:
+            raise ValueError(
+                f"engine {self._name!r}: a journal needs weight_updates, without which there is no order to "
+                "write down; open none"
+            )
+        if num_groups := len(self._unfinished) + len(self._queue.waiting):
+            raise RuntimeError(
+                f"engine {self._name!r} still generates {num_groups} groups, so no journal can begin"
+            )
+        settings = journal_settings(
+            vllm.__version__,
+            self._generation,
+            self._weight_updates,
+            {
+                "device": self._device.value,
+                "precision": self._precision.value,
+                "seed": self._seed,
+                "max_total_sequence_length": self._max_length,
+            },
+        )
+        order = None
+        if journal.replayed is not None:
+            replayed = read_journal(Path(journal.replayed))
+            replayed.check_settings(settings)
+            order = JournalOrder(replayed)
+        writer = JournalWriter(Path(journal.path), self._name, settings)
+        self._queue.flush()
+        self._queue = EngineQueue(self._queue.live, self._timeout_s, order, writer)
 
     def _start_engine(self) -> None:
         # The step thread builds the engine, since the current CUDA device is a thread's own.
@@ -307,6 +447,9 @@ class VllmEngine:
         except Exception as error:
             self._did_not_start = True
             raise GenerationError(f"engine {self._name!r} did not start: {error}") from error
+        self._engine.set_weight_version(str(self._policy_version))
+        if self._has_structured_outputs:
+            self._rpc("return_unmasked_logprobs")
         self._routes.start(self._engine)
         self._memory = EngineMemory(self._engine)
         self._num_processes = len(multiprocessing.active_children())
@@ -319,30 +462,53 @@ class VllmEngine:
         gc.freeze()
         gc.set_threshold(_GC_THRESHOLD)
 
-    def _add(
-        self, requests: Sequence[GroupRequest], params: Sequence[SamplingParams], sink: ResultSink
-    ) -> None:
-        added: list[str] = []
+    def _add(self, queued: Sequence[QueuedRequest]) -> None:
         self._check_awake()
+        unfinished = {*self._unfinished, *self._queue.waiting}
+        for one in queued:
+            if one.request.request_id in unfinished:
+                raise ValueError(f"request {one.request.request_id!r} is unfinished already; use another id")
+            unfinished.add(one.request.request_id)
+        if self._weight_updates is not None:
+            self._enqueue(queued)
+            return
         if self._has_adapters and self._adapter is None and self._paused_for is not None:
             raise RuntimeError(
                 f"engine {self._name!r} waits for its first adapters; a request that came now would be "
                 "sampled without them; submit it after the weight update"
             )
+        added: list[str] = []
         try:
-            for request, request_params in zip(requests, params, strict=True):
-                if request.request_id in self._unfinished:
-                    raise ValueError(f"request {request.request_id!r} is unfinished already; use another id")
-                prompt = self._prompt(request)
-                engine_id = self._engine.add_request(
-                    request.request_id, prompt, request_params, lora_request=self._adapter
-                )
-                self._routes.add(request, engine_id)
-                self._unfinished[request.request_id] = _Unfinished(request, sink)
-                added.append(request.request_id)
+            for one in queued:
+                self._begin(one)
+                added.append(one.request.request_id)
         except Exception:
-            self._abort(added)
+            self._drop(added)
             raise
+
+    def _enqueue(self, queued: Sequence[QueuedRequest]) -> None:
+        """Have the requests wait for their turn. vLLM, which might refuse them, sees them only then."""
+        for one in queued:
+            num_tokens = len(one.request.prompt_ids)
+            if num_tokens >= self._max_length:
+                raise ValueError(
+                    f"request {one.request.request_id!r} has {num_tokens} tokens, which leaves no room for a "
+                    f"response in {self._max_length}; use shorter prompts or raise "
+                    "policy.max_total_sequence_length"
+                )
+        self._queue.waiting.update({one.request.request_id: one for one in queued})
+
+    def _begin(self, queued: QueuedRequest) -> None:
+        """Give a request to vLLM."""
+        request, prompt = queued.request, self._prompt(queued.request)
+        if self._keeps_kv_cache:
+            # Keys and values of old weights stay in the cache for samples under way, and for no others.
+            prompt["cache_salt"] = str(self._num_loads)
+        engine_id = self._engine.add_request(
+            request.request_id, prompt, queued.params, lora_request=self._adapter
+        )
+        self._routes.add(request, engine_id)
+        self._unfinished[request.request_id] = queued
 
     def _prompt(self, request: GroupRequest) -> Any:
         """Return a prompt as vLLM takes it; where it has an image vLLM itself repeats the image's token."""
@@ -358,7 +524,7 @@ class VllmEngine:
         return {"prompt_token_ids": ids, "multi_modal_data": {"image": images}}
 
     def _score(self, sequences: Sequence[Sequence[int]], top_k: int) -> PromptScores:
-        if self._unfinished:
+        if self._unfinished or self._queue.waiting:
             raise RuntimeError(f"engine {self._name!r} still generates, so it cannot score tokens")
         self._check_awake()
         names = [f"score-{place}" for place in range(len(sequences))]
@@ -381,30 +547,51 @@ class VllmEngine:
         return packed_scores([len(one) for one in sequences], [finished[name] for name in names], top_k)
 
     def _abort(self, request_ids: Sequence[str]) -> None:
-        known = {one: entry for one in request_ids if (entry := self._unfinished.pop(one, None))}
+        self._drop(self._queue.abort(request_ids, self._unfinished.keys()))
+
+    def _drop(self, request_ids: Sequence[str]) -> None:
+        """Take those of the requests that it has from vLLM."""
+        known = {name: queued for name in request_ids if (queued := self._unfinished.pop(name, None))}
         self._engine.abort_request(list(known))
-        for request_id, entry in known.items():
-            self._routes.drop(request_id, len(entry.request.seeds))
+        for name, queued in known.items():
+            self._routes.drop(name, queued.num_responses)
 
     def _rpc(self, method: str, **kwargs: Any) -> Any:
         """Call every worker of this engine, and return the first one's answer."""
         return self._engine.collective_rpc(method, kwargs=kwargs)[0]
 
-    def _pause(self, version: int) -> None:
+    def _pause(self, version: int) -> Future[None]:
+        """Return what resolves when the engine is paused."""
         if version < self._policy_version:
             raise ValueError(
                 f"engine {self._name!r} is at policy_version={self._policy_version}; "
                 f"version={version} is older"
             )
         # While the engine is paused, unfinished requests do no harm: nothing was sampled for them yet.
-        if self._unfinished and self._paused_for is None:
+        if self._unfinished and self._paused_for is None and self._weight_updates is None:
             raise RuntimeError(
                 f"engine {self._name!r} still generates {len(self._unfinished)} groups; one group must not "
                 "mix policy versions; wait for them or abort them before a weight update"
             )
         if self._memory.holds is EngineHolds.nothing:
             raise RuntimeError(f"engine {self._name!r} sleeps, so there is no room for weights to load")
-        self._paused_for = version
+        granted = self._queue.ask_pause(version)
+        if self._weight_updates is None:
+            self._paused_for = self._queue.grant_pause()
+        else:
+            self._paused_for = None  # a pause for another version comes in its turn too
+        return granted
+
+    def _withdraw_pause(self, granted: Future[None]) -> str:
+        """Go on without the pause, and return what it waited for."""
+        if granted.done():
+            self._paused_for = None
+            return "it has done so now, too late"
+        self._queue.give_up_pause(RuntimeError("it took too long"))
+        if awaited := self._queue.awaited:
+            return f"it waits for {awaited}"
+        groups = list(self._unfinished)
+        return f"{len(groups)} groups have not ended, such as {groups[:1]}"
 
     def _fetch_weights(self, transfer: Transfer, groups: Sequence[str]) -> None:
         self._check_paused(transfer.version)
@@ -415,9 +602,7 @@ class VllmEngine:
         try:
             load = self._load_adapter if self._has_adapters else self._load_model
             self._weights_digest = load(groups)
-            # Cached keys, values and features of images were computed with the old weights.
-            self._engine.reset_prefix_cache()
-            self._engine.reset_encoder_cache()
+            self._forget_old_values()
         except Exception:
             self._fail(
                 f"loading policy version {version} broke off, and half-loaded weights serve nobody\n"
@@ -425,7 +610,19 @@ class VllmEngine:
             )
             raise
         self._policy_version, self._paused_for = version, None
+        self._num_loads += 1
+        self._engine.set_weight_version(str(version))
+        self._queue.took_weights(version, list(self._unfinished))
         return version
+
+    def _forget_old_values(self) -> None:
+        """Drop cached keys, values and features of images, which were computed with the old weights."""
+        if not self._keeps_kv_cache:
+            # vLLM computes those of running samples anew when these go on.
+            self._engine.reset_prefix_cache(reset_running_requests=self._weight_updates is not None)
+        elif not self._unfinished:
+            self._engine.reset_prefix_cache()
+        self._engine.reset_encoder_cache()
 
     def _load_model(self, groups: Sequence[str]) -> int | None:
         """Load whole weights, and return their digest."""
@@ -447,6 +644,7 @@ class VllmEngine:
 
     def _resume(self, transfer: Transfer) -> int:
         self._rpc("give_up_weights", transfer=transfer)
+        self._queue.give_up_pause(RuntimeError("the trainer gave the transfer up"))
         self._paused_for = None
         return self._policy_version
 
@@ -457,9 +655,9 @@ class VllmEngine:
     def _hold(self, what: EngineHolds) -> None:
         if self._sleeps is Sleeps.never:
             raise RuntimeError(f"engine {self._name!r} was not started to sleep: it has a device of its own")
-        if self._unfinished:
+        if num_groups := len(self._unfinished) + len(self._queue.waiting):
             raise RuntimeError(
-                f"engine {self._name!r} still generates {len(self._unfinished)} groups, so it cannot sleep"
+                f"engine {self._name!r} still generates {num_groups} groups, so it cannot sleep"
             )
         self._memory.hold(what)
 
@@ -476,49 +674,3 @@ def _end_process() -> None:
     vLLM has written to the log which worker died.
     """
     os._exit(1)
-
-
-def _sampling_params(request: GroupRequest, sampling: SamplingSettings) -> SamplingParams:
-    num_responses = len(request.seeds)
-    if sampling.temperature == 0 and num_responses > 1:
-        raise ValueError(
-            f"request {request.request_id!r}: {num_responses} greedy responses would be the same; ask for one"
-        )
-    return SamplingParams(
-        n=num_responses,
-        seed=request.seeds[0],
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        max_tokens=sampling.max_new_tokens,
-        stop_token_ids=list(sampling.stop_token_ids),
-        stop=list(sampling.stop_strings),
-        ignore_eos=True,  # only the stop tokens and strings of the settings end a response
-        logprobs=0,  # only that of the sampled token
-        flat_logprobs=True,
-        detokenize=bool(sampling.stop_strings),  # only where needed: it takes a fifth of the time
-        output_kind=RequestOutputKind.FINAL_ONLY,
-        skip_clone=True,  # vLLM need not copy an object that was made for this one request
-    )
-
-
-def _check_places(request: GroupRequest, output: RequestOutput) -> None:
-    """Raise GenerationError when images take other places in the engine's prompt than in the request's, whose
-    tokens the trainer will read."""
-    if request.images and tuple(output.prompt_token_ids or ()) != request.prompt_ids:
-        raise GenerationError(
-            f"request {request.request_id!r}: the engine's prompt has {len(output.prompt_token_ids or ())} "
-            f"tokens with its images, and the request's {len(request.prompt_ids)}; both must come from the "
-            "checkpoint's image processor"
-        )
-
-
-def _response(completion: CompletionOutput, routes: ResponseRoutes) -> Response:
-    return Response(
-        token_ids=np.asarray(completion.token_ids, dtype=np.int32),
-        logprobs=np.asarray(completion.logprobs.logprobs, dtype=np.float32),
-        is_truncated=completion.finish_reason == "length",
-        columns=routes.columns,
-        context_columns=routes.context_columns,
-    )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from nemo_like.generation.route_recorder import RouteRecorderExtension
+from nemo_like.generation.unmasked_logprobs import UnmaskedLogprobsExtension
 from nemo_like.generation.weight_receiver import WeightReceiverExtension
 
 
-class WorkerExtension(WeightReceiverExtension, RouteRecorderExtension):
+class WorkerExtension(WeightReceiverExtension, RouteRecorderExtension, UnmaskedLogprobsExtension):
     """Methods that vLLM mixes into every worker."""

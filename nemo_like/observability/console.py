@@ -37,6 +37,26 @@ def make_console(mode: ConsoleMode, stream: TextIO, run_name: str, progress: Run
     return PlainConsole(stream, progress)
 
 
+class QuietConsole:
+    """A console that shows nothing; the progress gets every value."""
+
+    def __init__(self, progress: RunProgress) -> None:
+        self._progress = progress
+
+    def status(self, text: str) -> None:
+        self._progress.status = text
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._progress.on_step(step, metrics)
+
+    def validation(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._progress.on_validation(step, metrics)
+
+    def note(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class PlainConsole:
     """A console that prints one line per event and flushes it, without colours or cursor movements.
 
@@ -53,9 +73,7 @@ class PlainConsole:
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self._progress.on_step(step, metrics)
-        self.note(
-            f"step {step}/{self._progress.max_num_steps}  {_describe_step(metrics, self._progress.eta_s)}"
-        )
+        self.note(f"{self._progress.numbered(step)}  {_describe_step(metrics, self._progress.eta_s)}")
 
     def validation(self, step: int, metrics: Mapping[str, float]) -> None:
         self._progress.on_validation(step, metrics)
@@ -65,7 +83,7 @@ class PlainConsole:
         parts += [f"validation reward {reward:.3f}"] if reward != accuracy else []
         parts += [f"validation: {failed}" if not parts else failed] if failed else []
         if parts:
-            self.note("  ".join([f"step {step}/{self._progress.max_num_steps}", *parts]))
+            self.note("  ".join([self._progress.numbered(step), *parts]))
 
     def note(self, text: str) -> None:
         for stream in (self._stream, sys.stderr):

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 
 from nemo_like.config.units import format_size
@@ -82,6 +83,18 @@ def write_whole(path: Path, contents: bytes | memoryview, what: str) -> None:
         except OSError:
             aside.unlink(missing_ok=True)
             raise
+
+
+def append_whole(file: FileIO, line: bytes) -> None:
+    """Append a line to an unbuffered file whole, or restore the file and raise OSError."""
+    size = os.fstat(file.fileno()).st_size
+    try:
+        written = 0
+        while written < len(line):
+            written += file.write(line[written:])
+    except OSError:
+        file.truncate(size)
+        raise
 
 
 @contextmanager

@@ -1,4 +1,7 @@
-"""Writes and reads ``metrics.jsonl``, which has one JSON object per step, with sorted keys."""
+"""Writes and reads ``metrics.jsonl``, which has one JSON object per step, with sorted keys.
+
+``FollowedLines`` reads this and other files of JSON lines while another process writes them.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,12 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from nemo_like.observability.disk import space_for, write_whole
+from nemo_like.observability.disk import append_whole, space_for, write_whole
 
 # Metrics that differ between two runs with one seed; all others must be equal.
 _MEASURED_PREFIXES = ("timing/", "performance/")
@@ -44,7 +48,7 @@ class MetricsFile:
             line = json.dumps(self._pending, sort_keys=True).encode() + b"\n"
             what, self._pending = f"the metrics of step {self._pending['step']}", None
             with space_for(what, self._path.parent, len(line)):
-                self._append(line)
+                append_whole(self._file, line)
 
     def rewind(self, last_step: int) -> None:
         """Remove the lines after ``last_step``, which will be written again, and one that was cut short."""
@@ -71,17 +75,6 @@ class MetricsFile:
             finally:
                 self._file.close()
 
-    def _append(self, line: bytes) -> None:
-        """Append the whole line, or restore the file and raise OSError."""
-        size = os.fstat(self._file.fileno()).st_size
-        try:
-            written = 0
-            while written < len(line):
-                written += self._file.write(line[written:])
-        except OSError:
-            self._file.truncate(size)
-            raise
-
 
 def _open(path: Path) -> FileIO:
     """Open a file to append, unbuffered: a buffer would keep what the disk refused, and fail again."""
@@ -91,6 +84,54 @@ def _open(path: Path) -> FileIO:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the objects of a ``metrics.jsonl``, one per step, in order."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@dataclass(frozen=True, slots=True)
+class NewLines:
+    """What is new in a followed file."""
+
+    values: list[dict[str, Any]]
+    is_replaced: bool  # another file has taken the place of the one that was read: these are all of its lines
+
+
+class FollowedLines:
+    """A file of JSON lines that another process writes, on any file system that both see.
+
+    The file may not be there yet. A last line without its end is being written, and is read when it has one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode: int | None = None
+        self._offset = 0
+
+    def new(self) -> NewLines:
+        """Return the objects since the last call; lines that are no JSON objects are left out.
+
+        A process that was killed while it wrote leaves such a line. Raises OSError for a file that cannot be
+        read.
+        """
+        try:
+            # Opened anew each time, which makes NFS ask the server.
+            with self._path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                is_same = status.st_ino == self._inode and status.st_size >= self._offset
+                is_replaced = self._inode is not None and not is_same
+                self._inode, start = status.st_ino, self._offset if is_same else 0
+                file.seek(start)
+                whole, _, _ = file.read().rpartition(b"\n")
+        except FileNotFoundError:
+            return NewLines([], is_replaced=False)
+        self._offset = start + len(whole) + 1 if whole else start
+        return NewLines([value for line in whole.splitlines() if (value := _object(line))], is_replaced)
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def without_measurements(record: Mapping[str, Any]) -> dict[str, Any]:

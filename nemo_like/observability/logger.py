@@ -1,4 +1,4 @@
-"""One small interface in front of console, metrics file, learning curve, report, W&B, TensorBoard, MLflow."""
+"""One small interface in front of console, files and metrics back ends."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from nemo_like.config.schema import LoggerConfig, WandbMode
 from nemo_like.observability.background import BackgroundLogger
 from nemo_like.observability.console import make_console
 from nemo_like.observability.disk import DiskFull, write_whole
+from nemo_like.observability.events import EventKind, EventsFile
 from nemo_like.observability.jsonl import MetricsFile, read_metrics
 from nemo_like.observability.learning_curve import CurvePoints, write_learning_curve
 from nemo_like.observability.mlflow_logger import MlflowRecorder, tracking_uri
 from nemo_like.observability.progress import RunProgress
+from nemo_like.observability.prometheus_endpoint import PrometheusRecorder
 from nemo_like.observability.report.report_recorder import ReportRecorder
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.observability.summary import RunSummary, SampleAnswer, format_summary
@@ -78,6 +80,7 @@ class RunLogger:
             write_whole(directory.wandb_run_id_path, self.wandb_run_id.encode(), "the W&B run's id")
         self._backends = list(self._start_backends(resolved_config))
         self._metrics_file = MetricsFile(directory.metrics_path)
+        self._events = EventsFile(directory.events_path)
         self._console = make_console(cfg.console, stream or sys.stdout, directory.name, self._progress)
 
     def __enter__(self) -> RunLogger:
@@ -99,6 +102,7 @@ class RunLogger:
     def status(self, text: str) -> None:
         """Show what the run is doing outside of steps, such as "starting 2 vLLM engines"."""
         self._console.status(text)
+        self._events.write(EventKind.status, text)
 
     def warn(self, text: str) -> None:
         """Print a sentence that the user should not miss."""
@@ -107,6 +111,7 @@ class RunLogger:
     def note(self, text: str) -> None:
         """Print a line that stays, such as what was left out of the data."""
         self._console.note(text)
+        self._events.write(EventKind.note, text)
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the metrics of a step; steps are counted from 1."""
@@ -132,9 +137,10 @@ class RunLogger:
             self._points.accuracies.append((step, metrics["validation/accuracy"]))
         self._console.validation(step, metrics)
 
-    def flush(self) -> None:
-        """Complete the metrics file; call it when nothing more of the latest step will come."""
+    def flush(self, step: int) -> None:
+        """Complete the metrics file; call it when nothing more of ``step``, the latest, will come."""
         self._metrics_file.flush()
+        self._events.write(EventKind.step, step=step)
 
     def finish(self, summary: RunSummary) -> bool:
         """Write everything out and print the summary; the last line is ``run_dir: PATH``.
@@ -142,14 +148,17 @@ class RunLogger:
         Returns whether the metrics file and the learning curve are on disk. Warnings say what is not, and
         what went wrong in the back ends, which do not count.
         """
-        self._console.status("writing the results")
+        self.status("writing the results")
         unwritten = self._write_results()
         problems = self._finish_backends(_FINISH_S)
         self._console.close()
         for line in format_summary(summary, self._progress, self._result_paths()):
             self._console.note(line)
         for problem in (*unwritten, *problems):
-            self._console.note(f"warning: {problem}")
+            self.warn(problem)
+        self._events.write(EventKind.ended, summary.outcome, exit_code=summary.exit_code)
+        if self._events.problem:
+            self._console.note(f"warning: {self._events.problem}")
         self._console.note(f"run_dir: {self._directory.path}")
         return not unwritten
 
@@ -169,6 +178,7 @@ class RunLogger:
         """
         self.close()
         self._console.note(f"The run failed: {reason}. The same command continues it.")
+        self._events.write(EventKind.ended, f"failed: {reason}. The same command continues it")
         self._console.note(f"run_dir: {self._directory.path}")
 
     def close(self) -> None:
@@ -192,6 +202,11 @@ class RunLogger:
         if cfg.mlflow.enabled:
             yield BackgroundLogger(
                 "MLflow", lambda: MlflowRecorder(cfg.mlflow, directory.name, resolved_config)
+            )
+        if cfg.prometheus.port is not None:
+            max_num_steps = self._progress.max_num_steps
+            yield BackgroundLogger(
+                "Prometheus", lambda: PrometheusRecorder(cfg.prometheus, directory.name, max_num_steps)
             )
 
     def _earlier_wandb_run_id(self) -> str | None:

@@ -73,6 +73,10 @@ class RunProgress:
         self._started_s = clock()
         self._step_ends_s: deque[float] = deque(maxlen=_RECENT_STEPS + 1)
 
+    def numbered(self, step: int) -> str:
+        """Return "step 3/80", or "step 3" in a run that makes no steps of its own."""
+        return f"step {step}/{self.max_num_steps}" if self.max_num_steps else f"step {step}"
+
     @property
     def elapsed_s(self) -> float:
         return self._clock() - self._started_s

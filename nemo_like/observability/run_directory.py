@@ -1,4 +1,4 @@
-"""The directory of a run: its resolved configuration, metrics, learning curve, logs and W&B files."""
+"""The directory of a run: its resolved configuration, metrics, events, learning curve, logs, W&B files."""
 
 from __future__ import annotations
 
@@ -59,6 +59,16 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     @property
+    def events_path(self) -> Path:
+        """What the run told people besides its metrics, and how it ended."""
+        return self.path / "events.jsonl"
+
+    @property
+    def rollout_times_path(self) -> Path:
+        """When the samples of each training rollout were asked for and came."""
+        return self.path / "rollout_times.jsonl"
+
+    @property
     def wandb_run_id_path(self) -> Path:
         """The file with the run's id in W&B, written at the start: a later process continues it there."""
         return self.path / "wandb_run_id"
@@ -71,6 +81,11 @@ class RunDirectory:
     def final_hf_path(self) -> Path:
         """The trained policy as a Hugging Face checkpoint."""
         return self.path / "final_hf"
+
+    @property
+    def evaluation_path(self) -> Path:
+        """What an evaluation found, with its errors."""
+        return self.path / "evaluation.json"
 
     @property
     def learning_curve_path(self) -> Path:
@@ -94,6 +109,7 @@ class RunDirectory:
         places = {
             "metrics": self.metrics_path,
             "configuration": self.config_path,
+            "evaluation": self.evaluation_path,
             "learning curve": self.learning_curve_path,
             "report": self.report_path,
             "checkpoints": self.checkpoints_path,

@@ -19,6 +19,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -81,10 +82,15 @@ class RunStart:
             is_requeued = False
         return is_requeued or silence_s >= LEASE_S
 
+    @property
+    def process(self) -> str:
+        """Which process this start is, in words."""
+        job = f" (Slurm job {self.slurm_job.rpartition('/')[2]})" if self.slurm_job else ""
+        return f"process {self.pid} on host {self.host}{job}"
+
     def describe(self, seen_by: RunStart, silence_s: float) -> str:
         """Return who this start is, and its last sign of life, for the user of the start ``seen_by``."""
-        job = f" (Slurm job {self.slurm_job.rpartition('/')[2]})" if self.slurm_job else ""
-        who = f"process {self.pid} on host {self.host}{job} has held it since {self.began}"
+        who = f"{self.process} has held it since {self.began}"
         if self._shares_processes_with(seen_by):
             return f"{who} and is running"
         return f"{who} and gave a sign of life {max(0.0, silence_s):.0f} s ago"
@@ -92,6 +98,42 @@ class RunStart:
     def _shares_processes_with(self, other: RunStart) -> bool:
         own = (self.host, self.boot_id, self.pid_namespace)
         return self.pid_namespace is not None and own == (other.host, other.boot_id, other.pid_namespace)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatestStart:
+    """The start that holds a directory, or held it last, as somebody sees it who only reads.
+
+    Times are in seconds since 1970.
+    """
+
+    process: str  # which one it is, in words
+    began_s: float
+    last_sign_s: float  # of life: its end, where it said so
+    is_over: bool
+    has_ended: bool  # it said that it is over; else its process is gone, or silent for ``LEASE_S``
+
+
+def latest_start(directory: Path) -> LatestStart | None:
+    """Return the latest start of a directory; None where it had none, or its file cannot be understood.
+
+    The age of a sign of life from another machine is by this machine's clock, which must not be off by much
+    of ``LEASE_S``.
+    """
+    numbers = [int(path.stem) for path in (directory / "starts").glob("[0-9]*.json")]
+    if not numbers:
+        return None
+    path = directory / "starts" / f"{max(numbers)}.json"
+    start, last_sign_s = _read(path), path.stat().st_mtime
+    if start is None:
+        return None
+    return LatestStart(
+        process=start.process,
+        began_s=_seconds(start.began),
+        last_sign_s=last_sign_s if start.ended is None else _seconds(start.ended),
+        is_over=start.is_over(RunStart.of_this_process(), time.time() - last_sign_s),
+        has_ended=start.ended is not None,
+    )
 
 
 class DirectoryLock:
@@ -233,3 +275,7 @@ def _running_since(pid: int) -> int | None:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _seconds(moment: str) -> float:
+    return datetime.fromisoformat(moment).timestamp()

@@ -28,13 +28,14 @@ class RunSummary:
     """How a run ended; ``outcome`` completes the sentence "the run ..."."""
 
     outcome: str  # "finished", "was interrupted", "failed: ..."
+    exit_code: int = 0  # of run_grpo.py
     sample_answers: Sequence[SampleAnswer] = ()
     paths: Mapping[str, str] = field(default_factory=dict)  # more results, label to path
 
 
 def format_summary(summary: RunSummary, progress: RunProgress, paths: Mapping[str, str]) -> list[str]:
     """Return the lines of the summary, without the closing ``run_dir`` line."""
-    steps = f"{progress.step} of {progress.max_num_steps} steps"
+    steps = f"{progress.step} of {progress.max_num_steps} steps" if progress.max_num_steps else "It ended"
     lines = ["", f"The run {summary.outcome}. {steps} in {format_duration(progress.elapsed_s)}."]
     results = _results(progress)
     if results:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nemo_like.algorithms.logprobs import LogprobSettings
-from nemo_like.batch.columns import INPUT_IDS, RESPONSE_MASK, TEACHER_TOPK_IDS, Column, Layout
+from nemo_like.batch.columns import BRANCH_STARTS, INPUT_IDS, RESPONSE_MASK, TEACHER_TOPK_IDS, Column, Layout
 from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, Schedule
 from nemo_like.batch.micro_batches import model_length
 from nemo_like.config.recordings import ROUTED_EXPERTS
@@ -30,7 +30,9 @@ from nemo_like.policy.shared_prompts import SharedPrompts, SharedRow, pieces
 from nemo_like.policy.varlen import Sequences
 
 # Columns on the host, where micro-batches are laid out.
-_PLANNING_COLUMNS = frozenset({INPUT_IDS.name, RESPONSE_MASK.name, ROUTED_EXPERTS, TEACHER_TOPK_IDS})
+_PLANNING_COLUMNS = frozenset(
+    {INPUT_IDS.name, RESPONSE_MASK.name, BRANCH_STARTS.name, ROUTED_EXPERTS, TEACHER_TOPK_IDS}
+)
 PAD_TOKEN_ID = 0  # any valid id: padding follows a sample's tokens, and causal attention only looks back
 
 
@@ -60,7 +62,8 @@ def context_positions(length: int, rank: int, num_ranks: int) -> Tensor:
 @dataclass(frozen=True, slots=True)
 class Packing:
     """The places of packed samples in a row of T tokens. Sample i has the tokens from ``cu_seqlens[i]`` to
-    ``cu_seqlens[i + 1]``; unused tokens at the end of the row count as one more sample."""
+    ``cu_seqlens[i + 1]``; unused tokens at the end of the row count as one more sample, and so does each
+    branch of a sample that has several."""
 
     cu_seqlens: Tensor  # [k + 1] int32, from 0 to T
     lengths: tuple[int, ...]  # k differences of cu_seqlens, on the host
@@ -329,6 +332,7 @@ class PolicyBatch:
         slots = starts[sample] + position
         input_ids = torch.full((spec.padded_length,), PAD_TOKEN_ID)
         input_ids.index_copy_(0, slots, self._token_ids(places))
+        starts, room = self._with_branches(starts, places, slots, spec.padded_length)
         positions = torch.arange(spec.padded_length) - torch.repeat_interleave(starts, room)
         if self._rope_positions is not None:
             positions = positions.repeat(3, 1)
@@ -350,6 +354,15 @@ class PolicyBatch:
                 lengths=tuple(room.tolist()),
             ),
         )
+
+    def _with_branches(
+        self, starts: Tensor, places: Tensor, slots: Tensor, num_slots: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return where in a row of ``num_slots`` slots samples and their further branches start, and how much
+        room each has. The tokens at ``places`` are at ``slots``; samples start at ``starts``."""
+        if (is_start := self.columns.get(BRANCH_STARTS.name)) is not None:
+            starts = torch.cat((starts, slots[is_start[places] > 0])).unique()
+        return starts, torch.diff(starts, append=torch.tensor([num_slots]))
 
     def _shared(self, spec: MicroBatch) -> ModelInputs:
         rows = torch.tensor(spec.rows, dtype=torch.int64)

@@ -29,6 +29,9 @@ from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.interface import WORKER_TAGS
 from nemo_like.policy.replica import Replica
 
+# What a batch without samples begins with.
+_NO_TOKENS = {INPUT_IDS.name: np.zeros(0, np.int32), RESPONSE_MASK.name: np.zeros(0, np.uint8)}
+
 
 class BatchKeeper:
     """Keeps one worker's samples from stage to stage, so that only columns that are missing are fetched."""
@@ -50,17 +53,19 @@ class BatchKeeper:
         Only columns that this worker does not have are fetched. Waits for the write under way. When any
         worker of the world failed to fetch or to write, every worker raises DataPlaneError: none has
         computed yet, and none is left waiting for another in a collective.
+
+        A meta without samples, which is that of updates whose samples were accumulated, gives an empty batch.
         """
         samples = (*(chunk.key for chunk in meta.chunks), *meta.rows)
         if self._samples != samples:
             self._samples, self._batch = samples, None
         batch = self._batch
-        missing = [column for column in columns if batch is None or column not in batch]
+        missing = [column for column in columns if batch is None or column not in batch] if len(meta) else []
         values = {tag.name: list(map(float, meta.tag(tag))) for tag in WORKER_TAGS if meta.has_tag(tag)}
         with span("fetch"):
             fetched = self._fetched(meta, missing)
         if batch is None:
-            needed = {name: fetched[name] for name in (INPUT_IDS.name, RESPONSE_MASK.name)}
+            needed = {name: fetched[name] for name in _NO_TOKENS} if len(meta) else _NO_TOKENS
             batch = PolicyBatch(needed, meta.lengths, values, self._device, meta.prompt_index)
         batch.add({column: fetched[column.name] for column in missing if column not in batch})
         batch.set_sample_values(values)

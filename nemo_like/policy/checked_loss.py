@@ -23,6 +23,9 @@ from nemo_like.config.named_functions import FunctionRole, load_function
 from nemo_like.config.schema import LossConfig
 from nemo_like.policy.train_metrics import KNOWN_MEANS
 
+# Of a sum over tokens with values of about 1, relative to the sum of their weights.
+_ROUNDING = 1e-6
+
 
 class LossFailed(ValueError):
     """The loss raised, or gave something that cannot be trained on; the message says what.
@@ -64,9 +67,10 @@ def own_means(cfg: LossConfig) -> tuple[str, ...]:
 class CheckedLoss:
     """Calls the function behind ``loss_fn.kind`` once per micro-batch, and checks what it gives."""
 
-    def __init__(self, cfg: LossConfig) -> None:
-        """Import the function. Raises ValueError when it cannot be found."""
-        self._cfg, self._key = cfg, f"loss_fn.kind={cfg.kind}"
+    def __init__(self, cfg: LossConfig, *, is_accumulated: bool = False) -> None:
+        """Import the function. ``is_accumulated`` says that what it gives is normalised later, which a loss
+        must allow. Raises ValueError when the function cannot be found."""
+        self._cfg, self._key, self._is_accumulated = cfg, f"loss_fn.kind={cfg.kind}", is_accumulated
         self._compute: Callable[..., Any] = load_function(FunctionRole.loss, cfg.kind)
         self._known, self._reads = (*KNOWN_MEANS, *own_means(cfg)), own_reads(cfg)
 
@@ -87,6 +91,8 @@ class CheckedLoss:
         # To ask whether values are finite waits for the device; a shipped loss is not asked.
         if is_own_loss(self._cfg):
             self._check_finite(terms, tokens, rows)
+            if self._is_accumulated:
+                self._check_proportional(terms, tokens)
         return terms
 
     def _check_form(self, terms: Any, tokens: LossTokens) -> None:
@@ -131,6 +137,27 @@ class CheckedLoss:
 
         if tokens.logprobs.requires_grad:
             tokens.logprobs.register_hook(check)
+
+    @torch.no_grad()
+    def _check_proportional(self, terms: LossTerms, tokens: LossTokens) -> None:
+        """Raise LossFailed unless twice the weights give twice the loss, and the same means."""
+        twice: LossTerms = self._compute(
+            replace(tokens, weights=2 * tokens.weights), self._cfg, **self._cfg.arguments
+        )
+        difference = (twice.loss - 2 * terms.loss).abs()
+        allowed = _ROUNDING * (10 * terms.loss.abs() + tokens.weights.sum())
+        if not difference <= allowed:
+            raise LossFailed(
+                f"{self._key} gives {twice.loss.item():.6g} for twice the weights with which it gives "
+                f"{terms.loss.item():.6g}; where an update's gradient is accumulated in parts, the loss must "
+                "be the sum over tokens of tokens.weights times the token's loss, and not depend on chance"
+            )
+        for name, one in terms.means.items():
+            if not torch.equal(one.weights, twice.means[name].weights):
+                raise LossFailed(
+                    f"{self._key} weighs its mean {name!r} by tokens.weights; where an update's gradient is "
+                    "accumulated in parts, give TokenMean(values, tokens.mask)"
+                )
 
     def _per_token(self, tokens: LossTokens) -> dict[str, Tensor]:
         """Return what the loss may have read, by name, with a value per token."""

@@ -17,8 +17,14 @@ from itertools import chain
 from typing import Any, ClassVar
 
 from nemo_like.batch.columns import VALUE_COLUMNS, Column, Declaration
-from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.batch.sharding import filled_up, shard_for_logprobs, shard_for_training, shard_for_values
+from nemo_like.batch.meta import GlobalBatch, KVBatchMeta
+from nemo_like.batch.sharding import (
+    filled_up,
+    shard_for_logprobs,
+    shard_for_training,
+    shard_for_values,
+    without_first_update,
+)
 from nemo_like.batch.tags import (
     GROUP_ID,
     IS_IDLE,
@@ -38,6 +44,7 @@ from nemo_like.config.schema import CheckpointWriting, PolicyConfig, TeacherConf
 from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.data_plane.storage_errors import listed
 from nemo_like.observability.metrics import Metric, merge, summed
+from nemo_like.policy.accumulated_samples import AccumulatedSamples
 from nemo_like.policy.interface import POLICY_TAGS, TRIPWIRE_TAGS, VALUE_TAGS
 from nemo_like.policy.parallelism import (
     FIRST_REPLICA,
@@ -47,7 +54,7 @@ from nemo_like.policy.parallelism import (
     train_strategy,
     value_strategy,
 )
-from nemo_like.policy.results import ScoredBatch, TrainUpdate, WorkerScores, WorkerUpdate
+from nemo_like.policy.results import Accumulation, ScoredBatch, TrainUpdate, WorkerScores, WorkerUpdate
 from nemo_like.policy.teacher_models import models_of_samples
 
 _STAGES = {
@@ -98,29 +105,33 @@ class WorkerGroup(ABC):
         self.version = 0  # as the last training phase or checkpoint left the weights
         self._workers = [(handle, layout.coordinates(rank)) for rank, handle in enumerate(handles)]
         self._num_replicas = layout.dp
+        self._accumulated = AccumulatedSamples(cfg.train_global_batch_size)
 
     def declarations(self) -> Sequence[Declaration]:
         """Ask the first worker which columns the group's phases write and read."""
         return self._ask("declarations", _first_worker)[0]
 
-    def train(self, batch: KVBatchMeta) -> TrainUpdate:
+    def train(self, batch: KVBatchMeta, *, num_accumulated: int = 0) -> TrainUpdate:
         """Make the optimizer updates over the batch, in every epoch; needs the tag sample_mask, and for the
         policy advantage.
 
         Samples with a true tag is_idle count in the loss's normalisation but are not computed, except for a
-        few that give every replica equally many samples. Raises RuntimeError when the replicas answer with
+        few that give every replica equally many samples. ``num_accumulated`` is the number of samples that
+        were accumulated: none, or those of the batch's first update, in any order; their tags must be those
+        of then. Raises ValueError when it is anything else, and RuntimeError when the replicas answer with
         different policy versions.
         """
-        shards = shard_for_training(
-            self._with_needed_tags(batch),
-            num_shards=self._num_replicas,
-            global_batch_size=self._cfg.train_global_batch_size,
-            strategy=train_strategy(self._cfg),
-            is_idle=batch.tag(IS_IDLE) if batch.has_tag(IS_IDLE) else None,
-        )
-        num_computed = sum(shard.schedule.num_rows for shard in shards if shard.schedule)
+        needed = self._with_needed_tags(batch)
+        self._accumulated.check(needed, num_accumulated)
+        shards = self._shards_for_training(batch, self._cfg.train_global_batch_size)
         repeated = [with_epochs(shard, self._num_epochs) for shard in shards]
+        if self._accumulated.num_computed:  # else all samples were idle, and no worker holds a gradient
+            repeated = [without_first_update(shard) for shard in repeated]
         answers: list[WorkerUpdate] = self._on_replicas("train", repeated)
+        num_computed = self._accumulated.num_computed + sum(
+            update.num_rows for shard in repeated for update in _of_one_epoch(shard, self._num_epochs)
+        )
+        self._accumulated.clear()
         versions = {answer.version for answer in answers}
         if len(versions) != 1:
             raise RuntimeError(f"{self.name} replicas are at different versions: {sorted(versions)}")
@@ -135,6 +146,15 @@ class WorkerGroup(ABC):
             operations=[operation for answer in answers for operation in answer.operations],
             measured=merge(answer.measured for answer in answers),
             planned_counts=[_counts(shard) for shard in shards],
+        )
+
+    def _shards_for_training(self, batch: KVBatchMeta, update_size: int) -> tuple[KVBatchMeta, ...]:
+        return shard_for_training(
+            self._with_needed_tags(batch),
+            num_shards=self._num_replicas,
+            global_batch_size=update_size,
+            strategy=train_strategy(self._cfg),
+            is_idle=batch.tag(IS_IDLE) if batch.has_tag(IS_IDLE) else None,
         )
 
     def save_checkpoint(self, path: str, writing: CheckpointWriting) -> None:
@@ -161,15 +181,19 @@ class WorkerGroup(ABC):
         return [name for share in shares for name in share]
 
     def load_checkpoint(self, path: str, version: int) -> None:
-        """Continue from a checkpoint, which another parallel layout may have written."""
+        """Continue from a checkpoint, which another parallel layout may have written. What was accumulated is
+        dropped."""
+        self._accumulated.clear()
         self._ask("load_checkpoint", _every_worker, path, version)
         self.version = version
 
     def settle(self) -> int | None:
-        """Wait until the workers have ended their earlier calls, and have them abandon the step.
+        """Wait until the workers have ended their earlier calls, and have them abandon the step, with what
+        they accumulated.
 
         Returns the version when all workers hold the same one whole, else None.
         """
+        self._accumulated.clear()
         versions = set(self._ask("settle", _every_worker))
         return versions.pop() if len(versions) == 1 else None
 
@@ -264,16 +288,42 @@ class PolicyWorkerGroup(WorkerGroup):
         them.
 
         The batch comes back with these columns and their tags: mult_prob_error with prev_logprobs, and with
-        reference_logprobs the sums of the KL where the reward has one.
+        reference_logprobs the sums of the KL where the reward has one. A batch that is no whole number of
+        updates is a part of one: its samples go to the workers to which ``accumulate`` brings them.
         """
+        update_size = self._cfg.train_global_batch_size
         shards = shard_for_logprobs(
             self._with_needed_tags(batch),
             num_shards=self._num_replicas,
-            global_batch_size=self._cfg.train_global_batch_size,
+            global_batch_size=len(batch) if len(batch) % update_size else update_size,
             strategy=logprob_strategy(self._cfg),
         )
         answers: list[WorkerScores] = self._on_replicas("compute_logprobs", shards, columns, columns=columns)
         return scored_batch(batch.with_columns(*columns), shards, answers)
+
+    def accumulate(self, batch: KVBatchMeta) -> Accumulation:
+        """Have the workers add the gradient of these samples' loss, not yet normalised, to what they hold for
+        the step's first update; needs the tags that ``train`` needs.
+
+        It may be called again with further samples of that update, in any order and number that divides over
+        the replicas, and with scoring in between. ``train`` then gets all samples of the step. Raises
+        ValueError when the samples do not divide, are more than an update has, or were accumulated before.
+        """
+        if len(batch) % self._num_replicas or not len(batch):
+            raise ValueError(
+                f"{len(batch)} samples do not divide over policy.data_parallel_size={self._num_replicas}; "
+                "accumulate a multiple of it, and hold the others back for the next call"
+            )
+        needed = self._with_needed_tags(batch)
+        self._accumulated.check_new(needed)
+        if batch.has_tag(IS_IDLE) and all(batch.tag(IS_IDLE)):
+            self._accumulated.add(needed, 0)
+            return Accumulation(num_computed=0, compute_s=0.0)
+        shards = self._shards_for_training(batch, len(batch))
+        seconds: list[float] = self._on_replicas("accumulate", shards)
+        num_computed = sum(shard.schedule.num_rows for shard in shards if shard.schedule)
+        self._accumulated.add(needed, num_computed)
+        return Accumulation(num_computed, max(seconds))
 
     def canary_logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """Have all workers score a few tokens; return the log-probs of all but the first, at temperature 1,
@@ -385,6 +435,11 @@ def awaited_of(method: str, shard: KVBatchMeta, columns: Sequence[Column]) -> st
 def with_epochs(shard: KVBatchMeta, num_epochs: int) -> KVBatchMeta:
     """Return the shard with its schedule's updates repeated once per epoch."""
     return shard.with_schedule(shard.schedule and shard.schedule.repeated(num_epochs))
+
+
+def _of_one_epoch(shard: KVBatchMeta, num_epochs: int) -> Sequence[GlobalBatch]:
+    updates = shard.schedule.global_batches if shard.schedule else ()
+    return updates[: len(updates) // num_epochs]
 
 
 def _counts(shard: KVBatchMeta) -> list[tuple[int, int]]:

@@ -86,12 +86,26 @@ class TrainingBackend(Protocol):
         """Have the model score by the weights of ``model`` within the block: those of its own checkpoint, or
         of one of the objective's ``further_models``."""
 
+    def accumulate(self, batch: PolicyBatch, schedule: Schedule, watch: UpdateWatch | None = None) -> None:
+        """Add the gradient of the loss of all global batches of the schedule, not normalised, to what this
+        rank holds for the first update of the next ``train``. ``watch`` sees every loss.
+
+        Scoring in between leaves what is held as it is; loading a checkpoint drops it.
+        """
+
+    def drop_accumulated(self) -> None:
+        """Forget what was accumulated for the next ``train``; other ranks need not call it too."""
+
     def train(
         self, batch: PolicyBatch, schedule: Schedule, watch: UpdateWatch | None = None
     ) -> dict[str, Metric]:
         """Make one optimizer update per global batch of the schedule; return this replica's part of the
         metrics. ``watch`` sees weights and optimizer before and after, and every loss on the ranks that
-        compute it."""
+        compute it.
+
+        After ``accumulate``, the first global batch has no micro-batches, and the counts of all that was
+        accumulated. Raises RuntimeError when it has some then, or has none without it.
+        """
 
     def reference_weights(self) -> Sequence[Tensor]:
         """Return this rank's part of the reference's weights on the host; none where no copy is kept."""

@@ -75,6 +75,11 @@ class Objective(ABC):
         return True
 
     @property
+    def is_token_level(self) -> bool:
+        """Whether the loss is a mean over the tokens of an update, and not over its samples."""
+        return True
+
+    @property
     def own_means(self) -> Sequence[str]:
         """The names of the means that the loss gives besides ``train_metrics.KNOWN_MEANS``."""
         return ()
@@ -91,6 +96,10 @@ class Objective(ABC):
 
         Each call records into ``metrics``, and into ``watch`` where there are tripwires.
         """
+
+    def share_of(self, update: GlobalBatch) -> float:
+        """Return what the loss of ``update.unnormalised()`` is multiplied by to be that of ``update``."""
+        return _counts_of(update).share(is_token_level=self.is_token_level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +122,10 @@ class PolicyObjective(Objective):
         return scores_prev_logprobs(self.loss)
 
     @property
+    def is_token_level(self) -> bool:
+        return self.loss.token_level_loss
+
+    @property
     def own_means(self) -> Sequence[str]:
         return own_means(self.loss)
 
@@ -126,8 +139,9 @@ class PolicyObjective(Objective):
         """Return the loss that ``loss_fn.kind`` names, checked. It raises LossFailed when that raises, or
         returns anything but well-formed LossTerms."""
         cfg = self.loss
-        compute, own = CheckedLoss(cfg), own_reads(cfg)
-        counts = GlobalCounts(num_tokens=update.num_tokens, num_samples=update.num_samples)
+        is_accumulated = update == update.unnormalised()
+        compute, own = CheckedLoss(cfg, is_accumulated=is_accumulated), own_reads(cfg)
+        counts = _counts_of(update)
         advantages = TokenAdvantages(batch, cfg)
         # Where no earlier phase scored the tokens, trainer and engine are compared while the weights are
         # still those that sampled.
@@ -143,10 +157,14 @@ class PolicyObjective(Objective):
                 gaps = divergences(tokens.logprobs.detach(), tokens.generation_logprobs)
                 metrics.add_means({name: TokenMean(gap, tokens.mask) for name, gap in gaps.items()})
             if watch is not None:
-                watch.add(scores, inputs, update, terms.loss, metrics.num_updates)
+                watch.add(batch, scores, inputs, update, terms.loss, metrics.num_updates)
             return terms.loss
 
         return loss
+
+
+def _counts_of(update: GlobalBatch) -> GlobalCounts:
+    return GlobalCounts(num_tokens=update.num_tokens, num_samples=update.num_samples)
 
 
 def _own(column: Column, batch: PolicyBatch, inputs: ModelInputs, mask: Tensor) -> Tensor | list[Any]:

@@ -24,6 +24,15 @@ class ScoredBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class Accumulation:
+    """The group's answer when it has accumulated the gradients of some samples. Metrics and operations in the
+    data plane come with the ``TrainUpdate`` that uses them."""
+
+    num_computed: int  # samples; idle ones need not be computed
+    compute_s: float  # seconds inside the model on the slowest leader
+
+
+@dataclass(frozen=True, slots=True)
 class TrainUpdate:
     """The group's answer to a training phase, with metrics merged over replicas and updates."""
 

@@ -68,6 +68,12 @@ class TrainMetrics:
         self._loss += loss.detach()
 
     @torch.no_grad()
+    def scale_loss(self, factor: float) -> None:
+        """Multiply what was added of the loss by ``factor``. Means and extremes do not depend on the counts
+        by which the loss is normalised."""
+        self._loss *= factor
+
+    @torch.no_grad()
     def add_means(self, means: Mapping[str, TokenMean]) -> None:
         """Add one micro-batch's part of each named mean. Values on tokens of weight 0 must be finite."""
         values = torch.stack([part.values for part in means.values()])

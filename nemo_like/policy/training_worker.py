@@ -99,6 +99,7 @@ class TrainingWorker(ABC):
         """Make the schedule's optimizer updates, and count the version up by one. The leader returns the
         result, the other ranks None.
 
+        An update without micro-batches, which the first may be, takes the gradients that were accumulated.
         Raises DataPlaneError before any weight is changed, when samples cannot be fetched or when the
         background write of the phase before failed, on this worker or on another.
         """
@@ -125,6 +126,9 @@ class TrainingWorker(ABC):
         Calls of a worker run one after the other, so this one waits until those before it have ended.
         """
         self._batches.abandon()
+        self._backend.drop_accumulated()
+        if self._watch is not None:
+            self._watch.abandon()
         return None if self._is_updating else self.version
 
     def reconnect_data_plane(self, spec: DataPlaneSpec) -> None:
@@ -163,6 +167,7 @@ class TrainingWorker(ABC):
         with told_in_short():
             self._backend.load_checkpoint(Path(path))
         if self._watch is not None:
+            self._watch.abandon()
             self._watch.forget_weights()
         self.version = version
         random_state = _random_state_path(path, self.coordinates)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from nemo_like.batch.columns import (
     Column,
 )
 from nemo_like.batch.meta import GlobalBatch
-from nemo_like.batch.tags import ADVANTAGE, KL_SCALE, SAMPLE_MASK, TOKEN_SCALE
+from nemo_like.batch.tags import ADVANTAGE, KL_SCALE, SAMPLE_MASK, TOKEN_SCALE, Tag
 from nemo_like.config.derived import has_reference_loss, scores_prev_logprobs
 from nemo_like.config.schema import LossConfig
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
@@ -34,6 +35,7 @@ from nemo_like.tripwires.reference_loss import ReferenceTerms, ScoredTokens, kl_
 class _MicroBatch:
     """What one micro-batch gave. Gradients are [M], None until the backward pass has been there."""
 
+    batch: PolicyBatch
     logprobs: Tensor
     entropy: Tensor | None
     inputs: ModelInputs
@@ -49,16 +51,15 @@ class UpdateWatch:
     def __init__(
         self,
         loss: LossConfig,
-        batch: PolicyBatch,
         *,
         sees_losses: bool = True,
         on_begin: Callable[[Internals], None] | None = None,
         on_end: Callable[[Internals], None] | None = None,
     ) -> None:
-        """Watch the losses of ``batch``, if it ``sees_losses``; ``on_begin`` and ``on_end`` look at weights
-        and optimizer."""
+        """Watch the losses, if it ``sees_losses``; ``on_begin`` and ``on_end`` look at weights and
+        optimizer."""
         self.sees_losses = sees_losses
-        self._cfg, self._batch = loss, batch
+        self._cfg = loss
         self._on_begin, self._on_end = on_begin, on_end
         self._micro_batches: list[_MicroBatch] = []
 
@@ -73,12 +74,19 @@ class UpdateWatch:
             self._on_end(now)
 
     def add(
-        self, scores: TokenScores, inputs: ModelInputs, update: GlobalBatch, loss: Tensor, number: int
+        self,
+        batch: PolicyBatch,
+        scores: TokenScores,
+        inputs: ModelInputs,
+        update: GlobalBatch,
+        loss: Tensor,
+        number: int,
     ) -> None:
         """Keep a micro-batch of update ``number``, counted from 0; to be called before the backward pass."""
         if not self.sees_losses:
             return
         kept = _MicroBatch(
+            batch,
             scores.logprobs.detach(),
             None if scores.entropy is None else scores.entropy.detach(),
             inputs,
@@ -90,6 +98,14 @@ class UpdateWatch:
             if tensor is not None and tensor.requires_grad:
                 tensor.register_hook(_keep_in(kept.gradients, name))
         self._micro_batches.append(kept)
+
+    @torch.no_grad()
+    def normalise(self, update: GlobalBatch, share: float) -> None:
+        """Take all micro-batches so far as those of ``update``: their losses and gradients, computed by
+        counts of 1, were multiplied by ``share``."""
+        for one in self._micro_batches:
+            one.update, one.loss = update, one.loss * share
+            one.gradients = {name: gradient * share for name, gradient in one.gradients.items()}
 
     @torch.no_grad()
     def measured(self) -> dict[Measured, float]:
@@ -123,50 +139,60 @@ class UpdateWatch:
 
     def _tokens(self) -> ScoredTokens:
         """Gather the tokens of all micro-batches, with what the columns and tags say of them."""
-        parts, values = self._micro_batches, self._batch.sample_values
+        parts = self._micro_batches
         sizes = [len(one.inputs.rows) for one in parts]
         firsts = [sum(sizes[:number]) for number in range(len(sizes))]
         sample = torch.cat(
             [one.inputs.sample_index + first for one, first in zip(parts, firsts, strict=True)]
         )
-        rows = torch.cat([one.inputs.rows for one in parts])[sample]
         logprobs = torch.cat([one.logprobs for one in parts]).double()
-        advantages = values[ADVANTAGE.name][rows].double()
-        places = torch.cat([one.inputs.packed_index for one in parts])
-        reference, prev = self._column(REFERENCE_LOGPROBS, places), self._prev(places)
-        of_tokens = self._column(TOKEN_ADVANTAGES, places)
+        of_samples, trains = self._of_samples(ADVANTAGE)[sample], self._of_samples(SAMPLE_MASK)[sample] > 0
+        reference, prev = self._column(REFERENCE_LOGPROBS), self._prev()
+        of_tokens, gained = self._column(TOKEN_ADVANTAGES), torch.zeros_like(of_samples)
         if of_tokens is not None:
-            gained = values[TOKEN_SCALE.name][rows].double() * of_tokens
-            advantages = advantages + gained.masked_fill(values[SAMPLE_MASK.name][rows] == 0, 0.0)
+            gained = self._of_samples(TOKEN_SCALE)[sample] * of_tokens
+            gained = gained.masked_fill(~trains, 0.0)
         elif self._cfg.use_kl_in_reward and reference is not None and prev is not None:
             kind = self._cfg.reference_policy_kl_type
-            lost = values[KL_SCALE.name][rows].double() * kl_to_go(reference - prev, sample, sum(sizes), kind)
-            advantages = advantages - lost
+            gained = -self._of_samples(KL_SCALE)[sample] * kl_to_go(
+                reference - prev, sample, sum(sizes), kind
+            )
         return ScoredTokens(
             logprobs=logprobs,
             prev=logprobs if prev is None else prev,
-            advantages=advantages,
-            trains=values[SAMPLE_MASK.name][rows] > 0,
+            advantages=of_samples + gained,
+            advantage_sizes=of_samples.abs() + gained.abs(),
+            trains=trains,
             sample=sample,
             num_samples=sum(sizes),
             update_tokens=self._spread([one.update.num_tokens for one in parts]),
             update_samples=self._spread([one.update.num_samples for one in parts]),
-            generation=self._column(GENERATION_LOGPROBS, places),
+            generation=self._column(GENERATION_LOGPROBS),
             reference=reference,
             entropy=None
             if parts[0].entropy is None
             else torch.cat([one.entropy for one in parts if one.entropy is not None]).double(),
         )
 
-    def _prev(self, places: Tensor) -> Tensor | None:
+    def _prev(self) -> Tensor | None:
         """Return what the ratio compares with; None where that is the policy itself."""
         if self._cfg.force_on_policy_ratio:
             return None
         column = GENERATION_LOGPROBS if self._cfg.use_generation_logprobs_as_prev else PREV_LOGPROBS
-        return self._column(column, places)
+        return self._column(column)
 
-    def _column(self, column: Column, places: Tensor) -> Tensor | None:
-        return None if column not in self._batch else self._batch.columns[column.name][places].double()
+    def _column(self, column: Column) -> Tensor | None:
+        """Return a column's values at the tokens, [M] float64; None where a batch does not have it, since
+        then the loss does not read it."""
+        parts = self._micro_batches
+        if any(column not in one.batch for one in parts):
+            return None
+        return torch.cat([one.batch.columns[column.name][one.inputs.packed_index] for one in parts]).double()
+
+    def _of_samples(self, tag: Tag[Any]) -> Tensor:
+        """Return a tag's values of the samples of all micro-batches, [samples] float64."""
+        parts = self._micro_batches
+        return torch.cat([one.batch.sample_values[tag.name][one.inputs.rows] for one in parts]).double()
 
     def _gradient(self, name: str) -> Tensor:
         return torch.cat(
@@ -175,7 +201,7 @@ class UpdateWatch:
 
     def _spread(self, values: list[int] | list[bool]) -> Tensor:
         """Return each micro-batch's value on each of its tokens, [M] float64."""
-        device = self._batch.device
+        device = self._micro_batches[0].logprobs.device
         counts = torch.tensor([len(one.logprobs) for one in self._micro_batches], device=device)
         return torch.tensor(values, dtype=torch.float64, device=device).repeat_interleave(counts)
 

@@ -47,7 +47,7 @@ from nemo_like.policy.policy_columns import (
 )
 from nemo_like.policy.results import WorkerScores
 from nemo_like.policy.reward_kl import reward_kl_tags
-from nemo_like.policy.training_worker import Stopwatch, TrainingWorker, schedule_of
+from nemo_like.policy.training_worker import Stopwatch, TrainingWorker, naming_samples, schedule_of
 from nemo_like.policy.worker_watch import WorkerWatch
 from nemo_like.weight_transport.buckets import SentAdapter
 
@@ -71,13 +71,14 @@ class PolicyWorker(TrainingWorker):
         weight_replicas: Sequence[int] = FIRST_REPLICA,
         tripwires: Tripwires = Tripwires.off,
         further_reads: Sequence[Column] = (),
+        further_inputs: Sequence[Column] = (),
     ) -> None:
         """Keep the settings; ``setup`` loads the model and connects.
 
         ``temperature`` is the sampling temperature; ``timeout_s`` bounds every collective; the replicas
         ``weight_replicas`` send the weights to engines; ``tripwires`` says what is measured besides; training
-        reads ``further_reads`` too, which other groups write. Raises ValueError when the user's own loss
-        cannot be found.
+        reads ``further_reads`` too, which other groups write, and every phase ``further_inputs``. Raises
+        ValueError when the user's own loss cannot be found.
         """
         super().__init__(
             cfg=cfg,
@@ -89,7 +90,8 @@ class PolicyWorker(TrainingWorker):
             timeout_s=timeout_s,
         )
         self.loss = loss
-        self._own_reads, self._model_reads = (*own_reads(loss), *further_reads), model_reads(cfg)
+        self._own_reads = (*own_reads(loss), *further_reads)
+        self._model_reads = (*model_reads(cfg), *further_inputs)
         self._tripwires = tripwires
         self._weight_sender_source, self._weight_replicas = weight_sender, tuple(weight_replicas)
         lora_sync = (
@@ -150,6 +152,19 @@ class PolicyWorker(TrainingWorker):
         if REFERENCE_LOGPROBS in logprobs and self.loss.use_kl_in_reward:
             tags |= reward_kl_tags(batch, self.loss.reference_policy_kl_type)
         return WorkerScores(tags, metrics, compute.seconds)
+
+    def accumulate(self, meta: KVBatchMeta) -> float | None:
+        """Add the gradient of the loss of the shard's samples, not normalised, to what this worker holds for
+        the first update of the next ``train``. The leader returns the seconds that it took inside the model,
+        the other ranks None.
+
+        Raises DataPlaneError, before anything was added, as ``train`` does.
+        """
+        batch = self._batches.batch(meta, self.training_reads())
+        losses = None if self._watch is None else self._watch.training(meta, batch)
+        with span("compute"), Stopwatch() as compute, naming_samples(meta):
+            self._backend.accumulate(batch, schedule_of(meta), losses)
+        return compute.seconds if self.coordinates.is_leader else None
 
     def canary_logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """Return the log-probs of all tokens but the first, at temperature 1, nats; every rank calls it."""

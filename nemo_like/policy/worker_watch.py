@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nemo_like.batch.columns import (
+    BRANCH_STARTS,
     GENERATION_LOGPROBS,
     INPUT_IDS,
     PREV_LOGPROBS,
@@ -76,10 +77,17 @@ class WorkerWatch:
         self._moments_norm = 0.0
         self._num_updates = 0
         self._tripwires, self._num_phases = tripwires, 0
+        self._losses: UpdateWatch | None = None  # of the training phase that has begun
 
     def forget_weights(self) -> None:
         """Forget what training left, since other weights were loaded."""
         self._weights = None
+
+    def abandon(self) -> None:
+        """Forget what was seen of a step that is abandoned."""
+        self._found = {}
+        if self._losses is not None:
+            self._losses, self._num_phases = None, self._num_phases - 1
 
     def scored(self, logprobs: Mapping[Column, Tensor], batch: PolicyBatch) -> None:
         """Look at a log-prob phase: a reference with other weights must give other log-probs.
@@ -93,26 +101,31 @@ class WorkerWatch:
         has_other_weights = float((now != start).float().mean()) >= _DIFFERING_SHARE
         mask = batch.columns[RESPONSE_MASK.name].bool()
         is_equal = torch.equal(prev[mask], reference[mask])
-        self._found[Measured.has_policy_as_reference] = float(has_other_weights and is_equal)
+        self._note(Measured.has_policy_as_reference, has_other_weights and is_equal)
 
     def training(self, meta: KVBatchMeta, batch: PolicyBatch) -> UpdateWatch:
-        """Look at what will train, and return what watches the training phase."""
-        self._found[Measured.num_wrong_samples] = float(_num_wrong(meta, batch))
+        """Look at what will train, and return what watches the training phase.
+
+        The phase lasts until ``trained``: the parts of a batch that are accumulated one after the other, and
+        what trains then, have the same watch.
+        """
+        self._note(Measured.num_wrong_samples, _num_wrong(meta, batch))
         moved = not torch.equal(weight_sample(self._reference()), self._reference_at_start)
-        self._found[Measured.reference_moved] = float(moved)
-        self._num_phases += 1
-        return UpdateWatch(
-            self._loss,
-            batch,
-            sees_losses=is_due(self._num_phases, self._tripwires),
-            on_begin=self._begin,
-            on_end=self._end,
-        )
+        self._note(Measured.reference_moved, moved)
+        if self._losses is None:
+            self._num_phases += 1
+            self._losses = UpdateWatch(
+                self._loss,
+                sees_losses=is_due(self._num_phases, self._tripwires),
+                on_begin=self._begin,
+                on_end=self._end,
+            )
+        return self._losses
 
     def trained(self, losses: UpdateWatch) -> dict[str, Metric]:
         """Return what all ranks measured since the phase before, and the replica's count of tokens."""
         found = self._found | losses.measured()
-        self._found = {}
+        self._found, self._losses = {}, None
         # Tokens are counted where losses are computed, and the leader may be on another pipeline stage.
         own, num_replicas = self._coordinates.dp, self._coordinates.layout.dp
         num_tokens = found.get(Measured.num_trained_tokens, 0.0)
@@ -124,6 +137,10 @@ class WorkerWatch:
         if losses.sees_losses:
             measured[Measured.num_trained_tokens] = summed(everywhere[len(_EXCHANGED) + own])
         return measured
+
+    def _note(self, name: Measured, value: float) -> None:
+        """Keep the greatest value that the parts of a step gave."""
+        self._found[name] = max(self._found.get(name, 0.0), float(value))
 
     def _begin(self, now: Internals) -> None:
         before = weight_sample(now.weights)
@@ -167,13 +184,14 @@ def _spread(tensor: Tensor) -> Tensor:
 
 
 def _num_wrong(meta: KVBatchMeta, batch: PolicyBatch) -> int:
-    if not (meta.has_tag(NUM_PROMPT_TOKENS) and meta.has_tag(NUM_RESPONSE_TOKENS)):
+    if not (len(meta) and meta.has_tag(NUM_PROMPT_TOKENS) and meta.has_tag(NUM_RESPONSE_TOKENS)):
         return 0
     tags = SampleTags(
         lengths=meta.lengths,
         num_prompt_tokens=meta.tag(NUM_PROMPT_TOKENS),
         num_response_tokens=meta.tag(NUM_RESPONSE_TOKENS),
         digests=meta.tag(SAMPLE_DIGEST) if meta.has_tag(SAMPLE_DIGEST) else None,
+        are_sessions=BRANCH_STARTS in batch,
     )
     columns = batch.columns
     generation = columns[GENERATION_LOGPROBS.name].cpu().numpy() if GENERATION_LOGPROBS in batch else None

@@ -23,6 +23,7 @@ from nemo_like.batch.columns import (
 )
 from nemo_like.config.data_rules import is_here
 from nemo_like.config.environment_options import RewardModelOptions, options_of
+from nemo_like.config.hub_rules import has_interpreter
 from nemo_like.config.machine_rules import Machine
 from nemo_like.config.model_info import shipped_shape
 from nemo_like.config.problems import ConfigError, Problem
@@ -168,7 +169,7 @@ def _scan_request(cfg: Config) -> ScanRequest | None:
             environments=judging_environments(cfg, source.env),
         )
         for key, source in data_sources(cfg)
-        if is_here(source) and not _is_made_here(source)
+        if is_here(source) and not _is_made_here(source) and not _is_made_elsewhere(cfg, source)
     )
     if not sources:
         return None
@@ -186,6 +187,11 @@ def _is_made_here(source: DatasetConfig) -> bool:
     """Return whether a source is generated sums alone, whose lengths ``config.rules`` knows unread."""
     is_plain = source.prompt_template is None and not source.use_chat_template
     return source.kind is DatasetKind.arithmetic and is_plain
+
+
+def _is_made_elsewhere(cfg: Config, source: DatasetConfig) -> bool:
+    """Return whether a source is made by a package whose interpreter this machine lacks."""
+    return source.kind is DatasetKind.environment and not has_interpreter(cfg.env[source.env])
 
 
 def _scanned(request: ScanRequest, child: ChildCall) -> _Outcome:

@@ -231,14 +231,15 @@ def _examples(source: SourceToScan) -> Iterator[tuple[str, PromptExample]]:
     from nemo_like.data.datasets import build_dataset
     from nemo_like.data.mixture import templated
     from nemo_like.data.records import RecordFields, jsonl_records
+    from nemo_like.environments.environment_data import EnvironmentProblems
 
-    cfg = source.cfg
+    cfg, environments = source.cfg, EnvironmentProblems(source.environments)
     if cfg.kind is DatasetKind.jsonl:
-        fields = RecordFields.of(cfg)
+        fields, tools = RecordFields.of(cfg), environments.tools(cfg.env)
         for number, record in jsonl_records(str(cfg.path)):
             where = f"{cfg.path}:{number}"
-            yield where, templated(fields.example(record, where), cfg)
+            yield where, templated(fields.example(record, where), cfg, tools)
         return
-    problems: Any = build_dataset(cfg, source.split)
+    problems: Any = build_dataset(cfg, source.split, environments)
     for index in range(len(problems)):
         yield f"{source_name(cfg)}, problem {index}", problems[index]

@@ -20,8 +20,8 @@ from nemo_like.batch.columns import (
     OBSERVED_PIXEL_VALUES,
     PIXEL_VALUES,
 )
-from nemo_like.data.interface import Encoded, PromptExample
-from nemo_like.environments.interface import Exchange, Failure, Feedback, Turn
+from nemo_like.data.interface import Encoded, Message, Prompt, PromptExample
+from nemo_like.environments.interface import Exchange, Failure, Feedback, Turn, turn_number
 from nemo_like.generation.interface import Response
 
 # The columns of images in observations, by those of images in prompts.
@@ -81,9 +81,12 @@ class Conversation:
     metric_sums: dict[str, float] = field(default_factory=dict)  # of the environment, summed over turns
     metric_counts: dict[str, float] = field(default_factory=dict)  # how many turns gave the metric
     state: Any = None  # what the environment keeps until the next turn
-    policy_version: int = -1  # that sampled the latest response; -1 before the first
+    policy_version: int | None = None  # the oldest that sampled a response; None before the first
     end: EndReason | None = None
     failure: Failure | None = None
+    # Of each turn, on the monotonic clock: when its response was asked for, when it came, and when the
+    # environment had answered.
+    moments_s: list[float] = field(default_factory=list)
 
     @property
     def prompt_passage(self) -> Passage:
@@ -134,7 +137,7 @@ class Conversation:
     @property
     def turn_number(self) -> int:
         """The number of the latest turn, which no other turn of the rollout has."""
-        return (self.position << 40) + (self.generation << 20) + self.num_turns
+        return turn_number(self.position, self.generation, self.num_turns)
 
     @property
     def last_token_id(self) -> int:
@@ -150,11 +153,12 @@ class Conversation:
         return (*self.prompt_ids, *generated)
 
     def add_response(self, response: Response, text: str, policy_version: int) -> None:
-        """Append the policy's response and begin a turn with it; ``text`` is the response decoded."""
+        """Append the policy's response and begin a turn with it; ``text`` is the response decoded, and
+        ``policy_version`` the oldest that sampled it."""
         self._add_context(response.context_columns)
         self.passages.append(Passage(response.token_ids, response.logprobs, dict(response.columns)))
         self.latest_response, self.latest_is_truncated = text, response.is_truncated
-        self.policy_version = policy_version
+        self._note_version(policy_version)
         self.num_turns += 1
 
     def _add_context(self, columns: Mapping[str, Any]) -> None:
@@ -172,7 +176,11 @@ class Conversation:
 
     def fail(self, failure: Failure, policy_version: int) -> None:
         """End the conversation without a reward; ``policy_version`` samples the rollout."""
-        self.failure, self.end, self.policy_version = failure, EndReason.failed, policy_version
+        self.failure, self.end = failure, EndReason.failed
+        self._note_version(policy_version)
+
+    def _note_version(self, version: int) -> None:
+        self.policy_version = version if self.policy_version is None else min(self.policy_version, version)
 
     def turn(self, *, with_tokens: bool = False) -> Turn:
         """Return what the environment is asked about the latest response, with its token ids or without."""
@@ -228,6 +236,17 @@ class Conversation:
         """Return the latest value of a ragged column, which is empty before the first."""
         given = (one.columns[column] for one in reversed(self.passages) if column in one.columns)
         return next(given, ())
+
+    def said(self, observation_role: str) -> Prompt:
+        """Return what the next response will continue: the prompt and all turns, as text or as messages."""
+        prompt = self.example.prompt
+        if isinstance(prompt, str):
+            return prompt + "".join(one.response + one.observation for one in self.history)
+        turns = (
+            (Message("assistant", one.response), Message(observation_role, one.observation))
+            for one in self.history
+        )
+        return (*prompt, *chain.from_iterable(turns))
 
     def transcript(self) -> str:
         """Return what was said after the prompt, for people to read; several turns name who spoke."""

@@ -35,13 +35,12 @@ _REWARD_TAGS = tuple(tag.name for tag in (REWARD, SCALED_REWARD, SHAPED_REWARD, 
 
 
 class StepSamples:
-    """The conversations of the latest step, by sample id, until they are written."""
+    """The conversations of steps, by sample id, until they are written."""
 
     def __init__(self, texts: TokenTexts) -> None:
         """``texts`` returns the text of each token by itself."""
         self._texts = texts
-        self._step = 0
-        self._samples: dict[str, tuple[Conversation, ProblemPlace]] = {}
+        self._samples: dict[int, dict[str, tuple[Conversation, ProblemPlace]]] = {}  # by step
         self._columns: Sequence[Column] = ()
 
     def remember(
@@ -52,15 +51,14 @@ class StepSamples:
         problems: Sequence[ProblemPlace],
         columns: Sequence[Column] = (),
     ) -> None:
-        """Keep the conversations of ``batch``, in its order, and forget those of other steps.
+        """Keep the conversations of ``batch``, in its order, until ``write`` is called for the step.
 
         ``problems`` has one place per group. ``columns`` are those that conversations bring besides tokens
         and log-probs.
         """
-        if step != self._step:
-            self._step, self._samples, self._columns = step, {}, columns
+        self._columns = columns
         samples = [(sample, place) for group, place in zip(groups, problems, strict=True) for sample in group]
-        self._samples |= dict(zip(batch.sample_ids, samples, strict=True))
+        self._samples.setdefault(step, {}).update(zip(batch.sample_ids, samples, strict=True))
 
     def write(
         self,
@@ -69,24 +67,27 @@ class StepSamples:
         ledger: Sequence[KVBatchMeta],
         scores: Mapping[str, Scores] = MappingProxyType({}),
     ) -> None:
-        """Write one line per sample of the ledger, by (group, generation), and forget all conversations.
+        """Write one line per sample of the ledger, by (group, generation), and forget the
+        conversations of this step and of those before.
 
         ``scores`` is what the trainer wrote of a sample's tokens, by sample id. Raises KeyError for a sample
         that is not remembered.
         """
+        samples = self._samples[step]
         lines = [
-            {"step": step, **self._line(sample_id, tags, scores.get(sample_id, {}))}
+            {"step": step, **self._line(*samples[sample_id], tags, scores.get(sample_id, {}))}
             for batch in ledger
             for sample_id, tags in _rows(batch)
         ]
         lines.sort(key=lambda line: (line["group"], line["generation"]))
-        self._samples = {}
+        self._samples = {later: kept for later, kept in self._samples.items() if later > step}
         path.parent.mkdir(exist_ok=True)
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         write_whole(path, text.encode(), f"the rollouts in {path.name}")
 
-    def _line(self, sample_id: str, tags: dict[str, Any], scores: Scores) -> dict[str, Any]:
-        sample, place = self._samples[sample_id]
+    def _line(
+        self, sample: Conversation, place: ProblemPlace, tags: dict[str, Any], scores: Scores
+    ) -> dict[str, Any]:
         if sample.failure is not None:
             tags = {name: None if name in _REWARD_TAGS else value for name, value in tags.items()}
         return {

@@ -40,10 +40,10 @@ class FlatBatch:
 def flatten(
     groups: Sequence[Sequence[Conversation]], columns: Sequence[Column] = (), *, first_group: int = 0
 ) -> FlatBatch:
-    """Lay out every sample's tokens one after the other; ``groups[i]`` are the samples of prompt i.
+    """Lay out every sample's tokens one after the other; ``groups`` are those of some prompts of a rollout.
 
-    Groups are numbered from ``first_group``. ``columns`` are those that passages bring besides the log-probs;
-    a passage that brings no value gets ``nothing``.
+    The group of the rollout's first prompt has the number ``first_group``. ``columns`` are those that
+    passages bring besides the log-probs; a passage that brings no value gets ``nothing``.
 
     Columns: input_ids int32; response_mask uint8, 1 on what the policy generated; generation_logprobs
     float32, nats, 0 elsewhere. Tags: group_id, reward and sample_mask (both 0 where the environment failed),
@@ -53,8 +53,15 @@ def flatten(
     samples = list(chain.from_iterable(groups))
     rows: list[list[Passage]] = []  # per sample
     for group in groups:
-        prompt = group[0].prompt_passage
-        rows += [[sample.own_prompt(prompt), *sample.passages] for sample in group]
+        prompt, ids = group[0].prompt_passage, group[0].prompt_ids
+        rows += [
+            # Agents begin as they please; the samples of other groups have one prompt.
+            [
+                sample.own_prompt(prompt if sample.prompt_ids is ids else sample.prompt_passage),
+                *sample.passages,
+            ]
+            for sample in group
+        ]
     passages = list(chain.from_iterable(rows))
     lengths = [len(passage.token_ids) for passage in passages]
     is_response = np.array([passage.logprobs is not None for passage in passages], dtype=np.uint8)
@@ -75,7 +82,7 @@ def flatten(
         chunk_sizes=[len(group) for group in groups],
         tags=named(
             {
-                GROUP_ID: [first_group + index for index, group in enumerate(groups) for _ in group],
+                GROUP_ID: [first_group + sample.position for sample in samples],
                 REWARD: [sample.reward or 0.0 for sample in samples],
                 SAMPLE_MASK: [0 if sample.failure else 1 for sample in samples],
                 NUM_PROMPT_TOKENS: [len(sample.prompt_ids) for sample in samples],

@@ -41,8 +41,9 @@ class RolloutParts:
 class PromptBatch:
     """The prompts of a rollout, as indices into the mode's dataset.
 
-    ``step`` and the number of each group enter the sampling seeds. Every response must be sampled by the
-    weights of ``policy_version``.
+    ``step`` and the number of each group enter the sampling seeds. Every token must be sampled by the weights
+    of a version from ``policy_version``, which the engines have when the rollout begins, to
+    ``newest_version``, with which training begins on the samples.
     """
 
     mode: RolloutMode
@@ -51,9 +52,30 @@ class PromptBatch:
     indices: tuple[int, ...]
     num_generations: int
     first_group: int = 0  # number of the first prompt's group within the step; refills count on
+    num_steps_ahead: int = 0  # training steps that come between the begin of the rollout and its own
+
+    @property
+    def newest_version(self) -> int:
+        """The version of the weights when the rollout's own step begins to train: each step before it counts
+        the version up by one."""
+        return self.policy_version + self.num_steps_ahead
 
     def __len__(self) -> int:
         return len(self.indices)
+
+    @property
+    def name(self) -> str:
+        """What tells the rollout from others: "training/12/0" is that of step 12 from group 0 on."""
+        return f"{self.mode.name}/{self.step}/{self.first_group}"
+
+
+@dataclass(frozen=True, slots=True)
+class WantedGroups:
+    """Which groups the next part of a rollout is to have: those at ``positions`` among its prompts, or, where
+    none are named, all that have ended when they are ``at_least`` so many."""
+
+    at_least: int
+    positions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +111,19 @@ class FailedReward:
 
 @dataclass(frozen=True, slots=True)
 class RolloutResult:
-    """What a rollout returns; ``batch`` has ``flatten``'s tags, and rows by (prompt, generation)."""
+    """What a rollout returns, whole or in parts; ``batch`` has ``flatten``'s tags, and rows by (prompt,
+    generation). What is of the whole rollout comes with its last part."""
 
     batch: KVBatchMeta
     metrics: Mapping[str, Metric]
-    generation_s: float  # from the first request to the last finished group
-    reward_s: float  # from there to the last reward
+    generation_s: float  # of the whole: from the first request to the last finished group
+    reward_s: float  # of the whole: from there to the last reward
     put_s: float  # flattening and the put
     operations: Sequence[Operation]  # the rollout actor's in the data plane
     failed: Sequence[FailedReward] = ()  # the first of every kind in every environment
-    measured: Mapping[str, Metric] = field(default_factory=dict)  # for the tripwires
+    measured: Mapping[str, Metric] = field(default_factory=dict)  # of the whole, for the tripwires
+    engines: Mapping[str, Metric] = field(default_factory=dict)  # how busy they were until the whole's end
+    is_last: bool = True  # whether no part follows
 
 
 def response_seeds(

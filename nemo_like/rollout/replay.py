@@ -10,18 +10,31 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from nemo_like.batch.columns import Column
+from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.config.recordings import read_manifest
 from nemo_like.data.interface import SourceReport
 from nemo_like.data_plane.spec import DataPlaneSpec
+from nemo_like.observability.metrics import Metric
 from nemo_like.observability.summary import SampleAnswer
 from nemo_like.rollout.data_plane_user import DataPlaneUser
-from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutParts, RolloutResult
+from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutParts, RolloutResult, WantedGroups
 from nemo_like.rollout.recorder import read_rollout
 from nemo_like.rollout.rollout_columns import recorded_columns, recorded_declarations
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A rollout of which not all groups were handed over yet."""
+
+    partition: str
+    batch: KVBatchMeta | None = None  # once it is put
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    taken: set[int] = field(default_factory=set)  # positions of the groups that were handed over
 
 
 class ReplayRolloutActor(DataPlaneUser):
@@ -30,6 +43,7 @@ class ReplayRolloutActor(DataPlaneUser):
     def __init__(self, *, directory: str, data_plane: DataPlaneSpec) -> None:
         self._directory = Path(directory)
         self._columns: tuple[Column, ...] = ()
+        self._begun: dict[str, _Begun] = {}  # by the rollouts' names
         super().__init__(data_plane)
 
     def attach(self, own_handle: ActorHandle) -> RolloutParts:
@@ -45,15 +59,20 @@ class ReplayRolloutActor(DataPlaneUser):
             recorded_declarations(str(self._directory), manifest),
         )
 
-    async def run(self, prompts: PromptBatch, partition: str) -> RolloutResult:
-        """Put the recorded rollout of this step; raises ValueError when there is none that fits."""
+    def begin(self, prompts: PromptBatch, partition: str) -> None:
+        """Remember where the recorded rollout of this step goes."""
+        self._begun[prompts.name] = _Begun(partition)
+
+    async def next_part(self, prompts: PromptBatch, wanted: WantedGroups) -> RolloutResult:
+        """Return the wanted groups of the recorded rollout of this step, or the first so many of those that
+        are left; raises ValueError when there is none that fits."""
         if prompts.mode is not RolloutMode.training:
             raise ValueError("a replay has training rollouts only; it cannot validate")
-        started_s = time.monotonic()
-        return await asyncio.to_thread(self._replay, prompts, partition, started_s)
+        return await asyncio.to_thread(self._replay, prompts, wanted)
 
     def abandon(self) -> None:
-        """Do nothing: a replay is never under way for long."""
+        """Forget the rollouts that have begun."""
+        self._begun.clear()
 
     def reconnect(
         self,
@@ -68,17 +87,36 @@ class ReplayRolloutActor(DataPlaneUser):
         """Return none, since a replay does not validate."""
         return []
 
-    def _replay(self, prompts: PromptBatch, partition: str, started_s: float) -> RolloutResult:
-        recorded = read_rollout(self._directory, self._columns, prompts)
-        flat = recorded.flat
-        batch = self._data_plane.put(
-            partition, flat.columns, lengths=flat.lengths, chunk_sizes=flat.chunk_sizes, tags=flat.tags
-        )
+    def _replay(self, prompts: PromptBatch, wanted: WantedGroups) -> RolloutResult:
+        """Put the whole rollout at its first part, and hand over the groups that are wanted."""
+        started_s = time.monotonic()
+        begun = self._begun[prompts.name]
+        if begun.batch is None:
+            recorded = read_rollout(self._directory, self._columns, prompts)
+            flat = recorded.flat
+            begun.metrics = recorded.metrics
+            begun.batch = self._data_plane.put(
+                begun.partition,
+                flat.columns,
+                lengths=flat.lengths,
+                chunk_sizes=flat.chunk_sizes,
+                tags=flat.tags,
+            )
+        left = [position for position in range(len(prompts)) if position not in begun.taken]
+        positions = wanted.positions or left[: wanted.at_least]
+        begun.taken.update(positions)
+        is_last = len(begun.taken) == len(prompts)
+        if is_last:
+            del self._begun[prompts.name]
+        size = prompts.num_generations
         return RolloutResult(
-            batch=batch,
-            metrics=recorded.metrics,
+            batch=begun.batch.subset(
+                [row for position in positions for row in range(position * size, (position + 1) * size)]
+            ),
+            metrics=begun.metrics if is_last else {},
             generation_s=0.0,
             reward_s=0.0,
             put_s=time.monotonic() - started_s,
             operations=self._data_plane.take_operations(),
+            is_last=is_last,
         )

@@ -9,10 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nemo_like.batch.columns import (
+    BRANCH_STARTS,
     GENERATION_LOGPROBS,
     IMAGE_COLUMNS,
     INPUT_IDS,
     MESSAGES,
+    POLICY_VERSIONS,
     RESPONSE_MASK,
     ROLLOUT_COLUMNS,
     Column,
@@ -24,7 +26,7 @@ from nemo_like.config.data_rules import RECORD_COLUMN
 from nemo_like.config.model_info import has_vision_tower
 from nemo_like.config.recordings import RecordingManifest
 from nemo_like.config.schema import Config
-from nemo_like.config.tasks import data_sources, judging_environments
+from nemo_like.config.tasks import data_sources, has_agents, judging_environments
 
 
 def rollout_declarations(
@@ -36,6 +38,7 @@ def rollout_declarations(
         Declaration("rollout", writes=(INPUT_IDS, RESPONSE_MASK)),
         Declaration("generation", writes=engine_columns(cfg)),
         *_of_images(cfg),
+        *([Declaration("agents", writes=(BRANCH_STARTS,))] if has_agents(cfg) else []),
         *([Declaration("rollout.keep_messages", writes=(MESSAGES,))] if cfg.rollout.keep_messages else []),
         *_of_records(cfg),
         *(
@@ -48,7 +51,8 @@ def rollout_declarations(
 def engine_columns(cfg: Config) -> tuple[Column, ...]:
     """Return the columns of an engine's results: the log-probs of every ``Response``, and those in its
     ``columns``."""
-    return (GENERATION_LOGPROBS, *replayed_columns(cfg.policy))
+    of_versions = (POLICY_VERSIONS,) if cfg.grpo.max_staleness > 0 else ()
+    return (GENERATION_LOGPROBS, *of_versions, *replayed_columns(cfg.policy))
 
 
 def recorded_declarations(directory: str, manifest: RecordingManifest) -> tuple[Declaration, ...]:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.cluster.actors import ActorHandle
+from nemo_like.cluster.actors import ActorHandle, Call
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.config.derived import Stage
 from nemo_like.data_plane.operations import Operation
 from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.observability.summary import SampleAnswer
-from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutResult
+from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutResult, WantedGroups
 
 # The rollout actor keeps the same deadlines and can name the samples that are missing; the driver waits this
 # much longer, so that the actor answers first.
@@ -36,15 +36,29 @@ class RolloutHandle:
         """Call ``actor``. ``inspect`` looks at every rollout before ``run`` returns it, and may raise."""
         self._cluster, self._actor, self._deadline_s = cluster, actor, deadline_s
         self._inspect = inspect
+        self._begun: dict[str, Call] = {}  # by the rollouts' names; nobody has waited for these calls yet
 
     def run(self, prompts: PromptBatch, partition: str) -> RolloutResult:
-        """Have the actor roll out these prompts; see ``SyncRolloutActor.run``.
+        """Have the actor roll out these prompts, and wait for all of their samples; raises what ``next_part``
+        raises."""
+        self.begin(prompts, partition)
+        return self.next_part(prompts, WantedGroups(len(prompts)))
+
+    def begin(self, prompts: PromptBatch, partition: str) -> None:
+        """Have the actor begin the rollout of these prompts, without waiting; see
+        ``SyncRolloutActor.begin``."""
+        self._begun[prompts.name] = self._actor.submit("begin", prompts, partition)
+
+    def next_part(self, prompts: PromptBatch, wanted: WantedGroups) -> RolloutResult:
+        """Wait for the next groups of a rollout; see ``SyncRolloutActor.next_part``.
 
         Raises ClusterError when a process dies or the deadline passes, and what ``inspect`` raises.
         """
         stage = Stage.generation if prompts.mode is RolloutMode.training else Stage.validation
-        call = self._actor.submit("run", prompts, partition)
         timeout_s = self._deadline_s(stage) + _GRACE_S
+        if begun := self._begun.pop(prompts.name, None):  # calls may overtake each other
+            self._cluster.gather([begun], stage=stage.name, timeout_s=timeout_s)
+        call = self._actor.submit("next_part", prompts, wanted)
         result = self._cluster.gather([call], stage=stage.name, timeout_s=timeout_s)[0]
         self._inspect(prompts, result)
         return result
@@ -62,11 +76,13 @@ class RolloutHandle:
         return self._wait("sample_answers")
 
     def move_to(self, actor: ActorHandle) -> None:
-        """Call another actor from now on."""
+        """Call another actor from now on; forget the rollouts that the one before had begun."""
+        self._begun.clear()
         self._actor = actor
 
     def abandon(self) -> None:
-        """Abandon the rollout that is under way, if there is one; return once it has ended."""
+        """Abandon the rollouts that are under way; return once they have ended."""
+        self._begun.clear()
         self._wait_for_actor("abandon")
 
     def reconnect(

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
+from nemo_like.batch.columns import POLICY_VERSIONS
 from nemo_like.observability.metrics import Metric, maximum, mean, summed
 from nemo_like.rollout.conversation import Conversation, EndReason
 
@@ -38,6 +41,30 @@ def _overall(samples: Sequence[Conversation]) -> dict[str, Metric]:
         "natural_termination_rate": mean(num_samples - num_truncated - num_out_of_turns, num_samples),
         "num_failed_rewards": summed(num_failed),
         "failed_reward_share": mean(num_failed, num_samples),
+    }
+
+
+def staleness_metrics(groups: Sequence[Sequence[Conversation]], newest_version: int) -> dict[str, Metric]:
+    """Return by how many policy versions the weights that sampled a token were older than ``newest_version``,
+    with which training on it begins: mean and maximum over all response tokens, and how many tokens are how
+    old."""
+    versions = [
+        passage.columns[POLICY_VERSIONS.name]
+        for group in groups
+        for sample in group
+        for passage in sample.passages
+        if passage.logprobs is not None
+    ]
+    if not versions:
+        return {}
+    ages, counts = np.unique(newest_version - np.concatenate(versions), return_counts=True)
+    return {
+        "staleness": mean(float(ages @ counts), int(counts.sum())),
+        "max_staleness": maximum(int(ages.max())),
+        **{
+            f"num_tokens_of_staleness/{age}": summed(count)
+            for age, count in zip(ages.tolist(), counts.tolist(), strict=True)
+        },
     }
 
 

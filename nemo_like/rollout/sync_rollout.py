@@ -3,10 +3,9 @@
     prompts ──▶ conversations ──▶ turn loop (engines and environments, by callback)
                                       │
                                       ▼
-                    all have ended: flatten ──▶ one put ──▶ data plane
+      all have ended, or some groups: flatten ──▶ one put ──▶ data plane
 
-Nothing polls: engines call back, and the last reward resolves a future, for which the rollout waits with a
-deadline.
+Nothing polls: engines call back, and the rollout waits for groups to end, with a deadline.
 """
 
 from __future__ import annotations
@@ -22,33 +21,46 @@ import numpy as np
 
 from nemo_like.batch.columns import INPUT_IDS, MESSAGES, ROLLOUT_COLUMNS, Column
 from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.batch.tags import ANSWER_ID, SAMPLE_DIGEST, TASK
+from nemo_like.batch.tags import ANSWER_ID, DIFFICULTY, SAMPLE_DIGEST, TASK
 from nemo_like.cluster.actors import ActorHandle
-from nemo_like.config.derived import Stage, deadline_s
+from nemo_like.cluster.placement import node_address
+from nemo_like.config.derived import Stage, asks_endpoint, deadline_s, dumps_rollouts_of
+from nemo_like.config.environment_options import options_of
 from nemo_like.config.recordings import RecordingManifest
-from nemo_like.config.schema import Config, DatasetConfig, Tripwires
+from nemo_like.config.schema import Config, DatasetConfig, EnvironmentKind, Tripwires
 from nemo_like.config.tasks import (
+    SamplingSettings,
+    has_agents,
     max_prompt_tokens,
     task_environments,
     training_sampling,
     training_tasks,
+    used_environments,
     validation_sampling,
 )
 from nemo_like.data.datasets import Sources, build_sources
 from nemo_like.data.encoder import PromptEncoder
 from nemo_like.data.interface import Encoded, PromptExample, Split
 from nemo_like.data_plane.spec import DataPlaneSpec
+from nemo_like.environments.environment_data import EnvironmentProblems
 from nemo_like.environments.interface import Failure, FailureKind
 from nemo_like.environments.pool import EnvironmentPool
+from nemo_like.environments.registry import keeps_episodes
+from nemo_like.environments.tool_pool import tool_pools
 from nemo_like.environments.weighted_pool import weighted_pools
 from nemo_like.generation.interface import GroupResult
 from nemo_like.observability.metrics import Metric
+from nemo_like.observability.rollout_times import append_rollout_times
+from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.observability.summary import SampleAnswer
 from nemo_like.observability.trace import span
+from nemo_like.rollout.agents import AgentPlayer, Agents
+from nemo_like.rollout.begun_rollout import BegunRollout, EndedGroups
 from nemo_like.rollout.conversation import Conversation, Limits
 from nemo_like.rollout.data_plane_user import DataPlaneUser
 from nemo_like.rollout.dump import StepSamples
 from nemo_like.rollout.dumped_tokens import fetch_scores
+from nemo_like.rollout.engine_load import EngineLoad
 from nemo_like.rollout.environment_check import check_environments
 from nemo_like.rollout.flatten import FlatBatch, flatten
 from nemo_like.rollout.message_log import messages_of
@@ -59,16 +71,18 @@ from nemo_like.rollout.prompts import (
     RolloutMode,
     RolloutParts,
     RolloutResult,
+    WantedGroups,
     problem_place,
     response_seeds,
 )
 from nemo_like.rollout.record_check import check_records
 from nemo_like.rollout.recorder import RolloutRecorder
 from nemo_like.rollout.rollout_columns import rollout_declarations, written_down
-from nemo_like.rollout.rollout_metrics import rollout_metrics
+from nemo_like.rollout.rollout_metrics import rollout_metrics, staleness_metrics
 from nemo_like.rollout.rollout_watch import measured_rollout
 from nemo_like.rollout.sample_answers import sample_answer
 from nemo_like.rollout.sample_tags import answer_ids, component_tags
+from nemo_like.rollout.sample_times import times_of
 from nemo_like.rollout.turn_loop import Judge, Task, TurnLoop
 from nemo_like.tripwires.dues import is_due
 from nemo_like.tripwires.sample_checks import sample_digests
@@ -77,7 +91,7 @@ _log = logging.getLogger(__name__)
 
 
 class SyncRolloutActor(DataPlaneUser):
-    """Owns datasets and tokenizer, and runs one rollout at a time; an asyncio actor hosts it."""
+    """Owns datasets and tokenizer, and holds the rollouts under way; an asyncio actor hosts it."""
 
     def __init__(
         self,
@@ -94,8 +108,13 @@ class SyncRolloutActor(DataPlaneUser):
         self._recorder: RolloutRecorder | None = None
         self._columns: tuple[Column, ...] = ()  # what conversations bring besides log-probs
         self._engines = list(engines)
-        self._pools = {name: EnvironmentPool(actors) for name, actors in environments.items() if actors}
+        self._pools = {
+            name: EnvironmentPool(actors, keeps_episodes=keeps_episodes(cfg.env[name]))
+            for name, actors in environments.items()
+            if actors
+        }
         self._judges: dict[str, Judge] = {**self._pools, **weighted_pools(cfg.env, self._pools)}
+        self._judges |= tool_pools(cfg.env, self._judges)
         self._encoder = PromptEncoder(cfg.policy.model_name, cfg.data.chat_template, max_prompt_tokens(cfg))
         self._tokenizer = self._encoder.tokenizer
         self._samples = StepSamples(self._tokenizer.token_texts)
@@ -104,11 +123,12 @@ class SyncRolloutActor(DataPlaneUser):
             RolloutMode.validation: self._read(cfg.data.validation, split="validation"),
         }
         super().__init__(data_plane)
-        self._running = asyncio.Lock()
+        self._rollouts: dict[str, BegunRollout] = {}  # those under way, by name
+        self._load = EngineLoad()
         self._num_abandoned = 0
         self._num_rollouts = 0  # for training
-        self._loop: TurnLoop | None = None
         self._sink: ActorHandle | None = None
+        self._agents: Agents | None = None  # where the run has any
         self._sample_answers: list[SampleAnswer] = []
 
     async def attach(self, own_handle: ActorHandle) -> RolloutParts:
@@ -118,7 +138,7 @@ class SyncRolloutActor(DataPlaneUser):
         environment does not start.
         """
         self._sink = own_handle
-        await self._meet_environments()
+        await asyncio.gather(self._meet_environments(), self._start_agents())
         environments = {name: pool.columns for name, pool in self._pools.items()}
         declarations = rollout_declarations(self._cfg, environments)
         written = {column.name: column for part in declarations for column in part.writes}
@@ -139,24 +159,52 @@ class SyncRolloutActor(DataPlaneUser):
         await self._meet_environments()
         await check_environments(self._cfg, sources, self._judges, self._tokenizer.encode_prompt)
 
-    async def run(self, prompts: PromptBatch, partition: str) -> RolloutResult:
-        """Generate, reward, flatten and put the samples of ``prompts``, in rows by (prompt, generation).
+    async def begin(self, prompts: PromptBatch, partition: str) -> None:
+        """Begin the rollout of ``prompts``, whose samples will go into ``partition``.
 
-        Raises RuntimeError when a rollout is already running or an engine reports an error, and Overdue,
-        naming the missing samples, when the deadline of the stage passes.
+        Raises RuntimeError while a rollout of the same step and groups is under way.
         """
-        if self._running.locked():
-            raise RuntimeError(f"a rollout is still running, so that of step {prompts.step} cannot start")
-        async with self._running:
-            return await self._run(prompts, partition)
+        if prompts.name in self._rollouts:
+            raise RuntimeError(f"the rollout {prompts.name} is still running, so it cannot begin again")
+        rollout = self._rollouts[prompts.name] = BegunRollout(prompts, partition)
+        with rollout.at_work():
+            try:
+                dataset = self._sources[prompts.mode].problems
+                examples = [dataset[index] for index in prompts.indices]
+                encoded = await asyncio.to_thread(self._encoder.encode, examples)
+                loop = self._turn_loop(prompts, examples, encoded)
+                rollout.start(loop, self._engines, self._sink, self._deadline_s(prompts), self._load)
+            except Exception as error:
+                rollout.fail(error)
+
+    async def next_part(self, prompts: PromptBatch, wanted: WantedGroups) -> RolloutResult:
+        """Wait until the wanted groups have ended; flatten and put them, in rows by (prompt, generation).
+
+        Raises what failed the rollout: what ``begin`` raised, RuntimeError when an engine reports an error,
+        and Overdue, naming the missing samples, when the deadline of the stage passes.
+        """
+        rollout = self._rollouts[prompts.name]
+        is_over = True
+        try:
+            with rollout.at_work():
+                part = await rollout.next_groups(wanted)
+                is_over = part.is_last
+                return await self._result(rollout, part)
+        finally:
+            if is_over:
+                self._rollouts.pop(prompts.name, None)  # it may have been abandoned meanwhile
 
     async def abandon(self) -> None:
-        """Abandon the rollout that is under way, if there is one; return once it has ended."""
+        """Abandon the rollouts that are under way; return once they have ended."""
         self._num_abandoned += 1
-        if self._loop is not None:
-            self._loop.fail(RuntimeError("the rollout was given up"))
-        async with self._running:
-            self._data_plane.take_operations()
+        error = RuntimeError("the rollout was given up")
+        for rollout in self._rollouts.values():
+            rollout.fail(error)
+        if self._agents is not None:
+            self._agents.fail(error)
+        await asyncio.gather(*(rollout.ended() for rollout in [*self._rollouts.values()]))
+        self._rollouts.clear()
+        self._data_plane.take_operations()
 
     def reconnect(
         self,
@@ -166,59 +214,74 @@ class SyncRolloutActor(DataPlaneUser):
     ) -> None:
         """Use these processes from now on, of which some may be new."""
         self._engines = list(engines)
+        if self._agents is not None:
+            self._agents.move_to(self._engines)
         for name, pool in self._pools.items():
             pool.move_to(environments[name])
         self._move_to(data_plane)
 
-    async def _run(self, prompts: PromptBatch, partition: str) -> RolloutResult:
-        dataset = self._sources[prompts.mode].problems
-        examples = [dataset[index] for index in prompts.indices]
-        encoded = await asyncio.to_thread(self._encoder.encode, examples)
-        self._loop = loop = self._turn_loop(prompts, examples, encoded)
-        stage = Stage.generation if prompts.mode is RolloutMode.training else Stage.validation
-        try:
-            with span("generation"):
-                await loop.run(self._engines, self._sink, deadline_s(self._cfg.cluster, stage))
-        finally:
-            self._loop = None
-        ended_s = time.monotonic()
-        failed = _failed_rewards(prompts, loop.groups)
+    async def _result(self, rollout: BegunRollout, part: EndedGroups) -> RolloutResult:
+        """Put the groups of a part into the data plane and report on them; the last part on the whole."""
+        prompts, loop = rollout.prompts, rollout.loop
+        groups, ended_s = [loop.groups[position] for position in part.positions], time.monotonic()
+        failed = _failed_rewards(prompts, groups)
         _log_failures(prompts, failed)
         if self._cfg.rollout.keep_messages:
-            self._keep_messages(loop.groups)
+            self._keep_messages(groups)
         with span("flatten"):
-            flat = self._flatten(prompts, loop.groups)
-        batch = await self._put(flat, partition)
-        metrics = rollout_metrics(loop.groups)
+            flat = self._flatten(prompts, groups)
+        batch = await self._put(flat, rollout.partition)
+        metrics = self._metrics(prompts, groups)
+        places = self._places(prompts, part.positions)
         if prompts.mode is RolloutMode.validation:
-            self._keep_sample_answers(loop.groups)
+            self._keep_sample_answers(groups)
             if self._cfg.rollout.dump_validation:
-                await asyncio.to_thread(self._dump_validation, prompts, batch, loop.groups)
-        else:
-            if self._cfg.rollout.dump_period:
-                self._samples.remember(prompts.step, batch, loop.groups, self._places(prompts), self._columns)
-            if self._recorder is not None:
-                await asyncio.to_thread(self._recorder.write, prompts, flat, metrics)
+                await asyncio.to_thread(self._dump_validation, prompts, batch, groups, places)
+        elif dumps_rollouts_of(prompts.step, self._cfg.rollout):
+            self._samples.remember(prompts.step, batch, groups, places, self._columns)
+        if part.is_last and self._recorder is not None and prompts.mode is RolloutMode.training:
+            whole = flat if part.is_whole else self._flatten(prompts, loop.groups)
+            await asyncio.to_thread(self._recorder.write, prompts, whole, self._metrics(prompts, loop.groups))
+        if part.is_last and self._cfg.rollout.record_times and prompts.mode is RolloutMode.training:
+            times = times_of(prompts, loop.groups, loop.started_s)
+            await asyncio.to_thread(append_rollout_times, self._times_path, times)
         return RolloutResult(
             batch=batch,
             metrics=metrics,
-            generation_s=loop.generated_s - loop.started_s,
-            reward_s=ended_s - loop.generated_s,
+            generation_s=loop.generated_s - loop.started_s if part.is_last else 0.0,
+            reward_s=ended_s - loop.generated_s if part.is_last else 0.0,
             put_s=time.monotonic() - ended_s,
             operations=self._data_plane.take_operations(),
             failed=list({(one.env, one.failure.kind): one for one in reversed(failed)}.values()),
-            measured=self._measured(prompts, loop),
+            measured=self._measured(prompts, loop) if part.is_last else {},
+            engines=await self._load.metrics(self._engines) if self._ends_training(prompts, part) else {},
+            is_last=part.is_last,
         )
 
+    def _metrics(self, prompts: PromptBatch, groups: Sequence[Sequence[Conversation]]) -> dict[str, Metric]:
+        metrics = rollout_metrics(groups)
+        if self._cfg.grpo.max_staleness and prompts.mode is RolloutMode.training:
+            metrics |= staleness_metrics(groups, prompts.newest_version)
+        return metrics
+
+    @staticmethod
+    def _ends_training(prompts: PromptBatch, part: EndedGroups) -> bool:
+        return part.is_last and prompts.mode is RolloutMode.training
+
     def on_groups(self, results: Sequence[GroupResult]) -> None:
-        """Take the groups that just finished; an engine calls this."""
-        if self._loop is not None:
-            self._loop.on_groups(results)
+        """Take the groups that just finished; an engine calls this. Each rollout takes its own."""
+        for rollout in self._rollouts.values():
+            rollout.on_groups(results)
+        if self._agents is not None:
+            self._agents.on_groups(results)
 
     def on_engine_error(self, engine: str, message: str) -> None:
-        """Fail the rollout under way; an engine calls this when its step thread has failed."""
-        if self._loop is not None:
-            self._loop.fail(RuntimeError(f"generation engine {engine!r} failed: {message}"))
+        """Fail the rollouts under way; an engine calls this when its step thread has failed."""
+        error = RuntimeError(f"generation engine {engine!r} failed: {message}")
+        for rollout in self._rollouts.values():
+            rollout.fail(error)
+        if self._agents is not None:
+            self._agents.fail(error)
 
     async def dump(self, step: int, ledger: Sequence[KVBatchMeta]) -> None:
         """Write ``rollouts/step_N.jsonl``: the conversations of the ledger's samples, with their tags and
@@ -235,22 +298,58 @@ class SyncRolloutActor(DataPlaneUser):
         self._samples.write(self._rollouts_path / f"step_{step}.jsonl", step, ledger, scores)
 
     def _dump_validation(
-        self, prompts: PromptBatch, batch: KVBatchMeta, groups: Sequence[Sequence[Conversation]]
+        self,
+        prompts: PromptBatch,
+        batch: KVBatchMeta,
+        groups: Sequence[Sequence[Conversation]],
+        places: Sequence[ProblemPlace],
     ) -> None:
         samples = StepSamples(self._tokenizer.token_texts)
-        samples.remember(prompts.step, batch, groups, self._places(prompts), self._columns)
+        samples.remember(prompts.step, batch, groups, places, self._columns)
         samples.write(self._rollouts_path / f"validation_{prompts.step}.jsonl", prompts.step, [batch])
+
+    @property
+    def _times_path(self) -> Path:
+        return RunDirectory(self._run_directory).rollout_times_path
 
     @property
     def _rollouts_path(self) -> Path:
         return self._run_directory / "rollouts"
 
-    def _places(self, prompts: PromptBatch) -> list[ProblemPlace]:
+    def _deadline_s(self, prompts: PromptBatch) -> float:
+        """Return the seconds that a rollout may take: those of its stage, for each step that comes before its
+        own too."""
+        stage = Stage.generation if prompts.mode is RolloutMode.training else Stage.validation
+        return deadline_s(self._cfg.cluster, stage) * (1 + prompts.num_steps_ahead)
+
+    def _places(self, prompts: PromptBatch, positions: Sequence[int]) -> list[ProblemPlace]:
         reports = self._sources[prompts.mode].reports
-        return [problem_place(index, reports) for index in prompts.indices]
+        return [problem_place(prompts.indices[position], reports) for position in positions]
 
     async def _meet_environments(self) -> None:
         await asyncio.gather(*(pool.meet() for pool in self._pools.values()))
+
+    async def _start_agents(self) -> None:
+        """Start the endpoint of the agents, if the run has any."""
+        if not has_agents(self._cfg) or self._agents is not None:
+            return
+        envs = used_environments(self._cfg).values()
+        options = [options_of(env) for env in envs if env.kind is EnvironmentKind.agent]
+        self._agents = Agents(
+            self._tokenizer, self._engines, self._sink, self._cfg.policy.max_total_sequence_length
+        )
+        host = "127.0.0.1" if self._cfg.cluster.address is None else node_address()
+        await self._agents.start(host, [one.tool_parser for one in options if one.tool_parser is not None])
+
+    def _player(self, env: str, sampling: SamplingSettings) -> AgentPlayer | None:
+        """Return who has the agents of an environment hold conversations; None for other environments."""
+        cfg = self._cfg.env[env]
+        if cfg.kind is not EnvironmentKind.agent:
+            return None
+        assert self._agents is not None, "attach starts the agents"
+        packing = self._cfg.policy.sequence_packing
+        max_tokens = min(packing.train_mb_tokens, packing.logprob_mb_tokens)
+        return AgentPlayer(self._agents, self._pools[env], options_of(cfg), sampling, max_tokens)
 
     def _read(self, sources: Sequence[DatasetConfig], split: Split) -> Sources:
         read = build_sources(
@@ -258,6 +357,7 @@ class SyncRolloutActor(DataPlaneUser):
             split,
             prompt_lengths=self._encoder.lengths,
             max_prompt_tokens=max_prompt_tokens(self._cfg),
+            environments=EnvironmentProblems(self._cfg.env),
         )
         check_records(sources, read, self._encoder.lengths)
         return read
@@ -271,14 +371,13 @@ class SyncRolloutActor(DataPlaneUser):
         ]
         envs = {group[0].example.env for group in groups}
         # An engine may still deliver groups of an abandoned rollout: another id keeps them apart.
-        again = [f"again-{self._num_abandoned}"] if self._num_abandoned else []
-        place = [prompts.mode.name, str(prompts.step), str(prompts.first_group)]
+        again = f"/again-{self._num_abandoned}" if self._num_abandoned else ""
         return TurnLoop(
-            rollout_id="/".join([*place, *again]),
+            rollout_id=f"{prompts.name}{again}",
             groups=groups,
             tasks={env: self._task(prompts.mode, env) for env in envs},
             codec=self._encoder,
-            policy_version=prompts.policy_version,
+            versions=range(prompts.policy_version, prompts.newest_version + 1),
         )
 
     def _conversations(
@@ -310,14 +409,15 @@ class SyncRolloutActor(DataPlaneUser):
     def _task(self, mode: RolloutMode, env: str) -> Task:
         cfg = self._cfg.env[env]
         resolved = training_sampling if mode is RolloutMode.training else validation_sampling
+        sampling = replace(resolved(self._cfg, env).sampling, stop_token_ids=(self._tokenizer.eos_token_id,))
         return Task(
             judge=self._judges[env],
-            sampling=replace(
-                resolved(self._cfg, env).sampling, stop_token_ids=(self._tokenizer.eos_token_id,)
-            ),
+            sampling=sampling,
+            player=self._player(env, sampling),
             max_turns=cfg.max_turns,
             batch_size=cfg.batch_size,
             observation_role=cfg.observation_role,
+            is_said=asks_endpoint(self._cfg),
         )
 
     def _keep_messages(self, groups: Sequence[Sequence[Conversation]]) -> None:
@@ -337,6 +437,8 @@ class SyncRolloutActor(DataPlaneUser):
                 for group in groups
                 for number in answer_ids([sample.latest_response for sample in group])
             ]
+        if self._cfg.evaluation is not None:
+            flat.tags[DIFFICULTY.name] = [sample.example.difficulty for group in groups for sample in group]
         if self._names_tasks(prompts):
             flat.tags[TASK.name] = [sample.example.env for group in groups for sample in group]
         if self._is_watched(prompts):
@@ -347,7 +449,10 @@ class SyncRolloutActor(DataPlaneUser):
         return flat
 
     def _names_tasks(self, prompts: PromptBatch) -> bool:
-        """Return whether samples get the tag task: a teacher's models need it, also of a run that replays."""
+        """Return whether samples get the tag task: an evaluation reports by it, and a teacher's models need
+        it, also of a run that replays."""
+        if self._cfg.evaluation is not None:
+            return True
         teacher = self._cfg.teacher
         is_read = self._cfg.rollout.record or (teacher is not None and bool(teacher.models))
         return is_read and prompts.mode is RolloutMode.training
@@ -364,9 +469,14 @@ class SyncRolloutActor(DataPlaneUser):
         return measured_rollout(loop, self._ends()) if is_watched else {}
 
     def _ends(self) -> dict[str, int]:
-        """Return the token that ends a response, of the environments without stop strings."""
+        """Return the token that ends a response, of the environments without stop strings. Agents choose stop
+        strings and limits for each call."""
         sampling = {env: training_sampling(self._cfg, env).sampling for env in task_environments(self._cfg)}
-        return {env: self._tokenizer.eos_token_id for env, one in sampling.items() if not one.stop_strings}
+        return {
+            env: self._tokenizer.eos_token_id
+            for env, one in sampling.items()
+            if not one.stop_strings and self._cfg.env[env].kind is not EnvironmentKind.agent
+        }
 
     async def _put(self, flat: FlatBatch, partition: str) -> KVBatchMeta:
         with span("put"):

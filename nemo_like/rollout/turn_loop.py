@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -23,9 +23,9 @@ from nemo_like.config.tasks import SamplingSettings
 from nemo_like.data.interface import Encoded, Observation, Prompt
 from nemo_like.data_plane.storage_errors import listed
 from nemo_like.environments.interface import UNNUMBERED, Failure, FailureKind, Feedback, Turn
-from nemo_like.generation.interface import GroupRequest, GroupResult, Response
+from nemo_like.generation.interface import GroupRequest, GroupResult, Response, VersionSpan
 from nemo_like.rollout.conversation import Conversation
-from nemo_like.rollout.prompts import turn_seed
+from nemo_like.rollout.prompts import WantedGroups, turn_seed
 
 
 class Engine(Protocol):
@@ -62,6 +62,15 @@ class Codec(Protocol):
     ) -> Encoded: ...
 
 
+class Player(Protocol):
+    """Has an agent hold a conversation, from its first call to its reward."""
+
+    async def play(self, conversation: Conversation, policy_version: int) -> None: ...
+
+    def forget(self, conversations: Sequence[Conversation]) -> None:
+        """Let go of conversations that have ended, or are given up."""
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """How to hold the conversations of one environment."""
@@ -71,6 +80,8 @@ class Task:
     max_turns: int
     batch_size: int  # at most so many conversations in one environment call
     observation_role: str  # under which a chat template renders observations
+    is_said: bool = False  # whether requests have the conversation so far, besides its tokens
+    player: Player | None = None  # of an agent's environment: it makes all requests itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +93,15 @@ class _Request:
     conversations: tuple[Conversation, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """A conversation's response, and the policy versions that sampled it."""
+
+    conversation: Conversation
+    response: Response
+    versions: VersionSpan
+
+
 class TurnLoop:
     """Holds the conversations of one rollout; ``groups[i]`` are those of prompt i."""
 
@@ -91,20 +111,22 @@ class TurnLoop:
         groups: Sequence[Sequence[Conversation]],
         tasks: Mapping[str, Task],
         codec: Codec,
-        policy_version: int,
+        versions: range,
     ) -> None:
-        """Prepare the rollout. Every response must be sampled by the weights of ``policy_version``.
+        """Prepare the rollout. Every token must be sampled by the weights of one of ``versions``.
 
         To be called on a running event loop.
         """
         self.groups = groups
-        self._rollout_id, self._policy_version = rollout_id, policy_version
+        self._rollout_id, self._versions = rollout_id, versions
         self._tasks, self._codec = tasks, codec
         self._engines: Sequence[Engine] = ()
         self._sink: object = None
         self._requested: dict[str, _Request] = {}
-        self._num_unfinished = sum(sample.end is None for group in groups for sample in group)
-        self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._num_unfinished = [sum(sample.end is None for sample in group) for group in groups]  # by group
+        self._ended = [position for position, count in enumerate(self._num_unfinished) if not count]
+        self._failure: BaseException | None = None
+        self._changed = asyncio.Event()  # a group has ended, or the rollout has failed
         self._working: set[asyncio.Task[None]] = set()
         self._decoding = asyncio.Lock()
         # Times on the monotonic clock: of the first request, and of the latest response.
@@ -119,20 +141,45 @@ class TurnLoop:
 
         Engines deliver responses to ``sink``, which calls ``on_groups``. Raises Overdue after ``timeout_s``,
         naming the unfinished samples and which process owes them, or what a request or an environment call
-        raised.
+        raised; ``ended_groups`` raises the same.
         """
         self._engines, self._sink = engines, sink
         self.started_s = self.generated_s = time.monotonic()
         try:
             async with asyncio.timeout(timeout_s):
+                self._start_agents()
                 await self._submit([first for group in self.groups for first in self._first_requests(group)])
-                if self._num_unfinished:
-                    await self._finished
+                await self._reached(lambda: len(self._ended) == len(self.groups))
         except TimeoutError:
-            raise self._overdue(timeout_s) from None
+            overdue = self._overdue(timeout_s)
+            self.fail(overdue)
+            raise overdue from None
+        except Exception as error:
+            self.fail(error)
+            raise
         finally:
             for task in self._working:
                 task.cancel()
+            for player in {task.player for task in self._tasks.values() if task.player is not None}:
+                player.forget([one for group in self.groups for one in group])
+
+    async def ended_groups(self, taken: Collection[int], wanted: WantedGroups) -> list[int]:
+        """Wait until those groups have ended that ``wanted`` names, or so many besides ``taken``, or all that
+        are left; return them in the order of their prompts. Raises what failed the rollout."""
+        if wanted.positions:
+            await self._reached(lambda: set(wanted.positions) <= set(self._ended))
+            return sorted(wanted.positions)
+        num_ended = min(len(taken) + wanted.at_least, len(self.groups))
+        await self._reached(lambda: len(self._ended) >= num_ended)
+        return sorted(set(self._ended) - set(taken))
+
+    async def _reached(self, is_reached: Callable[[], bool]) -> None:
+        """Wait until this holds, which may be when a group has ended; raise what failed the rollout."""
+        while self._failure is None and not is_reached():
+            self._changed.clear()
+            await self._changed.wait()
+        if self._failure is not None:
+            raise self._failure
 
     def on_groups(self, results: Sequence[GroupResult]) -> None:
         """Take the responses of one engine step; ignore those that this rollout has not requested.
@@ -146,9 +193,9 @@ class TurnLoop:
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """End the wait for the rollout with this error, unless it has ended already."""
-        if not self._finished.done():
-            self._finished.set_exception(error)
+        """End the waits for groups with this error, unless the rollout has failed already."""
+        self._failure = self._failure or error
+        self._changed.set()
 
     def _overdue(self, timeout_s: float) -> Overdue:
         """Return an error that names the responses that each engine owes, and the rewards still missing."""
@@ -172,33 +219,43 @@ class TurnLoop:
         return self._engines[conversation.position % len(self._engines)]
 
     def _accept(self, results: Sequence[GroupResult]) -> None:
-        answered: list[tuple[Conversation, Response]] = []
+        answered: list[_Answered] = []
         for result in results:
             request = self._requested.pop(result.request_id, None)
             if request is None:
                 continue
-            if result.policy_version != self._policy_version:
-                raise RuntimeError(
-                    f"group {result.request_id!r} was sampled by policy version {result.policy_version}, "
-                    f"not by {self._policy_version}"
-                )
+            spans = result.version_spans()
+            self._check_versions(result.request_id, spans)
             self.weights_digests.add(result.weights_digest)
-            answered += zip(request.conversations, result.responses, strict=True)
+            answered += map(_Answered, request.conversations, result.responses, spans)
+            _mark(request.conversations)
         if not self._requested:
             self.generated_s = time.monotonic()
         if answered:
             self._start(self._have_judged(answered))
 
-    async def _have_judged(self, answered: Sequence[tuple[Conversation, Response]]) -> None:
+    def _check_versions(self, request_id: str, spans: Sequence[VersionSpan]) -> None:
+        """Raise RuntimeError unless only versions of this rollout sampled the responses of a request."""
+        for span in spans:
+            if span.oldest not in self._versions or span.newest not in self._versions:
+                by = f"{span.oldest}" if span.oldest == span.newest else f"{span.oldest} to {span.newest}"
+                first, last = self._versions[0], self._versions[-1]
+                wanted = f"{first}" if first == last else f"{first} to {last}"
+                raise RuntimeError(
+                    f"group {request_id!r} was sampled by policy version {by}, not by {wanted}"
+                )
+
+    async def _have_judged(self, answered: Sequence[_Answered]) -> None:
         """Decode the responses, add them to their conversations, and start asking the environments."""
         # Decoding runs in a thread, so that the event loop takes in what else arrives meanwhile. One thread
         # runs at a time: more would leave the loop less of the interpreter, and this way what came first is
         # judged first.
         async with self._decoding:
-            texts = await asyncio.to_thread(self._decoded, [response for _, response in answered])
+            texts = await asyncio.to_thread(self._decoded, [one.response for one in answered])
         by_env: dict[str, list[Conversation]] = {}
-        for (conversation, response), text in zip(answered, texts, strict=True):
-            conversation.add_response(response, text, self._policy_version)
+        for one, text in zip(answered, texts, strict=True):
+            conversation = one.conversation
+            conversation.add_response(one.response, text, one.versions.oldest)
             by_env.setdefault(conversation.example.env, []).append(conversation)
         for env, conversations in by_env.items():
             size = self._tasks[env].batch_size
@@ -206,7 +263,10 @@ class TurnLoop:
                 self._start(self._judge(self._tasks[env], conversations[start : start + size]))
 
     def _decoded(self, responses: Sequence[Response]) -> list[str]:
-        return [self._codec.decode(response.token_ids) for response in responses]
+        return [
+            self._codec.decode(response.token_ids) if response.text is None else response.text
+            for response in responses
+        ]
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         """Run ``work`` as a task of its own; when it raises, the rollout fails."""
@@ -218,14 +278,34 @@ class TurnLoop:
         """Ask the environment about these conversations, and request the next turn of those that go on."""
         with_tokens = task.judge.wants_tokens
         feedback = await task.judge.step([one.turn(with_tokens=with_tokens) for one in conversations])
+        _mark(conversations)
         for conversation, answer in zip(conversations, feedback, strict=True):
             self.num_misplaced_answers += answer.turn_number not in (conversation.turn_number, UNNUMBERED)
             conversation.add_feedback(answer)
             if conversation.end is None:
                 await self._observe(conversation, answer.said, task)
         going_on = [conversation for conversation in conversations if conversation.end is None]
-        self._num_unfinished -= len(conversations) - len(going_on)
+        self._count_ended([conversation for conversation in conversations if conversation.end is not None])
         await self._submit([self._next_request(conversation) for conversation in going_on])
+
+    def _start_agents(self) -> None:
+        for conversation in (one for group in self.groups for one in group if one.end is None):
+            player = self._tasks[conversation.example.env].player
+            if player is not None:
+                self._start(self._play(player, conversation))
+
+    async def _play(self, player: Player, conversation: Conversation) -> None:
+        """Have an agent hold a conversation."""
+        await player.play(conversation, self._versions[0])
+        self.generated_s = time.monotonic()
+        self._count_ended([conversation])
+
+    def _count_ended(self, conversations: Sequence[Conversation]) -> None:
+        for conversation in conversations:
+            self._num_unfinished[conversation.position] -= 1
+            if not self._num_unfinished[conversation.position]:
+                self._ended.append(conversation.position)
+                self._changed.set()
 
     async def _observe(self, conversation: Conversation, observation: Observation, task: Task) -> None:
         """Add an observation to its conversation, or end the conversation where an image cannot be used."""
@@ -242,17 +322,13 @@ class TurnLoop:
         if encoded.failure is None:
             conversation.add_observation(observation.text, encoded)
         else:
-            conversation.fail(Failure(FailureKind.bad_image, encoded.failure), self._policy_version)
+            conversation.fail(Failure(FailureKind.bad_image, encoded.failure), self._versions[0])
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
-        """Fail the rollout if the task raised; resolve it if no conversation is left unfinished."""
+        """Fail the rollout if the task raised."""
         self._working.discard(task)
-        if task.cancelled():
-            return
-        if error := task.exception():
+        if not task.cancelled() and (error := task.exception()):
             self.fail(error)
-        elif not self._num_unfinished and not self._finished.done():
-            self._finished.set_result(None)
 
     def _first_requests(self, group: Sequence[Conversation]) -> list[_Request]:
         """Make the requests for a group's first responses.
@@ -260,7 +336,7 @@ class TurnLoop:
         With one turn, one request asks for all of them, and they come together. With more, each response has
         a request of its own, and comes as soon as it is finished. A group that has ended already needs none.
         """
-        if group[0].end is not None:
+        if group[0].end is not None or self._tasks[group[0].example.env].player is not None:
             return []
         if self._tasks[group[0].example.env].max_turns > 1:
             return [self._request(f"{c.position}/{c.generation}/1", (c,), (c.seed,)) for c in group]
@@ -284,8 +360,10 @@ class TurnLoop:
             )
         if num_left < sampling.max_new_tokens:
             sampling = replace(sampling, max_new_tokens=num_left)
+        task = self._tasks[first.example.env]
         group = GroupRequest(
-            f"{self._rollout_id}/{name}", first.token_ids(), seeds, first.images(), first.num_known
+            *(f"{self._rollout_id}/{name}", first.token_ids(), seeds, first.images(), first.num_known),
+            said=first.said(task.observation_role) if task.is_said else None,
         )
         return _Request(group, sampling, conversations)
 
@@ -297,6 +375,7 @@ class TurnLoop:
         calls: dict[tuple[int, SamplingSettings], list[GroupRequest]] = {}
         for request in requests:
             self._requested[request.group.request_id] = request
+            _mark(request.conversations)
             self.seeds += request.group.seeds
             engine = request.conversations[0].position % len(self._engines)
             calls.setdefault((engine, request.sampling), []).append(request.group)
@@ -306,6 +385,13 @@ class TurnLoop:
                 for (engine, sampling), groups in calls.items()
             )
         )
+
+
+def _mark(conversations: Iterable[Conversation]) -> None:
+    """Note the present time for each of the conversations."""
+    now_s = time.monotonic()
+    for conversation in conversations:
+        conversation.moments_s.append(now_s)
 
 
 def _sample_id(conversation: Conversation) -> str:

@@ -42,16 +42,18 @@ def agreement_alarms(error: float | None, cfg: Config, *, has_experts: bool) -> 
     Above grpo.max_token_mult_prob_error it ends the run, whatever ``debug.tripwires`` is. Where that is null,
     it ends the run above the narrow limit of float32 on the CPU. Elsewhere it is a warning, and so it is with
     ``has_experts``: in a mixture of experts rounding may send a token to another expert, unless the trainer's
-    routers replay what the engines' chose.
+    routers replay what the engines' chose. Samples of older weights must differ, so with grpo.max_staleness
+    there is no limit but grpo.max_token_mult_prob_error.
     """
     if error is None:
         return
+    is_watched = cfg.debug.tripwires is not Tripwires.off and not cfg.grpo.max_staleness
     may_reroute = has_experts and not cfg.policy.megatron_cfg.router_replay
     maximum, limit = cfg.grpo.max_token_mult_prob_error, mismatch_limit(cfg)
     # "not <=" in place of ">": NaN counts as above every limit.
     if maximum is not None and not error <= maximum:
         over, ends_run = f"grpo.max_token_mult_prob_error={maximum:.7g}", True
-    elif cfg.debug.tripwires is not Tripwires.off and not error <= limit:
+    elif is_watched and not error <= limit:
         over = f"{limit:.7g} ({cfg.policy.precision.name} on {cfg.policy.device.name})"
         ends_run = maximum is None and limit < _LIMIT_ELSEWHERE and not may_reroute
     else:

@@ -23,10 +23,12 @@ from nemo_like.config.schema import ImportanceSamplingType, KLType, LossConfig
 _LOG_RATIO_LIMIT = 20.0
 _KL_LIMIT = 10.0
 # A token this close to a bound of the loss, where the derivative jumps, is not compared: float32 and float64
-# may see it on different sides.
+# may see it on different sides. The sign of A is such a bound, and closeness to 0 is relative to A's terms.
 _NEAR = 1e-4
-# What the gradient of a token is compared with is at least this share of |A| + beta. Else the rounding of a
-# k3 estimate near 0 would count as an error.
+# What the gradient of a token is compared with is at least this share of |A| + beta, else the rounding of a
+# k3 estimate near 0 would count as an error; and of what the terms of A alone would give. A is a sum, such as
+# a shift and a scaled value of a critic's. Training adds it in float32, with an error of up to 2^-23 of its
+# terms, 1.2e-5 of their share; of A itself that may be anything, since the terms may cancel.
 _LEAST_SHARE = 1e-2
 
 
@@ -41,6 +43,7 @@ class ScoredTokens:
     logprobs: Tensor
     prev: Tensor  # what the ratio compares with; ``logprobs`` itself where the ratio is 1 by definition
     advantages: Tensor
+    advantage_sizes: Tensor  # of the terms whose sum an advantage is, the sum of the magnitudes
     trains: Tensor  # bool
     sample: Tensor  # int64, below num_samples
     num_samples: int
@@ -71,7 +74,7 @@ def reference_terms(tokens: ScoredTokens, cfg: LossConfig) -> ReferenceTerms:
     """Compute the configured loss and its derivatives. A user's own loss has no reference."""
     tokens = _without_untrained(tokens)
     share = token_shares(tokens, cfg)
-    value, slope, is_certain = _policy_gradient(tokens, share, cfg)
+    value, slope, slope_size, is_certain = _policy_gradient(tokens, share, cfg)
     kl_value, kl_slope = torch.zeros_like(value), torch.zeros_like(value)
     beta = 0.0 if cfg.use_kl_in_reward else cfg.reference_policy_kl_penalty
     if tokens.reference is not None and beta:
@@ -87,7 +90,10 @@ def reference_terms(tokens: ScoredTokens, cfg: LossConfig) -> ReferenceTerms:
         loss=share * (value + kl_value - bonus * entropy),
         gradient=slope + share * beta * kl_slope,
         entropy_gradient=-bonus * share,
-        scale=slope.abs() + share * beta * kl_slope.abs() + torch.maximum(share, whole_share) * least,
+        scale=slope.abs()
+        + _LEAST_SHARE * slope_size
+        + share * beta * kl_slope.abs()
+        + torch.maximum(share, whole_share) * least,
         is_certain=is_certain,
     )
 
@@ -129,6 +135,7 @@ def _without_untrained(tokens: ScoredTokens) -> ScoredTokens:
         logprobs=tokens.logprobs,
         prev=torch.where(tokens.trains, tokens.prev, tokens.logprobs),
         advantages=tokens.advantages,
+        advantage_sizes=tokens.advantage_sizes,
         trains=tokens.trains,
         sample=tokens.sample,
         num_samples=tokens.num_samples,
@@ -140,22 +147,27 @@ def _without_untrained(tokens: ScoredTokens) -> ScoredTokens:
     )
 
 
-def _policy_gradient(tokens: ScoredTokens, share: Tensor, cfg: LossConfig) -> tuple[Tensor, Tensor, Tensor]:
-    """Return per token the value, the derivative of the loss, shares included, and whether it is certain."""
+def _policy_gradient(
+    tokens: ScoredTokens, share: Tensor, cfg: LossConfig
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return per token the value; the derivative of the loss, shares included; what the terms of the
+    advantages would give of it, without cancelling; and whether the derivative is certain."""
     advantages, log_ratio = tokens.advantages, tokens.logprobs - tokens.prev
     if cfg.sequence_level_importance_ratios:
         log_ratio = _sample_mean(log_ratio, tokens)
     ratio = log_ratio.clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT).exp()
     low, high = 1 - cfg.ratio_clip_min, 1 + cfg.ratio_clip_max
     is_certain = (log_ratio.abs() - _LOG_RATIO_LIMIT).abs() > _NEAR
+    # ``factor`` is the derivative divided by the advantage, on whose sign alone it depends.
     if cfg.kind == "sapo":
-        value, slope = _soft_gate(ratio, advantages, cfg.arguments)
-        slope = torch.where(log_ratio.abs() > _LOG_RATIO_LIMIT, 0.0, slope)
+        value, factor = _soft_gate(ratio, advantages, cfg.arguments)
+        factor = torch.where(log_ratio.abs() > _LOG_RATIO_LIMIT, 0.0, factor)
     elif cfg.disable_ppo_ratio:
-        value, slope, is_certain = -advantages * tokens.logprobs, -advantages, torch.ones_like(is_certain)
+        value, factor = -advantages * tokens.logprobs, -torch.ones_like(ratio)
+        is_certain = torch.ones_like(is_certain)
     elif cfg.use_cispo:
-        clipped = ratio.clamp(low, high)
-        value, slope = -advantages * clipped * tokens.logprobs, -advantages * clipped
+        factor = -ratio.clamp(low, high)
+        value = advantages * factor * tokens.logprobs
     else:
         worst = high if cfg.ratio_clip_c is None else cfg.ratio_clip_c
         is_held = torch.where(advantages > 0, ratio > high, ratio < low)
@@ -164,24 +176,27 @@ def _policy_gradient(tokens: ScoredTokens, share: Tensor, cfg: LossConfig) -> tu
             is_held |= (advantages < 0) & (ratio > worst)
             value = torch.where(advantages < 0, torch.minimum(value, -advantages * worst), value)
         is_held |= log_ratio.abs() > _LOG_RATIO_LIMIT
-        slope = torch.where(is_held, 0.0, -advantages * ratio)
+        factor = torch.where(is_held, 0.0, -ratio)
         for bound in (low, high, worst):
             is_certain &= (ratio - bound).abs() > _NEAR
+    is_certain &= advantages.abs() >= _NEAR * tokens.advantage_sizes
     if cfg.use_importance_sampling_correction and tokens.generation is not None:
         weights, weights_are_certain = _engine_weights(tokens, cfg)
-        value, slope, is_certain = value * weights, slope * weights, is_certain & weights_are_certain
-    slope = slope * share
+        value, factor, is_certain = value * weights, factor * weights, is_certain & weights_are_certain
+    factor = factor * share
+    slope, slope_size = factor * advantages, factor.abs() * tokens.advantage_sizes
     if cfg.sequence_level_importance_ratios and cfg.kind != "gspo_token":
-        slope = _sample_mean(slope, tokens)
-    return value, slope, is_certain
+        slope, slope_size = _sample_mean(slope, tokens), _sample_mean(slope_size, tokens)
+    return value, slope, slope_size, is_certain
 
 
 def _soft_gate(ratio: Tensor, advantages: Tensor, temperatures: Mapping[str, float]) -> tuple[Tensor, Tensor]:
-    """Return SAPO's value and derivative per token; the gate's own derivative by r is 4 p (1 - p)."""
+    """Return SAPO's value, and its derivative divided by the advantage, per token; the gate's own derivative
+    by r is 4 p (1 - p)."""
     of_gain, of_loss = temperatures.get("tau_pos", 1.0), temperatures.get("tau_neg", 1.05)
     tau = torch.where(advantages > 0, of_gain, of_loss)
     is_open = 1 / (1 + (-tau * (ratio - 1)).exp())
-    return -advantages * 4 * is_open / tau, -advantages * 4 * is_open * (1 - is_open) * ratio
+    return -advantages * 4 * is_open / tau, -4 * is_open * (1 - is_open) * ratio
 
 
 def _engine_weights(tokens: ScoredTokens, cfg: LossConfig) -> tuple[Tensor, Tensor]:

@@ -29,6 +29,9 @@ class SampleTags:
     num_prompt_tokens: Sequence[int]
     num_response_tokens: Sequence[int]
     digests: Sequence[int] | None = None
+    are_sessions: bool = (
+        False  # of agents: in the mask tokens may be missing anywhere, as at a branch's start
+    )
 
 
 def num_wrong_samples(
@@ -41,7 +44,8 @@ def num_wrong_samples(
 
     A sample is wrong when its tokens are not those of its digest; when its mask has another number of
     ones than response tokens, begins elsewhere than behind the prompt, or does not cover the last token,
-    which is a response's; or when a token has a log-prob, as only sampled ones have, and is not in the mask.
+    which is a response's (but in a session); or when a token has a log-prob, as only sampled ones have, and
+    is not in the mask.
     """
     lengths = np.asarray(tags.lengths)
     starts, positions = _places(tags.lengths)
@@ -55,8 +59,9 @@ def num_wrong_samples(
     has_response = (num_response > 0) & (num_prompt < lengths)
     is_wrong = np.add.reduceat(is_odd, starts, dtype=np.int64) > 0
     is_wrong |= np.add.reduceat(mask, starts, dtype=np.int64) != num_response
-    is_wrong |= has_response & ~mask[starts + np.minimum(num_prompt, lengths - 1)]
-    is_wrong |= has_response & ~mask[starts + lengths - 1]
+    if not tags.are_sessions:
+        is_wrong |= has_response & ~mask[starts + np.minimum(num_prompt, lengths - 1)]
+        is_wrong |= has_response & ~mask[starts + lengths - 1]
     if tags.digests is not None:
         is_wrong |= np.asarray(sample_digests(input_ids, tags.lengths)) != np.asarray(tags.digests)
     return int(is_wrong.sum())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from nemo_like.config.schema import OptimizerConfig, PolicyConfig, Precision
 from nemo_like.tripwires.alarm import Alarm
@@ -14,15 +14,17 @@ _ROUNDING = {Precision.float32: 2.0**-23, Precision.bfloat16: 2.0**-7}
 _SLACK = 1.05
 
 
-def digest_alarms(measured: Mapping[str, float], sent: float | None) -> Iterator[Alarm]:
-    """Yield an alarm unless every response was sampled by the weights that the trainer sent last."""
+def digest_alarms(measured: Mapping[str, float], sent: Sequence[float]) -> Iterator[Alarm]:
+    """Yield an alarm unless every response was sampled by weights with one of the digests ``sent``: those of
+    the versions that the trainer sent, of which a rollout may have. Without any, nothing is known."""
     low, high = measured.get(Measured.engine_digest_min), measured.get(Measured.engine_digest_max)
-    if sent is None or low is None or high is None or low == high == sent:
+    if not sent or low is None or high is None or (low in sent and high in sent):
         return
     engines = f"{int(low):x}" if low == high else f"{int(low):x} and {int(high):x}"
     yield Alarm(
         tripwire="weights_digest",
-        wrong=f"the trainer sent weights with digest {int(sent):x}, and engines sampled with {engines}",
+        wrong=f"the trainer sent weights with digest {' and '.join(f'{int(one):x}' for one in sent)}, and "
+        f"engines sampled with {engines}",
         look_at="what a weight passes on its way (weight_transport/, generation/weight_receiver.py)",
     )
 

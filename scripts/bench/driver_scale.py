@@ -45,13 +45,14 @@ from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.config.loader import load_config
 from nemo_like.config.schema import Config
 from nemo_like.driver.checkpoints import RunPosition
+from nemo_like.driver.rollout_schedule import RolloutSchedule
 from nemo_like.driver.step_checks import RunFacts, StepTripwires
 from nemo_like.driver.sync_grpo import Components, SyncGRPODriver
 from nemo_like.observability.metrics import mean
 from nemo_like.policy import group
 from nemo_like.policy.parallelism import parallel_layout
 from nemo_like.policy.results import WorkerScores, WorkerUpdate
-from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutResult
+from nemo_like.rollout.prompts import RolloutResult
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GROUP_SIZE = 8
@@ -134,20 +135,13 @@ def measure(size: Size, options: argparse.Namespace) -> dict[str, Any]:
     clock = Clock()
     cluster = CountingCluster(clock, answers(size))
     driver = SyncGRPODriver(cfg, components(cfg, cluster, random_batch(size.samples)))
-    prompts = PromptBatch(
-        mode=RolloutMode.training,
-        step=1,
-        policy_version=0,
-        indices=tuple(range(size.samples // GROUP_SIZE)),
-        num_generations=GROUP_SIZE,
-    )
     rounds = []
     with timed_sharding(clock):
         for _ in range(options.rounds + 1):
             clock.seconds.clear()
             cluster.num_bytes = 0
             clock.enter("elsewhere")
-            driver.step(1, prompts)
+            driver.step(1)
             clock.enter("elsewhere")
             rounds.append(dict(clock.seconds))
     phases = (*PHASES, "tripwires", "elsewhere")
@@ -277,9 +271,9 @@ class TimedPolicy(group.PolicyWorkerGroup):
         self.clock.enter("elsewhere")
         return scored
 
-    def train(self, *args: Any) -> Any:
+    def train(self, *args: Any, **kwargs: Any) -> Any:
         self.clock.enter("dispatch")
-        update = super().train(*args)
+        update = super().train(*args, **kwargs)
         self.clock.enter("elsewhere")
         return update
 
@@ -344,9 +338,9 @@ def components(cfg: Config, cluster: CountingCluster, batch: KVBatchMeta) -> Com
     parts = mock.Mock()
     parts.weight_sync.digest = None
     parts.checkpoints.found = None
-    parts.partitions.partition = mock.MagicMock()
     parts.partitions.take_operations.return_value = ()
-    parts.rollout.run.return_value = RolloutResult(batch, METRICS, 1.0, 1.0, 1.0, operations=())
+    parts.rollout.next_part.return_value = RolloutResult(batch, METRICS, 1.0, 1.0, 1.0, operations=())
+    parts.sampler.next.side_effect = lambda count: tuple(range(count))
     parts.weight_sync.ensure_version.return_value = {}
     parts.checkpoints.resume.return_value = RunPosition()
     return Components(
@@ -356,7 +350,15 @@ def components(cfg: Config, cluster: CountingCluster, batch: KVBatchMeta) -> Com
         value=None,
         teacher=None,
         weight_sync=parts.weight_sync,
-        train_sampler=parts.sampler,
+        schedule=RolloutSchedule(
+            cfg,
+            partitions=parts.partitions,
+            rollout=parts.rollout,
+            weight_sync=parts.weight_sync,
+            sampler=parts.sampler,
+            journal=parts.journal,
+            settles_after=lambda step: False,
+        ),
         validation_sets=(),
         logger=parts.logger,
         observer=parts.observer,
@@ -364,7 +366,6 @@ def components(cfg: Config, cluster: CountingCluster, batch: KVBatchMeta) -> Com
         stop_requests=parts.stop_requests,
         recovery=parts.recovery,
         tripwires=tripwires,
-        canary=None,
     )
 
 

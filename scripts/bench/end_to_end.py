@@ -24,6 +24,7 @@ from nemo_like.config.loader import load_config
 from nemo_like.config.rules import validate
 from nemo_like.config.schema import Config
 from nemo_like.driver.setup import StartedRun, run_checkpoints, started
+from nemo_like.driver.stopping import StopRequests
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory
 
@@ -56,7 +57,9 @@ def measure(cfg: Config, directory: Path, num_rounds: int, steps_per_turn: int) 
     with (
         open(os.devnull, "w", encoding="utf-8") as nowhere,
         RunLogger(cfg.logger, run_directory, resolved_config={}, max_num_steps=0, stream=nowhere) as logger,
-        started(cfg, run_directory, logger, run_checkpoints(cfg, run_directory)) as run,
+        started(
+            cfg, run_directory, logger, run_checkpoints(cfg, run_directory), StopRequests(cfg.checkpointing)
+        ) as run,
     ):
         # Loaded only now: the framework's driver must not profit from, or suffer for, torch in its process
         # while it starts.

@@ -32,6 +32,7 @@ from nemo_like.config.loader import load_config
 from nemo_like.config.rules import validate
 from nemo_like.config.schema import Config
 from nemo_like.driver.setup import run_checkpoints, started
+from nemo_like.driver.stopping import StopRequests
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory
 
@@ -103,7 +104,7 @@ def run(cfg: Config, directory: RunDirectory, every: int) -> list[Look]:
             max_num_steps=cfg.grpo.max_num_steps,
             stream=nowhere,
         )
-        with logger, started(cfg, directory, logger, checkpoints) as parts:
+        with logger, started(cfg, directory, logger, checkpoints, StopRequests(cfg.checkpointing)) as parts:
             parts.driver.run()
     return logger.looks
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Ray on one node of a job; run.sbatch starts it on each. Without RAY_ADDRESS this node is the head.
-# It runs until standard input ends. Standard output is for run.sbatch: "joined NODE ADDRESS" or
+# It runs until standard input ends. Standard output is for run.sbatch: "joined NODE ADDRESS PORT" or
 # "failed NODE WHY"; the rest goes to NODE.log.
 set -uo pipefail
 
@@ -25,22 +25,12 @@ own_address() {
     echo "$address"
 }
 
-# Position of this node in the job, from 0.
-own_index() {
-    local node index=0
-    for node in $NODES; do
-        [[ $node == "$NODE" ]] && break
-        index=$((index + 1))
-    done
-    echo "$index"
-}
-
 # Passes Ray's output on to the log, and says when Ray is up.
 follow() {
     local line
     while IFS= read -r line; do
         printf '%s\n' "$line" >>"$LOG"
-        [[ $line == *"Ray runtime started"* ]] && echo "joined $NODE $address"
+        [[ $line == *"Ray runtime started"* ]] && echo "joined $NODE $address $first"
     done
 }
 
@@ -59,14 +49,19 @@ if ! command -v ray >/dev/null; then
     exit 1
 fi
 
+# A range of its own, held until this script ends: other jobs may be on this machine.
+coproc PORTS { exec python "$(dirname "${BASH_SOURCE[0]}")/ports.py" "$PORT_BASE" "$PORT_COUNT" 2>>"$LOG"; }
+if ! read -r -t 60 -u "${PORTS[0]}" first; then
+    echo "failed $NODE $(tail -n 1 "$LOG")"
+    exit 1
+fi
 address=$(own_address)
-first=$((PORT_BASE + $(own_index) * PORT_STRIDE))
 options=(
     --node-ip-address="$address"
     --node-manager-port=$((first + 1)) --object-manager-port=$((first + 2))
     --runtime-env-agent-port=$((first + 3)) --metrics-export-port=$((first + 4))
     --dashboard-agent-listen-port=$((first + 5)) --dashboard-agent-grpc-port=$((first + 6))
-    --min-worker-port=$((first + 100)) --max-worker-port=$((first + 1499))
+    --min-worker-port=$((first + 10)) --max-worker-port=$((first + PORT_COUNT - 2)) # the last one is the claim
     --num-cpus="${CPUS_PER_NODE:-${SLURM_CPUS_ON_NODE:-$(nproc)}}"
     --disable-usage-stats
     --block

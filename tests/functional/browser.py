@@ -44,10 +44,11 @@ class Browser:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self._call(f"{domain}.enable")
 
-    def open(self, path: Path, ready: str) -> None:
-        """Open a file and wait until ``ready``, an expression, is true."""
-        self._call("Page.navigate", url=path.as_uri())
-        self.wait(f"location.href.startsWith('file:') && ({ready})")
+    def open(self, page: Path | str, ready: str) -> None:
+        """Open a file, or an address of this machine, and wait until ``ready``, an expression, is true."""
+        address = page.as_uri() if isinstance(page, Path) else page
+        self._call("Page.navigate", url=address)
+        self.wait(f"location.href.startsWith({json.dumps(address)}) && ({ready})")
 
     def evaluate(self, expression: str) -> Any:
         answer = self._call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
@@ -138,7 +139,8 @@ def chromium(profile: Path) -> Iterator[Browser]:
             "--disable-dev-shm-usage",
         ),
         *("--no-first-run", "--disable-background-networking", "--disable-component-update"),
-        *("--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={profile}", "--window-size=1280,900"),
+        "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+        *(f"--user-data-dir={profile}", "--window-size=1280,900"),
     ]
     with (profile.parent / "chromium.log").open("wb") as log:
         process = subprocess.Popen(command, pass_fds=(reads, writes), stdout=log, stderr=log)

@@ -30,6 +30,13 @@ def mixture_model() -> str:
     return prepared(".cache/models/arithmetic-moe-d2-s1", "--experts", "8")
 
 
+@pytest.fixture(scope="session")
+def arithmetic_teacher() -> str:
+    """A larger model that can add, from which the demo's learns by distillation; likewise."""
+    options = ("--hidden-size", "192", "--accuracy", "0.97")
+    return prepared(".cache/models/arithmetic-teacher-d2-s1", *options)
+
+
 def prepared(path: str, *options: str) -> str:
     command = [sys.executable, "scripts/prepare_arithmetic.py", "--output", path, "--seed", "1", *options]
     subprocess.run(command, cwd=ROOT, check=True, timeout=300, stdout=subprocess.DEVNULL)

@@ -21,6 +21,7 @@ from ray._private.serialization import SerializationContext
 from nemo_like.batch.columns import MESSAGES, OBSERVED_PIXEL_VALUES, PIXEL_VALUES
 from nemo_like.config.loader import load_config
 from nemo_like.driver.setup import run_checkpoints, started
+from nemo_like.driver.stopping import StopRequests
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory
 
@@ -124,7 +125,9 @@ def main(directory: Path, task: str = "sums") -> None:
     with (
         open("/dev/null", "w") as nowhere,
         RunLogger(cfg.logger, run_directory, resolved_config={}, max_num_steps=2, stream=nowhere) as logger,
-        started(cfg, run_directory, logger, run_checkpoints(cfg, run_directory)) as run,
+        started(
+            cfg, run_directory, logger, run_checkpoints(cfg, run_directory), StopRequests(cfg.checkpointing)
+        ) as run,
         spy.installed(),
     ):
         for step in (1, 2):

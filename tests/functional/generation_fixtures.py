@@ -23,14 +23,16 @@ from nemo_like.config.derived import EngineAdapter
 from nemo_like.config.schema import (
     Device,
     GenerationConfig,
+    KvCacheAfterUpdate,
     LoraSync,
     Precision,
     SamplingConfig,
     Tripwires,
     VllmConfig,
     WeightTransport,
+    WeightUpdates,
 )
-from nemo_like.generation.environment import engine_environment
+from nemo_like.generation.environment import WAITING_METHODS, engine_environment
 from nemo_like.generation.interface import GroupResult
 from nemo_like.observability.metrics import Metric
 from nemo_like.weight_sync.sender import EngineWeightSender
@@ -80,6 +82,8 @@ def engine_kwargs(
     adapter: EngineAdapter | None = None,
     routed_experts: Column | None = None,
     kv_cache_gib: float = 0.0625,
+    weight_updates: WeightUpdates | None = None,
+    kv_cache_after_update: KvCacheAfterUpdate = KvCacheAfterUpdate.recompute,
 ) -> dict[str, object]:
     """Arguments of a ``VllmEngine`` on CPU."""
     return {
@@ -98,6 +102,7 @@ def engine_kwargs(
             weight_bucket_mib=1,
             weight_delta=False,
             lora_sync=LoraSync.merged,
+            kv_cache_after_update=kv_cache_after_update,
             vllm_cfg=VllmConfig(
                 tensor_parallel_size=tensor_parallel_size,
                 enforce_eager=True,
@@ -111,6 +116,7 @@ def engine_kwargs(
         "precision": precision,
         "adapter": adapter,
         "routed_experts": routed_experts,
+        "weight_updates": weight_updates,
         "max_total_sequence_length": MAX_LENGTH,
         "seed": 0,
         "timeout_s": TIMEOUT_S,
@@ -120,11 +126,15 @@ def engine_kwargs(
 def engine_spec(
     checkpoint: Path, name: str, target: str = "nemo_like.generation.vllm_engine:VllmEngine", **options: Any
 ) -> ActorSpec:
+    """An engine that takes weights while samples are under way needs ``weight_updates``."""
+    waits = options.get("weight_updates") is not None
     return ActorSpec(
         name=name,
         target=target,
         kwargs=engine_kwargs(checkpoint, name, **options),
         env=engine_environment(Device.cpu),
+        concurrency=Concurrency.asyncio if waits else Concurrency.serial,
+        in_threads=WAITING_METHODS if waits else (),
     )
 
 
@@ -199,6 +209,15 @@ class Collector:
         return list(self._calls)
 
 
+def move_weights(model: torch.nn.Module, seed: int, size: float = 0.05) -> None:
+    """Move every parameter that trains at random."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(size * torch.randn(parameter.shape, generator=generator))
+
+
 class TrainerStage:
     """One pipeline stage of a trainer: the whole model is here, but only this stage's tensors are sent."""
 
@@ -243,10 +262,7 @@ class TrainerStage:
 
     def update(self, seed: int, size: float = 0.05) -> None:
         """Move every parameter at random, the same way in every stage."""
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for parameter in self._model.parameters():
-                parameter.add_(size * torch.randn(parameter.shape, generator=generator))
+        move_weights(self._model, seed, size)
 
     def push_weights(self, version: int) -> Mapping[str, Metric]:
         return self._sender.send(version, self._weights())
@@ -320,11 +336,7 @@ class AdapterStage:
 
     def update(self, seed: int, size: float = 0.05) -> None:
         """Move every adapter at random, the same way in every stage."""
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for parameter in self._model.parameters():
-                if parameter.requires_grad:
-                    parameter.add_(size * torch.randn(parameter.shape, generator=generator))
+        move_weights(self._model, seed, size)
 
     def push_weights(self, version: int) -> Mapping[str, Metric]:
         state = get_peft_model_state_dict(self._model)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -67,15 +68,24 @@ def judge_server(directory: Path) -> Iterator[JudgeServer]:
     config.max_position_embeddings = MAX_TOKENS
     Qwen3ForCausalLM(config).save_pretrained(directory / "judge")
     save_tokenizer(directory / "judge")
+    with model_server(directory / "judge", directory) as server:
+        yield server
+
+
+@contextmanager
+def model_server(model: Path, directory: Path, max_tokens: int = MAX_TOKENS) -> Iterator[JudgeServer]:
+    """Serve a checkpoint under the name ``MODEL``; its log is in ``directory``."""
     port = free_port()
     command = [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(directory / "judge")),
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
         *("--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port), "--api-key", KEY),
-        *("--chat-template", str(CHAT_TEMPLATE), "--max-model-len", str(MAX_TOKENS), "--dtype", "float32"),
+        *("--chat-template", str(CHAT_TEMPLATE), "--max-model-len", str(max_tokens), "--dtype", "float32"),
         *("--enforce-eager", "--kv-cache-memory-bytes", str(64 << 20), "--block-size", "32"),
         *("--no-enable-chunked-prefill", "--max-num-batched-tokens", str(MAX_TOKENS)),
     ]
-    environment = {**os.environ, **engine_environment(Device.cpu), "VLLM_RPC_BASE_PATH": str(directory)}
+    # The path of a Unix socket has at most 107 characters, which the folders of tests may exceed.
+    sockets = tempfile.mkdtemp(prefix="vllm-")
+    environment = {**os.environ, **engine_environment(Device.cpu), "VLLM_RPC_BASE_PATH": sockets}
     del environment["VLLM_ENABLE_V1_MULTIPROCESSING"]  # a server's engine is always a process of its own
     with (directory / "server.log").open("wb") as log:
         process = subprocess.Popen(

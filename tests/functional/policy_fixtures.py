@@ -295,6 +295,7 @@ def ready_worker(
     plane: DataPlane,
     temperature: float = 1.0,
     further_reads: Sequence[Column] = (),
+    further_inputs: Sequence[Column] = (),
 ) -> PolicyWorker:
     """On a rank of a world, where torch.distributed is initialised already; with tripwires."""
     worker = PolicyWorker(
@@ -309,6 +310,7 @@ def ready_worker(
         timeout_s=60.0,
         tripwires=Tripwires.all,
         further_reads=further_reads,
+        further_inputs=further_inputs,
     )
     worker.setup()
     return worker

@@ -112,11 +112,15 @@ def temporary_files(mark: str) -> list[str]:
 
 
 def run_grpo(
-    log_dir: Path, overrides: Sequence[str] = (), name: str | None = None, config: str = CONFIG
+    log_dir: Path,
+    overrides: Sequence[str] = (),
+    name: str | None = None,
+    config: str = CONFIG,
+    timeout_s: float = RUN_TIMEOUT_S,
 ) -> FinishedRun:
     """A whole run; with the name of an earlier one, its continuation."""
     with running(log_dir, overrides, name, config) as (process, mark, run_dir):
-        output, _ = process.communicate(timeout=RUN_TIMEOUT_S)
+        output, _ = process.communicate(timeout=timeout_s)
         return FinishedRun(process.returncode, output, run_dir, mark, temporary_files(mark))
 
 

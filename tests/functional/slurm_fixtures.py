@@ -69,7 +69,7 @@ def missing() -> str:
 
 
 @contextmanager
-def private_slurm(num_nodes: int) -> Iterator[Slurm]:
+def private_slurm(num_nodes: int, jobs_per_node: int = 1) -> Iterator[Slurm]:
     """Up while the block runs; its daemons are gone afterwards."""
     mark = uuid.uuid4().hex
     # Not pytest's directory: the path of munge's socket may be at most 107 bytes long.
@@ -82,7 +82,7 @@ def private_slurm(num_nodes: int) -> Iterator[Slurm]:
         key.write_bytes(os.urandom(1024))
         key.chmod(0o400)
         conf = directory / "slurm.conf"
-        conf.write_text(_configuration(directory, num_nodes))
+        conf.write_text(_configuration(directory, num_nodes, jobs_per_node))
         environment = {
             **os.environ,
             "PATH": f"{os.environ['PATH']}:{SBIN}",
@@ -113,7 +113,7 @@ def private_slurm(num_nodes: int) -> Iterator[Slurm]:
         slurm.run("scancel", "--full", f"--user={getpass.getuser()}")
 
 
-def _configuration(directory: Path, num_nodes: int) -> str:
+def _configuration(directory: Path, num_nodes: int, jobs_per_node: int) -> str:
     host, user = socket.gethostname().partition(".")[0], getpass.getuser()
     lines = [
         "ClusterName=test",
@@ -138,10 +138,12 @@ def _configuration(directory: Path, num_nodes: int) -> str:
         "SchedulerType=sched/builtin",
         "SchedulerParameters=sched_interval=2",
         "ReturnToService=2",
+        "SlurmdParameters=config_overrides",  # a node's CPUs are those written here
         "KillWait=5",
     ]
     lines += [
-        f"NodeName=node{i + 1} NodeHostname={host} NodeAddr=127.0.0.{i + 1} Port={free_port()} CPUs=1"
+        f"NodeName=node{i + 1} NodeHostname={host} NodeAddr=127.0.0.{i + 1} Port={free_port()} "
+        f"CPUs={jobs_per_node}"
         for i in range(num_nodes)
     ]
     return "\n".join([*lines, "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP"]) + "\n"

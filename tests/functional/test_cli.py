@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ import pytest
 from nemo_like.config.loader import load_config
 from nemo_like.observability.run_lock import DirectoryLock
 from tests.unit.config.checkpoints import DEMO, REPOSITORY, write_checkpoint
+from tests.unit.what_if.test_calibration import write_run
 
 HEAVY = frozenset(
     {"torch", "ray", "vllm", "megatron", "transformers", "tensordict", "transfer_queue", "numpy"}
@@ -131,6 +133,23 @@ def test_a_config_file_that_is_not_there_proposes_the_nearest(command: Command) 
     assert outcome.exit_code == 2
     expected = "configs/grpo_arithmetic_cp.yaml is not a file; did you mean configs/grpo_arithmetic_cpu.yaml?"
     assert expected in outcome.stderr
+
+
+def test_what_if_prints_predictions_without_loading_anything_heavy(command: Command, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "recorded")
+    sizes = ("grpo.num_prompts_per_step=2", "grpo.num_generations_per_prompt=2")
+    arguments = (*sizes, "policy.train_global_batch_size=2", "grpo.val_period=0", "--what-if", str(run))
+    outcome = command(*arguments)
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "max_staleness=1 in_flight" in outcome.stdout
+    assert "shortest step:" in outcome.stdout
+    assert outcome.imported & HEAVY == frozenset()
+    assert json.loads(command(*arguments, "--json").stdout)["best"]["step_s"] > 0
+
+    (run / "rollout_times.jsonl").unlink()
+    outcome = command(*arguments)
+    assert (outcome.exit_code, outcome.stdout) == (2, "")
+    assert "make a few steps with rollout.record_times=true" in outcome.stderr
 
 
 def test_a_dry_run_prints_the_plan_without_loading_anything_heavy(command: Command, tmp_path: Path) -> None:

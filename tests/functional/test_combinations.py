@@ -79,6 +79,7 @@ def test_two_steps_train_all_that_the_run_has(cell: Cell, stand_ins: dict[str, s
 
 def test_a_killed_teacher_costs_a_restart(stand_ins: dict[str, str], tmp_path: Path) -> None:
     own = [*SMALL, *with_stand_ins(BASES["teacher"], stand_ins), "cluster.max_restarts=1"]
+    own += ["checkpointing.enabled=true", "checkpointing.save_period=1"]
     program = ["-m", "tests.functional.killing_run", "teacher_worker:teacher_logprobs@2"]
     with running(tmp_path, own, program=program) as (process, mark, run_dir):
         output, _ = process.communicate(timeout=600)

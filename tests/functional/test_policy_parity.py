@@ -254,7 +254,9 @@ def run_step(coordinates: Coordinates, step: Step) -> RankReport:
     cfg, loss, batch = step.cfg, step.loss, step.batch
     plane = CountingDataPlane()
     meta = put_samples(plane, "step", batch)
-    worker = ready_worker(cfg, loss, coordinates, plane, TEMPERATURE)
+    worker = ready_worker(
+        cfg, loss, coordinates, plane, TEMPERATURE, further_inputs=batch.get("further_inputs", ())
+    )
     sizes = {"num_shards": coordinates.layout.dp, "global_batch_size": GLOBAL_BATCH_SIZE}
     scoring = shard_for_logprobs(meta, strategy=logprob_strategy(cfg), **sizes)[coordinates.dp]
     scores = worker.compute_logprobs(scoring, scored_columns(loss))

@@ -127,7 +127,8 @@ def test_other_layouts_train_alike_on_one_recorded_rollout(
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_the_demo_learns_with_a_critic(arithmetic_model: str, seed: int, tmp_path: Path) -> None:
-    run = run_grpo(tmp_path, [f"grpo.seed={seed}", "logger.wandb.mode=disabled"], None, CONFIG)
+    own = [f"grpo.seed={seed}", "logger.wandb.mode=disabled"]
+    run = run_grpo(tmp_path, own, None, CONFIG, timeout_s=850)
     assert run.returncode == 0, run.output
     accuracy = run.metrics("validation/accuracy")
     assert accuracy[0] < 0.5

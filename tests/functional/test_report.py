@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -158,6 +159,22 @@ def test_times_have_the_stages_of_each_step_and_what_was_idle(page: Browser) -> 
     go(page, "times", "#tab-times")
     assert rows(page, "times")[0] == ["1", "4", "2", "1", "1", "75.0 %", "87.5 %", "62.5 %"]
     assert page.evaluate("document.querySelectorAll('#stages rect').length") == 3 * 3
+
+
+def test_each_curve_says_what_it_is_and_a_metric_leads_to_its_curve(page: Browser) -> None:
+    title = page.evaluate("document.querySelector('.chart h3').title")
+    assert page.text(".chart h3") == "train/reward"
+    assert title.startswith("mean raw reward of all samples of the step that their environments could judge")
+    go(page, "metrics", "#tab-metrics")
+    metrics = {row[0]: row[1:] for row in rows(page, "metrics")}
+    assert metrics["train/reward"] == ["1", title]
+    assert metrics["performance/overhead_share"][0] == "0.625"
+    assert all(meaning != NOTHING for _, meaning in metrics.values())
+    target = page.evaluate("document.querySelector('#main a').href")
+    assert target.startswith("file:///") and target.endswith("/docs/metrics.md")
+    assert Path(unquote(target.removeprefix("file://"))).read_text().startswith("# Metrics")
+    go(page, "overview", "#metrics .row", "timing/train/generation")
+    assert page.text(".chart h3") == "timing/train/generation"
 
 
 def test_runs_are_compared_in_one_page(browser: Browser, run: Path, tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_aarch64_hears_what_differs_and_goes_on(
 def test_an_unknown_argument_shows_the_usage(setup: Setup) -> None:
     done = setup({}, "--everything")
     assert done.returncode == 1
-    assert "unknown argument --everything; usage: scripts/setup.sh [--gpu] [--dev]" in done.stderr
+    assert "unknown argument --everything; usage: scripts/setup.sh [--gpu] [--dev] [--hubs]" in done.stderr
 
 
 @pytest.mark.parametrize(

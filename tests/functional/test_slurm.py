@@ -20,13 +20,13 @@ pytestmark = [
 ]
 
 SCRIPT = "scripts/slurm/run.sbatch"
-# Both nodes are this machine: their ports must differ, and CPUs only count actors.
-ONE_MACHINE = {"PORT_STRIDE": "1500", "CPUS_PER_NODE": "4", "VENV": sys.prefix}
+# Both nodes are this machine; CPUs only count actors.
+ONE_MACHINE = {"CPUS_PER_NODE": "4", "VENV": sys.prefix}
 
 
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[Slurm]:
-    with private_slurm(num_nodes=2) as slurm:
+    with private_slurm(num_nodes=2, jobs_per_node=2) as slurm:
         yield slurm
     assert wait_until_gone(slurm.mark) == []
 
@@ -105,6 +105,57 @@ def test_two_nodes_join_the_job_trains_and_all_logs_are_in_its_directory(
         assert "Ray runtime started" in (directory / "nodes" / f"{node}.log").read_text()
         assert list((directory / "nodes" / f"{node}-ray").glob("raylet*"))
     assert f"run_dir: {directory / 'run'}" in output
+
+
+# Tells which task of an array it is, by a name in its own Ray, then waits to be told to save.
+ARRAY_ENTRY = """
+import os, pathlib, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+import ray
+ray.init(log_to_driver=False, namespace="test")
+
+@ray.remote(num_cpus=0)
+class Task:
+    pass
+
+task = Task.options(name="task-" + os.environ["SLURM_ARRAY_TASK_ID"]).remote()
+ray.get(task.__ray_ready__.remote())
+(pathlib.Path(os.environ["JOB_DIR"]) / "ready").touch()
+signal.sigwait({signal.SIGUSR1})
+"""
+NAMED_ACTORS = """
+import ray
+ray.init(log_to_driver=False)
+print("actors:", *(actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)))
+"""
+
+
+@pytest.mark.whole_run
+def test_tasks_of_an_array_share_a_node_and_are_attached_to_one_by_one(
+    slurm: Slurm, environment: dict[str, str], tmp_path: Path
+) -> None:
+    entry = tmp_path / "entry.py"
+    entry.write_text(ARRAY_ENTRY)
+    array = ["--array=1-2", "--nodelist=node1", SCRIPT]
+    job = sbatch(slurm, tmp_path, array, {**environment, "ENTRY": str(entry)})
+    tasks = [tmp_path / "job" / task for task in ("1", "2")]
+    wait_for(slurm, job, lambda: all((task / "ready").exists() for task in tasks), tmp_path)
+    joined = [(task / "nodes" / "joined").read_text().split() for task in tasks]
+    assert [line[0] for line in joined] == ["node1", "node1"] and joined[0][2] != joined[1][2]
+
+    def attach(name: str) -> tuple[int, str]:
+        command = ("scripts/slurm/attach.sh", name, "--", "python", "-c", NAMED_ACTORS)
+        done = slurm.run(*command, timeout_s=120, **environment)
+        return done.returncode, done.stdout + done.stderr
+
+    assert "actors: task-2" in attach(f"{job}_2")[1].splitlines()
+    tasks_that_run = f"name one of the tasks that run: {job}_1 {job}_2"
+    assert attach(job) == (1, f"attach: job {job} is an array; {tasks_that_run}\n")
+    for task in ("1", "2"):
+        assert slurm.run("scancel", "--signal=USR1", f"{job}_{task}").returncode == 0
+        assert ends(slurm, f"{job}_{task}", tmp_path)[0] == "COMPLETED"
+        # The other one was not told.
+        assert (slurm.job(f"{job}_2")["JobState"] == "RUNNING") == (task == "1")
 
 
 ENTRY = """

@@ -392,3 +392,17 @@ def test_other_teachers_teach_alike_on_one_recorded_rollout(
         for name in ("loss", "grad_norm", "teacher_divergence"):
             key = f"train/{name}"
             assert after[key] == pytest.approx(before[key], abs=TOLERANCE, rel=TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.whole_run
+@pytest.mark.timeout(1200)
+def test_the_demo_learns_from_its_teacher(
+    arithmetic_model: str, arithmetic_teacher: str, tmp_path: Path
+) -> None:
+    run = run_grpo(tmp_path, ["logger.wandb.mode=disabled"], None, CONFIG, timeout_s=850)
+    assert run.returncode == 0, run.output
+    accuracy, divergence = run.metrics("validation/accuracy"), run.metrics("train/teacher_divergence")
+    assert accuracy[0] < 0.5
+    assert accuracy[-1] > 0.94
+    assert divergence[-1] < divergence[0] / 10

@@ -281,7 +281,7 @@ def engine_reports_raw_logprobs(engine_args: Any) -> Any:
     Group.sampling,
     "The engine samples with its own temperature, and not with the configured one.",
     "NVIDIA-NeMo/RL#3537",
-    "nemo_like.generation.vllm_engine:_sampling_params",
+    "nemo_like.generation.vllm_engine:sampling_params",
 )
 def engine_ignores_temperature(sampling_params: Any) -> Any:
     return lambda request, sampling: sampling_params(request, replace(sampling, temperature=1.0))
@@ -317,13 +317,13 @@ def same_seeds_for_all_groups(response_seeds: Any) -> Any:
     Group.sampling,
     "The log-prob that comes with a token is that of its neighbour.",
     "NVIDIA-NeMo/RL#3297",
-    "nemo_like.generation.vllm_engine:_response",
+    "nemo_like.generation.vllm_engine:as_response",
 )
 def logprob_of_another_token(response: Any) -> Any:
-    def mutated(*args: Any) -> Any:
+    def mutated(*args: Any, **options: Any) -> Any:
         import numpy as np
 
-        made = response(*args)
+        made = response(*args, **options)
         return replace(made, logprobs=np.roll(made.logprobs, 1))
 
     return mutated
@@ -381,11 +381,11 @@ def zero_reward_taken_for_missing(flatten: Any) -> Any:
     Group.rollout,
     "A response that ran into the token limit is not recognised as truncated.",
     "THUDM/slime#203",
-    "nemo_like.generation.vllm_engine:_response",
+    "nemo_like.generation.vllm_engine:as_response",
     *_TRUNCATES,
 )
 def truncation_not_noticed(response: Any) -> Any:
-    return lambda *args: replace(response(*args), is_truncated=False)
+    return lambda *args, **options: replace(response(*args, **options), is_truncated=False)
 
 
 @mutation(

@@ -24,7 +24,10 @@ LAYOUTS = (
     "expert parallelism 2",
     "FSDP with data parallelism 2",
 )
-RUNS = ("Ray on two nodes", "a Slurm job of two nodes")
+RUNS = (
+    *("Ray on two nodes", "a Slurm job of two nodes", "an array of Slurm jobs"),
+    "a run that `ray job submit` starts",
+)
 BACKENDS = (
     *(f"policy.backend={backend.value}" for backend in PolicyBackend),
     *(f"data_plane.backend={backend.value}" for backend in StorageBackend),

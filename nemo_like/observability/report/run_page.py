@@ -7,13 +7,16 @@ The browser unpacks the head when the page opens, and a shard when one of its sa
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from importlib.resources import files
 from itertools import count
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from nemo_like.observability.disk import write_whole
+from nemo_like.observability.metric_meanings import metrics_page, with_meanings
 from nemo_like.observability.progress import STEP_STAGES
 from nemo_like.observability.report.sample_files import (
     ReportProblem,
@@ -134,7 +137,14 @@ def chosen_files(
 def write_report(path: Path, runs: Sequence[RunData]) -> None:
     """Write the page of these runs, which were updated before. Raises ReportProblem, DiskFull or OSError."""
     assets = files(__package__) / "assets"
-    head = {"stages": STEP_STAGES, "runs": [run.head() for run in runs]}
+    heads = [run.head() for run in runs]
+    names = {name for head in heads for name in head["curves"]["values"]}
+    head = {
+        "stages": STEP_STAGES,
+        "runs": heads,
+        "meanings": with_meanings(names),
+        "metrics_page": quote(os.path.relpath(metrics_page(), path.absolute().parent)),
+    }
     data = [_data("head", packed(head))]
     data += [
         _data(f"shard-{number}-{place}", shard.packed)

@@ -25,6 +25,7 @@ from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.model_info import placeholder_ids
 from nemo_like.config.schema import PolicyConfig
 from nemo_like.observability.metrics import Metric
+from nemo_like.policy.accumulation import check_accumulated, normalise_accumulated
 from nemo_like.policy.adapters import ADAPTER_DIRECTORY, ADAPTER_DTYPE, adapter_config, write_adapters
 from nemo_like.policy.batch import PolicyBatch, empty_outputs, keep_outputs
 from nemo_like.policy.checkpoint_writer import CheckpointWriter
@@ -50,7 +51,7 @@ from nemo_like.policy.hf_checkpoint import value_head
 from nemo_like.policy.interface import Internals
 from nemo_like.policy.kept_weights import KeptWeights, reference_in_place
 from nemo_like.policy.learning_rate import learning_rate
-from nemo_like.policy.objective import Objective
+from nemo_like.policy.objective import LossFunction, Objective
 from nemo_like.policy.parallelism import FIRST_REPLICA
 from nemo_like.policy.parking import HostParking, stays_on_device
 from nemo_like.policy.temperature import at_temperature_one
@@ -71,6 +72,7 @@ class FSDPBackend:
         self.cfg, self.objective, self.coordinates = cfg, objective, coordinates
         self.device = compute_device(cfg.device)
         self.num_updates = 0
+        self._accumulated: TrainMetrics | None = None  # of the gradients that are held for the next update
         self._dtype = DTYPES[cfg.precision]
         self._source = Path(cfg.model_name)
         layout = coordinates.layout
@@ -195,14 +197,36 @@ class FSDPBackend:
 
     # Training
 
+    def accumulate(self, batch: PolicyBatch, schedule: Schedule, watch: UpdateWatch | None = None) -> None:
+        """Add the gradient of the loss of all global batches of the schedule, not normalised, to what this
+        rank holds for the first update of the next ``train``. ``watch`` sees every loss."""
+        self._place_images(batch)
+        if self._accumulated is None:
+            self._accumulated = self._new_metrics()
+        with self._weights_in_use():
+            for update in schedule.global_batches:
+                loss = self.objective.of_update(batch, update.unnormalised(), self._accumulated, watch)
+                self._backward(batch, schedule, update, loss)
+
+    def drop_accumulated(self) -> None:
+        """Forget what was accumulated for the next ``train``."""
+        if self._accumulated is not None:
+            self._accumulated = None
+            self._optimizer.drop_gradients()
+
     def train(
         self, batch: PolicyBatch, schedule: Schedule, watch: UpdateWatch | None = None
     ) -> dict[str, Metric]:
         """Make one optimizer update per global batch of the schedule; return this replica's part of the
         metrics. ``watch`` sees weights and optimizer before and after, and every loss on the ranks that
-        compute it."""
+        compute it.
+
+        After ``accumulate``, the first global batch has no micro-batches, and the counts of all that was
+        accumulated. Raises RuntimeError when it has some then, or has none without it.
+        """
+        check_accumulated(schedule, is_held=self._accumulated is not None)
+        metrics, self._accumulated = self._accumulated or self._new_metrics(), None
         self._place_images(batch)
-        metrics = TrainMetrics(self.device, self.coordinates.layout.dp, self.objective.own_means)
         with self._weights_in_use(), self._moments_in_use():
             if watch is not None:
                 watch.begin(self._internals())
@@ -221,13 +245,26 @@ class FSDPBackend:
         watch: UpdateWatch | None,
     ) -> None:
         """Make one optimizer update, on one global batch, and record it in ``metrics``."""
-        loss = self.objective.of_update(batch, update, metrics, watch)
-        for spec in update.micro_batches:
-            inputs = batch.micro_batch(spec, schedule)
-            loss(self._model.scores(inputs), inputs).backward()
+        if update.micro_batches:
+            loss = self.objective.of_update(batch, update, metrics, watch)
+            self._backward(batch, schedule, update, loss)
+        else:
+            share = normalise_accumulated(self.objective, update, metrics, watch)
+            self._optimizer.scale_gradients(share)
         self.num_updates += 1
         rate = learning_rate(self.num_updates, self.cfg.optimizer.lr, self.cfg.scheduler)
         metrics.add_update(grad_norm=self._optimizer.step(rate), learning_rate=rate)
+
+    def _backward(
+        self, batch: PolicyBatch, schedule: Schedule, update: GlobalBatch, loss: LossFunction
+    ) -> None:
+        """Add the gradient of the loss of the update's micro-batches to the gradients there are."""
+        for spec in update.micro_batches:
+            inputs = batch.micro_batch(spec, schedule)
+            loss(self._model.scores(inputs), inputs).backward()
+
+    def _new_metrics(self) -> TrainMetrics:
+        return TrainMetrics(self.device, self.coordinates.layout.dp, self.objective.own_means)
 
     def reference_weights(self) -> Sequence[Tensor]:
         """Return this rank's part of the reference's weights on the host; none where no copy is kept."""
@@ -316,7 +353,9 @@ class FSDPBackend:
             writer.write(state, path)
 
     def load_checkpoint(self, path: Path) -> None:
-        """Continue from what ``save_checkpoint`` wrote, whatever layout wrote it; every rank calls it."""
+        """Continue from what ``save_checkpoint`` wrote, whatever layout wrote it; every rank calls it. What
+        was accumulated is dropped."""
+        self.drop_accumulated()
         with self._weights_in_use(), self._moments_in_use():
             self.num_updates = load_checkpoint(path, self._trained, self._optimizer)
 

@@ -57,11 +57,7 @@ class ShardedAdamW:
     def step(self, learning_rate: float) -> float:
         """Clip the gradients, update the parameters, and free the gradients; return the norm of the gradient
         over all ranks before clipping."""
-        grads = {
-            name: parameter.grad.to_local()
-            for name, parameter in self._parameters.items()
-            if parameter.grad is not None
-        }
+        grads = self._gradients()
         self._sum_over_tensor_ranks([grad for name, grad in grads.items() if name in self._partial])
         norm = self._norm(grads)
         if norm > self._max_norm:
@@ -71,6 +67,15 @@ class ShardedAdamW:
         self._adam.step()
         self._adam.zero_grad()
         return norm
+
+    def scale_gradients(self, factor: float) -> None:
+        """Multiply the gradients by ``factor``."""
+        if grads := list(self._gradients().values()):
+            torch._foreach_mul_(grads, factor)
+
+    def drop_gradients(self) -> None:
+        """Free the gradients without an update."""
+        self._adam.zero_grad()
 
     def moments(self) -> dict[str, DTensor]:
         """Return Adam's two moments of every parameter, cut as the parameter is, 0 before the first update.
@@ -105,6 +110,14 @@ class ShardedAdamW:
         """Set every parameter's count of updates to ``num_updates``, those behind the loaded ``moments``."""
         for state in self._adam.state.values():
             state["step"].fill_(num_updates)
+
+    def _gradients(self) -> dict[str, Tensor]:
+        """Return this rank's parts of the gradients by the names of their parameters."""
+        return {
+            name: parameter.grad.to_local()
+            for name, parameter in self._parameters.items()
+            if parameter.grad is not None
+        }
 
     def _norm(self, grads: Mapping[str, Tensor]) -> float:
         """Return the norm over all ranks: each adds the squares of its parts, and a part that every

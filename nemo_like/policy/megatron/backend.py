@@ -27,6 +27,7 @@ from nemo_like.config.derived import length_multiple
 from nemo_like.config.model_info import read_model_info
 from nemo_like.config.schema import PolicyConfig
 from nemo_like.observability.metrics import Metric
+from nemo_like.policy.accumulation import check_accumulated, normalise_accumulated
 from nemo_like.policy.adapters import (
     ADAPTER_DIRECTORY,
     ADAPTER_DTYPE,
@@ -58,6 +59,7 @@ from nemo_like.policy.megatron.convert import (
 )
 from nemo_like.policy.megatron.cpu_shim import cuda_means_cpu
 from nemo_like.policy.megatron.expert_load import ExpertLoad
+from nemo_like.policy.megatron.foreach import use_torch_kernels
 from nemo_like.policy.megatron.lora import AdapterSettings, MegatronAdapters, add_adapters
 from nemo_like.policy.megatron.model import OUTPUT_LAYER, ScoringGPTModel, transformer_config
 from nemo_like.policy.megatron.optimizer import adam_state, build_optimizer
@@ -84,12 +86,14 @@ class MegatronBackend:
         self.cfg, self.objective, self.coordinates = cfg, objective, coordinates
         self.device = compute_device(cfg.device)
         self.num_updates = 0
+        self._accumulated: TrainMetrics | None = None  # of the gradients that are held for the next update
         self._dtype = DTYPES[cfg.precision]
         self._source = Path(cfg.model_name)
         self._model_info = read_model_info(cfg.model_name, cfg.backend)
         if objective.scoring is None:
             self._model_info = replace(self._model_info, has_tied_embeddings=False)
         self._geometry = Geometry.of(self._model_info, coordinates.layout.tp)
+        use_torch_kernels()
         with self._megatron():
             initialise_parallel_state(coordinates)
             config = transformer_config(self._model_info, cfg, coordinates.layout)
@@ -216,13 +220,44 @@ class MegatronBackend:
 
     # Training
 
+    def accumulate(self, batch: PolicyBatch, schedule: Schedule, watch: UpdateWatch | None = None) -> None:
+        """Add the gradient of the loss of all global batches of the schedule, not normalised, to what this
+        rank holds for the first update of the next ``train``. ``watch`` sees every loss."""
+        with self._megatron(), self._weights_in_use():
+            if self._accumulated is None:
+                if self.cfg.offload_optimizer_for_logprob:
+                    # Gradients stay on the device till they are used, wherever the optimizer is meanwhile.
+                    self._ddp.restore_grad_buffers()
+                self._clear_gradients()
+                self._accumulated = self._new_metrics()
+            for update in schedule.global_batches:
+                objective = self.objective.of_update(batch, update.unnormalised(), self._accumulated, watch)
+                with self._comparing_routers(self._accumulated):
+                    self._pipeline.accumulate(batch, schedule, update.micro_batches, objective)
+
+    def drop_accumulated(self) -> None:
+        """Forget what was accumulated for the next ``train``."""
+        if self._accumulated is None:
+            return
+        self._accumulated = None
+        self._expert_load.forget()
+        self._replay.forget()
+        if self.cfg.offload_optimizer_for_logprob:
+            with self._megatron():
+                self._ddp.offload_grad_buffers()
+
     def train(
         self, batch: PolicyBatch, schedule: Schedule, watch: UpdateWatch | None = None
     ) -> dict[str, Metric]:
         """Make one optimizer update per global batch of the schedule; return this replica's part of the
         metrics. ``watch`` sees weights and optimizer before and after, and every loss on the ranks that
-        compute it."""
-        metrics = TrainMetrics(self.device, self.coordinates.layout.dp, self.objective.own_means)
+        compute it.
+
+        After ``accumulate``, the first global batch has no micro-batches, and the counts of all that was
+        accumulated. Raises RuntimeError when it has some then, or has none without it.
+        """
+        check_accumulated(schedule, is_held=self._accumulated is not None)
+        metrics, self._accumulated = self._accumulated or self._new_metrics(), None
         with self._megatron(), self._weights_in_use():
             with self._optimizer_on_device():
                 if watch is not None:
@@ -245,19 +280,32 @@ class MegatronBackend:
         watch: UpdateWatch | None,
     ) -> None:
         """Make one optimizer update, on one global batch, and record it in ``metrics``."""
-        objective = self.objective.of_update(batch, update, metrics, watch)
-        self._ddp.zero_grad_buffer()
-        self._optimizer.zero_grad()
-        # Where no earlier phase did, routers are compared while the weights are still those that sampled.
-        is_first = not self.objective.is_scored_before and metrics.num_updates == 0
-        with self._replay.comparing() if is_first else contextlib.nullcontext():
-            self._pipeline.forward_backward(batch, schedule, update.micro_batches, objective)
+        if update.micro_batches:
+            objective = self.objective.of_update(batch, update, metrics, watch)
+            self._clear_gradients()
+            with self._comparing_routers(metrics):
+                self._pipeline.forward_backward(batch, schedule, update.micro_batches, objective)
+        else:
+            share = normalise_accumulated(self.objective, update, metrics, watch)
+            self._pipeline.reduce_accumulated(share)
         self.num_updates += 1
         rate = learning_rate(self.num_updates, self.cfg.optimizer.lr, self.cfg.scheduler)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         _, grad_norm, _ = self._optimizer.step()
         metrics.add_update(grad_norm=grad_norm, learning_rate=rate)
+
+    def _new_metrics(self) -> TrainMetrics:
+        return TrainMetrics(self.device, self.coordinates.layout.dp, self.objective.own_means)
+
+    def _clear_gradients(self) -> None:
+        self._ddp.zero_grad_buffer()
+        self._optimizer.zero_grad()
+
+    def _comparing_routers(self, metrics: TrainMetrics) -> AbstractContextManager[None]:
+        """Compare routers where no earlier phase did, while the weights are still those that sampled."""
+        is_first = not self.objective.is_scored_before and metrics.num_updates == 0
+        return self._replay.comparing() if is_first else contextlib.nullcontext()
 
     @contextlib.contextmanager
     def _optimizer_on_device(self) -> Iterator[None]:
@@ -385,7 +433,9 @@ class MegatronBackend:
             save_checkpoint(path, self._stored(), self._optimizer, counters, writer)
 
     def load_checkpoint(self, path: Path) -> None:
-        """Continue from what ``save_checkpoint`` wrote, whatever layout wrote it; every rank calls it."""
+        """Continue from what ``save_checkpoint`` wrote, whatever layout wrote it; every rank calls it. What
+        was accumulated is dropped."""
+        self.drop_accumulated()
         with self._megatron(), self._weights_in_use():
             self.num_updates = load_checkpoint(path, self._stored(), self._optimizer)["num_updates"]
 

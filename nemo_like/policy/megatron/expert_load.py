@@ -56,6 +56,11 @@ class ExpertLoad:
         row[:-1] += chosen.index_select(0, places).sum(dim=0)
         row[-1] += weights.index_select(0, places).amax(dim=1).sum()
 
+    def forget(self) -> None:
+        """Forget what was counted since the last call of ``result``."""
+        if self._routers:
+            self._sums.zero_()
+
     def result(self, num_replicas: int) -> dict[str, Metric]:
         """Return this replica's part of the metrics since the last call; nothing for a dense model.
 

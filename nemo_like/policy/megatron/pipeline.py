@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.distributed import finalize_model_grads
+from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
@@ -29,11 +29,12 @@ class Pipeline:
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        model: DistributedDataParallel | torch.nn.Module,
         config: TransformerConfig,
         length_multiple: int,
         replay: RouteReplay,
     ) -> None:
+        """``model`` is one that sums gradients over ranks; for ``forward`` alone, any."""
         self._model, self._config, self._length_multiple = model, config, length_multiple
         self._replay = replay
         self._context = ContextRank(
@@ -67,6 +68,29 @@ class Pipeline:
                 return loss(scores, inputs), num_tokens, {}
 
         self._run(batch, schedule, specs, score, forward_only=False)
+
+    def accumulate(
+        self, batch: PolicyBatch, schedule: Schedule, specs: Sequence[MicroBatch], loss: LossFunction
+    ) -> None:
+        """Do as ``forward_backward``, and leave each rank with the sum over its own micro-batches, to which
+        later calls add. Raises ValueError as ``forward`` does."""
+        config = self._config
+        no_sync, finalize = config.no_sync_func, config.finalize_model_grads_func
+        # Megatron-core would reduce with the last micro-batch, and reduce anew what was reduced before.
+        config.no_sync_func, config.finalize_model_grads_func = contextlib.nullcontext, None
+        try:
+            with self._model.no_sync():
+                self.forward_backward(batch, schedule, specs, loss)
+        finally:
+            config.no_sync_func, config.finalize_model_grads_func = no_sync, finalize
+
+    def reduce_accumulated(self, factor: float) -> None:
+        """Sum the accumulated gradients over all ranks, as ``forward_backward`` does its own, after their
+        multiplication by ``factor``."""
+        self._model.scale_gradients(factor)
+        if self._model.ddp_config.overlap_grad_reduce:
+            self._model.start_grad_sync()
+        sum_gradients([self._model])
 
     def _run(
         self,

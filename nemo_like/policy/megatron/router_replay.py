@@ -107,6 +107,10 @@ class RouteReplay:
         different, compared = counts.tolist()
         return {"routing_disagreement": mean(different, compared)} if compared else {}
 
+    def forget(self) -> None:
+        """Forget what was counted since the last call of ``metrics``."""
+        self._counts.zero_()
+
     def choose(self, place: int, scores: Tensor, own: Tensor) -> Tensor:
         """Return the experts of one layer's tokens, [tokens, k] int64 from 0: those to replay, and the
         router's ``own`` choice for tokens without a route."""

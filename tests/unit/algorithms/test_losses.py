@@ -95,13 +95,16 @@ def test_the_kl_penalty_enters_with_its_coefficient_and_is_reported_without() ->
     assert terms.loss.item() == pytest.approx(-2 + 0.1 * 4.5)
 
 
-def weights_of(cfg: LossConfig) -> Tensor:
+COUNTS = GlobalCounts(num_tokens=10, num_samples=5)
+
+
+def weights_of(cfg: LossConfig, counts: GlobalCounts = COUNTS) -> Tensor:
     """Samples of 1 and 3 tokens that train, one of 2 that does not; 10 tokens of 5 samples in all."""
     return token_weights(
         torch.tensor([0, 1, 1, 1, 2, 2]),
         torch.tensor([1.0, 1.0, 0.0]),
         torch.tensor([1.0, 3.0, 2.0]),
-        GlobalCounts(num_tokens=10, num_samples=5),
+        counts,
         cfg,
     )
 
@@ -118,6 +121,33 @@ def test_sequence_level_gives_every_sample_of_the_global_batch_the_same_weight()
 def test_dr_grpo_divides_a_samples_token_sum_by_a_constant() -> None:
     weights = weights_of(replace(CONFIG, token_level_loss=False, sequence_length_normalizer=4))
     assert weights.tolist() == pytest.approx([1 / 20, 1 / 20, 1 / 20, 1 / 20, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("cfg", "of_one", "share"),
+    [
+        (CONFIG, [1, 1, 1, 1, 0, 0], 0.1),
+        (replace(CONFIG, token_level_loss=False), [1, 1 / 3, 1 / 3, 1 / 3, 0, 0], 0.2),
+        (
+            replace(CONFIG, token_level_loss=False, sequence_length_normalizer=4),
+            [1 / 4, 1 / 4, 1 / 4, 1 / 4, 0, 0],
+            0.2,
+        ),
+    ],
+)
+def test_weights_by_counts_of_one_times_the_share_are_those_by_the_counts(
+    cfg: LossConfig, of_one: list[float], share: float
+) -> None:
+    by_one = weights_of(cfg, GlobalCounts(num_tokens=1, num_samples=1))
+    assert by_one.tolist() == pytest.approx(of_one)
+    found = COUNTS.share(is_token_level=cfg.token_level_loss)
+    assert found == pytest.approx(share)
+    torch.testing.assert_close(by_one * found, weights_of(cfg), rtol=2e-7, atol=0)
+
+
+def test_no_trained_token_at_all_has_a_finite_share() -> None:
+    none = GlobalCounts(num_tokens=0, num_samples=0)
+    assert 0 * none.share(is_token_level=True) == 0 * none.share(is_token_level=False) == 0
 
 
 def test_a_batch_without_trained_tokens_has_zero_loss_and_gradient() -> None:

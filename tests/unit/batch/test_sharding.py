@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,13 @@ from hypothesis import strategies as st
 
 from nemo_like.batch.columns import ROLLOUT_COLUMNS
 from nemo_like.batch.meta import Chunk, KVBatchMeta
-from nemo_like.batch.micro_batches import MicroBatching, fixed_size, model_length, sequence_packing
+from nemo_like.batch.micro_batches import (
+    MicroBatching,
+    dynamic_batches,
+    fixed_size,
+    model_length,
+    sequence_packing,
+)
 from nemo_like.batch.prompt_sharing import PromptSharing
 from nemo_like.batch.sharding import (
     by_generation,
@@ -20,6 +27,7 @@ from nemo_like.batch.sharding import (
     shard_for_logprobs,
     shard_for_training,
     shard_for_values,
+    without_first_update,
 )
 from nemo_like.batch.tags import GROUP_ID, NUM_PROMPT_TOKENS, SAMPLE_MASK, Tag
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
@@ -326,6 +334,61 @@ def test_every_part_of_a_step_can_be_sharded(group: int, num_shards: int, data: 
     assert seen == [*part.tag(POSITION)]
     assert {position for position, one in enumerate(is_own) if one} <= set(seen)
     assert len(part) - sum(is_own) < num_shards * group
+
+
+@pytest.mark.parametrize(
+    "strategy", [fixed_size(2), dynamic_batches(40), sequence_packing(40), PromptSharing(40)]
+)
+@given(num_shards=st.sampled_from([1, 2, 4]), data=st.data())
+def test_any_parts_that_divide_over_the_ranks_are_computed_once_and_scored_where_they_train(
+    strategy: MicroBatching, num_shards: int, data: st.DataObject
+) -> None:
+    count = num_shards * 4 * data.draw(st.integers(1, 3))
+    lengths = data.draw(st.lists(st.integers(2, 30), min_size=count, max_size=count))
+    whole = batch(lengths, group=4).with_tag(GROUP_ID, [row // 4 for row in range(count)])
+    whole = whole.with_tag(NUM_PROMPT_TOKENS, [1] * count)
+    order = data.draw(st.permutations(range(count)))
+    ends = data.draw(st.sets(st.integers(1, count // num_shards).map(lambda number: number * num_shards)))
+    sizes: dict[str, Any] = {"num_shards": num_shards, "strategy": strategy}
+    computed: list[int] = []
+    for start, end in pairwise(sorted({0, count, *ends})):
+        part = whole.subset(order[start:end])
+        training = shard_for_training(part, global_batch_size=end - start, **sizes)
+        scoring = shard_for_logprobs(part, global_batch_size=end - start, **sizes)
+        assert [shard.sample_ids for shard in training] == [shard.sample_ids for shard in scoring]
+        assert len({shard.schedule.num_microbatches for shard in training}) == 1
+        for shard in training:
+            (of_update,) = positions_of(shard)
+            computed += [position for one in of_update for position in one]
+    assert sorted(computed) == list(range(count))
+
+
+@given(cases(), st.integers(1, 2))
+def test_what_was_accumulated_is_counted_and_not_computed(
+    case: tuple[KVBatchMeta, int, int, int], num_epochs: int
+) -> None:
+    whole, num_shards, batch_size, size = case
+    for once in shard_for_training(
+        whole, num_shards=num_shards, global_batch_size=batch_size, micro_batch_size=size
+    ):
+        shard = once.with_schedule(once.schedule.repeated(num_epochs))
+        left = without_first_update(shard)
+        before, after = shard.schedule.global_batches, left.schedule.global_batches
+        assert [(one.num_samples, one.num_tokens) for one in after] == [
+            (one.num_samples, one.num_tokens) for one in before
+        ]
+        assert positions_of(left) == [[], *positions_of(shard)[1:]]
+        needed = {position for update in positions_of(left) for one in update for position in one}
+        assert set(left.tag(POSITION)) == needed
+
+
+def positions_of(shard: KVBatchMeta) -> list[list[list[int]]]:
+    """The samples of each micro-batch of each update, as positions in the whole batch."""
+    positions = shard.tag(POSITION)
+    return [
+        [[positions[row] for row in one.rows] for one in update.micro_batches]
+        for update in shard.schedule.global_batches
+    ]
 
 
 def test_all_first_generations_come_first() -> None:

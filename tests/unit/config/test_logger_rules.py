@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -60,6 +61,33 @@ def test_what_wandb_would_refuse_after_the_start_is_refused_before(
     (problem,) = problems(demo("logger.wandb.mode=offline", override))
     assert message in problem
     assert not problems(demo("logger.wandb.mode=disabled", override))
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536])
+def test_a_port_for_prometheus_is_one(demo: Demo, port: int) -> None:
+    (problem,) = problems(demo(f"logger.prometheus.port={port}"))
+    assert problem == f"logger.prometheus.port={port} must be from 1 to 65535; null switches it off"
+
+
+def test_a_port_that_is_in_use_is_refused_before_the_start(demo: Demo) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        (problem,) = problems(demo(f"logger.prometheus.port={port}"))
+        assert problem == (
+            f"logger.prometheus.port={port} is in use on 127.0.0.1; another run may have it; "
+            "choose another port"
+        )
+        assert not problems(demo(f"logger.prometheus.port={port}", "logger.prometheus.host=127.0.0.2"))
+    assert not problems(demo(f"logger.prometheus.port={port}"))
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid"])  # of RFC 5737 and RFC 2606: nobody's
+def test_prometheus_is_waited_for_at_an_address_of_this_machine(demo: Demo, host: str) -> None:
+    (problem,) = problems(demo("logger.prometheus.port=9400", f"logger.prometheus.host={host}"))
+    assert problem.startswith(f"logger.prometheus.host={host} is no address of this machine: ")
+    assert problem.endswith("127.0.0.1 is for this machine alone, 0.0.0.0 for all")
 
 
 def test_a_directory_for_mlflow_must_be_one(demo: Demo, tmp_path: Path) -> None:

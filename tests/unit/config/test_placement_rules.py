@@ -39,6 +39,12 @@ def problems(cfg: Config) -> list[str]:
             "cluster.num_nodes=1",
             "must be at least 2: 2 policy workers of 1 GPU and 2 engines of 1 do not fit",
         ),
+        (
+            ["grpo.max_staleness=1", "cluster.placement=colocated"],
+            "grpo.max_staleness=1",
+            "with cluster.placement=colocated they share its processors or GPUs",
+        ),
+        (["grpo.max_staleness=-1"], "grpo.max_staleness=-1", "must be at least 0"),
         (["cluster.num_nodes=2"], "cluster.num_nodes=2", "must be 1 with cluster.address=null"),
         (
             [*ON_GPU, "generation.weight_transport=shared_memory"],

@@ -128,6 +128,7 @@ def test_the_printed_plan_names_every_role_and_number(demo: Demo) -> None:
         Role.reward_model,
         Role.value_worker,
         Role.teacher_worker,
+        Role.endpoint,
     }
     for role in planned.roles:
         assert role.value in text

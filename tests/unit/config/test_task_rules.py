@@ -28,9 +28,21 @@ MUST_SET = {
     "reward_model": ["model_name=/nowhere"],
     "judge": ["base_url=http://here/v1", "model=m"],
     "preference": ["base_url=http://here/v1", "model=m"],
+    "gymnasium": ["env_id=FrozenLake-v1"],
+    "textarena": ["env_id=TowerOfHanoi-v0"],
+    "openenv": ["base_url=http://here"],
+    "mcp": ["judge=arithmetic"],
 }
+# What a kind needs of the rest of a run.
+RUN_NEEDS = {"agent": ["policy.sequence_packing.share_prompts=false"]}
 # What a kind needs besides, though its key has a default.
-NEEDED = {**MUST_SET, "weighted_sum": ["components={arithmetic: 1.0}"]}
+NEEDED = {
+    **MUST_SET,
+    "weighted_sum": ["components={arithmetic: 1.0}"],
+    "verifiers": ["env={taskset: {id: tasks}}"],
+    "mcp": ["judge=arithmetic", "servers={tools: {command: [server]}}"],
+    "agent": ["agent=a:b"],
+}
 
 
 def problems(cfg: Config) -> list[str]:
@@ -49,7 +61,8 @@ def with_env(resolved_demo: Path, tmp_path: Path, checkpoint: Path) -> Callable[
             f"defaults: [{resolved_demo}, {{env@env.task: {kind}}}]\ndata: {{train: {{env: task}}}}\n"
         )
         there = [f"policy.model_name={checkpoint}", f"logger.log_dir={tmp_path / 'runs'}"]
-        return load_config(path, [*there, *(f"env.task.{override}" for override in overrides)])
+        needed = RUN_NEEDS.get(kind, [])
+        return load_config(path, [*there, *needed, *(f"env.task.{override}" for override in overrides)])
 
     return load
 
@@ -104,6 +117,48 @@ def test_a_machine_without_the_sandbox_is_refused_with_the_remedy(
     sandbox_rules.bubblewrap_failure.cache_clear()
 
 
+@pytest.mark.parametrize("kind", ["gymnasium", "textarena", "openenv", "verifiers"])
+def test_a_hub_without_its_interpreter_or_its_package_is_refused_with_the_remedy(
+    with_env: Callable[..., Config], kind: str, tmp_path: Path
+) -> None:
+    needed = [f"options.{key}" for key in NEEDED[kind]]
+    (missing,) = problems(with_env(kind, *needed, f"options.python={tmp_path / 'python'}"))
+    assert "/python is no Python interpreter here; bash scripts/setup.sh --hubs makes .venv-hubs" in missing
+    (tmp_path / "python").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "python").chmod(0o755)
+    (bare,) = problems(with_env(kind, *needed, f"options.python={tmp_path / 'python'}"))
+    assert f"which kind={kind} needs; install it there" in bare
+    validate(with_env(kind, *needed, f"options.python={tmp_path / 'nowhere'}"), Machine.another)
+
+
+def test_a_server_of_tools_that_is_no_program_is_refused(with_env: Callable[..., Config]) -> None:
+    servers = "options.servers={tools: {command: [no-such-program]}}"
+    (problem,) = problems(with_env("mcp", servers, "options.judge=arithmetic"))
+    assert "env.task.options.servers.tools.command names no program that is here: no-such-program" in problem
+
+
+def test_the_judge_of_answers_after_tools_has_actors_too(with_env: Callable[..., Config]) -> None:
+    needed = [f"options.{key}" for key in NEEDED["mcp"]]
+    assert {"task", "arithmetic"} <= used_environments(with_env("mcp", *needed)).keys()
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("{kind: environment, env: task}", "data.train.options.size=None must be a number, at least 1"),
+        (
+            "{kind: environment, env: task, options: {size: 2, seed: -1}}",
+            "data.train.options.seed=-1 must be",
+        ),
+        ("{kind: environment, env: task, options: {size: 2, sed: 1}}", "data.train.options.sed is no option"),
+        ("{kind: environment, env: task, path: x, options: {size: 2}}", "data.train.path=x must be null"),
+    ],
+)
+def test_problems_that_an_environment_makes_need_a_number(demo: Demo, source: str, said: str) -> None:
+    cfg = demo(f"data.train={source.replace('task', 'arithmetic')}")
+    assert any(said in problem for problem in problems(cfg))
+
+
 @pytest.mark.parametrize("kind", MUST_SET)
 def test_an_option_without_a_default_must_be_set(with_env: Callable[..., Config], kind: str) -> None:
     key = MUST_SET[kind][0].partition("=")[0]
@@ -114,6 +169,12 @@ def test_an_option_without_a_default_must_be_set(with_env: Callable[..., Config]
 @pytest.mark.parametrize(
     ("kind", "override", "problem"),
     [
+        ("verifiers", "options.env={id: x}", "env.task.options.env names no taskset"),
+        ("textarena", "options.num_players=2", "opponent=null leaves 1 of the players without moves"),
+        ("mcp", "options.judge=nobody", "env.task.options.judge=nobody is not an environment of this"),
+        ("mcp", "options.judge=task", "env.task.options.judge=task is of kind mcp, which judges no single"),
+        ("mcp", "max_turns=1", "env.task.max_turns=1 leaves no turn after a call of a tool"),
+        ("mcp", "options.servers={tools: {args: [x]}}", "env.task.options.servers.tools has no command"),
         ("regex", "options.pattern='('", "env.task.options.pattern=( is no regular expression"),
         ("f1", "options.answer_pattern=x", "env.task.options.answer_pattern=x has no group 1"),
         ("f1", "options.anser_pattern=x", "is not a key of the configuration; did you mean answer_pattern?"),

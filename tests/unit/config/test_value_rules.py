@@ -74,7 +74,7 @@ def test_the_command_line_adds_a_critic_whose_keys_follow_the_policys() -> None:
     assert value is not None
     own = ("num_epochs_per_rollout", "warmup_steps", "clip_range", "gae_gamma", "gae_lambda")
     assert [getattr(value, name) for name in own] == [1, 0, 0.2, 1.0, 0.95]
-    assert value.bootstrap_truncated
+    assert not value.bootstrap_truncated
     assert value.megatron_cfg == cfg.policy.megatron_cfg
     assert value.megatron_cfg.tensor_model_parallel_size == 2
     assert value.optimizer == replace(cfg.policy.optimizer, lr=1e-5)

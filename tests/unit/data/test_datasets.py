@@ -34,6 +34,7 @@ def config(kind, path=None, split=None, prompt_key="question", answer_key="solut
         use_chat_template=False,
         system_prompt=None,
         env="sums",
+        difficulty_key=None,
         columns={},
     )
     return replace(source, **changes)

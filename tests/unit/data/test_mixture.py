@@ -37,6 +37,7 @@ def source(**changes: object) -> DatasetConfig:
         "use_chat_template": False,
         "system_prompt": None,
         "env": "sums",
+        "difficulty_key": None,
         "columns": {},
     }
     return DatasetConfig(**{**values, **changes})  # type: ignore[arg-type]

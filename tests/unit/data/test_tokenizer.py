@@ -38,9 +38,11 @@ def test_a_prompt_becomes_one_id_per_character_and_nothing_else(tokenizer):
 
 def test_prompts_encoded_together_are_those_encoded_one_by_one(tokenizer, chat):
     prompts = ["21+43=", "1", "a  b\n= 1"]
-    assert tokenizer.encode_prompts(prompts) == [tokenizer.encode_prompt(prompt) for prompt in prompts]
+    assert tokenizer.encode_prompts(prompts, [()] * len(prompts)) == [
+        tokenizer.encode_prompt(prompt) for prompt in prompts
+    ]
     mixed = ["1+1", (Message("user", "1+1"),)]
-    assert chat.encode_prompts(mixed) == [chat.encode_prompt(prompt) for prompt in mixed]
+    assert chat.encode_prompts(mixed, [()] * len(mixed)) == [chat.encode_prompt(prompt) for prompt in mixed]
 
 
 def test_spaces_and_line_breaks_survive(tokenizer):

@@ -6,13 +6,20 @@ from pathlib import Path
 
 import pytest
 
+from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import GROUP_ID, OUTCOME, REWARD, SCALED_REWARD
 from nemo_like.config.loader import load_config
 from nemo_like.config.schema import GRPOConfig
-from nemo_like.driver.collection import Collected, collect_groups
+from nemo_like.driver.collection import Collected, Collection
 from nemo_like.driver.run_failures import RunFailed
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode
-from tests.unit.driver.scripted_rollout import BYTES_PER_SAMPLE, NUM_TOKENS, PARTITION, ScriptedRollout
+from tests.unit.driver.scripted_rollout import (
+    BYTES_PER_SAMPLE,
+    NUM_TOKENS,
+    PARTITION,
+    AnyOrder,
+    ScriptedRollout,
+)
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 Groups = Sequence[Sequence[float | None]]
@@ -37,14 +44,17 @@ def collect(dynamic: GRPOConfig) -> Callable[..., tuple[Collected, ScriptedRollo
             indices=tuple(range(len(rollouts[0]))),
             num_generations=2,
         )
-        collected = collect_groups(
+        rollout.begin(first, PARTITION)
+        collection = Collection(
             first,
             PARTITION,
             rollout=rollout,
             cfg=replace(dynamic, **changes),
             more_prompts=lambda last: replace(last, first_group=last.first_group + len(last)),
+            journal=AnyOrder(),
         )
-        return collected, rollout
+        (whole,) = collection.parts()
+        return collection.collected(whole), rollout
 
     return run
 
@@ -115,3 +125,51 @@ def test_metrics_and_times_add_up_over_the_rollouts(collect) -> None:
     assert (collected.generation_s, collected.reward_s, collected.put_s) == (6.0, 1.5, 0.75)
     assert collected.num_rollouts == 3
     assert sum(len(batch) for batch in collected.generated) == 6
+
+
+def parts_of(cfg: GRPOConfig, rollout: ScriptedRollout, num_groups: int, multiple: int) -> list[KVBatchMeta]:
+    first = PromptBatch(
+        mode=RolloutMode.training,
+        step=1,
+        policy_version=0,
+        indices=tuple(range(num_groups)),
+        num_generations=2,
+    )
+    rollout.begin(first, PARTITION)
+    collection = Collection(
+        first,
+        PARTITION,
+        rollout=rollout,
+        cfg=cfg,
+        more_prompts=lambda last: replace(last, first_group=last.first_group + len(last)),
+        journal=AnyOrder(),
+        multiple=multiple,
+    )
+    return [*collection.parts()]
+
+
+def test_groups_come_in_parts_as_they_end_and_together_in_their_order(dynamic) -> None:
+    rollout = ScriptedRollout([[MIXED] * 5], ends=[3, 0, 4, 2, 1])
+    parts = parts_of(replace(dynamic, use_dynamic_sampling=False), rollout, 5, 1)
+    assert [part.tag(GROUP_ID) for part in parts] == [(3, 3), (0, 0), (4, 4), (2, 2), (1, 1)]
+
+
+def test_every_part_but_the_last_has_a_multiple_of_groups(dynamic) -> None:
+    rollout = ScriptedRollout([[MIXED] * 5], ends=[3, 0, 4, 2, 1])
+    parts = parts_of(replace(dynamic, use_dynamic_sampling=False), rollout, 5, 2)
+    assert [part.tag(GROUP_ID) for part in parts] == [(0, 0, 3, 3), (2, 2, 4, 4), (1, 1)]
+
+
+def test_a_refilled_group_comes_only_when_no_earlier_one_can_take_its_place(dynamic) -> None:
+    # Two groups are missing after the first rollout. In the second, group 5 ends first, but 3 and 4 may both
+    # turn out good; when 3 is uniform, 4 and 5 are certain.
+    rollout = ScriptedRollout([[MIXED, WRONG, RIGHT], [RIGHT, MIXED, MIXED]], ends=[2, 1, 0])
+    parts = parts_of(dynamic, rollout, 3, 1)
+    assert [part.tag(GROUP_ID) for part in parts] == [(0, 0), (4, 4), (5, 5)]
+
+
+def test_parts_with_refills_are_the_groups_that_one_part_has(dynamic, collect) -> None:
+    rollouts = [RIGHT, MIXED, WRONG], [WRONG, MIXED, RIGHT], [MIXED, WRONG, MIXED]
+    parts = parts_of(dynamic, ScriptedRollout(rollouts, ends=[1, 2, 0]), 3, 1)
+    whole, _ = collect(*rollouts)
+    assert sorted(group for part in parts for group in part.tag(GROUP_ID)) == [*whole.batch.tag(GROUP_ID)]

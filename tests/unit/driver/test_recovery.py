@@ -71,7 +71,11 @@ class Run:
                 policy=policy,
                 groups=[policy],
                 weight_sync=self.weight_sync,
-                train_sampler=self.sampler,
+                schedule=SimpleNamespace(
+                    state_dict=self.sampler.state_dict,
+                    load_state_dict=self.sampler.load_state_dict,
+                    abandon=lambda work: self.asked.append((work, "abandon rollouts")),
+                ),
                 observation=SimpleNamespace(**self._noting("mark_ranges")),
                 logger=SimpleNamespace(warn=self.warnings.append),
                 directory=SimpleNamespace(path=directory),
@@ -153,6 +157,7 @@ def test_the_one_that_died_is_replaced_and_the_same_prompts_are_asked_again(run:
     assert run.started == [victim]
     changed = [old.name for old, new in zip(before, run.actors.all(), strict=True) if old is not new]
     assert changed == [victim]
+    assert run.asked[0] == ("step 5", "abandon rollouts")
     assert ("", "abandon") in run.asked or victim == "rollout"
     assert ("", "connect_weights") in run.asked or victim != "engine-1"
     assert (("", "reconnect_data_plane") in run.asked) == (victim == "data_plane")

@@ -13,6 +13,7 @@ from nemo_like.batch.columns import ROLLOUT_COLUMNS
 from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.config.loader import load_config
 from nemo_like.driver.collection import Collected
+from nemo_like.driver.estimated import Estimated
 from nemo_like.driver.reports import StepResults
 from nemo_like.driver.run_failures import RunFailed
 from nemo_like.driver.step_checks import RunFacts, Sent, StepTripwires
@@ -100,7 +101,8 @@ class Step:
             },
             planned_counts=self.counts,
         )
-        return StepResults(batch, rollout, ScoredBatch(batch), ScoredBatch(batch), update, {}, ())
+        scored = ScoredBatch(batch)
+        return StepResults(batch, rollout, Estimated(batch, scored, scored, scored), update, {}, ())
 
 
 HEALTHY = Step({}, UPDATE, METRICS, [[(7, 2), (4, 2)]] * 2)

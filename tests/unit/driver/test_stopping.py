@@ -2,15 +2,22 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Mapping
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from nemo_like.driver.run_failures import CallbackFailed
 from nemo_like.driver.stopping import StopRequests, ignore_first_interrupt
 
 
+def requests_config(limit: str | None = None, *, enabled: bool = True) -> Any:
+    return SimpleNamespace(enabled=enabled, checkpoint_must_save_by=limit)
+
+
 def requests(limit: str | None = None, *, enabled: bool = True, **environment: str) -> StopRequests:
-    cfg = SimpleNamespace(enabled=enabled, checkpoint_must_save_by=limit)
+    cfg = requests_config(limit, enabled=enabled)
     return StopRequests(cfg, environment=environment, clock=lambda: 1000.0)
 
 
@@ -73,3 +80,38 @@ def test_when_all_is_done_only_a_second_interrupt_ends_the_process() -> None:
     finally:
         for signum, handler in previous.items():
             signal.signal(signum, handler)
+
+
+def test_what_is_false_but_not_none_asks_for_a_stop_even_without_checkpoints() -> None:
+    told: list[tuple[int, dict[str, float]]] = []
+
+    def on_step(step: int, metrics: Mapping[str, float]) -> bool | None:
+        told.append((step, dict(metrics)))
+        return None if step == 1 else metrics["train/reward"] < 0.5
+
+    stop = StopRequests(requests_config(enabled=False), on_step, environment={})
+    for step, reward in enumerate([0.9, 0.4], start=1):
+        stop.after_step(step, {"train/reward": reward})
+        assert stop.reason(next_step_s=0.0) is None
+    stop.after_step(3, {"train/reward": 0.6})
+    assert stop.reason(next_step_s=0.0) == stop.by_callback == "on_step returned False after step 3"
+    assert told[1] == (2, {"train/reward": 0.4})
+
+
+def test_a_callback_cannot_change_what_the_run_goes_on_with() -> None:
+    def on_step(step: int, metrics: Any) -> None:
+        metrics["train/reward"] = 1.0
+
+    metrics = {"train/reward": 0.0}
+    with pytest.raises(CallbackFailed, match="on_step raised TypeError after step 1") as raised:
+        StopRequests(requests_config(), on_step, environment={}).after_step(1, metrics)
+    assert isinstance(raised.value.__cause__, TypeError)
+    assert metrics == {"train/reward": 0.0}
+
+
+def test_a_ctrl_c_in_a_callback_interrupts() -> None:
+    def on_step(step: int, metrics: Mapping[str, float]) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        StopRequests(requests_config(), on_step, environment={}).after_step(1, {})

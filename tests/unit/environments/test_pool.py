@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from nemo_like.environments.interface import Feedback
+from nemo_like.environments.interface import Feedback, turn_number
 from nemo_like.environments.pool import EnvironmentPool
 from tests.unit.environments.asking import turn
 
@@ -43,3 +43,17 @@ def test_a_call_goes_to_the_actor_with_the_fewest_turns_to_answer() -> None:
         return first.sizes, second.sizes
 
     assert asyncio.run(scenario()) == ([5], [2, 2, 2, 1])
+
+
+def test_the_turns_of_a_conversation_go_to_the_actor_that_keeps_its_episode() -> None:
+    async def scenario() -> tuple[list[int], list[int]]:
+        first, second = Actor("first"), Actor("second")
+        pool = EnvironmentPool([first, second], keeps_episodes=True)
+        first.gate.set()
+        second.gate.set()
+        for number in (1, 2, 3):
+            turns = [turn("a", number=turn_number(0, generation, number)) for generation in range(3)]
+            assert len(await pool.step(turns)) == 3
+        return first.sizes, second.sizes
+
+    assert asyncio.run(scenario()) == ([2, 2, 2], [1, 1, 1])

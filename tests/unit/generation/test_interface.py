@@ -7,7 +7,8 @@ import pickle
 import numpy as np
 import pytest
 
-from nemo_like.generation.interface import GroupRequest, GroupResult, Response
+from nemo_like.batch.columns import POLICY_VERSIONS
+from nemo_like.generation.interface import GroupRequest, GroupResult, Response, VersionSpan
 
 
 def test_consecutive_seeds_are_accepted() -> None:
@@ -57,3 +58,21 @@ def test_a_packed_result_has_no_object_per_response() -> None:
     small = len(pickle.dumps(GroupResult("r", (response,) * 8, 0)))
     large = len(pickle.dumps(GroupResult("r", (response,) * 1032, 0)))
     assert large - small < 1024 * (4 * 8 + 8)
+
+
+def test_a_group_says_which_versions_sampled_each_response() -> None:
+    def response(*versions: int) -> Response:
+        columns = {POLICY_VERSIONS.name: np.array(versions, np.int32)} if versions else {}
+        return Response(np.array([5], np.int32), np.array([-0.5], np.float32), False, columns)
+
+    result = pickle.loads(pickle.dumps(GroupResult("r", (response(3, 3, 5), response(5)), 5)))
+    assert result.version_spans() == (VersionSpan(3, 5), VersionSpan(5, 5))
+    assert result.responses[0].columns[POLICY_VERSIONS.name].dtype == np.int32
+    assert GroupResult("r", (response(),), 4).version_spans() == (VersionSpan(4, 4),)
+
+
+def test_the_text_of_a_server_survives_the_wire() -> None:
+    ids, logprobs = np.array([5, 1], np.int32), np.zeros(2, np.float32)
+    responses = (Response(ids, logprobs, False, text="ab"), Response(ids, logprobs, False))
+    result = pickle.loads(pickle.dumps(GroupResult("validation/3/0", responses, -1)))
+    assert [one.text for one in result.responses] == ["ab", None]

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import io
+import math
 from pathlib import Path
 
 import pytest
 
 from nemo_like.config.schema import ConsoleMode
 from nemo_like.observability.console import PlainConsole, make_console
-from nemo_like.observability.live_console import LiveConsole, sparkline
+from nemo_like.observability.live_console import LiveConsole
 from nemo_like.observability.progress import RunProgress
+from nemo_like.observability.run_panel import sparkline
 
 STEP = {
     "train/reward": 0.5,
@@ -124,6 +126,7 @@ def test_text_in_brackets_is_not_taken_for_markup(wide_terminal):
         ([0.0, 1.0], 10, "▁█"),
         ([0, 1, 2, 3, 4, 5, 6, 7], 8, "▁▂▃▄▅▆▇█"),
         ([0, 0, 8, 8], 2, "▁█"),
+        ([0.0, math.nan, 1.0, math.inf], 10, "▁█"),
     ],
 )
 def test_sparklines_go_from_the_lowest_to_the_highest(values, width, expected):

@@ -63,6 +63,7 @@ def test_a_run_ends_in_order_when_its_results_cannot_be_written(disk: Path) -> N
         fill(disk)
         assert not logger.finish(RunSummary(outcome="finished"))
     assert "warning: no space for the learning curve: 0 B are free in" in stream.getvalue()
+    assert f"{disk / 'demo' / 'events.jsonl'} lacks the run's latest events: " in stream.getvalue()
     assert stream.getvalue().endswith(f"run_dir: {disk / 'demo'}\n")
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 
-from nemo_like.observability.jsonl import MetricsFile, read_metrics, without_measurements
+from nemo_like.observability.jsonl import FollowedLines, MetricsFile, read_metrics, without_measurements
 
 
 def test_one_line_per_step_with_sorted_keys(tmp_path):
@@ -91,3 +91,36 @@ def test_a_line_that_was_cut_short_is_dropped(tmp_path):
     path.write_text('{"step": 3, "train/reward": 0.5}\n{"step": 4, "tr')
     MetricsFile(path).rewind(last_step=9)
     assert read_metrics(path) == [{"step": 3, "train/reward": 0.5}]
+
+
+def test_who_follows_a_file_gets_each_line_once_and_only_whole_ones(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    followed = FollowedLines(path)
+    assert followed.new().values == []  # it is not there yet
+    with path.open("a") as file:
+        for text, expected in [
+            ('{"step": 1}\n{"st', [{"step": 1}]),
+            ("", []),
+            ('ep": 2}\n', [{"step": 2}]),
+            ('{"step": 3, "cut sho{"step": 4}\n[5]\n{"step": 6}\n', [{"step": 6}]),
+        ]:
+            file.write(text)
+            file.flush()
+            new = followed.new()
+            assert (new.values, new.is_replaced) == (expected, False)
+
+
+def test_who_follows_a_file_is_told_that_the_run_went_back(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    metrics, followed = MetricsFile(path), FollowedLines(path)
+    for step in range(4):
+        metrics.write(step, {"train/reward": float(step)})
+    metrics.flush()
+    assert len(followed.new().values) == 4
+    metrics.rewind(last_step=1)
+    metrics.write(2, {"train/reward": 7.0})
+    metrics.close()
+    new = followed.new()
+    assert [record["step"] for record in new.values] == [0, 1, 2]
+    assert new.is_replaced
+    assert not followed.new().is_replaced

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -10,10 +11,12 @@ from nemo_like.config.schema import (
     LoggerConfig,
     MlflowConfig,
     ProfileConfig,
+    PrometheusConfig,
     TensorboardConfig,
     WandbConfig,
     WandbMode,
 )
+from nemo_like.observability.events import Event
 from nemo_like.observability.jsonl import read_metrics
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory
@@ -45,6 +48,7 @@ def logger_config(directory, mode=WandbMode.disabled, tensorboard=False, mlflow=
         ),
         tensorboard=TensorboardConfig(enabled=tensorboard),
         mlflow=MlflowConfig(enabled=mlflow, tracking_uri=None, experiment_name="nemo-like-tests"),
+        prometheus=PrometheusConfig(port=None, host="127.0.0.1"),
         trace_steps=[],
         profile=ProfileConfig(steps=[], processes=[]),
         nvtx_ranges=False,
@@ -85,6 +89,32 @@ def test_a_run_leaves_metrics_curve_and_wandb_files_and_ends_with_its_path(direc
     assert list((directory.path / "wandb").glob("offline-run-*"))
     for name in ("metrics.jsonl", "learning_curve.png", "report.html", "logs", "wandb"):
         assert any(str(directory.path / name) in line for line in lines)
+
+
+def test_what_the_console_says_is_kept_for_who_watches_from_elsewhere(directory):
+    with make_logger(directory, io.StringIO()) as logger:
+        logger.status("starting engines")
+        logger.warn("a disk is slow")
+        logger.log_step(1, {"train/reward": 0.5})
+        logger.flush(1)
+        logger.finish(RunSummary(outcome="was interrupted", exit_code=130))
+    events = [Event.from_json(json.loads(line)) for line in directory.events_path.read_text().splitlines()]
+    assert [(event.kind.value, event.text or event.step, event.exit_code) for event in events] == [
+        ("status", "starting engines", None),
+        ("note", "warning: a disk is slow", None),
+        ("step", 1, None),
+        ("status", "writing the results", None),
+        ("ended", "was interrupted", 130),
+    ]
+    times = [event.time_s for event in events]
+    assert times == sorted(times)
+
+
+def test_the_last_words_of_a_run_whose_ray_is_gone_are_kept_too(directory):
+    with make_logger(directory, io.StringIO()) as logger:
+        logger.last_words("gcs_server died")
+    (event,) = [Event.from_json(json.loads(line)) for line in directory.events_path.read_text().splitlines()]
+    assert event.text == "failed: gcs_server died. The same command continues it"
 
 
 def test_a_run_that_raises_keeps_its_metrics(directory):

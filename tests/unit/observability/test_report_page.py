@@ -9,6 +9,7 @@ import os
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -111,6 +112,15 @@ def test_the_page_has_everything_in_one_file_whatever_the_texts_contain(run: Pat
     text = page.read_text()
     assert not re.search(r'(?:src|href)="(?!data:,)', text)
     assert "/*" not in text.split("</style>")[0]  # every part of the template was filled in
+
+
+def test_the_page_explains_each_of_its_metrics_and_leads_to_the_page_on_all(run: Path) -> None:
+    page = run / "report.html"
+    write_report(page, [of(run)])
+    head = contents(page, "head")
+    assert list(head["meanings"]) == ["train/loss", "train/reward", "validation/accuracy"]
+    assert head["meanings"]["train/reward"].startswith("mean raw reward of all samples of the step")
+    assert (run / unquote(head["metrics_page"])).samefile(Path(__file__).parents[3] / "docs" / "metrics.md")
 
 
 def test_dumps_of_before_there_were_tokens_sources_and_indices_are_read(run: Path) -> None:

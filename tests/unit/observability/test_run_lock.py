@@ -12,7 +12,7 @@ from threading import Barrier
 
 import pytest
 
-from nemo_like.observability.run_lock import LEASE_S, DirectoryInUse, DirectoryLock, RunStart
+from nemo_like.observability.run_lock import LEASE_S, DirectoryInUse, DirectoryLock, RunStart, latest_start
 
 HOLDER = """
 import sys
@@ -221,3 +221,30 @@ def test_a_process_knows_its_own_start(monkeypatch):
     start = RunStart.of_this_process()
     assert (start.pid, start.slurm_job, start.slurm_restarts) == (os.getpid(), "/7", 0)
     assert not start.is_over(start, silence_s=1e9)
+
+
+def test_who_only_reads_sees_whether_the_latest_start_goes_on(tmp_path):
+    assert latest_start(tmp_path) is None
+    with holder(tmp_path) as process:
+        start = latest_start(tmp_path)
+        assert start.process == f"process {process.pid} on host {os.uname().nodename}"
+        assert not start.is_over
+        process.kill()
+        process.wait()
+        start = latest_start(tmp_path)
+        assert (start.is_over, start.has_ended) == (True, False)
+    lock = DirectoryLock(tmp_path)
+    assert latest_start(tmp_path).process.startswith(f"process {os.getpid()} on ")
+    lock.release()
+    start = latest_start(tmp_path)
+    assert (start.is_over, start.has_ended) == (True, True)
+    assert sorted(path.name for path in (tmp_path / "starts").iterdir()) == ["1.json", "2.json"]
+
+
+def test_a_start_on_another_machine_is_over_when_it_is_silent(tmp_path):
+    lock = DirectoryLock(tmp_path)
+    rewrite(tmp_path, 1, silent_s=LEASE_S - 20, host="elsewhere")
+    assert not latest_start(tmp_path).is_over
+    rewrite(tmp_path, 1, silent_s=LEASE_S)
+    assert latest_start(tmp_path).is_over
+    lock.release()

@@ -135,3 +135,17 @@ def test_a_step_that_is_given_up_leaves_nothing_under_way(plane: Plane, keeper: 
     keeper.abandon()
     assert plane.may_write.is_set()
     assert keeper.batch(meta, READS) is not kept
+
+
+def test_no_samples_are_an_empty_batch_that_waits_for_the_write(plane: Plane, keeper: BatchKeeper) -> None:
+    meta = put(plane, "p").with_tag(ADVANTAGE, [1.0, 2.0])
+    keeper.batch(meta, READS)
+    plane.fetched.clear()
+    plane.may_write.set()
+    keeper.write(meta, {PREV_LOGPROBS: torch.zeros(5)})
+    nothing = keeper.batch(meta.subset([]), (*READS, PREV_LOGPROBS))
+    assert (len(nothing), nothing.num_tokens, plane.fetched) == (0, 0, [])
+    plane.failure = StorageFailed("the storage is gone")
+    keeper.write(meta, {PREV_LOGPROBS: torch.zeros(5)})
+    with pytest.raises(StorageFailed, match="the storage is gone"):
+        keeper.batch(meta.subset([]), READS)

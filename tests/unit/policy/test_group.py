@@ -145,6 +145,124 @@ def test_what_a_late_replica_owes_has_partition_samples_and_column() -> None:
     assert awaited_of("train", shard, []) == "partition 'train-1': train of its 2 samples a/1, b/0 is awaited"
 
 
+TWO_REPLICAS = (
+    "policy.data_parallel_size=2",
+    "policy.megatron_cfg.tensor_model_parallel_size=2",
+    "policy.train_global_batch_size=4",
+    "policy.sequence_packing.share_prompts=false",
+)
+
+
+class AccumulatingWorker(Worker):
+    """Keeps what it was asked; at version 1 after each training."""
+
+    def __init__(self, place: Coordinates) -> None:
+        super().__init__(place)
+        self.calls: list[tuple[str, Any]] = []
+
+    def submit(self, method: str, *args: Any) -> Any:
+        self.calls.append((method, pickle.loads(pickle.dumps(args[0])) if args else None))
+        if method == "settle":
+            return 1
+        if not self.place.is_leader:
+            return None
+        return WorkerUpdate({}, 1, 0.0, ()) if method == "train" else 0.5 + self.place.dp
+
+
+def accumulating_group(
+    demo: Callable[..., Config], num_epochs: int = 1
+) -> tuple[list[AccumulatingWorker], PolicyWorkerGroup]:
+    """Two replicas of two workers; an update has four samples."""
+    cfg = demo(*TWO_REPLICAS).policy
+    layout = parallel_layout(cfg)
+    workers = [AccumulatingWorker(layout.coordinates(rank)) for rank in range(4)]
+    group = PolicyWorkerGroup(workers, Answers(), cfg, num_epochs=num_epochs, deadline_s=lambda stage: 1.0)
+    return workers, group
+
+
+def test_parts_reach_the_replicas_and_training_leaves_out_what_they_computed(
+    demo: Callable[..., Config],
+) -> None:
+    batch = batch_of([4] * 8).with_tags({"advantage": [1.0] * 8, "is_idle": [False] * 4 + [True] * 4})
+    workers, group = accumulating_group(demo)
+    part = group.accumulate(batch.subset([3, 0]))
+    assert (part.num_computed, part.compute_s) == (2, 1.5)
+    group.accumulate(batch.subset([1, 2]))
+    update = group.train(batch, num_accumulated=4)
+    assert update.planned_counts == [[(4, 4), (4, 4)]] * 2
+    assert update.metrics["num_skipped_samples"].value == 2  # of four idle ones, one per replica is computed
+    for worker in workers:
+        assert [method for method, _ in worker.calls] == ["accumulate", "accumulate", "train"]
+        first, second, trained = (shard for _, shard in worker.calls)
+        assert [len(first), len(second), len(trained)] == [1, 1, 1]
+        accumulated, other = trained.schedule.global_batches
+        assert (accumulated.micro_batches, accumulated.num_tokens) == ((), 4)
+        assert (other.num_rows, other.num_tokens) == (1, 4)
+    computed = {worker.place.dp: worker.calls[0][1].sample_ids for worker in workers}
+    assert sorted(computed.values()) == [("a/0",), ("a/3",)]
+
+
+@pytest.mark.parametrize(("num_epochs", "num_left"), [(1, 0), (2, 2)])
+def test_one_update_leaves_nothing_to_fetch_but_for_another_epoch(
+    demo: Callable[..., Config], num_epochs: int, num_left: int
+) -> None:
+    batch = batch_of([4] * 4).with_tags({"advantage": [1.0] * 4})
+    workers, group = accumulating_group(demo, num_epochs)
+    group.accumulate(batch)
+    assert group.train(batch, num_accumulated=4).metrics["num_skipped_samples"].value == 0
+    assert {len(worker.calls[-1][1]) for worker in workers} == {num_left}
+    group.accumulate(batch)  # of the next step
+
+
+def test_idle_samples_alone_are_computed_by_no_one_until_training(demo: Callable[..., Config]) -> None:
+    batch = batch_of([4] * 4).with_tags({"advantage": [0.0] * 4, "is_idle": [True] * 4})
+    workers, group = accumulating_group(demo)
+    for start in (0, 2):
+        assert group.accumulate(batch.slice(start, start + 2)).num_computed == 0
+    assert group.train(batch, num_accumulated=4).metrics["num_skipped_samples"].value == 2
+    for worker in workers:
+        ((method, trained),) = worker.calls
+        assert (method, trained.schedule.num_rows) == ("train", 1)
+
+
+def test_samples_that_do_not_divide_or_that_training_is_not_told_of_are_refused(
+    demo: Callable[..., Config],
+) -> None:
+    batch = batch_of([4] * 4).with_tags({"advantage": [1.0] * 4})
+    workers, group = accumulating_group(demo)
+    with pytest.raises(ValueError, match=r"3 samples do not divide over policy\.data_parallel_size=2; accum"):
+        group.accumulate(batch.slice(0, 3))
+    group.accumulate(batch)
+    with pytest.raises(ValueError, match="train was told of 0"):
+        group.train(batch)
+    assert [method for method, _ in workers[0].calls] == ["accumulate"]
+
+
+@pytest.mark.parametrize("drop", [lambda group: group.settle(), lambda group: group.load_checkpoint("p", 5)])
+def test_an_abandoned_step_and_a_checkpoint_drop_what_was_accumulated(
+    demo: Callable[..., Config], drop: Callable[[PolicyWorkerGroup], object]
+) -> None:
+    batch = batch_of([4] * 4).with_tags({"advantage": [1.0] * 4})
+    workers, group = accumulating_group(demo)
+    group.accumulate(batch)
+    drop(group)
+    group.train(batch)
+    assert workers[0].calls[-1][1].schedule.num_rows == 2
+
+
+def test_a_part_of_an_update_is_scored_where_it_will_train(demo: Callable[..., Config]) -> None:
+    workers, group = accumulating_group(demo)
+    part = batch_of([3, 9, 4, 8, 5, 7, 6, 2]).with_tags({"advantage": [1.0] * 8}).subset([6, 1])
+    scoring = [Worker(worker.place) for worker in workers]
+    scorer = PolicyWorkerGroup(
+        scoring, Answers(), demo(*TWO_REPLICAS).policy, num_epochs=1, deadline_s=lambda stage: 1.0
+    )
+    scorer.compute_logprobs(part, POLICY_COLUMNS)
+    group.accumulate(part)
+    for worker, scored in zip(workers, scoring, strict=True):
+        assert worker.calls[0][1].sample_ids == scored.shards[0].sample_ids
+
+
 class ValueAnswers:
     """A cluster whose calls are their results; it keeps what it was asked."""
 

@@ -311,3 +311,51 @@ def test_a_loss_gets_the_arguments_of_the_configuration() -> None:
     loss, grad, _ = run(replace(own("scaled"), arguments={"factor": 3.0}), batch)
     assert loss == pytest.approx(-6.0)
     assert grad == pytest.approx([-3.0, -3.0, 0.0])
+
+
+def not_a_sum(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
+    """Adds a term that no weight multiplies."""
+    terms = policy_loss(tokens, cfg)
+    return replace(terms, loss=terms.loss + 0.1 * tokens.logprobs.square().mean())
+
+
+@logs("surprise")
+def weighed_mean(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
+    terms = policy_loss(tokens, cfg)
+    surprise = TokenMean(-tokens.logprobs.detach(), tokens.weights)
+    return replace(terms, means={**terms.means, "surprise": surprise})
+
+
+def in_part(cfg: LossConfig) -> float:
+    """The loss of an accumulated part, which has the two samples."""
+    batch = batch_of(prev_logprobs=[-1.0] * 5)
+    batch.add({CREDIT: np.ones(5, np.float32)})
+    part = GlobalBatch(num_samples=1, num_tokens=2, micro_batches=(MICRO_BATCH,)).unnormalised()
+    objective = PolicyObjective(cfg, 1.0)
+    metrics = TrainMetrics(CPU, 1, objective.own_means)
+    logprobs = torch.full((3,), -1.0, requires_grad=True)
+    inputs = batch.micro_batch(MICRO_BATCH, Schedule((part,)))
+    return objective.of_update(batch, part, metrics)(TokenScores(logprobs=logprobs), inputs).item()
+
+
+def test_an_own_loss_is_accumulated_where_it_is_a_weighted_sum() -> None:
+    batch = batch_of(prev_logprobs=[-1.0] * 5)
+    batch.add({CREDIT: np.ones(5, np.float32)})
+    at_once, _ = one_update(own("own_loss"), batch, metrics_of(own("own_loss")), logprob=-1.0)
+    assert in_part(own("own_loss")) == pytest.approx(2 * at_once)
+
+
+def metrics_of(cfg: LossConfig) -> TrainMetrics:
+    return TrainMetrics(CPU, 1, own_means(cfg))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("not_a_sum", "for twice the weights with which it gives .* must be the sum over tokens"),
+        ("weighed_mean", r"weighs its mean 'surprise' by tokens\.weights; .* TokenMean"),
+    ],
+)
+def test_an_own_loss_that_cannot_be_normalised_later_is_not_accumulated(name: str, said: str) -> None:
+    with pytest.raises(LossFailed, match=said):
+        in_part(own(name))

@@ -85,3 +85,17 @@ def test_what_no_micro_batch_had_is_not_reported() -> None:
     result = replica((0.1, [1.1], [1.0]), grad_norm=1.0, num_replicas=1).result()
     assert "entropy" not in result
     assert "gen_kl_error" not in result
+
+
+def test_a_loss_that_is_normalised_later_is_scaled_alone() -> None:
+    metrics = TrainMetrics(torch.device("cpu"), num_replicas=1)
+    for loss, ratio in ((6.0, 1.0), (2.0, 3.0)):
+        metrics.add_micro_batch(terms(loss, [ratio], [1.0]), torch.ones(1))
+    metrics.scale_loss(0.25)
+    metrics.add_update(grad_norm=2.0, learning_rate=0.01)
+    metrics.add_micro_batch(terms(1.0, [2.0], [1.0]), torch.ones(1))
+    metrics.add_update(grad_norm=2.0, learning_rate=0.01)
+    found = {name: metric.value for name, metric in metrics.result().items()}
+    assert found["loss"] == pytest.approx(((6 + 2) / 4 + 1) / 2)
+    assert found["probs_ratio"] == pytest.approx(2.0)
+    assert (found["probs_ratio_min"], found["probs_ratio_max"]) == (1.0, 3.0)

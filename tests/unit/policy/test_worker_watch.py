@@ -22,6 +22,7 @@ from nemo_like.tripwires.measured import Measured
 from tests.unit.algorithms.loss_cases import CONFIG
 
 POLICY = load_config(Path(__file__).resolve().parents[3] / "configs/grpo_arithmetic_cpu.yaml").policy
+CPU = torch.device("cpu")
 ALONE = ParallelLayout(tp=1, cp=1, dp=1, pp=1).coordinates(0)
 REFERENCE = [torch.ones(4, 3), torch.zeros(5)]
 MASK = np.array([0, 1, 1, 0, 0, 1], np.uint8)
@@ -147,6 +148,31 @@ def test_a_sample_of_weights_is_spread_over_every_tensor() -> None:
 
 def test_cheap_tripwires_see_the_losses_of_some_phases() -> None:
     watch = watch_of(level=Tripwires.cheap)
-    seen = [watch.training(META, batch()).sees_losses for _ in range(11)]
+    seen = [Measured.num_trained_tokens in measured(internals(), TRAINED, watch) for _ in range(11)]
     assert seen == [True] * 3 + [False] * 6 + [True, False]
+
+
+def test_parts_that_are_accumulated_belong_to_the_phase_that_trains_on_them() -> None:
+    watch = watch_of(level=Tripwires.cheap)
+    losses = watch.training(META.with_tags({"num_response_tokens": [1, 2]}), batch())
+    assert watch.training(META, batch()) is losses
+    nothing = PolicyBatch({"input_ids": np.zeros(0, np.int32), "response_mask": MASK[:0]}, [], {}, CPU)
+    assert watch.training(META.subset([]), nothing) is losses
+    losses.begin(internals())
+    losses.end(TRAINED)
+    assert watch.trained(losses)[Measured.num_wrong_samples].value == 2
+    assert watch.training(META, batch()) is not losses
+
+
+def test_an_abandoned_phase_leaves_nothing_and_does_not_count() -> None:
+    watch = watch_of(level=Tripwires.cheap)
+    for _ in range(2):
+        measured(internals(), TRAINED, watch)
+    for _ in range(5):
+        given_up = watch.training(META.with_tags({"num_response_tokens": [1, 2]}), batch())
+        watch.abandon()
+    found = measured(internals(), TRAINED, watch)
+    assert given_up.sees_losses
+    assert Measured.num_trained_tokens in found  # it is the third phase
+    assert found[Measured.num_wrong_samples] == 0
     assert Measured.num_trained_tokens not in measured(internals(), TRAINED, watch)

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[3]
 PINNED = {
     re.sub("[-_.]+", "-", name).lower(): version
     for path in (ROOT / "requirements").glob("*.txt")
+    if path.name != "hubs.txt"  # of an environment of its own, .venv-hubs
     for name, version in re.findall(r"^([\w.-]+)==(\S+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
 }
 # What the pinned packages are called that stand for them here.

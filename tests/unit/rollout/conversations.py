@@ -40,9 +40,11 @@ def conversation(
     return Conversation(problem, prompt_ids, position, generation, limits, seed=10 * position + generation)
 
 
-def finished(prompt_ids: tuple[int, ...], answered: Response, feedback: Feedback) -> Conversation:
+def finished(
+    prompt_ids: tuple[int, ...], answered: Response, feedback: Feedback, position: int = 0
+) -> Conversation:
     """A conversation of one turn, sampled by policy version 3."""
-    sample = conversation(prompt_ids)
+    sample = conversation(prompt_ids, position=position)
     sample.add_response(answered, "text", 3)
     sample.add_feedback(feedback)
     return sample

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nemo_like.data.interface import Encoded
+from nemo_like.data.interface import Encoded, Message
 from nemo_like.environments.interface import Exchange, FailureKind, Feedback
 from nemo_like.rollout.conversation import Conversation, EndReason
 from tests.unit.rollout.conversations import conversation, response, routed
@@ -21,6 +21,17 @@ def test_a_done_feedback_ends_the_conversation() -> None:
     assert sample.end is EndReason.done
     assert sample.reward == 1.0
     assert not sample.is_truncated
+
+
+def test_what_was_said_is_text_after_a_text_and_messages_after_messages() -> None:
+    text = answered(conversation(max_turns=2), GO_ON)
+    text.add_observation(" go on ", Encoded((20,)))
+    assert text.said("tool") == "psaid go on "
+    messages = (Message("system", "be brief"), Message("user", "p"))
+    chat = answered(conversation(max_turns=2, prompt=messages), GO_ON)
+    assert chat.said("tool") == messages
+    chat.add_observation("go on", Encoded((20,)))
+    assert chat.said("tool") == (*messages, Message("assistant", "said"), Message("tool", "go on"))
 
 
 def test_an_observation_leads_to_the_next_turn_whose_prompt_is_everything_so_far() -> None:

@@ -118,7 +118,19 @@ def test_a_prompt_of_messages_is_written_with_its_roles(tmp_path: Path) -> None:
     assert read(tmp_path / "step_1.jsonl")[0]["prompt"] == "[system] Be brief.\n[user] 2+2?"
 
 
-def test_samples_of_an_earlier_step_are_not_kept(tmp_path: Path) -> None:
+def test_samples_are_kept_until_their_step_is_written(tmp_path: Path) -> None:
+    samples, old, new = StepSamples(texts), batch_of("a", 0, [1.0]), batch_of("b", 0, [1.0])
+    samples.remember(3, old, [[conversation(0, "")]], [PLACE])
+    samples.remember(4, new, [[conversation(0, "")]], [PLACE])
+    samples.write(tmp_path / "old.jsonl", 3, [old])
+    samples.write(tmp_path / "new.jsonl", 4, [new])
+    assert [len((tmp_path / name).read_text().splitlines()) for name in ("old.jsonl", "new.jsonl")] == [1, 1]
+    for step, batch in ((3, old), (4, new)):
+        with pytest.raises(KeyError):
+            samples.write(tmp_path / "again.jsonl", step, [batch])
+
+
+def test_a_step_that_was_never_written_is_forgotten_with_a_later_one(tmp_path: Path) -> None:
     samples, old, new = StepSamples(texts), batch_of("a", 0, [1.0]), batch_of("b", 0, [1.0])
     samples.remember(3, old, [[conversation(0, "")]], [PLACE])
     samples.remember(4, new, [[conversation(0, "")]], [PLACE])

@@ -12,7 +12,7 @@ from tests.unit.rollout.conversations import conversation, finished, response, r
 
 
 def _flat() -> FlatBatch:
-    """Two groups of two; the third sample was cut off and has no reward."""
+    """Groups 0 and 2 of a rollout, of two samples each; the third sample was cut off and has no reward."""
     first, second = (4, 5), (6,)
     failed = Feedback.failed(FailureKind.raised, "no such answer")
     return flatten(
@@ -22,10 +22,11 @@ def _flat() -> FlatBatch:
                 finished(first, response([8, 1], [-1.0, -2.0]), Feedback({"a": 0.0})),
             ],
             [
-                finished(second, response([9, 9, 9], [-3.0, -4.0, -5.0], is_truncated=True), failed),
-                finished(second, response([1], [-6.0]), Feedback({"a": 0.25, "b": 0.25})),
+                finished(second, response([9, 9, 9], [-3.0, -4.0, -5.0], is_truncated=True), failed, 2),
+                finished(second, response([1], [-6.0]), Feedback({"a": 0.25, "b": 0.25}), 2),
             ],
-        ]
+        ],
+        first_group=10,
     )
 
 
@@ -57,7 +58,7 @@ def test_a_failed_reward_masks_its_sample() -> None:
 
 def test_tags_count_tokens_and_name_the_group() -> None:
     tags = _flat().tags
-    assert tags["group_id"] == [0, 0, 1, 1]
+    assert tags["group_id"] == [10, 10, 12, 12]
     assert tags["num_prompt_tokens"] == [2, 2, 1, 1]
     assert tags["num_response_tokens"] == [1, 2, 3, 1]
     assert tags["num_turns"] == [1, 1, 1, 1]

@@ -105,7 +105,7 @@ def loop_of(
     codec: Codec | None = None,
 ) -> TurnLoop:
     task = Task(judge, SAMPLING, max_turns, batch_size, observation_role="user")
-    return TurnLoop("training/6", groups, {"sums": task}, codec or Text(), policy_version=5)
+    return TurnLoop("training/6", groups, {"sums": task}, codec or Text(), versions=range(5, 6))
 
 
 async def right(turn: Turn) -> Feedback:
@@ -178,6 +178,10 @@ def test_a_sample_goes_on_while_its_siblings_are_still_generating() -> None:
         await running
         assert [c.num_turns for c in group] == [2, 1]
         assert [c.end for c in group] == [EndReason.done, EndReason.done]
+        # Asked for, came and judged, turn by turn.
+        assert [len(c.moments_s) for c in group] == [6, 3]
+        assert all(c.moments_s == sorted(c.moments_s) for c in group)
+        assert min(c.moments_s[0] for c in group) >= loop.started_s
 
     play(scenario)
 

@@ -76,3 +76,11 @@ def test_a_digest_depends_on_tokens_and_their_order_and_on_nothing_else() -> Non
 def test_a_sample_without_a_response_is_right() -> None:
     tags = SampleTags(lengths=[2], num_prompt_tokens=[2], num_response_tokens=[0])
     assert num_wrong_samples(tags, IDS[:2], MASK[:2], LOGPROBS[:2]) == 0
+
+
+def test_a_session_may_begin_a_branch_right_behind_its_prompt_and_end_with_context() -> None:
+    ids, mask = np.arange(6), np.array([0, 0, 0, 1, 1, 0], np.uint8)
+    tags = {"lengths": [6], "num_prompt_tokens": [2], "num_response_tokens": [2]}
+    assert num_wrong_samples(SampleTags(**tags), ids, mask) == 1
+    assert num_wrong_samples(SampleTags(**tags, are_sessions=True), ids, mask) == 0
+    assert num_wrong_samples(SampleTags(**tags, are_sessions=True), ids, 1 - mask) == 1

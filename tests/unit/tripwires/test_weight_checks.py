@@ -18,15 +18,21 @@ def digests(low: int, high: int) -> dict[str, float]:
 
 
 def test_engines_sample_with_what_was_sent() -> None:
-    assert list(digest_alarms(digests(255, 255), 255.0)) == []
-    (alarm,) = digest_alarms(digests(16, 255), 255.0)
+    assert list(digest_alarms(digests(255, 255), [255.0])) == []
+    (alarm,) = digest_alarms(digests(16, 255), [255.0])
     assert "digest ff, and engines sampled with 10 and ff" in alarm.wrong
-    assert len(list(digest_alarms(digests(16, 16), 255.0))) == 1
+    assert len(list(digest_alarms(digests(16, 16), [255.0]))) == 1
+
+
+def test_a_rollout_that_ran_ahead_may_have_been_sampled_with_several_versions() -> None:
+    assert list(digest_alarms(digests(16, 255), [16.0, 32.0, 255.0])) == []
+    (alarm,) = digest_alarms(digests(17, 255), [16.0, 255.0])
+    assert "digest 10 and ff, and engines sampled with 11 and ff" in alarm.wrong
 
 
 def test_where_there_is_no_digest_nothing_is_judged() -> None:
-    assert list(digest_alarms({}, 255.0)) == []
-    assert list(digest_alarms(digests(16, 16), None)) == []
+    assert list(digest_alarms({}, [255.0])) == []
+    assert list(digest_alarms(digests(16, 16), [])) == []
 
 
 @pytest.mark.parametrize(

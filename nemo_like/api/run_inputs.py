@@ -1,0 +1,125 @@
+"""Checks what a program gives to a run, and writes it where the run's other processes read it.
+
+    rows      ──▶ RUN_DIR/inputs/train-DIGEST.jsonl, validation-DIGEST.jsonl
+    a reward  ──▶ RUN_DIR/inputs/reward-DIGEST.pickle
+
+A file's name has a digest of its contents, so that a run that is continued with other inputs leaves those of
+its past as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from nemo_like.config.data_rules import FILE_READERS
+from nemo_like.config.problems import ConfigError, Problem
+from nemo_like.config.schema import DatasetConfig
+from nemo_like.environments.own_reward import RewardParameters, UnfitReward, pickled_reward
+from nemo_like.observability.disk import write_whole
+
+Rows = Iterable[Mapping[str, Any]] | str | Path
+
+_SHOWN_DIGITS = 12
+
+
+def checked_rows(name: str, rows: Rows, source: DatasetConfig) -> list[dict[str, Any]] | Path:
+    """Return rows as plain dicts, each with a prompt and an answer, or the absolute path of a file of them.
+
+    ``name`` is that of the argument; ``source`` names the fields. A row without an answer gets null. Raises
+    ConfigError for rows that no run could use.
+    """
+    if isinstance(rows, str | Path):
+        return _file(name, Path(rows))
+    if not isinstance(rows, Iterable) or isinstance(rows, Mapping):
+        raise _refused(name, f"is {type(rows).__name__}", "give a list of dicts, or the path of a file")
+    checked = [_row(f"{name}[{index}]", row, source) for index, row in enumerate(rows)]
+    if not checked:
+        raise _refused(name, "has no rows", f'give at least one, such as {{"{source.prompt_key}": "1+1="}}')
+    return checked
+
+
+def check_reward(
+    reward: Callable[..., Any], name: str, rows: list[dict[str, Any]] | Path, source: DatasetConfig
+) -> None:
+    """Raise ConfigError for a reward that cannot be called, or not with what the rows have."""
+    try:
+        parameters = RewardParameters.of(reward)
+    except UnfitReward as error:
+        raise _refused("reward", str(error), "") from error
+    if isinstance(rows, Path):
+        return
+    own = {source.prompt_key, source.answer_key, source.images_key}
+    for index, row in enumerate(rows):
+        fields = [name for name in row if name not in own]
+        if missing := parameters.missing(fields):
+            has = ", ".join(map(repr, fields)) or "no further field"
+            takes = ", ".join(map(repr, missing))
+            raise _refused(
+                "reward",
+                f"takes {takes}, which is neither of a turn nor in {name}[{index}], which has {has}",
+                "name turn, prompt, response, answer, is_truncated or fields of the rows, or give the "
+                "parameter a default",
+            )
+
+
+def write_rows(folder: Path, name: str, rows: list[dict[str, Any]] | Path) -> Path:
+    """Write rows as JSON lines into ``folder`` and return the file; a file that is given stays where it is.
+
+    Raises DiskFull or OSError.
+    """
+    if isinstance(rows, Path):
+        return rows
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    return _written(folder, name, "jsonl", lines.encode())
+
+
+def write_reward(folder: Path, reward: Callable[..., Any]) -> Path:
+    """Write a reward function by value into ``folder`` and return the file.
+
+    Raises ConfigError when it cannot leave this process, DiskFull or OSError when it cannot be written.
+    """
+    try:
+        return _written(folder, "reward", "pickle", pickled_reward(reward))
+    except UnfitReward as error:
+        raise _refused("reward", str(error), "") from error
+
+
+def _written(folder: Path, name: str, ending: str, contents: bytes) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}-{sha256(contents).hexdigest()[:_SHOWN_DIGITS]}.{ending}"
+    write_whole(path, contents, f"the run's {path.name}")
+    return path
+
+
+def _file(name: str, path: Path) -> Path:
+    if not path.is_file():
+        raise _refused(f"{name}={path}", "is not a file", "give a list of dicts, or the path of a file")
+    if path.suffix not in FILE_READERS:
+        endings = ", ".join(FILE_READERS)
+        raise _refused(f"{name}={path}", f"must end in {endings}", "convert it, or give a list of dicts")
+    return path.absolute()
+
+
+def _row(where: str, row: Any, source: DatasetConfig) -> dict[str, Any]:
+    if not isinstance(row, Mapping):
+        remedy = 'give a list of dicts; of a table of pandas: table.to_dict("records")'
+        raise _refused(where, f"is {type(row).__name__} and no dict", remedy)
+    if not row.get(source.prompt_key):
+        there = ", ".join(map(repr, row)) or "nothing"
+        rule = f"has no {source.prompt_key!r}, or an empty one; it has {there}"
+        raise _refused(where, rule, "overrides=['data.default.prompt_key=NAME'] names another field")
+    for key, value in row.items():
+        try:
+            json.dumps({key: value}, ensure_ascii=False).encode()
+        except (TypeError, ValueError) as error:
+            rule = f"has a field {key!r} that JSON cannot hold: {error}"
+            raise _refused(where, rule, "make it text, a number, a list or a dict") from error
+    return {source.answer_key: None, **row}
+
+
+def _refused(key: str, rule: str, remedy: str) -> ConfigError:
+    return ConfigError([Problem(key=key, rule=rule, remedy=remedy)])

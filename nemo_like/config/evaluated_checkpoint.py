@@ -1,0 +1,71 @@
+"""What ``scripts/evaluate.py --checkpoint`` names: a Hugging Face directory, a run, or a run's step."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_STEP = re.compile(r"step_(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedCheckpoint:
+    """A checkpoint to evaluate; ``source``, unless it is None, must be converted to ``model`` first."""
+
+    model: Path  # a Hugging Face directory
+    step: int  # of the run that trained it; 0 where that is unknown
+    source: Path | None = None
+
+
+def evaluated_checkpoint(path: Path) -> EvaluatedCheckpoint:
+    """Find the checkpoint in ``path``.
+
+    Of a run directory it is ``final_hf``, or, where a later checkpoint was saved, that one, which is
+    converted to RUN_DIR/hf_step_N once. Raises ValueError, saying what is there, when there is none.
+    """
+    if (path / "config.json").is_file():
+        return EvaluatedCheckpoint(path, _exported_step(path) or 0)
+    if found := _STEP.fullmatch(path.name):
+        run = path.parents[1]
+        return _converted(run, int(found[1]), path)
+    if not (path / "config.yaml").is_file():
+        raise ValueError(
+            f"--checkpoint {path} is neither a Hugging Face checkpoint (config.json) nor a run directory "
+            f"(config.yaml) nor a run's step_N{'' if path.is_dir() else '; it is no directory'}"
+        )
+    exported = path / "final_hf"
+    export_step = _exported_step(exported)
+    saved = {int(found[1]): one for one in _saved(path) if (found := _STEP.fullmatch(one.name))}
+    latest = max(saved, default=None)
+    if export_step is not None and (latest is None or latest <= export_step):
+        return EvaluatedCheckpoint(exported, export_step)
+    if latest is None:
+        raise ValueError(
+            f"--checkpoint {path}: the run left neither final_hf nor a checkpoint; it needs "
+            "checkpointing.export_final_hf=true or checkpointing.enabled=true"
+        )
+    return _converted(path, latest, saved[latest])
+
+
+def _converted(run: Path, step: int, source: Path) -> EvaluatedCheckpoint:
+    model = run / f"hf_step_{step}"
+    return EvaluatedCheckpoint(model, step, None if (model / "config.json").is_file() else source)
+
+
+def _saved(run: Path) -> list[Path]:
+    """Return the checkpoints of a run, where its configuration puts them."""
+    import yaml
+
+    elsewhere = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["checkpointing"]
+    directory = elsewhere["checkpoint_dir"]
+    return [*(run / "checkpoints" if directory is None else Path(directory)).glob("step_*")]
+
+
+def _exported_step(model: Path) -> int | None:
+    """Return the step that an export of a run names; None without an export, or if it names none."""
+    try:
+        return int(json.loads((model / "run.json").read_text(encoding="utf-8"))["step"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None

@@ -1,0 +1,208 @@
+"""The journal of a run: what happened when, where it would happen otherwise another time.
+
+    rollouts begin, groups end, steps are over ──▶ RUN_DIR/journal/after-N/driver.jsonl
+    an engine's requests and weights           ──▶ RUN_DIR/journal/after-N/engine-I.jsonl
+
+Metrics depend on timing where groups are accumulated in the order in which they end (grpo.overlap=exact), and
+where weights come while samples are under way (grpo.max_staleness above 0). A run that follows a journal does
+these things in its order, and so has its metrics to the bit.
+
+A journal has a stretch for each moment at which nothing is under way: the start, and every checkpoint by
+``checkpointing.save_period``. A run that continues from a checkpoint follows the stretch that its earlier
+process began there. An engine's file is described in ``generation.engine_journal``; the driver's has lines:
+
+    {"event": "start", "settings": {...}}
+    {"event": "begin", "rollout": "training/5/0", "version": 3, "prompts": [17, 4, ...]}
+    {"event": "part", "rollout": "training/4/0", "groups": [0, 2]}          positions among the prompts
+    {"event": "trained", "step": 4}
+    {"event": "abandoned", "work": "step 5"}                                a process died, and it began again
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nemo_like.config.derived import depends_on_timing
+from nemo_like.config.schema import Config
+from nemo_like.driver.run_failures import RunFailed
+from nemo_like.observability.disk import space_for
+from nemo_like.rollout.prompts import PromptBatch, WantedGroups
+
+_DRIVER_FILE = "driver.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Where the processes of a run write a stretch of its journal, and which they follow, if any."""
+
+    path: Path
+    followed: Path | None
+
+
+@dataclass(slots=True)
+class _Followed:
+    """What a stretch that is followed says is still to come, by the rollouts' names."""
+
+    path: Path | None = None
+    begun: dict[str, tuple[int, list[int]]] = field(default_factory=dict)
+    parts: dict[str, deque[tuple[int, ...]]] = field(default_factory=dict)
+    abandoned: str | None = None  # the work that was done again since a process died
+
+
+class RunJournal:
+    """Writes the journal of one run and follows that of another, or its own of before."""
+
+    def __init__(
+        self,
+        cfg: Config,
+        directory: Path,
+        open_engines: Callable[[Stretch], None],
+        note: Callable[[str], None],
+    ) -> None:
+        """Write below ``directory``; nothing is written before ``begin_stretch``.
+
+        ``open_engines`` has all engines write, and follow, the files of a stretch; ``note`` gets a sentence
+        for people. ``is_on`` says whether there is a journal: it is false where metrics do not depend on
+        timing, and with ``rollout.journal=false``.
+        """
+        self._settings = _settings(cfg)
+        self._directory, self._open_engines, self._note = directory, open_engines, note
+        self._other = None if cfg.rollout.follow_journal is None else Path(cfg.rollout.follow_journal)
+        self.is_on = depends_on_timing(cfg) and (cfg.rollout.journal or self._other is not None)
+        self._followed = _Followed()
+        self._path: Path | None = None
+
+    def begin_stretch(self, after_step: int) -> None:
+        """Begin the stretch after ``after_step``; nothing may be under way, and engines have its weights.
+
+        Raises RunFailed when the stretch to follow cannot be read, or is of a run with other settings.
+        """
+        path = self._directory / stretch_name(after_step)
+        source = self._source(path)
+        self._followed = _Followed() if source is None else self._read(source)
+        if self._followed.abandoned is not None:
+            self._refuse_abandoned(self._followed)
+            self._followed = _Followed()
+        path.mkdir(parents=True)
+        self._path = path / _DRIVER_FILE
+        self._write({"event": "start", "settings": self._settings})
+        self._open_engines(Stretch(path, self._followed.path))
+
+    def begun(self, prompts: PromptBatch) -> None:
+        """Write that a rollout begins. Raises RunFailed when the journal that is followed has another."""
+        followed = self._followed.begun.pop(prompts.name, None)
+        own = (prompts.policy_version, list(prompts.indices))
+        if followed is not None and followed != own:
+            raise RunFailed(
+                f"{self._followed.path}: the rollout {prompts.name} began with policy version {followed[0]} "
+                f"and the prompts {followed[1][:4]}..., and in this run with {own[0]} and {own[1][:4]}...; "
+                "follow a journal with the configuration and the data of its run"
+            )
+        self._write(
+            {"event": "begin", "rollout": prompts.name, "version": own[0], "prompts": own[1]},
+        )
+
+    def wanted(self, prompts: PromptBatch, at_least: int) -> WantedGroups:
+        """Return the next part of a rollout: that of the journal, or ``at_least`` so many groups."""
+        parts = self._followed.parts.get(prompts.name)
+        return WantedGroups(at_least, parts.popleft() if parts else ())
+
+    def took(self, prompts: PromptBatch, positions: Sequence[int]) -> None:
+        """Write which groups a part had, by their positions among the prompts."""
+        self._write({"event": "part", "rollout": prompts.name, "groups": list(positions)})
+
+    def trained(self, step: int) -> None:
+        """Write that a step is over."""
+        self._write({"event": "trained", "step": step})
+
+    def abandoned(self, work: str) -> None:
+        """Write that what is under way is given up and begins again with this work, such as "step 5"."""
+        self._followed = _Followed()
+        self._write({"event": "abandoned", "work": work})
+
+    def _source(self, path: Path) -> Path | None:
+        """Return the stretch to follow: that of the other run, or of an earlier process of this one, which is
+        moved aside."""
+        if path.exists():
+            earlier = path.with_name(f"{path.name}.earlier")
+            shutil.rmtree(earlier, ignore_errors=True)
+            path.rename(earlier)
+            if self._other is None:
+                return earlier
+        return None if self._other is None else self._other / "journal" / path.name
+
+    def _read(self, path: Path) -> _Followed:
+        try:
+            lines = (path / _DRIVER_FILE).read_text(encoding="utf-8").splitlines(keepends=True)
+            # A kill may have cut the last line short.
+            events = [json.loads(line) for line in lines if line.endswith("\n")]
+            return self._followed_of(path, events)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunFailed(
+                f"the journal {path} cannot be followed: {type(error).__name__}: {error}; "
+                "rollout.follow_journal needs a run with the same checkpointing.save_period, and "
+                "rollout.journal=false goes on without one"
+            ) from error
+
+    def _followed_of(self, path: Path, events: Sequence[Mapping[str, Any]]) -> _Followed:
+        if not events or events[0]["event"] != "start":
+            raise ValueError("its first line is no start")
+        theirs = events[0]["settings"]
+        if other := [
+            key for key in {**self._settings, **theirs} if self._settings.get(key) != theirs.get(key)
+        ]:
+            told = ", ".join(f"{key}={theirs.get(key)}, here {self._settings.get(key)}" for key in other)
+            raise ValueError(f"its run had {told}")
+        followed = _Followed(path)
+        for event in events[1:]:
+            match event["event"]:
+                case "begin":
+                    followed.begun[event["rollout"]] = (event["version"], event["prompts"])
+                case "part":
+                    followed.parts.setdefault(event["rollout"], deque()).append(tuple(event["groups"]))
+                case "abandoned":
+                    followed.abandoned = event["work"]
+        return followed
+
+    def _refuse_abandoned(self, followed: _Followed) -> None:
+        """Raise RunFailed for a stretch of another run that cannot be followed; tell of one of this run."""
+        told = (
+            f"a process died in {followed.abandoned} of the run that wrote the journal {followed.path}, so "
+            "samples began again there with other weights, and nobody can follow it"
+        )
+        if self._other is not None:
+            raise RunFailed(f"{told}; follow a run without such a death")
+        self._note(f"{told}: from here on this run goes its own way")
+
+    def _write(self, event: Mapping[str, Any]) -> None:
+        if self._path is None:
+            return
+        line = json.dumps(event) + "\n"
+        with space_for("the run's journal", self._path.parent, len(line)), self._path.open("a") as file:
+            file.write(line)
+
+
+def stretch_name(after_step: int) -> str:
+    """Return the name of the directory of the stretch that begins after this step."""
+    return f"after-{after_step:05d}"
+
+
+def _settings(cfg: Config) -> dict[str, Any]:
+    """Return the keys on which the order of what happens depends, besides those of engines."""
+    grpo = cfg.grpo
+    return {
+        "grpo.num_prompts_per_step": grpo.num_prompts_per_step,
+        "grpo.num_generations_per_prompt": grpo.num_generations_per_prompt,
+        "grpo.overlap": grpo.overlap.value,
+        "grpo.max_staleness": grpo.max_staleness,
+        "grpo.weight_updates": grpo.weight_updates.value,
+        "grpo.seed": grpo.seed,
+        "policy.data_parallel_size": cfg.policy.data_parallel_size,
+        "generation.num_engines": cfg.generation.num_engines,
+    }

@@ -1,0 +1,156 @@
+"""Runs agents: functions, classes with tools, and commands that call the policy at an endpoint.
+
+    task, base URL, key ──▶ agent ──▶ a reward, or None where it reported one to the endpoint
+
+Each agent has ``timeout_s``. One that raises, hangs or is malformed costs its own sample.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import threading
+import traceback
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from typing import Any
+
+import httpx
+
+from nemo_like.config.environment_options import AgentOptions
+from nemo_like.config.import_path import load_by_path
+from nemo_like.environments.agent_command import CommandFailed, CommandRunner, Flooded, task_of
+from nemo_like.environments.interface import AgentAccess, FailureKind, Feedback, Turn
+from nemo_like.environments.tool_loop import play_with_tools
+from nemo_like.environments.user_code import feedback_of
+
+# ``agent(task, base_url, api_key)``: what it returns, or awaits, is its reward.
+Agent = Callable[[Mapping[str, Any], str, str], Any]
+
+_RESTART_TIMEOUT_S = 30.0
+_MAX_SHOWN_CHARACTERS = 2000
+_MAX_IDLE_CONNECTIONS = 16
+
+
+def agent(options: AgentOptions) -> AgentEnvironment:
+    """Make the environment; configs/env/agent.yaml explains its options. Raises ValueError when there is no
+    such function, class or sandbox."""
+    return AgentEnvironment(options)
+
+
+class AgentEnvironment:
+    """Runs an agent for each turn, which comes before there is any response."""
+
+    def __init__(self, options: AgentOptions) -> None:
+        """Load the agent. Raises ValueError when it cannot be loaded, RuntimeError when a command cannot be
+        started as configured."""
+        self._options = options
+        self._threads = ThreadPoolExecutor(options.max_parallel, "agent")
+        self._slots = asyncio.Semaphore(options.max_parallel)
+        self._num_playing = 0
+        self._abandoned: set[threading.Event] = set()
+        self._run: Callable[[Turn, AgentAccess], Awaitable[Any]]
+        if options.command:
+            self._run = CommandRunner(options).run
+        else:
+            loaded = load_by_path(str(options.agent))
+            self._run = partial(self._with_tools if inspect.isclass(loaded) else self._called, loaded)
+
+    async def step(self, turns: Sequence[Turn]) -> Sequence[Feedback]:
+        """Return one feedback per turn, in order; a failed one where the agent fails."""
+        self._num_playing += len(turns)
+        try:
+            return list(await asyncio.gather(*(self._played(turn) for turn in turns)))
+        finally:
+            self._num_playing -= len(turns)
+            self._end_if_clogged()
+
+    async def _played(self, turn: Turn) -> Feedback:
+        assert turn.agent is not None, "the rollout opens a session for each turn of an agent"
+        async with self._slots:
+            try:
+                await _begin_again(turn.agent)
+                async with asyncio.timeout(self._options.timeout_s):
+                    answer = await self._run(turn, turn.agent)
+                return Feedback() if answer is None else feedback_of(self._run_name, answer)
+            except TimeoutError:
+                limit = f"options.timeout_s={self._options.timeout_s:g} s"
+                return Feedback.failed(FailureKind.timed_out, f"the agent took longer than {limit}")
+            except Flooded as error:
+                return Feedback.failed(FailureKind.flooded, str(error))
+            except CommandFailed as error:
+                return Feedback.failed(error.kind, str(error))
+            except Exception as error:
+                traceback.print_exc()
+                reason = f"the agent raised {type(error).__name__}: {error}"
+                return Feedback.failed(FailureKind.raised, reason[:_MAX_SHOWN_CHARACTERS])
+
+    @property
+    def _run_name(self) -> Callable[..., Any]:
+        """What messages about a wrong reward call the agent."""
+
+        def agent() -> None: ...
+
+        agent.__name__ = self._options.agent or " ".join(self._options.command)
+        return agent
+
+    async def _called(self, function: Agent, turn: Turn, access: AgentAccess) -> Any:
+        """Call a function; one that is not async runs in a thread of its own."""
+        arguments = (task_of(turn), access.base_url, access.api_key)
+        call = partial(function, *arguments, **self._options.arguments)
+        if inspect.iscoroutinefunction(function):
+            return await call()
+        is_done = threading.Event()
+        try:
+            answer = await asyncio.get_running_loop().run_in_executor(
+                self._threads, partial(_in_thread, call, is_done)
+            )
+        finally:
+            if not is_done.is_set():
+                self._abandoned.add(is_done)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    async def _with_tools(self, kind: Callable[..., Any], turn: Turn, access: AgentAccess) -> Any:
+        """Have a class's methods called as tools."""
+        return await play_with_tools(
+            partial(kind, **self._options.arguments),
+            task_of(turn),
+            access,
+            tool_choice=self._options.tool_choice,
+            max_calls=self._options.max_calls,
+        )
+
+    def _end_if_clogged(self) -> None:
+        """End the process, which its server then replaces, once nobody plays and threads hang that were given
+        up: nothing else ends a thread."""
+        self._abandoned = {one for one in self._abandoned if not one.is_set()}
+        if self._abandoned and not self._num_playing:
+            asyncio.get_running_loop().call_later(1.0, self._exit_if_idle)
+
+    def _exit_if_idle(self) -> None:
+        if not self._num_playing and any(not one.is_set() for one in self._abandoned):
+            os._exit(0)
+
+
+def _in_thread(call: Callable[[], Any], is_done: threading.Event) -> Any:
+    try:
+        return call()
+    finally:
+        is_done.set()
+
+
+async def _begin_again(access: AgentAccess) -> None:
+    """Have the endpoint forget what an earlier process called for this session."""
+    headers = {"Authorization": f"Bearer {access.api_key}"}
+    answer = await _client().post(f"{access.base_url}/session/restart", headers=headers, json={})
+    answer.raise_for_status()
+
+
+@cache
+def _client() -> httpx.AsyncClient:
+    """Return the process's client of the endpoint, which has no certificate to verify: making another client
+    for each session would take longer than many sessions do."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=_MAX_IDLE_CONNECTIONS)
+    return httpx.AsyncClient(trust_env=False, verify=False, timeout=_RESTART_TIMEOUT_S, limits=limits)

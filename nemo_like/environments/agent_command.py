@@ -1,0 +1,204 @@
+"""Runs agents that are commands: each in a process of its own, in a sandbox, with a folder of its own.
+
+task as JSON ──▶ stdin │ command │ stdout ──▶ the last line: the reward as JSON, unless it was reported
+                         │ OPENAI_BASE_URL
+                         ▼
+in a sandbox: 127.0.0.1 there ──▶ Unix socket ──▶ this process ──▶ the endpoint; nothing else is reached
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from nemo_like.config.environment_options import AgentOptions, SandboxMode
+from nemo_like.environments.interface import AgentAccess, FailureKind, Turn
+from nemo_like.environments.sandbox import CommandPlace, ProgramLimits, Sandbox, check_sandbox
+
+_CHUNK_BYTES = 65536
+_SHOWN_CHARACTERS = 2000
+# The port of the endpoint in a sandbox, whose network is its own.
+_INNER_PORT = 8000
+
+
+class Flooded(Exception):
+    """A command printed more than it may."""
+
+
+class CommandFailed(Exception):
+    """A command ended without a reward."""
+
+    def __init__(self, reason: str, kind: FailureKind) -> None:
+        super().__init__(reason)
+        self.kind = kind
+
+
+def task_of(turn: Turn) -> dict[str, Any]:
+    """Return what an agent gets of a problem: its prompt, as text or messages, the reference answer, and the
+    record's other fields."""
+    prompt: Any = turn.prompt
+    if not isinstance(prompt, str):
+        prompt = [{"role": message.role, "content": message.content} for message in prompt]
+    return {"prompt": prompt, "answer": turn.answer, "data": dict(turn.data)}
+
+
+class CommandRunner:
+    """Runs one command for each session."""
+
+    def __init__(self, options: AgentOptions) -> None:
+        """Check that commands can be started so. Raises RuntimeError, with the remedy, where they cannot."""
+        limits = ProgramLimits(options.timeout_s, options.memory_mib, options.max_processes)
+        is_real = options.sandbox is SandboxMode.required
+        self._sandbox = Sandbox(limits, tuple(options.readable_paths), is_real)
+        self._options = options
+        check_sandbox(self._sandbox)
+
+    async def run(self, turn: Turn, access: AgentAccess) -> Any:
+        """Run the command to its end and return its reward, None where it printed none.
+
+        Raises Flooded, CommandFailed, and TimeoutError of who waits for it.
+        """
+        task = json.dumps(task_of(turn), default=str).encode()
+        async with AsyncExitStack() as opened:
+            place = await opened.enter_async_context(self._place(access))
+            start = opened.enter_context(self._sandbox.command(self._options.command, place))
+            process = await asyncio.create_subprocess_exec(
+                *start.command,
+                pass_fds=start.pass_fds,
+                cwd=start.cwd,
+                env={**start.env, **self._variables(access), **self._options.variables},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                process_group=0,
+            )
+            reads = [asyncio.create_task(self._read(one)) for one in (process.stdout, process.stderr)]
+            try:
+                await asyncio.gather(*reads, _give(process, task))
+                said, complained = (read.result() for read in reads)
+                code = await process.wait()
+            finally:
+                # Also when it has ended by itself: what it started is in its process group.
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                # A process counts as ended once its pipes are read to their ends, by one reader each.
+                for read in reads:
+                    read.cancel()
+                await asyncio.gather(*reads, return_exceptions=True)
+                await asyncio.gather(_drain(process.stdout), _drain(process.stderr))
+                await process.wait()
+        if complained.strip():
+            sys.stderr.write(complained[-_SHOWN_CHARACTERS:])
+            sys.stderr.flush()
+        if code:
+            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            kind = FailureKind.died if code < 0 else FailureKind.raised
+            last = (complained.strip() or said.strip())[-_SHOWN_CHARACTERS:]
+            raise CommandFailed(f"the agent's command ended with {how}: {last}", kind)
+        return _reward(said)
+
+    @asynccontextmanager
+    async def _place(self, access: AgentAccess) -> AsyncIterator[CommandPlace | None]:
+        """Let a command in a sandbox reach the endpoint, by a Unix socket that leads there."""
+        if not self._sandbox.is_real:
+            yield None
+            return
+        url = urlsplit(access.base_url)
+
+        async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with closing(writer):
+                try:
+                    theirs, ours = await asyncio.open_connection(url.hostname, url.port)
+                except OSError:
+                    return
+                with closing(ours):
+                    await _first_end(_pump(reader, ours), _pump(theirs, writer))
+
+        with tempfile.TemporaryDirectory(prefix="agent-") as folder:
+            path = Path(folder) / "endpoint"
+            server = await asyncio.start_unix_server(relay, path)
+            path.chmod(0o666)  # the command has a user id of its own
+            try:
+                yield CommandPlace(str(path), _INNER_PORT)
+            finally:
+                server.close()
+
+    def _variables(self, access: AgentAccess) -> Mapping[str, str]:
+        url = access.base_url
+        if self._sandbox.is_real:
+            url = f"http://127.0.0.1:{_INNER_PORT}/v1"
+        return {
+            "OPENAI_BASE_URL": url,
+            "OPENAI_API_BASE": url,
+            "OPENAI_API_KEY": access.api_key,
+            "ANTHROPIC_BASE_URL": url.removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": access.api_key,
+        }
+
+    async def _read(self, stream: asyncio.StreamReader | None) -> str:
+        """Read a stream to its end. Raises Flooded when it is longer than it may be."""
+        assert stream is not None
+        content, limit = bytearray(), self._options.max_output_kib * 1024
+        while chunk := await stream.read(_CHUNK_BYTES):
+            content += chunk
+            if len(content) > limit:
+                raise Flooded(f"the agent's command printed more than {self._options.max_output_kib} KiB")
+        return content.decode(errors="replace")
+
+
+def _reward(said: str) -> Any:
+    """Return the reward in the last line that was printed; None where nothing was."""
+    last = said.strip().rpartition("\n")[2].strip()
+    if not last:
+        return None
+    try:
+        found = json.loads(last)
+    except ValueError as error:
+        raise CommandFailed(
+            f"the last line that the agent's command printed is no reward as JSON: {last[:200]!r}",
+            FailureKind.malformed,
+        ) from error
+    return found["reward"] if isinstance(found, dict) and "reward" in found else found
+
+
+async def _drain(stream: asyncio.StreamReader | None) -> None:
+    """Read a stream to its end and drop what it has."""
+    assert stream is not None
+    while await stream.read(_CHUNK_BYTES):
+        pass
+
+
+async def _give(process: asyncio.subprocess.Process, content: bytes) -> None:
+    """Write the task; a command need not read it."""
+    assert process.stdin is not None
+    with suppress(ConnectionError):
+        process.stdin.write(content)
+        await process.stdin.drain()
+    process.stdin.close()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError):
+        while chunk := await reader.read(_CHUNK_BYTES):
+            writer.write(chunk)
+            await writer.drain()
+
+
+async def _first_end(*works: Any) -> None:
+    """Wait until one of these has ended, then end the others."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -1,0 +1,82 @@
+"""What environments bring to the problems of a source: the problems themselves, and tools of responses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nemo_like.config.environment_options import HUB_MODULES, options_of
+from nemo_like.config.schema import DatasetConfig, EnvConfig, EnvironmentKind
+from nemo_like.data.interface import Message, PromptExample, Split
+from nemo_like.environments.hub import EPISODE_KEY
+from nemo_like.environments.hub_process import listed_problems
+
+# Seeds so far apart that training and validation share no problem. Tasks of a taskset are counted instead.
+_DEFAULT_SEEDS: dict[Split, int] = {"train": 0, "validation": 1_000_000_000}
+
+
+class EnvironmentProblems:
+    """The ``EnvironmentData`` of a configuration's environments. What is asked of packages is kept."""
+
+    def __init__(self, env: Mapping[str, EnvConfig]) -> None:
+        self._env = env
+        self._tools: dict[str, tuple[Mapping[str, Any], ...]] = {}
+
+    def problems(self, cfg: DatasetConfig, split: Split) -> HubProblems:
+        """Return the problems that the package of the source's environment makes.
+
+        Raises ValueError when its kind makes none, or the package cannot make them.
+        """
+        env = self._env[cfg.env]
+        if env.kind not in HUB_MODULES:
+            kinds = ", ".join(kind.name for kind in HUB_MODULES)
+            raise ValueError(
+                f"data.{split}.kind=environment: env.{cfg.env} (kind={env.kind.name}) makes no problems; the "
+                f"kinds that do are {kinds}"
+            )
+        by_index = env.kind is EnvironmentKind.verifiers
+        seed = cfg.options.get("seed", 0 if by_index else _DEFAULT_SEEDS[split])
+        try:
+            made = listed_problems(env.kind.name, options_of(env), cfg.options["size"], seed)
+        except ValueError as error:
+            raise ValueError(f"env.{cfg.env} (kind={env.kind.name}) makes no problems: {error}") from error
+        if not made:
+            raise ValueError(f"env.{cfg.env} (kind={env.kind.name}) has no problems from {seed} on")
+        return HubProblems(made)
+
+    def tools(self, env: str) -> tuple[Mapping[str, Any], ...]:
+        """Return the tools of an environment's MCP servers; none for other kinds.
+
+        Raises ValueError when a server does not list them.
+        """
+        cfg = self._env.get(env)
+        if cfg is None or cfg.kind is not EnvironmentKind.mcp:
+            return ()
+        if env not in self._tools:
+            from nemo_like.environments.mcp_tools import listed_tools
+
+            try:
+                self._tools[env] = listed_tools(options_of(cfg))
+            except ValueError as error:
+                raise ValueError(f"env.{env} (kind=mcp): {error}") from error
+        return self._tools[env]
+
+
+class HubProblems:
+    """Problems that a package made."""
+
+    def __init__(self, made: Sequence[Mapping[str, Any]]) -> None:
+        self._made = made
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def __getitem__(self, index: int) -> PromptExample:
+        """Return problem ``index``. Raises IndexError outside 0 .. len - 1."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"no problem {index} among {len(self)}")
+        problem = self._made[index]
+        prompt = problem["prompt"]
+        if not isinstance(prompt, str):
+            prompt = tuple(Message(one["role"], one["content"]) for one in prompt)
+        return PromptExample(prompt, problem["answer"], {EPISODE_KEY: problem["data"]})

@@ -1,0 +1,73 @@
+"""Environments of packages that have many: Gymnasium, TextArena, OpenEnv and verifiers.
+
+A package runs in a process of its own, by an interpreter of its own where its requirements do not fit beside
+those of this project (``options.python``). An episode stays in that process between its turns; the state that
+travels with the conversation is its name alone. Where another process is asked, the episode is played again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+
+from nemo_like.config.environment_options import HubOptions
+from nemo_like.config.schema import EnvironmentKind
+from nemo_like.environments.hub_process import HubCallFailed, HubProcess
+from nemo_like.environments.interface import Feedback, Turn
+
+# The field of a problem's data by which its episode begins.
+EPISODE_KEY = "episode"
+
+
+class HubEnvironment:
+    """Plays the episodes of one hub, side by side."""
+
+    def __init__(self, kind: EnvironmentKind, options: HubOptions) -> None:
+        """Start the package's process. Raises HubRefused when it cannot be loaded or refuses its options."""
+        self._process = HubProcess(kind.name, options)
+
+    async def step(self, turns: Sequence[Turn]) -> Sequence[Feedback]:
+        """Return one feedback per turn, in order."""
+        return list(await asyncio.gather(*(self._played(turn) for turn in turns)))
+
+    async def _played(self, turn: Turn) -> Feedback:
+        episode = turn.state or uuid.uuid4().hex
+        try:
+            outcome = await self._process.call(
+                "step",
+                episode=episode,
+                problem=turn.data[EPISODE_KEY],
+                history=[(one.response, one.observation) for one in turn.history],
+                response=turn.response,
+                is_last=turn.is_last,
+            )
+        except HubCallFailed as error:
+            return Feedback(failure=error.failure)
+        return Feedback(
+            outcome["rewards"],
+            observation=outcome["observation"],
+            is_done=outcome["is_done"],
+            metrics=outcome["metrics"],
+            state=episode,
+        )
+
+
+def gymnasium(options: HubOptions) -> HubEnvironment:
+    """Make the environment; configs/env/gymnasium.yaml explains its options."""
+    return HubEnvironment(EnvironmentKind.gymnasium, options)
+
+
+def textarena(options: HubOptions) -> HubEnvironment:
+    """Make the environment; configs/env/textarena.yaml explains its options."""
+    return HubEnvironment(EnvironmentKind.textarena, options)
+
+
+def openenv(options: HubOptions) -> HubEnvironment:
+    """Make the environment; configs/env/openenv.yaml explains its options."""
+    return HubEnvironment(EnvironmentKind.openenv, options)
+
+
+def verifiers(options: HubOptions) -> HubEnvironment:
+    """Make the environment; configs/env/verifiers.yaml explains its options."""
+    return HubEnvironment(EnvironmentKind.verifiers, options)

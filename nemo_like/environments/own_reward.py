@@ -1,0 +1,208 @@
+"""A reward function that a program hands over as an object, such as one of a notebook's cell.
+
+    program ── pickled_reward ──▶ a file ── saved_reward ──▶ an environment, in a process of its own
+
+No other process could import such a function, so it travels by value. It is called with what its parameters
+name: ``turn`` is the whole ``Turn``, of which ``prompt``, ``response``, ``answer`` and ``is_truncated`` are
+parts; all other names are fields of the row. A function with a parameter ``completions`` is one as TRL has
+them: it is called with lists, and returns a list.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from nemo_like.batch.columns import Column, declared_by, writes_by_arguments
+from nemo_like.data.interface import Prompt
+from nemo_like.environments.interface import Environment, FailureKind, Feedback, Turn
+from nemo_like.environments.user_code import feedback_of
+
+# What a parameter may name besides fields of a row.
+OF_A_TURN = ("turn", "prompt", "response", "answer", "is_truncated")
+OF_A_BATCH = ("prompts", "completions", "answer")
+_COMPLETIONS = "completions"
+
+
+class UnfitReward(ValueError):
+    """A reward function cannot be called, or cannot leave its process; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardParameters:
+    """What a reward function is called with, by name."""
+
+    needed: tuple[str, ...]
+    optional: tuple[str, ...]  # they have defaults
+    takes_rest: bool  # **kwargs: also gets every other field of the row
+
+    @classmethod
+    def of(cls, reward: Callable[..., Any]) -> RewardParameters:
+        """Read them off the signature. Raises UnfitReward where that is not possible."""
+        if not callable(reward):
+            raise UnfitReward(f"is {type(reward).__name__} and cannot be called; give a function")
+        try:
+            parameters = inspect.signature(reward).parameters.values()
+        except (TypeError, ValueError) as error:
+            raise UnfitReward(f"does not say what it takes ({error}); wrap it in a function") from error
+        by_position = [one.name for one in parameters if one.kind is one.POSITIONAL_ONLY]
+        if by_position:
+            raise UnfitReward(
+                f"takes {', '.join(by_position)} by position, and is called by names; leave out the slash"
+            )
+        named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+        return cls(
+            tuple(one.name for one in named if one.default is one.empty),
+            tuple(one.name for one in named if one.default is not one.empty),
+            any(one.kind is one.VAR_KEYWORD for one in parameters),
+        )
+
+    @property
+    def are_lists(self) -> bool:
+        """Whether the function judges a list of responses at once, as those of TRL do."""
+        return _COMPLETIONS in (*self.needed, *self.optional)
+
+    def missing(self, fields: Sequence[str]) -> list[str]:
+        """Return the parameters that neither a turn nor a row with these fields has."""
+        there = {*(OF_A_BATCH if self.are_lists else OF_A_TURN), *fields}
+        return [name for name in self.needed if name not in there]
+
+    def chosen(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those of the values that the function takes. Raises UnfitReward where one is missing."""
+        if absent := [name for name in self.needed if name not in values]:
+            raise UnfitReward(
+                f"takes {', '.join(map(repr, absent))}, and there are {', '.join(map(repr, values))}"
+            )
+        names = (*self.needed, *self.optional)
+        return {name: value for name, value in values.items() if self.takes_rest or name in names}
+
+
+def pickled_reward(reward: Callable[..., Any]) -> bytes:
+    """Return a reward function, with what it refers to, as the contents of a file.
+
+    What the calling program itself defines goes by value; modules by name, with the folders in which this
+    process finds them. Raises UnfitReward when the function refers to something that cannot be sent.
+    """
+    RewardParameters.of(reward)
+    try:
+        function = cloudpickle.dumps(reward)
+    except Exception as error:
+        raise UnfitReward(
+            f"cannot be sent to other processes: {type(error).__name__}: {error}; make such objects inside "
+            "the function, on its first call"
+        ) from error
+    folders = [path or os.getcwd() for path in sys.path]
+    return pickle.dumps((folders, function))
+
+
+def loaded_reward(path: str) -> Callable[..., Any]:
+    """Return the function that a file of ``pickled_reward`` holds; raise what unpickling it raises."""
+    folders, function = pickle.loads(Path(path).read_bytes())
+    sys.path.extend(folder for folder in folders if folder not in sys.path)
+    reward = pickle.loads(function)
+    assert callable(reward)
+    return reward
+
+
+def _columns(path: str) -> tuple[Column, ...]:
+    return declared_by(path, loaded_reward(path)).writes
+
+
+@writes_by_arguments(_columns)
+def saved_reward(path: str) -> Environment:
+    """Make the environment that asks the function in the file ``path``, written by ``pickled_reward``."""
+    return _OwnReward(loaded_reward(path), path)
+
+
+class _OwnReward:
+    """Asks a function about each turn, or, where it takes lists, about all turns of a call at once."""
+
+    def __init__(self, reward: Callable[..., Any], path: str) -> None:
+        self._reward, self._parameters = reward, RewardParameters.of(reward)
+        self.columns_written = declared_by(path, reward).writes
+
+    async def step(self, turns: Sequence[Turn]) -> Sequence[Feedback]:
+        """Return one feedback per turn, in order; calls of an async function interleave.
+
+        A function that raises fails its turn. One that takes lists raises here: which turn did it shows when
+        each is asked about alone.
+        """
+        if self._parameters.are_lists:
+            return await self._judged_together(turns)
+        return await asyncio.gather(*map(self._judged, turns))
+
+    async def _judged(self, turn: Turn) -> Feedback:
+        try:
+            return feedback_of(self._reward, await self._called(_values(turn)))
+        except Exception as error:
+            traceback.print_exc()
+            return Feedback.failed(FailureKind.raised, told_of_error(error))
+
+    async def _judged_together(self, turns: Sequence[Turn]) -> list[Feedback]:
+        answers = await self._called(_lists(turns))
+        if hasattr(answers, "tolist"):  # an array or a tensor
+            answers = answers.tolist()
+        if not isinstance(answers, Sequence):
+            raise TypeError(f"the reward returned {type(answers).__name__}, not a list of numbers")
+        return [feedback_of(self._reward, answer) for answer in answers]
+
+    async def _called(self, values: Mapping[str, Any]) -> Any:
+        answer = self._reward(**self._parameters.chosen(values))
+        return await answer if inspect.isawaitable(answer) else answer
+
+
+def told_of_error(error: Exception) -> str:
+    """Return what a reward function raised, and at which of its lines."""
+    frames = traceback.extract_tb(error.__traceback__)
+    callers = [index for index, frame in enumerate(frames) if frame.filename == __file__]
+    called = frames[callers[-1] + 1 :] if callers else []
+    place = f" (line {called[0].lineno}, in {called[0].name})" if called else ""
+    return f"the reward raised {type(error).__name__}: {error}{place}"
+
+
+def _values(turn: Turn) -> dict[str, Any]:
+    """Return what a parameter may name, for one turn; a field of the row does not hide what is the turn's."""
+    return {
+        **turn.data,
+        "turn": turn,
+        "prompt": _plain(turn.prompt),
+        "response": turn.response,
+        "answer": turn.answer,
+        "is_truncated": turn.is_truncated,
+    }
+
+
+def _lists(turns: Sequence[Turn]) -> dict[str, list[Any]]:
+    """Return what a parameter may name, for several turns; a row without a field has None in its place.
+
+    After a prompt of messages the completion is a list of one message, as in TRL.
+    """
+    fields = dict.fromkeys(name for turn in turns for name in turn.data)
+    return {
+        **{name: [turn.data.get(name) for turn in turns] for name in fields},
+        "prompts": [_plain(turn.prompt) for turn in turns],
+        "completions": [
+            turn.response
+            if isinstance(turn.prompt, str)
+            else [{"role": "assistant", "content": turn.response}]
+            for turn in turns
+        ],
+        "answer": [turn.answer for turn in turns],
+    }
+
+
+def _plain(prompt: Prompt) -> str | list[dict[str, str]]:
+    """Return a prompt as a row has it: text, or messages with role and content."""
+    if isinstance(prompt, str):
+        return prompt
+    return [{"role": message.role, "content": message.content} for message in prompt]

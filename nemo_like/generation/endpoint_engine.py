@@ -1,0 +1,148 @@
+"""``EndpointEngine``: a server behind an OpenAI-compatible API that answers in place of an engine.
+
+A prompt of plain text goes to ``/completions``, one of messages to ``/chat/completions``, with a request and
+a seed for each response. What comes back is text; its tokens, by the policy's tokenizer, are there to be
+counted, and have no log-probs. So it serves evaluations, and no training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import openai
+
+from nemo_like.batch.tags import AS_LOADED
+from nemo_like.config.gpu_stages import EngineHolds
+from nemo_like.config.schema import EvaluationConfig
+from nemo_like.config.tasks import SamplingSettings
+from nemo_like.data.tokenizer import Tokenizer
+from nemo_like.generation.interface import EngineStats, GroupRequest, GroupResult, Response, ResultSink
+
+_MAX_SHOWN_CHARACTERS = 500
+# What a server that asks for no key is sent, so that the client does not look for one of somebody else.
+_NO_KEY = "none"
+
+
+class EndpointEngine:
+    """A ``GenerationEngine``, where the methods are described; an asyncio actor hosts it."""
+
+    def __init__(self, *, name: str, cfg: EvaluationConfig, tokenizer_name: str) -> None:
+        """Prepare the client; nothing is sent yet.
+
+        Raises ValueError when the environment variable with the API key is not set.
+        """
+        self._name, self._cfg = name, cfg
+        self._tokenizer = Tokenizer(tokenizer_name)
+        self._key = _NO_KEY
+        if (variable := cfg.api_key_variable) is not None:
+            self._key = os.environ.get(variable, "")
+            if not self._key:
+                raise ValueError(f"evaluation.api_key_variable={variable} is no environment variable here")
+        self._client = openai.AsyncOpenAI(
+            base_url=cfg.base_url,
+            api_key=self._key,
+            timeout=cfg.request_timeout_s,
+            max_retries=cfg.max_attempts - 1,
+        )
+        self._free = asyncio.Semaphore(cfg.max_parallel)
+        self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._num_tokens = 0
+
+    async def submit(
+        self, requests: Sequence[GroupRequest], sampling: SamplingSettings, sink: ResultSink
+    ) -> None:
+        for request in requests:
+            if request.images:
+                raise ValueError(
+                    f"request {request.request_id!r} has images, which are not sent to a server; evaluate "
+                    "the checkpoint itself"
+                )
+            task = asyncio.get_running_loop().create_task(self._serve(request, sampling, sink))
+            self._under_way[request.request_id] = task
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        tasks = [task for name in request_ids if (task := self._under_way.get(name)) is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def abort_all(self) -> None:
+        await self.abort([*self._under_way])
+
+    async def stats(self) -> EngineStats:
+        return EngineStats(AS_LOADED, 0.0, self._num_tokens)
+
+    async def hold(self, what: EngineHolds) -> None:
+        """Do nothing: a server's memory is its own."""
+
+    async def _serve(self, request: GroupRequest, sampling: SamplingSettings, sink: ResultSink) -> None:
+        """Ask for all responses to one prompt, and give them to the sink; tell it of a failure."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                asked = [group.create_task(self._response(request, seed, sampling)) for seed in request.seeds]
+            responses = tuple(one.result() for one in asked)
+            self._num_tokens += sum(len(response.token_ids) for response in responses)
+            sink.submit("on_groups", [GroupResult(request.request_id, responses, AS_LOADED)])
+        except* Exception as errors:
+            sink.submit("on_engine_error", self._name, self._told(errors.exceptions[0]))
+        finally:
+            del self._under_way[request.request_id]
+
+    async def _response(self, request: GroupRequest, seed: int, sampling: SamplingSettings) -> Response:
+        async with self._free:
+            choice, text = await self._choice(request, seed, sampling)
+        # Servers leave the stop string out; vLLM says which it was.
+        if choice.finish_reason == "stop" and isinstance(ended_by := _more(choice, "stop_reason"), str):
+            text += ended_by
+        is_truncated = choice.finish_reason == "length"
+        ids = self._tokenizer.encode_text(text)
+        if not is_truncated or not ids:
+            ids.append(self._tokenizer.eos_token_id)
+        token_ids = np.asarray(ids, np.int32)
+        return Response(token_ids, np.zeros(len(ids), np.float32), is_truncated, text=text)
+
+    async def _choice(self, request: GroupRequest, seed: int, sampling: SamplingSettings) -> tuple[Any, str]:
+        """Return the server's choice and its text. Raises openai.OpenAIError after ``max_attempts``, and
+        ValueError for an answer of another form."""
+        more = {name: value for name in ("top_k", "min_p") if (value := getattr(sampling, name))}
+        asked: dict[str, Any] = {
+            "model": self._cfg.model,
+            "max_tokens": sampling.max_new_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": seed,
+            "stop": list(sampling.stop_strings) or openai.omit,
+            "extra_body": {**more, **self._cfg.extra_body} or None,
+        }
+        said = request.said
+        if said is None:
+            raise ValueError(f"request {request.request_id!r} does not say what its tokens encode")
+        if isinstance(said, str):
+            answer = await self._client.completions.create(prompt=said, **asked)
+        else:
+            messages: Any = [{"role": one.role, "content": one.content} for one in said]
+            answer = await self._client.chat.completions.create(messages=messages, **asked)
+        # A server of another kind may answer anything, which the client hands on as it is.
+        choices = getattr(answer, "choices", None)
+        if not choices:
+            raise ValueError(f"no completion: {answer}")
+        choice = choices[0]
+        return choice, (choice.text if isinstance(said, str) else choice.message.content) or ""
+
+    def _told(self, error: Exception) -> str:
+        """Say what came back from where; never with the API key, which some servers repeat."""
+        came_back = f"{type(error).__name__}: {error}".rstrip(": ")
+        if isinstance(error.__cause__, Exception):
+            came_back += f" ({type(error.__cause__).__name__}: {error.__cause__})"
+        shown = came_back if self._key == _NO_KEY else came_back.replace(self._key, "***")
+        where = f"the server at {self._cfg.base_url} (model {self._cfg.model})"
+        return f"{where} gave {shown[:_MAX_SHOWN_CHARACTERS]}"
+
+
+def _more(choice: Any, name: str) -> Any:
+    """Return a field that the API of OpenAI does not have; None where the server sends none."""
+    return (choice.model_extra or {}).get(name)

@@ -1,0 +1,192 @@
+"""``EngineQueue``: what callers want of an engine and vLLM has not got yet, and the journal of what it got.
+
+    submit ──▶ waiting ─┐                       ┌─▶ journal
+    abort  ──▶ to abort ┼─ next, between steps ─┴─▶ vLLM
+    pause  ──▶ pausing ─┘
+
+Only the engine's step thread calls it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from nemo_like.generation.engine_journal import JournalError, JournalWriter
+from nemo_like.generation.engine_order import (
+    AbortRequests,
+    Action,
+    AddRequests,
+    EngineSituation,
+    Enqueued,
+    JournalOrder,
+    LiveOrder,
+    WaitFor,
+)
+
+RequestT = TypeVar("RequestT", bound=Enqueued)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pausing:
+    version: int
+    granted: Future[None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Awaited:
+    what: str
+    deadline_s: float  # on the clock
+
+
+@dataclass(slots=True)
+class EngineQueue(Generic[RequestT]):
+    """What waits for one engine, and how many steps the engine has run.
+
+    While ``journal`` has events, these say what comes next; then ``live`` does. What is done is written by
+    ``writer``. A wait for a call that the journal says must come ends after ``timeout_s``.
+    """
+
+    live: LiveOrder
+    timeout_s: float
+    journal: JournalOrder | None = None
+    writer: JournalWriter | None = None
+    clock: Callable[[], float] = time.monotonic
+    num_steps: int = 0
+    waiting: dict[str, RequestT] = field(default_factory=dict)
+    _to_abort: dict[str, None] = field(default_factory=dict)  # in the order in which it was asked for
+    _pausing: _Pausing | None = None
+    _awaited: _Awaited | None = None
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether a trainer waits for samples to end."""
+        return self._pausing is not None
+
+    def next(self, running: Collection[str], num_sequences: int, *, is_paused: bool) -> Action:
+        """Return what comes next, and write it down where it is an event.
+
+        Raises JournalError when the journal does not fit, or what it says has not come in time.
+        """
+        now = EngineSituation(
+            num_steps=self.num_steps,
+            waiting=self.waiting,
+            running=running,
+            num_sequences=num_sequences,
+            to_abort=self._to_abort,
+            wants_pause_for=None if self._pausing is None else self._pausing.version,
+            is_paused=is_paused,
+        )
+        action = None if self.journal is None else self.journal.next(now)
+        if action is None:
+            self.journal, action = None, self.live.next(now)
+        self._check_patience(action if isinstance(action, WaitFor) else WaitFor())
+        if isinstance(action, AddRequests):
+            self._write_added(action.request_ids)
+        elif isinstance(action, AbortRequests):
+            self._forget(action.request_ids)
+        return action
+
+    @property
+    def awaited(self) -> str:
+        """What the journal says must come next and has not; empty where nothing must."""
+        return "" if self._awaited is None else self._awaited.what
+
+    def patience_s(self) -> float | None:
+        """Return for how long the engine may wait for the call that the latest ``next`` waits for; None: for
+        ever."""
+        return None if self._awaited is None else max(0.0, self._awaited.deadline_s - self.clock())
+
+    def take(self, request_id: str) -> RequestT:
+        """Return a waiting request, which waits no more."""
+        return self.waiting.pop(request_id)
+
+    def abort(self, request_ids: Iterable[str], running: Collection[str]) -> tuple[str, ...]:
+        """Forget requests that wait, and return those that run and are to be aborted now.
+
+        While a journal is replayed, a request that it knows stays until the step at which it was aborted, or
+        finished, then.
+        """
+        now: list[str] = []
+        for name in request_ids:
+            if self.journal is not None and (name in running or self.journal.knows(name)):
+                self._to_abort[name] = None
+            elif name in running or name in self.waiting:
+                now.append(name)
+        self._forget(now)
+        return tuple(name for name in now if name in running)
+
+    def is_wanted(self, finished_id: str) -> bool:
+        """Return whether a finished request is to be delivered."""
+        wanted = finished_id not in self._to_abort
+        self._to_abort.pop(finished_id, None)
+        return wanted
+
+    def ask_pause(self, version: int) -> Future[None]:
+        """Want a pause, in place of an earlier one; the future resolves when it is granted."""
+        self.give_up_pause(RuntimeError(f"another pause, for version {version}, took its place"))
+        self._pausing = _Pausing(version, Future())
+        return self._pausing.granted
+
+    def grant_pause(self) -> int:
+        """Grant the pause that was wanted, and return its version."""
+        assert self._pausing is not None
+        pausing, self._pausing = self._pausing, None
+        pausing.granted.set_result(None)
+        return pausing.version
+
+    def give_up_pause(self, reason: Exception) -> None:
+        """Have a pause that was not granted yet raise this."""
+        if self._pausing is not None:
+            self._pausing.granted.set_exception(reason)
+            self._pausing = None
+
+    def took_weights(self, version: int, running: Sequence[str]) -> None:
+        """Write that the engine took new weights while these requests were running."""
+        if self.journal is not None:
+            self.journal.took(version)
+        if self.writer is not None:
+            self.writer.took_weights(self.num_steps, version, running)
+
+    def write_finished(self, request_id: str, versions: Sequence[Sequence[tuple[int, int]]]) -> None:
+        """Write at which tokens of a finished group's responses which version began, where several have."""
+        if self.writer is not None and any(len(spans) > 1 for spans in versions):
+            self.writer.finished_mixed(self.num_steps, request_id, versions)
+
+    def flush(self) -> None:
+        """Bring the journal to its file. Raises DiskFull or OSError."""
+        if self.writer is not None:
+            self.writer.ran(self.num_steps)
+            self.writer.flush()
+
+    def fail(self, reason: Exception) -> list[RequestT]:
+        """Forget everything, since the engine failed; return the requests that waited."""
+        waiting = list(self.waiting.values())
+        self.waiting.clear()
+        self._to_abort.clear()
+        self.give_up_pause(reason)
+        return waiting
+
+    def _forget(self, request_ids: Sequence[str]) -> None:
+        """Forget requests that are aborted, and write it."""
+        for name in request_ids:
+            self._to_abort.pop(name, None)
+            self.waiting.pop(name, None)
+        if self.writer is not None and request_ids:
+            self.writer.aborted(self.num_steps, request_ids)
+
+    def _write_added(self, request_ids: Sequence[str]) -> None:
+        if self.writer is not None:
+            self.writer.added(self.num_steps, [(name, self.waiting[name].digest) for name in request_ids])
+
+    def _check_patience(self, wait: WaitFor) -> None:
+        if not wait.what:
+            self._awaited = None
+        elif self._awaited is None or self._awaited.what != wait.what:
+            self._awaited = _Awaited(wait.what, self.clock() + self.timeout_s)
+        elif self.clock() >= self._awaited.deadline_s:
+            came = f"; {wait.came}" if wait.came else ""
+            raise JournalError(f"waited {self.timeout_s:g} s for {wait.what}{came}")

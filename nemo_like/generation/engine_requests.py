@@ -1,0 +1,138 @@
+"""Translates requests into vLLM's terms, and its completions into responses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from vllm import RequestOutput, SamplingParams
+from vllm.outputs import CompletionOutput
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+from nemo_like.batch.columns import POLICY_VERSIONS
+from nemo_like.config.tasks import SamplingSettings
+from nemo_like.generation.engine_journal import request_digest
+from nemo_like.generation.engine_routes import ResponseRoutes
+from nemo_like.generation.interface import (
+    FORCED,
+    TOP_LOGPROBS,
+    TOP_TOKEN_IDS,
+    CallSampling,
+    GenerationError,
+    GroupRequest,
+    Response,
+    ResultSink,
+)
+from nemo_like.generation.unmasked_logprobs import FORCED_RANK
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedRequest:
+    """A request that vLLM does not have yet, as vLLM will get it."""
+
+    request: GroupRequest
+    sampling: SamplingSettings
+    params: SamplingParams
+    sink: ResultSink
+
+    @property
+    def num_responses(self) -> int:
+        return len(self.request.seeds)
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether its responses are sampled under the mask of structured outputs."""
+        return self.params.structured_outputs is not None
+
+    @property
+    def digest(self) -> int:
+        """Of everything on which its responses depend besides the weights."""
+        return request_digest(self.request, self.sampling)
+
+
+def sampling_params(request: GroupRequest, sampling: SamplingSettings) -> SamplingParams:
+    """Return what vLLM is asked for. Raises ValueError for several greedy responses."""
+    num_responses = len(request.seeds)
+    if sampling.temperature == 0 and num_responses > 1:
+        raise ValueError(
+            f"request {request.request_id!r}: {num_responses} greedy responses would be the same; ask for one"
+        )
+    params = SamplingParams(
+        n=num_responses,
+        seed=request.seeds[0],
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        max_tokens=sampling.max_new_tokens,
+        stop_token_ids=list(sampling.stop_token_ids),
+        stop=list(sampling.stop_strings),
+        ignore_eos=True,  # only the stop tokens and strings of the settings end a response
+        logprobs=0,  # only that of the sampled token
+        flat_logprobs=True,
+        detokenize=bool(sampling.stop_strings),  # only where needed: it takes a fifth of the time
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,  # vLLM need not copy an object that was made for this one request
+    )
+    if isinstance(sampling, CallSampling):
+        params.logprobs = sampling.num_top_logprobs
+        if sampling.structured_outputs is not None:
+            params.structured_outputs = StructuredOutputsParams(**json.loads(sampling.structured_outputs))
+    return params
+
+
+def check_places(request: GroupRequest, output: RequestOutput) -> None:
+    """Raise GenerationError when images take other places in the engine's prompt than in the request's, whose
+    tokens the trainer will read."""
+    if request.images and tuple(output.prompt_token_ids or ()) != request.prompt_ids:
+        raise GenerationError(
+            f"request {request.request_id!r}: the engine's prompt has {len(output.prompt_token_ids or ())} "
+            f"tokens with its images, and the request's {len(request.prompt_ids)}; both must come from the "
+            "checkpoint's image processor"
+        )
+
+
+def as_response(
+    completion: CompletionOutput, routes: ResponseRoutes, *, with_versions: bool, is_masked: bool = False
+) -> Response:
+    """Return a finished response; with or without the policy version of each token as a column, and with
+    which tokens a mask forced where it was sampled under one."""
+    logprobs, top = _logprobs(completion)
+    columns = {**routes.columns, **top}
+    if is_masked:
+        ranks = np.asarray(completion.logprobs.ranks).reshape(len(completion.token_ids), -1)[:, 0]
+        columns[FORCED] = (ranks == FORCED_RANK).astype(np.uint8)
+    if with_versions:
+        spans = version_spans(completion)
+        ends = [start for _, start in spans[1:]] + [len(completion.token_ids)]
+        lengths = [end - start for (_, start), end in zip(spans, ends, strict=True)]
+        versions = np.repeat(np.asarray([version for version, _ in spans], np.int32), lengths)
+        columns = {**columns, POLICY_VERSIONS.name: versions}
+    return Response(
+        token_ids=np.asarray(completion.token_ids, dtype=np.int32),
+        logprobs=logprobs,
+        is_truncated=completion.finish_reason == "length",
+        columns=columns,
+        context_columns=routes.context_columns,
+    )
+
+
+def _logprobs(completion: CompletionOutput) -> tuple[np.ndarray, Mapping[str, Any]]:
+    """Return the log-probs of the sampled tokens, and those of the most likely ones if they were asked for.
+
+    vLLM gives a row per token: the sampled one first, then the most likely ones.
+    """
+    num_tokens = len(completion.token_ids)
+    rows = np.asarray(completion.logprobs.logprobs, dtype=np.float32).reshape(num_tokens, -1)
+    if rows.shape[1] == 1:
+        return rows[:, 0], {}
+    ids = np.asarray(completion.logprobs.token_ids, dtype=np.int32).reshape(num_tokens, -1)
+    return np.ascontiguousarray(rows[:, 0]), {TOP_TOKEN_IDS: ids[:, 1:], TOP_LOGPROBS: rows[:, 1:]}
+
+
+def version_spans(completion: CompletionOutput) -> list[tuple[int, int]]:
+    """Return each policy version that sampled tokens of a finished response, with its first token's index."""
+    return [(int(span.version), span.start) for span in completion.weight_versions or ()]

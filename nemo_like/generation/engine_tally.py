@@ -1,0 +1,72 @@
+"""How long an engine did what, and how many tokens it delivered."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from nemo_like.batch.columns import POLICY_VERSIONS
+from nemo_like.generation.interface import EngineStats, GroupResult
+
+
+class EngineActivity(Enum):
+    decoding = "decoding"
+    idle = "idle"  # nothing to decode, and no weights to wait for
+    paused = "paused"  # for weights, until they are loaded
+
+
+class EngineClock:
+    """Adds up the seconds of each activity; an engine is always in one of them."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        """Start in ``idle``; ``now`` returns the time in seconds."""
+        self._now = now
+        self._seconds = dict.fromkeys(EngineActivity, 0.0)
+        self._activity, self._since_s = EngineActivity.idle, now()
+
+    def enter(self, activity: EngineActivity) -> None:
+        """Begin an activity, which ends the one before."""
+        now_s = self._now()
+        self._seconds[self._activity] += now_s - self._since_s
+        self._activity, self._since_s = activity, now_s
+
+    def seconds(self, activity: EngineActivity) -> float:
+        """Return the seconds of an activity so far."""
+        self.enter(self._activity)
+        return self._seconds[activity]
+
+
+@dataclass(slots=True)
+class EngineTally:
+    """Totals since the engine started."""
+
+    clock: EngineClock = field(default_factory=EngineClock)
+    generation_s: float = 0.0  # in steps
+    draining_s: float = 0.0  # in steps in which samples ended and none began, for weights
+    num_tokens: Counter[int] = field(default_factory=Counter)  # of delivered responses, by policy version
+
+    def count(self, result: GroupResult) -> None:
+        """Count the tokens of a group that is delivered."""
+        for response in result.responses:
+            versions = response.columns.get(POLICY_VERSIONS.name)
+            if versions is None:
+                self.num_tokens[result.policy_version] += len(response.token_ids)
+            else:
+                numbers, counts = np.unique(versions, return_counts=True)
+                self.num_tokens.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
+
+    def stats(self, policy_version: int) -> EngineStats:
+        return EngineStats(
+            policy_version=policy_version,
+            generation_s=self.generation_s,
+            num_generated_tokens=self.num_tokens.total(),
+            idle_s=self.clock.seconds(EngineActivity.idle),
+            paused_s=self.clock.seconds(EngineActivity.paused),
+            draining_s=self.draining_s,
+            tokens_by_version=dict(self.num_tokens),
+        )

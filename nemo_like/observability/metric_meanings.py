@@ -1,0 +1,70 @@
+"""What each metric means, from the tables of docs/metrics.md, for who meets a metric elsewhere.
+
+The page is linked into this package as ``metrics.md``. A heading such as ``## train/`` is the prefix of the
+names in the tables below it; a name may hold placeholders, as in ``env/<name>/reward``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+_HEADING = re.compile(r"## (?P<prefix>\w+/)?")
+_ROW = re.compile(r"\| (?P<names>`.+?`) \| (?P<meaning>.+) \|")
+_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+_VALIDATION = "validation/"
+_PLACEHOLDER = re.compile(r"<\w+>")
+
+
+def meaning_of(metric: str) -> str | None:
+    """Return what a metric means, in plain text; None where the page does not have it."""
+    return next((meaning for pattern, meaning in _meanings() if pattern.fullmatch(metric)), None)
+
+
+def with_meanings(metrics: Iterable[str]) -> dict[str, str | None]:
+    """Return the meanings of metrics, sorted as the page's headings are and then by name."""
+    headings = list(dict.fromkeys(name.partition("/")[0] for name, _ in _rows(_text())))
+    places = {heading: place for place, heading in enumerate(headings)}
+    ordered = sorted(metrics, key=lambda name: (places.get(name.partition("/")[0], len(places)), name))
+    return {name: meaning_of(name) for name in ordered}
+
+
+def metrics_page() -> Path:
+    """Return the file of the page: that of docs/ in a checkout, else the one in the installed package."""
+    return Path(__file__).with_name("metrics.md").resolve()
+
+
+@cache
+def _meanings() -> list[tuple[re.Pattern[str], str]]:
+    """Return patterns of names, those with the fewest placeholders first, with what they mean."""
+    rows = list(_rows(_text()))
+    rows.sort(key=lambda row: len(_PLACEHOLDER.findall(row[0])))
+    return [(_pattern(name), meaning) for name, meaning in rows]
+
+
+def _text() -> str:
+    return metrics_page().read_text(encoding="utf-8")
+
+
+def _rows(page: str) -> Iterator[tuple[str, str]]:
+    prefix: str | None = None
+    for line in page.splitlines():
+        if heading := _HEADING.match(line):
+            prefix = heading["prefix"]
+        elif prefix and (row := _ROW.fullmatch(line)):
+            for name in re.findall("`([^`]+)`", row["names"]):
+                yield prefix + name, _plain(row["meaning"])
+                if prefix == _VALIDATION:
+                    yield f"{prefix}<source>/{name}", f"of one source: {_plain(row['meaning'])}"
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    """Return the pattern of a name. A placeholder stands for anything, and for slashes at the name's end."""
+    parts = [re.escape(part) for part in _PLACEHOLDER.split(name)]
+    return re.compile("[^/]+".join(parts) if parts[-1] else "[^/]+".join(parts[:-1]) + ".+")
+
+
+def _plain(markdown: str) -> str:
+    return _LINK.sub(r"\1", markdown).replace("`", "").replace(r"\|", "|")

@@ -1,0 +1,93 @@
+"""Shows a run's latest metrics at an HTTP address, which Prometheus fetches them from."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from nemo_like.config.schema import PrometheusConfig
+from nemo_like.observability.metric_meanings import meaning_of
+from nemo_like.observability.summary import SampleAnswer
+
+if TYPE_CHECKING:
+    from prometheus_client.core import GaugeMetricFamily
+
+_PREFIX = "nemo_like_"
+_LABELS = ("run", "metric")
+_OF_THE_RUN = {
+    "max_num_steps": "steps of the whole run, grpo.max_num_steps",
+    "latest_step": "the latest step that ended",
+    "latest_step_timestamp_seconds": "when it ended, seconds since 1970 by the clock of the driver's node",
+    "latest_validation_step": "the step after which the latest validation was",
+}
+
+
+class PrometheusRecorder:
+    """A ``Recorder`` that serves the metrics of the latest step and of the latest validation as gauges.
+
+    ``train/reward`` is ``nemo_like_train_reward{run="NAME",metric="train/reward"}``: a name in Prometheus has
+    letters, digits, ":" and "_" alone, so the label ``metric`` has the name as it is everywhere else.
+    """
+
+    def __init__(
+        self,
+        cfg: PrometheusConfig,
+        run_name: str,
+        max_num_steps: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Listen at ``cfg.port`` of ``cfg.host``. Raises OSError when that is not possible.
+
+        ``clock`` is in seconds since 1970.
+        """
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        assert cfg.port is not None
+        self._run_name, self._clock = run_name, clock
+        self._lock = threading.Lock()  # a server's thread reads while the recorder's writes
+        self._of_run = {"max_num_steps": float(max_num_steps)}
+        self._of_step: dict[str, float] = {}
+        self._of_validation: dict[str, float] = {}
+        registry = CollectorRegistry()
+        registry.register(self)
+        self._server, self._thread = start_http_server(cfg.port, cfg.host, registry)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show these metrics in place of those of the step or validation before."""
+        is_validation = any(name.startswith("validation/") for name in metrics)
+        with self._lock:
+            if is_validation:
+                self._of_validation = dict(metrics)
+                self._of_run["latest_validation_step"] = float(step)
+            else:
+                self._of_step = dict(metrics)
+                self._of_run |= {"latest_step": float(step), "latest_step_timestamp_seconds": self._clock()}
+
+    def log_answers(self, step: int, answers: Sequence[SampleAnswer]) -> None:
+        """Do nothing: Prometheus keeps numbers alone."""
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the gauges; prometheus_client's registry calls this for each request."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        with self._lock:
+            of_run, metrics = dict(self._of_run), {**self._of_step, **self._of_validation}
+        for name, value in of_run.items():
+            family = GaugeMetricFamily(_PREFIX + name, _OF_THE_RUN[name], labels=_LABELS[:1])
+            family.add_metric([self._run_name], value)
+            yield family
+        families: dict[str, GaugeMetricFamily] = {}
+        for metric, value in metrics.items():
+            name = _PREFIX + re.sub(r"[^a-zA-Z0-9_:]", "_", metric)
+            if name not in families:
+                families[name] = GaugeMetricFamily(name, meaning_of(metric) or metric, labels=_LABELS)
+            families[name].add_metric([self._run_name, metric], value)
+        yield from families.values()

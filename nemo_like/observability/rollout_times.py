@@ -1,0 +1,112 @@
+"""Writes and reads ``rollout_times.jsonl``: when each sample of the training rollouts was asked for and came.
+
+One line per rollout, in the order in which rollouts end:
+
+    {"step": 12, "first_group": 0, "began_s": 1764.25, "groups": [[[29, [0, 4, 12, 312]], ...], ...]}
+
+``groups`` has the rollout's groups in the order of their prompts, each a list of its samples. A sample is the
+number of its tokens, prompt and observations included, and then each of its turns: milliseconds after
+``began_s`` (seconds since 1970) at which its response was asked for, the response's tokens, milliseconds at
+which it came, and at which the environment had answered. A step that was made again has lines for each time;
+the last one counts. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nemo_like.observability.disk import append_whole, space_for
+
+
+class TurnTimes(NamedTuple):
+    """One turn of a sample, in seconds after its rollout began."""
+
+    asked_s: float
+    num_tokens: int  # of the response
+    came_s: float
+    judged_s: float
+
+
+class SampleTimes(NamedTuple):
+    """A sample's turns; ``num_tokens`` counts prompt, responses and observations."""
+
+    num_tokens: int
+    turns: tuple[TurnTimes, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutTimes:
+    """A rollout, which began at ``began_s`` seconds since 1970; ``groups[i]`` are the samples of prompt i."""
+
+    step: int
+    first_group: int
+    began_s: float
+    groups: tuple[tuple[SampleTimes, ...], ...]
+
+
+def append_rollout_times(path: Path, times: RolloutTimes) -> None:
+    """Append a rollout's line to the file, which is made where there is none. Raises DiskFull or OSError."""
+    line = json.dumps(
+        {
+            "step": times.step,
+            "first_group": times.first_group,
+            "began_s": round(times.began_s, 3),
+            "groups": [[_as_list(sample) for sample in group] for group in times.groups],
+        },
+        separators=(",", ":"),
+    )
+    contents = line.encode() + b"\n"
+    with (
+        space_for(f"the times of step {times.step}", path.parent, len(contents)),
+        path.open("ab", buffering=0) as file,
+    ):
+        append_whole(file, contents)
+
+
+def read_rollout_times(path: Path) -> list[RolloutTimes]:
+    """Return the rollouts of a file by step and first group, of each the last time that it was made.
+
+    A last line that was cut short is left out. Raises FileNotFoundError, and ValueError for another format.
+    """
+    found: dict[tuple[int, int], RolloutTimes] = {}
+    whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+    for number, line in enumerate(whole.splitlines(), start=1):
+        try:
+            times = _from_json(json.loads(line))
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise ValueError(f"{path}:{number} is no line of rollout times: {error!r}") from None
+        found[times.step, times.first_group] = times
+    return [found[key] for key in sorted(found)]
+
+
+def _as_list(sample: SampleTimes) -> list[Any]:
+    return [
+        sample.num_tokens,
+        *(
+            [round(1000 * asked_s), num_tokens, round(1000 * came_s), round(1000 * judged_s)]
+            for asked_s, num_tokens, came_s, judged_s in sample.turns
+        ),
+    ]
+
+
+def _from_json(line: Mapping[str, Any]) -> RolloutTimes:
+    return RolloutTimes(
+        step=line["step"],
+        first_group=line["first_group"],
+        began_s=line["began_s"],
+        groups=tuple(tuple(_sample(one) for one in group) for group in line["groups"]),
+    )
+
+
+def _sample(values: Sequence[Any]) -> SampleTimes:
+    num_tokens, *turns = values
+    return SampleTimes(
+        num_tokens,
+        tuple(
+            TurnTimes(asked / 1000, count, came / 1000, judged / 1000) for asked, count, came, judged in turns
+        ),
+    )

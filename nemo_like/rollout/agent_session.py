@@ -1,0 +1,149 @@
+"""What the calls of one agent become: trees, whose paths are the branches of its sample. Pure.
+
+    call 1 ──▶ call 2 ──▶ call 3        one branch: the agent only added to the conversation
+                  └─────▶ call 4        a second one: another branch, in which calls 1 and 2 are context
+    call 5 ──▶ call 6                   a third one: a sub-agent, or a history that was edited
+
+A call whose history is that of an earlier call with its response continues its tokens. Tokens that were
+generated are never tokenised again, and each trains in exactly one branch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from nemo_like.generation.interface import Response
+
+# A digest of a history: the tools, and all messages up to one.
+Digest = bytes
+
+
+@dataclass(eq=False, slots=True)
+class AgentCall:
+    """One response of the policy, and what was new in its prompt."""
+
+    number: int  # in the order in which the responses came, from 0
+    parent: AgentCall | None  # whose tokens it continues
+    new_ids: tuple[int, ...]  # of its prompt, after the parent's response; of a root the whole prompt
+    new_text: str  # what these tokens say
+    response: Response
+    text: str  # of the response
+    policy_version: int
+    children: list[AgentCall] = field(default_factory=list)
+
+    def token_ids(self) -> tuple[int, ...]:
+        """Return all tokens of the prompt and of the response."""
+        parts = ((*call.new_ids, *call.response.token_ids.tolist()) for call in self.path())
+        return tuple(chain.from_iterable(parts))
+
+    @property
+    def num_tokens(self) -> int:
+        """How many ``token_ids`` there are."""
+        return sum(len(call.new_ids) + len(call.response.token_ids) for call in self.path())
+
+    def whole_text(self) -> str:
+        """Return the text of prompt and response."""
+        return "".join(f"{call.new_text}{call.text}" for call in self.path())
+
+    def path(self) -> list[AgentCall]:
+        """Return the calls from the root to this one."""
+        path = [self]
+        while (parent := path[-1].parent) is not None:
+            path.append(parent)
+        return path[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A call on the path of a branch, which trains its response or has it as context."""
+
+    call: AgentCall
+    trains: bool
+
+
+class SessionCalls:
+    """The calls of one session so far."""
+
+    def __init__(self) -> None:
+        self.calls: list[AgentCall] = []
+        self._by_history: dict[Digest, AgentCall] = {}
+
+    def known(self, history: Sequence[Digest]) -> tuple[AgentCall | None, int]:
+        """Return the call that a prompt with these histories continues, and how many of its messages are in
+        that call's tokens; None and 0 where it continues none. ``history[i]`` is that of i + 1 messages."""
+        for place in range(len(history) - 1, -1, -1):
+            if (call := self._by_history.get(history[place])) is not None:
+                return call, place + 1
+        return None, 0
+
+    def add(
+        self,
+        parent: AgentCall | None,
+        new: tuple[tuple[int, ...], str],
+        response: tuple[Response, str],
+        *,
+        history: Digest | None,
+        policy_version: int,
+    ) -> AgentCall:
+        """Add a response. ``new`` are the tokens and the text of the prompt after the parent's response,
+        ``response`` is the response with its text; ``history`` is the digest of all messages with it."""
+        (new_ids, new_text), (tokens, text) = new, response
+        call = AgentCall(len(self.calls), parent, new_ids, new_text, tokens, text, policy_version)
+        self.calls.append(call)
+        if parent is not None:
+            parent.children.append(call)
+        if history is not None:
+            self._by_history[history] = call
+        return call
+
+    def longest(self, is_beginning: Callable[[AgentCall], bool]) -> AgentCall | None:
+        """Return the call with the most tokens for which this holds, or None."""
+        found = [call for call in self.calls if is_beginning(call)]
+        return max(found, key=lambda call: call.num_tokens, default=None)
+
+    def branches(self) -> list[list[Step]]:
+        """Return the paths from roots to leaves, in the order of the first call that each trains."""
+        branches = []
+        trained: set[int] = set()
+        for leaf in (call for call in self.calls if not call.children):
+            path = leaf.path()
+            branches.append([Step(call, call.number not in trained) for call in path])
+            trained |= {call.number for call in path}
+        return sorted(branches, key=lambda path: next(step.call.number for step in path if step.trains))
+
+
+def canonical(message: Mapping[str, Any]) -> str:
+    """Return what of a message decides whether two are the same: clients add empty fields, write the
+    arguments of a call in other ways, and give calls other ids."""
+    calls = [
+        (call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()
+    ]
+    kept = {"role": message.get("role"), "content": message.get("content") or "", "calls": calls}
+    if message.get("reasoning_content"):
+        kept["reasoning"] = message["reasoning_content"]
+    return json.dumps(kept, sort_keys=True, ensure_ascii=False)
+
+
+def histories(context: Any, messages: Sequence[Mapping[str, Any]]) -> list[Digest]:
+    """Return the digest of each beginning of ``messages``, the shortest first; ``context`` is what else the
+    chat template reads, such as tools."""
+    digest = hashlib.blake2b(
+        json.dumps(context, sort_keys=True, default=str).encode(), digest_size=16
+    ).digest()
+    return list(_chained(digest, messages))
+
+
+def extended(history: Digest, message: Mapping[str, Any]) -> Digest:
+    """Return the digest of a history with one more message."""
+    return next(iter(_chained(history, [message])))
+
+
+def _chained(digest: Digest, messages: Sequence[Mapping[str, Any]]) -> Iterator[Digest]:
+    for message in messages:
+        digest = hashlib.blake2b(digest + canonical(message).encode(), digest_size=16).digest()
+        yield digest

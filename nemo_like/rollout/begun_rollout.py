@@ -1,0 +1,98 @@
+"""``BegunRollout``: a rollout under way in the rollout actor, which hands over its groups part by part."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from nemo_like.generation.interface import GroupResult
+from nemo_like.observability.trace import span
+from nemo_like.rollout.engine_load import EngineLoad
+from nemo_like.rollout.prompts import PromptBatch, WantedGroups
+from nemo_like.rollout.turn_loop import Engine, TurnLoop
+
+
+@dataclass(frozen=True, slots=True)
+class EndedGroups:
+    """Groups that have ended: their positions among the rollout's prompts, ascending."""
+
+    positions: Sequence[int]
+    is_last: bool
+    is_whole: bool  # the only part
+
+
+class BegunRollout:
+    """The rollout of ``prompts`` into ``partition``. To be used on one event loop."""
+
+    def __init__(self, prompts: PromptBatch, partition: str) -> None:
+        self.prompts, self.partition = prompts, partition
+        self.loop: TurnLoop
+        self._running: asyncio.Task[None] | None = None
+        self._failure: BaseException | None = None  # before the start
+        self._settled = asyncio.Event()  # started, or failed before
+        self._taken: set[int] = set()  # positions of the groups that were handed over
+        self._num_at_work = 0
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+
+    def start(
+        self, loop: TurnLoop, engines: Sequence[Engine], sink: object, timeout_s: float, load: EngineLoad
+    ) -> None:
+        """Have ``loop`` hold the conversations, unless the rollout has failed already; see
+        ``TurnLoop.run``. ``load`` is told when they begin and when they have ended."""
+        if self._failure is None:
+            self.loop = loop
+            self._running = asyncio.get_running_loop().create_task(self._run(engines, sink, timeout_s, load))
+            self._settled.set()
+
+    async def next_groups(self, wanted: WantedGroups) -> EndedGroups:
+        """Return the groups that have ended since the last part; see ``TurnLoop.ended_groups``."""
+        await self._settled.wait()
+        if self._failure is not None:
+            raise self._failure
+        positions = await self.loop.ended_groups(self._taken, wanted)
+        is_whole = len(positions) == len(self.loop.groups)
+        self._taken.update(positions)
+        return EndedGroups(positions, len(self._taken) == len(self.loop.groups), is_whole)
+
+    def on_groups(self, results: Sequence[GroupResult]) -> None:
+        """Take the responses of an engine step; those of other rollouts are ignored."""
+        if self._running is not None:
+            self.loop.on_groups(results)
+
+    def fail(self, error: BaseException) -> None:
+        """End the rollout with this error, which the wait for its next part raises."""
+        if self._running is None:
+            self._failure = error
+            self._settled.set()
+        else:
+            self.loop.fail(error)
+
+    async def ended(self) -> None:
+        """Wait until nothing is done for this rollout any more; call ``fail`` before."""
+        if self._running is not None:
+            await self._running
+        await self._is_idle.wait()
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Have ``ended`` wait for the block."""
+        self._num_at_work += 1
+        self._is_idle.clear()
+        try:
+            yield
+        finally:
+            self._num_at_work -= 1
+            if not self._num_at_work:
+                self._is_idle.set()
+
+    async def _run(self, engines: Sequence[Engine], sink: object, timeout_s: float, load: EngineLoad) -> None:
+        load.begun()
+        try:
+            # What it raises, the wait for the next part raises too.
+            with span("generation"), suppress(Exception):
+                await self.loop.run(engines, sink, timeout_s)
+        finally:
+            load.ended()

@@ -1,0 +1,59 @@
+"""How busy the engines were: their own clocks, read at the end of each training rollout."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from nemo_like.cluster.actors import ActorHandle
+from nemo_like.generation.interface import EngineStats
+from nemo_like.observability.metrics import Metric, mean, summed
+
+
+class EngineLoad:
+    """Measures what share of the time the engines did what, from one training rollout's end to the next's."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        """``now`` returns the time in seconds."""
+        self._now = now
+        self._read_s = now()
+        self._before: dict[str, EngineStats] = {}
+        self._num_running = 0
+        self._all_ended_s: float | None = None  # when the last rollout under way ended
+        self._waited_s = 0.0
+
+    def begun(self) -> None:
+        """Note that a rollout begins."""
+        if not self._num_running and self._all_ended_s is not None:
+            self._waited_s += self._now() - self._all_ended_s
+        self._num_running += 1
+
+    def ended(self) -> None:
+        """Note that a rollout has ended, well or not."""
+        self._num_running -= 1
+        self._all_ended_s = self._now()
+
+    async def metrics(self, engines: Sequence[ActorHandle]) -> dict[str, Metric]:
+        """Return the shares since the last call, each a mean over the engines, and the seconds for which no
+        rollout was under way, since the next one was not to begin yet.
+
+        An engine that is new has no shares yet.
+        """
+        all_stats: list[EngineStats] = await asyncio.gather(*(one.submit("stats") for one in engines))
+        stats = {engine.name: one for engine, one in zip(engines, all_stats, strict=True)}
+        now_s = self._now()
+        elapsed_s, self._read_s = now_s - self._read_s, now_s
+        waited_s, self._waited_s = self._waited_s, 0.0
+        known = [(self._before[name], one) for name, one in stats.items() if name in self._before]
+        self._before = stats
+        total_s = elapsed_s * len(known)
+        shares = {
+            "engine_idle_share": sum(new.idle_s - old.idle_s for old, new in known),
+            "engine_paused_share": sum(new.paused_s - old.paused_s for old, new in known),
+            "engine_draining_share": sum(new.draining_s - old.draining_s for old, new in known),
+        }
+        return {
+            "backpressure_s": summed(waited_s),
+            **{name: mean(seconds, total_s) for name, seconds in shares.items() if total_s > 0},
+        }

@@ -1,0 +1,153 @@
+"""Runs that train while rollouts are under way: exact overlap, bounded staleness, journals, deaths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from nemo_like.observability.jsonl import without_measurements
+from tests.functional.runs import (
+    FinishedRun,
+    kill_all,
+    read_metrics,
+    run_grpo,
+    running,
+    wait_for_step,
+    wait_until_gone,
+)
+
+pytestmark = [pytest.mark.whole_run, pytest.mark.timeout(600)]
+
+NO_VALIDATION = ("grpo.val_at_start=false", "grpo.val_at_end=false", "grpo.val_period=0")
+SMALL = [
+    *("grpo.num_prompts_per_step=16", "grpo.num_generations_per_prompt=4", "grpo.samples_kept_together=1"),
+    *("policy.train_global_batch_size=32", "policy.sequence_packing.share_prompts=false"),
+    *("checkpointing.export_final_hf=false", "logger.wandb.mode=disabled"),
+]
+EXACT = "grpo.overlap=exact"
+# Tokens of one response are then of several versions: sampling lasts as long as some training.
+IN_FLIGHT = ["grpo.max_staleness=2", "grpo.weight_updates=in_flight", "generation.vllm_cfg.max_num_seqs=8"]
+# Rounding, which the order of additions changes; what grows with it is compared in the first step alone.
+ROUNDED = ("train/loss", "train/grad_norm")
+
+
+def finished(directory: Path, *overrides: str, name: str | None = None) -> FinishedRun:
+    run = run_grpo(directory, [*SMALL, *overrides], name)
+    assert run.returncode == 0, run.output
+    return run
+
+
+def without_timings(run_dir: Path) -> list[dict[str, Any]]:
+    """The metrics of each step but for seconds, and how busy processes were."""
+    return [
+        {name: value for name, value in without_measurements(record).items() if not _is_of_timing(name)}
+        for record in read_metrics(run_dir)
+    ]
+
+
+def _is_of_timing(name: str) -> bool:
+    return name.startswith(("performance/", "timing/", "weight_sync/"))
+
+
+@pytest.fixture(scope="module")
+def alternating(arithmetic_model: str, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    return finished(
+        tmp_path_factory.mktemp("alternating"), "grpo.max_num_steps=3", "rollout.record=true", *NO_VALIDATION
+    )
+
+
+def test_exact_overlap_trains_as_a_run_that_alternates(alternating: FinishedRun, tmp_path: Path) -> None:
+    run = finished(tmp_path, "grpo.max_num_steps=3", EXACT, *NO_VALIDATION)
+    journal = (run.run_dir / "journal/after-00000/driver.jsonl").read_text()
+    assert journal.count('"event": "part"') > 3
+    for name in ROUNDED:
+        assert run.metrics(name) == pytest.approx(alternating.metrics(name), rel=1e-4, abs=1e-6)
+    assert run.metrics("train/reward") == alternating.metrics("train/reward")
+
+
+LAYOUTS = {
+    "DP2": ["policy.data_parallel_size=2"],
+    "TP2": ["policy.data_parallel_size=1", "policy.megatron_cfg.tensor_model_parallel_size=2"],
+    "PP2": ["policy.data_parallel_size=1", "policy.megatron_cfg.pipeline_model_parallel_size=2"],
+    "FSDP": ["policy.data_parallel_size=2", "policy.backend=fsdp"],
+}
+
+
+@pytest.fixture(scope="module")
+def ten_steps(arithmetic_model: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What replays need of a run of ten steps that recorded its rollouts."""
+    run = finished(
+        tmp_path_factory.mktemp("recorded"), "grpo.max_num_steps=10", "rollout.record=true", *NO_VALIDATION
+    )
+    return f"rollout.replay={run.run_dir / 'recorded'}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ten_steps_of_recorded_rollouts_end_in_the_same_weights(
+    ten_steps: str, tmp_path: Path, layout: str
+) -> None:
+    weights = []
+    for overlap in ("off", "exact"):
+        options = [f"grpo.overlap={overlap}", "checkpointing.export_final_hf=true", *LAYOUTS[layout]]
+        run = finished(tmp_path / overlap, "grpo.max_num_steps=10", ten_steps, *options, *NO_VALIDATION)
+        tensors = load_file(run.run_dir / "final_hf/model.safetensors")
+        weights.append(torch.cat([tensors[name].flatten() for name in sorted(tensors)]))
+    off, exact = weights
+    assert float((exact - off).norm() / off.norm()) < 1e-5
+
+
+def test_a_run_that_follows_the_journal_of_another_has_its_metrics_to_the_bit(
+    arithmetic_model: str, tmp_path: Path
+) -> None:
+    first = finished(tmp_path / "first", "grpo.max_num_steps=6", *IN_FLIGHT, EXACT, *NO_VALIDATION)
+    follow = f"rollout.follow_journal={first.run_dir}"
+    second = finished(tmp_path / "second", "grpo.max_num_steps=6", *IN_FLIGHT, EXACT, *NO_VALIDATION, follow)
+    assert max(first.metrics("train/max_staleness")) == 2
+    assert without_timings(second.run_dir) == without_timings(first.run_dir)
+
+
+def test_a_run_that_was_killed_and_continues_follows_its_own_journal(
+    arithmetic_model: str, tmp_path: Path
+) -> None:
+    options = ["grpo.max_num_steps=8", "checkpointing.save_period=3", *IN_FLIGHT, *NO_VALIDATION]
+    with running(tmp_path, [*SMALL, *options], "killed") as (process, mark, run_dir):
+        wait_for_step(process, run_dir, 5)
+        kill_all(mark)
+        process.communicate(timeout=60)
+    before = _by_step(without_timings(run_dir))
+    assert wait_until_gone(mark) == []
+    run = finished(tmp_path, *options, name="killed")
+    after = _by_step(without_timings(run.run_dir))
+    assert sorted(after) == list(range(1, 9))
+    assert {step: after[step] for step in before} == before
+
+
+def _by_step(records: list[dict[str, Any]]) -> Mapping[int, dict[str, Any]]:
+    return {int(record["step"]): record for record in records}
+
+
+# Of rollouts that run ahead, the kill goes by the newest.
+@pytest.mark.parametrize(
+    ("mode", "steps"), [([EXACT], (2, 3, 4)), (IN_FLIGHT, (3, 4, 5))], ids=["exact", "in flight"]
+)
+def test_processes_that_die_are_replaced_and_nothing_is_trained_twice_or_lost(
+    arithmetic_model: str, tmp_path: Path, mode: list[str], steps: tuple[int, ...]
+) -> None:
+    options = [*SMALL, "grpo.max_num_steps=5", *NO_VALIDATION, *mode]
+    victims = zip(("engine-1", "rollout", "environment"), steps, strict=True)
+    plan = ",".join(f"{victim}:generation@{step}" for victim, step in victims)
+    program = ["-m", "tests.functional.killing_run", plan]
+    with running(tmp_path, options, program=program) as (process, mark, run_dir):
+        output, _ = process.communicate(timeout=500)
+    assert process.returncode == 0, output
+    assert "(recovery 3 of 10)" in output, output
+    records = read_metrics(run_dir)
+    assert [record["step"] for record in records] == [1, 2, 3, 4, 5]
+    assert [record["train/policy_version"] <= record["step"] - 1 for record in records] == [True] * 5
+    assert wait_until_gone(mark) == []

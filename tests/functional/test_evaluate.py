@@ -1,0 +1,176 @@
+"""Evaluations of a run's policy, its checkpoint and a server that has it, against the run's validation."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.functional.judge_servers import KEY, MODEL, model_server
+from tests.functional.runs import ROOT, FinishedRun, read_metrics, run_grpo, running, wait_until_gone
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.whole_run]
+
+NUM_PROBLEMS, NUM_ANSWERS, NUM_STEPS = 20, 4, 2
+VARIABLE = "KEY_OF_THE_SERVER"
+SHOWN = ("accuracy", "reward", "pass@1", "pass@2", "pass@4", "mean@4", "majority@4", "avg_length")
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Two held-out sets, one of which says how difficult its problems are."""
+    problems = tmp_path_factory.mktemp("data") / "problems.jsonl"
+    with problems.open("w") as file:
+        for number in range(NUM_PROBLEMS):
+            level = {"level": "easy" if number % 3 else "hard"}
+            record = {
+                "prompt": f"{number % 10}1+{number // 10}1=",
+                "answer": f"{number % 10 + number // 10}20",
+            }
+            file.write(json.dumps({**record, "metadata": level}) + "\n")
+    return [
+        "data.validation=[{name: pairs}, "
+        f"{{name: file, kind: jsonl, path: {problems}, difficulty_key: metadata.level}}]",
+        f"grpo.max_val_samples={NUM_PROBLEMS}",
+        f"grpo.num_val_generations_per_prompt={NUM_ANSWERS}",
+        "generation.num_engines=1",
+    ]
+
+
+@pytest.fixture(scope="module")
+def trained(
+    arithmetic_model: str, settings: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> FinishedRun:
+    run = run_grpo(
+        tmp_path_factory.mktemp("trained"),
+        [
+            *settings,
+            f"grpo.max_num_steps={NUM_STEPS}",
+            "grpo.num_prompts_per_step=16",
+            "policy.train_global_batch_size=64",
+            "policy.data_parallel_size=1",
+            "policy.scheduler.warmup_updates=0",
+            "grpo.val_at_start=false",
+            "rollout.dump_validation=true",
+            "checkpointing.enabled=true",
+        ],
+    )
+    assert run.returncode == 0, run.output
+    return run
+
+
+def evaluate(directory: Path, settings: list[str], *arguments: str) -> FinishedRun:
+    program = ("scripts/evaluate.py", *arguments)
+    with running(directory, settings, program=program) as (process, mark, run_dir):
+        output, _ = process.communicate(timeout=300)
+        return FinishedRun(process.returncode, output, run_dir, mark, [])
+
+
+def found(run: FinishedRun) -> dict[str, float]:
+    """The metrics of the last validation, but for those of time."""
+    record = run.records()[-1]
+    return {name: value for name, value in record.items() if name.startswith("validation/")}
+
+
+def groups(run: FinishedRun) -> dict[tuple[str, str], Any]:
+    contents = json.loads((run.run_dir / "evaluation.json").read_text())
+    return {(one["by"], one["name"]): one for one in contents["groups"]}
+
+
+def answers(run: FinishedRun) -> list[tuple[Any, ...]]:
+    lines = (run.run_dir / "rollouts" / f"validation_{NUM_STEPS}.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    return [(one["source"], one["index"], one["turns"], one["reward"]) for one in records]
+
+
+@pytest.fixture(scope="module")
+def evaluated(
+    trained: FinishedRun, settings: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> FinishedRun:
+    run = evaluate(tmp_path_factory.mktemp("evaluated"), settings, "--checkpoint", str(trained.run_dir))
+    assert run.returncode == 0, run.output
+    return run
+
+
+def test_the_numbers_and_answers_are_those_of_the_runs_last_validation(
+    trained: FinishedRun, evaluated: FinishedRun
+) -> None:
+    assert found(evaluated) == found(trained)
+    assert {f"validation/{name}" for name in SHOWN} <= found(trained).keys()
+    assert answers(evaluated) == answers(trained)
+    assert len(answers(trained)) == 2 * NUM_PROBLEMS * NUM_ANSWERS
+
+
+def test_numbers_have_errors_and_are_told_by_set_and_difficulty(evaluated: FinishedRun) -> None:
+    by = groups(evaluated)
+    names = [name for kind, name in by if kind == "difficulty"]
+    assert names == ["", "easy", "hard"]  # the problems of the other set have none
+    assert [name for kind, name in by if kind == "set"] == ["pairs", "file"]
+    assert by["difficulty", "easy"]["num_problems"] + by["difficulty", "hard"]["num_problems"] == NUM_PROBLEMS
+    for name in ("accuracy", "pass@4"):
+        metric = by["set", "file"]["metrics"][name]
+        assert metric["value"] == found(evaluated)[f"validation/file/{name}"]
+        assert metric["interval"][0] <= metric["value"] <= metric["interval"][1]
+    assert "problems  accuracy" in evaluated.output
+    assert "difficulty hard" in evaluated.output
+
+
+def test_the_answers_are_in_the_report(evaluated: FinishedRun) -> None:
+    page = (evaluated.run_dir / "report.html").read_text()
+    assert "shard-0-0" in page
+
+
+def test_a_checkpoint_is_converted_once_and_gives_the_same(
+    trained: FinishedRun, settings: list[str], tmp_path: Path
+) -> None:
+    saved = trained.run_dir / "checkpoints" / f"step_{NUM_STEPS}"
+    run = evaluate(tmp_path, settings, "--checkpoint", str(saved))
+    assert run.returncode == 0, run.output
+    assert f"converting {saved}" in run.output
+    assert found(run) == found(trained)
+    assert (trained.run_dir / f"hf_step_{NUM_STEPS}" / "config.json").is_file()
+
+
+def test_a_server_with_the_same_weights_gives_the_same_answers(
+    trained: FinishedRun, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(trained.run_dir / "final_hf", model)
+    monkeypatch.setenv(VARIABLE, KEY)
+    asked = [*settings, f"evaluation.step={NUM_STEPS}", f"evaluation.api_key_variable={VARIABLE}"]
+    with model_server(model, tmp_path, max_tokens=32) as server:
+        where = ("--endpoint", f"{server.url}/v1", "--model", MODEL)
+        run = evaluate(tmp_path, asked, *where)
+        assert run.returncode == 0, run.output
+        assert answers(run) == answers(trained)
+        assert found(run) == found(trained)
+        refused = evaluate(tmp_path, asked, "--endpoint", f"{server.url}/v1", "--model", "another")
+    assert refused.returncode == 1
+    assert f"the server at {server.url}/v1 (model another) gave NotFoundError" in refused.output
+    assert KEY not in refused.output
+
+
+def test_an_interrupt_ends_an_evaluation_and_leaves_no_process(
+    trained: FinishedRun, settings: list[str], tmp_path: Path
+) -> None:
+    program = ("scripts/evaluate.py", "--checkpoint", str(trained.run_dir))
+    with running(tmp_path, settings, program=program) as (process, mark, run_dir):
+        for line in process.stdout or ():
+            if "starting the data plane" in line:
+                os.kill(process.pid, signal.SIGINT)
+                break
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 130, output
+    assert wait_until_gone(mark) == []
+    assert not (run_dir / "evaluation.json").exists()
+
+
+def test_metrics_are_read_like_those_of_a_run(evaluated: FinishedRun) -> None:
+    (record,) = read_metrics(evaluated.run_dir)
+    assert record["step"] == NUM_STEPS
+    assert (ROOT / "scripts" / "report.py").is_file()

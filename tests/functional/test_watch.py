@@ -1,0 +1,93 @@
+"""A run that is watched from outside: by its directory, and at its address for Prometheus."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from nemo_like.cluster.runtime import free_port
+from nemo_like.observability.metric_meanings import meaning_of
+from tests.functional.runs import (
+    CONFIG,
+    ROOT,
+    SCORED,
+    FinishedRun,
+    read_metrics,
+    running,
+    wait_for_step,
+    wait_until_gone,
+)
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.whole_run]
+LONG = [
+    *("grpo.max_num_steps=1000", "grpo.val_at_start=false", "generation.num_engines=1"),
+    *("policy.scheduler.decay_style=constant", "checkpointing.enabled=false"),
+]
+
+
+def watch(*arguments: str) -> subprocess.Popen[str]:
+    """scripts/watch.py as a user calls it."""
+    command = [sys.executable, "scripts/watch.py", *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_a_run_is_watched_while_it_goes_on_and_until_it_dies(arithmetic_model: str, tmp_path: Path) -> None:
+    port = f"logger.prometheus.port={free_port()}"
+    with running(tmp_path, [*LONG, port]) as (process, mark, run_dir):
+        wait_for_step(process, run_dir, step=1)
+        once, _ = watch(str(run_dir), "--once").communicate(timeout=60)
+        assert "/1000" in once and "generation" in once
+        assert f"running: process {process.pid} on host " in once
+        address = f"http://127.0.0.1:{port.partition('=')[2]}/metrics"
+        with urllib.request.urlopen(address, timeout=30) as answer:
+            families = {one.name: one for one in text_string_to_metric_families(answer.read().decode())}
+        step = families["nemo_like_latest_step"].samples[0].value
+        (loss,) = families["nemo_like_train_loss"].samples
+        assert loss.labels == {"run": mark, "metric": "train/loss"}
+        wait_for_step(process, run_dir, step=int(step))
+        logged = {record["step"]: record for record in read_metrics(run_dir)}
+        assert loss.value == logged[int(step)]["train/loss"]
+
+        # Another run that would listen there is refused before it starts anything.
+        command = [sys.executable, "run_grpo.py", "--config", CONFIG, SCORED, *LONG, port]
+        second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert second.returncode == 2
+        assert f"{port} is in use on 127.0.0.1; another run may have it" in second.stderr
+
+        watcher = watch(str(run_dir))
+        assert watcher.stdout is not None
+        first = re.match(r"step (\d+)/1000  reward ", watcher.stdout.readline())
+        assert first is not None
+        later = int(first[1]) + 2
+        wait_for_step(process, run_dir, later)
+        os.kill(process.pid, signal.SIGKILL)
+        shown, _ = watcher.communicate(timeout=60)
+        assert watcher.returncode == 1
+        assert f"step {later}/1000  reward " in shown
+        assert f"The run died: process {process.pid} on host " in shown
+        assert "left no last word; logs are in " in shown
+        assert shown.endswith(f"run_dir: {run_dir}\n")
+        assert wait_until_gone(mark) == []
+
+
+def test_a_run_that_has_ended_is_shown_with_what_it_reached(demo: FinishedRun) -> None:
+    watcher = watch(str(demo.run_dir))
+    shown, _ = watcher.communicate(timeout=60)
+    assert watcher.returncode == 0
+    assert f"The run finished. {len(demo.metrics('train/loss'))} of " in shown
+    for line in ("held-out accuracy", "training reward"):
+        assert next(one for one in demo.output.splitlines() if one.startswith(line)) in shown
+
+
+def test_every_metric_of_a_run_is_explained(demo: FinishedRun) -> None:
+    names = {name for record in demo.records() for name in record} - {"step"}
+    assert len(names) > 100
+    assert sorted(name for name in names if meaning_of(name) is None) == []

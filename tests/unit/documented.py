@@ -1,0 +1,51 @@
+"""The blocks of code in the README and in docs/, and the commands in their shell blocks."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_SHELLS = {"sh", "bash"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """Code of a page, with the language that the page says it has."""
+
+    page: Path
+    language: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command as one line, without its comment."""
+
+    page: Path
+    line: str
+
+    def __str__(self) -> str:
+        return f"{self.page.stem}: {self.line}"
+
+
+def blocks(*languages: str) -> list[Block]:
+    """Return the blocks of the languages on all pages."""
+    found = [
+        Block(page, *block)
+        for page in PAGES
+        for block in re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+    ]
+    return [block for block in found if block.language in languages]
+
+
+def commands() -> list[Command]:
+    """Return every command of every shell block."""
+    lines = [
+        Command(block.page, re.sub(r"(^|\s+)#\s.*", "", line).strip())
+        for block in blocks(*_SHELLS)
+        for line in re.sub(r"\\\n\s*", "", block.text).splitlines()
+    ]
+    return [line for line in lines if line.line]

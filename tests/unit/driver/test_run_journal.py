@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nemo_like.config.schema import Config
+from nemo_like.driver.run_failures import RunFailed
+from nemo_like.driver.run_journal import RunJournal, Stretch
+from nemo_like.rollout.prompts import PromptBatch, RolloutMode, WantedGroups
+
+EXACT = ("grpo.overlap=exact", "grpo.samples_kept_together=1")
+
+
+def prompts(step: int = 1, indices: tuple[int, ...] = (3, 1, 2)) -> PromptBatch:
+    return PromptBatch(
+        mode=RolloutMode.training, step=step, policy_version=step - 1, indices=indices, num_generations=2
+    )
+
+
+class Opened:
+    """A journal that has begun its first stretch, and what it told engines and people."""
+
+    def __init__(self, cfg: Config, run: Path, after_step: int = 0) -> None:
+        self.stretches: list[Stretch] = []
+        self.notes: list[str] = []
+        self.journal = RunJournal(cfg, run / "journal", self.stretches.append, self.notes.append)
+        self.journal.begin_stretch(after_step)
+
+    def writes(self, *parts: tuple[int, ...]) -> None:
+        self.journal.begun(prompts())
+        for part in parts:
+            self.journal.took(prompts(), part)
+
+
+@pytest.fixture
+def opened(demo: Callable[..., Config], tmp_path: Path) -> Callable[..., Opened]:
+    def make(name: str, *overrides: str, after_step: int = 0) -> Opened:
+        return Opened(demo(*EXACT, *overrides), tmp_path / name, after_step)
+
+    return make
+
+
+def test_only_runs_whose_metrics_depend_on_timing_have_a_journal(
+    demo: Callable[..., Config], tmp_path: Path
+) -> None:
+    for overrides, is_on in [
+        ((), False),
+        (EXACT, True),
+        (("grpo.max_staleness=1",), True),
+        ((*EXACT, "rollout.journal=false"), False),
+    ]:
+        assert RunJournal(demo(*overrides), tmp_path, print, print).is_on is is_on
+
+
+def test_a_continued_run_takes_groups_in_the_order_of_its_earlier_process(
+    opened: Callable[..., Opened],
+) -> None:
+    opened("run").writes((2,), (0, 1))
+    again = opened("run")
+    again.journal.begun(prompts())
+    wanted = [again.journal.wanted(prompts(), 1) for _ in range(3)]
+    assert wanted == [WantedGroups(1, (2,)), WantedGroups(1, (0, 1)), WantedGroups(1)]
+    assert again.stretches[0].followed == again.stretches[0].path.with_name("after-00000.earlier")
+
+
+def test_a_line_that_a_kill_cut_short_is_left_out(opened: Callable[..., Opened], tmp_path: Path) -> None:
+    opened("run").writes((2,))
+    with (tmp_path / "run/journal/after-00000/driver.jsonl").open("a") as file:
+        file.write('{"event": "part", "rollout": "train')
+    again = opened("run")
+    assert again.journal.wanted(prompts(), 1) == WantedGroups(1, (2,))
+    assert again.journal.wanted(prompts(), 1) == WantedGroups(1)
+
+
+def test_another_runs_journal_is_followed_by_its_name(opened: Callable[..., Opened], tmp_path: Path) -> None:
+    opened("first").writes((1, 2), (0,))
+    second = opened("second", f"rollout.follow_journal={tmp_path / 'first'}")
+    assert second.stretches[0].followed == tmp_path / "first/journal/after-00000"
+    second.writes(*[second.journal.wanted(prompts(), 1).positions for _ in range(2)])
+    lines = [(tmp_path / run / "journal/after-00000/driver.jsonl").read_text() for run in ("first", "second")]
+    assert lines[0] == lines[1]
+
+
+def test_a_stretch_begins_after_each_checkpoint(opened: Callable[..., Opened], tmp_path: Path) -> None:
+    run = opened("run", after_step=0)
+    run.journal.begin_stretch(10)
+    run.journal.trained(11)
+    (start, trained) = (tmp_path / "run/journal/after-00010/driver.jsonl").read_text().splitlines()
+    assert json.loads(start)["settings"]["grpo.overlap"] == "exact"
+    assert json.loads(trained) == {"event": "trained", "step": 11}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (("grpo.seed=7",), "its run had grpo.seed=1, here 7"),
+        (("grpo.num_generations_per_prompt=4",), "its run had grpo.num_generations_per_prompt=8, here 4"),
+    ],
+)
+def test_a_journal_of_a_run_with_other_settings_is_refused(
+    opened: Callable[..., Opened], tmp_path: Path, overrides: tuple[str, ...], told: str
+) -> None:
+    opened("first")
+    with pytest.raises(RunFailed, match=told):
+        opened("second", f"rollout.follow_journal={tmp_path / 'first'}", *overrides)
+
+
+def test_a_run_without_a_journal_cannot_be_followed(opened: Callable[..., Opened], tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match="cannot be followed: FileNotFoundError"):
+        opened("second", f"rollout.follow_journal={tmp_path / 'first'}")
+
+
+def test_a_rollout_with_other_prompts_is_refused(opened: Callable[..., Opened], tmp_path: Path) -> None:
+    opened("first").writes((0, 1, 2))
+    second = opened("second", f"rollout.follow_journal={tmp_path / 'first'}")
+    with pytest.raises(RunFailed, match=r"began with policy version 0 and the prompts \[3, 1, 2\]"):
+        second.journal.begun(prompts(indices=(4, 5, 6)))
+
+
+def test_nobody_follows_a_run_in_which_samples_began_again(
+    opened: Callable[..., Opened], tmp_path: Path
+) -> None:
+    first = opened("first")
+    first.writes((0,))
+    first.journal.abandoned("step 1")
+    with pytest.raises(RunFailed, match="a process died in step 1 of the run"):
+        opened("second", f"rollout.follow_journal={tmp_path / 'first'}")
+    again = opened("first")
+    assert "from here on this run goes its own way" in again.notes[0]
+    assert again.journal.wanted(prompts(), 1) == WantedGroups(1)
+    assert again.stretches[0].followed is None

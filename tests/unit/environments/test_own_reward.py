@@ -1,0 +1,194 @@
+"""Reward functions that travel by value, and what they are called with."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nemo_like.batch.columns import Column, Layout, declared_by, writes
+from nemo_like.data.interface import Message
+from nemo_like.environments.interface import FailureKind, Feedback, Turn
+from nemo_like.environments.own_reward import (
+    RewardParameters,
+    UnfitReward,
+    pickled_reward,
+    saved_reward,
+)
+from tests.unit.config.checkpoints import REPOSITORY
+from tests.unit.environments.asking import turn
+
+CHAT = (Message("system", "Be brief."), Message("user", "1+1?"))
+Asked = Callable[..., Sequence[Feedback]]
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Asked:
+    """``asked(reward, turn, ...)``: what the function says of the turns once it was written to a file."""
+
+    def ask(reward: Callable[..., Any], *turns: Turn) -> Sequence[Feedback]:
+        path = tmp_path / "reward.pickle"
+        path.write_bytes(pickled_reward(reward))
+        return asyncio.run(saved_reward(str(path)).step(turns))
+
+    return ask
+
+
+def test_a_function_is_called_with_what_its_parameters_name(asked: Asked) -> None:
+    def reward(response: str, answer: str, level: int, prompt: str) -> float:
+        return 10.0 * level + (response == answer) + (prompt == "2+2=")
+
+    (one,) = asked(reward, turn("4", "4", prompt="2+2=", data={"level": 3, "unused": None}))
+    assert one.rewards == {"reward": 32.0}
+
+
+def test_a_function_that_takes_the_turn_gets_all_of_it(asked: Asked) -> None:
+    (one,) = asked(lambda turn: len(turn.history) + turn.is_last, turn("4"))
+    assert one.rewards == {"reward": 1.0}
+
+
+def test_keywords_without_names_get_the_rest_of_the_row_and_defaults_stay(asked: Asked) -> None:
+    def reward(weight: float = 0.5, **rest: Any) -> float:
+        return weight * (rest["level"] + len(rest["response"]))
+
+    (one,) = asked(reward, turn("ab", data={"level": 3}))
+    assert one.rewards == {"reward": 2.5}
+
+
+def test_a_prompt_of_messages_comes_as_a_row_has_it(asked: Asked) -> None:
+    (one,) = asked(
+        lambda prompt: float(prompt[1] == {"role": "user", "content": "1+1?"}), turn("", prompt=CHAT)
+    )
+    assert one.rewards == {"reward": 1.0}
+
+
+def test_named_numbers_and_feedback_are_rewards_too(asked: Asked) -> None:
+    (named,) = asked(lambda response: {"right": np.float32(1), "short": 0.5}, turn("4"))
+    assert named.rewards == {"right": 1.0, "short": 0.5}
+    (whole,) = asked(lambda response: Feedback({"right": 1.0}, metrics={"length": len(response)}), turn("4"))
+    assert whole.metrics == {"length": 1}
+
+
+def test_calls_of_an_async_function_interleave(asked: Asked) -> None:
+    arrived: list[str] = []
+
+    async def reward(response: str) -> float:
+        arrived.append(response)
+        await asyncio.sleep(0)
+        return len(arrived)
+
+    assert [one.rewards["reward"] for one in asked(reward, turn("a"), turn("b"))] == [2.0, 2.0]
+
+
+def test_a_function_of_trl_gets_lists_and_gives_a_list(asked: Asked) -> None:
+    def of_trl(prompts: list[str], completions: list[str], level: list[int], **rest: Any) -> list[float]:
+        assert rest == {"answer": ["4", "5"], "other": [None, 7]}
+        return [float(p + c == "2+2=4") + n for p, c, n in zip(prompts, completions, level, strict=True)]
+
+    turns = (
+        turn("4", "4", prompt="2+2=", data={"level": 1}),
+        turn("4", "5", prompt="2+3=", data={"level": 2, "other": 7}),
+    )
+    assert [one.rewards for one in asked(of_trl, *turns)] == [{"reward": 2.0}, {"reward": 2.0}]
+
+
+def test_a_completion_after_messages_is_a_message_as_in_trl(asked: Asked) -> None:
+    (one,) = asked(
+        lambda completions: np.array([len(c[0]["content"]) for c in completions]), turn("abc", prompt=CHAT)
+    )
+    assert one.rewards == {"reward": 3.0}
+
+
+def test_a_function_that_raises_fails_its_turn_and_names_the_line(asked: Asked) -> None:
+    def reward(response: str) -> float:
+        return 1 / int(response)
+
+    good, bad = asked(reward, turn("2"), turn("0"))
+    assert good.rewards == {"reward": 0.5}
+    line = inspect.getsourcelines(reward)[1] + 1
+    assert bad.failure is not None
+    assert bad.failure.kind is FailureKind.raised
+    assert (
+        bad.failure.reason
+        == f"the reward raised ZeroDivisionError: division by zero (line {line}, in reward)"
+    )
+
+
+def test_a_row_without_what_the_function_takes_fails_its_turn(asked: Asked) -> None:
+    (one,) = asked(lambda level: 1.0, turn("4", data={"size": 3}))
+    assert one.failure is not None
+    assert "takes 'level', and there are 'size', 'turn', 'prompt'" in one.failure.reason
+
+
+@pytest.mark.parametrize(
+    ("reward", "told"),
+    [
+        ("exact", "is str and cannot be called"),
+        (lambda response, /: 1.0, "takes response by position"),
+        (type("NoSignature", (), {"__call__": max, "__signature__": 1})(), "does not say what it takes"),
+    ],
+)
+def test_what_cannot_be_called_by_names_is_refused(reward: Any, told: str) -> None:
+    with pytest.raises(UnfitReward, match=told):
+        RewardParameters.of(reward)
+
+
+def test_a_function_that_holds_what_cannot_be_sent_is_refused() -> None:
+    lock = threading.Lock()
+    with pytest.raises(UnfitReward, match=r"cannot be sent to other processes: TypeError: .*lock"):
+        pickled_reward(lambda response: float(lock.locked()))
+
+
+def test_columns_that_a_function_declares_are_those_of_its_environment(tmp_path: Path) -> None:
+    column = Column("difficulty", "float32", Layout.per_sample, "how hard it was")
+
+    @writes(column)
+    def reward(response: str) -> Feedback:
+        return Feedback({"reward": 1.0}, columns={"difficulty": 0.5})
+
+    path = tmp_path / "reward.pickle"
+    path.write_bytes(pickled_reward(reward))
+    assert declared_by("env.reward", saved_reward, {"path": str(path)}).writes == (column,)
+    assert declared_by("env.reward", saved_reward(str(path))).writes == (column,)
+
+
+PROGRAM = """
+import sys
+sys.path.append(sys.argv[1])
+from helper_of_rewards import longest
+from nemo_like.environments.own_reward import pickled_reward
+
+LIMIT = 3
+
+def reward(response):
+    return float(longest(response) <= LIMIT)
+
+sys.stdout.buffer.write(pickled_reward(reward))
+"""
+
+
+def test_a_function_of_a_program_comes_with_its_globals_and_finds_its_modules(tmp_path: Path) -> None:
+    """Neither can be imported here by its name."""
+    (tmp_path / "helper_of_rewards.py").write_text("def longest(text): return max(map(len, text.split()))")
+    told = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)], cwd=REPOSITORY, check=True, capture_output=True
+    )
+    path = tmp_path / "reward.pickle"
+    path.write_bytes(told.stdout)
+    folders, _ = pickle.loads(told.stdout)
+    assert str(tmp_path) in folders
+    kept = [*sys.path]
+    try:
+        answers = asyncio.run(saved_reward(str(path)).step([turn("one two"), turn("three")]))
+    finally:
+        sys.path[:] = kept
+    assert [one.rewards["reward"] for one in answers] == [1.0, 0.0]

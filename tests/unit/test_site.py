@@ -1,0 +1,105 @@
+"""README and docs/ as a site: it builds without a warning, holds every page whole, and loads nothing from
+elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tests.unit.documented import PAGES, ROOT
+
+# Without what finds a proxy or a name server, so that whatever asks for a network fails.
+ENVIRONMENT = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "https_proxy": "http://127.0.0.1:9"}
+
+
+def build(root: Path, target: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(target)]
+    return subprocess.run(
+        command, cwd=root, env=ENVIRONMENT, capture_output=True, text=True, timeout=240, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("site")
+    done = build(ROOT, target)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+class Elements(HTMLParser):
+    """The elements of a page that matter here."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def of(self, tag: str, **attributes: str) -> list[dict[str, str | None]]:
+        wanted = attributes.items()
+        return [found for name, found in self.found if name == tag and wanted <= found.items()]
+
+
+def built(site: Path, page: Path) -> Path:
+    return site / ("index.html" if page.stem == "README" else f"{page.stem}.html")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_has_all_its_blocks_and_tables_and_is_led_to(site: Path, page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    without_blocks = re.sub(r"^( *)```.*?^ *```", "", text, flags=re.M | re.S)
+    elements = Elements(built(site, page))
+    assert len(elements.of("pre")) == len(re.findall(r"^ *```", text, re.M)) / 2
+    assert len(elements.of("table")) == len(re.findall(r"^\|[-:| ]*-[-:| ]*\|$", without_blocks, re.M))
+    of_the_first = Elements(site / "index.html").of("a")
+    assert any(link.get("href") == built(site, page).name for link in of_the_first) or page.stem == "README"
+
+
+def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+    loading = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
+    addresses = [
+        str(attributes.get(loading[tag]))
+        for page in site.rglob("*.html")
+        for tag, attributes in Elements(page).found
+        if tag in loading
+    ]
+    assert len(addresses) > 200
+    assert [address for address in addresses if re.match(r"(https?:)?//", address)] == []
+    styles = "".join(path.read_text(encoding="utf-8") for path in site.rglob("*.css"))
+    assert re.findall(r"url\([\"']?https?:[^)]*|@import[^;]*", styles) == []
+
+
+def test_what_lies_outside_docs_is_shown_too(site: Path) -> None:
+    assert "num_prompts_per_step" in (site / "code" / "configs.html").read_text(encoding="utf-8")
+    assert (site / "code" / "nemo_like" / "driver" / "sync_grpo.py.html").is_file()
+    assert "The driver carries" in (site / "code/nemo_like/data_plane/index.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        ("[x](nowhere.md)", "nowhere.md"),
+        ("[x](losses.md#nowhere)", "#nowhere"),
+        ("[x](../configs/nowhere.yaml)", "../configs/nowhere.yaml"),
+    ],
+)
+def test_a_link_that_leads_nowhere_fails_it(tmp_path: Path, page: str, said: str) -> None:
+    copy = tmp_path / "repository"
+    ignored = shutil.ignore_patterns(".*", "runs", "site", "build", "__pycache__", "*.egg-info")
+    shutil.copytree(ROOT, copy, ignore=ignored, symlinks=True)
+    with (copy / "docs" / "glossary.md").open("a") as glossary:
+        glossary.write(f"\n{page}\n")
+    done = build(copy, tmp_path / "site")
+    assert done.returncode == 1
+    (warning,) = [line for line in done.stderr.splitlines() if line.startswith("WARNING")]
+    assert "glossary.md" in warning and said in warning
