@@ -74,9 +74,7 @@ def measure(cfg: Config, directory: Path, num_rounds: int, steps_per_turn: int) 
 
 
 def _our_steps(run: StartedRun, first: int, count: int) -> list[dict[str, float]]:
-    return [
-        run.driver.step(step, run.driver.next_prompts(step)).metrics for step in range(first, first + count)
-    ]
+    return [run.driver.step(step).metrics for step in range(first, first + count)]
 
 
 def _summary(ours: list[dict[str, float]], plain: list[dict[str, float]]) -> dict[str, object]:

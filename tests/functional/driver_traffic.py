@@ -132,7 +132,7 @@ def main(directory: Path, task: str = "sums") -> None:
     ):
         for step in (1, 2):
             before = spy.num_bytes
-            metrics = run.driver.step(step, run.driver.next_prompts(step)).metrics
+            metrics = run.driver.step(step).metrics
             moved = spy.num_bytes - before
             stored = {name: metrics.get(f"data_plane/put/{name}/bytes") for name in STORED}
             traffic.append({"bytes": moved, "tokens": metrics["train/total_num_tokens"], "columns": stored})

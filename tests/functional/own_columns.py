@@ -12,12 +12,12 @@ from nemo_like.batch.columns import Column, Layout, reads, writes
 from nemo_like.config.schema import LossConfig
 from nemo_like.environments.interface import Feedback, Turn
 
-CREDIT = Column("credit", "float32", Layout.per_token, "share of the advantage that a token deserves")
+DESERVED = Column("deserved", "float32", Layout.per_token, "share of the advantage that a token deserves")
 LEVEL = Column("level", "float32", Layout.per_sample, "how much the problem counts", per_prompt=True)
 NOTES = Column("notes", "", Layout.objects, "what the judge saw")
 
 
-@writes(CREDIT, LEVEL, NOTES)
+@writes(DESERVED, LEVEL, NOTES)
 class Judge:
     async def step(self, turns: Sequence[Turn]) -> Sequence[Feedback]:
         return [self._feedback(turn) for turn in turns]
@@ -25,14 +25,14 @@ class Judge:
     def _feedback(self, turn: Turn) -> Feedback:
         is_right = turn.response == turn.answer
         columns = {
-            "credit": np.linspace(1.0, 0.5, len(turn.response_ids)),
+            "deserved": np.linspace(1.0, 0.5, len(turn.response_ids)),
             "level": 1.0 + str(turn.prompt).count("9"),
             "notes": {"said": turn.response, "is_right": is_right},
         }
         return Feedback({"right": float(is_right)}, columns=columns)
 
 
-@reads(CREDIT, LEVEL)
+@reads(DESERVED, LEVEL)
 def weighted(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
-    weights = tokens.columns["credit"] * tokens.columns["level"][tokens.sample_index]
+    weights = tokens.columns["deserved"] * tokens.columns["level"][tokens.sample_index]
     return policy_loss(replace(tokens, advantages=tokens.advantages * weights), cfg)

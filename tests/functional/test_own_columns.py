@@ -101,7 +101,7 @@ def test_the_dump_shows_what_the_environment_brought(recorded: Recorded) -> None
         assert columns["notes"] == {"said": turn["content"], "is_right": line["reward"] == 1.0}
         assert columns["level"] == 1.0 + line["prompt"].count("9")
         expected = [0.0] * line["num_prompt_tokens"] + np.linspace(1, 0.5, num_response).tolist()
-        assert columns["credit"] == pytest.approx(expected)
+        assert columns["deserved"] == pytest.approx(expected)
 
 
 def test_the_recording_has_the_prompt_s_value_once(recorded: Recorded) -> None:
@@ -111,7 +111,7 @@ def test_the_recording_has_the_prompt_s_value_once(recorded: Recorded) -> None:
     read = read_rollout(directory, columns, prompts).flat.columns
     assert read["level"].shape == (NUM_PROMPTS,)
     assert len(read["notes"]) == NUM_PROMPTS * NUM_GENERATIONS
-    assert len(read["credit"]) == len(read["input_ids"])
+    assert len(read["deserved"]) == len(read["input_ids"])
 
 
 def test_a_replay_trains_as_the_recorded_run_did(recorded: Recorded, tmp_path: Path) -> None:
@@ -153,11 +153,11 @@ def test_a_column_that_nobody_brings_is_refused_before_anything_starts(
     without_judge = [one for one in SMALL if not one.lstrip("+").startswith("env.")]
     run = run_grpo(tmp_path, [*without_judge, WEIGHTED])
     assert run.returncode == 2
-    assert f"'credit' is read by loss_fn.kind={MODULE}:weighted, and nobody writes it" in run.output
+    assert f"'deserved' is read by loss_fn.kind={MODULE}:weighted, and nobody writes it" in run.output
 
 
 def test_nothing_of_the_framework_knows_these_columns() -> None:
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "nemo_like").rglob("*.py")]
     assert sources
-    for name in ("credit", "own_columns"):
+    for name in ("deserved", "own_columns"):
         assert not any(name in source for source in sources)
