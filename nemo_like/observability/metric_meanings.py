@@ -1,6 +1,6 @@
 """What each metric means, from the tables of docs/metrics.md, for who meets a metric elsewhere.
 
-The page is linked into this package as ``metrics.md``. A heading such as ``## train/`` is the prefix of the
+A heading such as ``## train/`` is the prefix of the
 names in the tables below it; a name may hold placeholders, as in ``env/<name>/reward``.
 """
 
@@ -32,8 +32,8 @@ def with_meanings(metrics: Iterable[str]) -> dict[str, str | None]:
 
 
 def metrics_page() -> Path:
-    """Return the file of the page: that of docs/ in a checkout, else the one in the installed package."""
-    return Path(__file__).with_name("metrics.md").resolve()
+    """Return the file of the page."""
+    return Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
 
 @cache

@@ -14,7 +14,7 @@ from nemo_like.observability.progress import STEP_STAGES
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 
 
-def test_the_page_in_the_package_is_that_of_the_documentation() -> None:
+def test_the_page_is_that_of_the_documentation() -> None:
     assert metrics_page() == PAGE
 
 
