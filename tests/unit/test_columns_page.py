@@ -34,12 +34,12 @@ def test_the_example_is_the_one_that_is_run() -> None:
     answers = []
     for judge, loss in ((written["Judge"], written["weighted"]), (own_columns.Judge, own_columns.weighted)):
         declaration = declared_by("env.math", judge)
-        assert declaration.writes == (own_columns.CREDIT, own_columns.LEVEL, own_columns.NOTES)
-        assert declared_by("loss_fn", loss).reads == (own_columns.CREDIT, own_columns.LEVEL)
+        assert declaration.writes == (own_columns.DESERVED, own_columns.LEVEL, own_columns.NOTES)
+        assert declared_by("loss_fn", loss).reads == (own_columns.DESERVED, own_columns.LEVEL)
         (feedback,) = asyncio.run(judge().step([turn]))
         answers.append(checked(feedback, declaration.writes, 3))
     page, run = answers
     assert page.failure is None
     assert (page.rewards, page.columns["level"]) == ({"right": 1.0}, 3.0)
-    assert page.columns["credit"].tolist() == run.columns["credit"].tolist() == [1.0, 0.75, 0.5]
+    assert page.columns["deserved"].tolist() == run.columns["deserved"].tolist() == [1.0, 0.75, 0.5]
     assert page.columns["notes"] == run.columns["notes"]
