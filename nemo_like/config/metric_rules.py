@@ -30,6 +30,7 @@ _OF_TRAINING = (
     "routing_disagreement",
     *("advantages/mean", "advantages/max", "advantages/min"),
     *("global_valid_seqs", "global_valid_toks", "policy_version", "staleness", "max_staleness"),
+    "num_continued_samples",
     *("mean_prompt_length", "mean_gen_tokens_per_sample", "max_gen_tokens_per_sample", "total_num_tokens"),
     *("avg_turns_per_sample", "truncation_rate", "turn_limit_rate", "natural_termination_rate"),
     *("num_failed_rewards", "failed_reward_share"),

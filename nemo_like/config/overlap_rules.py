@@ -19,7 +19,7 @@ from nemo_like.config.schema import (
     Tripwires,
     WeightUpdates,
 )
-from nemo_like.config.tasks import used_environments
+from nemo_like.config.tasks import task_environments, training_sampling, used_environments
 
 # The estimators that look at one group alone, so that it has its advantages before others have ended.
 _OF_GROUPS = (AdvantageEstimatorName.grpo.name, AdvantageEstimatorName.rloo.name)
@@ -32,6 +32,8 @@ def overlap_problems(cfg: Config) -> Iterator[Problem]:
         yield from _needs_engines_apart(cfg, "grpo.overlap=exact")
         yield from _whole_batches(cfg)
         yield from _first_update(cfg)
+    if cfg.rollout.max_tokens_per_step is not None:
+        yield from _parts_of_responses(cfg, f"rollout.max_tokens_per_step={cfg.rollout.max_tokens_per_step}")
     if cfg.grpo.max_staleness > 0:
         key = f"grpo.max_staleness={cfg.grpo.max_staleness}"
         yield from _needs_engines_apart(cfg, key)
@@ -161,6 +163,24 @@ def _rollouts_ahead(cfg: Config, key: str) -> Iterator[Problem]:
             "and one that is being closed",
             remedy=f"try {needed}",
         )
+
+
+def _parts_of_responses(cfg: Config, key: str) -> Iterator[Problem]:
+    if cfg.grpo.max_staleness == 0:
+        yield Problem(
+            key=key,
+            rule="would do nothing with grpo.max_staleness=0, where no rollout is ahead of its step",
+            remedy="leave it out, or set grpo.max_staleness=1",
+        )
+    for name in task_environments(cfg):
+        task = training_sampling(cfg, name)
+        if task.sampling.stop_strings:
+            yield Problem(
+                key=task.keys["stop_strings"],
+                rule=f"may lie across two parts of a response, of which {key} makes several requests",
+                remedy="set it to [], so that the end-of-sequence token ends responses, or leave "
+                "rollout.max_tokens_per_step out",
+            )
 
 
 def _in_flight(cfg: Config) -> Iterator[Problem]:

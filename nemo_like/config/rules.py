@@ -174,6 +174,7 @@ _RANGES = (
     _count("grpo.max_num_steps"),
     _count("grpo.num_epochs_per_rollout"),
     _Range(key="grpo.max_staleness", at_least=0),
+    _count("rollout.max_tokens_per_step"),
     _Range(key="grpo.seed", at_least=0),
     _Range(
         key="grpo.seq_logprob_error_threshold",

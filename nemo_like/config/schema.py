@@ -488,6 +488,8 @@ class RolloutConfig:
     replay: str | None  # train from this directory of recorded rollouts, without generation engines
     generate_only: bool  # sample and reward, but train nothing: there are no policy workers
     keep_messages: bool  # keep the conversation of every sample as the column messages
+    # Tokens that a sample may generate in each step that its rollout is ahead; null: no limit.
+    max_tokens_per_step: int | None
     journal: bool  # write what depends on timing to RUN_DIR/journal
     follow_journal: str | None  # do things in the order of this run's journal
 

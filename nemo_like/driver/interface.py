@@ -43,6 +43,10 @@ class Rollout(Protocol):
     def begin(self, prompts: PromptBatch, partition: str) -> None:
         """Begin to do what ``run`` does, and return at once."""
 
+    def begin_step(self, step: int) -> None:
+        """Let samples under way have the tokens that ``step`` grants them, with
+        ``rollout.max_tokens_per_step``."""
+
     def next_part(self, prompts: PromptBatch, wanted: WantedGroups) -> RolloutResult:
         """Wait for groups of a rollout that has begun, besides those of the parts before, and return them."""
 

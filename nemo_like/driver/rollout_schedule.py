@@ -110,6 +110,8 @@ class RolloutSchedule:
         with timer("weight_sync"):
             weight_sync = self._weight_sync.ensure_version(version)
             canary_gap = None if self._canary is None else self._canary.gap()
+        if self._cfg.rollout.max_tokens_per_step is not None:
+            self._rollout.begin_step(step)
         self._begin_up_to(step, version)
         begun = self._under_way.popleft()
         try:

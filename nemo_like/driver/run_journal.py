@@ -203,6 +203,7 @@ def _settings(cfg: Config) -> dict[str, Any]:
         "grpo.max_staleness": grpo.max_staleness,
         "grpo.weight_updates": grpo.weight_updates.value,
         "grpo.seed": grpo.seed,
+        "rollout.max_tokens_per_step": cfg.rollout.max_tokens_per_step,
         "policy.data_parallel_size": cfg.policy.data_parallel_size,
         "generation.num_engines": cfg.generation.num_engines,
     }

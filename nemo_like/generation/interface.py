@@ -85,6 +85,26 @@ class Response:
     context_columns: Mapping[str, np.ndarray] = field(default_factory=dict)
     text: str | None = None  # what a server answered; None: what token_ids decode to
 
+    def continued(self, rest: Response) -> Response:
+        """Return the response whose first tokens are this one's, and which ``rest`` ends: the response to a
+        request whose prompt had these tokens at its end.
+
+        An engine has not read the last token that it sampled. What it gives for tokens that it reads comes,
+        for that one, as the only context of ``rest``.
+        """
+        columns = {}
+        for name, values in self.columns.items():
+            context = rest.context_columns.get(name)
+            read = values if context is None else np.concatenate([values[:-1], context])
+            columns[name] = np.concatenate([read, rest.columns[name]])
+        return Response(
+            np.concatenate([self.token_ids, rest.token_ids]),
+            np.concatenate([self.logprobs, rest.logprobs]),
+            rest.is_truncated,
+            columns,
+            self.context_columns,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class VersionSpan:

@@ -62,6 +62,11 @@ class BegunRollout:
         if self._running is not None:
             self.loop.on_groups(results)
 
+    def begin_step(self, step: int) -> None:
+        """See ``TurnLoop.begin_step``; a rollout that has not started gets the step's number at its start."""
+        if self._running is not None:
+            self.loop.begin_step(step)
+
     def fail(self, error: BaseException) -> None:
         """End the rollout with this error, which the wait for its next part raises."""
         if self._running is None:

@@ -74,6 +74,8 @@ class Conversation:
     passages: list[Passage] = field(default_factory=list)  # after the prompt
     history: list[Exchange] = field(default_factory=list)  # turns that were answered
     observed_images: list[tuple[bytes, ...]] = field(default_factory=list)  # files, of each such turn
+    begun: Response | None = None  # the first tokens of a response, which the next request continues
+    num_continued: int = 0  # how often a request continued a response
     latest_response: str = ""
     latest_is_truncated: bool = False
     num_turns: int = 0
@@ -104,6 +106,8 @@ class Conversation:
     def num_known(self) -> int:
         """How many of the first tokens have what an engine gives for tokens that it reads: all before the
         last one that it sampled, which it has not read."""
+        if self.begun is not None:
+            return self.num_tokens - 1
         observed = 0  # tokens after the latest response
         for passage in reversed(self.passages):
             if passage.logprobs is not None:
@@ -113,12 +117,19 @@ class Conversation:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.prompt_ids) + sum(len(passage.token_ids) for passage in self.passages)
+        passages = sum(len(passage.token_ids) for passage in self.passages)
+        return len(self.prompt_ids) + passages + self.num_begun
+
+    @property
+    def num_begun(self) -> int:
+        """Tokens of a response that the next request continues."""
+        return 0 if self.begun is None else len(self.begun.token_ids)
 
     @property
     def num_response_tokens(self) -> int:
         """Tokens that the policy generated."""
-        return sum(len(passage.token_ids) for passage in self.passages if passage.logprobs is not None)
+        whole = sum(len(passage.token_ids) for passage in self.passages if passage.logprobs is not None)
+        return whole + self.num_begun
 
     @property
     def num_tokens_left(self) -> int:
@@ -149,12 +160,28 @@ class Conversation:
 
     def token_ids(self) -> tuple[int, ...]:
         """Return the prompt's and all later tokens, which the next response will continue."""
-        generated = (token for passage in self.passages for token in passage.token_ids.tolist())
-        return (*self.prompt_ids, *generated)
+        later = (token for passage in self.passages for token in passage.token_ids.tolist())
+        begun = () if self.begun is None else self.begun.token_ids.tolist()
+        return (*self.prompt_ids, *later, *begun)
+
+    def begin_response(self, part: Response, policy_version: int) -> None:
+        """Keep the first tokens of a response, or further ones, which the next request continues;
+        ``policy_version`` is the oldest that sampled them."""
+        self.begun = self.with_begun(part)
+        self.num_continued += 1
+        self._note_version(policy_version)
+
+    def with_begun(self, response: Response) -> Response:
+        """Return ``response`` with the tokens before it that were begun."""
+        return response if self.begun is None else self.begun.continued(response)
 
     def add_response(self, response: Response, text: str, policy_version: int) -> None:
         """Append the policy's response and begin a turn with it; ``text`` is the response decoded, and
-        ``policy_version`` the oldest that sampled it."""
+        ``policy_version`` the oldest that sampled it.
+
+        What was begun of a response is part of this one; see ``with_begun``.
+        """
+        self.begun = None
         self._add_context(response.context_columns)
         self.passages.append(Passage(response.token_ids, response.logprobs, dict(response.columns)))
         self.latest_response, self.latest_is_truncated = text, response.is_truncated

@@ -143,6 +143,11 @@ def turn_seed(first_turn_seed: int, turn: int) -> int:
     return _hashed(f"{first_turn_seed}/{turn}")
 
 
+def part_seed(first_turn_seed: int, turn: int, num_tokens: int) -> int:
+    """Derive the seed with which a sample's response in ``turn`` is continued after ``num_tokens`` tokens."""
+    return _hashed(f"{first_turn_seed}/{turn}/{num_tokens}")
+
+
 def _hashed(text: str) -> int:
     """Hash a text to an integer below 2**62."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 2

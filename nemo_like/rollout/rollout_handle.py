@@ -49,6 +49,10 @@ class RolloutHandle:
         ``SyncRolloutActor.begin``."""
         self._begun[prompts.name] = self._actor.submit("begin", prompts, partition)
 
+    def begin_step(self, step: int) -> None:
+        """Have samples go on that had to wait for this step; see ``SyncRolloutActor.begin_step``."""
+        self._wait("begin_step", step)
+
     def next_part(self, prompts: PromptBatch, wanted: WantedGroups) -> RolloutResult:
         """Wait for the next groups of a rollout; see ``SyncRolloutActor.next_part``.
 

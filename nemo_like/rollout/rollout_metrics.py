@@ -68,6 +68,11 @@ def staleness_metrics(groups: Sequence[Sequence[Conversation]], newest_version: 
     }
 
 
+def continued_metrics(groups: Sequence[Sequence[Conversation]]) -> dict[str, Metric]:
+    """Return how many samples have a response that a later request continued."""
+    return {"num_continued_samples": summed(sum(one.num_continued > 0 for group in groups for one in group))}
+
+
 def _of_environment(samples: Sequence[Conversation]) -> dict[str, Metric]:
     """Return the metrics of one environment's samples.
 

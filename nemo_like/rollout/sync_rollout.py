@@ -78,11 +78,12 @@ from nemo_like.rollout.prompts import (
 from nemo_like.rollout.record_check import check_records
 from nemo_like.rollout.recorder import RolloutRecorder
 from nemo_like.rollout.rollout_columns import rollout_declarations, written_down
-from nemo_like.rollout.rollout_metrics import rollout_metrics, staleness_metrics
+from nemo_like.rollout.rollout_metrics import continued_metrics, rollout_metrics, staleness_metrics
 from nemo_like.rollout.rollout_watch import measured_rollout
 from nemo_like.rollout.sample_answers import sample_answer
 from nemo_like.rollout.sample_tags import answer_ids, component_tags
 from nemo_like.rollout.sample_times import times_of
+from nemo_like.rollout.token_allowance import TokenAllowance
 from nemo_like.rollout.turn_loop import Judge, Task, TurnLoop
 from nemo_like.tripwires.dues import is_due
 from nemo_like.tripwires.sample_checks import sample_digests
@@ -125,6 +126,7 @@ class SyncRolloutActor(DataPlaneUser):
         super().__init__(data_plane)
         self._rollouts: dict[str, BegunRollout] = {}  # those under way, by name
         self._load = EngineLoad()
+        self._step = 0  # the latest that began, with rollout.max_tokens_per_step
         self._num_abandoned = 0
         self._num_rollouts = 0  # for training
         self._sink: ActorHandle | None = None
@@ -176,6 +178,13 @@ class SyncRolloutActor(DataPlaneUser):
                 rollout.start(loop, self._engines, self._sink, self._deadline_s(prompts), self._load)
             except Exception as error:
                 rollout.fail(error)
+
+    def begin_step(self, step: int) -> None:
+        """Let the samples of rollouts under way have the tokens that ``step`` grants them
+        (``rollout.max_tokens_per_step``)."""
+        self._step = step
+        for rollout in self._rollouts.values():
+            rollout.begin_step(step)
 
     async def next_part(self, prompts: PromptBatch, wanted: WantedGroups) -> RolloutResult:
         """Wait until the wanted groups have ended; flatten and put them, in rows by (prompt, generation).
@@ -262,6 +271,8 @@ class SyncRolloutActor(DataPlaneUser):
         metrics = rollout_metrics(groups)
         if self._cfg.grpo.max_staleness and prompts.mode is RolloutMode.training:
             metrics |= staleness_metrics(groups, prompts.newest_version)
+        if self._cfg.rollout.max_tokens_per_step and prompts.mode is RolloutMode.training:
+            metrics |= continued_metrics(groups)
         return metrics
 
     @staticmethod
@@ -378,7 +389,15 @@ class SyncRolloutActor(DataPlaneUser):
             tasks={env: self._task(prompts.mode, env) for env in envs},
             codec=self._encoder,
             versions=range(prompts.policy_version, prompts.newest_version + 1),
+            allowance=self._allowance(prompts),
         )
+
+    def _allowance(self, prompts: PromptBatch) -> TokenAllowance:
+        begun_in = prompts.step - prompts.num_steps_ahead
+        limit = self._cfg.rollout.max_tokens_per_step
+        allowance = TokenAllowance(limit, begun_in=begun_in, step=prompts.step)
+        allowance.begin_step(self._step)  # a step may have begun while the prompts were encoded
+        return allowance
 
     def _conversations(
         self, prompts: PromptBatch, position: int, example: PromptExample, prompt: Encoded

@@ -25,7 +25,8 @@ from nemo_like.data_plane.storage_errors import listed
 from nemo_like.environments.interface import UNNUMBERED, Failure, FailureKind, Feedback, Turn
 from nemo_like.generation.interface import GroupRequest, GroupResult, Response, VersionSpan
 from nemo_like.rollout.conversation import Conversation
-from nemo_like.rollout.prompts import WantedGroups, turn_seed
+from nemo_like.rollout.prompts import WantedGroups, part_seed, turn_seed
+from nemo_like.rollout.token_allowance import TokenAllowance
 
 
 class Engine(Protocol):
@@ -91,11 +92,12 @@ class _Request:
     group: GroupRequest
     sampling: SamplingSettings
     conversations: tuple[Conversation, ...]
+    is_part: bool  # whether another request continues those responses that come to max_new_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class _Answered:
-    """A conversation's response, and the policy versions that sampled it."""
+    """A conversation's response, and the policy versions that sampled it, or its last part."""
 
     conversation: Conversation
     response: Response
@@ -112,17 +114,20 @@ class TurnLoop:
         tasks: Mapping[str, Task],
         codec: Codec,
         versions: range,
+        allowance: TokenAllowance,
     ) -> None:
-        """Prepare the rollout. Every token must be sampled by the weights of one of ``versions``.
+        """Prepare the rollout. Every token must be sampled by the weights of one of ``versions``;
+        ``allowance`` says how many a sample may have by now.
 
         To be called on a running event loop.
         """
         self.groups = groups
-        self._rollout_id, self._versions = rollout_id, versions
+        self._rollout_id, self._versions, self._allowance = rollout_id, versions, allowance
         self._tasks, self._codec = tasks, codec
         self._engines: Sequence[Engine] = ()
         self._sink: object = None
         self._requested: dict[str, _Request] = {}
+        self._held: list[Conversation] = []  # they go on when a later step lets them
         self._num_unfinished = [sum(sample.end is None for sample in group) for group in groups]  # by group
         self._ended = [position for position, count in enumerate(self._num_unfinished) if not count]
         self._failure: BaseException | None = None
@@ -173,6 +178,13 @@ class TurnLoop:
         await self._reached(lambda: len(self._ended) >= num_ended)
         return sorted(set(self._ended) - set(taken))
 
+    def begin_step(self, step: int) -> None:
+        """Go on with those samples that had to wait for this step."""
+        self._allowance.begin_step(step)
+        held, self._held = self._held, []
+        if held:
+            self._start(self._go_on(held))
+
     async def _reached(self, is_reached: Callable[[], bool]) -> None:
         """Wait until this holds, which may be when a group has ended; raise what failed the rollout."""
         while self._failure is None and not is_reached():
@@ -207,7 +219,9 @@ class TurnLoop:
         unfinished = [_sample_id(c) for group in self.groups for c in group if c.end is None]
         judges = sorted({actor for task in self._tasks.values() for actor in task.judge.unanswered})
         owed = [f"responses {listed(of)} of {engine}" for engine, of in sorted(responses.items())]
-        if rewards := [sample for sample in unfinished if sample not in requested]:
+        if held := [_sample_id(sample) for sample in self._held]:
+            owed.append(f"the rest of {listed(held)}, which wait for a later step")
+        if rewards := [sample for sample in unfinished if sample not in {*requested, *held}]:
             owed.append(f"rewards {listed(rewards)} of {', '.join(judges)}")
         return Overdue(
             f"rollout {self._rollout_id!r} did not end within {timeout_s:g} s; missing are, by "
@@ -220,6 +234,7 @@ class TurnLoop:
 
     def _accept(self, results: Sequence[GroupResult]) -> None:
         answered: list[_Answered] = []
+        begun: list[Conversation] = []
         for result in results:
             request = self._requested.pop(result.request_id, None)
             if request is None:
@@ -227,10 +242,17 @@ class TurnLoop:
             spans = result.version_spans()
             self._check_versions(result.request_id, spans)
             self.weights_digests.add(result.weights_digest)
-            answered += map(_Answered, request.conversations, result.responses, spans)
-            _mark(request.conversations)
+            for sample, response, span in zip(request.conversations, result.responses, spans, strict=True):
+                if request.is_part and response.is_truncated:
+                    sample.begin_response(response, span.oldest)
+                    begun.append(sample)
+                else:
+                    answered.append(_Answered(sample, sample.with_begun(response), span))
+        _mark(one.conversation for one in answered)
         if not self._requested:
             self.generated_s = time.monotonic()
+        if begun:
+            self._start(self._go_on(begun))
         if answered:
             self._start(self._have_judged(answered))
 
@@ -286,7 +308,18 @@ class TurnLoop:
                 await self._observe(conversation, answer.said, task)
         going_on = [conversation for conversation in conversations if conversation.end is None]
         self._count_ended([conversation for conversation in conversations if conversation.end is not None])
-        await self._submit([self._next_request(conversation) for conversation in going_on])
+        await self._go_on(going_on)
+
+    async def _go_on(self, conversations: Sequence[Conversation]) -> None:
+        """Request what these conversations say next, or the rest of what they have begun to say; those that
+        have used up their tokens wait for a later step."""
+        requests = []
+        for conversation in conversations:
+            if self._allowance.is_spent(conversation.num_response_tokens):
+                self._held.append(conversation)
+            else:
+                requests.append(self._next_request(conversation))
+        await self._submit(requests)
 
     def _start_agents(self) -> None:
         for conversation in (one for group in self.groups for one in group if one.end is None):
@@ -343,8 +376,11 @@ class TurnLoop:
         return [self._request(str(group[0].position), tuple(group), tuple(c.seed for c in group))]
 
     def _next_request(self, conversation: Conversation) -> _Request:
-        turn = conversation.num_turns + 1
+        turn, num_begun = conversation.num_turns + 1, conversation.num_begun
         name = f"{conversation.position}/{conversation.generation}/{turn}"
+        if num_begun:
+            seed = part_seed(conversation.seed, turn, num_begun)
+            return self._request(f"{name}+{num_begun}", (conversation,), (seed,))
         return self._request(name, (conversation,), (turn_seed(conversation.seed, turn),))
 
     def _request(
@@ -358,14 +394,18 @@ class TurnLoop:
                 f"tokens, which leaves no room for a response in {first.limits.max_tokens}; use shorter "
                 "prompts or raise policy.max_total_sequence_length"
             )
-        if num_left < sampling.max_new_tokens:
-            sampling = replace(sampling, max_new_tokens=num_left)
+        limit = min(sampling.max_new_tokens - first.num_begun, num_left)
+        part = self._allowance.next_part(first.num_response_tokens)
+        is_part = part is not None and part < limit
+        limit = limit if part is None else min(part, limit)
+        if limit != sampling.max_new_tokens:
+            sampling = replace(sampling, max_new_tokens=limit)
         task = self._tasks[first.example.env]
         group = GroupRequest(
             *(f"{self._rollout_id}/{name}", first.token_ids(), seeds, first.images(), first.num_known),
             said=first.said(task.observation_role) if task.is_said else None,
         )
-        return _Request(group, sampling, conversations)
+        return _Request(group, sampling, conversations, is_part)
 
     async def _submit(self, requests: Sequence[_Request]) -> None:
         """Send the requests to the engines, in one call per engine and sampling settings.
@@ -375,7 +415,7 @@ class TurnLoop:
         calls: dict[tuple[int, SamplingSettings], list[GroupRequest]] = {}
         for request in requests:
             self._requested[request.group.request_id] = request
-            _mark(request.conversations)
+            _mark(one for one in request.conversations if one.begun is None)
             self.seeds += request.group.seeds
             engine = request.conversations[0].position % len(self._engines)
             calls.setdefault((engine, request.sampling), []).append(request.group)

@@ -151,3 +151,20 @@ def test_processes_that_die_are_replaced_and_nothing_is_trained_twice_or_lost(
     assert [record["step"] for record in records] == [1, 2, 3, 4, 5]
     assert [record["train/policy_version"] <= record["step"] - 1 for record in records] == [True] * 5
     assert wait_until_gone(mark) == []
+
+
+def test_samples_that_use_up_their_tokens_go_on_in_later_steps_also_by_a_journal(
+    arithmetic_model: str, tmp_path: Path
+) -> None:
+    options = ["grpo.max_num_steps=5", "grpo.max_staleness=2", "rollout.max_tokens_per_step=1"]
+    first = finished(tmp_path / "first", *options, *NO_VALIDATION)
+    num_samples = 16 * 4
+    assert first.metrics("train/max_staleness") == [0, 1, 2, 2, 2]
+    # A rollout that began two steps ahead got one token a sample in each of these; few end with the first.
+    (oldest, newer) = (first.metrics(f"train/num_tokens_of_staleness/{age}")[-1] for age in (2, 1))
+    assert oldest == num_samples
+    assert 0.8 * num_samples < newer == first.metrics("train/num_continued_samples")[-1] <= num_samples
+    second = finished(
+        tmp_path / "second", *options, *NO_VALIDATION, f"rollout.follow_journal={first.run_dir}"
+    )
+    assert without_timings(second.run_dir) == without_timings(first.run_dir)

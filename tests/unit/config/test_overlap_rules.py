@@ -36,6 +36,16 @@ def test_the_demo_runs_in_every_mode(demo: Demo, mode: tuple[str, ...]) -> None:
         ((*EXACT, "cluster.placement=colocated"), "grpo.overlap=exact", "needs engines apart"),
         ((*EXACT, "rollout.generate_only=true"), "grpo.overlap=exact", "nothing trains"),
         (
+            ("rollout.max_tokens_per_step=2",),
+            "rollout.max_tokens_per_step=2",
+            "would do nothing with grpo.max_staleness=0",
+        ),
+        (
+            (*STALE, "rollout.max_tokens_per_step=2", "generation.stop_strings=[no]"),
+            "generation.stop_strings",
+            "may lie across two parts of a response",
+        ),
+        (
             (*EXACT, "grpo.adv_estimator.name=reinforce_plus_plus"),
             "grpo.adv_estimator.name=reinforce_plus_plus",
             "needs the whole batch",

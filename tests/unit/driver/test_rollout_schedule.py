@@ -52,6 +52,9 @@ class Notes:
         self.told.append(f"begin {prompts.step}")
         self.begun.append(prompts)
 
+    def begin_step(self, step: int) -> None:
+        self.told.append(f"step {step}")
+
     def step(self, step: int, version: int) -> PromptBatch:
         with self.schedule.of_step(step, version, StageTimer()) as rollout:
             self.told.append(f"train {rollout.prompts.step}")
@@ -91,6 +94,14 @@ def test_rollouts_run_ahead_by_as_many_versions_as_allowed(notes: Callable[..., 
     assert [prompts.num_steps_ahead for prompts in run.begun] == [0, 1, 2, 2, 2, 2]
 
 
+def test_samples_that_wait_for_a_step_go_on_once_its_weights_are_there(demo: Callable[..., Config]) -> None:
+    sizes = ("grpo.num_prompts_per_step=4", f"grpo.max_num_steps={NUM_STEPS}")
+    run = Notes(demo(*sizes, "grpo.max_staleness=1", "rollout.max_tokens_per_step=2"))
+    run.run()
+    assert run.told[:4] == ["weights 0", "step 1", "begin 1", "begin 2"]
+    assert run.told[5:8] == ["weights 1", "step 2", "begin 3"]
+
+
 @given(max_staleness=st.integers(0, 4), saves_after=st.sets(st.integers(1, NUM_STEPS)))
 def test_each_step_trains_on_its_own_prompts_in_the_datas_order_and_none_is_too_old(
     max_staleness: int, saves_after: set[int]
@@ -103,7 +114,9 @@ def test_each_step_trains_on_its_own_prompts_in_the_datas_order_and_none_is_too_
         overlap=None,
     )
     policy = SimpleNamespace(data_parallel_size=1)
-    run = Notes(SimpleNamespace(grpo=grpo, policy=policy), tuple(saves_after))  # type: ignore[arg-type]
+    rollout = SimpleNamespace(max_tokens_per_step=None)
+    cfg = SimpleNamespace(grpo=grpo, policy=policy, rollout=rollout)
+    run = Notes(cfg, tuple(saves_after))  # type: ignore[arg-type]
     trained = run.run()
     assert [index for prompts in trained for index in prompts.indices] == list(range(4 * NUM_STEPS))
     assert [prompts.step for prompts in trained] == list(range(1, NUM_STEPS + 1))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nemo_like.data.interface import Encoded, Message
@@ -113,3 +115,19 @@ def test_what_an_engine_gives_for_tokens_that_it_read_goes_to_their_passages() -
     assert sample.own_prompt(sample.prompt_passage).columns["routes"].tolist() == [11, 12]
     assert [one.columns["routes"].tolist() for one in sample.passages] == [[31, 32], [41, 42], [0]]
     assert conversation().own_prompt(sample.prompt_passage).columns == {}
+
+
+def test_a_response_in_parts_is_one_passage_with_what_the_engine_gave_for_each_token() -> None:
+    sample = conversation((4, 5))
+    sample.begin_response(replace(routed([6, 7], routes=[1, 0], context=[8, 9]), is_truncated=True), 2)
+    assert (sample.num_tokens, sample.num_known, sample.num_response_tokens) == (4, 3, 2)
+    assert sample.token_ids() == (4, 5, 6, 7)
+    # The engine reads token 7 only now, and gives 3 for it.
+    rest = sample.with_begun(routed([8, 1], routes=[4, 0], context=[3]))
+    sample.add_response(rest, "text", 1)
+    (passage,) = sample.passages
+    assert passage.token_ids.tolist() == [6, 7, 8, 1]
+    assert passage.columns["routes"].tolist() == [1, 3, 4, 0]
+    assert sample.prompt_columns["routes"].tolist() == [8, 9]
+    assert (sample.num_turns, sample.policy_version, sample.is_truncated) == (1, 1, False)
+    assert sample.num_known == 5

@@ -18,12 +18,14 @@ from nemo_like.data.interface import Encoded, Observation
 from nemo_like.environments.interface import Failure, FailureKind, Feedback, Turn
 from nemo_like.generation.interface import GroupRequest, GroupResult
 from nemo_like.rollout.conversation import Conversation, EndReason
-from nemo_like.rollout.prompts import turn_seed
+from nemo_like.rollout.prompts import part_seed, turn_seed
+from nemo_like.rollout.token_allowance import TokenAllowance
 from nemo_like.rollout.turn_loop import Codec, Task, TurnLoop
 from tests.unit.rollout.conversations import conversation, response
 
 SAMPLING = SamplingSettings(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=8, stop_token_ids=(1,))
 TIMEOUT_S = 20.0
+NO_LIMIT = TokenAllowance(None, begun_in=6, step=6)
 
 
 class Text:
@@ -92,8 +94,9 @@ class Judge:
         return [await self.feedback(turn) for turn in turns]
 
 
-def result(request_id: str, *tokens: list[int], version: int = 5) -> GroupResult:
-    return GroupResult(request_id, tuple(response(ids) for ids in tokens), version)
+def result(request_id: str, *tokens: list[int], version: int = 5, is_truncated: bool = False) -> GroupResult:
+    responses = tuple(response(ids, is_truncated=is_truncated) for ids in tokens)
+    return GroupResult(request_id, responses, version)
 
 
 def loop_of(
@@ -103,9 +106,12 @@ def loop_of(
     max_turns: int = 1,
     batch_size: int = 8,
     codec: Codec | None = None,
+    allowance: TokenAllowance = NO_LIMIT,
 ) -> TurnLoop:
     task = Task(judge, SAMPLING, max_turns, batch_size, observation_role="user")
-    return TurnLoop("training/6", groups, {"sums": task}, codec or Text(), versions=range(5, 6))
+    return TurnLoop(
+        "training/6", groups, {"sums": task}, codec or Text(), versions=range(5, 8), allowance=allowance
+    )
 
 
 async def right(turn: Turn) -> Feedback:
@@ -182,6 +188,69 @@ def test_a_sample_goes_on_while_its_siblings_are_still_generating() -> None:
         assert [len(c.moments_s) for c in group] == [6, 3]
         assert all(c.moments_s == sorted(c.moments_s) for c in group)
         assert min(c.moments_s[0] for c in group) >= loop.started_s
+
+    play(scenario)
+
+
+def test_a_sample_that_has_used_up_its_tokens_goes_on_in_the_next_step_with_those_it_has() -> None:
+    async def scenario() -> None:
+        group = [conversation((4,), generation=j) for j in range(2)]
+        allowance = TokenAllowance(3, begun_in=4, step=6)
+        loop, engine = loop_of([group], Judge(right), allowance=allowance), Engine()
+        running = asyncio.create_task(loop.run([engine], None, TIMEOUT_S))
+        _, sampling = await engine.request("training/6/0")
+        assert sampling == replace(SAMPLING, max_new_tokens=3)
+        cut = GroupResult("training/6/0", (response([20, 21, 22], is_truncated=True), response([23, 1])), 5)
+        loop.on_groups([cut])
+        await asyncio.sleep(0)
+        assert list(engine.requests) == ["training/6/0"]
+        assert "the rest of 0/0" in str(loop._overdue(1.0))
+
+        loop.begin_step(5)
+        request, sampling = await engine.request("training/6/0/0/1+3")
+        # The engine has read all but the last token, 22.
+        assert request == GroupRequest(
+            "training/6/0/0/1+3", (4, 20, 21, 22), (part_seed(0, 1, 3),), num_known=3
+        )
+        assert sampling == replace(SAMPLING, max_new_tokens=3)
+        loop.begin_step(6)
+        loop.on_groups([result("training/6/0/0/1+3", [24, 25, 26], version=6, is_truncated=True)])
+        # What is left of SAMPLING's 8 tokens is less than another part.
+        _, sampling = await engine.request("training/6/0/0/1+6")
+        assert sampling == replace(SAMPLING, max_new_tokens=2)
+        loop.on_groups([result("training/6/0/0/1+6", [27, 1], version=7)])
+        await running
+        assert group[0].passages[0].token_ids.tolist() == [20, 21, 22, 24, 25, 26, 27, 1]
+        assert [one.policy_version for one in group] == [5, 5]
+        assert [one.num_continued for one in group] == [2, 0]
+        assert [one.num_turns for one in group] == [1, 1]
+        assert [len(one.moments_s) for one in group] == [3, 3]
+        assert not group[0].is_truncated
+
+    play(scenario)
+
+
+def test_the_tokens_of_a_step_are_counted_over_all_turns() -> None:
+    async def scenario() -> None:
+        sample = conversation((4,), max_turns=3)
+        allowance = TokenAllowance(2, begun_in=5, step=6)
+        loop, engine = loop_of([[sample]], Judge(until_done), max_turns=3, allowance=allowance), Engine()
+        running = asyncio.create_task(loop.run([engine], None, TIMEOUT_S))
+        await engine.request("training/6/0/0/1")
+        loop.on_groups([result("training/6/0/0/1", [20])])
+        _, sampling = await engine.request("training/6/0/0/2")
+        assert sampling.max_new_tokens == 1
+        loop.on_groups([result("training/6/0/0/2", [21])])
+        while len(sample.passages) < 4:  # the second observation
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
+        assert "training/6/0/0/3" not in engine.requests
+        loop.begin_step(6)
+        await engine.request("training/6/0/0/3")
+        loop.on_groups([result("training/6/0/0/3", [45])])
+        await running
+        assert sample.end is EndReason.done
+        assert sample.num_continued == 0
 
     play(scenario)
 
