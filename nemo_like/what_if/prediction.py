@@ -119,10 +119,16 @@ def num_simulated_steps(works: Sequence[StepWork]) -> int:
 def modes(cfg: Config) -> list[Mode]:
     """Return the modes to compare, the least stale first."""
     stale = sorted({*_STALENESSES, *([cfg.grpo.max_staleness] if cfg.grpo.max_staleness else [])})
+    budgets = sorted({None, cfg.rollout.max_tokens_per_step}, key=lambda budget: budget or 0)
     return [
         Mode(),
         Mode(is_exact_overlap=True),
-        *(Mode(max_staleness=k, weight_updates=updates) for k in stale for updates in WeightUpdates),
+        *(
+            Mode(max_staleness=k, weight_updates=updates, max_tokens_per_step=budget)
+            for k in stale
+            for updates in WeightUpdates
+            for budget in budgets
+        ),
     ]
 
 

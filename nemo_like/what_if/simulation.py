@@ -12,8 +12,10 @@ Deterministic: one workload and one mode give one result.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from nemo_like.config.schema import WeightUpdates
+from nemo_like.rollout.token_allowance import TokenAllowance
 from nemo_like.what_if.clock import Clock, Process, Signal
 from nemo_like.what_if.engine import SampledTokens, SimulatedEngine
 from nemo_like.what_if.workload import (
@@ -90,10 +92,12 @@ class Simulation:
     def _drive(self, num_steps: int) -> Process:
         for step in range(1, num_steps + 1):
             yield from self._bring_weights(step - 1)
+            for under_way in self._rollouts.values():
+                under_way.begin_step(step)
             last = min(step + self._mode.max_staleness, self._pauses.next_saved(step))
             while self._num_begun < last:
                 self._num_begun += 1
-                self._begin(self._num_begun)
+                self._begin(self._num_begun, step)
             rollout = self._rollouts.pop(step)
             if self._mode.is_exact_overlap:
                 yield from self._train_part_by_part(self._work(step), rollout)
@@ -125,8 +129,10 @@ class Simulation:
         for engine in self._engines:
             engine.resume(version)
 
-    def _begin(self, step: int) -> None:
-        rollout = self._rollouts[step] = _Rollout(step, self._work(step), self._engines, self._clock)
+    def _begin(self, step: int, begun_in: int) -> None:
+        allowance = TokenAllowance(self._mode.max_tokens_per_step, begun_in=begun_in, step=step)
+        rollout = _Rollout(step, self._work(step), self._engines, self._clock, allowance)
+        self._rollouts[step] = rollout
         self._clock.start(rollout.hold())
 
     def _train_at_the_end(self, work: StepWork, rollout: _Rollout) -> Process:
@@ -166,8 +172,17 @@ class Simulation:
 class _Rollout:
     """The rollouts of one step, which follow each other."""
 
-    def __init__(self, step: int, work: StepWork, engines: Sequence[SimulatedEngine], clock: Clock) -> None:
+    def __init__(
+        self,
+        step: int,
+        work: StepWork,
+        engines: Sequence[SimulatedEngine],
+        clock: Clock,
+        allowance: TokenAllowance,
+    ) -> None:
         self.step, self._work, self._engines, self._clock = step, work, engines, clock
+        self.allowance = allowance
+        self.next_step = Signal()  # a step has begun, which may grant more tokens
         self.is_over = Signal()
         self.ended: list[GroupWork] = []  # in the order in which they did
         self._next_end = Signal()
@@ -182,6 +197,11 @@ class _Rollout:
                 _HeldGroup(self, group, engine, all_ended[position]).begin()
             yield from all_ended
         self.is_over.fire()
+
+    def begin_step(self, step: int) -> None:
+        self.allowance.begin_step(step)
+        signal, self.next_step = self.next_step, Signal()
+        signal.fire()
 
     def wait_for(self, num_ended: int) -> Process:
         """Wait until so many groups have ended."""
@@ -206,26 +226,34 @@ class _HeldGroup:
 
     def begin(self) -> None:
         if self._group.is_one_request:
+            part = self._rollout.allowance.next_part(0)
             lengths = [sample.turns[0].num_tokens for sample in self._group.samples]
-            self._engine.submit(self._rollout.step, lengths, self._judge_all)
+            firsts = lengths if part is None else [min(length, part) for length in lengths]
+            self._engine.submit(self._rollout.step, firsts, partial(self._end_all, firsts))
         else:
             for sample in self._group.samples:
                 self._rollout.start(self._hold(sample))
 
-    def _judge_all(self) -> None:
-        for sample in self._group.samples:
-            self._rollout.start(self._judge(sample.turns[0].judge_s))
+    def _end_all(self, lengths: Sequence[int]) -> None:
+        """Go on with all samples, of which the first request gave so many tokens each."""
+        for sample, length in zip(self._group.samples, lengths, strict=True):
+            self._rollout.start(self._hold(sample, length))
 
-    def _judge(self, judge_s: float) -> Process:
-        yield judge_s
-        self._sample_ended()
-
-    def _hold(self, sample: SampleWork) -> Process:
+    def _hold(self, sample: SampleWork, num_given: int = 0) -> Process:
+        """Hold a sample's conversation to its end; the first turn has ``num_given`` tokens already."""
+        num_tokens = num_given
         for turn in sample.turns:
-            came = Signal()
-            self._engine.submit(self._rollout.step, [turn.num_tokens], came.fire)
-            yield came
+            left = turn.num_tokens - num_given
+            while left > 0:
+                while self._rollout.allowance.is_spent(num_tokens):
+                    yield self._rollout.next_step
+                size = min(left, self._rollout.allowance.next_part(num_tokens) or left)
+                came = Signal()
+                self._engine.submit(self._rollout.step, [size], came.fire)
+                yield came
+                left, num_tokens = left - size, num_tokens + size
             yield turn.judge_s
+            num_given = 0
         self._sample_ended()
 
     def _sample_ended(self) -> None:

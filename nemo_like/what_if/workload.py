@@ -90,13 +90,15 @@ class Mode:
     is_exact_overlap: bool = False
     max_staleness: int = 0
     weight_updates: WeightUpdates = WeightUpdates.between_samples
+    max_tokens_per_step: int | None = None  # of a sample, in each step that its rollout is ahead
 
     @property
     def name(self) -> str:
         if self.max_staleness == 0:
             return "exact overlap" if self.is_exact_overlap else "synchronous"
         exact = ", exact overlap" if self.is_exact_overlap else ""
-        return f"max_staleness={self.max_staleness} {self.weight_updates.value}{exact}"
+        budget = "" if self.max_tokens_per_step is None else f", {self.max_tokens_per_step} tokens"
+        return f"max_staleness={self.max_staleness} {self.weight_updates.value}{budget}{exact}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,9 @@ def test_the_configured_staleness_is_among_the_modes(demo: Demo) -> None:
     cfg = demo(*SMALL)
     cfg.grpo.max_staleness = 3
     assert Mode(max_staleness=3, weight_updates=WeightUpdates.in_flight) in modes(cfg)
+    limited = modes(replace(cfg, rollout=replace(cfg.rollout, max_tokens_per_step=2)))
+    assert set(modes(cfg)) < set(limited)
+    assert Mode(max_staleness=3, max_tokens_per_step=2) in limited
 
 
 def test_another_number_of_samples_is_refused(demo: Demo, tmp_path: Path) -> None:

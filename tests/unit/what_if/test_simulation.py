@@ -85,6 +85,17 @@ def test_one_version_ahead_two_steps_share_the_time_from_prompts_to_weights() ->
     assert (result.mean_staleness, result.max_staleness) == (pytest.approx(6 / 7), 1)
 
 
+@pytest.mark.parametrize("is_one_request", [False, True])
+def test_a_rollout_that_is_ahead_gets_no_more_tokens_than_its_budget(is_one_request: bool) -> None:
+    # Of step 2's four tokens the first comes while step 1 is under way, from 0 to 7 s, and the others from 7
+    # to 10 s, before 3 s of training; every later step does the same.
+    one = replace(group((4, 0.0)), is_one_request=is_one_request)
+    mode = replace(ahead(1, WeightUpdates.between_samples), max_tokens_per_step=1)
+    result = simulated([work([one], training_s=3.0)], mode, num_steps=4)
+    assert result.ends_s == (7.0, 13.0, 19.0, 25.0)
+    assert result.max_staleness == 1
+
+
 def test_far_enough_ahead_the_trainer_never_waits() -> None:
     result = simulated([PLAIN], ahead(4), num_steps=12)
     assert result.step_s == 3.0
