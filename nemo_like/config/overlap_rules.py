@@ -33,7 +33,7 @@ def overlap_problems(cfg: Config) -> Iterator[Problem]:
         yield from _whole_batches(cfg)
         yield from _first_update(cfg)
     if cfg.rollout.max_tokens_per_step is not None:
-        yield from _parts_of_responses(cfg, f"rollout.max_tokens_per_step={cfg.rollout.max_tokens_per_step}")
+        yield from _pieces_of_responses(cfg, f"rollout.max_tokens_per_step={cfg.rollout.max_tokens_per_step}")
     if cfg.grpo.max_staleness > 0:
         key = f"grpo.max_staleness={cfg.grpo.max_staleness}"
         yield from _needs_engines_apart(cfg, key)
@@ -165,7 +165,7 @@ def _rollouts_ahead(cfg: Config, key: str) -> Iterator[Problem]:
         )
 
 
-def _parts_of_responses(cfg: Config, key: str) -> Iterator[Problem]:
+def _pieces_of_responses(cfg: Config, key: str) -> Iterator[Problem]:
     if cfg.grpo.max_staleness == 0:
         yield Problem(
             key=key,
@@ -177,7 +177,7 @@ def _parts_of_responses(cfg: Config, key: str) -> Iterator[Problem]:
         if task.sampling.stop_strings:
             yield Problem(
                 key=task.keys["stop_strings"],
-                rule=f"may lie across two parts of a response, of which {key} makes several requests",
+                rule=f"may lie across two pieces of a response, for which {key} makes several requests",
                 remedy="set it to [], so that the end-of-sequence token ends responses, or leave "
                 "rollout.max_tokens_per_step out",
             )

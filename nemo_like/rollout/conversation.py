@@ -164,10 +164,10 @@ class Conversation:
         begun = () if self.begun is None else self.begun.token_ids.tolist()
         return (*self.prompt_ids, *later, *begun)
 
-    def begin_response(self, part: Response, policy_version: int) -> None:
+    def begin_response(self, piece: Response, policy_version: int) -> None:
         """Keep the first tokens of a response, or further ones, which the next request continues;
         ``policy_version`` is the oldest that sampled them."""
-        self.begun = self.with_begun(part)
+        self.begun = self.with_begun(piece)
         self.num_continued += 1
         self._note_version(policy_version)
 
@@ -179,7 +179,7 @@ class Conversation:
         """Append the policy's response and begin a turn with it; ``text`` is the response decoded, and
         ``policy_version`` the oldest that sampled it.
 
-        What was begun of a response is part of this one; see ``with_begun``.
+        What was begun of a response is in this one; see ``with_begun``.
         """
         self.begun = None
         self._add_context(response.context_columns)

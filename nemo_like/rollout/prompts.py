@@ -143,7 +143,7 @@ def turn_seed(first_turn_seed: int, turn: int) -> int:
     return _hashed(f"{first_turn_seed}/{turn}")
 
 
-def part_seed(first_turn_seed: int, turn: int, num_tokens: int) -> int:
+def piece_seed(first_turn_seed: int, turn: int, num_tokens: int) -> int:
     """Derive the seed with which a sample's response in ``turn`` is continued after ``num_tokens`` tokens."""
     return _hashed(f"{first_turn_seed}/{turn}/{num_tokens}")
 

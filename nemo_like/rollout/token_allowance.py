@@ -36,6 +36,6 @@ class TokenAllowance:
             return False
         return num_tokens >= self._per_step * (self._now - self._begun_in + 1)
 
-    def next_part(self, num_tokens: int) -> int | None:
+    def next_piece(self, num_tokens: int) -> int | None:
         """Return for how many tokens to ask next at most, when a sample has ``num_tokens``; None: any."""
         return None if self._per_step is None else self._per_step - num_tokens % self._per_step

@@ -25,7 +25,7 @@ from nemo_like.data_plane.storage_errors import listed
 from nemo_like.environments.interface import UNNUMBERED, Failure, FailureKind, Feedback, Turn
 from nemo_like.generation.interface import GroupRequest, GroupResult, Response, VersionSpan
 from nemo_like.rollout.conversation import Conversation
-from nemo_like.rollout.prompts import WantedGroups, part_seed, turn_seed
+from nemo_like.rollout.prompts import WantedGroups, piece_seed, turn_seed
 from nemo_like.rollout.token_allowance import TokenAllowance
 
 
@@ -92,12 +92,12 @@ class _Request:
     group: GroupRequest
     sampling: SamplingSettings
     conversations: tuple[Conversation, ...]
-    is_part: bool  # whether another request continues those responses that come to max_new_tokens
+    is_piece: bool  # whether another request continues those responses that come to max_new_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class _Answered:
-    """A conversation's response, and the policy versions that sampled it, or its last part."""
+    """A conversation's response, and the policy versions that sampled it, or its last piece."""
 
     conversation: Conversation
     response: Response
@@ -243,7 +243,7 @@ class TurnLoop:
             self._check_versions(result.request_id, spans)
             self.weights_digests.add(result.weights_digest)
             for sample, response, span in zip(request.conversations, result.responses, spans, strict=True):
-                if request.is_part and response.is_truncated:
+                if request.is_piece and response.is_truncated:
                     sample.begin_response(response, span.oldest)
                     begun.append(sample)
                 else:
@@ -379,7 +379,7 @@ class TurnLoop:
         turn, num_begun = conversation.num_turns + 1, conversation.num_begun
         name = f"{conversation.position}/{conversation.generation}/{turn}"
         if num_begun:
-            seed = part_seed(conversation.seed, turn, num_begun)
+            seed = piece_seed(conversation.seed, turn, num_begun)
             return self._request(f"{name}+{num_begun}", (conversation,), (seed,))
         return self._request(name, (conversation,), (turn_seed(conversation.seed, turn),))
 
@@ -395,9 +395,9 @@ class TurnLoop:
                 "prompts or raise policy.max_total_sequence_length"
             )
         limit = min(sampling.max_new_tokens - first.num_begun, num_left)
-        part = self._allowance.next_part(first.num_response_tokens)
-        is_part = part is not None and part < limit
-        limit = limit if part is None else min(part, limit)
+        piece = self._allowance.next_piece(first.num_response_tokens)
+        is_piece = piece is not None and piece < limit
+        limit = limit if piece is None else min(piece, limit)
         if limit != sampling.max_new_tokens:
             sampling = replace(sampling, max_new_tokens=limit)
         task = self._tasks[first.example.env]
@@ -405,7 +405,7 @@ class TurnLoop:
             *(f"{self._rollout_id}/{name}", first.token_ids(), seeds, first.images(), first.num_known),
             said=first.said(task.observation_role) if task.is_said else None,
         )
-        return _Request(group, sampling, conversations, is_part)
+        return _Request(group, sampling, conversations, is_piece)
 
     async def _submit(self, requests: Sequence[_Request]) -> None:
         """Send the requests to the engines, in one call per engine and sampling settings.

@@ -226,9 +226,9 @@ class _HeldGroup:
 
     def begin(self) -> None:
         if self._group.is_one_request:
-            part = self._rollout.allowance.next_part(0)
+            piece = self._rollout.allowance.next_piece(0)
             lengths = [sample.turns[0].num_tokens for sample in self._group.samples]
-            firsts = lengths if part is None else [min(length, part) for length in lengths]
+            firsts = lengths if piece is None else [min(length, piece) for length in lengths]
             self._engine.submit(self._rollout.step, firsts, partial(self._end_all, firsts))
         else:
             for sample in self._group.samples:
@@ -247,7 +247,7 @@ class _HeldGroup:
             while left > 0:
                 while self._rollout.allowance.is_spent(num_tokens):
                     yield self._rollout.next_step
-                size = min(left, self._rollout.allowance.next_part(num_tokens) or left)
+                size = min(left, self._rollout.allowance.next_piece(num_tokens) or left)
                 came = Signal()
                 self._engine.submit(self._rollout.step, [size], came.fire)
                 yield came

@@ -43,7 +43,7 @@ def test_the_demo_runs_in_every_mode(demo: Demo, mode: tuple[str, ...]) -> None:
         (
             (*STALE, "rollout.max_tokens_per_step=2", "generation.stop_strings=[no]"),
             "generation.stop_strings",
-            "may lie across two parts of a response",
+            "may lie across two pieces of a response",
         ),
         (
             (*EXACT, "grpo.adv_estimator.name=reinforce_plus_plus"),

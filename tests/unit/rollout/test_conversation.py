@@ -117,7 +117,7 @@ def test_what_an_engine_gives_for_tokens_that_it_read_goes_to_their_passages() -
     assert conversation().own_prompt(sample.prompt_passage).columns == {}
 
 
-def test_a_response_in_parts_is_one_passage_with_what_the_engine_gave_for_each_token() -> None:
+def test_a_response_in_pieces_is_one_passage_with_what_the_engine_gave_for_each_token() -> None:
     sample = conversation((4, 5))
     sample.begin_response(replace(routed([6, 7], routes=[1, 0], context=[8, 9]), is_truncated=True), 2)
     assert (sample.num_tokens, sample.num_known, sample.num_response_tokens) == (4, 3, 2)

@@ -19,15 +19,15 @@ def test_each_step_grants_as_many_tokens_and_the_rollouts_own_step_all() -> None
 
 def test_requests_end_at_multiples_whatever_is_granted() -> None:
     allowance = TokenAllowance(100, begun_in=5, step=7)
-    assert [allowance.next_part(num) for num in (0, 30, 99, 100, 150)] == [100, 70, 1, 100, 50]
+    assert [allowance.next_piece(num) for num in (0, 30, 99, 100, 150)] == [100, 70, 1, 100, 50]
     allowance.begin_step(7)
-    assert [allowance.next_part(num) for num in (0, 30, 250)] == [100, 70, 50]
+    assert [allowance.next_piece(num) for num in (0, 30, 250)] == [100, 70, 50]
 
 
 def test_a_rollout_that_begins_in_its_own_step_has_no_limit() -> None:
     for allowance in (TokenAllowance(100, begun_in=7, step=7), TokenAllowance(None, begun_in=5, step=7)):
         assert not allowance.is_spent(1000)
-        assert allowance.next_part(1000) is None
+        assert allowance.next_piece(1000) is None
 
 
 @given(
@@ -36,19 +36,19 @@ def test_a_rollout_that_begins_in_its_own_step_has_no_limit() -> None:
     length=st.integers(1, 300),
     begins=st.lists(st.booleans(), min_size=20, max_size=20),
 )
-def test_the_parts_of_a_response_do_not_depend_on_when_steps_begin(
+def test_the_pieces_of_a_response_do_not_depend_on_when_steps_begin(
     per_step: int, ahead: int, length: int, begins: list[bool]
 ) -> None:
-    """A response of ``length`` tokens, with steps that begin after some of its parts."""
+    """A response of ``length`` tokens, with steps that begin after some of its pieces."""
 
-    def parts(steps_begin: list[bool]) -> list[int]:
+    def pieces(steps_begin: list[bool]) -> list[int]:
         allowance, step, num_tokens, sizes = TokenAllowance(per_step, begun_in=1, step=1 + ahead), 1, 0, []
         ends = iter(steps_begin)
         while num_tokens < length:
             while allowance.is_spent(num_tokens):
                 step += 1
                 allowance.begin_step(step)
-            size = min(allowance.next_part(num_tokens) or length, length - num_tokens)
+            size = min(allowance.next_piece(num_tokens) or length, length - num_tokens)
             sizes.append(size)
             num_tokens += size
             if next(ends, False):
@@ -57,4 +57,4 @@ def test_the_parts_of_a_response_do_not_depend_on_when_steps_begin(
         assert step <= 1 + ahead + sum(steps_begin)
         return sizes
 
-    assert parts(begins) == parts([])
+    assert pieces(begins) == pieces([])

@@ -18,7 +18,7 @@ from nemo_like.data.interface import Encoded, Observation
 from nemo_like.environments.interface import Failure, FailureKind, Feedback, Turn
 from nemo_like.generation.interface import GroupRequest, GroupResult
 from nemo_like.rollout.conversation import Conversation, EndReason
-from nemo_like.rollout.prompts import part_seed, turn_seed
+from nemo_like.rollout.prompts import piece_seed, turn_seed
 from nemo_like.rollout.token_allowance import TokenAllowance
 from nemo_like.rollout.turn_loop import Codec, Task, TurnLoop
 from tests.unit.rollout.conversations import conversation, response
@@ -210,12 +210,12 @@ def test_a_sample_that_has_used_up_its_tokens_goes_on_in_the_next_step_with_thos
         request, sampling = await engine.request("training/6/0/0/1+3")
         # The engine has read all but the last token, 22.
         assert request == GroupRequest(
-            "training/6/0/0/1+3", (4, 20, 21, 22), (part_seed(0, 1, 3),), num_known=3
+            "training/6/0/0/1+3", (4, 20, 21, 22), (piece_seed(0, 1, 3),), num_known=3
         )
         assert sampling == replace(SAMPLING, max_new_tokens=3)
         loop.begin_step(6)
         loop.on_groups([result("training/6/0/0/1+3", [24, 25, 26], version=6, is_truncated=True)])
-        # What is left of SAMPLING's 8 tokens is less than another part.
+        # What is left of SAMPLING's 8 tokens is less than another piece.
         _, sampling = await engine.request("training/6/0/0/1+6")
         assert sampling == replace(SAMPLING, max_new_tokens=2)
         loop.on_groups([result("training/6/0/0/1+6", [27, 1], version=7)])
