@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import torch
@@ -12,12 +13,12 @@ from nemo_like.algorithms.sample_filters import RolledOut
 from nemo_like.batch.columns import reads
 from nemo_like.batch.tags import NUM_RESPONSE_TOKENS, reads_tags
 from nemo_like.config.schema import GRPOConfig, LossConfig
-from tests.functional.own_columns import CREDIT
+from tests.functional.own_columns import DESERVED
 
 
-@reads(CREDIT)
+@reads(DESERVED)
 def gated(tokens: LossTokens, cfg: LossConfig, tau: float = 1.0) -> LossTerms:
-    tokens = replace(tokens, advantages=tokens.advantages * tokens.columns["credit"])
+    tokens = replace(tokens, advantages=tokens.advantages * tokens.columns["deserved"])
     ratio = policy_ratio(tokens, cfg)
     gate = torch.sigmoid(tau * (ratio - 1)) * 4 / tau
     return loss_terms(-tokens.advantages * gate, ratio, ratio, tokens, cfg)
@@ -37,12 +38,17 @@ def of_tokens(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
     return replace(policy_loss(tokens, cfg), loss=tokens.logprobs)
 
 
-@reads(CREDIT)
+@reads(DESERVED)
 def not_a_number(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
-    values = (tokens.columns["credit"] - 1).log() * tokens.logprobs
+    values = (tokens.columns["deserved"] - 1).log() * tokens.logprobs
     return replace(policy_loss(tokens, cfg), loss=(tokens.weights * values).sum())
 
 
-@reads(CREDIT)
+def slow(tokens: LossTokens, cfg: LossConfig, seconds: float) -> LossTerms:
+    time.sleep(seconds)
+    return policy_loss(tokens, cfg)
+
+
+@reads(DESERVED)
 def misspelt(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
-    return replace(policy_loss(tokens, cfg), loss=tokens.columns["credits"].sum())
+    return replace(policy_loss(tokens, cfg), loss=tokens.columns["deserves"].sum())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,23 @@ def test_processes_that_die_are_replaced_and_nothing_is_trained_twice_or_lost(
     assert [record["step"] for record in records] == [1, 2, 3, 4, 5]
     assert [record["train/policy_version"] <= record["step"] - 1 for record in records] == [True] * 5
     assert wait_until_gone(mark) == []
+
+
+def test_rollouts_wait_for_a_trainer_that_is_slow(arithmetic_model: str, tmp_path: Path) -> None:
+    options = ["grpo.max_num_steps=6", "grpo.max_staleness=2", *NO_VALIDATION]
+    slow = ["loss_fn.kind=tests.functional.own_losses:slow", "++loss_fn.arguments.seconds=1.0"]
+    run = finished(tmp_path, *options, *slow)
+    under_way, most = set(), 0
+    for line in (run.run_dir / "journal/after-00000/driver.jsonl").read_text().splitlines():
+        match json.loads(line):
+            case {"event": "begin", "rollout": name}:
+                under_way.add(name)
+                most = max(most, len(under_way))
+            case {"event": "trained", "step": step}:
+                under_way.remove(f"training/{step}/0")
+    assert most == 3  # the step's own, and two that are ahead
+    # A step's two updates sleep for two seconds or more, and its rollout is over long before.
+    assert min(run.metrics("performance/backpressure_s")[3:]) > 0.5
 
 
 def test_samples_that_use_up_their_tokens_go_on_in_later_steps_also_by_a_journal(

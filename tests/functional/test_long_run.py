@@ -17,8 +17,9 @@ MAX_GROWTH_MIB = 20.0  # of one process over all steps: 70 KiB a step, a fractio
 @pytest.mark.slow
 @pytest.mark.whole_run
 @pytest.mark.timeout(600)
-def test_no_process_grows_and_nothing_piles_up(arithmetic_model: str) -> None:
-    command = [sys.executable, "scripts/bench/long_run.py", "--steps", str(NUM_STEPS)]
+@pytest.mark.parametrize("overrides", [[], ["grpo.max_staleness=2"]], ids=["alternating", "two ahead"])
+def test_no_process_grows_and_nothing_piles_up(arithmetic_model: str, overrides: list[str]) -> None:
+    command = [sys.executable, "scripts/bench/long_run.py", "--steps", str(NUM_STEPS), *overrides]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=550)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)

@@ -39,11 +39,11 @@ def test_a_loss_an_estimator_and_a_filter_of_one_s_own_train(arithmetic_model: s
         ),
         (
             [f"loss_fn.kind={MODULE}:not_a_number"],
-            ["step 1, sample ", " of prompt ", "returned a loss of ", "at generated token ", "credit="],
+            ["step 1, sample ", " of prompt ", "returned a loss of ", "at generated token ", "deserved="],
         ),
         (
             [f"loss_fn.kind={MODULE}:misspelt"],
-            ["step 1: ", "it does not read the column 'credits', only credit; did you mean 'credit'?"],
+            ["step 1: ", "it does not read the column 'deserves', only deserved; did you mean 'deserved'?"],
         ),
         (
             [f"loss_fn.kind={MODULE}:gated", "++loss_fn.arguments.tua=1.0"],
