@@ -140,18 +140,43 @@ def _by_step(records: list[dict[str, Any]]) -> Mapping[int, dict[str, Any]]:
 def test_processes_that_die_are_replaced_and_nothing_is_trained_twice_or_lost(
     arithmetic_model: str, tmp_path: Path, mode: list[str], steps: tuple[int, ...]
 ) -> None:
-    options = [*SMALL, "grpo.max_num_steps=5", *NO_VALIDATION, *mode]
     victims = zip(("engine-1", "rollout", "environment"), steps, strict=True)
-    plan = ",".join(f"{victim}:generation@{step}" for victim, step in victims)
-    program = ["-m", "tests.functional.killing_run", plan]
-    with running(tmp_path, options, program=program) as (process, mark, run_dir):
-        output, _ = process.communicate(timeout=500)
-    assert process.returncode == 0, output
+    plan = [f"{victim}:generation@{step}" for victim, step in victims]
+    output, run_dir = killed_run(tmp_path, plan, "grpo.max_num_steps=5", *mode)
     assert "(recovery 3 of 10)" in output, output
-    records = read_metrics(run_dir)
-    assert [record["step"] for record in records] == [1, 2, 3, 4, 5]
-    assert [record["train/policy_version"] <= record["step"] - 1 for record in records] == [True] * 5
+    check_each_step_once(run_dir, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [[EXACT], IN_FLIGHT], ids=["exact", "in flight"])
+def test_storage_that_dies_is_replaced_and_a_worker_starts_all_again_from_the_checkpoint(
+    arithmetic_model: str, tmp_path: Path, mode: list[str]
+) -> None:
+    plan = [
+        *("ray::SimpleStorageUnit:logprobs@3", "ray::TransferQueueController:train@4"),
+        "policy_worker-1:train@7",
+    ]
+    options = ["grpo.max_num_steps=8", "checkpointing.save_period=4", "cluster.max_restarts=1"]
+    output, run_dir = killed_run(tmp_path, plan, *options, *mode)
+    assert "(recovery 2 of 10)" in output, output
+    assert "(restart 1 of 1)" in output, output
+    check_each_step_once(run_dir, 8)
+
+
+def killed_run(tmp_path: Path, plan: list[str], *options: str) -> tuple[str, Path]:
+    """A run that ends well, and leaves nothing, although its processes were killed by this plan."""
+    program = ["-m", "tests.functional.killing_run", ",".join(plan)]
+    with running(tmp_path, [*SMALL, *options, *NO_VALIDATION], program=program) as (process, mark, run_dir):
+        output, _ = process.communicate(timeout=550)
+    assert process.returncode == 0, output
     assert wait_until_gone(mark) == []
+    return output, run_dir
+
+
+def check_each_step_once(run_dir: Path, num_steps: int) -> None:
+    records = read_metrics(run_dir)
+    assert [record["step"] for record in records] == [*range(1, num_steps + 1)]
+    assert all(record["train/policy_version"] <= record["step"] - 1 for record in records)
 
 
 def test_rollouts_wait_for_a_trainer_that_is_slow(arithmetic_model: str, tmp_path: Path) -> None:
