@@ -154,8 +154,8 @@ def make_run(
     """
     samples_per_call = 8  # those of a prompt: a call ends with its slowest
     slow = [] if latency is None else latency.overrides(samples_per_call)
-    path = directory / name
-    places = [f"logger.log_dir={directory}", f"logger.run_name={name}"]
+    path = directory / name.replace("=", "-")
+    places = [f"logger.log_dir={directory}", f"logger.run_name={path.name}"]
     finished = subprocess.run(
         [sys.executable, "run_grpo.py", "--config", config, *QUIET, *slow, *places, *overrides],
         check=False,
