@@ -8,9 +8,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-_PAGE = (Path(__file__).parents[1] / "docs" / "combinations.md").read_text(encoding="utf-8")
-# The arguments of each column, before those of its cells.
-BASES = dict(re.findall(r"^\| (\w+) \| `([^`]+)` \|$", _PAGE, re.MULTILINE))
+ROOT = Path(__file__).parents[1]
+_PAGE = (ROOT / "docs" / "combinations.md").read_text(encoding="utf-8")
+
+
+class Base(NamedTuple):
+    """What every cell of a column begins with."""
+
+    configuration: str  # a file, from the root of the repository
+    arguments: str  # before those of the cell
+
+
+BASES = {
+    column: Base(f"configs/{name}", arguments)
+    for column, name, arguments in re.findall(
+        r"^\| (\w+) \| `(\w+\.yaml)` \| (?:`([^`]+)` )?\|$", _PAGE, re.M
+    )
+}
 
 
 class Cell(NamedTuple):
@@ -44,3 +58,11 @@ def with_stand_ins(arguments: str, stand_ins: Mapping[str, str]) -> list[str]:
     for word, meant in stand_ins.items():
         arguments = re.sub(rf"\b{word}\b", meant, arguments)
     return shlex.split(arguments)
+
+
+def of_pictures(directory: Path) -> list[str]:
+    """Return arguments with which the demo's problems are those of ``directory``, which have pictures."""
+    data = {"kind": "jsonl", "env": "count", "images_key": "images"}
+    files = [f"data.{name}.path={directory / name}.jsonl" for name in ("train", "validation")]
+    of_data = [f"data.default.{key}={value}" for key, value in data.items()]
+    return ["policy.backend=fsdp", "env@env.count=exact_match", *of_data, *files]

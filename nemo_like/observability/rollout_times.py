@@ -35,7 +35,7 @@ class SampleTimes(NamedTuple):
     """A sample's turns; ``num_tokens`` counts prompt, responses and observations."""
 
     num_tokens: int
-    turns: tuple[TurnTimes, ...]
+    turns: tuple[TurnTimes, ...]  # none of an agent's session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

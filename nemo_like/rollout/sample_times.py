@@ -25,6 +25,10 @@ def times_of(
 
 
 def _times_of(sample: Conversation, started_s: float) -> SampleTimes:
+    """Return the times of a sample. An agent's calls, which may be made side by side, are no turns, so that
+    its session has none."""
+    if not sample.moments_s:
+        return SampleTimes(sample.num_tokens, ())
     lengths = [len(passage.token_ids) for passage in sample.passages if passage.logprobs is not None]
     after_s = [moment_s - started_s for moment_s in sample.moments_s]
     turns = zip(after_s[0::3], lengths, after_s[1::3], after_s[2::3], strict=True)

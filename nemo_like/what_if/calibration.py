@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from nemo_like.config.schema import WeightUpdates
+from nemo_like.config.schema import EnvironmentKind, WeightUpdates
 from nemo_like.observability.jsonl import read_metrics
 from nemo_like.observability.rollout_times import RolloutTimes, SampleTimes, read_rollout_times
 from nemo_like.observability.run_directory import RunDirectory
@@ -79,6 +79,14 @@ def read_run(path: Path) -> RecordedRun:
         raise UnfitRun(
             f"--what-if={path}: with grpo.overlap={config['grpo']['overlap']} the run's stages overlap, so "
             "their times cannot be told apart; name a run with grpo.overlap=off"
+        )
+    agents = [
+        name for name, env in config.get("env", {}).items() if env["kind"] == EnvironmentKind.agent.name
+    ]
+    if agents:
+        raise UnfitRun(
+            f"--what-if={path}: env.{agents[0]}.kind=agent, and the times of an agent's calls are not kept; "
+            "name a run without agents"
         )
     metrics = {record["step"]: record for record in read_metrics(directory.metrics_path)}
     try:

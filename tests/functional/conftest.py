@@ -9,6 +9,7 @@ import pytest
 from nemo_like.cluster.runtime import RayNeeds, ray_runtime
 from tests.functional.runs import DEMO_STEPS, ROOT, FinishedRun, run_grpo
 
+SHAPES = ".cache/data/shapes"
 CHAT_TEMPLATE = "tests/functional/chat_template.jinja"
 # What is watched changes no result; nor does the template, since problems are plain text.
 OBSERVED = [
@@ -37,10 +38,30 @@ def arithmetic_teacher() -> str:
     return prepared(".cache/models/arithmetic-teacher-d2-s1", *options)
 
 
-def prepared(path: str, *options: str) -> str:
-    command = [sys.executable, "scripts/prepare_arithmetic.py", "--output", path, "--seed", "1", *options]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=300, stdout=subprocess.DEVNULL)
+@pytest.fixture(scope="session")
+def sums_model() -> str:
+    """The checkpoint of the demo with an agent, and its problems, likewise."""
+    path = ".cache/models/sums-s1"
+    prepare("prepare_sums", "--output", path, "--data", ".cache/data/sums")
+    return str(ROOT / path)
+
+
+@pytest.fixture(scope="session")
+def shapes_model() -> str:
+    """The checkpoint of the demo with pictures, and its pictures, likewise."""
+    path = ".cache/models/shapes-s1"
+    prepare("prepare_shapes", "--output", path, "--data", SHAPES, "--seed", "1")
     return path
+
+
+def prepared(path: str, *options: str) -> str:
+    prepare("prepare_arithmetic", "--output", path, "--seed", "1", *options)
+    return path
+
+
+def prepare(script: str, *options: str) -> None:
+    command = [sys.executable, f"scripts/{script}.py", *options]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=550, stdout=subprocess.DEVNULL)
 
 
 @pytest.fixture(scope="session")

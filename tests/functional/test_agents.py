@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,15 +26,6 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.engine]
 
 MAX_LENGTH = 8192
 HARNESSES = "tests.functional.harnesses"
-
-
-@pytest.fixture(scope="session")
-def sums_model() -> str:
-    """The demo's checkpoint, made on first use and kept like the demo's own."""
-    path = ".cache/models/sums-s1"
-    command = [sys.executable, "scripts/prepare_sums.py", "--output", path, "--data", ".cache/data/sums"]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=550, stdout=subprocess.DEVNULL)
-    return str(ROOT / path)
 
 
 def environment(agent: str | None = None, *, max_failed_share: float = 1.0, **options: Any) -> EnvConfig:

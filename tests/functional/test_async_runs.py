@@ -32,7 +32,8 @@ SMALL = [
 ]
 EXACT = "grpo.overlap=exact"
 # Tokens of one response are then of several versions: sampling lasts as long as some training.
-IN_FLIGHT = ["grpo.max_staleness=2", "grpo.weight_updates=in_flight", "generation.vllm_cfg.max_num_seqs=8"]
+AHEAD = ["grpo.max_staleness=2"]
+IN_FLIGHT = [*AHEAD, "grpo.weight_updates=in_flight", "generation.vllm_cfg.max_num_seqs=8"]
 # Rounding, which the order of additions changes; what grows with it is compared in the first step alone.
 ROUNDED = ("train/loss", "train/grad_norm")
 
@@ -136,7 +137,9 @@ def _by_step(records: list[dict[str, Any]]) -> Mapping[int, dict[str, Any]]:
 
 # Of rollouts that run ahead, the kill goes by the newest.
 @pytest.mark.parametrize(
-    ("mode", "steps"), [([EXACT], (2, 3, 4)), (IN_FLIGHT, (3, 4, 5))], ids=["exact", "in flight"]
+    ("mode", "steps"),
+    [([EXACT], (2, 3, 4)), (AHEAD, (3, 4, 5)), (IN_FLIGHT, (3, 4, 5))],
+    ids=["exact", "ahead", "in flight"],
 )
 def test_processes_that_die_are_replaced_and_nothing_is_trained_twice_or_lost(
     arithmetic_model: str, tmp_path: Path, mode: list[str], steps: tuple[int, ...]

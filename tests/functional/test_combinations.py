@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from nemo_like.config.loader import load_config
-from nemo_like.config.schema import Config
-from tests.combinations_page import BASES, CELLS, Cell, with_stand_ins
+from nemo_like.config.schema import Config, EnvironmentKind, Overlap
+from tests.combinations_page import BASES, CELLS, Cell, of_pictures, with_stand_ins
+from tests.functional.conftest import SHAPES
 from tests.functional.runs import FinishedRun, run_grpo, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.whole_run, pytest.mark.timeout(900)]
@@ -30,19 +31,39 @@ SMALL = [
 
 @pytest.fixture(scope="module")
 def stand_ins(
-    arithmetic_model: str, mixture_model: str, tmp_path_factory: pytest.TempPathFactory
+    arithmetic_model: str,
+    mixture_model: str,
+    shapes_model: str,
+    sums_model: str,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, str]:
-    """Checkpoints with the demo's tokenizer, by the word that stands for each on the page."""
-    larger = tmp_path_factory.mktemp("models") / "larger"
-    shutil.copytree(arithmetic_model, larger)
+    """Checkpoints with the demo's tokenizer and arguments, by the word that stands for each on the page. What
+    an agent works on is there too."""
+    path = tmp_path_factory.mktemp("models")
+    larger = untrained(arithmetic_model, path / "larger", arithmetic_model, hidden_size=192)
+    vocab_size = AutoConfig.from_pretrained(sums_model).vocab_size
+    calling = untrained(sums_model, path / "calling", mixture_model, vocab_size=vocab_size)
+    pictures = [f"policy.model_name={shapes_model}", *of_pictures(Path(SHAPES))]
+    models = {"TEACHER": larger, "LARGER": larger, "MIXTURE": mixture_model, "CALLING_MIXTURE": calling}
+    return {**models, "IMAGES": " ".join(pictures)}
+
+
+def untrained(source: str, path: Path, architecture: str, **changes: int) -> str:
+    """A checkpoint like ``source``, but with random weights of the model of ``architecture``."""
+    shutil.copytree(source, path)
     torch.manual_seed(3)
-    config = AutoConfig.from_pretrained(arithmetic_model, hidden_size=192)
-    AutoModelForCausalLM.from_config(config).save_pretrained(larger)
-    return {"TEACHER": str(larger), "LARGER": str(larger), "MIXTURE": mixture_model}
+    config = AutoConfig.from_pretrained(architecture, **changes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    return str(path)
 
 
-def arguments(cell: Cell, stand_ins: dict[str, str]) -> list[str]:
-    return [*with_stand_ins(f"{BASES[cell.column]} {cell.arguments}", stand_ins)]
+def finished(
+    directory: Path, column: str, arguments: str, stand_ins: Mapping[str, str], *more: str
+) -> FinishedRun:
+    """A run of a column's configuration that has ended, with these arguments after those of the column."""
+    base = BASES[column]
+    own = with_stand_ins(f"{base.arguments} {arguments}", stand_ins)
+    return run_grpo(directory, [*SMALL, *own, *more], config=base.configuration)
 
 
 def trained(run: FinishedRun) -> Config:
@@ -64,7 +85,7 @@ def check_every_step(run: FinishedRun, positive: Sequence[str], finite: Sequence
     ids=lambda cell: f"{cell.column}, {cell.row}",
 )
 def test_two_steps_train_all_that_the_run_has(cell: Cell, stand_ins: dict[str, str], tmp_path: Path) -> None:
-    run = run_grpo(tmp_path, [*SMALL, *arguments(cell, stand_ins)])
+    run = finished(tmp_path, cell.column, cell.arguments, stand_ins)
     cfg = trained(run)
     if cfg.rollout.generate_only:
         assert not any(name.endswith("grad_norm") for record in run.records() for name in record)
@@ -75,10 +96,39 @@ def test_two_steps_train_all_that_the_run_has(cell: Cell, stand_ins: dict[str, s
     if cfg.teacher is not None:
         check_every_step(run, [], ["teacher_divergence"])
         assert min(run.metrics("timing/train/teacher_logprobs")) > 0
+    check_overlap(run, cfg)
+    if any(env.kind is EnvironmentKind.agent for env in cfg.env.values()):
+        assert min(run.metrics("train/env/sums/num_calls")) >= 1
+
+
+def check_overlap(run: FinishedRun, cfg: Config) -> None:
+    """Some groups trained before others had ended, and some tokens are as old as the run lets them be."""
+    if cfg.grpo.overlap is Overlap.exact:
+        journals = [path.read_text() for path in run.run_dir.glob("journal/*/driver.jsonl")]
+        assert sum(journal.count('"event": "part"') for journal in journals) > NUM_STEPS
+    # The first rollout begins with the first weights, and the second with the same unless it waits for a
+    # checkpoint.
+    stale = 0 if cfg.checkpointing.enabled else min(cfg.grpo.max_staleness, NUM_STEPS - 1)
+    if cfg.grpo.max_staleness:
+        assert run.metrics("train/max_staleness") == [0, stale]
+
+
+def test_a_recording_of_agents_trains_alike_without_them(stand_ins: dict[str, str], tmp_path: Path) -> None:
+    """Groups that train as they end train as all of them at once, too."""
+    overlap = next(cell.arguments for cell in CELLS if (cell.column, cell.row) == ("agents", "exact overlap"))
+    recorded = finished(tmp_path / "recorded", "agents", overlap, stand_ins, "rollout.record=true")
+    check_overlap(recorded, trained(recorded))
+    check_every_step(recorded, ["grad_norm"], ["loss", "reward"])
+    replay = f"rollout.replay={recorded.run_dir / 'recorded'}"
+    replayed = finished(tmp_path / "replayed", "agents", replay, stand_ins)
+    trained(replayed)
+    for name in ("train/loss", "train/grad_norm"):
+        assert replayed.metrics(name) == pytest.approx(recorded.metrics(name), rel=1e-4, abs=1e-6)
+    assert replayed.metrics("train/reward") == recorded.metrics("train/reward")
 
 
 def test_a_killed_teacher_costs_a_restart(stand_ins: dict[str, str], tmp_path: Path) -> None:
-    own = [*SMALL, *with_stand_ins(BASES["teacher"], stand_ins), "cluster.max_restarts=1"]
+    own = [*SMALL, *with_stand_ins(BASES["teacher"].arguments, stand_ins), "cluster.max_restarts=1"]
     own += ["checkpointing.enabled=true", "checkpointing.save_period=1"]
     program = ["-m", "tests.functional.killing_run", "teacher_worker:teacher_logprobs@2"]
     with running(tmp_path, own, program=program) as (process, mark, run_dir):

@@ -11,6 +11,16 @@ from nemo_like.rollout.sample_times import times_of
 from tests.unit.rollout.conversations import conversation, response
 
 
+def test_the_session_of_an_agent_has_no_turns() -> None:
+    sample = conversation((4, 5))
+    sample.add_response(response([6, 7, 8]), "abc", 3)
+    sample.add_response(response([1]), "z", 3)
+    assert not sample.moments_s  # its calls did not go through the turn loop
+    prompts = PromptBatch(RolloutMode.training, 7, 6, (0,), 1)
+    ((found,),) = times_of(prompts, [[sample]], time.monotonic()).groups
+    assert (found.num_tokens, found.turns) == (6, ())
+
+
 def test_each_turn_has_its_tokens_and_its_times_since_the_rollout_began() -> None:
     sample = conversation((4, 5), max_turns=2)
     sample.add_response(response([6, 7, 8]), "abc", 3)

@@ -167,6 +167,11 @@ def test_a_run_whose_stages_overlapped_is_refused(tmp_path: Path) -> None:
         read_run(write_run(tmp_path / "run", {**CONFIG, "grpo": grpo}))
 
 
+def test_a_run_of_agents_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnfitRun, match=r"env\.sums\.kind=agent, and the times .*; name a run without agents"):
+        read_run(write_run(tmp_path / "run", {**CONFIG, "env": {"sums": {"kind": "agent"}}}))
+
+
 def test_a_run_without_steps_is_refused(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     (run / "metrics.jsonl").write_text('{"step": 0, "validation/accuracy": 0.5}\n')
