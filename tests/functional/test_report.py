@@ -108,6 +108,36 @@ def test_the_tokens_of_all_turns_have_the_colours_for_which_there_are_numbers(pa
     assert page.texts("#turns pre") == ["first try", "no, again", STRANGE]
 
 
+def test_a_click_counts_where_the_table_is_drawn_between_press_and_release(page: Browser) -> None:
+    go(page, "samples", "#tab-samples")
+    draw = "document.querySelector('#samples .body').dispatchEvent(new Event('scroll'))"
+    page.click("#samples .row", "2+1=", meanwhile=draw)
+    page.wait("document.body.dataset.view == 'sample'")
+    assert page.text("#prompt") == "2+1="
+
+
+def test_rows_that_stay_in_sight_keep_their_elements_and_all_are_in_order(page: Browser) -> None:
+    go(page, "samples", "#tab-samples")
+    page.evaluate(
+        "const body = document.querySelector('#samples .body');"
+        "const rowAt = (place) => [...body.querySelectorAll('.row')].find("
+        "  (row) => row.style.top === `${26 * place}px`);"
+        "const kept = rowAt(25)"
+    )
+    places = "[...body.querySelectorAll('.row')].map((row) => Number.parseInt(row.style.top) / 26)"
+    assert page.evaluate(places) == list(range(30))
+    # Five rows above what is in sight, 20 in sight, five below.
+    for first in (10, 4):
+        page.evaluate(f"body.scrollTop = 26 * {first + 5}")
+        page.wait(f"rowAt({first}) && !rowAt({first - 1})")
+        assert page.evaluate(places) == list(range(first, first + 30))
+        assert page.evaluate("rowAt(25) === kept")
+    page.click("#samples .head span", "length")
+    page.click("#samples .head span", "reward")
+    assert page.evaluate(places) == list(range(4, 34))
+    assert not page.evaluate("kept.isConnected")
+
+
 def test_the_failures_of_a_broken_environment_are_three_clicks_away(page: Browser) -> None:
     failures = rows(page, "failures")
     assert failures == [
