@@ -90,8 +90,8 @@ def test_a_sample_is_reached_by_its_step_and_its_group(page: Browser) -> None:
 def test_the_tokens_of_all_turns_have_the_colours_for_which_there_are_numbers(page: Browser) -> None:
     go(page, "samples", "#tab-samples")
     go(page, "sample", "#samples .row")
-    colours = ["plain text", "advantage", "engine - trainer", "log-prob", "trainer's log-prob", "version"]
-    assert page.texts("#colour option") == colours
+    colours = ["plain text", "advantage", "engine - trainer", "entropy", "log-prob", "trainer's log-prob"]
+    assert page.texts("#colour option") == [*colours, "version"]
     assert page.texts("#turns .role") == ["assistant", "environment", "assistant"]
     tokens = page.evaluate("[...document.querySelectorAll('#turns .token')].map((one) => one.textContent)")
     assert "".join(tokens) == "t0 t1 t2 t3 t0 t1 t2 t0 t1 t2 t3 "
@@ -104,8 +104,27 @@ def test_the_tokens_of_all_turns_have_the_colours_for_which_there_are_numbers(pa
     green, red = "rgba(46, 139, 87, {})", "rgba(209, 73, 91, {})"
     response = [green.format("0.75"), green.format("0.376"), green.format("0"), red.format("0.376")]
     assert backgrounds == [*response, "", "", "", *response]
+    page.choose("#colour", "entropy")
+    about = "of what could have been sampled here, by the trainer, nats"
+    assert page.texts("#scale > span") == ["0", "", "1", about]
+    lines = page.evaluate(
+        "[...document.querySelectorAll('#turns .token')].map((one) => one.title.split('\\n')[2] ?? null)"
+    )
+    # Of the eleven tokens after the prompt 0, 0.1, ... 1; three are of the observation.
+    response = ["entropy 0", "entropy 0.1", "entropy 0.2", "entropy 0.3"]
+    assert lines == [*response, None, None, None, "entropy 0.7", "entropy 0.8", "entropy 0.9", "entropy 1"]
+    assert page.evaluate("document.querySelector('#unscored')") is None
     page.choose("#colour", "plain text")
     assert page.texts("#turns pre") == ["first try", "no, again", STRANGE]
+
+
+def test_the_page_says_that_nobody_scored_the_samples_of_a_validation(page: Browser) -> None:
+    go(page, "samples", "#tab-samples")
+    page.choose("#filter-mode", "validation")
+    page.wait("location.hash.includes('mode=validation')")
+    go(page, "sample", "#samples .row")
+    assert page.texts("#colour option") == ["plain text", "advantage", "log-prob", "version"]
+    assert page.text("#unscored").startswith("The trainer did not score this sample")
 
 
 def test_a_click_counts_where_the_table_is_drawn_between_press_and_release(page: Browser) -> None:
