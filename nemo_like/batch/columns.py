@@ -112,6 +112,13 @@ REFERENCE_LOGPROBS = Column(
     Layout.per_token,
     "nats, the same under the frozen reference policy; 0 where response_mask is 0",
 )
+ENTROPIES = Column(
+    "entropies",
+    "float32",
+    Layout.per_token,
+    "nats, in steps whose rollouts are dumped: the entropy of the distribution that token t was drawn from, "
+    "as the training engine computes it with prev_logprobs; 0 where response_mask is 0",
+)
 
 VALUES = Column(
     "values",

@@ -103,7 +103,8 @@ class Policy(SavedGroup, Protocol):
     """What a step needs of the policy worker group."""
 
     def compute_logprobs(self, batch: KVBatchMeta, columns: Sequence[Column]) -> ScoredBatch:
-        """Have the workers compute and write ``columns``: prev_logprobs, reference_logprobs or both.
+        """Have the workers compute and write ``columns``: prev_logprobs, reference_logprobs or both, and with
+        prev_logprobs entropies where they are among them.
 
         The returned batch names these columns and carries their tags.
         """

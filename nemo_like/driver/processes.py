@@ -33,6 +33,7 @@ from nemo_like.observability.disk import write_whole
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.policy.interface import WeightSenderSpec
 from nemo_like.policy.parallelism import parallel_layout
+from nemo_like.policy.policy_columns import dumped_columns
 
 # The deadline of calls to processes that are up already and have nothing to compute.
 SHORT_TIMEOUT_S = 30.0
@@ -296,6 +297,7 @@ class Starter:
             "tripwires": cfg.debug.tripwires,
             "further_reads": () if cfg.value is None else (TOKEN_ADVANTAGES,),
             "further_inputs": (BRANCH_STARTS,) if has_agents(cfg) else (),
+            "further_writes": dumped_columns(cfg.loss_fn, cfg.rollout),
         }
 
     def environments(self) -> dict[str, list[ActorHandle]]:

@@ -8,7 +8,8 @@ driver                    rollout actor              policy workers            d
   ◀───── KVBatchMeta ─────┘  (again, while groups are missing)
   scale, shape, filter: on tags
   compute_logprobs ─────────────────────────────────▶ fetch, forward, write ─▶ + prev_logprobs
-                                                                                (+ reference_logprobs)
+                                                                                (+ reference_logprobs,
+                                                                                 entropies)
   compute_teacher_logprobs: with a teacher ─────────▶ fetch, forward, write ─▶ + teacher_logprobs, ...
   compute_values, by value workers: with a critic ──▶ fetch, forward, write ─▶ + values, returns, ...
   advantages: on tags
@@ -61,7 +62,7 @@ from nemo_like.driver.validation import (
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.summary import SampleAnswer
 from nemo_like.observability.timers import SlowestPass, StageTimer
-from nemo_like.policy.policy_columns import scored_columns
+from nemo_like.policy.policy_columns import scored_in_step
 from nemo_like.policy.results import ScoredBatch, TrainUpdate
 
 
@@ -180,7 +181,7 @@ class SyncGRPODriver:
         grpo, timer = self.cfg.grpo, StageTimer()
         with self.prepare_step(step, timer) as rollout:
             # One part, unless grpo.overlap=exact: then groups come as they end.
-            parts = [self.accumulate(self.estimate(part, timer), timer) for part in rollout.parts()]
+            parts = [self.accumulate(self.estimate(step, part, timer), timer) for part in rollout.parts()]
             estimated = joined(parts, grpo)
             batch, collected = estimated.batch, rollout.collected(estimated.batch)
             if dumps_rollouts_of(step, self.cfg.rollout):
@@ -199,14 +200,14 @@ class SyncGRPODriver:
         alarms = self.tripwires.look(rollout.prompts, results, rollout.sent)
         return replace(report, alarms=alarms).with_metrics(tripwire_metrics(results, rollout.sent.canary_gap))
 
-    def estimate(self, batch: KVBatchMeta, timer: StageTimer) -> Estimated:
+    def estimate(self, step: int, batch: KVBatchMeta, timer: StageTimer) -> Estimated:
         """Score whole groups of a step, mask those samples that shall not train, and estimate advantages."""
         grpo = self.cfg.grpo
         if grpo.overlong_filtering:
             batch = without_truncated(batch)
         batch = in_update_order(batch, grpo)
         with timer("logprobs"):
-            scored = self.score(batch)
+            scored = self.score(step, batch)
         taught = ScoredBatch(scored.batch)
         if self.teacher is not None:
             with timer("teacher_logprobs"):
@@ -231,12 +232,13 @@ class SyncGRPODriver:
             accumulation = self.policy.accumulate(first_update(part.batch, self.cfg))
         return replace(part, accumulation_s=accumulation.compute_s)
 
-    def score(self, batch: KVBatchMeta) -> ScoredBatch:
-        """Compute the log-probs that the loss compares with, under the weights before the first update.
+    def score(self, step: int, batch: KVBatchMeta) -> ScoredBatch:
+        """Compute the log-probs that the loss compares with, under the weights before the first update, and
+        with them the entropies where the step's rollouts are dumped.
 
         Return the batch as it is where the loss needs none.
         """
-        columns = scored_columns(self.cfg.loss_fn)
+        columns = scored_in_step(step, self.cfg.loss_fn, self.cfg.rollout)
         return self.policy.compute_logprobs(batch, columns) if columns else ScoredBatch(batch)
 
     def train_policy(self, step: int, batch: KVBatchMeta) -> TrainUpdate:

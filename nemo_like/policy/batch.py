@@ -436,9 +436,10 @@ class PolicyBatch:
 
 def empty_outputs(scoring: LogprobSettings | None, num_tokens: int, device: torch.device) -> list[Tensor]:
     """Return room for what a model gives for the tokens of a batch, packed and all 0: a value per token,
-    [T] float32, and where ``scoring`` asks for most likely tokens their log-probs, [T, k] float32, and ids,
-    [T, k] int32."""
-    outputs = [torch.zeros(num_tokens, dtype=torch.float32, device=device)]
+    [T] float32, where ``scoring`` asks for the entropy another one, and where it asks for most likely tokens
+    their log-probs, [T, k] float32, and ids, [T, k] int32."""
+    num_values = 2 if scoring is not None and scoring.with_entropy else 1
+    outputs = [torch.zeros(num_tokens, dtype=torch.float32, device=device) for _ in range(num_values)]
     if scoring is not None and scoring.top_k:
         shape = (num_tokens, scoring.top_k)
         outputs += [torch.zeros(shape, dtype=dtype, device=device) for dtype in (torch.float32, torch.int32)]

@@ -284,8 +284,8 @@ class PolicyWorkerGroup(WorkerGroup):
         self._with_engines("connect_weights", self._calls("connect_weights", _every_worker, receivers))
 
     def compute_logprobs(self, batch: KVBatchMeta, columns: Sequence[Column]) -> ScoredBatch:
-        """Have the workers compute ``columns``, prev_logprobs, reference_logprobs or both, and start to write
-        them.
+        """Have the workers compute ``columns`` and start to write them: prev_logprobs, reference_logprobs or
+        both, and with prev_logprobs entropies where they are among them.
 
         The batch comes back with these columns and their tags: mult_prob_error with prev_logprobs, and with
         reference_logprobs the sums of the KL where the reward has one. A batch that is no whole number of

@@ -68,6 +68,10 @@ class TrainingBackend(Protocol):
         """Score the batch as ``logprobs`` does, and the ``top_k`` most likely tokens in the place of each
         token, if the objective asks for any: topk_logprobs float32 and topk_ids int32, packed [T, k]."""
 
+    def scores_with_entropy(self, batch: PolicyBatch, schedule: Schedule) -> TokenScores:
+        """Score the batch as ``scores`` does, and compute the entropy of the distribution that each token was
+        drawn from, packed [sum of lengths] float32 on the CPU, in nats; 0 where response_mask is 0."""
+
     def values(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
         """Value the batch by the model of a critic; every rank returns all values, packed [sum of lengths]
         float32 on the CPU, at the places of column values."""

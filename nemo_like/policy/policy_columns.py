@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nemo_like.batch.columns import (
+    ENTROPIES,
     GENERATION_LOGPROBS,
     IMAGE_COLUMNS,
     INPUT_IDS,
@@ -17,9 +18,9 @@ from nemo_like.batch.columns import (
     Declaration,
 )
 from nemo_like.batch.routed_experts import replayed_columns
-from nemo_like.config.derived import scores_prev_logprobs
+from nemo_like.config.derived import dumps_rollouts_of, scores_prev_logprobs
 from nemo_like.config.model_info import has_vision_tower
-from nemo_like.config.schema import LossConfig, PolicyConfig
+from nemo_like.config.schema import LossConfig, PolicyConfig, RolloutConfig
 
 
 def scored_columns(loss: LossConfig) -> tuple[Column, ...]:
@@ -28,6 +29,18 @@ def scored_columns(loss: LossConfig) -> tuple[Column, ...]:
     if loss.reference_policy_kl_penalty > 0:
         columns.append(REFERENCE_LOGPROBS)
     return tuple(columns)
+
+
+def dumped_columns(loss: LossConfig, rollout: RolloutConfig) -> tuple[Column, ...]:
+    """Return the columns that the trainer computes for the dumps of rollouts alone: the entropies, which the
+    pass that gives prev_logprobs gives too. A run without this pass, or without dumps, has none."""
+    return (ENTROPIES,) if rollout.dump_period > 0 and scores_prev_logprobs(loss) else ()
+
+
+def scored_in_step(step: int, loss: LossConfig, rollout: RolloutConfig) -> tuple[Column, ...]:
+    """Return the columns that the log-prob phase of training step ``step`` writes."""
+    further = dumped_columns(loss, rollout) if dumps_rollouts_of(step, rollout) else ()
+    return (*scored_columns(loss), *further)
 
 
 def model_reads(policy: PolicyConfig) -> tuple[Column, ...]:
@@ -61,13 +74,16 @@ def training_reads(
 
 
 def policy_declarations(
-    loss: LossConfig, own: Sequence[Column] = (), model: Sequence[Column] = ()
+    loss: LossConfig,
+    own: Sequence[Column] = (),
+    model: Sequence[Column] = (),
+    dumped: Sequence[Column] = (),
 ) -> tuple[Declaration, ...]:
     """Return what the policy and what the loss declare; ``own`` are the columns that the user's own loss
-    reads besides, and ``model`` those of ``model_reads``."""
+    reads besides, ``model`` those of ``model_reads``, and ``dumped`` those of ``dumped_columns``."""
     scored = scored_columns(loss)
     return (
-        Declaration("policy", writes=scored, reads=scoring_reads(scored, loss, model)),
+        Declaration("policy", writes=(*scored, *dumped), reads=scoring_reads(scored, loss, model)),
         Declaration(f"loss_fn.kind={loss.kind}", reads=training_reads(loss, own)),
     )
 

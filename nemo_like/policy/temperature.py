@@ -13,7 +13,7 @@ from nemo_like.algorithms.logprobs import LogprobSettings
 class ScoringModel(Protocol):
     """A model that scores tokens with these settings."""
 
-    logprob_settings: LogprobSettings
+    logprob_settings: LogprobSettings | None  # None: it gives values in place of scores
 
 
 @contextlib.contextmanager
@@ -23,9 +23,23 @@ def at_temperature_one(model: ScoringModel, sampling_temperature: float) -> Iter
     Its settings divide logits by ``sampling_temperature``, and by a factor where the model wants one.
     """
     own = model.logprob_settings
+    assert own is not None, "values have no temperature"
     model.logprob_settings = replace(
         own, temperature=own.temperature / sampling_temperature, forbidden_ids=()
     )
+    try:
+        yield
+    finally:
+        model.logprob_settings = own
+
+
+@contextlib.contextmanager
+def asked_for_entropy(model: ScoringModel, *, is_asked: bool) -> Iterator[None]:
+    """Have the model give the entropy with its scores within the block if it ``is_asked``, whatever training
+    asks for."""
+    own = model.logprob_settings
+    if own is not None:
+        model.logprob_settings = replace(own, with_entropy=is_asked)
     try:
         yield
     finally:

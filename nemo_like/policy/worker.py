@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from nemo_like.batch.columns import (
+    ENTROPIES,
     INPUT_IDS,
     PREV_LOGPROBS,
     REFERENCE_LOGPROBS,
@@ -16,7 +18,7 @@ from nemo_like.batch.columns import (
     Column,
     Declaration,
 )
-from nemo_like.batch.meta import Chunk, KVBatchMeta
+from nemo_like.batch.meta import Chunk, KVBatchMeta, Schedule
 from nemo_like.batch.sharding import shard_for_logprobs
 from nemo_like.batch.tags import (
     GROUP_ID,
@@ -72,13 +74,15 @@ class PolicyWorker(TrainingWorker):
         tripwires: Tripwires = Tripwires.off,
         further_reads: Sequence[Column] = (),
         further_inputs: Sequence[Column] = (),
+        further_writes: Sequence[Column] = (),
     ) -> None:
         """Keep the settings; ``setup`` loads the model and connects.
 
         ``temperature`` is the sampling temperature; ``timeout_s`` bounds every collective; the replicas
         ``weight_replicas`` send the weights to engines; ``tripwires`` says what is measured besides; training
-        reads ``further_reads`` too, which other groups write, and every phase ``further_inputs``. Raises
-        ValueError when the user's own loss cannot be found.
+        reads ``further_reads`` too, which other groups write, and every phase ``further_inputs``; some steps
+        ask for ``further_writes`` besides what the loss needs. Raises ValueError when the user's own loss
+        cannot be found.
         """
         super().__init__(
             cfg=cfg,
@@ -92,6 +96,7 @@ class PolicyWorker(TrainingWorker):
         self.loss = loss
         self._own_reads = (*own_reads(loss), *further_reads)
         self._model_reads = (*model_reads(cfg), *further_inputs)
+        self._further_writes = further_writes
         self._tripwires = tripwires
         self._weight_sender_source, self._weight_replicas = weight_sender, tuple(weight_replicas)
         lora_sync = (
@@ -115,7 +120,7 @@ class PolicyWorker(TrainingWorker):
 
     def declarations(self) -> tuple[Declaration, ...]:
         """Return the columns that the policy and the loss write and read."""
-        return policy_declarations(self.loss, self._own_reads, self._model_reads)
+        return policy_declarations(self.loss, self._own_reads, self._model_reads, self._further_writes)
 
     def training_reads(self) -> Sequence[Column]:
         """Return the columns that ``train`` fetches."""
@@ -125,33 +130,46 @@ class PolicyWorker(TrainingWorker):
         """Compute log-probs of the shard's samples and start to write them, all columns in one write.
 
         prev_logprobs are those under the current weights, reference_logprobs those under the weights that the
-        run started from. They are written in the background. The leader returns, with prev_logprobs, tag
+        run started from. entropies, which are asked for with prev_logprobs alone, are under the current
+        weights too. All are written in the background. The leader returns, with prev_logprobs, tag
         mult_prob_error and the mismatch metrics, and with reference_logprobs the sums of the KL as tags where
         the reward has one; the other ranks return None.
         """
-        score = {
-            PREV_LOGPROBS: self._backend.logprobs,
-            REFERENCE_LOGPROBS: self._backend.reference_logprobs,
-        }
         batch = self._batches.batch(meta, scoring_reads(columns, self.loss, self._model_reads))
         with span("compute"), Stopwatch() as compute:
-            logprobs = {column: score[column](batch, schedule_of(meta)) for column in columns}
+            scored = self._scored(batch, schedule_of(meta), columns)
             routing = self._backend.routing_metrics()
-        batch.add(logprobs)
+        batch.add(scored)
         if self._watch is not None:
-            self._watch.scored(logprobs, batch)
+            self._watch.scored(scored, batch)
         if not self.coordinates.is_leader:
             return None
-        self._batches.write(meta, logprobs)
+        self._batches.write(meta, scored)
         tags: dict[str, list[float]] = {}
         metrics = dict(routing)
-        if PREV_LOGPROBS in logprobs:
-            mismatch = logprob_mismatch(batch, logprobs[PREV_LOGPROBS])
+        if PREV_LOGPROBS in scored:
+            mismatch = logprob_mismatch(batch, scored[PREV_LOGPROBS])
             tags[MULT_PROB_ERROR.name] = mismatch.mult_prob_error
             metrics |= mismatch.metrics
-        if REFERENCE_LOGPROBS in logprobs and self.loss.use_kl_in_reward:
+        if REFERENCE_LOGPROBS in scored and self.loss.use_kl_in_reward:
             tags |= reward_kl_tags(batch, self.loss.reference_policy_kl_type)
         return WorkerScores(tags, metrics, compute.seconds)
+
+    def _scored(
+        self, batch: PolicyBatch, schedule: Schedule, columns: Sequence[Column]
+    ) -> dict[Column, Tensor]:
+        """Return the values of ``columns``; log-probs and entropies under the current weights are of one
+        pass."""
+        found: dict[Column, Tensor] = {}
+        if ENTROPIES in columns:
+            scores = self._backend.scores_with_entropy(batch, schedule)
+            assert scores.entropy is not None
+            found |= {PREV_LOGPROBS: scores.logprobs, ENTROPIES: scores.entropy}
+        elif PREV_LOGPROBS in columns:
+            found[PREV_LOGPROBS] = self._backend.logprobs(batch, schedule)
+        if REFERENCE_LOGPROBS in columns:
+            found[REFERENCE_LOGPROBS] = self._backend.reference_logprobs(batch, schedule)
+        return found
 
     def accumulate(self, meta: KVBatchMeta) -> float | None:
         """Add the gradient of the loss of the shard's samples, not normalised, to what this worker holds for

@@ -37,7 +37,12 @@ from nemo_like.config.schema import (
     PolicyBackend,
 )
 from nemo_like.config.tasks import data_sources, judging_environments, max_prompt_tokens, used_environments
-from nemo_like.policy.policy_columns import model_reads, policy_declarations, value_declarations
+from nemo_like.policy.policy_columns import (
+    dumped_columns,
+    model_reads,
+    policy_declarations,
+    value_declarations,
+)
 from nemo_like.policy.teacher_columns import teacher_columns, teacher_declaration
 from nemo_like.preflight import targets
 from nemo_like.preflight.child import ChildCall, ChildFailed, ChildIsLate
@@ -119,7 +124,8 @@ def _declarations(cfg: Config, own: Sequence[Declaration]) -> list[Declaration]:
         if cfg.value is not None:
             parts += value_declarations(cfg.loss_fn)
             of_loss = (*of_loss, TOKEN_ADVANTAGES)
-        parts += policy_declarations(cfg.loss_fn, of_loss, model_reads(cfg.policy))
+        dumped = dumped_columns(cfg.loss_fn, cfg.rollout)
+        parts += policy_declarations(cfg.loss_fn, of_loss, model_reads(cfg.policy), dumped)
         if cfg.teacher is not None and any(one.part == "loss_fn" for one in own):
             parts.append(teacher_declaration(teacher_columns(of_loss)))
     return parts

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from nemo_like.batch.columns import (
+    ENTROPIES,
     GENERATION_LOGPROBS,
     PREV_LOGPROBS,
     REFERENCE_LOGPROBS,
@@ -26,7 +27,15 @@ TokenTexts = Callable[[Sequence[int]], list[str]]
 Scores = Mapping[str, np.ndarray]
 
 _SCORES = tuple(
-    column.name for column in (PREV_LOGPROBS, REFERENCE_LOGPROBS, TEACHER_LOGPROBS, VALUES, TOKEN_ADVANTAGES)
+    column.name
+    for column in (
+        PREV_LOGPROBS,
+        ENTROPIES,
+        REFERENCE_LOGPROBS,
+        TEACHER_LOGPROBS,
+        VALUES,
+        TOKEN_ADVANTAGES,
+    )
 )
 _ADVANTAGES = "advantages"  # of tokens, with a critic
 _NUM_DIGITS = 5

@@ -59,14 +59,17 @@ class Browser:
         """Wait until an expression is true."""
         assert self.evaluate(_UNTIL % condition)
 
-    def click(self, selector: str, text: str = "") -> None:
-        """Click, with the mouse, the first element of ``selector`` that contains ``text``."""
+    def click(self, selector: str, text: str = "", *, meanwhile: str = "") -> None:
+        """Click, with the mouse, the first element of ``selector`` that contains ``text``; the expression
+        ``meanwhile`` is evaluated between press and release."""
         place = self.evaluate(_PLACE % (json.dumps(selector), json.dumps(text)))
         assert place, f"no {selector} with {text!r}: {self.text('main')[:600]}"
         for kind in ("mousePressed", "mouseReleased"):
             self._call(
                 "Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1], button="left", clickCount=1
             )
+            if meanwhile and kind == "mousePressed":
+                self.evaluate(meanwhile)
 
     def choose(self, selector: str, value: str) -> None:
         """Set a field of a form, as a user would."""

@@ -81,6 +81,10 @@ class DenseReference:
         """Per sample [T] with 0 where response_mask is 0; differentiable."""
         return [logprobs for logprobs, _ in self._scores(batch, range(len(batch["lengths"])))]
 
+    def entropies(self, batch: dict[str, Any]) -> list[Tensor]:
+        """Those of the distributions that ``logprobs`` are of, likewise."""
+        return [entropy for _, entropy in self._scores(batch, range(len(batch["lengths"])))]
+
     def reference_logprobs(self, batch: dict[str, Any]) -> list[Tensor]:
         """Those of the reference policy, before the first update."""
         return [logprobs.detach() for logprobs in self.logprobs(batch)]

@@ -19,7 +19,14 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from nemo_like.batch.columns import IMAGE_COLUMNS, POLICY_COLUMNS, ROLLOUT_COLUMNS, VALUE_COLUMNS, Column
+from nemo_like.batch.columns import (
+    ENTROPIES,
+    IMAGE_COLUMNS,
+    POLICY_COLUMNS,
+    ROLLOUT_COLUMNS,
+    VALUE_COLUMNS,
+    Column,
+)
 from nemo_like.batch.meta import GlobalBatch, KVBatchMeta, MicroBatch, Schedule
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.schema import (
@@ -281,7 +288,7 @@ def put_samples(
     may have ``chunk_sizes`` of its own."""
     images = [column for column in IMAGE_COLUMNS if column.name in batch["columns"]]
     written = [*ROLLOUT_COLUMNS, *images, *batch.get("more_columns", ())]
-    plane.open_partition(partition, [*written, *POLICY_COLUMNS, *VALUE_COLUMNS])
+    plane.open_partition(partition, [*written, *POLICY_COLUMNS, ENTROPIES, *VALUE_COLUMNS])
     lengths = batch["lengths"]
     columns = {column.name: batch["columns"][column.name] for column in written}
     chunk_sizes = batch.get("chunk_sizes") or [chunk_size] * (len(lengths) // chunk_size)

@@ -74,7 +74,10 @@ def write_step(
     samples = StepSamples(texts)
     samples.remember(step, batch, groups, [ProblemPlace("pairs", group) for group in range(num_groups)])
     generated = np.full(NUM_TOKENS + 5, -0.75, np.float32)
-    scores = {sample_id: {"prev_logprobs": generated} for sample_id in batch.sample_ids}
+    # Of the tokens after the prompt 0, 0.1, 0.2, ...
+    entropies = np.arange(-2, NUM_TOKENS + 3, dtype=np.float32) / 10
+    scored = {"prev_logprobs": generated, "entropies": entropies}
+    scores = dict.fromkeys(batch.sample_ids, scored) if name.startswith("step") else {}
     samples.write(directory / "rollouts" / f"{name}.jsonl", step, [batch], scores)
 
 

@@ -26,6 +26,7 @@ from tests.functional.test_policy_parity import (
     Outcome,
     as_params,
     test_each_column_and_sample_is_written_once_and_by_leaders_only,
+    test_entropies_equal_the_dense_model,
     test_every_worker_counts_one_policy_version_per_training_phase,
     test_exported_adapters_equal_those_of_peft_after_its_updates,
     test_exported_weights_equal_the_dense_model_after_its_updates,
@@ -38,6 +39,7 @@ from tests.functional.test_policy_parity import (
 
 __all__ = [
     "test_each_column_and_sample_is_written_once_and_by_leaders_only",
+    "test_entropies_equal_the_dense_model",
     "test_every_worker_counts_one_policy_version_per_training_phase",
     "test_exported_adapters_equal_those_of_peft_after_its_updates",
     "test_exported_weights_equal_the_dense_model_after_its_updates",

@@ -27,6 +27,7 @@ from tests.functional.test_policy_parity import (
     Outcome,
     as_params,
     test_each_column_and_sample_is_written_once_and_by_leaders_only,
+    test_entropies_equal_the_dense_model,
     test_exported_weights_equal_the_dense_model_after_its_updates,
     test_logprobs_equal_the_dense_model,
     test_the_canary_is_scored_by_the_trained_weights_at_temperature_1,
@@ -36,6 +37,7 @@ from tests.functional.test_policy_parity import (
 
 __all__ = [
     "test_each_column_and_sample_is_written_once_and_by_leaders_only",
+    "test_entropies_equal_the_dense_model",
     "test_exported_weights_equal_the_dense_model_after_its_updates",
     "test_logprobs_equal_the_dense_model",
     "test_the_canary_is_scored_by_the_trained_weights_at_temperature_1",

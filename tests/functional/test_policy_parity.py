@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
+from nemo_like.batch.columns import ENTROPIES
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
@@ -218,11 +219,13 @@ class CountingDataPlane(InMemoryDataPlane):
 
 @dataclass(frozen=True)
 class RankReport:
-    """What one rank of a world saw. ``logprobs`` are its shard's, None when it does not lead."""
+    """What one rank of a world saw. ``logprobs`` and ``entropies`` are its shard's, None when it does not
+    lead."""
 
     coordinates: Coordinates
     positions: list[int]
     logprobs: list[torch.Tensor] | None
+    entropies: list[torch.Tensor] | None
     scores: WorkerScores | None
     update: WorkerUpdate | None
     written: list[tuple[str, str]]
@@ -250,7 +253,8 @@ def run_steps(coordinates: Coordinates, steps: list[Step]) -> list[RankReport]:
 
 
 def run_step(coordinates: Coordinates, step: Step) -> RankReport:
-    """One rank: the phases of a step, by the worker's own methods, and the export of its weights."""
+    """One rank: the phases of a step, whose rollouts are dumped, by the worker's own methods, and the export
+    of its weights."""
     cfg, loss, batch = step.cfg, step.loss, step.batch
     plane = CountingDataPlane()
     meta = put_samples(plane, "step", batch)
@@ -259,12 +263,14 @@ def run_step(coordinates: Coordinates, step: Step) -> RankReport:
     )
     sizes = {"num_shards": coordinates.layout.dp, "global_batch_size": GLOBAL_BATCH_SIZE}
     scoring = shard_for_logprobs(meta, strategy=logprob_strategy(cfg), **sizes)[coordinates.dp]
-    scores = worker.compute_logprobs(scoring, scored_columns(loss))
+    scores = worker.compute_logprobs(scoring, (*scored_columns(loss), ENTROPIES))
     num_fetches = plane.num_fetches
-    logprobs = None
+    logprobs, entropies = None, None
     if coordinates.is_leader:
-        packed = torch.from_numpy(plane.fetch(scoring, ["prev_logprobs"])["prev_logprobs"].copy())
-        logprobs = list(packed.split(list(scoring.lengths)))
+        logprobs, entropies = (
+            list(torch.from_numpy(packed.copy()).split(list(scoring.lengths)))
+            for packed in plane.fetch(scoring, ["prev_logprobs", "entropies"]).values()
+        )
     if cfg.replica_fetch is ReplicaFetch.every_rank:
         share_written(coordinates, plane, scoring)
     training = shard_for_training(meta, strategy=train_strategy(cfg), **sizes)[coordinates.dp]
@@ -276,6 +282,7 @@ def run_step(coordinates: Coordinates, step: Step) -> RankReport:
         coordinates,
         positions,
         logprobs,
+        entropies,
         scores,
         update,
         plane.written,
@@ -297,6 +304,7 @@ def share_written(coordinates: Coordinates, plane: InMemoryDataPlane, meta: KVBa
 @dataclass(frozen=True)
 class DenseRun:
     logprobs: list[torch.Tensor]
+    entropies: list[torch.Tensor]
     updates: list[DenseUpdate]
     weights: dict[str, torch.Tensor]
     adapters: dict[str, torch.Tensor]
@@ -394,13 +402,14 @@ def dense_run(step: Step, kind: type[DenseReference] = DenseReference) -> DenseR
     """The same step without any parallelism."""
     dense = kind(step.cfg, step.loss, TEMPERATURE)
     prev = [logprobs.detach() for logprobs in dense.logprobs(step.batch)]
+    entropies = [entropy.detach() for entropy in dense.entropies(step.batch)]
     has_reference = step.loss.reference_policy_kl_penalty > 0
     reference = dense.reference_logprobs(step.batch) if has_reference else None
     updates = [
         dense.update(step.batch, list(range(first, first + GLOBAL_BATCH_SIZE)), prev, reference, rate)
         for first, rate in zip(range(0, NUM_SAMPLES, GLOBAL_BATCH_SIZE), LEARNING_RATES, strict=True)
     ]
-    return DenseRun(prev, updates, dense.weights(), dense.adapters())
+    return DenseRun(prev, entropies, updates, dense.weights(), dense.adapters())
 
 
 @pytest.fixture(scope="module")
@@ -421,6 +430,12 @@ def test_logprobs_equal_the_dense_model(outcome: Outcome) -> None:
     assert sorted(position for leader in outcome.leaders for position in leader.positions) == list(
         range(NUM_SAMPLES)
     )
+
+
+def test_entropies_equal_the_dense_model(outcome: Outcome) -> None:
+    for leader in outcome.leaders:
+        for position, entropies in zip(leader.positions, leader.entropies, strict=True):
+            torch.testing.assert_close(entropies, outcome.dense.entropies[position], rtol=0, atol=TOLERANCE)
 
 
 def test_tripwires_measure_a_healthy_step_in_every_layout(outcome: Outcome) -> None:
@@ -522,7 +537,8 @@ def test_mismatch_metrics_weigh_every_trained_token_alike(outcome: Outcome) -> N
 
 
 def test_each_column_and_sample_is_written_once_and_by_leaders_only(outcome: Outcome) -> None:
-    columns = ["prev_logprobs"] + (["reference_logprobs"] if outcome.case.loss.get("kl_penalty") else [])
+    columns = ["prev_logprobs", "entropies"]
+    columns += ["reference_logprobs"] if outcome.case.loss.get("kl_penalty") else []
     counts = Counter(key for rank in outcome.ranks for key in rank.written)
     assert set(counts.values()) == {1}
     assert len(counts) == len(columns) * NUM_SAMPLES

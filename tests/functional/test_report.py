@@ -90,8 +90,8 @@ def test_a_sample_is_reached_by_its_step_and_its_group(page: Browser) -> None:
 def test_the_tokens_of_all_turns_have_the_colours_for_which_there_are_numbers(page: Browser) -> None:
     go(page, "samples", "#tab-samples")
     go(page, "sample", "#samples .row")
-    colours = ["plain text", "advantage", "engine - trainer", "log-prob", "trainer's log-prob", "version"]
-    assert page.texts("#colour option") == colours
+    colours = ["plain text", "advantage", "engine - trainer", "entropy", "log-prob", "trainer's log-prob"]
+    assert page.texts("#colour option") == [*colours, "version"]
     assert page.texts("#turns .role") == ["assistant", "environment", "assistant"]
     tokens = page.evaluate("[...document.querySelectorAll('#turns .token')].map((one) => one.textContent)")
     assert "".join(tokens) == "t0 t1 t2 t3 t0 t1 t2 t0 t1 t2 t3 "
@@ -104,8 +104,57 @@ def test_the_tokens_of_all_turns_have_the_colours_for_which_there_are_numbers(pa
     green, red = "rgba(46, 139, 87, {})", "rgba(209, 73, 91, {})"
     response = [green.format("0.75"), green.format("0.376"), green.format("0"), red.format("0.376")]
     assert backgrounds == [*response, "", "", "", *response]
+    page.choose("#colour", "entropy")
+    about = "of what could have been sampled here, by the trainer, nats"
+    assert page.texts("#scale > span") == ["0", "", "1", about]
+    lines = page.evaluate(
+        "[...document.querySelectorAll('#turns .token')].map((one) => one.title.split('\\n')[2] ?? null)"
+    )
+    # Of the eleven tokens after the prompt 0, 0.1, ... 1; three are of the observation.
+    response = ["entropy 0", "entropy 0.1", "entropy 0.2", "entropy 0.3"]
+    assert lines == [*response, None, None, None, "entropy 0.7", "entropy 0.8", "entropy 0.9", "entropy 1"]
+    assert page.evaluate("document.querySelector('#unscored')") is None
     page.choose("#colour", "plain text")
     assert page.texts("#turns pre") == ["first try", "no, again", STRANGE]
+
+
+def test_the_page_says_that_nobody_scored_the_samples_of_a_validation(page: Browser) -> None:
+    go(page, "samples", "#tab-samples")
+    page.choose("#filter-mode", "validation")
+    page.wait("location.hash.includes('mode=validation')")
+    go(page, "sample", "#samples .row")
+    assert page.texts("#colour option") == ["plain text", "advantage", "log-prob", "version"]
+    assert page.text("#unscored").startswith("The trainer did not score this sample")
+
+
+def test_a_click_counts_where_the_table_is_drawn_between_press_and_release(page: Browser) -> None:
+    go(page, "samples", "#tab-samples")
+    draw = "document.querySelector('#samples .body').dispatchEvent(new Event('scroll'))"
+    page.click("#samples .row", "2+1=", meanwhile=draw)
+    page.wait("document.body.dataset.view == 'sample'")
+    assert page.text("#prompt") == "2+1="
+
+
+def test_rows_that_stay_in_sight_keep_their_elements_and_all_are_in_order(page: Browser) -> None:
+    go(page, "samples", "#tab-samples")
+    page.evaluate(
+        "const body = document.querySelector('#samples .body');"
+        "const rowAt = (place) => [...body.querySelectorAll('.row')].find("
+        "  (row) => row.style.top === `${26 * place}px`);"
+        "const kept = rowAt(25)"
+    )
+    places = "[...body.querySelectorAll('.row')].map((row) => Number.parseInt(row.style.top) / 26)"
+    assert page.evaluate(places) == list(range(30))
+    # Five rows above what is in sight, 20 in sight, five below.
+    for first in (10, 4):
+        page.evaluate(f"body.scrollTop = 26 * {first + 5}")
+        page.wait(f"rowAt({first}) && !rowAt({first - 1})")
+        assert page.evaluate(places) == list(range(first, first + 30))
+        assert page.evaluate("rowAt(25) === kept")
+    page.click("#samples .head span", "length")
+    page.click("#samples .head span", "reward")
+    assert page.evaluate(places) == list(range(4, 34))
+    assert not page.evaluate("kept.isConnected")
 
 
 def test_the_failures_of_a_broken_environment_are_three_clicks_away(page: Browser) -> None:

@@ -33,7 +33,7 @@ def test_every_call_is_in_one_of_its_files(name: str, files: list[str]) -> None:
 
 
 def test_every_column_and_tag_is_on_it() -> None:
-    declared = [*columns.ROLLOUT_COLUMNS, *columns.POLICY_COLUMNS]
+    declared = [*columns.ROLLOUT_COLUMNS, *columns.POLICY_COLUMNS, columns.ENTROPIES]
     declared += [value for value in vars(tags).values() if isinstance(value, tags.Tag)]
     names = {one.name for one in declared} - {"answer_id"}  # of validation
     assert not {name for name in names if f"`{name}`" not in PAGE}

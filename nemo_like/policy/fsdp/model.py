@@ -75,8 +75,8 @@ class ScoringCausalLM(nn.Module):
         )
 
     def scores(self, inputs: ModelInputs) -> TokenScores | TokenValues:
-        """Return the scores of the micro-batch's M scored tokens; they have an entropy only in training mode,
-        since only training reports it. A critic's model returns the tokens' values."""
+        """Return the scores of the micro-batch's M scored tokens. A critic's model returns the tokens'
+        values."""
         kind = TokenValues if self.logprob_settings is None else TokenScores
         return kind.of(self(inputs))
 
@@ -99,7 +99,6 @@ class ScoringCausalLM(nn.Module):
         settings, ids = self.logprob_settings, inputs.token_ids
         if self.training:
             return linear_scores(scored, weight, ids, shard, settings, inputs.topk_ids).tensors
-        settings = replace(settings, with_entropy=False)
         return scores_with_most_likely(scored, weight, ids, shard, settings).tensors
 
     def _hidden_states(self, inputs: ModelInputs) -> Tensor:

@@ -69,7 +69,7 @@ from nemo_like.policy.megatron.router_replay import RouteReplay
 from nemo_like.policy.objective import Objective
 from nemo_like.policy.parallelism import FIRST_REPLICA, is_beside_sender, shards_optimizer
 from nemo_like.policy.parking import HostParking, stays_on_device
-from nemo_like.policy.temperature import at_temperature_one
+from nemo_like.policy.temperature import asked_for_entropy, at_temperature_one
 from nemo_like.policy.train_metrics import TrainMetrics
 from nemo_like.policy.update_watch import UpdateWatch
 from nemo_like.weight_transport.buckets import TensorSpec
@@ -162,24 +162,34 @@ class MegatronBackend:
         token, if the objective asks for any: topk_logprobs float32 and topk_ids int32, packed [T, k]."""
         return TokenScores.of(self._of_tokens(batch, schedule))
 
+    def scores_with_entropy(self, batch: PolicyBatch, schedule: Schedule) -> TokenScores:
+        """Score the batch as ``scores`` does, and compute the entropy of the distribution that each token was
+        drawn from, packed [sum of lengths] float32 on the CPU, in nats; 0 where response_mask is 0."""
+        return TokenScores.of(self._of_tokens(batch, schedule, with_entropy=True))
+
     def values(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
         """Value the batch by the model of a critic; every rank returns all values, packed [sum of lengths]
         float32 on the CPU, at the places of column values."""
         return self._of_tokens(batch, schedule)[0]
 
     @torch.no_grad()
-    def _of_tokens(self, batch: PolicyBatch, schedule: Schedule) -> list[Tensor]:
-        """Return what the model gives for each scored token, packed: its log-prob, or its value, and the
-        log-probs and ids of the most likely tokens if the objective asks for any."""
+    def _of_tokens(
+        self, batch: PolicyBatch, schedule: Schedule, *, with_entropy: bool = False
+    ) -> list[Tensor]:
+        """Return what the model gives for each scored token, packed: its log-prob, or its value, the entropy
+        if it is asked for, and the log-probs and ids of the most likely tokens if the objective asks for
+        any."""
         specs = [spec for update in schedule.global_batches for spec in update.micro_batches]
-        packed = empty_outputs(self.objective.scoring, batch.num_tokens, self.device)
+        scoring = self.objective.scoring and replace(self.objective.scoring, with_entropy=with_entropy)
+        packed = empty_outputs(scoring, batch.num_tokens, self.device)
 
         def keep(outputs: TokenScores | TokenValues, inputs: ModelInputs) -> None:
             keep_outputs(packed, outputs.tensors, inputs)
 
         with self._megatron(), self._weights_in_use(), self._replay.comparing():
             self._model.eval()
-            self._pipeline.forward(batch, schedule, specs, keep)
+            with asked_for_entropy(self._model, is_asked=with_entropy):
+                self._pipeline.forward(batch, schedule, specs, keep)
             self._model.train()
             for tensor in packed:
                 self._send_from_last_stage(tensor)

@@ -6,7 +6,6 @@ critic's model their values.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -156,7 +155,7 @@ class ScoringGPTModel(GPTModel):
             rope_scaling_factor=model.rope_scaling_factor or 1.0,
         )
         self._mark_parameters(part)
-        self._gives_values = settings is None
+        self.logprob_settings = settings
         if settings is None:
             if self.post_process:
                 # Every tensor-parallel rank has a copy, unlike of the output layer that it replaces.
@@ -165,7 +164,6 @@ class ScoringGPTModel(GPTModel):
             return
         rows = model.padded_vocab_size(tp) // tp
         first = parallel_state.get_tensor_model_parallel_rank() * rows
-        self.logprob_settings = settings
         self.vocabulary_shard = VocabularyShard(
             first=first,
             num_valid=max(0, min(rows, model.vocab_size - first)),
@@ -210,8 +208,12 @@ class ScoringGPTModel(GPTModel):
     ) -> Tensor | TokenScores | TokenValues:
         if not self.post_process:
             return hidden_states
-        give = self._values if self._gives_values else self._scores
-        outputs: TokenScores | TokenValues = give(hidden_states, labels)
+        settings = self.logprob_settings
+        outputs: TokenScores | TokenValues = (
+            self._values(hidden_states, labels)
+            if settings is None
+            else self._scores(hidden_states, labels, settings)
+        )
         return outputs if labels.context_index is None else _of_all_context_ranks(outputs, labels)
 
     def _values(self, hidden_states: Tensor, labels: ModelInputs) -> TokenValues:
@@ -223,7 +225,7 @@ class ScoringGPTModel(GPTModel):
         valued = hidden_states.flatten(0, 1).index_select(0, labels.output_index)
         return linear_values(valued, self.output_layer.weight)
 
-    def _scores(self, hidden_states: Tensor, labels: ModelInputs) -> TokenScores:
+    def _scores(self, hidden_states: Tensor, labels: ModelInputs, settings: LogprobSettings) -> TokenScores:
         weight = self.output_layer.weight
         if self.share_embeddings_and_output_weights:
             weight = self.shared_embedding_or_output_weight()
@@ -235,11 +237,10 @@ class ScoringGPTModel(GPTModel):
         elif self.vocabulary_shard.group is not None:
             hidden_states = copy_to_tensor_model_parallel_region(hidden_states)
         scored = hidden_states.flatten(0, 1).index_select(0, labels.output_index)
-        shard, settings, ids = self.vocabulary_shard, self.logprob_settings, labels.token_ids
+        shard, ids = self.vocabulary_shard, labels.token_ids
         if self.training:
             return linear_scores(scored, weight, ids, shard, settings, labels.topk_ids)
-        # Only training reports the entropy.
-        return scores_with_most_likely(scored, weight, ids, shard, replace(settings, with_entropy=False))
+        return scores_with_most_likely(scored, weight, ids, shard, settings)
 
 
 def _of_all_context_ranks(

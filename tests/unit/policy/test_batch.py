@@ -418,3 +418,5 @@ def test_outputs_of_micro_batches_are_packed_at_the_places_of_their_tokens() -> 
     assert torch.equal(packed[0] > 0, mask)
     assert packed[2][inputs.packed_index].tolist() == ids.tolist()
     assert len(empty_outputs(None, 3, batch.device)) == 1
+    with_entropy = LogprobSettings(temperature=1.0, with_entropy=True, top_k=2)
+    assert [one.shape for one in empty_outputs(with_entropy, 3, batch.device)] == [(3,), (3,), (3, 2), (3, 2)]

@@ -1,6 +1,8 @@
 // One sample: what it is, its reward, and its turns as text with a colour for each token.
 
 const NO_COLOUR = "plain text";
+const UNSCORED = "The trainer did not score this sample before training, "
+  + "so its tokens have no entropy and no difference of engine and trainer.";
 
 const HIDDEN = new Set([
   "step", "group", "generation", "prompt", "turns", "tokens", "rewards", "failure", "failure_kind", "answer",
@@ -11,7 +13,7 @@ const HIDDEN = new Set([
 function coloursOf(content) {
   const tokens = content.tokens ?? {};
   const { text, generation_logprobs: engine, prev_logprobs: trainer } = tokens;
-  const { reference_logprobs: reference, teacher_logprobs: teacher } = tokens;
+  const { reference_logprobs: reference, teacher_logprobs: teacher, entropies } = tokens;
   const found = new Map();
   if (!text) return found;
   const add = (name, values, about) => { if (values) found.set(name, { values, about }); };
@@ -23,6 +25,7 @@ function coloursOf(content) {
   if (tokens.advantages) add("advantage", tokens.advantages, "of the token, with the critic's");
   else if (isOfSample) add("advantage", everywhere(content.advantage), "of the sample");
   add("engine - trainer", difference(engine, trainer), "log-probs, nats");
+  add("entropy", entropies, "of what could have been sampled here, by the trainer, nats");
   add("log-prob", engine, "by the engine, nats");
   add("trainer's log-prob", trainer, "nats");
   add("policy - reference", difference(trainer, reference), "log-probs, nats");
@@ -113,7 +116,13 @@ function turns(content) {
   if (colours.size) choice.value = [...colours.keys()][0];
   draw();
   const label = element("label", {}, "colour of tokens", choice);
-  return [element("div", { className: "filters" }, label, key), place];
+  return [element("div", { className: "filters" }, label, key), unscored(content), place];
+}
+
+// Says which colours are missing where the trainer gave its tokens no numbers.
+function unscored(content) {
+  if (!content.tokens?.text || content.tokens.prev_logprobs) return null;
+  return element("div", { className: "note", id: "unscored", textContent: UNSCORED });
 }
 
 function facts(content) {

@@ -44,6 +44,7 @@ function table(name, columns, rows, target) {
   const body = element("div", { className: "body" }, spacer);
   body.style.height = `${Math.min(MAX_BODY_HEIGHT, Math.max(1, rows.length) * ROW_HEIGHT)}px`;
   spacer.style.height = `${rows.length * ROW_HEIGHT}px`;
+  const drawn = new Map(); // the rows that exist: place among the sorted -> element
   let sorted = rows, order = null, direction = 1;
 
   function rowAt(place) {
@@ -57,10 +58,25 @@ function table(name, columns, rows, target) {
     return made;
   }
 
+  // A row that stays keeps its element: a click whose press and release have a draw between them would be
+  // lost with the element that was pressed.
   function draw() {
     const first = Math.max(0, Math.floor(body.scrollTop / ROW_HEIGHT) - 5);
     const last = Math.min(sorted.length, first + Math.ceil(MAX_BODY_HEIGHT / ROW_HEIGHT) + 10);
-    spacer.replaceChildren(...Array.from({ length: last - first }, (_, i) => rowAt(first + i)));
+    for (const [place, made] of drawn) {
+      if (place >= first && place < last) continue;
+      made.remove();
+      drawn.delete(place);
+    }
+    let next = spacer.firstChild;
+    for (let place = first; place < last; place += 1) {
+      if (drawn.has(place)) {
+        next = drawn.get(place).nextSibling;
+      } else {
+        drawn.set(place, rowAt(place));
+        spacer.insertBefore(drawn.get(place), next);
+      }
+    }
   }
 
   function sortBy(column) {
@@ -69,6 +85,8 @@ function table(name, columns, rows, target) {
     const keyed = rows.map((row) => [column.of(row), row]);
     keyed.sort(([one], [other]) => compared(one, other) * (one === null || other === null ? 1 : direction));
     sorted = keyed.map(([, row]) => row);
+    drawn.clear();
+    spacer.replaceChildren();
     draw();
   }
 
