@@ -11,13 +11,15 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
+
+from nemo_like.observability.jsonl import without_measurements
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "configs/grpo_arithmetic_cpu.yaml"
@@ -52,6 +54,16 @@ class FinishedRun:
 def read_metrics(run_dir: Path) -> list[dict[str, float]]:
     """One object per line of metrics.jsonl."""
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_dump(record: Mapping[str, float]) -> dict[str, float]:
+    """A step's metrics as they are where its rollouts are not dumped, so without the entropies that were
+    written; without those that depend on the machine's speed, too."""
+    entropies, total = "data_plane/write/entropies/", "data_plane/write/bytes"
+    kept = {name: one for name, one in without_measurements(record).items() if not name.startswith(entropies)}
+    if total in kept:
+        kept[total] -= record.get(f"{entropies}bytes", 0.0)
+    return kept
 
 
 def processes_of(mark: str) -> list[str]:

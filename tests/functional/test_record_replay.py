@@ -8,11 +8,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from nemo_like.environments.interface import Turn
 from nemo_like.observability.jsonl import without_measurements
-from tests.functional.runs import ROOT, FinishedRun, run_grpo
+from tests.functional.runs import ROOT, FinishedRun, run_grpo, without_dump
 from tests.functional.uniform_rewards import mostly_uniform
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.whole_run]
@@ -85,6 +86,24 @@ def test_the_dump_says_of_every_generated_sample_what_became_of_it(recorded: Fin
             assert ("advantage" in line) == (line["outcome"] == "trained")
 
 
+def test_the_dump_has_the_entropy_at_each_token_that_was_scored(recorded: FinishedRun) -> None:
+    for record in recorded.records():
+        path = recorded.run_dir / "rollouts" / f"step_{record['step']}.jsonl"
+        tokens = [json.loads(line)["tokens"] for line in path.read_text().splitlines()]
+        scored = [one for one in tokens if "prev_logprobs" in one]
+        assert len(scored) == NUM_PROMPTS * NUM_GENERATIONS
+        assert [one for one in tokens if "entropies" in one] == scored
+        entropies, logprobs = (
+            np.array([value for one in scored for value in one[name]])
+            for name in ("entropies", "prev_logprobs")
+        )
+        assert len(entropies) == record["train/global_valid_toks"]
+        assert entropies.min() > 0
+        # The mean of -log p of what was sampled is an estimate of it.
+        error = (entropies + logprobs).std() / len(entropies) ** 0.5
+        assert abs((entropies + logprobs).mean()) < 5 * error
+
+
 def test_a_person_can_read_the_best_and_the_worst_answer_of_each_group(recorded: FinishedRun) -> None:
     command = [sys.executable, "scripts/show_rollouts.py", str(recorded.run_dir), "--step"]
     shown = subprocess.run([*command, "2", "--limit", "100"], cwd=ROOT, capture_output=True, text=True)
@@ -107,7 +126,7 @@ def test_a_replay_without_engines_trains_exactly_as_the_recorded_run_did(
         assert replayed.metrics(key) == recorded.metrics(key)
         assert min(map(abs, replayed.metrics(key))) > 0
     for old, new in zip(recorded.records(), replayed.records(), strict=True):
-        expected = without_measurements(old)
+        expected = without_dump(old)
         assert without_measurements(new) == {
             key: value for key, value in expected.items() if not key.startswith("weight_sync/")
         }
