@@ -127,7 +127,7 @@ class SyncGRPODriver:
                 # That validation was done before the run was cut off, and had sent these weights to the
                 # engines. Send them again here, so that the next step counts no transfer, as it did then.
                 self.weight_sync.ensure_version(self.policy_version)
-        self.schedule.begin_stretch(self.position.step, self.policy_version)
+        self.begin_stretch(self.position.step)
         with self.stop_requests.listening():
             for step in range(self.position.step + 1, grpo.max_num_steps + 1):
                 with timer:
@@ -145,8 +145,16 @@ class SyncGRPODriver:
                     self.checkpoints.finish()
                     return reason
                 if self.checkpoints.is_due(step):
-                    self.schedule.begin_stretch(step, self.policy_version)
+                    self.begin_stretch(step)
         return None
+
+    def begin_stretch(self, step: int) -> None:
+        """Have the journal's next stretch begin after ``step``; see ``RolloutSchedule.begin_stretch``."""
+        self.recovery.completed(
+            f"the weight sync after step {step}",
+            self.policy_version,
+            lambda: self.schedule.begin_stretch(step, self.policy_version),
+        )
 
     def step_and_validate(self, step: int) -> dict[str, float]:
         """Make a step and, where one is due, the validation after it; log and return their metrics."""
