@@ -49,12 +49,12 @@ def measured_rollout(rollout: HeldRollout, stop_tokens: Mapping[str, int]) -> di
 class _Responses:
     """All responses of a rollout, packed: those of one sample after the other, turn by turn.
 
-    Samples that failed before their first response, since an image of their prompt cannot be read, are left
-    out.
+    Samples without one are left out: those that failed before their first, since an image of their prompt
+    cannot be read, and an agent's sessions of which a grammar forced every token.
     """
 
     def __init__(self, groups: Sequence[Sequence[Conversation]]) -> None:
-        groups = [[sample for sample in group if sample.num_turns] for group in groups]
+        groups = [[sample for sample in group if _responses(sample)] for group in groups]
         self._groups = groups
         self._samples = [sample for group in groups for sample in group]
         of_samples = [_responses(sample) for sample in self._samples]

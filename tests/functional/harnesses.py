@@ -7,6 +7,7 @@ import os
 import subprocess
 import tempfile
 import time
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -270,6 +271,14 @@ class Adder:
 async def calculator_loop(task: Task, base_url: str, api_key: str) -> float:
     """The demo's agent."""
     return await calculator.agent(task, base_url, api_key)
+
+
+async def varied(task: Task, base_url: str, api_key: str) -> float:
+    """One call without tools, which any policy can answer; one of five rewards, by a hash of the response."""
+    async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, timeout=600.0) as client:
+        asked: list[Any] = [{"role": "user", "content": task["prompt"]}]
+        said = await client.chat.completions.create(model="policy", messages=asked)
+    return zlib.crc32(f"{task['prompt']}{said.choices[0].message.content}".encode()) % 5 / 4
 
 
 # ------------------------------------------------------------------ misbehaving

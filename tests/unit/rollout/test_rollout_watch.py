@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 
 from nemo_like.data.interface import Encoded
 from nemo_like.environments.interface import Failure, FailureKind, Feedback
 from nemo_like.generation.interface import Response
-from nemo_like.rollout.conversation import Conversation
+from nemo_like.rollout.conversation import Conversation, Passage
 from nemo_like.rollout.rollout_watch import measured_rollout
 from nemo_like.tripwires.measured import Measured
 from nemo_like.tripwires.rollout_checks import rollout_alarms
@@ -90,19 +91,33 @@ def unread(generation: int) -> Conversation:
     return sample
 
 
-def test_samples_that_failed_before_their_first_response_are_left_out() -> None:
+def forced(generation: int) -> Conversation:
+    """An agent's session in which a grammar forced every token, so that none trains."""
+    sample = conversation(generation=generation)
+    sample.passages.append(Passage(np.array([9], np.int32), None))
+    sample.num_turns = 1
+    sample.add_feedback(DONE)
+    return sample
+
+
+@pytest.mark.parametrize("without_response", [unread, forced])
+def test_samples_without_a_response_are_left_out(without_response: Callable[[int], Conversation]) -> None:
     half = math.log(0.5)
-    failed = [unread(0), unread(1)]
+    failed = [without_response(0), without_response(1)]
     truncated = finished((4, 5), response([7, 8], is_truncated=True), DONE)
     pair = [finished((4, 5), response([token, 1], [half, half]), DONE) for token in (7, 8)]
-    # The failed samples come first, between others, and last.
+    # These samples come first, between others, and last.
     found = measured_rollout(Held([failed, [truncated], failed, pair, failed]), STOP)
     assert found[Measured.num_unended_responses].value == 0
     assert found[Measured.num_equal_neighbours].value == 0
     assert found[Measured.expected_equal_neighbours].value == pytest.approx(0.25)
 
 
-def test_a_rollout_in_which_nothing_was_sampled_has_nothing_wrong() -> None:
-    found = measured_rollout(Held([[unread(0), unread(1)]], seeds=[], weights_digests=set()), STOP)
+@pytest.mark.parametrize("without_response", [unread, forced])
+def test_a_rollout_in_which_nothing_was_sampled_has_nothing_wrong(
+    without_response: Callable[[int], Conversation],
+) -> None:
+    group = [without_response(0), without_response(1)]
+    found = measured_rollout(Held([group], seeds=[], weights_digests=set()), STOP)
     assert {name: metric.value for name, metric in found.items()} == dict.fromkeys(found, 0.0)
     assert not [*rollout_alarms({name: metric.value for name, metric in found.items()})]
