@@ -583,7 +583,7 @@ def test_an_environment_variable_of_another_type_or_none_is_refused(monkeypatch:
     assert "Environment variable 'OWN_VARIABLE' not found" in message
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**31), st.floats(1e-9, 1e3), st.text("abcdefghijklmnop_/.-0123456789", min_size=1))
 def test_values_given_as_arguments_arrive_unchanged(
     resolved_demo: Path, seed: int, lr: float, name: str

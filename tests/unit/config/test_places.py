@@ -130,7 +130,7 @@ def gpu_demo(demo: Demo) -> Config:
     return demo(*GPU, "cluster.num_nodes=100")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     tp=st.sampled_from([1, 2, 4, 8]),
     dp=st.integers(1, 6),

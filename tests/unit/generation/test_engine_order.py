@@ -341,7 +341,7 @@ def two_timings(draw: st.DrawFn) -> tuple[Calls, Calls]:
 
 
 @pytest.mark.parametrize("updates", WeightUpdates)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(timings=two_timings())
 def test_a_replay_repeats_every_step_whatever_the_timing_of_the_callers(
     updates: WeightUpdates, timings: tuple[Calls, Calls]

@@ -128,7 +128,7 @@ def cuts(draw: st.DrawFn) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(parts=cuts())
 def test_any_cut_gives_gradient_metrics_and_losses_of_the_whole(name: str, parts: list[list[int]]) -> None:
     cfg = LOSSES[name]
@@ -142,7 +142,7 @@ def test_any_cut_gives_gradient_metrics_and_losses_of_the_whole(name: str, parts
     assert measured[Measured.loss_gradient_error] < 1e-5
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(parts=cuts())
 def test_a_critics_loss_is_cut_in_the_same_way(parts: list[list[int]]) -> None:
     objective = ValueObjective(CRITIC)

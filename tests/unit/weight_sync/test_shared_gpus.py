@@ -212,7 +212,7 @@ def test_a_run_holds_at_most_what_the_plan_says_in_every_stage(overrides: tuple[
     assert run.gpu.peaks[GpuStage.policy_training] == timetable.bytes_in(GPU, GpuStage.policy_training)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.sampled_from(["generate", "train", "lose_an_engine"]), max_size=12))
 def test_no_order_of_work_and_deaths_takes_more_than_there_is(work: list[str]) -> None:
     cfg, timetable = planned(*OFFLOADS)
