@@ -105,7 +105,7 @@ def test_gradients_with_a_tail_agree_with_finite_differences(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DIVERGENCES)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**16), vocabulary=st.integers(2, 12), k=st.integers(1, 12), spread=st.floats(0, 4)
 )
@@ -129,7 +129,7 @@ def test_they_are_0_only_where_tokens_and_tail_agree(name: str) -> None:
         assert DIVERGENCES[name](logs(0.5, 0.3), student).item() > 1e-3
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**16), spread=st.floats(0, 60))
 def test_jensen_shannon_is_symmetric_at_a_half_and_bounded(seed: int, spread: float) -> None:
     teacher, student = (one[:, :5] for one in distributions(seed, vocabulary=8, spread=spread))

@@ -6,7 +6,7 @@ import math
 from statistics import fmean, stdev
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nemo_like.algorithms.error_bars import over_answers, over_problems
@@ -35,7 +35,6 @@ def test_one_problem_has_no_error() -> None:
     assert over_answers([[1.0, 0.0], []]).standard_error is None
 
 
-@settings(deadline=None)
 @given(st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(VALUES, min_size=n, max_size=n), min_size=2)))
 def test_with_equally_many_answers_the_problems_means_have_the_same_error(
     problems: list[list[float]],
@@ -45,14 +44,12 @@ def test_with_equally_many_answers_the_problems_means_have_the_same_error(
     assert by_answers.standard_error == pytest.approx(by_means.standard_error, abs=1e-9)
 
 
-@settings(deadline=None)
 @given(st.lists(VALUES, min_size=2))
 def test_with_one_answer_each_the_error_is_that_of_independent_ones(values: list[float]) -> None:
     expected = stdev(values) / math.sqrt(len(values))
     assert over_answers([[value] for value in values]).standard_error == pytest.approx(expected, abs=1e-9)
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(VALUES, min_size=1, max_size=4), min_size=2, max_size=6))
 def test_repeating_every_answer_makes_nothing_surer(problems: list[list[float]]) -> None:
     twice = over_answers([one + one for one in problems])

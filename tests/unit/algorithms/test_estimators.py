@@ -246,7 +246,6 @@ samples = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(samples)
 def test_whitened_advantages_have_token_weighted_mean_zero_and_variance_one(batch):
     rewards, groups, tokens, mask = (list(column) for column in zip(*batch, strict=True))
@@ -259,7 +258,6 @@ def test_whitened_advantages_have_token_weighted_mean_zero_and_variance_one(batc
         assert sum(tokens[i] * result[i] ** 2 for i in valid) / total == pytest.approx(1.0)
 
 
-@settings(deadline=None)
 @given(samples, st.randoms(use_true_random=False))
 def test_the_order_of_the_samples_does_not_matter(batch, random):
     order = list(range(len(batch)))
@@ -307,7 +305,7 @@ def test_gae_whitens_the_advantages_of_tokens():
 TOKENS = st.lists(st.floats(-100, 100), max_size=6)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(TOKENS, st.booleans()), min_size=1, max_size=8))
 def test_gae_gives_tokens_that_train_mean_0_and_variance_1_whatever_masked_samples_hold(samples):
     advantages = [tokens if kept else [math.nan] * len(tokens) for tokens, kept in samples]

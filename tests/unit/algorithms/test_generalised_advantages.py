@@ -113,7 +113,7 @@ SAMPLES = st.lists(
 SHARES = st.floats(0, 1)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(SAMPLES, SHARES, SHARES)
 def test_every_sample_of_a_ragged_batch_gets_what_it_gets_alone(
     samples: list[Sample], gamma: float, gae_lambda: float
@@ -124,7 +124,7 @@ def test_every_sample_of_a_ragged_batch_gets_what_it_gets_alone(
     assert together.returns.tolist() == torch.cat([one.returns for one in alone]).tolist()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(SAMPLES, SHARES, SHARES, st.data())
 def test_tokens_that_the_policy_did_not_generate_are_as_if_absent(
     samples: list[Sample], gamma: float, gae_lambda: float, data: st.DataObject
@@ -143,7 +143,7 @@ def test_tokens_that_the_policy_did_not_generate_are_as_if_absent(
         assert not found[~mask].any()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(SAMPLES, SHARES, SHARES)
 def test_a_return_is_the_advantage_and_the_value(
     samples: list[Sample], gamma: float, gae_lambda: float
@@ -159,7 +159,7 @@ def test_a_return_is_the_advantage_and_the_value(
         assert returns == pytest.approx(sums, rel=1e-6, abs=1e-5)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(SAMPLES, SHARES)
 def test_lambda_0_trusts_the_next_value_alone(samples: list[Sample], gamma: float) -> None:
     found = responses_of(samples, estimate(samples, gamma, 0.0).advantages)
@@ -172,7 +172,7 @@ def test_lambda_0_trusts_the_next_value_alone(samples: list[Sample], gamma: floa
         assert advantages == pytest.approx(expected, rel=1e-6, abs=1e-5)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(SAMPLES)
 def test_lambda_1_without_discount_trusts_the_rewards_alone(samples: list[Sample]) -> None:
     found = responses_of(samples, estimate(samples, 1.0, 1.0).advantages)

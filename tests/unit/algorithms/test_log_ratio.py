@@ -45,7 +45,7 @@ logprob = st.floats(-1e9, 0.0) | st.floats(-200.0, 0.0)
 
 
 @pytest.mark.parametrize("name", LOSSES)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     rows=st.lists(st.tuples(logprob, logprob, logprob, logprob), min_size=3, max_size=3),
     advantages=st.lists(st.sampled_from([0.0, 1.0, -1.0, 7.5, -7.5]), min_size=2, max_size=2),

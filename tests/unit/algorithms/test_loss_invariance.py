@@ -98,7 +98,7 @@ class GlobalBatch:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     lengths=st.lists(st.integers(1, 5), min_size=2, max_size=6),
     cuts=st.lists(st.integers(0, 6), max_size=3),

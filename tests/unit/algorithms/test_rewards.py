@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nemo_like.algorithms.rewards import ResponseEnds, informative_groups, scaled_rewards, shaped_rewards
@@ -79,7 +79,6 @@ def test_shaping_that_is_off_changes_nothing():
     assert shaped_rewards([1.0], ends([150], [1]), replace(SHAPING, enabled=False)) == [1.0]
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(-5, 5), st.integers(0, 300)), max_size=10))
 def test_the_penalty_is_never_negative_and_never_above_its_maximum(batch):
     rewards, tokens = [reward for reward, _ in batch], [count for _, count in batch]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nemo_like.algorithms.value_loss import value_loss
@@ -54,7 +54,6 @@ def test_a_value_that_went_far_past_its_return_is_pulled_back() -> None:
     assert is_clipped == [0]
 
 
-@settings(deadline=None)
 @given(st.floats(-5, 5, width=32), st.floats(-0.19, 0.19), st.floats(-5, 5, width=32))
 def test_within_the_range_clipping_changes_nothing(old: float, move: float, target: float) -> None:
     value = old + move
@@ -65,7 +64,6 @@ def test_within_the_range_clipping_changes_nothing(old: float, move: float, targ
     assert is_clipped == [0]
 
 
-@settings(deadline=None)
 @given(*[st.floats(-5, 5, width=32)] * 3, st.floats(0.01, 2))
 def test_clipping_never_lowers_the_loss(value: float, old: float, target: float, clip_range: float) -> None:
     (loss,), (gradient,), (is_clipped,) = losses([value], [old], [target], clip_range)

@@ -33,7 +33,7 @@ def lengths_of_ranks(draw: st.DrawFn) -> list[list[int]]:
     return [draw(one) for _ in range(num_ranks)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(lengths_of_ranks(), st.sampled_from([1, 4, 8]), st.integers(0, 3))
 def test_every_sample_is_in_one_micro_batch_and_ranks_have_equally_many(
     lengths: list[list[int]], multiple: int, kind: int
@@ -52,7 +52,7 @@ def test_every_sample_is_in_one_micro_batch_and_ranks_have_equally_many(
         assert all(of_rank)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(lengths_of_ranks(), st.sampled_from([1, 4, 8]))
 def test_dynamic_batches_keep_the_budget_with_the_padding_of_all_ranks(
     lengths: list[list[int]], multiple: int
@@ -67,7 +67,7 @@ def test_dynamic_batches_keep_the_budget_with_the_padding_of_all_ranks(
         assert len(together[0]) * length <= BUDGET
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(lengths_of_ranks(), st.sampled_from([1, 4, 8]))
 def test_packed_bins_keep_the_budget(lengths: list[list[int]], multiple: int) -> None:
     strategy = sequence_packing(BUDGET, multiple)
@@ -102,7 +102,7 @@ def fewest_bins(sizes: Sequence[int], capacity: int) -> int:
     return best
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=9))
 def test_packing_takes_at_most_71_60ths_of_the_fewest_bins_and_one(sizes: list[int]) -> None:
     bins = pack(sizes, 30)

@@ -39,7 +39,7 @@ def tokens(micro_batch: MicroBatch, lengths: list[int], prompts: list[Prompt]) -
     return after + sum(run.num_tokens for run in micro_batch.runs)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(ranks(), st.sampled_from([1, 4, 8]))
 def test_every_sample_is_in_one_micro_batch_within_the_budget(of_ranks: Ranks, multiple: int) -> None:
     lengths, prompts = of_ranks
@@ -58,7 +58,7 @@ def test_every_sample_is_in_one_micro_batch_within_the_budget(of_ranks: Ranks, m
         assert of_number[0].padded_length == round_up(longest, multiple)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(ranks())
 def test_runs_are_neighbours_of_one_prompt(of_ranks: Ranks) -> None:
     lengths, prompts = of_ranks
@@ -71,7 +71,7 @@ def test_runs_are_neighbours_of_one_prompt(of_ranks: Ranks) -> None:
             assert next(rows, None) is None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(ranks())
 def test_one_rank_divides_only_groups_that_are_over_the_budget(of_ranks: Ranks) -> None:
     lengths, prompts = of_ranks[0][:1], of_ranks[1][:1]

@@ -66,7 +66,7 @@ def cases(draw: st.DrawFn) -> tuple[KVBatchMeta, int, int, int]:
     return batch(lengths, group, mask), num_shards, batch_size, draw(st.integers(1, 8))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(cases())
 def test_every_update_is_its_consecutive_samples_each_once(case: tuple[KVBatchMeta, int, int, int]) -> None:
     meta, num_shards, batch_size, micro_batch_size = case
@@ -90,7 +90,7 @@ def test_every_update_is_its_consecutive_samples_each_once(case: tuple[KVBatchMe
             assert counts.num_tokens == sum(meta.lengths[position] - 1 for position in valid)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(cases())
 def test_ranks_run_the_same_number_of_micro_batches_of_the_same_padded_length(
     case: tuple[KVBatchMeta, int, int, int],
@@ -109,7 +109,7 @@ def test_ranks_run_the_same_number_of_micro_batches_of_the_same_padded_length(
                     assert model_length(longest) <= micro_batch.padded_length
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(cases(), st.data())
 def test_idle_samples_count_and_are_left_out_alike_on_every_rank(
     case: tuple[KVBatchMeta, int, int, int], data: st.DataObject
@@ -155,7 +155,7 @@ def test_the_longest_idle_samples_are_left_out() -> None:
     assert [shard.lengths[row] for row in rows] == [3]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(cases())
 def test_both_stages_find_a_sample_at_the_same_place(case: tuple[KVBatchMeta, int, int, int]) -> None:
     meta, num_shards, batch_size, size = case
@@ -170,7 +170,7 @@ def test_both_stages_find_a_sample_at_the_same_place(case: tuple[KVBatchMeta, in
     assert all(len(shard.schedule.global_batches) == 1 for shard in logprobs)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(cases(), st.booleans(), st.booleans())
 def test_a_critic_values_a_whole_sample_where_it_trains_on_it(
     case: tuple[KVBatchMeta, int, int, int], packs: bool, shares: bool
@@ -200,7 +200,7 @@ def test_a_critic_values_a_whole_sample_where_it_trains_on_it(
     assert not any(shard.schedule.with_ends for shard in training)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(cases())
 def test_ranks_have_equally_many_samples_and_nearly_equally_many_tokens(
     case: tuple[KVBatchMeta, int, int, int],

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nemo_like.data.sampler import MixtureSampler, PromptSampler
@@ -88,7 +88,6 @@ def test_sources_come_in_the_proportion_of_their_weights():
     assert order == (0, 1, 10, 2, 3, 4, 11, 5, 6, 7, 12, 8)
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=4), st.integers(1, 200))
 def test_no_source_is_ever_a_whole_prompt_further_from_its_share_than_there_are_sources(weights, count):
     sizes = [1000] * len(weights)

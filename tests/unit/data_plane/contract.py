@@ -168,7 +168,7 @@ class DataPlaneContract:
                 assert tensor.shape == original.shape
                 assert tensor.tolist() == original.tolist()
 
-    @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(batch=fields.batches(), data=st.data())
     def test_fields_of_every_kind_survive_in_any_order(
         self, planes: Planes, batch: tuple[list[int], list[int], dict[fields.Kind, Any]], data: st.DataObject

@@ -32,7 +32,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.lists(arrays | tensors, max_size=4), max_size=6))
 def test_ragged_rows_survive_exactly(rows: list[list[Any]]) -> None:
     packed = codec.pack_rows(RAGGED, rows)
@@ -60,7 +60,7 @@ def codec_bytes(tensor: Any) -> bytes:
     return np.ascontiguousarray(tensor).tobytes()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(values, max_size=6))
 def test_objects_survive(rows: list[Any]) -> None:
     packed = codec.pack_rows(OBJECTS, rows)

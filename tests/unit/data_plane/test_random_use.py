@@ -91,5 +91,5 @@ class DataPlaneMachine(RuleBasedStateMachine):
             assert self.planes[0].host.storage.num_bytes == 0
 
 
-DataPlaneMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+DataPlaneMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=20)
 test_any_sequence_of_operations_reads_what_was_written = DataPlaneMachine.TestCase

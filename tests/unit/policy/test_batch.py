@@ -331,7 +331,7 @@ def test_samples_that_fit_without_their_ends_may_not_fit_with_them(schedule: Sch
         two_samples().micro_batch(MicroBatch(rows=(0, 1), padded_length=longest), schedule)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     masks=st.lists(st.lists(st.booleans(), max_size=7), min_size=1, max_size=5),
     is_packed=st.booleans(),

@@ -96,7 +96,7 @@ def test_without_a_range_every_error_counts() -> None:
 NUMBERS = st.lists(st.floats(-3, 3, width=32), min_size=9, max_size=9)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     NUMBERS,
     NUMBERS,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nemo_like.config.schema import WeightUpdates
@@ -223,7 +223,6 @@ all_modes = st.builds(
 
 
 @given(all_works, st.integers(min_value=0, max_value=4))
-@settings(deadline=None)
 def test_running_further_ahead_never_takes_longer_where_samples_do_not_slow_each_other(
     works: list[StepWork], k: int
 ) -> None:
@@ -231,13 +230,11 @@ def test_running_further_ahead_never_takes_longer_where_samples_do_not_slow_each
 
 
 @given(all_works)
-@settings(deadline=None)
 def test_exact_overlap_never_takes_longer_where_calls_cost_nothing(works: list[StepWork]) -> None:
     assert simulated(works, EXACT).total_s <= simulated(works, Mode()).total_s + 1e-6
 
 
 @given(all_works, all_modes, st.booleans())
-@settings(deadline=None)
 def test_no_mode_beats_the_longer_of_generation_and_training(
     works: list[StepWork], mode: Mode, one_by_one: bool
 ) -> None:
@@ -261,7 +258,6 @@ def test_no_mode_beats_the_longer_of_generation_and_training(
 
 
 @given(all_works, all_modes)
-@settings(deadline=None)
 def test_no_token_is_staler_than_the_bound_and_shares_are_shares(works: list[StepWork], mode: Mode) -> None:
     result = simulated(works, mode)
     assert 0 <= result.mean_staleness <= result.max_staleness <= mode.max_staleness
@@ -271,7 +267,6 @@ def test_no_token_is_staler_than_the_bound_and_shares_are_shares(works: list[Ste
 
 
 @given(all_works, all_modes, st.integers(min_value=0, max_value=3))
-@settings(deadline=None)
 def test_every_run_ends_also_with_pauses(works: list[StepWork], mode: Mode, period: int) -> None:
     pauses = Pauses(validation_period=period, checkpoint_period=2 * period)
     assert len(simulated(works, mode, pauses=pauses).ends_s) == 6
