@@ -26,6 +26,10 @@ RECORD_COLUMN = re.compile(
 )
 
 _PLACE = "{prompt}"
+_NO_VALIDATION = (
+    "; a run without held-out problems names those of data.train here, with grpo.val_period=0 "
+    "grpo.val_at_start=false grpo.val_at_end=false checkpointing.metric_name=null"
+)
 _MISSING = {
     DatasetKind.jsonl: 'give a file with one object per line, {"prompt": ..., "answer": ...}',
     DatasetKind.huggingface: "give a file, a directory, or OWNER/NAME of a dataset on the hub",
@@ -123,12 +127,16 @@ def _names(section: str, sources: Sequence[DatasetConfig]) -> Iterator[Problem]:
 
 def _path(key: str, cfg: DatasetConfig) -> Iterator[Problem]:
     if cfg.kind is DatasetKind.arithmetic:
+        yield from _computed(key, cfg)
         return
     if cfg.kind is DatasetKind.environment:
         yield from _made(key, cfg)
         return
     if cfg.path is None:
-        yield Problem(key=f"{key}.path=null", rule=f"must be set for {key}.kind={cfg.kind.value}", remedy="")
+        rule = f"must be set for {key}.kind={cfg.kind.value}"
+        remedy = _MISSING.get(cfg.kind, "give the name of a dataset of reasoning-gym")
+        without = _NO_VALIDATION if key == "data.validation" else ""
+        yield Problem(key=f"{key}.path=null", rule=rule, remedy=remedy + without)
     if cfg.kind is DatasetKind.huggingface and cfg.split is None:
         rule = f"must be set for {key}.kind={cfg.kind.value}"
         yield Problem(key=f"{key}.split=null", rule=rule, remedy='for example "train"')
@@ -140,6 +148,20 @@ def _path(key: str, cfg: DatasetConfig) -> Iterator[Problem]:
         )
     if cfg.kind is DatasetKind.jsonl and cfg.path is not None and is_here(cfg):
         yield from _json_lines(key, cfg, Path(cfg.path))
+
+
+def _computed(key: str, cfg: DatasetConfig) -> Iterator[Problem]:
+    """Yield the problem of a file that nobody would read, since sums of two numbers are made from digits."""
+    if cfg.path is None:
+        return
+    suffix = Path(cfg.path).suffix
+    kind = DatasetKind.huggingface if suffix in FILE_READERS.keys() - {".jsonl"} else DatasetKind.jsonl
+    yield Problem(
+        key=f"{key}.path={cfg.path}",
+        rule=f"would not be read: {key}.kind=arithmetic makes its problems itself",
+        remedy=f"for the problems of a file set {key}.kind={kind.value}, or data.default.kind for all "
+        f"sources; for sums set {key}.path=null",
+    )
 
 
 def _made(key: str, cfg: DatasetConfig) -> Iterator[Problem]:

@@ -137,8 +137,32 @@ def test_a_plan_for_another_machine_does_not_judge_this_ones_gpus_and_disk(
 
 def test_a_dataset_from_a_file_needs_its_path(demo: Demo) -> None:
     train, validation = problems(demo("data.train.kind=jsonl", "data.validation.kind=jsonl"))
-    assert train == "data.train.path=null must be set for data.train.kind=jsonl"
-    assert validation == "data.validation.path=null must be set for data.validation.kind=jsonl"
+    line = 'give a file with one object per line, {"prompt": ..., "answer": ...}'
+    assert train == f"data.train.path=null must be set for data.train.kind=jsonl; {line}"
+    assert validation.startswith(
+        f"data.validation.path=null must be set for data.validation.kind=jsonl; {line}; a run without "
+    )
+
+
+def test_what_the_message_says_about_a_run_without_validation_is_accepted(demo: Demo, tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    jsonl = ("data.train.kind=jsonl", f"data.train.path={path}", "data.validation.kind=jsonl")
+    (problem,) = problems(demo(*jsonl))
+    *_, keys = problem.split(" with ")
+    assert not problems(demo(*jsonl, f"data.validation.path={path}", *keys.split()))
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"), [("mine.jsonl", "jsonl"), ("mine.parquet", "huggingface"), ("mine.json", "huggingface")]
+)
+def test_a_file_that_nobody_would_read_names_the_kind_that_reads_it(demo: Demo, path: str, kind: str) -> None:
+    (problem,) = problems(demo(f"data.train.path={path}"))
+    assert problem == (
+        f"data.train.path={path} would not be read: data.train.kind=arithmetic makes its problems itself; "
+        f"for the problems of a file set data.train.kind={kind}, or data.default.kind for all sources; "
+        "for sums set data.train.path=null"
+    )
 
 
 def test_a_hugging_face_dataset_needs_its_split(demo: Demo) -> None:
