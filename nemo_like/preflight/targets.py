@@ -37,8 +37,15 @@ class TargetKind(Enum):
     sample_filter = 5  # (samples, cfg)
 
     @property
-    def num_positional(self) -> int:
-        return {TargetKind.environment: 0, TargetKind.reward_function: 1}.get(self, 2)
+    def positional(self) -> tuple[str, ...]:
+        """The names of what it is given by position."""
+        return {
+            TargetKind.reward_function: ("turn",),
+            TargetKind.environment: (),
+            TargetKind.loss: ("tokens", "cfg"),
+            TargetKind.advantage_estimator: ("inputs", "cfg"),
+            TargetKind.sample_filter: ("samples", "cfg"),
+        }[self]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +138,19 @@ def problem_of(target: Target) -> str | None:
     except (TypeError, ValueError):
         return None  # written in C: it does not say what it takes
     try:
-        signature.bind(*[None] * target.kind.num_positional, **target.arguments)
+        signature.bind(*target.kind.positional, **target.arguments)
     except TypeError as error:
         unknown = [name for name in target.arguments if name not in signature.parameters]
         close = get_close_matches(unknown[0], signature.parameters, n=1, cutoff=0.6) if unknown else []
         meant = f"; did you mean {close[0]}?" if close else ""
-        return f"does not take what it would be given: {error}; its signature is {signature}{meant}"
+        given = ", ".join(
+            [*target.kind.positional, *(f"{key}={value!r}" for key, value in target.arguments.items())]
+        )
+        # Whoever comes from TRL or a notebook writes parameters by name.
+        of_turn = target.kind is TargetKind.reward_function and not meant
+        fields = "; turn.prompt, turn.response, turn.answer and turn.data are the sample's" if of_turn else ""
+        told = f"does not take what it would be given, ({given}): {error}"
+        return f"{told}; its signature is {signature}{meant}{fields}"
     return _wrong_type(signature, target.arguments)
 
 

@@ -20,6 +20,9 @@ def brevity(turn, limit=100): ...
 def no_turn(): ...
 
 
+def by_name(prompt, response): ...
+
+
 class Game:
     def __init__(self, size): ...
 
@@ -116,6 +119,11 @@ def test_what_can_be_called_as_it_will_be_has_no_problem(accepted: Target) -> No
         ),
         (target("own_targets:warm", TargetKind.loss, is_soft=1), "takes is_soft as bool, and .* given 1"),
         (target("own_targets:no_turn", TargetKind.reward_function), "too many positional arguments"),
+        (
+            target("own_targets:by_name", TargetKind.reward_function),
+            r"given, \(turn\): missing .* 'response'; .*; turn.prompt, turn.response, turn.answer",
+        ),
+        (target("own_targets:Game", TargetKind.environment, x=1), r"given, \(x=1\): missing"),
     ],
 )
 def test_what_cannot_is_told_with_the_reason(refused: Target, problem: str) -> None:
