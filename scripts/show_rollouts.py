@@ -1,6 +1,7 @@
 """Print the conversations of a training step: the best and the worst answer of each group, and the first
 whose reward failed.
 
+    python scripts/show_rollouts.py RUN_DIR                          # the latest step that was dumped
     python scripts/show_rollouts.py RUN_DIR --step 12
     python scripts/show_rollouts.py RUN_DIR --step 12 --group 3      # all answers of one group
 
@@ -43,14 +44,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def read_groups(run_dir: Path, step: int) -> dict[int, list[Sample]]:
-    """Read the samples of a step, by group number. Raises FileNotFoundError, which names the steps that there
-    are, when this step has no file."""
-    path = run_dir / "rollouts" / f"step_{step}.jsonl"
+def read_groups(run_dir: Path, step: int | None = None) -> dict[int, list[Sample]]:
+    """Read the samples of a step, or of the latest that there is, by group number. Raises FileNotFoundError,
+    which names the steps that there are, when this step has no file."""
+    if not run_dir.is_dir():
+        raise FileNotFoundError(f"{run_dir} is not a directory; name that of a run")
+    folder = run_dir / "rollouts"
+    steps = sorted(int(found[1]) for found in map(_step_of, folder.glob("step_*.jsonl")) if found)
+    if not steps:
+        rule = "has no samples of training steps"
+        raise FileNotFoundError(f"{run_dir} {rule}; rollout.dump_period=1 keeps those of every step")
+    path = folder / f"step_{steps[-1] if step is None else step}.jsonl"
     if not path.is_file():
-        steps = sorted(int(found[1]) for found in map(_step_of, path.parent.glob("step_*.jsonl")) if found)
-        there = f"there are steps {', '.join(map(str, steps))}" if steps else "rollout.dump_period was 0"
-        raise FileNotFoundError(f"{path} does not exist; {there}")
+        raise FileNotFoundError(f"{path} does not exist; there are steps {', '.join(map(str, steps))}")
     groups: dict[int, list[Sample]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         sample = json.loads(line)
@@ -115,7 +121,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run_dir", type=Path, help="the directory of the run")
-    parser.add_argument("--step", type=int, required=True)
+    parser.add_argument("--step", type=int, help="default: the latest")
     parser.add_argument("--group", type=int, help="show every answer of this group")
     parser.add_argument("--limit", type=int, default=8, help="groups to show (default 8)")
     return parser.parse_args(arguments)

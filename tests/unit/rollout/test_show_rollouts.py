@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
-from scripts.show_rollouts import format_group, most_telling
+import pytest
+
+from scripts.show_rollouts import format_group, main, most_telling
 
 
 def sample(generation: int, reward: float | None, failure: str | None = None) -> dict[str, Any]:
@@ -56,3 +60,32 @@ def test_a_prompt_says_where_its_images_are() -> None:
         "-- image: /data/a.png",
         "-- expected: 640",
     ]
+
+
+def write_steps(run_dir: Path, *steps: int) -> None:
+    (run_dir / "rollouts").mkdir(parents=True)
+    for step in steps:
+        line = json.dumps({**sample(0, 1.0), "group": step})
+        (run_dir / "rollouts" / f"step_{step}.jsonl").write_text(f"{line}\n")
+
+
+def test_the_latest_step_is_shown_unless_another_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_steps(tmp_path / "run", 2, 10, 9)
+    assert main([str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out.startswith("== group 10 (sums)")
+    assert main([str(tmp_path / "run"), "--step", "9"]) == 0
+    assert capsys.readouterr().out.startswith("== group 9 (sums)")
+
+
+def test_what_is_not_there_is_told_by_its_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_steps(tmp_path / "run", 2, 10)
+    write_steps(tmp_path / "without")
+    for arguments, told in (
+        (["run", "--step", "3"], "step_3.jsonl does not exist; there are steps 2, 10"),
+        (["without"], "without has no samples of training steps; rollout.dump_period=1 keeps those"),
+        (["nowhere", "--step", "3"], "nowhere is not a directory"),
+    ):
+        assert main([str(tmp_path / arguments[0]), *arguments[1:]]) == 2
+        assert told in capsys.readouterr().err
