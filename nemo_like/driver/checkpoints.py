@@ -25,7 +25,7 @@ from nemo_like.checkpoint.store import (
     verify_group_files,
 )
 from nemo_like.cluster.actor_errors import ActorFailed
-from nemo_like.config.schema import CheckpointingConfig, CheckpointWriting
+from nemo_like.config.schema import CheckpointingConfig, CheckpointWriting, Config
 from nemo_like.driver.interface import SavedGroup, SavedPrompts
 from nemo_like.observability.run_directory import RunDirectory
 
@@ -239,6 +239,16 @@ class RunCheckpoints:
     def _guarded(self, step: int) -> Iterator[None]:
         with self._store.guarded(step), _write_errors(self._store.path(step)):
             yield
+
+
+def continuation(cfg: Config, directory: RunDirectory) -> str:
+    """Return the sentence that says how a run with a checkpoint continues, after a full stop; empty for a run
+    that would not look for its checkpoint."""
+    if not (cfg.checkpointing.enabled and cfg.checkpointing.resume_if_exists):
+        return ""
+    # Without a name the same command makes a run in a directory of its own.
+    named = "" if cfg.logger.run_name else f" with logger.run_name={directory.name}"
+    return f". The same command{named} continues it"
 
 
 def _corrupt_files(group: SavedGroup, path: Path, digests: Mapping[str, str]) -> Sequence[str]:

@@ -45,7 +45,7 @@ from nemo_like.data_plane.partition_control import ObservedPartitionControl, Par
 from nemo_like.driver import exit_codes
 from nemo_like.driver.bundles import bundles
 from nemo_like.driver.canary import Canary
-from nemo_like.driver.checkpoints import RunCheckpoints, SavedGroups, saved_groups
+from nemo_like.driver.checkpoints import RunCheckpoints, SavedGroups, continuation, saved_groups
 from nemo_like.driver.evaluation import EvaluationComponents, EvaluationDriver
 from nemo_like.driver.final_export import FinalExport
 from nemo_like.driver.generate_only import GenerationComponents, GenerationDriver
@@ -179,7 +179,7 @@ def _end(
     try:
         return _run_with_restarts(cfg, directory, logger, checkpoints, stop_requests)
     except KeyboardInterrupt:
-        return RunEnd("was interrupted", exit_codes.INTERRUPTED)
+        return RunEnd(f"was interrupted{_since_checkpoint(cfg, directory)}", exit_codes.INTERRUPTED)
     except RewardsFailed as error:
         return RunEnd(f"failed: {error}", exit_codes.REWARDS_FAILED, error=error)
     except (ClusterError, RunFailed, CheckpointError, DiskFull, OSError) as error:
@@ -250,13 +250,22 @@ def _run(
     with started(cfg, directory, logger, checkpoints, stop_requests) as parts:
         reason = None if is_finished else parts.driver.run()
         if reason is not None and reason != stop_requests.by_callback:
-            return RunEnd(f"was stopped: {reason}. The same command continues it", exit_codes.PREEMPTED)
+            return RunEnd(f"was stopped: {reason}{continuation(cfg, directory)}", exit_codes.PREEMPTED)
         if export is not None and parts.policy is not None and isinstance(parts.driver, SyncGRPODriver):
             logger.status("exporting the policy")
             export.write(parts.policy.export_hf, parts.driver.position.step)
         logger.status("stopping")
     outcome = "finished" if reason is None else f"was stopped: {reason}"
     return RunEnd(outcome, exit_codes.FINISHED, parts.driver.sample_answers)
+
+
+def _since_checkpoint(cfg: Config, directory: RunDirectory) -> str:
+    """Return how an interrupted run continues, and after which step; empty where it has no checkpoint."""
+    try:
+        last_step = run_checkpoints(cfg, directory).last_step
+    except (CheckpointError, OSError):
+        return ""
+    return f"{continuation(cfg, directory)} after step {last_step}" if last_step >= 0 else ""
 
 
 def _final_export(cfg: Config, directory: RunDirectory) -> FinalExport | None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,9 +10,9 @@ import pytest
 from nemo_like.checkpoint.digests import differing_files, share_digests
 from nemo_like.checkpoint.store import CheckpointError
 from nemo_like.cluster.actor_errors import ActorFailed
-from nemo_like.config.schema import CheckpointWriting
+from nemo_like.config.schema import CheckpointWriting, Config
 from nemo_like.data.sampler import MixtureSampler
-from nemo_like.driver.checkpoints import RunCheckpoints, RunPosition
+from nemo_like.driver.checkpoints import RunCheckpoints, RunPosition, continuation
 from nemo_like.observability.run_directory import RunDirectory
 
 
@@ -254,3 +254,19 @@ def test_a_checkpoint_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     directory, _ = saved_run(tmp_path)
     with pytest.raises(CheckpointError, match=r"checkpoints/step_5 cannot be loaded: .*EOFError: short"):
         run_checkpoints(directory, BACKGROUND).resume({"policy": Unlucky()}, sampler())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["logger.run_name=sums"], ". The same command continues it"),
+        ([], ". The same command with logger.run_name=demo-1 continues it"),
+        (["logger.run_name=sums", "checkpointing.resume_if_exists=false"], ""),
+        (["logger.run_name=sums", "checkpointing.enabled=false"], ""),
+    ],
+)
+def test_a_run_without_a_name_continues_under_that_of_its_directory(
+    demo: Callable[..., Config], tmp_path: Path, arguments: list[str], told: str
+) -> None:
+    directory = RunDirectory.create(str(tmp_path / "runs"), "demo-1")
+    assert continuation(demo(*arguments), directory) == told
