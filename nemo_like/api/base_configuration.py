@@ -83,8 +83,11 @@ def local_model(model: str | Path) -> str:
 
     Raises ConfigError when it is nowhere.
     """
-    if Path(model).is_dir():
-        return str(Path(model).absolute())
+    path, remedy = Path(model), "give a checkpoint's directory, or OWNER/NAME on the hub"
+    if path.is_dir():
+        return str(path.absolute())
+    if path.is_absolute() or len(path.parts) > 2 or path.parts[:1] in [("..",), ("~",)]:  # no name on the hub
+        raise ConfigError([Problem(key=f"model={model}", rule="is not a directory", remedy=remedy)])
     from huggingface_hub import snapshot_download
 
     try:
@@ -94,7 +97,7 @@ def local_model(model: str | Path) -> str:
         problem = Problem(
             key=f"model={model}",
             rule=f"is no directory, and does not come from the Hugging Face hub: {reason}",
-            remedy="give a checkpoint's directory, or OWNER/NAME on the hub",
+            remedy=remedy,
         )
         raise ConfigError([problem]) from error
 

@@ -166,6 +166,10 @@ def _what_was_meant(key: str, root: type) -> str:
         return f"did you mean {parent}.{near[0]}?"
     if theirs:
         return str(theirs)
+    # Before a key of the same name in another group: ``grpo.steps`` means ``grpo.max_num_steps``.
+    longer = [name for name in names if set(leaf.split("_")) < set(name.split("_"))] if parent else []
+    if len(longer) == 1:
+        return f"did you mean {parent}.{longer[0]}?"
     if meant := nearest_key(root, key):
         return f"did you mean {meant}?"
     if theirs := nearest_name(key):

@@ -145,9 +145,11 @@ def test_a_text_that_the_grammar_cannot_express_is_refused() -> None:
 def test_a_model_that_is_nowhere_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    for name in ("Nobody/none", "/no/such/model"):
-        with pytest.raises(ConfigError, match=f"model={name} is no directory, and does not come from"):
-            local_model(name)
+    with pytest.raises(ConfigError, match="model=Nobody/none is no directory, and does not come from"):
+        local_model("Nobody/none")
+    for path in ("/no/such/model", "../no_such_model", "models/no/such"):
+        with pytest.raises(ConfigError, match=f"model={path} is not a directory; give a checkpoint's"):
+            local_model(path)
 
 
 def test_a_model_of_the_hub_comes_from_its_cache(tmp_path: Path) -> None:

@@ -408,6 +408,7 @@ def test_a_source_takes_the_place_of_a_list_and_a_list_that_of_a_source() -> Non
     [
         ("grpo.num_prompt_per_step", "grpo.num_prompts_per_step"),
         ("grpo.sed", "grpo.seed"),
+        ("grpo.steps", "grpo.max_num_steps"),
         ("policy.lr", "policy.optimizer.lr"),
         ("policy.fsdp_cfg.lora.enabled", "policy.lora.enabled"),
         ("policy.tensor_model_parallel_size", "policy.megatron_cfg.tensor_model_parallel_size"),
