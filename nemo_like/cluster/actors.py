@@ -14,7 +14,8 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -180,6 +181,17 @@ class _Shell:
         self._raise_failure()
         return getattr(self._target, method)(*args, **kwargs)
 
+    @contextmanager
+    def _traced(self) -> Iterator[None]:
+        """Write the stack of an error of the block into this process's log, which the driver names beside the
+        error's text."""
+        try:
+            yield
+        except Exception as error:
+            if error is not self._failure:  # its stack is there already
+                traceback.print_exc()
+            raise
+
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
@@ -187,7 +199,7 @@ class _Shell:
 
 class _SerialShell(_Shell):
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        with span(method):
+        with span(method), self._traced():
             return self._call(method, args, kwargs)
 
     @ray.method(concurrency_group="control")
@@ -198,7 +210,7 @@ class _SerialShell(_Shell):
 
 class _AsyncShell(_Shell):
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        with span(method):
+        with span(method), self._traced():
             if method in self._in_threads:
                 return await asyncio.to_thread(self._call, method, args, kwargs)
             result = self._call(method, args, kwargs)

@@ -48,6 +48,9 @@ class AsyncWorker:
     def __init__(self) -> None:
         self._released = asyncio.Event()
 
+    async def fail(self) -> None:
+        raise KeyError("no such prompt")
+
     async def wait(self) -> str:
         await self._released.wait()
         return "released"
@@ -95,6 +98,20 @@ def test_a_remote_error_names_actor_method_and_stage(cluster: Cluster) -> None:
     worker = cluster.start(ActorSpec("worker-3", WORKER))
     with pytest.raises(ActorFailed, match=r"worker-3.fail failed during stage 'rewarding'.*no such prompt"):
         cluster.gather([worker.submit("fail")], stage="rewarding", timeout_s=60)
+
+
+@pytest.mark.parametrize("concurrency", list(Concurrency))
+def test_the_log_of_an_actor_has_the_stack_of_its_error(
+    cluster: Cluster, tmp_path, concurrency: Concurrency
+) -> None:
+    log = tmp_path / "worker.log"
+    target = WORKER if concurrency is Concurrency.serial else "tests.functional.test_cluster:AsyncWorker"
+    worker = cluster.start(ActorSpec("worker", target, concurrency=concurrency, log_path=str(log)))
+    with pytest.raises(ActorFailed, match="no such prompt"):
+        cluster.gather([worker.submit("fail")], stage="rewarding", timeout_s=60)
+    stack = log.read_text()
+    assert ", in fail\n" in stack
+    assert stack.endswith("KeyError: 'no such prompt'\n")
 
 
 def test_a_failing_constructor_is_reported_with_its_message(cluster: Cluster) -> None:
