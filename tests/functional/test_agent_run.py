@@ -1,0 +1,35 @@
+"""Runs in which an agent, which knows nothing of this project, is trained by the endpoint that it calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.functional.runs import run_grpo
+
+pytestmark = [pytest.mark.whole_run, pytest.mark.timeout(900)]
+
+CONFIG = "configs/grpo_agent_cpu.yaml"
+
+
+def test_two_steps_train_on_the_sessions_of_an_agent(sums_model: str, tmp_path: Path) -> None:
+    options = [
+        *("grpo.num_prompts_per_step=8", "grpo.num_generations_per_prompt=4", "grpo.max_num_steps=2"),
+        *("policy.train_global_batch_size=16", "grpo.val_at_start=false", "grpo.val_period=0"),
+        *("grpo.max_val_samples=16", "logger.wandb.mode=disabled"),
+    ]
+    run = run_grpo(tmp_path, options, config=CONFIG)
+    assert run.returncode == 0, run.output
+    assert min(run.metrics("train/env/sums/num_calls")) >= 1
+    assert run.metrics("train/num_failed_rewards") == [0, 0]
+    assert min(run.metrics("train/grad_norm")) > 0
+    assert len(run.metrics("validation/accuracy")) == 1
+
+
+@pytest.mark.slow
+def test_the_demo_with_an_agent_learns(sums_model: str, tmp_path: Path) -> None:
+    run = run_grpo(tmp_path, ["logger.wandb.mode=disabled"], config=CONFIG, timeout_s=850)
+    assert run.returncode == 0, run.output
+    accuracy = run.metrics("validation/accuracy")
+    assert accuracy[-1] >= accuracy[0] + 0.3
