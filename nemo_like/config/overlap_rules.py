@@ -121,7 +121,8 @@ def _first_update(cfg: Config) -> Iterator[Problem]:
             key=f"policy.train_global_batch_size={size}",
             rule=f"must be a multiple of {share} with grpo.overlap=exact, so that the first update has "
             "equally many samples of each of grpo.num_prompts_per_step groups",
-            remedy=f"try {max(1, size // share) * share}, or a smaller grpo.samples_kept_together",
+            remedy=f"try {max(1, size // share) * share}, or a smaller grpo.samples_kept_together; "
+            "1 needs policy.sequence_packing.share_prompts=false",
         )
 
 

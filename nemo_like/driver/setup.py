@@ -327,7 +327,11 @@ def started(
         start_timeout_s=cfg.cluster.start_timeout_s,
         logs_path=directory.logs_path / "ray",
     )
-    with ray_runtime(needs, logger.warn, logger.last_words) as ray_failure:
+
+    def last_words(reason: str) -> None:
+        logger.last_words(f"failed: {reason}{continuation(cfg, directory)}")
+
+    with ray_runtime(needs, logger.warn, last_words) as ray_failure:
         cluster = Cluster(directory.logs_path, ray_failure)
         try:
             if reserved := bundles(cfg, places):  # there are none where a server answers

@@ -171,14 +171,14 @@ class RunLogger:
         self._metrics_file.abandon()
         self._console.note(text)
 
-    def last_words(self, reason: str) -> None:
-        """Complete the files and say why the run failed, when it cannot go on to a summary.
+    def last_words(self, outcome: str) -> None:
+        """Complete the files and say how the run ended, when it cannot go on to a summary.
 
         The last line is ``run_dir: PATH``. Another thread than the run's may call it.
         """
         self.close()
-        self._console.note(f"The run failed: {reason}. The same command continues it.")
-        self._events.write(EventKind.ended, f"failed: {reason}. The same command continues it")
+        self._console.note(f"The run {outcome}.")
+        self._events.write(EventKind.ended, outcome)
         self._console.note(f"run_dir: {self._directory.path}")
 
     def close(self) -> None:
