@@ -196,8 +196,9 @@ def test_rollouts_wait_for_a_trainer_that_is_slow(arithmetic_model: str, tmp_pat
             case {"event": "trained", "step": step}:
                 under_way.remove(f"training/{step}/0")
     assert most == 3  # the step's own, and two that are ahead
-    # A step's two updates sleep for two seconds or more, and its rollout is over long before.
-    assert min(run.metrics("performance/backpressure_s")[3:]) > 0.5
+    # A step's two updates sleep for two seconds or more, and the rollouts ahead are over before. The last ones
+    # begin with step 4.
+    assert run.metrics("performance/backpressure_s")[3] > 0.5
 
 
 def test_samples_that_use_up_their_tokens_go_on_in_later_steps_also_by_a_journal(
