@@ -33,6 +33,10 @@ class HubCallFailed(Exception):
         self.failure = failure
 
 
+class HubDied(Exception):
+    """The package's process has ended, and answers no call any more."""
+
+
 def listed_problems(kind: str, options: HubOptions, size: int, seed: int) -> list[dict[str, Any]]:
     """Return the problems that a hub makes: prompt, answer and data each; start and end a process for that.
 
@@ -95,11 +99,11 @@ class HubProcess:
         self._num_calls = 0
 
     async def call(self, method: str, **arguments: Any) -> Any:
-        """Call a method of ``HubHost`` and return its result. Raises HubCallFailed."""
+        """Call a method of ``HubHost`` and return its result. Raises HubCallFailed and HubDied."""
         if self._reading is None:
             self._reading = asyncio.get_running_loop().create_task(self._read())
         if self._reading.done():
-            raise HubCallFailed(Failure(FailureKind.died, "the package ended its process"))
+            raise HubDied
         self._num_calls += 1
         call_id = self._num_calls
         answered = self._calls[call_id] = asyncio.get_running_loop().create_future()
@@ -138,10 +142,9 @@ class HubProcess:
                 answer = json.loads(line)
                 if (answered := self._calls.get(answer["id"])) is not None and not answered.done():
                     answered.set_result(answer)
-        died = HubCallFailed(Failure(FailureKind.died, "the package ended its process"))
         for answered in self._calls.values():
             if not answered.done():
-                answered.set_exception(died)
+                answered.set_exception(HubDied())
 
 
 def _line(content: dict[str, Any]) -> bytes:
