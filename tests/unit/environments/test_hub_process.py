@@ -79,5 +79,5 @@ def test_an_environment_ends_with_its_package_so_that_both_are_replaced(
     environment = HubEnvironment(EnvironmentKind.gymnasium, options)
     turn = Turn(prompt="p", response="r", answer="", is_truncated=False, data={"episode": {}})
     with pytest.raises(_Ended):
-        asyncio.run(environment.step([turn]))  # type: ignore[arg-type]
+        asyncio.run(environment.step([turn]))
     assert codes == [1]

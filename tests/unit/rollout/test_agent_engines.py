@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -135,7 +135,7 @@ def test_an_agent_that_ends_before_its_call_is_answered_leaves_nothing_to_sample
 
 
 def test_a_session_that_begins_again_is_not_blamed_for_what_its_agent_did_before() -> None:
-    session = _session()
-    session.flood, session.num_requests = "made more than max_calls=9 calls", 10
+    session = replace(_session(), flood="made more than max_calls=9 calls", num_requests=10)
     session.begin_again()
-    assert (session.flood, session.num_requests) == (None, 0)
+    assert session.flood is None
+    assert session.num_requests == 0
