@@ -35,6 +35,8 @@ from nemo_like.observability.disk import space_for
 from nemo_like.rollout.prompts import PromptBatch, WantedGroups
 
 _DRIVER_FILE = "driver.jsonl"
+# How those lines begin that say what became of rollouts.
+_OF_ROLLOUTS = tuple(f'{{"event": "{event}"' for event in ("begin", "part", "trained"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ class RunJournal:
         self._other = None if cfg.rollout.follow_journal is None else Path(cfg.rollout.follow_journal)
         self.is_on = depends_on_timing(cfg) and (cfg.rollout.journal or self._other is not None)
         self._followed = _Followed()
+        self._is_on_course = True  # everything so far was in a journal that was followed
         self._path: Path | None = None
 
     def begin_stretch(self, after_step: int) -> None:
@@ -84,7 +87,9 @@ class RunJournal:
         Raises RunFailed when the stretch to follow cannot be read, or is of a run with other settings.
         """
         path = self._directory / stretch_name(after_step)
-        source = self._source(path)
+        source = self._set_aside(path)
+        if self._other is not None:
+            source = self._other / "journal" / path.name
         self._followed = _Followed() if source is None else self._read(source)
         if self._followed.abandoned is not None:
             self._refuse_abandoned(self._followed)
@@ -97,6 +102,7 @@ class RunJournal:
     def begun(self, prompts: PromptBatch) -> None:
         """Write that a rollout begins. Raises RunFailed when the journal that is followed has another."""
         followed = self._followed.begun.pop(prompts.name, None)
+        self._is_on_course &= followed is not None
         own = (prompts.policy_version, list(prompts.indices))
         if followed is not None and followed != own:
             raise RunFailed(
@@ -111,6 +117,7 @@ class RunJournal:
     def wanted(self, prompts: PromptBatch, at_least: int) -> WantedGroups:
         """Return the next part of a rollout: that of the journal, or ``at_least`` so many groups."""
         parts = self._followed.parts.get(prompts.name)
+        self._is_on_course &= bool(parts)
         return WantedGroups(at_least, parts.popleft() if parts else ())
 
     def took(self, prompts: PromptBatch, positions: Sequence[int]) -> None:
@@ -126,16 +133,21 @@ class RunJournal:
         self._followed = _Followed()
         self._write({"event": "abandoned", "work": work})
 
-    def _source(self, path: Path) -> Path | None:
-        """Return the stretch to follow: that of the other run, or of an earlier process of this one, which is
-        moved aside."""
+    def _set_aside(self, path: Path) -> Path | None:
+        """Move the stretch of an earlier process of this run aside, and return it; None where there is none
+        to follow.
+
+        One in which nothing began says nothing, and may lack files. Of two the longer one has all of the
+        other: a process that was killed while it followed another had not come as far. A run that has gone
+        its own way in a stretch before follows none, which would be of other weights.
+        """
+        earlier = path.with_name(f"{path.name}.earlier")
         if path.exists():
-            earlier = path.with_name(f"{path.name}.earlier")
-            shutil.rmtree(earlier, ignore_errors=True)
-            path.rename(earlier)
-            if self._other is None:
-                return earlier
-        return None if self._other is None else self._other / "journal" / path.name
+            longer, shorter = (earlier, path) if _length(earlier) >= _length(path) else (path, earlier)
+            shutil.rmtree(shorter, ignore_errors=True)
+            if longer is path:
+                path.rename(earlier)
+        return earlier if self._is_on_course and _length(earlier) else None
 
     def _read(self, path: Path) -> _Followed:
         try:
@@ -186,6 +198,15 @@ class RunJournal:
         line = json.dumps(event) + "\n"
         with space_for("the run's journal", self._path.parent, len(line)), self._path.open("a") as file:
             file.write(line)
+
+
+def _length(stretch: Path) -> int:
+    """Return how many rollouts, parts and steps a stretch has; 0 where there is no such stretch."""
+    try:
+        lines = (stretch / _DRIVER_FILE).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return 0
+    return sum(line.startswith(_OF_ROLLOUTS) for line in lines)
 
 
 def stretch_name(after_step: int) -> str:

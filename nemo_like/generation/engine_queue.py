@@ -119,6 +119,14 @@ class EngineQueue(Generic[RequestT]):
         self._forget(now)
         return tuple(name for name in now if name in running)
 
+    def abort_all(self, running: Collection[str]) -> tuple[str, ...]:
+        """Forget the requests that wait, and return those that run and are to be aborted now.
+
+        A journal that is being repeated ends here: what will come did not come in its run.
+        """
+        self.journal, self._awaited = None, None
+        return self.abort([*self.waiting, *running], running)
+
     def is_wanted(self, finished_id: str) -> bool:
         """Return whether a finished request is to be delivered."""
         wanted = finished_id not in self._to_abort

@@ -265,7 +265,8 @@ class GenerationEngine(Protocol):
         """Abort requests, so that their groups are never delivered. Unknown and finished ids are ignored."""
 
     def abort_all(self) -> None:
-        """Abort every unfinished request, whoever made it. Raises GenerationError in a failed engine."""
+        """Abort every unfinished request, whoever made it, and repeat no journal from now on. Raises
+        GenerationError in a failed engine."""
 
     def stats(self) -> EngineStats: ...
 

@@ -210,7 +210,7 @@ class VllmEngine:
         self._call(lambda: self._abort(request_ids))
 
     def abort_all(self) -> None:
-        self._call(lambda: self._abort([*self._queue.waiting, *self._unfinished]))
+        self._call(lambda: self._drop(self._queue.abort_all(self._unfinished.keys())))
 
     def stats(self) -> EngineStats:
         return self._call(lambda: self._tally.stats(self._policy_version))

@@ -92,11 +92,16 @@ class AgentSession:
     reward: dict[str, float] | None = None  # that the agent reported by POST /reward
     times_asked: dict[bytes, int] = field(default_factory=dict)  # of each prompt
 
+    @property
+    def request_ids(self) -> str:
+        """What the ids of all its requests begin with."""
+        return f"agent/{self.key}/"
+
     def begin_again(self) -> None:
         """Forget what the agent did; calls that are under way will not be recorded."""
         self.attempt += 1
         self.calls, self.num_requests, self.times_asked = SessionCalls(), 0, {}
-        self.reward, self.is_cut_off, self.num_unanswered = None, False, 0
+        self.reward, self.is_cut_off, self.num_unanswered, self.flood = None, False, 0, None
 
     def call_after_end(self) -> None:
         """Note that the agent called although it had ended: its sample has no reward, unless it is on its way
@@ -141,6 +146,8 @@ class CallAnswerer:
 
     async def answer(self, session: AgentSession, wanted: Wanted) -> Answered:
         """Have a call sampled, and record it. Raises BadRequest where it cannot be."""
+        if not session.is_open:  # it ended while the request was read
+            raise BadRequest("the session has ended", status=410, code="session_ended")
         session.num_requests += 1
         if session.num_requests > session.max_calls:
             session.flood = f"made more than max_calls={session.max_calls} calls"
@@ -153,7 +160,7 @@ class CallAnswerer:
         first = session.seed(token_ids, wanted.seed, wanted.n)
         name = f"{session.num_requests}"
         request = GroupRequest(
-            f"agent/{session.key}/{attempt}/{name}", token_ids, tuple(range(first, first + wanted.n))
+            f"{session.request_ids}{attempt}/{name}", token_ids, tuple(range(first, first + wanted.n))
         )
         session.num_unanswered += 1
         try:

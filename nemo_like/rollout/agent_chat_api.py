@@ -30,7 +30,7 @@ def wanted_chat(body: Mapping[str, Any], tools: ToolUse | None) -> Wanted:
     template: dict[str, Any] = dict(body.get("chat_template_kwargs") or {})
     if tools is not None and tools.parser is not None:
         template["tools"] = body["tools"]
-    limit = body.get("max_completion_tokens")
+    limit = whole_number(body, "max_completion_tokens", None, 1)
     return Wanted(
         messages=plain_messages(body.get("messages")),
         template=template,

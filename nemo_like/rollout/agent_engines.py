@@ -51,6 +51,21 @@ class EngineCalls:
         finally:
             self._waiting.pop(request.request_id, None)
 
+    async def drop(self, engine: int, beginning: str) -> None:
+        """Refuse the calls whose requests' ids begin so, and return once the engine has let go of them.
+
+        An engine takes no weights, and does not sleep, while it generates.
+        """
+        names = {name for name in self._waiting if name.startswith(beginning)}
+        unsent = {request.request_id for _, request, _ in self._queued} & names
+        self._queued = [one for one in self._queued if one[1].request_id not in unsent]
+        for name in names:
+            answered = self._waiting.pop(name)
+            if not answered.done():
+                answered.set_exception(BadRequest("the session has ended", status=410, code="session_ended"))
+        if sent := sorted(names - unsent):
+            await self._engines[engine].submit("abort", sent)
+
     def on_groups(self, results: Sequence[GroupResult]) -> None:
         """Take the results of an engine's step; those of others are ignored."""
         for result in results:
@@ -60,6 +75,7 @@ class EngineCalls:
 
     def fail(self, error: BaseException) -> None:
         """Raise this error in every call that waits."""
+        self._queued.clear()
         for answered in self._waiting.values():
             if not answered.done():
                 answered.set_exception(error)
@@ -82,7 +98,8 @@ class EngineCalls:
             if len(requests) == 1:
                 self._refuse(requests[0].request_id, error)
                 return
-            await asyncio.gather(*(self._send(engine, [request], sampling) for request in requests))
+            left = [request for request in requests if request.request_id in self._waiting]
+            await asyncio.gather(*(self._send(engine, [request], sampling) for request in left))
 
     def _refuse(self, request_id: str, error: Exception) -> None:
         answered = self._waiting.get(request_id)

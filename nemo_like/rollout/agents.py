@@ -60,6 +60,7 @@ class AgentPlayer:
         finally:
             self.agents.close_session(session)
         _end(session, feedback, self.options.credit, self.max_tokens)
+        await self.agents.drop_calls(session)
 
     def forget(self, conversations: Sequence[Conversation]) -> None:
         """Forget the sessions of these conversations."""
@@ -101,6 +102,8 @@ class Agents:
 
     def fail(self, error: BaseException) -> None:
         """End all sessions, and raise this error in every call that waits."""
+        for session in self._sessions.values():
+            session.is_open = False
         self._sessions.clear()
         self._engines.fail(error)
 
@@ -133,6 +136,10 @@ class Agents:
         """Refuse all calls of a session from now on."""
         session.is_open = False
         self._endpoint.forget(session)
+
+    async def drop_calls(self, session: AgentSession) -> None:
+        """Have the engine let go of what it still samples for a session that has ended."""
+        await self._engines.drop(session.engine, session.request_ids)
 
     def forget(self, conversations: Sequence[Conversation]) -> None:
         """Forget the sessions of conversations that have ended; calls to them are as with a wrong key."""

@@ -132,3 +132,92 @@ def test_nobody_follows_a_run_in_which_samples_began_again(
     assert "from here on this run goes its own way" in again.notes[0]
     assert again.journal.wanted(prompts(), 1) == WantedGroups(1)
     assert again.stretches[0].followed is None
+
+
+def _steps_of(journal: RunJournal, first: int, last: int) -> list[tuple[int, ...]]:
+    """Make these steps, each in the parts that the journal names or else in one; return the parts' groups."""
+    made = []
+    for step in range(first, last + 1):
+        journal.begun(prompts(step))
+        taken: list[int] = []
+        while len(taken) < 3:
+            made.append(journal.wanted(prompts(step), 3).positions or (0, 1, 2))
+            journal.took(prompts(step), made[-1])
+            taken += made[-1]
+        journal.trained(step)
+    return made
+
+
+def _first_parts(journal: RunJournal, first: int, last: int) -> list[tuple[int, ...]]:
+    """Make these steps with group 1 before the others, which no other run here does."""
+    for step in range(first, last + 1):
+        journal.begun(prompts(step))
+        for part in ((1,), (0, 2)):
+            journal.wanted(prompts(step), 1)
+            journal.took(prompts(step), part)
+        journal.trained(step)
+    return [(1,), (0, 2)] * (last + 1 - first)
+
+
+def test_a_process_that_was_killed_while_it_followed_does_not_shorten_what_the_next_one_follows(
+    opened: Callable[..., Opened],
+) -> None:
+    expected = _first_parts(opened("run").journal, 1, 4)
+    assert _steps_of(opened("run").journal, 1, 2) == expected[:4]
+    opened("run")  # killed at once
+    assert _steps_of(opened("run").journal, 1, 4) == expected
+
+
+def test_a_stretch_in_which_nothing_began_is_not_followed(
+    opened: Callable[..., Opened], tmp_path: Path
+) -> None:
+    """Its process may have been killed before the engines' files were there."""
+    opened("run")
+    assert opened("run").stretches[0].followed is None
+    (tmp_path / "run/journal/after-00000/driver.jsonl").unlink()
+    assert opened("run").stretches[0].followed is None
+
+
+def test_a_later_stretch_is_followed_by_a_run_that_has_followed_all_before(
+    opened: Callable[..., Opened], tmp_path: Path
+) -> None:
+    first = opened("run").journal
+    _first_parts(first, 1, 2)
+    first.begin_stretch(2)
+    expected = _first_parts(first, 3, 4)
+    again = opened("run")
+    _steps_of(again.journal, 1, 2)
+    again.journal.begin_stretch(2)
+    assert again.stretches[1].followed == tmp_path / "run/journal/after-00002.earlier"
+    assert _steps_of(again.journal, 3, 4) == expected
+
+
+@pytest.mark.parametrize("how", ["a process died", "the journal ended"])
+def test_a_later_stretch_is_not_followed_by_a_run_that_went_its_own_way(
+    opened: Callable[..., Opened], tmp_path: Path, how: str
+) -> None:
+    """The stretch of the earlier process is of other weights: its responses have other lengths."""
+    first = opened("run").journal
+    _first_parts(first, 1, 2)
+    first.begin_stretch(2)
+    _first_parts(first, 3, 4)
+    if how == "the journal ended":
+        path = tmp_path / "run/journal/after-00000/driver.jsonl"
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:-3]))
+    again = opened("run")
+    again.journal.begun(prompts())
+    if how == "a process died":
+        again.journal.abandoned("step 1")
+    _steps_of(again.journal, 1, 2)
+    again.journal.begin_stretch(2)
+    assert again.stretches[1].followed is None
+
+
+def test_a_stretch_that_begins_again_follows_what_it_was_to_follow(opened: Callable[..., Opened]) -> None:
+    """A death that is noticed while a stretch begins undoes nothing."""
+    expected = _first_parts(opened("run").journal, 1, 2)
+    again = opened("run")
+    again.journal.abandoned("the weight sync after step 0")
+    again.journal.begin_stretch(0)
+    assert again.notes == []
+    assert _steps_of(again.journal, 1, 2) == expected

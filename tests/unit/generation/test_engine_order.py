@@ -174,6 +174,22 @@ def test_a_replay_goes_on_freely_only_after_the_steps_that_its_journal_has_seen(
     assert next_of(one, {"a": 1}) == AddRequests(("stranger",))
 
 
+def test_a_replay_ends_when_all_requests_are_aborted_since_others_come_in_their_place() -> None:
+    one = replaying(RequestsAdded(0, (("a", 0), ("b", 0)), 2), RequestsAdded(3, (("c", 0),), 3))
+    one.waiting.update({"a": Asked(), "b": Asked()})
+    assert next_of(one) == AddRequests(("a", "b"))
+    for name in ("a", "b"):
+        one.take(name)
+    one.abort(["b"], ("a", "b"))
+    one.waiting["c"] = Asked()
+    assert one.abort_all(("a", "b")) == ("a", "b")
+    assert not one.waiting
+    one.waiting["a/again-1"] = Asked()
+    assert next_of(one) == AddRequests(("a/again-1",))
+    one.ask_pause(7)
+    assert next_of(one) == GrantPause()
+
+
 def test_what_finished_before_its_abort_in_the_journal_does_so_again_and_is_not_delivered() -> None:
     one = replaying(WeightsTaken(9, 1, 2))
     assert one.abort(["a"], {"a"}) == ()

@@ -9,6 +9,7 @@ import pytest
 
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.generation.interface import Response
+from nemo_like.rollout.agent_chat_api import wanted_chat
 from nemo_like.rollout.agent_prompts import AgentPrompts, BadRequest, plain_messages
 from nemo_like.rollout.agent_session import AgentCall
 from scripts.demo_model.tool_tokenizer import save_tokenizer
@@ -93,3 +94,12 @@ def test_a_stop_string_is_cut_off_and_named(prompts: AgentPrompts) -> None:
     ids = prompts.encode("one, two; three")
     assert prompts.text_of(ids, [";", ","]) == ("one", ",")
     assert prompts.text_of(prompts.encode("one<eos>"), [";"]) == ("one", None)
+
+
+@pytest.mark.parametrize("key", ["max_tokens", "max_completion_tokens"])
+def test_limits_of_tokens_are_whole_numbers_by_both_of_their_names(key: str) -> None:
+    body = {"messages": [{"role": "user", "content": "1+2"}]}
+    assert wanted_chat({**body, key: 3}, None).max_tokens == 3
+    for wrong in ("3", 0, -1, 2.5, True):
+        with pytest.raises(BadRequest, match=f"{key}=.* must be a whole number"):
+            wanted_chat({**body, key: wrong}, None)
