@@ -196,8 +196,8 @@ def test_rollouts_wait_for_a_trainer_that_is_slow(arithmetic_model: str, tmp_pat
             case {"event": "trained", "step": step}:
                 under_way.remove(f"training/{step}/0")
     assert most == 3  # the step's own, and two that are ahead
-    # A step's two updates sleep for two seconds or more, and the rollouts ahead are over before. The last ones
-    # begin with step 4.
+    # A step's two updates sleep for two seconds or more, and the rollouts ahead are over before. The last one
+    # begins with step 4.
     assert run.metrics("performance/backpressure_s")[3] > 0.5
 
 
