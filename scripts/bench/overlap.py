@@ -56,7 +56,7 @@ SMALL = (
         "grpo.skip_idle_samples=false",
         "grpo.mix_groups_in_updates=false",
     ),
-    *("loss_fn.use_generation_logprobs_as_prev=false", "grpo.val_at_start=false", "grpo.val_period=0"),
+    *("grpo.val_at_start=false", "grpo.val_period=0"),
 )
 CORRECTED = (
     "loss_fn.use_generation_logprobs_as_prev=false",
@@ -124,7 +124,7 @@ def run_directory(kept: Path | None) -> Iterator[Path]:
 
 def measure_modes(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """Make a run of each mode; return what each took beside the ideal and the prediction."""
-    median_s, overrides = options.median_s, [*SMALL, *options.overrides]
+    median_s, overrides = options.median_s, [*SMALL, *CORRECTED, *options.overrides]
     grpo = load_config(CONFIG, overrides).grpo
     slowest = mean_slowest(grpo.num_prompts_per_step * grpo.num_generations_per_prompt, options.sigma)
     if median_s is None:
