@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -83,7 +83,7 @@ class AgentEndpoint:
         self._kept.pop(session.key, None)
 
     def _app(self) -> Starlette:
-        posts: dict[str, Callable[[AgentSession, dict[str, Any]], Awaitable[Response]]] = {
+        posts: dict[str, Callable[[AgentSession, dict[str, Any]], Coroutine[Any, Any, Response]]] = {
             "/v1/chat/completions": self._chat,
             "/v1/completions": self._completion,
             "/v1/messages": self._message,
@@ -97,14 +97,14 @@ class AgentEndpoint:
         return Starlette(routes=[*routes, Route("/v1/models", self._models)])
 
     def _served(
-        self, path: str, serve: Callable[[AgentSession, dict[str, Any]], Awaitable[Response]]
+        self, path: str, serve: Callable[[AgentSession, dict[str, Any]], Coroutine[Any, Any, Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
         is_anthropic = path == "/v1/messages"
 
         async def served(request: Request) -> Response:
             try:
                 session = self._session(request)
-                return await serve(session, await _body(request))
+                return await _unless_gone(request, serve(session, await _body(request)))
             except BadRequest as error:
                 return _refused(error, is_anthropic=is_anthropic)
             except asyncio.CancelledError:
@@ -181,6 +181,24 @@ class AgentEndpoint:
     async def _models(self, request: Request) -> Response:
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "nemo_like"}
         return JSONResponse({"object": "list", "data": [model]})
+
+
+async def _unless_gone(request: Request, serving: Coroutine[Any, Any, Response]) -> Response:
+    """Return the answer to a request that was read whole, or cancel ``serving`` when the client goes away.
+
+    Clients ask anew after a timeout of their own. What nobody waits for any more is not sampled to its end,
+    and is no call of the session.
+    """
+    answer = asyncio.create_task(serving)
+    departure = asyncio.ensure_future(request.receive())  # nothing else is left to receive
+    try:
+        await asyncio.wait({answer, departure}, return_when=asyncio.FIRST_COMPLETED)
+        if answer.done():
+            return answer.result()
+        raise BadRequest("the client has disconnected", status=499, code="disconnected")
+    finally:
+        answer.cancel()
+        departure.cancel()
 
 
 async def _body(request: Request) -> dict[str, Any]:

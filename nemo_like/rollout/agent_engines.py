@@ -39,8 +39,10 @@ class EngineCalls:
         return len(self._waiting)
 
     async def sample(self, engine: int, request: GroupRequest, sampling: CallSampling) -> GroupResult:
-        """Return what an engine samples for the request. Raises BadRequest where the engine refuses it, and
-        what ``fail`` was given."""
+        """Return what an engine samples for the request; a call that is cancelled leaves the engine.
+
+        Raises BadRequest where the engine refuses it, and what ``fail`` was given.
+        """
         loop = asyncio.get_running_loop()
         answered = self._waiting[request.request_id] = loop.create_future()
         if not self._queued:
@@ -48,6 +50,9 @@ class EngineCalls:
         self._queued.append((engine, request, sampling))
         try:
             return await answered
+        except asyncio.CancelledError:
+            await self._drop(engine, {request.request_id} & self._waiting.keys())
+            raise
         finally:
             self._waiting.pop(request.request_id, None)
 
@@ -56,7 +61,9 @@ class EngineCalls:
 
         An engine takes no weights, and does not sleep, while it generates.
         """
-        names = {name for name in self._waiting if name.startswith(beginning)}
+        await self._drop(engine, {name for name in self._waiting if name.startswith(beginning)})
+
+    async def _drop(self, engine: int, names: set[str]) -> None:
         unsent = {request.request_id for _, request, _ in self._queued} & names
         self._queued = [one for one in self._queued if one[1].request_id not in unsent]
         for name in names:

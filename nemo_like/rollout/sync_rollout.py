@@ -328,10 +328,11 @@ class SyncRolloutActor(DataPlaneUser):
         return self._run_directory / "rollouts"
 
     def _deadline_s(self, prompts: PromptBatch) -> float:
-        """Return the seconds that a rollout may take: those of its stage, for each step that comes before its
-        own too."""
+        """Return the seconds that a rollout may take: those of its stage, and those of all stages for each
+        step that comes before its own, for whose end its samples may have to wait."""
         stage = Stage.generation if prompts.mode is RolloutMode.training else Stage.validation
-        return deadline_s(self._cfg.cluster, stage) * (1 + prompts.num_steps_ahead)
+        of_step = sum(deadline_s(self._cfg.cluster, one) for one in Stage)
+        return deadline_s(self._cfg.cluster, stage) + prompts.num_steps_ahead * of_step
 
     def _places(self, prompts: PromptBatch, positions: Sequence[int]) -> list[ProblemPlace]:
         reports = self._sources[prompts.mode].reports

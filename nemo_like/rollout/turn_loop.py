@@ -182,7 +182,7 @@ class TurnLoop:
         """Go on with those samples that had to wait for this step."""
         self._allowance.begin_step(step)
         held, self._held = self._held, []
-        if held:
+        if held and self._failure is None:
             self._start(self._go_on(held))
 
     async def _reached(self, is_reached: Callable[[], bool]) -> None:

@@ -14,6 +14,7 @@ from nemo_like.config.environment_options import Credit
 from nemo_like.environments.interface import Failure, FailureKind, Feedback, Turn
 from nemo_like.generation.interface import CallSampling, GroupRequest
 from nemo_like.rollout.agent_calls import AgentSession, CallAnswerer, Wanted
+from nemo_like.rollout.agent_endpoint import _unless_gone
 from nemo_like.rollout.agent_engines import EngineCalls
 from nemo_like.rollout.agent_prompts import BadRequest
 from nemo_like.rollout.agents import AgentPlayer
@@ -71,6 +72,34 @@ def test_a_call_that_is_dropped_before_it_is_sent_never_is() -> None:
             await task
         await asyncio.sleep(0.01)
         assert not engine.unfinished
+
+    asyncio.run(scenario())
+
+
+def test_a_call_whose_client_goes_away_leaves_the_engine_and_no_other_does() -> None:
+    async def scenario() -> None:
+        engine, gone = Engine(), asyncio.Event()
+        calls = EngineCalls([engine], object())
+
+        async def receive() -> dict[str, str]:
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def serve(name: str) -> Any:
+            return await calls.sample(0, request(name), SAMPLING)
+
+        client: Any = SimpleNamespace(receive=receive)
+        other = asyncio.create_task(serve("agent/a/0/10"))
+        asked = asyncio.create_task(_unless_gone(client, serve("agent/a/0/1")))
+        while len(engine.unfinished) < 2:
+            await asyncio.sleep(0)
+        gone.set()
+        with pytest.raises(BadRequest, match="disconnected"):
+            await asked
+        await asyncio.sleep(0.01)
+        assert engine.unfinished == ["agent/a/0/10"]
+        assert calls.num_waiting == 1
+        other.cancel()
 
     asyncio.run(scenario())
 
