@@ -33,10 +33,6 @@ class HubCallFailed(Exception):
         self.failure = failure
 
 
-class HubDied(Exception):
-    """The package's process has ended, and answers no call any more."""
-
-
 def listed_problems(kind: str, options: HubOptions, size: int, seed: int) -> list[dict[str, Any]]:
     """Return the problems that a hub makes: prompt, answer and data each; start and end a process for that.
 
@@ -93,27 +89,20 @@ class HubProcess:
         if reason := json.loads(line).get("refused"):
             raise HubRefused(reason)
         self._reading: asyncio.Task[None] | None = None
-        self._unsent: list[bytes] = []  # before there is ``_stdin``
-        self._stdin: asyncio.WriteTransport | None = None
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._num_calls = 0
 
     async def call(self, method: str, **arguments: Any) -> Any:
-        """Call a method of ``HubHost`` and return its result. Raises HubCallFailed and HubDied."""
+        """Call a method of ``HubHost`` and return its result. Raises HubCallFailed."""
         if self._reading is None:
             self._reading = asyncio.get_running_loop().create_task(self._read())
         if self._reading.done():
-            raise HubDied
+            raise HubCallFailed(Failure(FailureKind.died, "the package ended its process"))
         self._num_calls += 1
         call_id = self._num_calls
         answered = self._calls[call_id] = asyncio.get_running_loop().create_future()
         try:
-            line = _line({"id": call_id, "method": method, "arguments": arguments})
-            # Never waits: the process may not read before somebody has read its answers.
-            if self._stdin is None:
-                self._unsent.append(line)
-            else:
-                self._stdin.write(line)
+            self._send({"id": call_id, "method": method, "arguments": arguments})
             answer = await answered
         finally:
             self._calls.pop(call_id, None)
@@ -122,33 +111,26 @@ class HubProcess:
         return answer["result"]
 
     def _send(self, content: dict[str, Any]) -> None:
-        line = memoryview(_line(content))
+        line = memoryview(json.dumps(content).encode() + b"\n")
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # the end of its answers says that it ended
             while line:
                 line = line[self._process.stdin.write(line) :]
 
     async def _read(self) -> None:
-        """Connect both pipes and give each call its answer until the process ends; then fail the calls that
-        are left."""
+        """Give each call its answer until the process ends; then fail the calls that are left."""
         reader = asyncio.StreamReader(limit=_LONGEST_LINE)
         protocol = asyncio.StreamReaderProtocol(reader)
-        loop = asyncio.get_running_loop()
-        await loop.connect_read_pipe(lambda: protocol, self._process.stdout)
-        self._stdin, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, self._process.stdin)
-        self._stdin.write(b"".join(self._unsent))
+        await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, self._process.stdout)
         with suppress(ValueError):
             while line := await reader.readline():
                 answer = json.loads(line)
                 if (answered := self._calls.get(answer["id"])) is not None and not answered.done():
                     answered.set_result(answer)
+        died = HubCallFailed(Failure(FailureKind.died, "the package ended its process"))
         for answered in self._calls.values():
             if not answered.done():
-                answered.set_exception(HubDied())
-
-
-def _line(content: dict[str, Any]) -> bytes:
-    return json.dumps(content).encode() + b"\n"
+                answered.set_exception(died)
 
 
 def _start(kind: str, options: HubOptions) -> dict[str, Any]:
