@@ -1,7 +1,7 @@
 """What each metric means, from the tables of docs/metrics.md, for who meets a metric elsewhere.
 
-A heading such as ``## train/`` is the prefix of the
-names in the tables below it; a name may hold placeholders, as in ``env/<name>/reward``.
+A heading such as ``## train/`` is the prefix of the names in the tables below it; a name may hold
+placeholders, as in ``env/<name>/reward``.
 """
 
 from __future__ import annotations
