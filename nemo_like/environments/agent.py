@@ -144,7 +144,8 @@ def _in_thread(call: Callable[[], Any], is_done: threading.Event) -> Any:
 async def _begin_again(access: AgentAccess) -> None:
     """Have the endpoint forget what an earlier process called for this session."""
     headers = {"Authorization": f"Bearer {access.api_key}"}
-    answer = await _client().post(f"{access.base_url}/session/restart", headers=headers, json={})
+    proof = {"restart_key": access.restart_key}
+    answer = await _client().post(f"{access.base_url}/session/restart", headers=headers, json=proof)
     answer.raise_for_status()
 
 

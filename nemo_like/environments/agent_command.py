@@ -27,6 +27,7 @@ from nemo_like.environments.sandbox import CommandPlace, ProgramLimits, Sandbox,
 
 _CHUNK_BYTES = 65536
 _SHOWN_CHARACTERS = 2000
+_END_TIMEOUT_S = 5.0  # for the pipes of a command that was killed to close
 # The port of the endpoint in a sandbox, whose network is its own.
 _INNER_PORT = 8000
 
@@ -95,8 +96,11 @@ class CommandRunner:
                 for read in reads:
                     read.cancel()
                 await asyncio.gather(*reads, return_exceptions=True)
-                await asyncio.gather(_drain(process.stdout), _drain(process.stderr))
-                await process.wait()
+                # Without a sandbox, what left the process group lives on, and may hold the pipes open.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_END_TIMEOUT_S):
+                        await asyncio.gather(_drain(process.stdout), _drain(process.stderr))
+                        await process.wait()
         if complained.strip():
             sys.stderr.write(complained[-_SHOWN_CHARACTERS:])
             sys.stderr.flush()

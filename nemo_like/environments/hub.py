@@ -8,12 +8,13 @@ travels with the conversation is its name alone. Where another process is asked,
 from __future__ import annotations
 
 import asyncio
+import os
 import uuid
 from collections.abc import Sequence
 
 from nemo_like.config.environment_options import HubOptions
 from nemo_like.config.schema import EnvironmentKind
-from nemo_like.environments.hub_process import HubCallFailed, HubProcess
+from nemo_like.environments.hub_process import HubCallFailed, HubDied, HubProcess
 from nemo_like.environments.interface import Feedback, Turn
 
 # The field of a problem's data by which its episode begins.
@@ -44,6 +45,10 @@ class HubEnvironment:
             )
         except HubCallFailed as error:
             return Feedback(failure=error.failure)
+        except HubDied:
+            # The environment's server replaces this process too, and asks about each turn alone: so it finds
+            # the one that ended the package.
+            os._exit(1)
         return Feedback(
             outcome["rewards"],
             observation=outcome["observation"],

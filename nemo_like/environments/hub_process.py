@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import threading
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -31,6 +32,10 @@ class HubCallFailed(Exception):
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.reason)
         self.failure = failure
+
+
+class HubDied(Exception):
+    """The package's process has ended, and answers no call any more."""
 
 
 def listed_problems(kind: str, options: HubOptions, size: int, seed: int) -> list[dict[str, Any]]:
@@ -81,6 +86,7 @@ class HubProcess:
             )
         except OSError as error:
             raise HubRefused(f"{options.python} could not be started: {error}") from error
+        self._sending = threading.Lock()
         self._send(_start(kind, options))
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -93,16 +99,17 @@ class HubProcess:
         self._num_calls = 0
 
     async def call(self, method: str, **arguments: Any) -> Any:
-        """Call a method of ``HubHost`` and return its result. Raises HubCallFailed."""
+        """Call a method of ``HubHost`` and return its result. Raises HubCallFailed and HubDied."""
         if self._reading is None:
             self._reading = asyncio.get_running_loop().create_task(self._read())
         if self._reading.done():
-            raise HubCallFailed(Failure(FailureKind.died, "the package ended its process"))
+            raise HubDied
         self._num_calls += 1
         call_id = self._num_calls
         answered = self._calls[call_id] = asyncio.get_running_loop().create_future()
         try:
-            self._send({"id": call_id, "method": method, "arguments": arguments})
+            # In a thread: the process may read no further before its answers have been read, here.
+            await asyncio.to_thread(self._send, {"id": call_id, "method": method, "arguments": arguments})
             answer = await answered
         finally:
             self._calls.pop(call_id, None)
@@ -113,7 +120,7 @@ class HubProcess:
     def _send(self, content: dict[str, Any]) -> None:
         line = memoryview(json.dumps(content).encode() + b"\n")
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # the end of its answers says that it ended
+        with self._sending, suppress(BrokenPipeError):  # the end of its answers says that it ended
             while line:
                 line = line[self._process.stdin.write(line) :]
 
@@ -127,10 +134,9 @@ class HubProcess:
                 answer = json.loads(line)
                 if (answered := self._calls.get(answer["id"])) is not None and not answered.done():
                     answered.set_result(answer)
-        died = HubCallFailed(Failure(FailureKind.died, "the package ended its process"))
         for answered in self._calls.values():
             if not answered.done():
-                answered.set_exception(died)
+                answered.set_exception(HubDied())
 
 
 def _start(kind: str, options: HubOptions) -> dict[str, Any]:

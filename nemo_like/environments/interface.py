@@ -34,10 +34,14 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class AgentAccess:
-    """How an agent reaches the policy: an endpoint as OpenAI has it, and the key of its session."""
+    """How an agent reaches the policy: an endpoint as OpenAI has it, and the key of its session.
+
+    ``restart_key`` begins the session again; it is for who runs the agent, and not for the agent.
+    """
 
     base_url: str
     api_key: str
+    restart_key: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from nemo_like.config.environment_options import McpOptions
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
 
 _START_TIMEOUT_S = 60.0  # for all servers to start and to list their tools
+_END_TIMEOUT_S = 30.0  # for all servers to end; each is killed after a few seconds
 
 
 class McpEnvironment:
@@ -45,9 +46,12 @@ class McpEnvironment:
             return Feedback(metrics={"calls_per_turn": 0.0})
         try:
             servers = await self._started()
-            results = [await self._called(servers, call) for call in calls]
+            try:
+                results = [await self._called(servers, call) for call in calls]
+            except (OSError, RuntimeError, TimeoutError):
+                await self._give_up(servers)
+                raise
         except (OSError, RuntimeError, TimeoutError) as error:
-            self._servers = None
             return Feedback.failed(FailureKind.died, f"an MCP server failed: {type(error).__name__}: {error}")
         shown = [self._options.result_template.replace("{result}", text) for text, _ in results]
         num_refused = sum(not is_good for _, is_good in results)
@@ -57,9 +61,16 @@ class McpEnvironment:
     async def _started(self) -> McpServers:
         async with self._starting:
             if self._servers is None:
-                self._servers = McpServers(self._options)
-                await self._servers.start()
+                servers = McpServers(self._options)
+                await servers.start()
+                self._servers = servers
             return self._servers
+
+    async def _give_up(self, servers: McpServers) -> None:
+        """End servers of which one has failed, and have the next call start others."""
+        if self._servers is servers:  # no other turn has done so
+            self._servers = None
+            await servers.end()
 
     async def _called(self, servers: McpServers, call: str) -> tuple[str, bool]:
         """Make a call; return what the policy sees of its result, and whether the tool took the call.
@@ -100,15 +111,21 @@ class McpServers:
         Raises RuntimeError when two tools have one name, and what a server's start raises.
         """
         self._task = asyncio.get_running_loop().create_task(self._run())
-        async with asyncio.timeout(_START_TIMEOUT_S):
-            await asyncio.wait({self._task, self._is_ready}, return_when=asyncio.FIRST_COMPLETED)
+        ready = {self._task, self._is_ready}
+        await asyncio.wait(ready, timeout=_START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         if self._task.done():
             self._task.result()
+        if not self._is_ready.done():
+            await self.end()
+            raise TimeoutError(f"the servers did not list their tools within {_START_TIMEOUT_S:g} s")
 
     async def end(self) -> None:
-        """End all servers."""
-        self._shall_end.set()
-        await self._task
+        """End all servers; one that does not end within some seconds is left behind."""
+        if self._is_ready.done():
+            self._shall_end.set()
+        else:
+            self._task.cancel()
+        await asyncio.wait({self._task}, timeout=_END_TIMEOUT_S)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
         """Call a tool; return its text, and whether it took the call. Raises RuntimeError without servers."""

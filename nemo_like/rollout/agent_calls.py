@@ -76,6 +76,8 @@ class AgentSession:
     """One agent at work on one sample."""
 
     key: str
+    restart_key: str
+    name: str  # in the names of its requests, which logs and journals have
     conversation: Conversation
     sampling: SamplingSettings
     engine: int  # where all its calls go
@@ -95,7 +97,7 @@ class AgentSession:
     @property
     def request_ids(self) -> str:
         """What the ids of all its requests begin with."""
-        return f"agent/{self.key}/"
+        return f"agent/{self.name}/"
 
     def begin_again(self) -> None:
         """Forget what the agent did; calls that are under way will not be recorded."""

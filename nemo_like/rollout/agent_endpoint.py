@@ -174,6 +174,9 @@ class AgentEndpoint:
         return JSONResponse({"ok": True})
 
     async def _restart(self, session: AgentSession, body: dict[str, Any]) -> Response:
+        """Forget what a session's agent did; an agent itself cannot have that."""
+        if body.get("restart_key") != session.restart_key:
+            raise BadRequest("only who runs an agent begins its session again", status=403, code="forbidden")
         session.begin_again()
         self._kept.pop(session.key, None)
         return JSONResponse({"ok": True})

@@ -67,7 +67,7 @@ class EngineCalls:
         unsent = {request.request_id for _, request, _ in self._queued} & names
         self._queued = [one for one in self._queued if one[1].request_id not in unsent]
         for name in names:
-            answered = self._waiting.pop(name)
+            answered = self._waiting[name]  # until its caller has gone on, or its abort has come back
             if not answered.done():
                 answered.set_exception(BadRequest("the session has ended", status=410, code="session_ended"))
         if sent := sorted(names - unsent):

@@ -119,6 +119,8 @@ class Agents:
         key = f"sk-{secrets.token_hex(16)}"
         session = self._sessions[key] = AgentSession(
             key,
+            secrets.token_hex(16),
+            secrets.token_hex(8),
             conversation,
             sampling,
             engine=conversation.position % self._engines.num_engines,
@@ -130,7 +132,7 @@ class Agents:
 
     def access(self, session: AgentSession) -> AgentAccess:
         """Return how the agent of a session reaches it."""
-        return AgentAccess(self._base_url, session.key)
+        return AgentAccess(self._base_url, session.key, session.restart_key)
 
     def close_session(self, session: AgentSession) -> None:
         """Refuse all calls of a session from now on."""

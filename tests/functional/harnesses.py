@@ -313,6 +313,10 @@ async def misbehaving(task: Task, base_url: str, api_key: str, late_s: float = 0
             asyncio.get_running_loop().call_later(late_s / 2, _call_late, base_url, api_key)
         if place == 6:
             return float("nan")
+        if place == 7:  # to forget what it said is not the agent's to ask for
+            headers, guess = {"x-api-key": api_key}, {"restart_key": api_key}
+            async with httpx.AsyncClient(headers=headers) as plain:
+                return (await plain.post(f"{base_url}/session/restart", json=guess)).status_code
     return 1.0
 
 

@@ -238,6 +238,8 @@ def test_each_way_to_misbehave_is_named_and_costs_its_own_sample(host: Host) -> 
     assert "the harness broke" in played[0]["reason"]
     assert "no call" in played[4]["reason"]
     assert "after it had ended" in played[5]["reason"]
+    assert [*played[7]["rewards"].values()] == [403]
+    assert played[7]["metrics"]["num_calls"] == 1
 
 
 def test_a_crash_costs_its_own_sample_and_a_thread_that_hangs_its_own(host: Host) -> None:

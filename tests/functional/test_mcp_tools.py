@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import psutil
 import pytest
 
+from nemo_like.config.environment_options import options_of
 from nemo_like.environments.environment_data import EnvironmentProblems
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
+from nemo_like.environments.mcp_tools import McpEnvironment
 from nemo_like.environments.server import EnvironmentServer
 from nemo_like.environments.tool_pool import ToolPool
 from tests.functional.hub_fixtures import MCP_SERVER
@@ -93,6 +96,24 @@ def test_a_server_that_ends_costs_its_sample_and_is_started_again() -> None:
     assert died.failure is not None
     assert died.failure.kind is FailureKind.died
     assert called.observation == "42"
+
+
+def test_a_server_that_ends_takes_the_other_servers_with_it_so_that_none_is_left_behind() -> None:
+    counting = "import mcp.server.mcpserver as m; s = m.MCPServer('c'); s.tool()(len); s.run()"
+    servers = {
+        "calculator": {"command": MCP_SERVER},
+        "counting": {"command": [MCP_SERVER[0], "-c", counting]},
+    }
+    options = options_of(config(servers=servers))
+
+    async def scenario() -> list[str]:
+        environment = McpEnvironment(options)
+        for response in ('<tool_call>{"name": "leave"}</tool_call>', ADD):
+            await environment.step([calling(response)])
+        return [" ".join(child.cmdline()[1:]) for child in psutil.Process().children()]
+
+    running = asyncio.run(scenario())
+    assert sum(counting in one for one in running) == 1, running
 
 
 def test_the_tools_are_listed_as_chat_templates_take_them() -> None:

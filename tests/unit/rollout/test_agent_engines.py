@@ -104,8 +104,36 @@ def test_a_call_whose_client_goes_away_leaves_the_engine_and_no_other_does() -> 
     asyncio.run(scenario())
 
 
+def test_dropping_a_session_waits_until_the_engine_has_let_go_of_a_call_whose_client_went_away() -> None:
+    """Else it would still generate when weights come."""
+
+    async def scenario() -> None:
+        lets_go = asyncio.Event()
+
+        class Slow(Engine):
+            async def submit(self, method: str, requests: Sequence[Any], *args: Any) -> None:
+                if method == "abort":
+                    await lets_go.wait()
+                await super().submit(method, requests, *args)
+
+        engine = Slow()
+        calls = EngineCalls([engine], object())
+        call = asyncio.create_task(calls.sample(0, request("agent/a/0/1"), SAMPLING))
+        await engine.arrived.wait()
+        call.cancel()
+        await asyncio.sleep(0)
+        dropping = asyncio.create_task(calls.drop(0, "agent/a/"))
+        await asyncio.sleep(0.01)
+        assert not dropping.done()
+        lets_go.set()
+        await dropping
+        assert not engine.unfinished
+
+    asyncio.run(scenario())
+
+
 def _session() -> AgentSession:
-    return AgentSession("a", conversation(), SAMPLING, 0, 3, None, max_calls=9)
+    return AgentSession("a", "again", "one", conversation(), SAMPLING, 0, 3, None, max_calls=9)
 
 
 class Agents:
