@@ -4,6 +4,7 @@
     python scripts/bench/overlap.py modes [--steps 24] [--tail 1.5 | --median-s S] [--sigma 1.0]
     python scripts/bench/overlap.py tail [--seeds 1,2,3] [--median-s 0.3] [--sigma 1.0]
     python scripts/bench/overlap.py correction [--staleness 0,1,4] [--picture docs/async.png]
+    python scripts/bench/overlap.py journal [--steps 24]
 
 All train the demo's model on the demo's problems, judged by an environment that sleeps for a log-normal time
 per sample, by seed, so that two cores suffice. ``scripts/demo.sh`` makes the model before.
@@ -17,6 +18,9 @@ and accuracy.
 ``tail`` compares the demo, synchronous and one version ahead, over some seeds. ``correction`` makes runs with
 and without importance-sampling correction at some bounds of staleness, and draws their accuracies.
 
+``journal`` makes a run without latencies, two versions ahead and with weights in flight, and writes every
+line of its journal again with the clock running.
+
 All take key=value arguments for the runs, and --runs DIR, where run directories are kept. Prints JSON.
 """
 
@@ -27,6 +31,7 @@ import json
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,7 +105,10 @@ def parsed_arguments() -> argparse.Namespace:
     correction.add_argument("--median-s", type=float, default=0.05)
     correction.add_argument("--seed", type=int, default=1)
     correction.add_argument("--picture", type=Path)
-    for command in (modes, tail, correction):
+    journal = commands.add_parser("journal")
+    journal.set_defaults(measure=measure_journal)
+    journal.add_argument("--steps", type=int, default=24)
+    for command in (modes, tail, correction, journal):
         command.add_argument("--sigma", type=float, default=1.0, help="of the latencies' logarithm")
         command.add_argument("--runs", type=Path, help="keep the run directories here")
         command.add_argument("overrides", nargs="*", metavar="key=value")
@@ -227,6 +235,34 @@ def measure_correction(options: argparse.Namespace, directory: Path) -> dict[str
     if options.picture is not None:
         draw(options.picture, curves)
     return {name: {"last": curve[-1][1], "curve": curve} for name, curve in curves.items()}
+
+
+def measure_journal(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    """Make a run that writes a journal, and return which share of a step it takes to write that again."""
+    keys = [*SMALL, *CORRECTED, f"grpo.max_num_steps={options.steps}", "grpo.max_staleness=2"]
+    overrides = [*keys, "grpo.weight_updates=in_flight", *options.overrides]
+    run = make_run(CONFIG, directory, "journal", None, overrides)
+    with tempfile.TemporaryDirectory() as again:
+        written = [rewritten(path, Path(again)) for path in sorted((run.path / "journal").glob("*/*.jsonl"))]
+    journal_s = sum(seconds for _, seconds in written) / options.steps
+    return {
+        "step_s": run.step_s,
+        "lines_per_step": sum(count for count, _ in written) / options.steps,
+        "journal_s": journal_s,
+        "share": journal_s / run.step_s,
+    }
+
+
+def rewritten(journal: Path, directory: Path) -> tuple[int, float]:
+    """Return how many lines a file of a journal has, and the seconds that it takes to make and append each of
+    them by itself; a run appends many at once, and in several processes."""
+    lines = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
+    again = directory / journal.name
+    began_s = time.perf_counter()
+    for line in lines:
+        with again.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    return len(lines), time.perf_counter() - began_s
 
 
 def draw(path: Path, curves: dict[str, list[tuple[int, float]]]) -> None:
