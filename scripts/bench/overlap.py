@@ -31,7 +31,6 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,6 +45,7 @@ from overlap_bench.runs import (
     make_run,
     mean_slowest,
     mode_overrides,
+    rewritten,
 )
 
 from nemo_like.config.loader import load_config
@@ -251,18 +251,6 @@ def measure_journal(options: argparse.Namespace, directory: Path) -> dict[str, A
         "journal_s": journal_s,
         "share": journal_s / run.step_s,
     }
-
-
-def rewritten(journal: Path, directory: Path) -> tuple[int, float]:
-    """Return how many lines a file of a journal has, and the seconds that it takes to make and append each of
-    them by itself; a run appends many at once, and in several processes."""
-    lines = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
-    again = directory / journal.name
-    began_s = time.perf_counter()
-    for line in lines:
-        with again.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-    return len(lines), time.perf_counter() - began_s
 
 
 def draw(path: Path, curves: dict[str, list[tuple[int, float]]]) -> None:

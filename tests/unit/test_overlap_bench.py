@@ -17,6 +17,7 @@ from scripts.bench.overlap_bench.runs import (
     mean_slowest,
     mode_overrides,
     read_bench_run,
+    rewritten,
 )
 from scripts.bench.overlap_bench.slow_tools import SlowTools, latency_s
 
@@ -85,3 +86,13 @@ def test_a_run_is_timed_by_its_steps_ends_without_the_first_and_the_last(tmp_pat
     assert run.accuracies == [(0, 0.25), (6, 0.75)]
     found = run.as_json()
     assert (found["engine_idle_share"], found["trainer_idle_share"]) == (0.875, 0.75)
+
+
+def test_a_journal_is_written_again_line_by_line(tmp_path: Path) -> None:
+    journal = tmp_path / "driver.jsonl"
+    journal.write_text('{"event": "start"}\n{"event": "trained", "step": 1}\n')
+    (tmp_path / "again").mkdir()
+    num_lines, seconds = rewritten(journal, tmp_path / "again")
+    assert num_lines == 2
+    assert seconds > 0
+    assert (tmp_path / "again" / "driver.jsonl").read_text() == journal.read_text()
