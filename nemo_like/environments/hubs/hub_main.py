@@ -89,17 +89,20 @@ class HubHost:
     async def _again(self, problem: dict[str, Any], history: list[tuple[str, str]]) -> _Played:
         """Open an episode and play its history."""
         played = _Played(await self._hub.open(problem))
-        for number, (response, observed) in enumerate(history, start=1):
-            outcome = await played.episode.step(response, False)
-            if outcome.is_done or outcome.observation != observed:
-                await played.episode.close()
-                raise HubFailure(
-                    "raised",
-                    f"the episode was played again, since another process had it, and turn {number} came out "
-                    f"otherwise: {outcome.observation[:200]!r}, not {observed[:200]!r}; the environment does "
-                    "not follow from its seed",
-                )
-            played.exchanges.append((response, observed))
+        try:
+            for number, (response, observed) in enumerate(history, start=1):
+                outcome = await played.episode.step(response, False)
+                if outcome.is_done or outcome.observation != observed:
+                    raise HubFailure(
+                        "raised",
+                        f"the episode was played again, since another process had it, and turn {number} came "
+                        f"out otherwise: {outcome.observation[:200]!r}, not {observed[:200]!r}; the "
+                        "environment does not follow from its seed",
+                    )
+                played.exchanges.append((response, observed))
+        except BaseException:
+            await played.episode.close()
+            raise
         return played
 
     async def _make_room(self) -> None:

@@ -47,9 +47,12 @@ class OpenEnvHub:
         )
         try:
             result = await client.reset(seed=problem["seed"], **self._reset)
-        except (ConnectionError, OSError, TimeoutError) as error:
-            raise self._unreachable(error) from error
-        return OpenEnvEpisode(self, client, self._text(result.observation))
+            return OpenEnvEpisode(self, client, self._text(result.observation))
+        except BaseException as error:
+            await client.disconnect()
+            if isinstance(error, (ConnectionError, OSError, TimeoutError)):
+                raise self._unreachable(error) from error
+            raise
 
     async def sent(self, client: Any, response: str) -> TurnOutcome:
         """Send a response as an action."""
