@@ -139,6 +139,10 @@ def first_update_generations(cfg: Config) -> int:
     return cfg.policy.train_global_batch_size // cfg.grpo.num_prompts_per_step
 
 
+# The folder of a run's directory in which its journal is.
+JOURNAL_FOLDER = "journal"
+
+
 def depends_on_timing(cfg: Config) -> bool:
     """Return whether metrics depend on which group ends first, or when weights come."""
     return cfg.grpo.overlap is Overlap.exact or cfg.grpo.max_staleness > 0

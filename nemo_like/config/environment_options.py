@@ -249,7 +249,6 @@ class AgentOptions:
     tool_choice: str  # of a class with tools: auto, or required until it is done
     max_calls: int  # to the endpoint, in one session
     timeout_s: float  # for one session
-    max_parallel: int  # sessions that one actor has under way at once
     memory_mib: int  # address space of each process of a command
     max_processes: int  # processes and threads of one command; only a sandbox counts them
     max_output_kib: int  # that a command may print

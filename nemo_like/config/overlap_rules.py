@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
-from nemo_like.config.derived import first_update_generations, is_own_loss
+from nemo_like.config.derived import (
+    JOURNAL_FOLDER,
+    depends_on_timing,
+    first_update_generations,
+    is_own_loss,
+)
 from nemo_like.config.model_info import has_vision_tower
 from nemo_like.config.named_functions import is_own_function
 from nemo_like.config.plan import updates_per_step
@@ -32,6 +38,8 @@ def overlap_problems(cfg: Config) -> Iterator[Problem]:
         yield from _needs_engines_apart(cfg, "grpo.overlap=exact")
         yield from _whole_batches(cfg)
         yield from _first_update(cfg)
+    if cfg.rollout.follow_journal is not None:
+        yield from _followed_journal(cfg, f"rollout.follow_journal={cfg.rollout.follow_journal}")
     if cfg.rollout.max_tokens_per_step is not None:
         yield from _pieces_of_responses(cfg, f"rollout.max_tokens_per_step={cfg.rollout.max_tokens_per_step}")
     if cfg.grpo.max_staleness > 0:
@@ -51,6 +59,22 @@ def staleness_notes(cfg: Config) -> Iterator[str]:
             f"grpo.max_staleness={cfg.grpo.max_staleness}: samples of older weights train without a "
             "correction; loss_fn.use_importance_sampling_correction=true is recommended, with "
             "truncated_importance_sampling_type=tis and truncated_importance_sampling_ratio=2 (docs/async.md)"
+        )
+
+
+def _followed_journal(cfg: Config, key: str) -> Iterator[Problem]:
+    if not depends_on_timing(cfg):
+        yield Problem(
+            key=key,
+            rule="would do nothing: without grpo.overlap=exact or grpo.max_staleness metrics do not depend "
+            "on what ends first",
+            remedy="leave it out",
+        )
+    elif not (Path(str(cfg.rollout.follow_journal)) / JOURNAL_FOLDER).is_dir():
+        yield Problem(
+            key=key,
+            rule=f"must be the directory of a run with a journal; it has no {JOURNAL_FOLDER}/",
+            remedy="name a RUN_DIR of a run with the same configuration",
         )
 
 

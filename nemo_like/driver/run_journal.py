@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nemo_like.config.derived import depends_on_timing
+from nemo_like.config.derived import JOURNAL_FOLDER, depends_on_timing
 from nemo_like.config.schema import Config
 from nemo_like.driver.run_failures import RunFailed
 from nemo_like.observability.disk import space_for
@@ -89,7 +89,7 @@ class RunJournal:
         path = self._directory / stretch_name(after_step)
         source = self._set_aside(path)
         if self._other is not None:
-            source = self._other / "journal" / path.name
+            source = self._other / JOURNAL_FOLDER / path.name
         self._followed = _Followed() if source is None else self._read(source)
         if self._followed.abandoned is not None:
             self._refuse_abandoned(self._followed)
@@ -158,8 +158,8 @@ class RunJournal:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunFailed(
                 f"the journal {path} cannot be followed: {type(error).__name__}: {error}; "
-                "rollout.follow_journal needs a run with the same checkpointing.save_period, and "
-                "rollout.journal=false goes on without one"
+                "rollout.follow_journal needs a run with the same checkpointing.save_period; without a "
+                "journal that can be read, leave it out, and have a run continue with rollout.journal=false"
             ) from error
 
     def _followed_of(self, path: Path, events: Sequence[Mapping[str, Any]]) -> _Followed:

@@ -23,7 +23,7 @@ from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.janitor import swept_directory
 from nemo_like.cluster.private_ray import temporary_parent
 from nemo_like.cluster.runtime import RayNeeds, ray_runtime
-from nemo_like.config.derived import Stage, deadline_s, shares_gpus
+from nemo_like.config.derived import JOURNAL_FOLDER, Stage, deadline_s, shares_gpus
 from nemo_like.config.gpu_stages import EngineHolds
 from nemo_like.config.loader import to_yaml
 from nemo_like.config.memory_timetable import memory_problems
@@ -486,7 +486,7 @@ def _observer(cfg: Config, started: _Started) -> StepObservation:
 def _journal(cfg: Config, started: _Started, logger: RunLogger) -> RunJournal:
     """Build the run's journal, of which the engines write their part."""
     open_engines = partial(_open_journals, cfg, started.cluster, started.actors)
-    return RunJournal(cfg, started.directory.path / "journal", open_engines, logger.note)
+    return RunJournal(cfg, started.directory.path / JOURNAL_FOLDER, open_engines, logger.note)
 
 
 def _open_journals(cfg: Config, cluster: Cluster, actors: Actors, stretch: Stretch) -> None:

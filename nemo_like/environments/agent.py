@@ -32,6 +32,7 @@ Agent = Callable[[Mapping[str, Any], str, str], Any]
 _RESTART_TIMEOUT_S = 30.0
 _MAX_SHOWN_CHARACTERS = 2000
 _MAX_IDLE_CONNECTIONS = 16
+_MAX_THREADS = 4096  # those of sessions under way, and those that hang
 
 
 def agent(options: AgentOptions) -> AgentEnvironment:
@@ -47,8 +48,7 @@ class AgentEnvironment:
         """Load the agent. Raises ValueError when it cannot be loaded, RuntimeError when a command cannot be
         started as configured."""
         self._options = options
-        self._threads = ThreadPoolExecutor(options.max_parallel, "agent")
-        self._slots = asyncio.Semaphore(options.max_parallel)
+        self._threads = ThreadPoolExecutor(_MAX_THREADS, "agent")
         self._num_playing = 0
         self._abandoned: set[threading.Event] = set()
         self._run: Callable[[Turn, AgentAccess], Awaitable[Any]]
@@ -69,23 +69,22 @@ class AgentEnvironment:
 
     async def _played(self, turn: Turn) -> Feedback:
         assert turn.agent is not None, "the rollout opens a session for each turn of an agent"
-        async with self._slots:
-            try:
-                await _begin_again(turn.agent)
-                async with asyncio.timeout(self._options.timeout_s):
-                    answer = await self._run(turn, turn.agent)
-                return Feedback() if answer is None else feedback_of(self._run_name, answer)
-            except TimeoutError:
-                limit = f"options.timeout_s={self._options.timeout_s:g} s"
-                return Feedback.failed(FailureKind.timed_out, f"the agent took longer than {limit}")
-            except Flooded as error:
-                return Feedback.failed(FailureKind.flooded, str(error))
-            except CommandFailed as error:
-                return Feedback.failed(error.kind, str(error))
-            except Exception as error:
-                traceback.print_exc()
-                reason = f"the agent raised {type(error).__name__}: {error}"
-                return Feedback.failed(FailureKind.raised, reason[:_MAX_SHOWN_CHARACTERS])
+        try:
+            await _begin_again(turn.agent)
+            async with asyncio.timeout(self._options.timeout_s):
+                answer = await self._run(turn, turn.agent)
+            return Feedback() if answer is None else feedback_of(self._run_name, answer)
+        except TimeoutError:
+            limit = f"options.timeout_s={self._options.timeout_s:g} s"
+            return Feedback.failed(FailureKind.timed_out, f"the agent took longer than {limit}")
+        except Flooded as error:
+            return Feedback.failed(FailureKind.flooded, str(error))
+        except CommandFailed as error:
+            return Feedback.failed(error.kind, str(error))
+        except Exception as error:
+            traceback.print_exc()
+            reason = f"the agent raised {type(error).__name__}: {error}"
+            return Feedback.failed(FailureKind.raised, reason[:_MAX_SHOWN_CHARACTERS])
 
     @property
     def _run_name(self) -> Callable[..., Any]:

@@ -46,12 +46,7 @@ def wanted_chat(body: Mapping[str, Any], tools: ToolUse | None) -> Wanted:
 def wanted_completion(body: Mapping[str, Any], tools: ToolUse | None) -> Wanted:
     """Read a request to /v1/completions, whose prompt is one text or the tokens of one. Raises BadRequest
     where it is malformed."""
-    prompt = body.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        (prompt,) = prompt
-    is_tokens = isinstance(prompt, list) and all(isinstance(one, int) for one in prompt)
-    if not is_tokens and not isinstance(prompt, str):
-        raise BadRequest("prompt must be one text or one list of token ids")
+    prompt = _completion_prompt(body)
     return Wanted(
         text=prompt if isinstance(prompt, str) else None,
         token_ids=tuple(prompt) if isinstance(prompt, list) else None,
@@ -62,6 +57,18 @@ def wanted_completion(body: Mapping[str, Any], tools: ToolUse | None) -> Wanted:
         seed=whole_number(body, "seed", None, None),
         top_logprobs=whole_number(body, "logprobs", 0, 0, MAX_TOP_LOGPROBS) or 0,
     )
+
+
+def _completion_prompt(body: Mapping[str, Any]) -> str | list[int]:
+    """Return the text or the tokens of the prompt. Raises BadRequest for several, and for anything else."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        (prompt,) = prompt
+    if isinstance(prompt, str):
+        return prompt
+    if not isinstance(prompt, list) or not all(isinstance(one, int) for one in prompt):
+        raise BadRequest("prompt must be one text or one list of token ids")
+    return prompt
 
 
 def whole_number(
@@ -141,12 +148,16 @@ def chat_events(
 
 def completion_answer(answered: Answered, body: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the answer of /v1/completions."""
+    echoed = ""
+    if body.get("echo"):
+        prompt = _completion_prompt(body)
+        echoed = prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
     return {
         **_head("cmpl", "text_completion", answered, body),
         "choices": [
             {
                 "index": choice.index,
-                "text": (str(body["prompt"]) if body.get("echo") else "") + choice.text,
+                "text": echoed + choice.text,
                 "logprobs": _text_logprobs(choice.response, tokenizer)
                 if body.get("logprobs") is not None
                 else None,

@@ -37,22 +37,20 @@ class BegunRollout:
         self._is_idle = asyncio.Event()
         self._is_idle.set()
 
-    def start(
-        self, loop: TurnLoop, engines: Sequence[Engine], sink: object, timeout_s: float, load: EngineLoad
-    ) -> None:
+    def start(self, loop: TurnLoop, engines: Sequence[Engine], sink: object, load: EngineLoad) -> None:
         """Have ``loop`` hold the conversations, unless the rollout has failed already; see
         ``TurnLoop.run``. ``load`` is told when they begin and when they have ended."""
         if self._failure is None:
             self.loop = loop
-            self._running = asyncio.get_running_loop().create_task(self._run(engines, sink, timeout_s, load))
+            self._running = asyncio.get_running_loop().create_task(self._run(engines, sink, load))
             self._settled.set()
 
-    async def next_groups(self, wanted: WantedGroups) -> EndedGroups:
+    async def next_groups(self, wanted: WantedGroups, timeout_s: float) -> EndedGroups:
         """Return the groups that have ended since the last part; see ``TurnLoop.ended_groups``."""
         await self._settled.wait()
         if self._failure is not None:
             raise self._failure
-        positions = await self.loop.ended_groups(self._taken, wanted)
+        positions = await self.loop.ended_groups(self._taken, wanted, timeout_s)
         is_whole = len(positions) == len(self.loop.groups)
         self._taken.update(positions)
         return EndedGroups(positions, len(self._taken) == len(self.loop.groups), is_whole)
@@ -93,11 +91,11 @@ class BegunRollout:
             if not self._num_at_work:
                 self._is_idle.set()
 
-    async def _run(self, engines: Sequence[Engine], sink: object, timeout_s: float, load: EngineLoad) -> None:
+    async def _run(self, engines: Sequence[Engine], sink: object, load: EngineLoad) -> None:
         load.begun()
         try:
             # What it raises, the wait for the next part raises too.
             with span("generation"), suppress(Exception):
-                await self.loop.run(engines, sink, timeout_s)
+                await self.loop.run(engines, sink)
         finally:
             load.ended()

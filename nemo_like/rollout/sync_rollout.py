@@ -175,7 +175,7 @@ class SyncRolloutActor(DataPlaneUser):
                 examples = [dataset[index] for index in prompts.indices]
                 encoded = await asyncio.to_thread(self._encoder.encode, examples)
                 loop = self._turn_loop(prompts, examples, encoded)
-                rollout.start(loop, self._engines, self._sink, self._deadline_s(prompts), self._load)
+                rollout.start(loop, self._engines, self._sink, self._load)
             except Exception as error:
                 rollout.fail(error)
 
@@ -190,13 +190,15 @@ class SyncRolloutActor(DataPlaneUser):
         """Wait until the wanted groups have ended; flatten and put them, in rows by (prompt, generation).
 
         Raises what failed the rollout: what ``begin`` raised, RuntimeError when an engine reports an error,
-        and Overdue, naming the missing samples, when the deadline of the stage passes.
+        and Overdue, naming the missing samples, when the deadline of the stage has passed since the first
+        call for this rollout.
         """
         rollout = self._rollouts[prompts.name]
+        stage = Stage.generation if prompts.mode is RolloutMode.training else Stage.validation
         is_over = True
         try:
             with rollout.at_work():
-                part = await rollout.next_groups(wanted)
+                part = await rollout.next_groups(wanted, deadline_s(self._cfg.cluster, stage))
                 is_over = part.is_last
                 return await self._result(rollout, part)
         finally:
@@ -326,13 +328,6 @@ class SyncRolloutActor(DataPlaneUser):
     @property
     def _rollouts_path(self) -> Path:
         return self._run_directory / "rollouts"
-
-    def _deadline_s(self, prompts: PromptBatch) -> float:
-        """Return the seconds that a rollout may take: those of its stage, and those of all stages for each
-        step that comes before its own, for whose end its samples may have to wait."""
-        stage = Stage.generation if prompts.mode is RolloutMode.training else Stage.validation
-        of_step = sum(deadline_s(self._cfg.cluster, one) for one in Stage)
-        return deadline_s(self._cfg.cluster, stage) + prompts.num_steps_ahead * of_step
 
     def _places(self, prompts: PromptBatch, positions: Sequence[int]) -> list[ProblemPlace]:
         reports = self._sources[prompts.mode].reports

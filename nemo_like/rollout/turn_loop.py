@@ -132,6 +132,7 @@ class TurnLoop:
         self._ended = [position for position, count in enumerate(self._num_unfinished) if not count]
         self._failure: BaseException | None = None
         self._changed = asyncio.Event()  # a group has ended, or the rollout has failed
+        self._due: float | None = None  # on the event loop's clock; not before somebody waits
         self._working: set[asyncio.Task[None]] = set()
         self._decoding = asyncio.Lock()
         # Times on the monotonic clock: of the first request, and of the latest response.
@@ -141,24 +142,19 @@ class TurnLoop:
         self.weights_digests: set[int | None] = set()  # of the weights that sampled
         self.num_misplaced_answers = 0  # of the environments, to other turns than those that they came for
 
-    async def run(self, engines: Sequence[Engine], sink: object, timeout_s: float) -> None:
+    async def run(self, engines: Sequence[Engine], sink: object) -> None:
         """Hold all conversations, and return once every one has ended.
 
-        Engines deliver responses to ``sink``, which calls ``on_groups``. Raises Overdue after ``timeout_s``,
-        naming the unfinished samples and which process owes them, or what a request or an environment call
-        raised; ``ended_groups`` raises the same.
+        Engines deliver responses to ``sink``, which calls ``on_groups``. Raises what a request or an
+        environment call raised, or what ``fail`` was given; ``ended_groups`` raises the same.
         """
         self._engines, self._sink = engines, sink
         self.started_s = self.generated_s = time.monotonic()
         try:
-            async with asyncio.timeout(timeout_s):
-                self._start_agents()
-                await self._submit([first for group in self.groups for first in self._first_requests(group)])
-                await self._reached(lambda: len(self._ended) == len(self.groups))
-        except TimeoutError:
-            overdue = self._overdue(timeout_s)
-            self.fail(overdue)
-            raise overdue from None
+            self._start_agents()
+            first = [request for group in self.groups for request in self._first_requests(group)]
+            self._start(self._submit(first))
+            await self._reached(lambda: len(self._ended) == len(self.groups))
         except Exception as error:
             self.fail(error)
             raise
@@ -168,15 +164,28 @@ class TurnLoop:
             for player in {task.player for task in self._tasks.values() if task.player is not None}:
                 player.forget([one for group in self.groups for one in group])
 
-    async def ended_groups(self, taken: Collection[int], wanted: WantedGroups) -> list[int]:
+    async def ended_groups(self, taken: Collection[int], wanted: WantedGroups, timeout_s: float) -> list[int]:
         """Wait until those groups have ended that ``wanted`` names, or so many besides ``taken``, or all that
-        are left; return them in the order of their prompts. Raises what failed the rollout."""
-        if wanted.positions:
-            await self._reached(lambda: set(wanted.positions) <= set(self._ended))
-            return sorted(wanted.positions)
+        are left; return them in the order of their prompts.
+
+        Raises what failed the rollout: also Overdue, which names the unfinished samples and which process
+        owes them, when groups are still missing ``timeout_s`` after the first call. Nobody waits before that
+        for a rollout that is ahead of its step.
+        """
+        if self._due is None:
+            self._due = asyncio.get_running_loop().time() + timeout_s
         num_ended = min(len(taken) + wanted.at_least, len(self.groups))
-        await self._reached(lambda: len(self._ended) >= num_ended)
-        return sorted(set(self._ended) - set(taken))
+        try:
+            async with asyncio.timeout_at(self._due):
+                if wanted.positions:
+                    await self._reached(lambda: set(wanted.positions) <= set(self._ended))
+                    return sorted(wanted.positions)
+                await self._reached(lambda: len(self._ended) >= num_ended)
+                return sorted(set(self._ended) - set(taken))
+        except TimeoutError:
+            overdue = self._overdue(timeout_s)
+            self.fail(overdue)
+            raise overdue from None
 
     def begin_step(self, step: int) -> None:
         """Go on with those samples that had to wait for this step."""

@@ -80,6 +80,11 @@ def read_run(path: Path) -> RecordedRun:
             f"--what-if={path}: with grpo.overlap={config['grpo']['overlap']} the run's stages overlap, so "
             "their times cannot be told apart; name a run with grpo.overlap=off"
         )
+    if (limit := config.get("rollout", {}).get("max_tokens_per_step")) is not None:
+        raise UnfitRun(
+            f"--what-if={path}: with rollout.max_tokens_per_step={limit} samples waited for later steps, and "
+            "these times are not kept apart from their decoding; name a run without it"
+        )
     agents = [
         name for name, env in config.get("env", {}).items() if env["kind"] == EnvironmentKind.agent.name
     ]

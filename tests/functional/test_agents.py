@@ -42,7 +42,6 @@ def environment(agent: str | None = None, *, max_failed_share: float = 1.0, **op
             "tool_choice": "auto",
             "max_calls": 32,
             "timeout_s": 120.0,
-            "max_parallel": 512,
             "memory_mib": 2048,
             "max_processes": 64,
             "max_output_kib": 64,

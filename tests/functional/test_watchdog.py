@@ -184,7 +184,7 @@ def test_a_run_whose_environment_hangs_says_what_it_owes_and_starts_again(
         os.kill(pid, signal.SIGSTOP)
         output, _ = process.communicate(timeout=200)
         assert process.returncode == 0, output
-        assert "stage 'generation' missed a deadline in rollout.run: rollout " in output
+        assert "stage 'generation' missed a deadline in rollout.next_part: rollout " in output
         assert "missing are, by prompt/sample, rewards 0/0, 0/1, " in output
         assert f"environment (process {pid}, stopped): " in output
         assert "starting all processes again (restart 1 of 2)" in output

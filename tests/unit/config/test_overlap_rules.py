@@ -46,6 +46,16 @@ def test_the_demo_runs_in_every_mode(demo: Demo, mode: tuple[str, ...]) -> None:
             "may lie across two pieces of a response",
         ),
         (
+            ("rollout.follow_journal=runs/nothere",),
+            "rollout.follow_journal=runs/nothere",
+            "metrics do not depend on what ends first",
+        ),
+        (
+            (*STALE, "rollout.follow_journal=runs/nothere"),
+            "rollout.follow_journal=runs/nothere",
+            "has no journal/",
+        ),
+        (
             (*EXACT, "grpo.adv_estimator.name=reinforce_plus_plus"),
             "grpo.adv_estimator.name=reinforce_plus_plus",
             "needs the whole batch",

@@ -36,7 +36,6 @@ def test_what_a_command_without_a_sandbox_left_behind_keeps_no_call_waiting(
         tool_choice="auto",
         max_calls=8,
         timeout_s=3.0,
-        max_parallel=1,
         memory_mib=1024,
         max_processes=8,
         max_output_kib=64,

@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from nemo_like.data.interface import Encoded, Observation
 from nemo_like.environments.interface import Failure, FailureKind, Feedback, Turn
 from nemo_like.generation.interface import GroupRequest, GroupResult
 from nemo_like.rollout.conversation import Conversation, EndReason
-from nemo_like.rollout.prompts import piece_seed, turn_seed
+from nemo_like.rollout.prompts import WantedGroups, piece_seed, turn_seed
 from nemo_like.rollout.token_allowance import TokenAllowance
 from nemo_like.rollout.turn_loop import Codec, Task, TurnLoop
 from tests.unit.rollout.conversations import conversation, response
@@ -135,7 +136,7 @@ def test_seeds_digests_and_answers_to_other_turns_are_kept_for_the_tripwires() -
 
     async def scenario() -> None:
         loop, engine = loop_of([group], Judge(of_the_first)), Engine()
-        running = asyncio.create_task(loop.run([engine], None, TIMEOUT_S))
+        running = asyncio.create_task(loop.run([engine], None))
         await engine.request("training/6/0")
         loop.on_groups([replace(result("training/6/0", [20], [21], [22]), weights_digest=17)])
         await running
@@ -150,7 +151,7 @@ def test_single_turns_are_requested_by_group_with_each_prompt_at_its_engine() ->
     async def scenario() -> None:
         groups = [[conversation((4 + i,), position=i, generation=j) for j in range(2)] for i in range(3)]
         loop, engines = loop_of(groups, Judge(right)), [Engine(), Engine()]
-        running = asyncio.create_task(loop.run(engines, None, TIMEOUT_S))
+        running = asyncio.create_task(loop.run(engines, None))
         await engines[1].request("training/6/1")
         assert list(engines[0].requests) == ["training/6/0", "training/6/2"]
         assert engines[0].requests["training/6/2"] == (GroupRequest("training/6/2", (6,), (20, 21)), SAMPLING)
@@ -172,7 +173,7 @@ def test_a_sample_goes_on_while_its_siblings_are_still_generating() -> None:
     async def scenario() -> None:
         group = [conversation((4,), generation=j, max_turns=3) for j in range(2)]
         loop, engine = loop_of([group], Judge(until_done), max_turns=3, batch_size=1), Engine()
-        running = asyncio.create_task(loop.run([engine], None, TIMEOUT_S))
+        running = asyncio.create_task(loop.run([engine], None))
         await engine.request("training/6/0/0/1")
         # Of two samples one is answered, and its next turn is requested; the other has said nothing yet.
         loop.on_groups([result("training/6/0/0/1", [20])])
@@ -197,7 +198,7 @@ def test_a_sample_that_has_used_up_its_tokens_goes_on_in_the_next_step_with_thos
         group = [conversation((4,), generation=j) for j in range(2)]
         allowance = TokenAllowance(3, begun_in=4, step=6)
         loop, engine = loop_of([group], Judge(right), allowance=allowance), Engine()
-        running = asyncio.create_task(loop.run([engine], None, TIMEOUT_S))
+        running = asyncio.create_task(loop.run([engine], None))
         _, sampling = await engine.request("training/6/0")
         assert sampling == replace(SAMPLING, max_new_tokens=3)
         cut = GroupResult("training/6/0", (response([20, 21, 22], is_truncated=True), response([23, 1])), 5)
@@ -235,7 +236,7 @@ def test_the_tokens_of_a_step_are_counted_over_all_turns() -> None:
         sample = conversation((4,), max_turns=3)
         allowance = TokenAllowance(2, begun_in=5, step=6)
         loop, engine = loop_of([[sample]], Judge(until_done), max_turns=3, allowance=allowance), Engine()
-        running = asyncio.create_task(loop.run([engine], None, TIMEOUT_S))
+        running = asyncio.create_task(loop.run([engine], None))
         await engine.request("training/6/0/0/1")
         loop.on_groups([result("training/6/0/0/1", [20])])
         _, sampling = await engine.request("training/6/0/0/2")
@@ -262,7 +263,7 @@ def test_decoding_holds_up_nobody() -> None:
         groups = [[conversation((4,), position=0)], [conversation((5,), position=1)]]
         codec, engine = HeldText(), Engine()
         loop = loop_of(groups, Judge(right), codec=codec)
-        running = asyncio.create_task(loop.run([engine], None, TIMEOUT_S))
+        running = asyncio.create_task(loop.run([engine], None))
         await engine.request("training/6/1")
         loop.on_groups([result("training/6/0", [20])])
         loop.on_groups([result("training/6/1", [21])])
@@ -284,7 +285,7 @@ def test_a_slow_reward_holds_up_nobody_else() -> None:
 
         group = [conversation((4,), generation=j, max_turns=3) for j in range(2)]
         loop, engine = loop_of([group], Judge(feedback), max_turns=3, batch_size=1), Engine()
-        running = asyncio.create_task(loop.run([engine], None, TIMEOUT_S))
+        running = asyncio.create_task(loop.run([engine], None))
         await engine.request("training/6/0/1/1")
         loop.on_groups([result("training/6/0/0/1", [38]), result("training/6/0/1/1", [20])])
         await engine.request("training/6/0/1/2")
@@ -301,7 +302,7 @@ def test_later_turns_may_say_no_more_than_the_conversation_has_room_for() -> Non
     async def scenario() -> None:
         sample = conversation((4,), max_turns=3, max_tokens=6)
         loop, engine = loop_of([[sample]], Judge(until_done), max_turns=3), Engine()
-        running = asyncio.create_task(loop.run([engine], None, TIMEOUT_S))
+        running = asyncio.create_task(loop.run([engine], None))
         _, first = await engine.request("training/6/0/0/1")
         assert first.max_new_tokens == 5
         loop.on_groups([result("training/6/0/0/1", [20, 20])])
@@ -318,7 +319,7 @@ def test_responses_that_come_together_are_judged_in_calls_of_the_batch_size() ->
         groups = [[conversation((4,), position=0, generation=j) for j in range(5)]]
         judge, engine = Judge(right), Engine()
         loop = loop_of(groups, judge, batch_size=2)
-        running = asyncio.create_task(loop.run([engine], None, TIMEOUT_S))
+        running = asyncio.create_task(loop.run([engine], None))
         await engine.request("training/6/0")
         loop.on_groups([result("training/6/0", [20], [21], [22], [23], [24])])
         await running
@@ -329,10 +330,14 @@ def test_responses_that_come_together_are_judged_in_calls_of_the_batch_size() ->
 
 async def _run_with(act: Callable[[TurnLoop], None], judge: Judge, timeout_s: float = TIMEOUT_S) -> None:
     loop, engine = loop_of([[conversation((4,))], [conversation((5,), position=1)]], judge), Engine()
-    running = asyncio.create_task(loop.run([engine], None, timeout_s))
+    running = asyncio.create_task(loop.run([engine], None))
     await engine.request("training/6/1")
     act(loop)
-    await running
+    try:
+        await loop.ended_groups((), WantedGroups(2), timeout_s)
+    finally:
+        with suppress(Exception):  # which the wait has raised
+            await running
 
 
 def test_an_environment_call_that_raises_fails_the_rollout_with_its_error() -> None:
@@ -364,6 +369,37 @@ def test_the_deadline_names_the_unfinished_samples_and_who_owes_them() -> None:
     assert caught.value.actors == ("engine-0", "sums-0")
 
 
+def test_a_rollout_ahead_of_its_step_has_no_deadline_before_somebody_waits_for_it() -> None:
+    async def scenario() -> None:
+        loop, engine = loop_of([[conversation((4,))]], Judge(right)), Engine()
+        running = asyncio.create_task(loop.run([engine], None))
+        await engine.request("training/6/0")
+        with pytest.raises(Overdue, match="responses 0/0 of engine-0"):
+            await loop.ended_groups((), WantedGroups(1), 0.0)
+        with pytest.raises(Overdue):
+            await running
+
+    play(scenario)
+
+
+def test_parts_of_a_rollout_share_one_deadline() -> None:
+    async def scenario() -> None:
+        loop, engine = (
+            loop_of([[conversation((4,))], [conversation((5,), position=1)]], Judge(right)),
+            Engine(),
+        )
+        running = asyncio.create_task(loop.run([engine], None))
+        await engine.request("training/6/1")
+        loop.on_groups([result("training/6/0", [20])])
+        assert await loop.ended_groups((), WantedGroups(1), 1.0) == [0]
+        with pytest.raises(Overdue, match=r"did not end within 1 s"):
+            await loop.ended_groups((0,), WantedGroups(1), 1.0)
+        with pytest.raises(Overdue):
+            await running
+
+    play(scenario)
+
+
 def test_the_deadline_survives_the_way_between_processes() -> None:
     error = pickle.loads(pickle.dumps(Overdue("too late", ["engine-0"])))
     assert (str(error), error.actors) == ("too late", ("engine-0",))
@@ -372,7 +408,7 @@ def test_the_deadline_survives_the_way_between_processes() -> None:
 def test_results_of_another_rollout_are_ignored() -> None:
     async def scenario() -> None:
         loop, engine = loop_of([[conversation((4,))]], Judge(right)), Engine()
-        running = asyncio.create_task(loop.run([engine], None, TIMEOUT_S))
+        running = asyncio.create_task(loop.run([engine], None))
         await engine.request("training/6/0")
         loop.on_groups([result("training/5/0", [33], version=4)])
         loop.on_groups([result("training/6/0", [20])])
@@ -385,7 +421,7 @@ def test_a_prompt_that_leaves_no_room_is_refused_with_its_length() -> None:
     sample = conversation((4,) * 10, max_tokens=10)
 
     async def scenario() -> None:
-        await loop_of([[sample]], Judge(right)).run([Engine()], None, TIMEOUT_S)
+        await loop_of([[sample]], Judge(right)).run([Engine()], None)
 
     with pytest.raises(
         ValueError, match="prompt 0 of rollout 'training/6' has 10 tokens, which leaves no room"
@@ -402,7 +438,7 @@ def test_a_group_whose_images_cannot_be_read_fails_alone() -> None:
         for sample in groups[0]:
             sample.fail(BAD_IMAGE, 5)
         loop, engine = loop_of(groups, Judge(right)), Engine()
-        running = asyncio.create_task(loop.run([engine], None, TIMEOUT_S))
+        running = asyncio.create_task(loop.run([engine], None))
         await engine.request("training/6/1")
         assert list(engine.requests) == ["training/6/1"]
         loop.on_groups([result("training/6/1", [20], [21])])
@@ -416,7 +452,7 @@ def test_a_rollout_in_which_nothing_can_be_sampled_ends_at_once() -> None:
     async def scenario() -> None:
         sample = conversation()
         sample.fail(BAD_IMAGE, 5)
-        await loop_of([[sample]], Judge(right)).run([Engine()], None, TIMEOUT_S)
+        await loop_of([[sample]], Judge(right)).run([Engine()], None)
 
     play(scenario)
 
@@ -425,7 +461,7 @@ def test_requests_bring_the_images_of_their_prompt() -> None:
     async def scenario() -> None:
         group = [replace(conversation(generation=j), prompt_images=(b"png",)) for j in range(2)]
         loop, engine = loop_of([group], Judge(right)), Engine()
-        running = asyncio.create_task(loop.run([engine], None, TIMEOUT_S))
+        running = asyncio.create_task(loop.run([engine], None))
         request, _ = await engine.request("training/6/0")
         assert request.images == (b"png",)
         loop.on_groups([result("training/6/0", [20], [21])])
@@ -447,7 +483,7 @@ def test_later_requests_bring_observed_images_and_one_that_cannot_be_read_fails_
             replace(conversation(generation=j, max_turns=3), prompt_images=(b"p.png",)) for j in range(2)
         ]
         loop, engine = loop_of([group], Judge(looks), max_turns=3), Engine()
-        running = asyncio.create_task(loop.run([engine], None, TIMEOUT_S))
+        running = asyncio.create_task(loop.run([engine], None))
         await engine.request("training/6/0/1/1")
         loop.on_groups([result("training/6/0/0/1", [20]), result("training/6/0/1/1", [21])])
         second, _ = await engine.request("training/6/0/0/2")

@@ -172,6 +172,11 @@ def test_a_run_of_agents_is_refused(tmp_path: Path) -> None:
         read_run(write_run(tmp_path / "run", {**CONFIG, "env": {"sums": {"kind": "agent"}}}))
 
 
+def test_a_run_whose_samples_waited_for_later_steps_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnfitRun, match=r"rollout\.max_tokens_per_step=2 samples waited"):
+        read_run(write_run(tmp_path / "run", {**CONFIG, "rollout": {"max_tokens_per_step": 2}}))
+
+
 def test_a_run_without_steps_is_refused(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     (run / "metrics.jsonl").write_text('{"step": 0, "validation/accuracy": 0.5}\n')
