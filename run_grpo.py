@@ -27,7 +27,6 @@ from nemo_like.config.environment_options import replaced_options
 from nemo_like.config.loader import load_config, load_sweep, to_yaml
 from nemo_like.config.machine_rules import Machine
 from nemo_like.config.model_info import model_of
-from nemo_like.config.overlap_rules import staleness_notes
 from nemo_like.config.plan import format_plan, make_plan
 from nemo_like.config.problems import ConfigError
 from nemo_like.config.rules import validate
@@ -87,8 +86,6 @@ def _main(options: argparse.Namespace) -> int:
     for environment_name, env in cfg.env.items():
         for note in replaced_options(environment_name, env):
             print(f"note: {note}", file=sys.stderr)
-    for note in staleness_notes(cfg):
-        print(f"warning: {note}", file=sys.stderr)
     if options.dry_run:
         critic = None if cfg.value is None else model_of(cfg.value)
         plan = make_plan(cfg, model_of(cfg.policy), bytes_per_token(checked.columns), critic)

@@ -22,7 +22,6 @@ from nemo_like.api.first_reward import check_first_reward
 from nemo_like.api.run_inputs import Rows, check_reward, checked_rows, write_reward, write_rows
 from nemo_like.api.run_result import RunResult
 from nemo_like.config.machine_rules import Machine
-from nemo_like.config.overlap_rules import staleness_notes
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.rules import validate
 from nemo_like.config.schema import Config
@@ -100,10 +99,7 @@ class GRPO:
         with tempfile.TemporaryDirectory() as folder:
             cfg = self._with_inputs(model, Path(folder))
             validate(cfg)
-            tell = partial(print, flush=True)
-            preflight(cfg, Machine.this, tell)
-            for note in staleness_notes(cfg):
-                tell(f"warning: {note}")
+            preflight(cfg, Machine.this, partial(print, flush=True))
             check_first_reward(cfg)
 
     def _without_inputs(self, model: str) -> Config:

@@ -27,6 +27,9 @@ from nemo_like.config.schema import (
     WeightTransport,
 )
 
+# The folder of a run's directory in which its journal is.
+JOURNAL_FOLDER = "journal"
+
 
 class Stage(Enum):
     """The stages of a step that have deadlines, named like their keys in cluster.stage_timeouts_s."""
@@ -137,10 +140,6 @@ def groups_per_part(cfg: Config) -> int | None:
 def first_update_generations(cfg: Config) -> int:
     """Return how many samples of each group are in the first update of a step, where updates mix groups."""
     return cfg.policy.train_global_batch_size // cfg.grpo.num_prompts_per_step
-
-
-# The folder of a run's directory in which its journal is.
-JOURNAL_FOLDER = "journal"
 
 
 def depends_on_timing(cfg: Config) -> bool:

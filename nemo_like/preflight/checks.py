@@ -26,6 +26,7 @@ from nemo_like.config.environment_options import RewardModelOptions, options_of
 from nemo_like.config.hub_rules import has_interpreter
 from nemo_like.config.machine_rules import Machine
 from nemo_like.config.model_info import shipped_shape
+from nemo_like.config.overlap_rules import staleness_notes
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.recordings import read_manifest
 from nemo_like.config.schema import (
@@ -81,10 +82,11 @@ def preflight(cfg: Config, machine: Machine, say: Callable[[str], None]) -> Pref
     """Make every slow check that this configuration, a valid one, calls for.
 
     ``say`` gets a line for each installed package outside the tested versions, for each kernel that training
-    does without, and one about what takes so long. Raises ConfigError, listing everything that the checks
-    found and that would fail the run later.
+    does without, for stale samples that train without a correction, and one about what takes so long. Raises
+    ConfigError, listing everything that the checks found and that would fail the run later.
     """
-    for line in (*untested_versions(), *(missing_kernels(cfg) if machine is Machine.this else ())):
+    missing = missing_kernels(cfg) if machine is Machine.this else ()
+    for line in (*untested_versions(), *missing, *staleness_notes(cfg)):
         say(f"warning: {line}")
     problems = [*(missing_engine_features(cfg) if machine is Machine.this else ())]
     notes = [*_unseen(cfg, machine)]

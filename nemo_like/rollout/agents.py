@@ -118,11 +118,11 @@ class Agents:
         its cache; those of the other samples of its prompt go there too."""
         key = f"sk-{secrets.token_hex(16)}"
         session = self._sessions[key] = AgentSession(
-            key,
-            secrets.token_hex(16),
-            secrets.token_hex(8),
-            conversation,
-            sampling,
+            key=key,
+            restart_key=secrets.token_hex(16),
+            name=secrets.token_hex(8),
+            conversation=conversation,
+            sampling=sampling,
             engine=conversation.position % self._engines.num_engines,
             policy_version=policy_version,
             tool_parser=options.tool_parser,

@@ -12,6 +12,7 @@ from enum import Enum
 
 from nemo_like.batch.columns import Declaration
 from nemo_like.batch.meta import KVBatchMeta
+from nemo_like.config.derived import Stage
 from nemo_like.data.interface import SourceReport
 from nemo_like.data_plane.operations import Operation
 from nemo_like.environments.interface import Failure
@@ -23,6 +24,11 @@ class RolloutMode(Enum):
 
     training = "training"
     validation = "validation"
+
+    @property
+    def stage(self) -> Stage:
+        """The stage whose deadline such a rollout has."""
+        return Stage.generation if self is RolloutMode.training else Stage.validation
 
 
 # What every source holds, in the order of the configuration.

@@ -12,7 +12,7 @@ from nemo_like.config.derived import Stage
 from nemo_like.data_plane.operations import Operation
 from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.observability.summary import SampleAnswer
-from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutResult, WantedGroups
+from nemo_like.rollout.prompts import PromptBatch, RolloutResult, WantedGroups
 
 # The rollout actor keeps the same deadlines and can name the samples that are missing; the driver waits this
 # much longer, so that the actor answers first.
@@ -58,7 +58,7 @@ class RolloutHandle:
 
         Raises ClusterError when a process dies or the deadline passes, and what ``inspect`` raises.
         """
-        stage = Stage.generation if prompts.mode is RolloutMode.training else Stage.validation
+        stage = prompts.mode.stage
         timeout_s = self._deadline_s(stage) + _GRACE_S
         if begun := self._begun.pop(prompts.name, None):  # calls may overtake each other
             self._cluster.gather([begun], stage=stage.name, timeout_s=timeout_s)

@@ -24,7 +24,7 @@ from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import ANSWER_ID, DIFFICULTY, SAMPLE_DIGEST, TASK
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.placement import node_address
-from nemo_like.config.derived import Stage, asks_endpoint, deadline_s, dumps_rollouts_of
+from nemo_like.config.derived import asks_endpoint, deadline_s, dumps_rollouts_of
 from nemo_like.config.environment_options import options_of
 from nemo_like.config.recordings import RecordingManifest
 from nemo_like.config.schema import Config, DatasetConfig, EnvironmentKind, Tripwires
@@ -194,11 +194,11 @@ class SyncRolloutActor(DataPlaneUser):
         call for this rollout.
         """
         rollout = self._rollouts[prompts.name]
-        stage = Stage.generation if prompts.mode is RolloutMode.training else Stage.validation
+        timeout_s = deadline_s(self._cfg.cluster, prompts.mode.stage)
         is_over = True
         try:
             with rollout.at_work():
-                part = await rollout.next_groups(wanted, deadline_s(self._cfg.cluster, stage))
+                part = await rollout.next_groups(wanted, timeout_s)
                 is_over = part.is_last
                 return await self._result(rollout, part)
         finally:

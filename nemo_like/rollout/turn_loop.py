@@ -175,17 +175,20 @@ class TurnLoop:
         if self._due is None:
             self._due = asyncio.get_running_loop().time() + timeout_s
         num_ended = min(len(taken) + wanted.at_least, len(self.groups))
+
+        def are_there() -> bool:
+            if wanted.positions:
+                return set(wanted.positions) <= set(self._ended)
+            return len(self._ended) >= num_ended
+
         try:
             async with asyncio.timeout_at(self._due):
-                if wanted.positions:
-                    await self._reached(lambda: set(wanted.positions) <= set(self._ended))
-                    return sorted(wanted.positions)
-                await self._reached(lambda: len(self._ended) >= num_ended)
-                return sorted(set(self._ended) - set(taken))
+                await self._reached(are_there)
         except TimeoutError:
             overdue = self._overdue(timeout_s)
             self.fail(overdue)
             raise overdue from None
+        return sorted(wanted.positions or set(self._ended) - set(taken))
 
     def begin_step(self, step: int) -> None:
         """Go on with those samples that had to wait for this step."""

@@ -48,6 +48,7 @@ from overlap_bench.runs import (
     rewritten,
 )
 
+from nemo_like.config.derived import JOURNAL_FOLDER
 from nemo_like.config.loader import load_config
 from nemo_like.what_if.prediction import WhatIf, what_if
 
@@ -108,8 +109,9 @@ def parsed_arguments() -> argparse.Namespace:
     journal = commands.add_parser("journal")
     journal.set_defaults(measure=measure_journal)
     journal.add_argument("--steps", type=int, default=24)
-    for command in (modes, tail, correction, journal):
+    for command in (modes, tail, correction):
         command.add_argument("--sigma", type=float, default=1.0, help="of the latencies' logarithm")
+    for command in (modes, tail, correction, journal):
         command.add_argument("--runs", type=Path, help="keep the run directories here")
         command.add_argument("overrides", nargs="*", metavar="key=value")
     return parser.parse_args()
@@ -243,7 +245,9 @@ def measure_journal(options: argparse.Namespace, directory: Path) -> dict[str, A
     overrides = [*keys, "grpo.weight_updates=in_flight", *options.overrides]
     run = make_run(CONFIG, directory, "journal", None, overrides)
     with tempfile.TemporaryDirectory() as again:
-        written = [rewritten(path, Path(again)) for path in sorted((run.path / "journal").glob("*/*.jsonl"))]
+        written = [
+            rewritten(path, Path(again)) for path in sorted((run.path / JOURNAL_FOLDER).glob("*/*.jsonl"))
+        ]
     journal_s = sum(seconds for _, seconds in written) / options.steps
     return {
         "step_s": run.step_s,

@@ -48,10 +48,11 @@ class OpenEnvHub:
         try:
             result = await client.reset(seed=problem["seed"], **self._reset)
             return OpenEnvEpisode(self, client, self._text(result.observation))
-        except BaseException as error:
+        except (ConnectionError, OSError, TimeoutError) as error:
             await client.disconnect()
-            if isinstance(error, (ConnectionError, OSError, TimeoutError)):
-                raise self._unreachable(error) from error
+            raise self._unreachable(error) from error
+        except BaseException:
+            await client.disconnect()
             raise
 
     async def sent(self, client: Any, response: str) -> TurnOutcome:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from nemo_like.config.environment_options import AgentOptions, Credit, SandboxMode
+from nemo_like.config.environment_options import options_of
 from nemo_like.environments import agent_command
 from nemo_like.environments.agent_command import CommandRunner
 from nemo_like.environments.interface import AgentAccess, Turn
+from tests.unit.environments.configs import env_config
 
 # Leaves a process behind that has left its group, and holds its output open.
 LEAVES_ONE = """
@@ -26,22 +27,8 @@ def test_what_a_command_without_a_sandbox_left_behind_keeps_no_call_waiting(
 ) -> None:
     monkeypatch.setattr(agent_command, "_END_TIMEOUT_S", 0.2)
     left = tmp_path / "left"
-    options = AgentOptions(
-        agent=None,
-        arguments={},
-        command=[sys.executable, "-c", LEAVES_ONE, str(left)],
-        variables={},
-        credit=Credit.session,
-        tool_parser=None,
-        tool_choice="auto",
-        max_calls=8,
-        timeout_s=3.0,
-        memory_mib=1024,
-        max_processes=8,
-        max_output_kib=64,
-        sandbox=SandboxMode.none,
-        readable_paths=[],
-    )
+    command = {"command": [sys.executable, "-c", LEAVES_ONE, str(left)], "sandbox": "none", "timeout_s": 3.0}
+    options = options_of(env_config("agent", options=command))
     turn = Turn(prompt="p", response="", answer="", is_truncated=False)
     access = AgentAccess("http://127.0.0.1:1/v1", "key", "again")
 

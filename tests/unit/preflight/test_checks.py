@@ -27,6 +27,16 @@ def test_a_run_on_sums_starts_no_process_for_its_checks(demo: Demo, monkeypatch:
     assert preflight(demo(), Machine.this, say).notes == []
 
 
+def test_stale_samples_without_a_correction_are_warned_of_however_a_run_is_started(demo: Demo) -> None:
+    said: list[str] = []
+    preflight(
+        demo("grpo.max_staleness=1", "loss_fn.use_generation_logprobs_as_prev=false"),
+        Machine.another,
+        said.append,
+    )
+    assert any(line.startswith("warning: grpo.max_staleness=1: samples of older weights") for line in said)
+
+
 def test_everything_that_is_wrong_is_told_at_once(
     demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
