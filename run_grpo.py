@@ -26,10 +26,10 @@ from nemo_like.batch.columns import bytes_per_token
 from nemo_like.config.environment_options import replaced_options
 from nemo_like.config.loader import load_config, load_sweep, to_yaml
 from nemo_like.config.machine_rules import Machine
-from nemo_like.config.model_info import model_of
 from nemo_like.config.plan import format_plan, make_plan
 from nemo_like.config.problems import ConfigError
 from nemo_like.config.rules import validate
+from nemo_like.config.run_models import run_models
 from nemo_like.config.schema import Config
 from nemo_like.config.search_path import find_configuration
 from nemo_like.driver import exit_codes
@@ -87,8 +87,7 @@ def _main(options: argparse.Namespace) -> int:
         for note in replaced_options(environment_name, env):
             print(f"note: {note}", file=sys.stderr)
     if options.dry_run:
-        critic = None if cfg.value is None else model_of(cfg.value)
-        plan = make_plan(cfg, model_of(cfg.policy), bytes_per_token(checked.columns), critic)
+        plan = make_plan(cfg, run_models(cfg), bytes_per_token(checked.columns))
         print(format_plan(plan), "", *checked.notes, sep="\n")
         return 0
     # Only now: this loads Ray, and the checks above must be quick.

@@ -13,9 +13,10 @@ from nemo_like.config.derived import stage_size
 from nemo_like.config.image_rules import image_problems
 from nemo_like.config.machine_rules import Machine
 from nemo_like.config.memory_timetable import gpu_bytes, memory_problems
-from nemo_like.config.model_info import ModelInfo, model_of, read_model_info, shipped_shape
+from nemo_like.config.model_info import ModelInfo, read_model_info, shipped_shape
 from nemo_like.config.placement_rules import placement_problems
 from nemo_like.config.problems import ConfigError, Problem
+from nemo_like.config.run_models import run_models
 from nemo_like.config.schema import Config, DatasetKind, Device, PolicyBackend
 from nemo_like.config.weight_rules import mixture_problems
 
@@ -46,7 +47,7 @@ def checkpoint_problems(cfg: Config, machine: Machine = Machine.this) -> Iterato
     layout_problems = [*_policy_layout(cfg, model), *_engine_layout(cfg, model)]
     yield from layout_problems
     if not layout_problems:
-        yield from _gpu_memory(cfg, model)
+        yield from _gpu_memory(cfg)
     yield from _context_length(cfg, model)
 
 
@@ -89,15 +90,15 @@ def _context_length(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
         )
 
 
-def _gpu_memory(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
+def _gpu_memory(cfg: Config) -> Iterator[Problem]:
     size = gpu_bytes(cfg)
     if size is None or any(placement_problems(cfg)):
         return
     try:
-        critic = None if cfg.value is None else model_of(cfg.value)
-    except ConfigError:  # told with the rules on the critic
+        models = run_models(cfg)
+    except ConfigError:  # told with the rules on critic and teacher
         return
-    yield from memory_problems(cfg, model, size, critic)
+    yield from memory_problems(cfg, models, size)
 
 
 def _how_to_get(cfg: Config, name: str) -> str:

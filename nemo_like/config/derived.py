@@ -24,6 +24,8 @@ from nemo_like.config.schema import (
     PolicyBackend,
     PolicyConfig,
     RolloutConfig,
+    TeacherConfig,
+    TeacherScoring,
     WeightTransport,
 )
 
@@ -54,6 +56,11 @@ def deadline_s(cfg: ClusterConfig, stage: Stage) -> float:
 def longest_deadline_s(cfg: ClusterConfig) -> float:
     """Return the longest deadline of any stage in seconds, for whatever must outlast every stage."""
     return max(deadline_s(cfg, stage) for stage in Stage)
+
+
+def is_one_engine(group: PolicyConfig) -> bool:
+    """Return whether one vLLM engine takes the place of a group's workers, as it may with a teacher."""
+    return isinstance(group, TeacherConfig) and group.scored_by is TeacherScoring.engine
 
 
 def stage_size(policy: PolicyConfig) -> int:

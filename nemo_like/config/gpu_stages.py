@@ -3,6 +3,7 @@
     engines start ──▶ policy starts ──▶ weight_sync ──▶ generation ──▶ logprobs ──▶ policy_training ─┐
                                              ▲                                                       │
                                              └───────────────────────────────────────────────────────┘
+    with a teacher: logprobs ──▶ teacher_logprobs ──▶ policy_training
     with a critic: logprobs ──▶ values ──▶ value_training ──▶ policy_training
 
 Engines that share GPUs with the policy start first, one after the other on each GPU: vLLM takes its share of
@@ -29,10 +30,11 @@ class GpuStage(Enum):
     """A part of a run in which each process holds the same parts of its memory throughout."""
 
     engine_start = "engine_start"
-    policy_start = "policy_start"  # and that of the critic
+    policy_start = "policy_start"  # and that of critic and teacher
     weight_sync = "weight_sync"
     generation = "generation"  # also scoring by engines, and validation
     logprobs = "logprobs"
+    teacher_logprobs = "teacher_logprobs"
     values = "values"
     value_training = "value_training"  # also the critic's checkpoints
     policy_training = "policy_training"  # also the policy's checkpoints, and exports
@@ -45,13 +47,16 @@ ENGINE_HOLDS = {
     GpuStage.weight_sync: EngineHolds.weights,
     GpuStage.generation: EngineHolds.everything,
     GpuStage.logprobs: EngineHolds.nothing,
+    GpuStage.teacher_logprobs: EngineHolds.nothing,
     GpuStage.values: EngineHolds.nothing,
     GpuStage.value_training: EngineHolds.nothing,
     GpuStage.policy_training: EngineHolds.nothing,
 }
 _OF_CRITIC = (GpuStage.values, GpuStage.value_training)
+_OF_TEACHER = (GpuStage.teacher_logprobs,)
 
 
 def gpu_stages(cfg: Config) -> tuple[GpuStage, ...]:
-    """Return the stages of a run, in order; those of a critic only where there is one."""
-    return tuple(stage for stage in GpuStage if cfg.value is not None or stage not in _OF_CRITIC)
+    """Return the stages of a run, in order; those of a critic or a teacher only where there is one."""
+    missing = (*(_OF_CRITIC if cfg.value is None else ()), *(_OF_TEACHER if cfg.teacher is None else ()))
+    return tuple(stage for stage in GpuStage if stage not in missing)

@@ -7,17 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from nemo_like.config.derived import shares_gpus
+from nemo_like.config.derived import is_one_engine, shares_gpus
+from nemo_like.config.environment_options import RewardModelOptions, options_of
 from nemo_like.config.gpu_stages import ENGINE_HOLDS, EngineHolds, GpuStage, gpu_stages
 from nemo_like.config.model_arithmetic import kv_bytes_per_token
-from nemo_like.config.model_info import ModelInfo
-from nemo_like.config.places import Place, placement
+from nemo_like.config.model_info import ModelInfo, count_stored_scalars
+from nemo_like.config.places import Place, placement, reward_models
 from nemo_like.config.policy_memory import PolicyMemory, policy_memory
 from nemo_like.config.problems import Problem
-from nemo_like.config.roles import Role
-from nemo_like.config.schema import Config, Device, Placement, PolicyConfig, Precision
-from nemo_like.config.value_rules import with_critic_as_policy
+from nemo_like.config.roles import Role, worker_groups
+from nemo_like.config.run_models import RunModels
+from nemo_like.config.schema import (
+    Config,
+    Device,
+    EnvConfig,
+    Placement,
+    PolicyConfig,
+    Precision,
+)
 
 GIB = 2**30
 # Of each process: CUDA's context and kernels, NCCL's buffers, what PyTorch's allocator cannot use. It is an
@@ -32,6 +41,7 @@ class Holding:
     """What one process holds on a GPU."""
 
     actor: str
+    role: Role
     what: str
     num_bytes: int
 
@@ -59,21 +69,15 @@ class MemoryTimetable:
         return max(self.holdings, key=lambda gpu: self.bytes_in(gpu, self.peak(gpu)), default=None)
 
 
-def memory_timetable(
-    cfg: Config, model: ModelInfo, size: int | None, critic: ModelInfo | None = None
-) -> MemoryTimetable:
-    """Plan the memory of the GPUs of policy and value workers and of engines, each of ``size`` bytes.
-    ``model`` is the policy's, ``critic`` that of the critic where there is one.
+def memory_timetable(cfg: Config, models: RunModels, size: int | None) -> MemoryTimetable:
+    """Plan the memory of all GPUs, each of ``size`` bytes, for a run that holds ``models``.
 
-    Without that size an engine counts with its weights alone, since its KV cache takes a share of the GPU.
+    Without that size an engine counts with its weights alone, since its KV cache takes a share of the GPU. A
+    reward model counts with its weights alone, and with none while its checkpoint is not here.
     """
     if cfg.policy.device is Device.cpu:
         return MemoryTimetable({})
-    if cfg.value is not None and critic is None:
-        raise ValueError("the plan needs the sizes of the critic's model")
-    models = _Models(model, critic)
-    left_out = (Role.reward_model.name, Role.teacher_worker.name)  # each has a GPU of its own
-    places = [place for place in placement(cfg) if not place.actor.startswith(left_out)]
+    places = placement(cfg)
     gpus = sorted({(place.node, gpu) for place in places for gpu in place.gpus})
     return MemoryTimetable(
         {
@@ -89,12 +93,6 @@ def memory_timetable(
             for gpu in gpus
         }
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Models:
-    policy: ModelInfo
-    critic: ModelInfo | None
 
 
 def gpu_bytes(cfg: Config) -> int | None:
@@ -145,20 +143,19 @@ _TITLES = {
     GpuStage.weight_sync: "sync",
     GpuStage.generation: "generate",
     GpuStage.logprobs: "logprobs",
+    GpuStage.teacher_logprobs: "teacher",
     GpuStage.values: "values",
     GpuStage.value_training: "critic",
     GpuStage.policy_training: "train",
 }
 
 
-def memory_problems(
-    cfg: Config, model: ModelInfo, size: int, critic: ModelInfo | None = None
-) -> Iterator[Problem]:
+def memory_problems(cfg: Config, models: RunModels, size: int) -> Iterator[Problem]:
     """Yield the problem of the fullest GPU when it is too small, and that of engines without room to cache.
 
-    ``size`` is that of each GPU in bytes; the models are those of ``memory_timetable``.
+    ``size`` is that of each GPU in bytes.
     """
-    timetable = memory_timetable(cfg, model, size, critic)
+    timetable = memory_timetable(cfg, models, size)
     gpu = timetable.fullest()
     if gpu is None:
         return
@@ -176,34 +173,68 @@ def memory_problems(
             ),
             remedy="try " + " or ".join(dict.fromkeys(_remedies(cfg, stage, held))),
         )
-    share = cfg.generation.vllm_cfg.gpu_memory_utilization
-    smallest = _engine_weights(cfg, model) + _one_sample(cfg, model)
-    has_engines = any(place.actor.startswith(Role.engine.name) for place in placement(cfg))
-    if has_engines and share * size < smallest:
-        yield Problem(
-            key=f"generation.vllm_cfg.gpu_memory_utilization={share:g}",
-            rule=(
-                f"gives an engine {share * size / GIB:.1f} GiB of each GPU, but its weights and the KV "
-                f"cache of one sample need {smallest / GIB:.1f} GiB"
-            ),
-            remedy="raise it, or raise generation.vllm_cfg.tensor_parallel_size",
-        )
+    for engine, smallest, remedy in _engines(cfg, models):
+        share = cfg.generation.vllm_cfg.gpu_memory_utilization
+        if share * size < smallest:
+            yield Problem(
+                key=f"generation.vllm_cfg.gpu_memory_utilization={share:g}",
+                rule=(
+                    f"gives {engine} {share * size / GIB:.1f} GiB of each GPU, but its weights and the KV "
+                    f"cache of one sample need {smallest / GIB:.1f} GiB"
+                ),
+                remedy=remedy,
+            )
+
+
+def _engines(cfg: Config, models: RunModels) -> Iterator[tuple[str, int, str]]:
+    """Yield each kind of engine, the bytes that it needs to hold one sample, and what gives it more."""
+    if any(place.role is Role.engine for place in placement(cfg)):
+        model = models[Role.policy_worker]
+        smallest = _engine_weights(cfg, model) + _one_sample(cfg, model)
+        yield "an engine", smallest, "raise it, or raise generation.vllm_cfg.tensor_parallel_size"
+    if cfg.teacher is not None and is_one_engine(cfg.teacher):
+        model, num_bytes = models[Role.teacher_worker], _value_bytes(cfg.teacher)
+        of_sample = cfg.policy.max_total_sequence_length * kv_bytes_per_token(model, num_bytes)
+        smallest = model.num_parameters * num_bytes + of_sample
+        yield "the teacher's engine", smallest, "raise it, or set teacher.scored_by=workers"
 
 
 def _of_process(
-    cfg: Config, models: _Models, place: Place, stage: GpuStage, size: int | None
+    cfg: Config, models: RunModels, place: Place, stage: GpuStage, size: int | None
 ) -> list[Holding]:
-    rank = int(place.actor.rpartition("-")[2]) if "-" in place.actor else 0
-    if place.actor.startswith(Role.engine.name):
-        parts = _of_engine(cfg, models.policy, stage, size)
-    elif cfg.value is not None and models.critic is not None and _is_critic(place.actor):
-        memory = policy_memory(with_critic_as_policy(cfg, cfg.value), models.critic, rank)
-        parts = _of_worker(cfg.value, memory, stage, _CRITIC_STAGES, {})
+    policy = models[Role.policy_worker]
+    if place.role is Role.engine:
+        parts = _of_engine(cfg, policy, stage, size)
+    elif place.role is Role.reward_model:
+        parts = _of_reward_model(reward_models(cfg)[place.actor])
     else:
-        memory = policy_memory(cfg, models.policy, rank)
-        for_engines = _for_engines(cfg, models.policy, stage)
-        parts = _of_worker(cfg.policy, memory, stage, _POLICY_STAGES, for_engines)
-    return [Holding(place.actor, what, size) for what, size in parts.items() if size]
+        group, model = worker_groups(cfg)[place.role], models[place.role]
+        if is_one_engine(group):
+            parts = _of_teaching_engine(cfg, group, model, size)
+        else:
+            rank = int(place.actor.rpartition("-")[2]) if "-" in place.actor else 0
+            further = _for_engines(cfg, policy, stage) if place.role is Role.policy_worker else {}
+            memory = policy_memory(group, model, rank)
+            parts = _of_worker(group, memory, stage, _STAGES[place.role], further)
+    return [Holding(place.actor, place.role, what, size) for what, size in parts.items() if size]
+
+
+def _of_reward_model(env: EnvConfig) -> dict[str, int]:
+    """Return what an environment holds for its reward model, whatever the stage."""
+    options: RewardModelOptions = options_of(env)
+    num_scalars = count_stored_scalars(Path(options.model_name))
+    return {"weights": num_scalars * _value_bytes(options), "context": CONTEXT_BYTES}
+
+
+def _of_teaching_engine(
+    cfg: Config, teacher: PolicyConfig, model: ModelInfo, size: int | None
+) -> dict[str, int]:
+    """Return what an engine that scores for a teacher holds, whatever the stage."""
+    weights = model.num_parameters * _value_bytes(teacher)
+    if size is None:
+        return {"weights": weights, "context": CONTEXT_BYTES}
+    share = int(cfg.generation.vllm_cfg.gpu_memory_utilization * size)
+    return {"weights": weights, "KV cache and work space": max(0, share - weights)}
 
 
 def _of_engine(cfg: Config, model: ModelInfo, stage: GpuStage, size: int | None) -> dict[str, int]:
@@ -211,7 +242,7 @@ def _of_engine(cfg: Config, model: ModelInfo, stage: GpuStage, size: int | None)
     weights = _engine_weights(cfg, model)
     # Beside the buckets, vLLM's loader keeps the tensors of a layer until the layer is complete.
     received = _bucket_bytes(cfg) + max(
-        model.parameters.layer * _value_bytes(cfg), _largest_tensor(cfg, model)
+        model.parameters.layer * _value_bytes(cfg.policy), _largest_tensor(cfg, model)
     )
     buckets = received if stage is GpuStage.weight_sync else 0
     if holds is EngineHolds.nothing:
@@ -227,24 +258,23 @@ class _GroupStages:
     """The stages in which a group of training workers computes."""
 
     scoring: GpuStage
-    training: GpuStage
+    training: GpuStage | None  # None: it never trains
     further: tuple[GpuStage, ...] = (GpuStage.policy_start,)
 
     @property
-    def all(self) -> tuple[GpuStage, ...]:
+    def all(self) -> tuple[GpuStage | None, ...]:
         return (self.scoring, self.training, *self.further)
 
 
-_POLICY_STAGES = _GroupStages(
-    scoring=GpuStage.logprobs,
-    training=GpuStage.policy_training,
-    further=(GpuStage.policy_start, GpuStage.weight_sync),
-)
-_CRITIC_STAGES = _GroupStages(scoring=GpuStage.values, training=GpuStage.value_training)
-
-
-def _is_critic(actor: str) -> bool:
-    return actor.startswith(Role.value_worker.name)
+_STAGES = {
+    Role.policy_worker: _GroupStages(
+        scoring=GpuStage.logprobs,
+        training=GpuStage.policy_training,
+        further=(GpuStage.policy_start, GpuStage.weight_sync),
+    ),
+    Role.value_worker: _GroupStages(scoring=GpuStage.values, training=GpuStage.value_training),
+    Role.teacher_worker: _GroupStages(scoring=GpuStage.teacher_logprobs, training=None),
+}
 
 
 def _of_worker(
@@ -260,7 +290,10 @@ def _of_worker(
         return {}
     has_weights = stage in own.all or not group.offload_parameters_between_phases
     has_optimizer = stage is own.training or not group.offload_optimizer_for_logprob
-    activations = {own.scoring: memory.logprob_activations, own.training: memory.training_activations}
+    activations: dict[GpuStage | None, int] = {
+        own.scoring: memory.logprob_activations,
+        own.training: memory.training_activations,
+    }
     return {
         "weights": memory.weights * has_weights,
         "gradients": memory.gradients * has_optimizer,
@@ -282,16 +315,16 @@ def _for_engines(cfg: Config, model: ModelInfo, stage: GpuStage) -> dict[str, in
 
 def _engine_weights(cfg: Config, model: ModelInfo) -> int:
     """Return the weights on each GPU of an engine; 8 bits are those of the layers, not of the embeddings."""
-    num_bytes = model.num_parameters * _value_bytes(cfg)
+    num_bytes = model.num_parameters * _value_bytes(cfg.policy)
     if cfg.generation.vllm_cfg.quantization is not None:
-        num_bytes -= (model.num_parameters - model.parameters.embeddings) * (_value_bytes(cfg) - 1)
+        num_bytes -= (model.num_parameters - model.parameters.embeddings) * (_value_bytes(cfg.policy) - 1)
     return num_bytes // cfg.generation.vllm_cfg.tensor_parallel_size
 
 
 def _one_sample(cfg: Config, model: ModelInfo) -> int:
     """Return the KV cache of the longest sample on each GPU of an engine; at least one KV head is on each."""
     parts = min(cfg.generation.vllm_cfg.tensor_parallel_size, model.num_kv_heads)
-    return cfg.policy.max_total_sequence_length * kv_bytes_per_token(model, _value_bytes(cfg)) // parts
+    return cfg.policy.max_total_sequence_length * kv_bytes_per_token(model, _value_bytes(cfg.policy)) // parts
 
 
 def _bucket_bytes(cfg: Config) -> int:
@@ -300,19 +333,23 @@ def _bucket_bytes(cfg: Config) -> int:
 
 
 def _largest_tensor(cfg: Config, model: ModelInfo) -> int:
-    return model.parameters.input_embeddings * _value_bytes(cfg)
+    return model.parameters.input_embeddings * _value_bytes(cfg.policy)
 
 
-def _value_bytes(cfg: Config) -> int:
-    return 4 if cfg.policy.precision is Precision.float32 else 2
+def _value_bytes(group: PolicyConfig | RewardModelOptions) -> int:
+    return 4 if group.precision is Precision.float32 else 2
 
 
 def _remedies(cfg: Config, stage: GpuStage, held: Sequence[Holding]) -> Iterator[str]:
     """Yield what may help, for the largest holdings first."""
+    groups = {Role.policy_worker: cfg.policy, **worker_groups(cfg)}
     for one in held:
-        what, name, group, own = one.what, "policy", cfg.policy, _POLICY_STAGES
-        if cfg.value is not None and _is_critic(one.actor):
-            name, group, own = "value", cfg.value, _CRITIC_STAGES
+        if one.role is Role.reward_model:
+            yield "a smaller reward model, or one in bfloat16 (options.precision)"
+            continue
+        # Engines hold the policy's model.
+        role = Role.policy_worker if one.role is Role.engine else one.role
+        what, name, group, own = one.what, role.group, groups[role], _STAGES[role]
         is_idle = stage is GpuStage.generation and shares_gpus(cfg)
         if cfg.value is not None and cfg.cluster.placement is Placement.colocated:
             is_idle = is_idle or stage not in own.all

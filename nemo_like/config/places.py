@@ -17,7 +17,15 @@ from dataclasses import dataclass
 from nemo_like.config.derived import shares_gpus, stage_size, weight_transport
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.roles import Role, RoleNeeds, actor_name, roles, worker_groups
-from nemo_like.config.schema import Config, Device, Placement, PolicyBackend, PolicyConfig, WeightTransport
+from nemo_like.config.schema import (
+    Config,
+    Device,
+    EnvConfig,
+    Placement,
+    PolicyBackend,
+    PolicyConfig,
+    WeightTransport,
+)
 from nemo_like.config.tasks import needs_gpu, used_environments
 
 
@@ -26,6 +34,7 @@ class Place:
     """Where one process computes."""
 
     actor: str
+    role: Role
     node: int
     gpus: tuple[int, ...]  # in the process's own order; none on the CPU
 
@@ -64,7 +73,7 @@ def weight_replicas(cfg: Config, places: Sequence[Place]) -> tuple[int, ...]:
         nodes = {node_of[actor_name(Role.policy_worker, workers, rank)] for rank in senders}
         if len(nodes) == 1:
             whole.setdefault(nodes.pop(), replica)
-    with_engines = {place.node for place in places if place.actor.startswith(Role.engine.name)}
+    with_engines = {place.node for place in places if place.role is Role.engine}
     if without := sorted(with_engines - whole.keys()):
         raise _refused(
             f"generation.weight_transport={transport.value}",
@@ -86,14 +95,14 @@ def _on_cpus(cfg: Config) -> list[Place]:
         num_groups = workers.count // size
         nodes_of_role = [_share_of(number, num_groups, num_nodes) for number in range(num_groups)]
         places += [
-            Place(actor_name(role, workers, rank), nodes_of_role[rank // size], ())
+            Place(actor_name(role, workers, rank), role, nodes_of_role[rank // size], ())
             for rank in range(workers.count)
         ]
         nodes = nodes or nodes_of_role
     by_groups = cfg.cluster.placement is Placement.colocated and bool(nodes)
     for index in range(engines.count):
         node = nodes[index % len(nodes)] if by_groups else _share_of(index, engines.count, num_nodes)
-        places.append(Place(actor_name(Role.engine, engines, index), node, ()))
+        places.append(Place(actor_name(Role.engine, engines, index), Role.engine, node, ()))
     return places
 
 
@@ -118,23 +127,24 @@ def _on_gpus(cfg: Config) -> list[Place]:
     else:
         for index in range(engines.count):
             node, gpus = room.take(tp)
-            places.append(Place(actor_name(Role.engine, engines, index), node, gpus))
-    places += [Place(name, *room.take(1)) for name in _reward_models(cfg)]
+            places.append(Place(actor_name(Role.engine, engines, index), Role.engine, node, gpus))
+    places += [Place(name, Role.reward_model, *room.take(1)) for name in reward_models(cfg)]
     _check_nodes(cfg, room.num_nodes)
     return places
 
 
-def _reward_models(cfg: Config) -> list[str]:
-    """Return the names of the environment actors that have a GPU each; a replay has none."""
+def reward_models(cfg: Config) -> dict[str, EnvConfig]:
+    """Return the environment of each actor that has a GPU for its reward model, by the actor's name; a replay
+    has none."""
     needs = roles(cfg).get(Role.reward_model)
     if needs is None:
-        return []
-    return [
-        actor_name(Role.reward_model, needs, f"{name}-{index}")
+        return {}
+    return {
+        actor_name(Role.reward_model, needs, f"{name}-{index}"): env
         for name, env in used_environments(cfg).items()
         if needs_gpu(env)
         for index in range(env.num_actors)
-    ]
+    }
 
 
 def _on_own_gpus(cfg: Config, role: Role, room: _Room) -> list[Place]:
@@ -145,7 +155,7 @@ def _on_own_gpus(cfg: Config, role: Role, room: _Room) -> list[Place]:
     for first in _first_ranks(cfg, group, workers.count, size):
         node, gpus = room.take(size)
         for rank, gpu in enumerate(gpus, start=first):
-            by_rank[rank] = Place(actor_name(role, workers, rank), node, (gpu,))
+            by_rank[rank] = Place(actor_name(role, workers, rank), role, node, (gpu,))
     return [by_rank[rank] for rank in range(workers.count)]
 
 
@@ -168,7 +178,7 @@ def _on_policy_gpus(cfg: Config, role: Role, policy: Sequence[Place]) -> list[Pl
             "use the policy's tensor- and context-parallel sizes, or cluster.placement=separate",
         )
     return [
-        Place(actor_name(role, workers, rank), policy[rank].node, policy[rank].gpus)
+        Place(actor_name(role, workers, rank), role, policy[rank].node, policy[rank].gpus)
         for rank in range(workers.count)
     ]
 
@@ -228,7 +238,7 @@ def _on_workers_gpus(cfg: Config, workers: Sequence[Place], engines: RoleNeeds) 
         for index in range(engines.count)
     ]
     return [
-        Place(actor_name(Role.engine, engines, index), node, gpus)
+        Place(actor_name(Role.engine, engines, index), Role.engine, node, gpus)
         for index, (node, gpus) in enumerate(chosen)
     ]
 
@@ -237,7 +247,7 @@ def _node_group(cfg: Config, role: Role) -> int:
     """Return how many consecutive workers of a group share a node."""
     group = worker_groups(cfg)[role]
     size = _tensor_group(group)
-    _check_fits(cfg, _tensor_key("policy" if role is Role.policy_worker else "value", group), size)
+    _check_fits(cfg, _tensor_key(role.group, group), size)
     if group.backend is PolicyBackend.fsdp:
         return size
     with_experts = math.lcm(size, group.megatron_cfg.expert_model_parallel_size)
@@ -285,7 +295,7 @@ def _check_nodes(cfg: Config, needed: int) -> None:
             parts += [f"{needs[role].count} {role.value}s of 1" for role in others]
         if not shares_gpus(cfg):
             parts.append(f"{needs[Role.engine].count} engines of {needs[Role.engine].num_gpus}")
-        if scorers := len(_reward_models(cfg)):
+        if scorers := len(reward_models(cfg)):
             parts.append(f"{scorers} reward models of 1")
         users = " and ".join(parts)
         raise _refused(

@@ -7,7 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nemo_like.config.adapter_layers import num_adapter_parameters
-from nemo_like.config.derived import dynamic_length_multiple, length_multiple, scores_prev_logprobs
+from nemo_like.config.derived import (
+    dynamic_length_multiple,
+    is_one_engine,
+    length_multiple,
+    scores_prev_logprobs,
+)
 from nemo_like.config.memory_timetable import (
     MemoryTimetable,
     format_timetable,
@@ -17,15 +22,19 @@ from nemo_like.config.memory_timetable import (
 from nemo_like.config.model_info import ModelInfo
 from nemo_like.config.places import Place, gpus_by_node, placement
 from nemo_like.config.roles import Role, RoleNeeds, ray_cpus, roles
-from nemo_like.config.schema import Config, PolicyBackend, PolicyConfig, Precision
+from nemo_like.config.run_models import RunModels
+from nemo_like.config.schema import Config, PolicyBackend, PolicyConfig, Precision, ValueConfig
 from nemo_like.config.units import format_size
-from nemo_like.config.value_rules import with_critic_as_policy
 
 
 def updates_per_step(cfg: Config) -> int:
-    """Return the number of updates in one step, over all epochs."""
+    """Return the number of updates of the policy in one step, over all epochs."""
+    return _updates_per_step(cfg, cfg.policy, cfg.grpo.num_epochs_per_rollout)
+
+
+def _updates_per_step(cfg: Config, group: PolicyConfig, num_epochs: int) -> int:
     num_samples = cfg.grpo.num_prompts_per_step * cfg.grpo.num_generations_per_prompt
-    return num_samples // cfg.policy.train_global_batch_size * cfg.grpo.num_epochs_per_rollout
+    return num_samples // group.train_global_batch_size * num_epochs
 
 
 def weight_bytes(cfg: Config, model: ModelInfo) -> int:
@@ -83,6 +92,8 @@ class Plan:
     policy: GroupPlan
     logprob_phases: int  # how many of prev_logprobs and reference_logprobs are computed
     critic: GroupPlan | None
+    teacher: GroupPlan | None
+    has_teaching_engine: bool  # a vLLM engine scores for the teacher
     critic_warmup_steps: int
     max_tokens_per_step: int
     bytes_per_token: int  # over all per_token columns
@@ -96,26 +107,31 @@ class Plan:
         return self.bytes_per_token * self.max_tokens_per_step
 
 
-def make_plan(cfg: Config, model: ModelInfo, bytes_per_token: int, critic: ModelInfo | None = None) -> Plan:
-    """Return the plan of a valid configuration; ``bytes_per_token`` is the sum over all per_token columns.
-    ``model`` is the policy's, ``critic`` that of the critic where there is one."""
-    grpo, policy, value = cfg.grpo, cfg.policy, cfg.value
+def make_plan(cfg: Config, models: RunModels, bytes_per_token: int) -> Plan:
+    """Return the plan of a valid configuration, whose groups hold ``models``; ``bytes_per_token`` is the sum
+    over all per_token columns."""
+    grpo, policy, value, teacher = cfg.grpo, cfg.policy, cfg.value, cfg.teacher
+    model = models[Role.policy_worker]
     num_samples = grpo.num_prompts_per_step * grpo.num_generations_per_prompt
-    of_critic = None
-    if value is not None and critic is not None:
-        of_critic = _group_plan(with_critic_as_policy(cfg, value), critic, shares_scored_prompts=False)
+    of_critic, of_teacher = None, None
+    if value is not None and (critic := models.get(Role.value_worker)) is not None:
+        of_critic = _group_plan(cfg, value, critic, value.num_epochs_per_rollout)
+    if teacher is not None and (taught_by := models.get(Role.teacher_worker)) is not None:
+        of_teacher = _group_plan(cfg, teacher, taught_by, num_epochs=0)
     return Plan(
         roles=roles(cfg),
         num_cpus=ray_cpus(cfg),
         places=placement(cfg),
-        memory=memory_timetable(cfg, model, gpu_bytes(cfg), critic),
+        memory=memory_timetable(cfg, models, gpu_bytes(cfg)),
         num_prompts=grpo.num_prompts_per_step,
         num_generations=grpo.num_generations_per_prompt,
         num_samples=num_samples,
         num_steps=grpo.max_num_steps,
-        policy=_group_plan(cfg, model, shares_scored_prompts=True),
+        policy=_group_plan(cfg, policy, model, grpo.num_epochs_per_rollout),
         logprob_phases=scores_prev_logprobs(cfg.loss_fn) + (cfg.loss_fn.reference_policy_kl_penalty > 0),
         critic=of_critic,
+        teacher=of_teacher,
+        has_teaching_engine=teacher is not None and is_one_engine(teacher),
         critic_warmup_steps=0 if value is None else value.warmup_steps,
         max_tokens_per_step=num_samples * policy.max_total_sequence_length,
         bytes_per_token=bytes_per_token,
@@ -124,19 +140,18 @@ def make_plan(cfg: Config, model: ModelInfo, bytes_per_token: int, critic: Model
     )
 
 
-def _group_plan(cfg: Config, model: ModelInfo, *, shares_scored_prompts: bool) -> GroupPlan:
-    """Return the plan of the policy's group. A critic values samples whose prompts are not shared."""
-    policy = cfg.policy
+def _group_plan(cfg: Config, group: PolicyConfig, model: ModelInfo, num_epochs: int) -> GroupPlan:
+    """Return the plan of a group. A critic values samples whose prompts are not shared."""
     rows_per_rank = (
-        cfg.grpo.num_prompts_per_step * cfg.grpo.num_generations_per_prompt // policy.data_parallel_size
+        cfg.grpo.num_prompts_per_step * cfg.grpo.num_generations_per_prompt // group.data_parallel_size
     )
-    update_rows_per_rank = policy.train_global_batch_size // policy.data_parallel_size
-    train, scoring = _micro_batches(policy)
-    size = scoring.size if shares_scored_prompts else scoring.size.removesuffix(_SHARED)
+    update_rows_per_rank = group.train_global_batch_size // group.data_parallel_size
+    train, scoring = _micro_batches(group)
+    size = scoring.size.removesuffix(_SHARED) if isinstance(group, ValueConfig) else scoring.size
     return GroupPlan(
         num_parameters=model.num_parameters,
-        layout=_layout(policy),
-        updates_per_step=updates_per_step(cfg),
+        layout=_layout(group),
+        updates_per_step=_updates_per_step(cfg, group, num_epochs),
         train_micro_batch=train.size,
         scoring_micro_batch=size,
         micro_batches_per_update=math.ceil(update_rows_per_rank / train.num_samples),
@@ -212,6 +227,7 @@ def format_plan(plan: Plan) -> str:
         f"training     {_updates(plan.policy)}",
         f"log-probs    {_phases(plan)}",
         *_critic_lines(plan),
+        *_teacher_lines(plan),
         f"data plane   at most {format_size(plan.data_plane_bytes_per_step)} per step "
         f"({plan.max_tokens_per_step:,} tokens x {plan.bytes_per_token} bytes)",
         f"weight sync  {format_size(plan.weight_bytes)} per step to each of {plan.num_engines} engines",
@@ -250,3 +266,12 @@ def _critic_lines(plan: Plan) -> list[str]:
         f"  values     {_forwards(plan.critic)}",
         f"  training   {_updates(plan.critic)}",
     ]
+
+
+def _teacher_lines(plan: Plan) -> list[str]:
+    if plan.teacher is None:
+        return []
+    size = f"teacher      {plan.teacher.num_parameters:,} parameters"
+    if plan.has_teaching_engine:
+        return [f"{size}, scored by one vLLM engine"]
+    return [f"{size}, {plan.teacher.layout}", f"  log-probs  {_forwards(plan.teacher)}"]

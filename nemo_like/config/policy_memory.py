@@ -1,4 +1,4 @@
-"""The GPU memory of one policy worker, by what holds it, from the sizes of the model and the layout.
+"""The GPU memory of one training worker, by what holds it, from the sizes of the model and the layout.
 
 Weights, gradients and optimizer state are exact but for padding. Activations are an estimate, which counts
 what the layers of Llama and Qwen keep for the backward pass, as arXiv 2205.05198 does for GPT; FlashAttention
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from nemo_like.config.adapter_layers import num_adapter_parameters
 from nemo_like.config.derived import stage_size
 from nemo_like.config.model_info import ModelInfo
-from nemo_like.config.schema import Config, PolicyBackend, PolicyConfig, Precision
+from nemo_like.config.schema import PolicyBackend, PolicyConfig, Precision, TeacherConfig
 
 _FLOAT32 = 4
 _MOMENTS = 2 * _FLOAT32  # Adam's, per trained parameter
@@ -26,7 +26,7 @@ _GATHERED_LAYERS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyMemory:
-    """Bytes of one policy worker on its GPU, by part."""
+    """Bytes of one worker of a policy, a critic or a teacher on its GPU, by part."""
 
     weights: int
     gradients: int
@@ -35,9 +35,9 @@ class PolicyMemory:
     logprob_activations: int
 
 
-def policy_memory(cfg: Config, model: ModelInfo, rank: int) -> PolicyMemory:
-    """Return the memory of the policy worker of this rank."""
-    policy = cfg.policy
+def policy_memory(policy: PolicyConfig, model: ModelInfo, rank: int) -> PolicyMemory:
+    """Return the memory of the worker of this rank in the group that ``policy`` configures, be it the policy,
+    a critic or a teacher, whose model is frozen."""
     held = (
         _held_by_fsdp(policy, model) if policy.backend is PolicyBackend.fsdp else _held(policy, model, rank)
     )
@@ -78,7 +78,9 @@ def _held(policy: PolicyConfig, model: ModelInfo, rank: int) -> _ModelState:
     others //= tp
     experts = num_layers * counts.experts // ep
     trained_others, trained_experts = others, experts
-    if policy.lora.enabled:
+    if isinstance(policy, TeacherConfig):
+        trained_others, trained_experts = 0, 0
+    elif policy.lora.enabled:
         trained_others, trained_experts = num_adapter_parameters(model, policy.lora) // (tp * pp), 0
     # What trains in float32, as adapters always do, is its own master.
     is_float32 = policy.precision is Precision.float32 or policy.lora.enabled
@@ -94,17 +96,21 @@ def _held(policy: PolicyConfig, model: ModelInfo, rank: int) -> _ModelState:
 
 
 def _held_by_fsdp(policy: PolicyConfig, model: ModelInfo) -> _ModelState:
-    """Return what a rank of FSDP holds: a part of everything in float32, and a few whole layers at a time."""
+    """Return what a rank of FSDP holds: a part of what trains, in float32, a part of what is frozen, in the
+    group's precision, and a few whole layers at a time."""
     tp = policy.fsdp_cfg.tensor_parallel_size
     ranks = tp * policy.data_parallel_size
     counts = model.parameters
-    trained = num_adapter_parameters(model, policy.lora) if policy.lora.enabled else model.num_parameters
+    trained, frozen = model.num_parameters, 0
+    if isinstance(policy, TeacherConfig):
+        trained, frozen = 0, model.num_parameters
+    elif policy.lora.enabled:
+        trained, frozen = num_adapter_parameters(model, policy.lora), model.num_parameters
     gathered = (_GATHERED_LAYERS * counts.layer + counts.input_embeddings) * _weight_bytes(policy) // tp
     if policy.fsdp_cfg.cpu_offload:
         return _ModelState(0, 0, 0, gathered)
-    adapters = trained if policy.lora.enabled else 0
     return _ModelState(
-        weights=(model.num_parameters + adapters) * _FLOAT32 // ranks,
+        weights=(trained * _FLOAT32 + frozen * _weight_bytes(policy)) // ranks,
         gradients=trained * _FLOAT32 // ranks,
         optimizer=trained * _MOMENTS // ranks,
         gathered=gathered,

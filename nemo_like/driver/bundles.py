@@ -6,23 +6,17 @@ from collections.abc import Sequence
 
 from nemo_like.cluster.placement import Bundle
 from nemo_like.config.places import Place, gpus_by_node
-from nemo_like.config.roles import Role, roles, worker_groups
+from nemo_like.config.roles import roles
 from nemo_like.config.schema import Config
 
 
 def bundles(cfg: Config, places: Sequence[Place]) -> list[Bundle]:
     """Return a bundle for each node that any of ``places`` is on."""
     needs = roles(cfg)
-    num_cpus = {
-        place.actor: needs[role].num_cpus
-        for role in (*worker_groups(cfg), Role.engine, Role.reward_model)
-        for place in places
-        if place.actor.startswith(role.name)
-    }
     return [
         Bundle(
             actors={place.actor: place.gpus for place in places if place.node == node},
-            num_cpus=sum(num_cpus[place.actor] for place in places if place.node == node),
+            num_cpus=sum(needs[place.role].num_cpus for place in places if place.node == node),
             num_gpus=num_gpus,
         )
         for node, num_gpus in gpus_by_node(places).items()

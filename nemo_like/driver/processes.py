@@ -19,12 +19,18 @@ from nemo_like.cluster.actors import ActorHandle, ActorSpec, Call, Concurrency
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.cpu_environment import CPU_ENVIRONMENT
 from nemo_like.cluster.runtime import free_port
-from nemo_like.config.derived import engine_adapter, longest_deadline_s, shares_gpus, weight_transport
+from nemo_like.config.derived import (
+    engine_adapter,
+    is_one_engine,
+    longest_deadline_s,
+    shares_gpus,
+    weight_transport,
+)
 from nemo_like.config.gpu_stages import EngineHolds
 from nemo_like.config.model_info import read_model_info
 from nemo_like.config.places import Place, weight_replicas
 from nemo_like.config.roles import Role, actor_name, environment_role, roles, worker_groups
-from nemo_like.config.schema import Config, Device, TeacherConfig, TeacherScoring
+from nemo_like.config.schema import Config, Device, TeacherConfig
 from nemo_like.config.tasks import has_agents, has_stop_strings, used_environments
 from nemo_like.data_plane.spec import DataPlaneSpec, host_actor
 from nemo_like.generation.environment import WAITING_METHODS, engine_environment
@@ -220,7 +226,7 @@ class Starter:
     def _workers(self, role: Role, data_plane: DataPlaneSpec) -> list[ActorHandle]:
         """Start the workers of one training group."""
         cfg, group = self._cfg, worker_groups(self._cfg)[role]
-        if isinstance(group, TeacherConfig) and group.scored_by is TeacherScoring.engine:
+        if isinstance(group, TeacherConfig) and is_one_engine(group):
             return [self._teacher_engine(group, data_plane)]
         layout = parallel_layout(group)
         master_addr, master_port = self._rendezvous(role)

@@ -31,6 +31,7 @@ from nemo_like.config.model_info import model_of, read_model_info
 from nemo_like.config.places import gpus_by_node, placement, weight_replicas
 from nemo_like.config.plan import checkpoint_bytes, weight_bytes
 from nemo_like.config.roles import Role, ray_cpus, roles
+from nemo_like.config.run_models import run_models
 from nemo_like.config.schema import (
     Config,
     Device,
@@ -612,8 +613,7 @@ def check_memory(cfg: Config, gpu_bytes: int | None) -> None:
     """
     if gpu_bytes is None:
         return
-    critic = None if cfg.value is None else model_of(cfg.value)
-    if problems := list(memory_problems(cfg, model_of(cfg.policy), gpu_bytes, critic)):
+    if problems := list(memory_problems(cfg, run_models(cfg), gpu_bytes)):
         raise RunFailed(f"the GPUs are too small: {'; '.join(str(problem) for problem in problems)}")
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from nemo_like.config.derived import policy_world_size
 from nemo_like.config.loader import load_config
 from nemo_like.config.memory_timetable import memory_problems, memory_timetable
-from nemo_like.config.model_info import model_of, read_model_info
+from nemo_like.config.model_info import read_model_info
+from nemo_like.config.run_models import run_models
 from scripts.gpu_check_parts.commands import MODEL_CONFIG, model_directory
 from scripts.gpu_check_parts.figures import peak_flops, stage_figures, sync_figures, warm
 from scripts.gpu_check_parts.memory import Peak, peaks
@@ -41,8 +42,7 @@ def measured_run(
     found: list[Peak] = []
     peak = None
     if settings.gpus:
-        critic = None if cfg.value is None else model_of(cfg.value)
-        timetable = memory_timetable(cfg, model, settings.gpus[0].total_bytes, critic)
+        timetable = memory_timetable(cfg, run_models(cfg), settings.gpus[0].total_bytes)
         found = peaks(samples, files.stages, files.processes, before, timetable)
         peak = peak_flops(settings.gpus[0].name)
     num_workers = policy_world_size(cfg.policy)
@@ -86,7 +86,6 @@ def fitting_size(settings: Settings, sizes: Sequence[str]) -> str | None:
         model = model_directory(settings) / "model"
         write_config(model, size)
         cfg = load_config(MODEL_CONFIG, [f"policy.model_name={model}", "data.train.path=prompts.jsonl"])
-        info = read_model_info(str(model), cfg.policy.backend)
-        if not settings.gpus or not any(memory_problems(cfg, info, settings.gpus[0].free_bytes)):
+        if not settings.gpus or not any(memory_problems(cfg, run_models(cfg), settings.gpus[0].free_bytes)):
             return size
     return None

@@ -16,6 +16,7 @@ from nemo_like.config.loader import load_config, to_yaml
 from nemo_like.config.memory_timetable import Holding, MemoryTimetable
 from nemo_like.config.model_arithmetic import forward_flops_per_token, training_flops_per_token
 from nemo_like.config.model_info import read_model_info
+from nemo_like.config.roles import Role
 from nemo_like.config.schema import Config, Device, PolicyBackend, Precision
 from nemo_like.environments.interface import Turn
 from nemo_like.observability.trace import Span as RecordedSpan
@@ -138,8 +139,8 @@ def timetable(**gib: float) -> MemoryTimetable:
     """Of one GPU: the engine's GiB by stage; the worker has 2 GiB in each."""
     stages = {
         stage: (
-            Holding("engine", "weights", int(gib.get(stage.value, 1) * GIB)),
-            Holding("policy_worker", "context", 2 * GIB),
+            Holding("engine", Role.engine, "weights", int(gib.get(stage.value, 1) * GIB)),
+            Holding("policy_worker", Role.policy_worker, "context", 2 * GIB),
         )
         for stage in GpuStage
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nemo_like.config.loader import load_config
 from nemo_like.config.memory_timetable import format_timetable, gpu_bytes, memory_timetable
-from nemo_like.config.model_info import read_model_info
+from nemo_like.config.run_models import run_models
 from scripts.gpu_check_parts.commands import MODEL_CONFIG, PARTS
 from scripts.gpu_check_parts.judgement import (
     MAX_MISMATCH,
@@ -38,7 +38,6 @@ def test_the_timetable_is_the_one_of_the_checks_model(tmp_path: Path) -> None:
     write_config(tmp_path, "1.7B")
     given = [f"policy.model_name={tmp_path}", "data.train.path=prompts.jsonl", "cluster.gpu_memory_gib=79"]
     cfg = load_config(MODEL_CONFIG, given)
-    model = read_model_info(str(tmp_path), cfg.policy.backend)
-    lines = format_timetable(memory_timetable(cfg, model, gpu_bytes(cfg)))
+    lines = format_timetable(memory_timetable(cfg, run_models(cfg), gpu_bytes(cfg)))
     first = next(index for index, line in enumerate(lines) if line.startswith("GiB on"))
     assert "\n".join(lines[first:]) in PAGE

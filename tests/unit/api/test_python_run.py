@@ -16,8 +16,8 @@ import pytest
 from nemo_like import GRPO
 from nemo_like.api.base_configuration import InputFiles, ProgramArguments, local_model, quoted
 from nemo_like.config.memory_timetable import memory_problems
-from nemo_like.config.model_info import model_of
 from nemo_like.config.problems import ConfigError
+from nemo_like.config.run_models import run_models
 from nemo_like.config.schema import Config, DatasetKind, Device, Placement
 from tests.unit.config.checkpoints import DEMO, REPOSITORY
 
@@ -128,7 +128,7 @@ def test_what_is_said_to_fit_on_shared_gpus_does(model: str, num_gpus: int, gpu_
     cfg = ProgramArguments(30, "grpo_gpu_shared", (counts,)).configuration(
         str(REPOSITORY / "recipes" / "shapes" / model), FILES
     )
-    assert [*memory_problems(cfg, model_of(cfg.policy), int(0.98e9 * gpu_gb), None)] == []
+    assert [*memory_problems(cfg, run_models(cfg), int(0.98e9 * gpu_gb))] == []
 
 
 @pytest.mark.parametrize("text", ["/a b/c", "a,b=c", "it's", '"x"', "${y}", "[1]{2}", "a\\b", " ", "#1:2"])

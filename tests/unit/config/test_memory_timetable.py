@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from nemo_like.config.gpu_stages import ENGINE_HOLDS, EngineHolds, GpuStage, gpu_stages
@@ -12,9 +15,9 @@ from nemo_like.config.memory_timetable import (
     memory_problems,
     memory_timetable,
 )
-from nemo_like.config.model_info import ModelInfo, read_model_info, shipped_shape
 from nemo_like.config.problems import ConfigError
 from nemo_like.config.rules import validate
+from nemo_like.config.run_models import RunModels, run_models
 from nemo_like.config.schema import Config
 from tests.unit.config.checkpoints import DEMO, REPOSITORY
 
@@ -23,13 +26,13 @@ COLOCATED = ("cluster.placement=colocated", "policy.data_parallel_size=2", "gene
 OFFLOADS = ("policy.offload_optimizer_for_logprob=true", "policy.offload_parameters_between_phases=true")
 
 
-def qwen3_8b(*overrides: str) -> tuple[Config, ModelInfo]:
+def qwen3_8b(*overrides: str) -> tuple[Config, RunModels]:
     cfg = load_config(REPOSITORY / "recipes" / "grpo-qwen3-8b-1n8g.yaml", overrides)
-    return cfg, read_model_info(str(shipped_shape(cfg.policy.model_name)), cfg.policy.backend)
+    return cfg, run_models(cfg)
 
 
-def problems(cfg: Config, model: ModelInfo, size: int = SIZE) -> list[str]:
-    return [str(problem) for problem in memory_problems(cfg, model, size)]
+def problems(cfg: Config, models: RunModels, size: int = SIZE) -> list[str]:
+    return [str(problem) for problem in memory_problems(cfg, models, size)]
 
 
 def test_an_engine_of_its_own_has_its_share_always_and_buckets_during_a_transfer() -> None:
@@ -44,8 +47,8 @@ def test_an_engine_of_its_own_has_its_share_always_and_buckets_during_a_transfer
 
 
 def test_what_shares_a_gpu_adds_up_in_each_stage() -> None:
-    cfg, model = qwen3_8b(*COLOCATED, *OFFLOADS)
-    timetable = memory_timetable(cfg, model, SIZE)
+    cfg, models = qwen3_8b(*COLOCATED, *OFFLOADS)
+    timetable = memory_timetable(cfg, models, SIZE)
     assert timetable.actors((0, 0)) == ["engine-0", "policy_worker-0"]
     generation = {(one.actor, one.what) for one in timetable.holdings[0, 0][GpuStage.generation]}
     assert generation == {
@@ -56,7 +59,7 @@ def test_what_shares_a_gpu_adds_up_in_each_stage() -> None:
     }
     training = {one.what for one in timetable.holdings[0, 0][GpuStage.policy_training]}
     assert training == {"weights", "gradients", "optimizer", "activations", "buckets", "context"}
-    assert problems(cfg, model) == []
+    assert problems(cfg, models) == []
 
 
 def test_what_does_not_fit_is_told_with_stage_holdings_and_remedies() -> None:
@@ -105,7 +108,7 @@ def test_the_table_has_every_gpu_and_all_stages_of_the_fullest_of_each_kind() ->
         ["GiB", "on", "node", "0", "GPU", "4"],
     ]
     (total, _) = (line for line in lines if line.strip().startswith("in all"))
-    assert len(total.split()) == 2 + len(GpuStage) - 2  # without those of a critic
+    assert len(total.split()) == 2 + len(GpuStage) - 3  # without those of a critic and of a teacher
 
 
 def test_without_a_size_an_engine_counts_with_its_weights_alone() -> None:
@@ -121,11 +124,11 @@ def test_eight_bits_halve_an_engines_layers_and_not_its_embeddings() -> None:
 
 def test_a_run_on_the_cpu_has_no_timetable() -> None:
     cfg = load_config(DEMO, ["policy.model_name=none"])
-    _, model = qwen3_8b()
-    timetable = memory_timetable(cfg, model, SIZE)
+    _, models = qwen3_8b()
+    timetable = memory_timetable(cfg, models, SIZE)
     assert timetable.holdings == {}
     assert format_timetable(timetable) == []
-    assert problems(cfg, model) == []
+    assert problems(cfg, models) == []
 
 
 CRITIC = ("value=default", "grpo.adv_estimator.name=gae", "grpo.skip_idle_samples=false")
@@ -140,15 +143,15 @@ def of_stage(timetable: MemoryTimetable, actor: str, stage: GpuStage) -> dict[st
 def test_a_run_has_the_stages_of_a_critic_only_with_one_and_engines_sleep_in_them() -> None:
     without, _ = qwen3_8b()
     with_critic, _ = qwen3_8b(*CRITIC)
-    assert gpu_stages(with_critic) == tuple(GpuStage)
-    assert set(GpuStage) - set(gpu_stages(without)) == {GpuStage.values, GpuStage.value_training}
+    of_critic = {GpuStage.values, GpuStage.value_training}
+    assert set(gpu_stages(with_critic)) - set(gpu_stages(without)) == of_critic
     for stage in (GpuStage.values, GpuStage.value_training):
         assert ENGINE_HOLDS[stage] is EngineHolds.nothing
 
 
 def test_a_critic_holds_what_a_policy_of_its_model_would_but_sends_nothing() -> None:
-    cfg, model = qwen3_8b(*COLOCATED, *OFFLOADS, *CRITIC, *CRITIC_OFFLOADS)
-    timetable = memory_timetable(cfg, model, SIZE, model)
+    cfg, models = qwen3_8b(*COLOCATED, *OFFLOADS, *CRITIC, *CRITIC_OFFLOADS)
+    timetable = memory_timetable(cfg, models, SIZE)
     assert timetable.actors((0, 0)) == ["engine-0", "policy_worker-0", "value_worker-0"]
     policy, critic = "policy_worker-0", "value_worker-0"
     for theirs, own in (
@@ -164,19 +167,19 @@ def test_a_critic_holds_what_a_policy_of_its_model_would_but_sends_nothing() -> 
         assert of_stage(timetable, "engine-0", own) == {"context": GIB}
     assert "optimizer" in of_stage(timetable, critic, GpuStage.value_training)
     assert of_stage(timetable, critic, GpuStage.engine_start) == {}
-    assert problems_with(cfg, model) == []
+    assert problems(cfg, models) == []
 
 
 def test_a_critic_that_stays_on_the_gpu_is_counted_in_every_stage() -> None:
-    cfg, model = qwen3_8b(*COLOCATED, *OFFLOADS, *CRITIC, *CRITIC_OFFLOADS, "value.precision=bfloat16")
+    cfg, models = qwen3_8b(*COLOCATED, *OFFLOADS, *CRITIC, *CRITIC_OFFLOADS, "value.precision=bfloat16")
     stays = qwen3_8b(*COLOCATED, *OFFLOADS, *CRITIC, *(f"{key[:-4]}false" for key in CRITIC_OFFLOADS))[0]
-    leaves = memory_timetable(cfg, model, SIZE, model)
-    timetable = memory_timetable(stays, model, SIZE, model)
+    leaves = memory_timetable(cfg, models, SIZE)
+    timetable = memory_timetable(stays, models, SIZE)
     for stage in (GpuStage.generation, GpuStage.logprobs, GpuStage.policy_training):
         held = of_stage(timetable, "value_worker-0", stage)
         added = held["weights"] + held["gradients"] + held["optimizer"]
         assert timetable.bytes_in((0, 0), stage) == leaves.bytes_in((0, 0), stage) + added
-    (problem,) = problems_with(stays, model)
+    (problem,) = problems(stays, models)
     assert "value_worker-0 optimizer 22.9" in problem
     assert "value.offload_optimizer_for_logprob=true" in problem
     with pytest.raises(ConfigError, match=r"value_worker-0 optimizer 22\.9"):
@@ -185,15 +188,15 @@ def test_a_critic_that_stays_on_the_gpu_is_counted_in_every_stage() -> None:
 
 def test_the_weights_of_a_critic_in_another_stage_are_told_to_leave() -> None:
     stays = ("value.offload_optimizer_for_logprob=true", "value.offload_parameters_between_phases=false")
-    cfg, model = qwen3_8b(*COLOCATED, *OFFLOADS, *CRITIC, *stays)
-    (problem,) = problems_with(cfg, model, 40 * GIB)
+    cfg, models = qwen3_8b(*COLOCATED, *OFFLOADS, *CRITIC, *stays)
+    (problem,) = problems(cfg, models, 40 * GIB)
     assert "in stage policy_training" in problem and "value_worker-0 weights" in problem
     assert "value.offload_parameters_between_phases=true" in problem
 
 
 def test_a_critic_on_gpus_of_its_own_has_them_to_itself() -> None:
-    cfg, model = qwen3_8b(*CRITIC, "generation.num_engines=1", "cluster.num_nodes=2", "cluster.address=auto")
-    timetable = memory_timetable(cfg, model, SIZE, model)
+    cfg, models = qwen3_8b(*CRITIC, "generation.num_engines=1", "cluster.num_nodes=2", "cluster.address=auto")
+    timetable = memory_timetable(cfg, models, SIZE)
     owners = [timetable.actors(gpu) for gpu in timetable.holdings]
     assert ["value_worker-0"] in owners and all(len(actors) == 1 for actors in owners)
     lines = format_timetable(timetable)
@@ -201,11 +204,57 @@ def test_a_critic_on_gpus_of_its_own_has_them_to_itself() -> None:
     assert title.split() == ["engines", "policy", "sync", "generate", "logprobs", "values", "critic", "train"]
 
 
-def test_the_plan_of_a_critic_needs_its_models_sizes() -> None:
-    cfg, model = qwen3_8b(*CRITIC)
-    with pytest.raises(ValueError, match="needs the sizes of the critic's model"):
-        memory_timetable(cfg, model, SIZE)
+TEACHER = ("teacher=default", "teacher.model_name=models/Qwen3-8B", "loss_fn.kind=distillation")
+MORE_NODES = ("generation.num_engines=1", "cluster.num_nodes=2", "cluster.address=auto")
 
 
-def problems_with(cfg: Config, model: ModelInfo, size: int = SIZE) -> list[str]:
-    return [str(problem) for problem in memory_problems(cfg, model, size, model)]
+def of_actor(timetable: MemoryTimetable, actor: str, stage: GpuStage) -> dict[str, int]:
+    (gpu,) = (gpu for gpu in timetable.holdings if timetable.actors(gpu) == [actor])
+    return {one.what: one.num_bytes for one in timetable.holdings[gpu][stage]}
+
+
+def test_a_teachers_worker_holds_weights_and_the_activations_of_a_forward_pass() -> None:
+    cfg, models = qwen3_8b(*TEACHER, *MORE_NODES)
+    timetable = memory_timetable(cfg, models, SIZE)
+    scoring = of_actor(timetable, "teacher_worker-0", GpuStage.teacher_logprobs)
+    of_policy = of_actor(timetable, "policy_worker-0", GpuStage.logprobs)
+    assert scoring == {what: of_policy[what] for what in ("weights", "activations", "context")}
+    training = of_actor(timetable, "teacher_worker-0", GpuStage.policy_training)
+    assert training == {what: of_policy[what] for what in ("weights", "context")}
+    assert problems(cfg, models) == []
+    (title,) = {line[42:] for line in format_timetable(timetable) if line.startswith("GiB on")}
+    assert title.split() == ["engines", "policy", "sync", "generate", "logprobs", "teacher", "train"]
+
+
+def test_a_teacher_that_is_too_large_for_its_gpus_is_refused() -> None:
+    large = ("teacher.model_name=models/Qwen3-30B-A3B", "teacher.data_parallel_size=1")
+    single = ("megatron_cfg.tensor_model_parallel_size=1", "megatron_cfg.sequence_parallel=false")
+    cfg, models = qwen3_8b(*TEACHER, *large, *(f"teacher.{key}" for key in single), *MORE_NODES)
+    (problem,) = problems(cfg, models, 40 * GIB)
+    assert (
+        "teacher_worker weights 56.9" in problem and "a larger tensor- or pipeline-parallel size" in problem
+    )
+
+
+def test_an_engine_that_scores_for_a_teacher_has_its_share_and_needs_room_in_it() -> None:
+    single = ("data_parallel_size=1", "megatron_cfg.tensor_model_parallel_size=1", "scored_by=engine")
+    by_engine = (*TEACHER, *(f"teacher.{key}" for key in single), *MORE_NODES)
+    cfg, models = qwen3_8b(*by_engine)
+    held = of_actor(memory_timetable(cfg, models, SIZE), "teacher_worker", GpuStage.policy_training)
+    assert sum(held.values()) == int(0.85 * SIZE) and held["weights"] == 8_190_735_360 * 2
+    assert problems(cfg, models) == []
+    small, _ = qwen3_8b(*by_engine, "generation.vllm_cfg.gpu_memory_utilization=0.15")
+    (_, problem) = problems(small, models)
+    assert "gives the teacher's engine 11.8 GiB" in problem
+    assert "raise it, or set teacher.scored_by=workers" in problem
+
+
+def test_a_reward_model_holds_its_weights_on_a_gpu_of_its_own(tmp_path: Path) -> None:
+    header = json.dumps({"score.weight": {"dtype": "BF16", "shape": [1, 4096], "data_offsets": [0, 8192]}})
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header.encode())
+    options = f"{{model_name: {tmp_path}, device: cuda, precision: bfloat16, max_length: null}}"
+    scored = ("env@env.scorer=exact_match", "env.scorer.kind=reward_model", f"++env.scorer.options={options}")
+    cfg, models = qwen3_8b(*scored, "data.default.env=scorer", *MORE_NODES)
+    timetable = memory_timetable(cfg, models, SIZE)
+    for stage in gpu_stages(cfg):
+        assert of_actor(timetable, "reward_model", stage) == {"weights": 2 * 4096, "context": GIB}

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from nemo_like.config.loader import load_config
 from nemo_like.config.places import Place, gpus_by_node, placement, weight_replicas
 from nemo_like.config.problems import ConfigError
+from nemo_like.config.roles import Role
 from nemo_like.config.schema import Config, Placement
 from tests.unit.config.checkpoints import DEMO
 
@@ -45,9 +46,9 @@ def gpus_of(places: list[Place], role: str) -> list[tuple[int, tuple[int, ...]]]
 def test_separate_engines_take_the_gpus_after_the_workers(demo: Demo) -> None:
     places = placement(demo(*GPU, *megatron(tp=2), "policy.data_parallel_size=2", *engines(2, tp=2)))
     assert places == [
-        *(Place(f"policy_worker-{rank}", 0, (rank,)) for rank in range(4)),
-        Place("engine-0", 0, (4, 5)),
-        Place("engine-1", 0, (6, 7)),
+        *(Place(f"policy_worker-{rank}", Role.policy_worker, 0, (rank,)) for rank in range(4)),
+        Place("engine-0", Role.engine, 0, (4, 5)),
+        Place("engine-1", Role.engine, 0, (6, 7)),
     ]
     assert gpus_by_node(places) == {0: 8}
 
@@ -307,7 +308,7 @@ def test_each_actor_of_a_reward_model_has_the_next_gpu_for_itself(demo: Demo) ->
     placed = placement(demo(*GPU, "policy.data_parallel_size=2", *engines(1), *reward_model(2)))
     assert gpus_of(placed, "reward_model") == [(0, (3,)), (0, (4,))]
     shared = placement(demo(*GPU, COLOCATED, "policy.data_parallel_size=2", *engines(2), *reward_model(1)))
-    assert shared[-1] == Place("reward_model", 0, (2,))
+    assert shared[-1] == Place("reward_model", Role.reward_model, 0, (2,))
     on_cpu = placement(demo(*GPU, "policy.data_parallel_size=2", *engines(1), *reward_model(2, "cpu")))
     assert gpus_of(on_cpu, "reward_model") == []
 
@@ -315,3 +316,13 @@ def test_each_actor_of_a_reward_model_has_the_next_gpu_for_itself(demo: Demo) ->
 def test_reward_models_that_do_not_fit_on_the_nodes_are_counted(demo: Demo) -> None:
     with pytest.raises(ConfigError, match=r"2 engines of 1 and 6 reward models of 1 do not fit on fewer"):
         placement(demo(*GPU, "policy.data_parallel_size=2", *engines(2), *reward_model(6)))
+
+
+def test_a_teacher_that_has_no_place_is_told_by_its_own_key(demo: Demo) -> None:
+    given = (
+        "teacher=default",
+        "teacher.model_name=none",
+        "teacher.megatron_cfg.tensor_model_parallel_size=16",
+    )
+    with pytest.raises(ConfigError, match=r"teacher\.megatron_cfg\.tensor_model_parallel_size=16 must be at"):
+        placement(demo(*GPU, "policy.data_parallel_size=2", *engines(1), *given))

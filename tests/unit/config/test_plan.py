@@ -5,9 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from nemo_like.batch.columns import ROLLOUT_COLUMNS, VALUE_COLUMNS, bytes_per_token
-from nemo_like.config.model_info import model_of, read_model_info
+from nemo_like.config.model_info import read_model_info
 from nemo_like.config.plan import Plan, checkpoint_bytes, format_plan, make_plan
 from nemo_like.config.roles import Role, ray_cpus, roles
+from nemo_like.config.run_models import run_models
 from nemo_like.config.schema import Config
 from nemo_like.policy.policy_columns import scored_columns
 from tests.unit.config.checkpoints import PADDED, SCORED, write_checkpoint
@@ -20,8 +21,7 @@ CRITIC = ("value=default", "grpo.adv_estimator.name=gae", "grpo.skip_idle_sample
 
 def plan(cfg: Config) -> Plan:
     columns = (*ROLLOUT_COLUMNS, *scored_columns(cfg.loss_fn), *(VALUE_COLUMNS if cfg.value else ()))
-    critic = None if cfg.value is None else model_of(cfg.value)
-    return make_plan(cfg, model_of(cfg.policy), bytes_per_token(columns), critic)
+    return make_plan(cfg, run_models(cfg), bytes_per_token(columns))
 
 
 def test_the_demo_asks_ray_for_one_cpu_per_worker_engine_and_transfer_queue_process(demo: Demo) -> None:
@@ -194,3 +194,19 @@ def test_a_critic_of_its_own_size_has_its_own_numbers(demo: Demo, tmp_path: Path
     assert result.policy.num_parameters == 402_176
     assert result.critic.num_parameters == 402_176 + 2 * 196_928  # 2 more layers
     assert (result.policy.updates_per_step, result.critic.updates_per_step) == (8, 4)
+
+
+TEACHER = ("teacher=default", "loss_fn.kind=distillation")
+
+
+def test_a_teacher_adds_its_workers_or_its_engine(demo: Demo, tmp_path: Path) -> None:
+    model = f"teacher.model_name={write_checkpoint(tmp_path / 'large', num_hidden_layers=4)}"
+    by_workers = demo(*TEACHER, model, "teacher.megatron_cfg.tensor_model_parallel_size=2")
+    assert roles(by_workers)[Role.teacher_worker].count == 4
+    assert (
+        "teacher      796,032 parameters, TP2 x PP1 x DP2\n"
+        "  log-probs  at most 16 forwards (up to 1,024 tokens, packed, prompts shared) per step on each "
+        "data-parallel rank\n"
+    ) in format_plan(plan(by_workers))
+    by_engine = demo(*TEACHER, model, "teacher.scored_by=engine", "teacher.data_parallel_size=1")
+    assert "teacher      796,032 parameters, scored by one vLLM engine\n" in format_plan(plan(by_engine))

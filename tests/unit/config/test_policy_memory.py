@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ def memory(tmp_path: Path) -> Memory:
         (tmp_path / "config.json").write_text(json.dumps(shape))
         model: ModelInfo = read_model_info(str(tmp_path), PolicyBackend.megatron)
         cfg = load_config(DEMO, [f"policy.model_name={tmp_path}", "policy.data_parallel_size=1", *overrides])
-        return policy_memory(cfg, model, rank)
+        return policy_memory(cfg.policy, model, rank)
 
     return of
 
@@ -117,3 +118,24 @@ def test_recomputation_keeps_a_layers_input_instead_of_its_activations(memory: M
     assert memory(*fixed).training_activations == 2 * layer + rest
     recomputed = memory(*fixed, f"{MEGATRON}.activation_checkpointing=true")
     assert recomputed.training_activations == 2 * 64 * 2 * 8 + layer + rest
+
+
+def test_a_teacher_has_no_gradients_and_no_optimizer_and_its_weights_in_its_own_precision(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+    model = read_model_info(str(tmp_path), PolicyBackend.megatron)
+    given = ["teacher=default", f"teacher.model_name={tmp_path}", "teacher.precision=bfloat16"]
+    for backend in ("megatron", "fsdp"):
+        cfg = load_config(DEMO, [f"policy.model_name={tmp_path}", f"teacher.backend={backend}", *given])
+        assert cfg.teacher is not None
+        one = policy_memory(replace(cfg.teacher, data_parallel_size=1), model, rank=0)
+        assert (one.weights, one.gradients, one.optimizer) == (2 * 1720, 0, 0)
+
+
+def test_under_adapters_fsdp_keeps_the_frozen_weights_in_the_policys_precision(memory: Memory) -> None:
+    lora = ("policy.lora.enabled=true", "policy.lora.rank=2", "policy.lora.target_modules=[q_proj]")
+    one = memory(*lora, "policy.backend=fsdp", "policy.precision=bfloat16")
+    adapters = 2 * 2 * (8 + 8)  # 2 layers, rank 2, from 8 to 2 heads of 4
+    assert one.weights == 2 * 1720 + 4 * adapters
+    assert (one.gradients, one.optimizer) == (4 * adapters, 8 * adapters)

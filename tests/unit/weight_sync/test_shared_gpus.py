@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from nemo_like.config.gpu_stages import EngineHolds, GpuStage, gpu_stages
 from nemo_like.config.loader import load_config
 from nemo_like.config.memory_timetable import CONTEXT_BYTES, GIB, MemoryTimetable, memory_timetable
-from nemo_like.config.model_info import read_model_info, shipped_shape
+from nemo_like.config.run_models import run_models
 from nemo_like.config.schema import Config
 from nemo_like.generation.sleep import EngineMemory
 from nemo_like.observability.metrics import Metric
@@ -182,9 +182,7 @@ def planned(*overrides: str) -> tuple[Config, MemoryTimetable]:
     """Qwen3-8B on eight GPUs that engines and policy share, and its plan."""
     layout = ("cluster.placement=colocated", "policy.data_parallel_size=2", "generation.num_engines=8")
     cfg = load_config(REPOSITORY / "recipes" / "grpo-qwen3-8b-1n8g.yaml", [*layout, *overrides])
-    shape = shipped_shape(cfg.policy.model_name)
-    model = read_model_info(str(shape), cfg.policy.backend)
-    return cfg, memory_timetable(cfg, model, SIZE)
+    return cfg, memory_timetable(cfg, run_models(cfg), SIZE)
 
 
 CASES = {
