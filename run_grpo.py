@@ -1,4 +1,4 @@
-"""Run synchronous GRPO from one configuration file: compose and validate it, set up the processes, train."""
+"""Run GRPO or PPO from one configuration file: compose and validate it, set up the processes, train."""
 
 from __future__ import annotations
 

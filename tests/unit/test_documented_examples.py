@@ -84,7 +84,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demo_models: Path, r
     for variable in ("SLURM_ARRAY_TASK_ID", "WANDB_API_KEY"):
         monkeypatch.setenv(variable, "1")
     (tmp_path / "two_tasks.yaml").write_text(TWO_TASKS)
-    for name in ("mine", "my"):
+    (agent,) = [block.text for block in blocks("python") if block.text.startswith("# my_agents.py")]
+    (tmp_path / "my_agents.py").write_text(agent)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for name in ("mine", "my", "agent"):
         (text,) = [block.text for block in FILES if block.text.startswith(f"# {name}.yaml")]
         (tmp_path / f"{name}.yaml").write_text(text)
     for name in ("train", "held_out"):

@@ -19,6 +19,7 @@ from nemo_like.config.frameworks.entries import (
 )
 from nemo_like.config.frameworks.nemo_rl_data import environment, prompt_text, source_list, sources
 from nemo_like.config.frameworks.value_changes import (
+    CRITICS_ROUTERS,
     PRECISIONS,
     all_tokens,
     item,
@@ -49,6 +50,35 @@ def _adapters(theirs: str, targets: Any, options: Sequence[str]) -> dict[str, En
             "adapters are on the layers of policy.lora.target_modules; name the others there", (None, [])
         ),
         **{f"{theirs}.{name}": NoEffect(_NO_ADAPTER_OPTION) for name in options},
+    }
+
+
+_OVERLAP = "grpo.max_staleness and grpo.weight_updates say it, see docs/async.md"
+_KV_CACHE = Here(
+    "generation.kv_cache_after_update",
+    "true is `recompute`, false `keep`",
+    lambda value, theirs: "recompute" if value else "keep",
+)
+
+
+def _overlap(theirs: str) -> dict[str, Entry]:
+    """Return the entries of a group for rollouts that run ahead of training."""
+    return {
+        f"{theirs}.enabled": Here(
+            "grpo.max_staleness",
+            "true is max_trajectory_age_steps, false 0",
+            lambda value, each: int(each(f"{theirs}.max_trajectory_age_steps", 1)) if value else 0,
+        ),
+        f"{theirs}.max_trajectory_age_steps": Here(
+            "grpo.max_staleness", "see enabled", lambda value, each: LEFT_OUT
+        ),
+        f"{theirs}.in_flight_weight_updates": Here(
+            "grpo.weight_updates",
+            "true is `in_flight`, false `between_samples`",
+            lambda value, theirs: "in_flight" if value else "between_samples",
+        ),
+        f"{theirs}.recompute_kv_cache_after_weight_updates": _KV_CACHE,
+        f"{theirs}": NoEffect(_OVERLAP),
     }
 
 
@@ -106,8 +136,10 @@ _GRPO: dict[str, Entry] = {
     "grpo.skip_reference_policy_logprobs_calculation": NoEffect(
         "a reference model is kept only where loss_fn.reference_policy_kl_penalty is above 0"
     ),
-    "grpo.async_grpo.enabled": Missing("a step samples and trains in turn: training is synchronous"),
-    "grpo.async_grpo": NoEffect("training is synchronous"),
+    **_overlap("grpo.async_grpo"),
+    "async_rl.sampler.max_lookahead_versions": "grpo.max_staleness",
+    "async_rl.recompute_kv_cache_after_weight_updates": _KV_CACHE,
+    "async_rl": NoEffect(_OVERLAP),
     "reward_penalties.token_ids": NoEffect("goes with the penalties"),
     "reward_penalties": Missing("let the environment's reward punish such responses", (None, False, {})),
 }
@@ -516,28 +548,31 @@ _PPO: dict[str, Entry] = {
     "ppo.adv_estimator.gae_lambda_value": Missing("policy and critic have one value.gae_lambda"),
     "ppo.adv_estimator.gae_lambda_policy": Missing("policy and critic have one value.gae_lambda"),
     "ppo.adv_estimator.length_adaptive_alpha": Missing("value.gae_lambda is a constant", (None, 0, 0.0)),
-    "ppo.async_ppo.enabled": Missing("a step samples and trains in turn: training is synchronous"),
-    "ppo.async_ppo": NoEffect("training is synchronous"),
+    **_overlap("ppo.async_ppo"),
     "value_loss_fn.cliprange": "value.clip_range",
     "value_loss_fn.scale": Missing("the critic has an optimizer of its own; set value.optimizer.lr"),
-    "value.tokenizer": NoEffect("a critic has the policy's tokenizer"),
     "value.reward_model_cfg": NoEffect("a critic's model has one number per token as output"),
 }
 
 
 def _of_value(key: str, entry: Entry) -> tuple[str, Entry]:
     """Return an entry of the policy for the critic."""
-    if ".lora_cfg" in key or ".peft" in key or key.startswith("policy.tokenizer"):
-        return key.replace("policy.", "value.", 1), NoEffect("a critic has no adapters")
+    theirs = key.replace("policy.", "value.", 1)
+    if ".lora_cfg" in key or ".peft" in key:
+        return theirs, NoEffect("a critic has no adapters")
+    if key.startswith("policy.tokenizer"):
+        return theirs, NoEffect("a critic has the policy's tokenizer")
+    if key.startswith("policy.router_replay"):
+        return theirs, NoEffect(CRITICS_ROUTERS)
     if isinstance(entry, str):
-        return key.replace("policy.", "value.", 1), entry.replace("policy.", "value.", 1)
+        return theirs, entry.replace("policy.", "value.", 1)
     if isinstance(entry, NoEffect | Missing | Always):
-        return key.replace("policy.", "value.", 1), entry
+        return theirs, entry
     changed = tuple(
         Here(each.key.replace("policy.", "value.", 1), each.how, _in_the_place_of_policy(each))
         for each in ((entry,) if isinstance(entry, Here) else entry)
     )
-    return key.replace("policy.", "value.", 1), changed
+    return theirs, changed
 
 
 def _in_the_place_of_policy(entry: Here) -> Any:
@@ -571,6 +606,8 @@ NEMO_RL = Framework(
         ),
         Switch("policy.dtensor_cfg.lora_cfg", "policy.dtensor_cfg.lora_cfg.enabled"),
         Switch("policy.megatron_cfg.peft", "policy.megatron_cfg.peft.enabled"),
+        Switch("grpo.async_grpo", "grpo.async_grpo.enabled"),
+        Switch("ppo.async_ppo", "ppo.async_ppo.enabled"),
         Switch("grpo.reward_scaling", "grpo.reward_scaling.enabled"),
         Switch("grpo.reward_shaping", "grpo.reward_shaping.enabled"),
         Switch("ppo.reward_scaling", "ppo.reward_scaling.enabled"),

@@ -8,6 +8,8 @@ from typing import Any
 
 from nemo_like.config.frameworks.entries import LEFT_OUT, Convert, Noted, Theirs, Untranslatable
 
+# Why a critic has no key for the choices of an engine's routers.
+CRITICS_ROUTERS = "engines sample with the policy's routers; a critic has its own"
 PRECISIONS = {
     "bfloat16": "bfloat16",
     "bf16": "bfloat16",

@@ -18,6 +18,7 @@ from nemo_like.config.frameworks.entries import (
     Theirs,
 )
 from nemo_like.config.frameworks.value_changes import (
+    CRITICS_ROUTERS,
     PRECISIONS,
     all_tokens,
     home,
@@ -33,7 +34,11 @@ _REFERENCE = "actor_rollout_ref.ref"
 _UPDATES = "counted in optimizer updates: x the updates of a step"
 _SPEED = "a matter of speed and memory, which the backend here settles itself"
 _WHOLE = "a step's shards are balanced by length"
-_TOOL = "turns and tools belong to an environment; choose calculator or write one, docs/environments.md"
+_TOOL = (
+    "turns and tools belong to an environment: mcp has the tools of MCP servers, agent runs a loop of your "
+    "own (docs/agents.md), custom is an environment of your own (docs/environments.md)"
+)
+_AGENT_LOOP = "write the loop as an agent that calls an endpoint, docs/agents.md"
 
 
 def _optimizer(theirs: str, group: str) -> dict[str, Entry]:
@@ -114,9 +119,9 @@ def _layout(theirs: str, group: str) -> dict[str, Entry]:
             ),
         ),
         f"{megatron}.override_transformer_config.moe_grouped_gemm": f"{group}.megatron_cfg.moe_grouped_gemm",
-        f"{megatron}.router_replay.mode": Here(
-            f"{group}.megatron_cfg.router_replay", "`R3` is true", to.router_replay
-        ),
+        f"{megatron}.router_replay.mode": NoEffect(CRITICS_ROUTERS)
+        if group == "value"
+        else Here(f"{group}.megatron_cfg.router_replay", "`R3` is true", to.router_replay),
         f"{megatron}": NoEffect(_SPEED),
         f"{theirs}.profiler": NoEffect("logger.profile and logger.nvtx_ranges profile a run"),
         f"{theirs}.checkpoint": NoEffect("a checkpoint has all that a run needs to continue"),
@@ -313,6 +318,9 @@ _SAMPLING: dict[str, Entry] = {
     f"{ROLLOUT}.checkpoint_engine": NoEffect("generation.weight_transport and weight_bucket_mib say it"),
     f"{ROLLOUT}.enable_rollout_routing_replay": "policy.megatron_cfg.router_replay",
     f"{ROLLOUT}.over_sample_rate": Missing("a step waits for all its samples", (None, 0, 0.0)),
+    f"{ROLLOUT}.agent.default_agent_loop": Missing(_AGENT_LOOP, (None, "single_turn_agent")),
+    f"{ROLLOUT}.agent.agent_loop_config_path": Missing(_AGENT_LOOP, (None,)),
+    f"{ROLLOUT}.agent": NoEffect("goes with agent loops, see docs/agents.md"),
     f"{ROLLOUT}": NoEffect("the engine's own affair"),
     f"{_REFERENCE}": NoEffect("it has the policy's layout and batches, and waits on the host"),
     "actor_rollout_ref.hybrid_engine": Here(
@@ -563,14 +571,18 @@ _TRAINER: dict[str, Entry] = {
     "trainer.rollout_data_dir": Here(
         "rollout.dump_period", "1 where it is a directory", lambda value, theirs: 1 if value else LEFT_OUT
     ),
-    "trainer.validation_data_dir": NoEffect("validation.jsonl is in the run's directory"),
+    "trainer.validation_data_dir": Here(
+        "rollout.dump_validation",
+        "true where it is a directory",
+        lambda value, theirs: True if value else LEFT_OUT,
+    ),
     "trainer.save_freq": (
         Here("checkpointing.save_period", "below 1 is 0", period),
         Here("checkpointing.enabled", "above 0", _no_checkpoints),
     ),
     "trainer.test_freq": Here("grpo.val_period", "below 1 is 0: never", period),
     "trainer.val_before_train": "grpo.val_at_start",
-    "trainer.val_only": Missing("a run trains; scripts/show_rollouts.py shows what one sampled"),
+    "trainer.val_only": Missing("scripts/evaluate.py validates without training, see docs/evaluate.md"),
     "trainer.critic_warmup": "value.warmup_steps",
     "trainer.default_local_dir": Here(
         "checkpointing.checkpoint_dir", "", lambda value, theirs: home(str(value))
@@ -583,7 +595,9 @@ _TRAINER: dict[str, Entry] = {
         "policy.device", "", one_of({"cuda": "cuda", "cpu": "cpu"}, "set policy.device=cuda")
     ),
     "trainer.balance_batch": NoEffect(_WHOLE),
-    "trainer.v1.trainer_mode": Always(("sync",), "a step samples and trains in turn; set it to sync"),
+    "trainer.v1.trainer_mode": Always(
+        ("sync",), "set it to sync, and here grpo.max_staleness=1 for rollouts that run ahead, docs/async.md"
+    ),
     "trainer": NoEffect("a run settles it itself"),
     "ray_kwargs.ray_init.num_cpus": "cluster.num_cpus",
     "ray_kwargs": NoEffect("a private Ray starts, or cluster.address joins one"),

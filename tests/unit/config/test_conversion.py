@@ -258,7 +258,7 @@ def test_what_is_missing_is_told_with_a_remedy(tmp_path: Path) -> None:
         ("algorithm.use_kl_in_reward=true", "the KL is in the loss or in the reward, not in both"),
         ("trainer.total_training_steps=null", "set grpo.max_num_steps to 15 x problems / 256"),
         ("data.truncation=left", "a prompt that is too long is left out"),
-        ("trainer.v1.trainer_mode=colocate_async", "samples and trains in turn"),
+        ("trainer.v1.trainer_mode=colocate_async", "set it to sync, and here grpo.max_staleness=1"),
         ("+trainer.no_key_of_verl=1", ""),
     ],
 )
@@ -284,6 +284,47 @@ def test_a_critic_comes_with_its_estimator(tmp_path: Path) -> None:
     assert cfg.value.num_epochs_per_rollout == 3
     assert (cfg.value.gae_lambda, cfg.value.optimizer.lr) == (0.9, 1.0e-5)
     assert cfg.value.bootstrap_truncated is False
+
+
+def test_a_critic_gets_no_router_replay(tmp_path: Path) -> None:
+    nemo = converted(tmp_path, NEMO_RL, "ppo.adv_estimator.name=gae", "value.router_replay.enabled=true")
+    verl = converted(
+        tmp_path,
+        VERL,
+        "algorithm.adv_estimator=gae",
+        "critic.strategy=megatron",
+        "critic.megatron.router_replay.mode=R3",
+    )
+    for conversion in (nemo, verl):
+        assert value(conversion, "value.megatron_cfg.router_replay") is None
+
+
+def test_rollouts_that_run_ahead_are_a_number_of_versions_here(tmp_path: Path) -> None:
+    ahead = converted(
+        tmp_path,
+        NEMO_RL,
+        "grpo.async_grpo={enabled: true, max_trajectory_age_steps: 2, in_flight_weight_updates: true}",
+        "grpo.async_grpo.recompute_kv_cache_after_weight_updates=false",
+    )
+    assert value(ahead, "grpo.max_staleness") == 2
+    assert value(ahead, "grpo.weight_updates") == "in_flight"
+    assert value(ahead, "generation.kv_cache_after_update") == "keep"
+    off = converted(tmp_path, NEMO_RL, "grpo.async_grpo.max_trajectory_age_steps=2")
+    assert value(off, "grpo.max_staleness") in (None, 0)
+    drained = converted(tmp_path, NEMO_RL, "grpo.async_grpo={enabled: true}")
+    assert value(drained, "grpo.max_staleness") == 1
+
+
+def test_an_agent_loop_of_verl_is_told_to_be_an_agent(tmp_path: Path) -> None:
+    loop = "actor_rollout_ref.rollout.agent.default_agent_loop"
+    assert "docs/agents.md" in lost(converted(tmp_path, VERL, f"{loop}=tool_agent"))
+    assert loop not in lost(converted(tmp_path, VERL, f"{loop}=single_turn_agent"))
+
+
+def test_dumped_validations_of_verl_are_dumped_here(tmp_path: Path) -> None:
+    assert (
+        value(converted(tmp_path, VERL, "trainer.validation_data_dir=out"), "rollout.dump_validation") is True
+    )
 
 
 def test_adapters_of_each_framework_train_all_linear_layers(tmp_path: Path) -> None:

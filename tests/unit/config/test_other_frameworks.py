@@ -61,7 +61,7 @@ def test_every_entry_without_a_counterpart_says_why(framework: str) -> None:
         ("n_samples_per_prompt=4", "OpenRLHF's n_samples_per_prompt is grpo.num_generations_per_prompt here"),
         (
             "grpo.async_grpo.enabled=true",
-            "NeMo-RL's grpo.async_grpo.enabled is missing here: a step samples and trains in turn",
+            "NeMo-RL's grpo.async_grpo.enabled is grpo.max_staleness here",
         ),
         ("global_profiler.tool=nsys", "verl's global_profiler has no effect here: logger.profile"),
         ("use_vllm=true", "TRL's use_vllm is always so here: vLLM generates"),
