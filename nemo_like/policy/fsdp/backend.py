@@ -8,7 +8,6 @@ tensor-parallel axis  DTensor, by the model's own plan
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from nemo_like.algorithms.logprobs import TokenScores
 from nemo_like.batch.meta import GlobalBatch, Schedule
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.model_info import placeholder_ids
@@ -49,24 +47,28 @@ from nemo_like.policy.fsdp.tensor_parallel import TensorParallelModel, paralleli
 from nemo_like.policy.fsdp.weights import fill, full_tensor, hf_tensors, logit_scale
 from nemo_like.policy.hf_checkpoint import value_head
 from nemo_like.policy.interface import Internals
-from nemo_like.policy.kept_weights import KeptWeights, reference_in_place
+from nemo_like.policy.kept_weights import KeptWeights
 from nemo_like.policy.learning_rate import learning_rate
 from nemo_like.policy.objective import LossFunction, Objective
 from nemo_like.policy.parallelism import FIRST_REPLICA
 from nemo_like.policy.parking import HostParking, stays_on_device
-from nemo_like.policy.temperature import asked_for_entropy, at_temperature_one
+from nemo_like.policy.scoring_backend import ScoringBackend
+from nemo_like.policy.temperature import asked_for_entropy
 from nemo_like.policy.train_metrics import TrainMetrics
 from nemo_like.policy.update_watch import UpdateWatch
 from nemo_like.weight_transport.buckets import TensorSpec
 
 
-class FSDPBackend:
+class FSDPBackend(ScoringBackend):
     """One rank's part of the model of a worker group. torch.distributed must be initialised, with
     the coordinates' rank.
 
     Raises ValueError for a model that the layout or the log-prob computation cannot handle, and the errors of
     loading the checkpoint.
     """
+
+    _model: ScoringCausalLM
+    _adapters: Adapters
 
     def __init__(self, cfg: PolicyConfig, objective: Objective, coordinates: Coordinates) -> None:
         self.cfg, self.objective, self.coordinates = cfg, objective, coordinates
@@ -131,33 +133,10 @@ class FSDPBackend:
 
     # Log-probs and values
 
-    def logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
-        """Score the batch; every rank returns all log-probs, packed [sum of lengths] float32 on the CPU, in
-        nats; 0 where response_mask is 0."""
-        return self._of_tokens(batch, schedule)[0]
-
-    def scores(self, batch: PolicyBatch, schedule: Schedule) -> TokenScores:
-        """Score the batch as ``logprobs`` does, and the ``top_k`` most likely tokens in the place of each
-        token, if the objective asks for any: topk_logprobs float32 and topk_ids int32, packed [T, k]."""
-        return TokenScores.of(self._of_tokens(batch, schedule))
-
-    def scores_with_entropy(self, batch: PolicyBatch, schedule: Schedule) -> TokenScores:
-        """Score the batch as ``scores`` does, and compute the entropy of the distribution that each token was
-        drawn from, packed [sum of lengths] float32 on the CPU, in nats; 0 where response_mask is 0."""
-        return TokenScores.of(self._of_tokens(batch, schedule, with_entropy=True))
-
-    def values(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
-        """Value the batch by the model of a critic; every rank returns all values, packed [sum of lengths]
-        float32 on the CPU, at the places of column values."""
-        return self._of_tokens(batch, schedule)[0]
-
     @torch.no_grad()
     def _of_tokens(
         self, batch: PolicyBatch, schedule: Schedule, *, with_entropy: bool = False
     ) -> list[Tensor]:
-        """Return what the model gives for each scored token, packed: its log-prob, or its value, the entropy
-        if it is asked for, and the log-probs and ids of the most likely tokens if the objective asks for
-        any."""
         self._place_images(batch)
         scoring = self.objective.scoring and replace(self.objective.scoring, with_entropy=with_entropy)
         packed = empty_outputs(scoring, batch.num_tokens, self.device)
@@ -175,34 +154,6 @@ class FSDPBackend:
     def routing_metrics(self) -> dict[str, Metric]:
         """Return nothing: no router of this backend replays what an engine's chose."""
         return {}
-
-    def at_temperature_one(self) -> AbstractContextManager[None]:
-        """Have ``logprobs`` score at temperature 1 within the block."""
-        assert self.objective.scoring is not None, "values have no temperature"
-        return at_temperature_one(self._model, self.objective.scoring.temperature)
-
-    def reference_logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
-        """Score the batch as ``logprobs`` does, under the weights that the run started from.
-
-        With adapters these are the frozen weights, so the adapters are disabled meanwhile; else the
-        reference's weights are put into the model meanwhile. Raises RuntimeError when there are no adapters
-        and the loss has no KL term, since then no reference is kept.
-        """
-        if self._adapters:
-            with self._adapters.disabled():
-                return self.logprobs(batch, schedule)
-        with self._weights_in_use(), reference_in_place(self._reference):
-            return self.logprobs(batch, schedule)
-
-    @contextmanager
-    def weights_of(self, model: str) -> Iterator[None]:
-        """Have the model score by the weights of ``model`` within the block: those of its own checkpoint, or
-        of one of the objective's ``further_models``."""
-        if model == self.cfg.model_name:
-            yield
-            return
-        with self._weights_in_use(), self._kept[model].in_place():
-            yield
 
     # Training
 
@@ -274,10 +225,6 @@ class FSDPBackend:
 
     def _new_metrics(self) -> TrainMetrics:
         return TrainMetrics(self.device, self.coordinates.layout.dp, self.objective.own_means)
-
-    def reference_weights(self) -> Sequence[Tensor]:
-        """Return this rank's part of the reference's weights on the host; none where no copy is kept."""
-        return () if self._reference is None else self._reference.held
 
     def _internals(self) -> Internals:
         """Return what this rank holds of weights and optimizer, which must be in use."""
