@@ -139,9 +139,13 @@ def groups_per_part(cfg: Config) -> int | None:
     """Return of how many groups the parts of a rollout are multiples, with which the step begins before all
     groups are there; None where a step waits for all.
 
-    A multiple of the number of replicas, so that each gets equally many samples of a part, and whole groups.
+    A multiple of the number of replicas, of the policy and of a teacher, so that each gets equally many
+    samples of a part, and whole groups.
     """
-    return cfg.policy.data_parallel_size if cfg.grpo.overlap is Overlap.exact else None
+    if cfg.grpo.overlap is not Overlap.exact:
+        return None
+    groups = [cfg.policy] if cfg.teacher is None else [cfg.policy, cfg.teacher]
+    return math.lcm(*(group.data_parallel_size for group in groups))
 
 
 def first_update_generations(cfg: Config) -> int:

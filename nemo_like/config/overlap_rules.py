@@ -9,6 +9,7 @@ from nemo_like.config.derived import (
     JOURNAL_FOLDER,
     depends_on_timing,
     first_update_generations,
+    groups_per_part,
     is_own_loss,
 )
 from nemo_like.config.model_info import has_vision_tower
@@ -122,13 +123,16 @@ def _whole_batches(cfg: Config) -> Iterator[Problem]:
 
 def _first_update(cfg: Config) -> Iterator[Problem]:
     """Yield the problems for which a part could not divide over the replicas, or over the updates."""
-    grpo, size, num_replicas = cfg.grpo, cfg.policy.train_global_batch_size, cfg.policy.data_parallel_size
-    if grpo.num_prompts_per_step % num_replicas:
+    grpo, size, num_groups = cfg.grpo, cfg.policy.train_global_batch_size, groups_per_part(cfg) or 1
+    if grpo.num_prompts_per_step % num_groups:
+        replicas = f"policy.data_parallel_size={cfg.policy.data_parallel_size}"
+        if cfg.teacher is not None:
+            replicas += f" and of teacher.data_parallel_size={cfg.teacher.data_parallel_size}"
         yield Problem(
             key=f"grpo.num_prompts_per_step={grpo.num_prompts_per_step}",
-            rule=f"must be a multiple of policy.data_parallel_size={num_replicas} with grpo.overlap=exact, "
-            "so that each part divides over the replicas",
-            remedy=f"try {-(-grpo.num_prompts_per_step // num_replicas) * num_replicas}",
+            rule=f"must be a multiple of {replicas} with grpo.overlap=exact, so that each part divides over "
+            "the replicas",
+            remedy=f"try {-(-grpo.num_prompts_per_step // num_groups) * num_groups}",
         )
     if updates_per_step(cfg) == grpo.num_epochs_per_rollout:  # the first update has all samples
         return

@@ -31,25 +31,6 @@ def policy_problems(cfg: Config) -> Iterator[Problem]:
     yield from _offload(cfg.policy)
 
 
-def beside_policy(name: str, noun: str, group: PolicyConfig, policy: PolicyConfig) -> Iterator[Problem]:
-    """Yield every problem of the worker group ``name``, which people call a ``noun``, with reading the
-    samples of the policy."""
-    if group.megatron_cfg.router_replay:
-        yield Problem(
-            key=f"{name}.megatron_cfg.router_replay=true",
-            rule=f"replays nothing: the engines sample with the policy's routers, and a {noun} has its own",
-            remedy="set it to false",
-        )
-    for key in ("device", "max_total_sequence_length"):
-        own, theirs = getattr(group, key), getattr(policy, key)
-        if own != theirs:
-            yield Problem(
-                key=f"{name}.{key}={getattr(own, 'name', own)}",
-                rule=f"must be that of the policy, {getattr(theirs, 'name', theirs)}",
-                remedy="leave it out",
-            )
-
-
 def _offload(policy: PolicyConfig) -> Iterator[Problem]:
     is_megatron = policy.backend is PolicyBackend.megatron
     if policy.offload_optimizer_for_logprob and is_megatron and policy.lora.enabled:

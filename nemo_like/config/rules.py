@@ -48,6 +48,9 @@ from nemo_like.config.value_rules import (
 )
 from nemo_like.config.weight_rules import weight_problems
 
+# The groups of keys that say which processes go where.
+_PLACED_GROUPS = ("policy.", "value.", "teacher.", "generation.", "cluster.")
+
 
 def validate(cfg: Config, machine: Machine = Machine.this) -> None:
     """Raise ConfigError, which lists all problems found, unless this configuration can run on ``machine``."""
@@ -64,7 +67,7 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
     problems += evaluation_problems(cfg, machine)
     problems += loss_problems(cfg)
     problems += backend_problems(cfg)
-    if not any(key.startswith(("policy.", "value.", "generation.", "cluster.")) for key in broken):
+    if not any(key.startswith(_PLACED_GROUPS) for key in broken):
         problems += placement_problems(cfg)
     if not broken:
         problems += overlap_problems(cfg)

@@ -1,4 +1,4 @@
-"""Rules on the teacher of loss_fn.kind=distillation, the group teacher.
+"""Rules on the teacher of loss_fn.kind=distillation, or of a loss of one's own, the group teacher.
 
 Most of its keys are those of the policy, so most of its rules are the policy's too: they are asked of the
 configuration in which the teacher is the policy, and their answers are told of the teacher.
@@ -13,17 +13,18 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from nemo_like.config.checkpoint_rules import other_checkpoint_problems
-from nemo_like.config.derived import has_teacher, is_own_loss, policy_world_size
+from nemo_like.config.beside_policy import beside_policy, model_beside_policy, vocabulary_problems
+from nemo_like.config.checkpoint_rules import CPU_HEAD_SIZES, other_checkpoint_problems
+from nemo_like.config.derived import has_teacher, is_one_engine, is_own_loss, policy_world_size
 from nemo_like.config.machine_rules import Machine
-from nemo_like.config.model_info import read_model_info
-from nemo_like.config.policy_rules import beside_policy
+from nemo_like.config.model_info import model_of
 from nemo_like.config.problems import ConfigError, Problem, told_of
 from nemo_like.config.recordings import read_manifest
-from nemo_like.config.schema import Config, Device, Placement, TeacherConfig, TeacherScoring
+from nemo_like.config.schema import Config, Device, Placement, TeacherConfig
 from nemo_like.config.tasks import training_tasks
 
 _BY_ENGINE = "teacher.scored_by=engine"
+_WORKERS = "set teacher.scored_by=workers"
 # The keys of a config.json that say nothing of how a frozen model scores.
 _NO_ARCHITECTURE = frozenset(
     {
@@ -55,7 +56,7 @@ def teacher_problems(cfg: Config) -> Iterator[Problem]:
         yield from _tasks(cfg, cfg.teacher)
     if has_teacher(cfg.loss_fn) and cfg.loss_fn.arguments.get("reward_weight", 0) == 0:
         yield from _without_rewards(cfg)
-    if cfg.teacher.scored_by is TeacherScoring.engine:
+    if is_one_engine(cfg.teacher):
         yield from _of_the_engine(cfg, cfg.teacher)
 
 
@@ -155,7 +156,9 @@ def teacher_model_problems(
 ) -> Iterator[Problem]:
     """Yield every problem of the teacher's checkpoints beside the policy's. What is wrong with
     ``model_name`` alone, or with the policy's, is told elsewhere."""
-    yield from _beside_policy(cfg, teacher)
+    yield from model_beside_policy("teacher", "teacher", teacher, cfg.policy)
+    if is_one_engine(teacher):
+        yield from _by_engine(cfg, teacher)
     for task, model in teacher.models.items():
         yield from _further_model(cfg, teacher, machine, key=f"teacher.models.{task}={model}", model=model)
 
@@ -186,7 +189,7 @@ def _further_model(
                 remedy="use a checkpoint of the same architecture, saved by the same version of transformers",
             )
             return
-    yield from _other_tokenizer(key, Path(model), Path(cfg.policy.model_name))
+    yield from vocabulary_problems(key, "teacher", Path(model), Path(cfg.policy.model_name))
 
 
 def _architecture(path: Path) -> dict[str, Any]:
@@ -195,65 +198,31 @@ def _architecture(path: Path) -> dict[str, Any]:
     return {name: value for name, value in content.items() if name not in _NO_ARCHITECTURE}
 
 
-def _beside_policy(cfg: Config, teacher: TeacherConfig) -> Iterator[Problem]:
-    key = f"teacher.model_name={teacher.model_name}"
+def _by_engine(cfg: Config, teacher: TeacherConfig) -> Iterator[Problem]:
+    """Yield every problem of the teacher's model with being scored by an engine."""
     try:
-        own = read_model_info(teacher.model_name, teacher.backend)
-        theirs = read_model_info(cfg.policy.model_name, cfg.policy.backend)
+        own, theirs = model_of(teacher), model_of(cfg.policy)
     except ConfigError:  # told elsewhere
         return
-    if own.has_vision_tower or theirs.has_vision_tower:
-        yield Problem(
-            key=key,
-            rule="does not go with images: neither a teacher nor its student can be a model that reads them",
-            remedy="use language models, for data without images",
-        )
-        return
-    if own.vocab_size < theirs.vocab_size:
-        yield Problem(
-            key=key,
-            rule=f"has {own.vocab_size} tokens, but the policy samples from {theirs.vocab_size}: a teacher "
-            "scores the policy's own tokens",
-            remedy="use a model with the policy's tokenizer",
-        )
-    elif own.vocab_size > theirs.vocab_size and teacher.scored_by is TeacherScoring.engine:
+    if own.vocab_size > theirs.vocab_size:
         yield Problem(
             key=_BY_ENGINE,
             rule=f"needs a model of the policy's {theirs.vocab_size} tokens, and the teacher's has "
             f"{own.vocab_size}: an engine may name one that the policy has not",
-            remedy="set teacher.scored_by=workers, which leave these out",
+            remedy=_WORKERS,
         )
-    yield from _other_tokenizer(key, Path(teacher.model_name), Path(cfg.policy.model_name))
-
-
-def _other_tokenizer(key: str, teacher: Path, policy: Path) -> Iterator[Problem]:
-    try:
-        files = [(path / "tokenizer.json").read_bytes() for path in (teacher, policy)]
-        if files[0] == files[1]:
-            return
-        own, theirs = map(_tokens, files)
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    length = cfg.policy.max_total_sequence_length
+    if own.max_position_embeddings <= length:
         yield Problem(
-            key=key,
-            rule=f"and policy.model_name each need a tokenizer.json, to compare their vocabularies: {error}",
-            remedy="save fast tokenizers there with save_pretrained",
+            key=_BY_ENGINE,
+            rule=f"needs a model of more than policy.max_total_sequence_length={length} positions, and the "
+            f"teacher's has {own.max_position_embeddings}: an engine generates one token more than it scores",
+            remedy=f"shorten the sequences, or {_WORKERS}",
         )
-        return
-    if own != theirs:
-        different = min(own.items() ^ theirs.items(), key=lambda entry: entry[1])
+    if teacher.device is Device.cpu and own.head_size not in CPU_HEAD_SIZES:
         yield Problem(
-            key=key,
-            rule=f"has another vocabulary than policy.model_name, for example at id {different[1]}: the "
-            "teacher would be asked for other tokens than the student sampled",
-            remedy="use a teacher with the policy's tokenizer",
+            key=_BY_ENGINE,
+            rule=f"needs attention heads of another size than {own.head_size}: vLLM has attention on the CPU "
+            f"only for {', '.join(map(str, CPU_HEAD_SIZES))}",
+            remedy=_WORKERS,
         )
-
-
-def _tokens(file: bytes) -> dict[str, int]:
-    """Return the ids of all tokens of a tokenizer.json, by their text."""
-    content: dict[str, Any] = json.loads(file)
-    vocabulary = content["model"]["vocab"]
-    if isinstance(vocabulary, list):  # of a unigram model: [text, score], by id
-        vocabulary = {entry[0]: number for number, entry in enumerate(vocabulary)}
-    added = {token["content"]: token["id"] for token in content.get("added_tokens") or ()}
-    return {**vocabulary, **added}

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from nemo_like.config.beside_policy import beside_policy, model_beside_policy
 from nemo_like.config.model_info import model_of, stored_shapes
-from nemo_like.config.policy_rules import beside_policy
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.schema import AdvantageEstimatorName, Config, ValueConfig
 
@@ -77,34 +77,15 @@ def with_critic_as_policy(cfg: Config, value: ValueConfig) -> Config:
 
 def critic_model_problems(cfg: Config, value: ValueConfig) -> Iterator[Problem]:
     """Yield every problem of the critic's checkpoint beside the policy's. Both are there and can be read."""
-    key = f"value.model_name={value.model_name}"
+    yield from model_beside_policy("value", "critic", value, cfg.policy)
     try:
-        own, theirs = model_of(value), model_of(cfg.policy)
+        own = model_of(value)
     except ConfigError:  # told elsewhere
         return
-    if theirs.has_vision_tower:
-        yield Problem(
-            key=f"policy.model_name={cfg.policy.model_name}",
-            rule="is a model that reads images, which a critic could not see",
-            remedy="leave the group value out, and choose another grpo.adv_estimator.name",
-        )
-    elif own.has_vision_tower:
-        yield Problem(
-            key=key,
-            rule="is a model that reads images, which a critic cannot be",
-            remedy="use a language model as critic",
-        )
-    elif own.vocab_size < theirs.vocab_size:
-        yield Problem(
-            key=key,
-            rule=f"has {own.vocab_size} tokens, but the policy samples from {theirs.vocab_size}: a critic "
-            "reads the policy's own tokens",
-            remedy="use a model with the policy's tokenizer",
-        )
     head = stored_shapes(Path(value.model_name)).get(VALUE_HEAD)
     if head is not None and head != [1, own.hidden_size]:
         yield Problem(
-            key=key,
+            key=f"value.model_name={value.model_name}",
             rule=f"has a tensor {VALUE_HEAD} of shape {head}, but a critic's head has one output, "
             f"[1, {own.hidden_size}]",
             remedy="use a reward model with one label, or a language model",

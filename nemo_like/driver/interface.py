@@ -119,6 +119,9 @@ class Policy(SavedGroup, Protocol):
         ``num_accumulated`` is the number of samples that were accumulated, none or all of the first update.
         """
 
+    def skip(self, batch: KVBatchMeta) -> TrainUpdate:
+        """End a step without training on its ``batch``; return once what was computed for it is written."""
+
 
 class Value(SavedGroup, Protocol):
     """What a step needs of the worker group of a critic."""

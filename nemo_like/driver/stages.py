@@ -1,7 +1,8 @@
 """The stages of a step that compute on a batch's tags alone; the arithmetic itself is in ``algorithms``.
 
-    reward ──scale──▶ scaled_reward ──shape──▶ shaped_reward ──estimate──▶ advantage, kl_scale
+    reward ──scale──▶ scaled_reward ──shape──▶ shaped_reward
     sample_mask, outcome ──overlong filter──▶ ──log-prob mismatch──▶ sample_mask, outcome
+    shaped_reward, sample_mask ──estimate──▶ advantage, kl_scale
     advantage, sample_mask ──▶ is_idle
 
 Together these tags are the ledger of a step: what each sample earned, what became of it, and why. A further

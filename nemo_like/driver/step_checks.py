@@ -30,7 +30,7 @@ from nemo_like.batch.tags import (
 from nemo_like.config.derived import clips_ratio
 from nemo_like.config.schema import Config, Tripwires
 from nemo_like.driver.collection import Collected
-from nemo_like.driver.reports import StepResults
+from nemo_like.driver.reports import StepResults, critic_metrics
 from nemo_like.driver.run_failures import RunFailed
 from nemo_like.observability.metrics import Metric
 from nemo_like.rollout.prompts import PromptBatch
@@ -114,6 +114,7 @@ class StepTripwires:
         if results.update.metrics:  # none where a critic trains alone
             alarms += self._count_alarms(results, update)
             alarms += self._update_alarms(results, metrics, update)
+        alarms += finite_alarms({**metrics, **critic_metrics(results.critic)})
         alarms += self._data_alarms(prompts, results.rollout)
         self._num_updates = update.get(Measured.num_updates)
         return tuple(alarms)
@@ -159,7 +160,7 @@ class StepTripwires:
             Rewarded(
                 rewards=batch.tag(SHAPED_REWARD),
                 groups=prompt_index,
-                trains=_trained_by_rewards(batch),
+                trains=[bool(kept) for kept in batch.tag(SAMPLE_MASK)],
                 num_tokens=[*map(float, batch.tag(NUM_RESPONSE_TOKENS))],
                 components={
                     name: batch.tag(reward_component(name)) for name in grpo.adv_estimator.reward_weights
@@ -193,7 +194,6 @@ class StepTripwires:
     ) -> Iterator[Alarm]:
         policy, loss, grpo = self._cfg.policy, self._cfg.loss_fn, self._cfg.grpo
         num_updates = grpo.num_epochs_per_rollout * len(results.batch) // policy.train_global_batch_size
-        yield from finite_alarms(metrics)
         yield from weight_alarms(measured)
         yield from change_alarms(
             measured,
@@ -231,14 +231,6 @@ class StepTripwires:
     def _has_dropout(self) -> bool:
         lora = self._cfg.policy.lora
         return lora.enabled and lora.dropout > 0
-
-
-def _trained_by_rewards(batch: KVBatchMeta) -> list[bool]:
-    """Return whether each sample counted when advantages were estimated: those that were masked later, since
-    trainer and engines disagree on them, did."""
-    late = Outcome.logprob_mismatch.value
-    pairs = zip(batch.tag(SAMPLE_MASK), batch.tag(OUTCOME), strict=True)
-    return [bool(kept) or outcome == late for kept, outcome in pairs]
 
 
 def _values(metrics: Mapping[str, Metric]) -> dict[str, float]:

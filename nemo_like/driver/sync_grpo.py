@@ -216,17 +216,17 @@ class SyncGRPODriver:
         batch = in_update_order(batch, grpo)
         with timer("logprobs"):
             scored = self.score(step, batch)
-        taught = ScoredBatch(scored.batch)
+        batch = without_mismatch(scored.batch, grpo.seq_logprob_error_threshold)
+        taught = ScoredBatch(batch)
         if self.teacher is not None:
             with timer("teacher_logprobs"):
-                taught = self.teacher.compute_teacher_logprobs(scored.batch)
+                taught = self.teacher.compute_teacher_logprobs(batch)
         valued = ScoredBatch(taught.batch)
         if self.value is not None:
             with timer("values"):
                 valued = self.value.compute_values(taught.batch)
         with timer("advantage"):
             batch = with_estimated(valued.batch, grpo, kl_in_reward(valued.batch, self.cfg.loss_fn))
-        batch = without_mismatch(batch, grpo.seq_logprob_error_threshold)
         if grpo.skip_idle_samples:
             batch = with_idle(batch, self.cfg.loss_fn)
         return Estimated(batch, scored, taught, valued)
@@ -252,7 +252,7 @@ class SyncGRPODriver:
     def train_policy(self, step: int, batch: KVBatchMeta) -> TrainUpdate:
         """Train the policy; in the first steps, in which a critic warms up, leave it as it is."""
         if self.cfg.value is not None and step <= self.cfg.value.warmup_steps:
-            return TrainUpdate.none(self.policy_version)
+            return self.policy.skip(batch)
         return self.policy.train(batch, num_accumulated=num_accumulated(self.cfg))
 
     def validate(self, step: int) -> ValidationReport:

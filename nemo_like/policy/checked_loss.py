@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,17 +127,17 @@ class CheckedLoss:
             row = None if place is None else int(rows[tokens.sample_index[place]])
             raise LossFailed(f"{self._key} returned a loss of {terms.loss.item()}{blamed}", row)
 
-        def check(gradient: Tensor) -> None:
-            if not gradient.isfinite().all():
-                place = int((~gradient.isfinite()).nonzero()[0])
+        def check(what: str, gradient: Tensor) -> None:
+            if (place := _first_odd_token(gradient)) is not None:
+                odd = gradient[place][~gradient[place].isfinite()][0].item()
                 raise LossFailed(
-                    f"{self._key} gives a token's log-prob a gradient of {gradient[place].item()}"
+                    f"{self._key} gives a token's {what} a gradient of {odd}"
                     f"{_values_at(place, tokens, values)}",
                     int(rows[tokens.sample_index[place]]),
                 )
 
-        if tokens.logprobs.requires_grad:
-            tokens.logprobs.register_hook(check)
+        for what, given in _differentiable(tokens).items():
+            given.register_hook(partial(check, what))
 
     @torch.no_grad()
     def _check_proportional(self, terms: LossTerms, tokens: LossTokens) -> None:
@@ -177,13 +178,29 @@ class CheckedLoss:
 def _first_not_finite(terms: LossTerms, tokens: LossTokens, values: Mapping[str, Tensor]) -> int | None:
     """Return the first token to blame for a loss that is not finite: one whose column or whose gradient is
     not finite; None where neither shows."""
-    gradient: Tensor | None = None
-    if terms.loss.requires_grad and tokens.logprobs.requires_grad:
-        (gradient,) = torch.autograd.grad(terms.loss, tokens.logprobs, retain_graph=True, allow_unused=True)
-    for one in (*values.values(), gradient):
-        if one is not None and one.is_floating_point() and not one.isfinite().all():
-            return int((~one.reshape(len(one), -1).isfinite().all(1)).nonzero()[0])
-    return None
+    gradients: Sequence[Tensor | None] = ()
+    given = [*_differentiable(tokens).values()]
+    if terms.loss.requires_grad and given:
+        gradients = torch.autograd.grad(terms.loss, given, retain_graph=True, allow_unused=True)
+    places = (_first_odd_token(one) for one in (*values.values(), *gradients) if one is not None)
+    return next((place for place in places if place is not None), None)
+
+
+def _differentiable(tokens: LossTokens) -> dict[str, Tensor]:
+    """Return what a loss may be differentiated by, under the names that messages have."""
+    given = {
+        "log-prob": tokens.logprobs,
+        "entropy": tokens.entropy,
+        "topk_logprobs": tokens.topk_logprobs,
+    }
+    return {name: one for name, one in given.items() if one is not None and one.requires_grad}
+
+
+def _first_odd_token(values: Tensor) -> int | None:
+    """Return the first token one of whose ``values`` [tokens, ...] is not finite; None where all are."""
+    if not values.is_floating_point() or values.isfinite().all():
+        return None
+    return int((~values.reshape(len(values), -1).isfinite().all(1)).nonzero()[0])
 
 
 def _values_at(place: int, tokens: LossTokens, values: Mapping[str, Tensor]) -> str:

@@ -41,6 +41,7 @@ from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.cluster.pickled import Pickled
 from nemo_like.config.derived import Stage
 from nemo_like.config.schema import CheckpointWriting, PolicyConfig, TeacherConfig
+from nemo_like.data_plane.operations import Operation
 from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.data_plane.storage_errors import listed
 from nemo_like.observability.metrics import Metric, merge, summed
@@ -187,6 +188,14 @@ class WorkerGroup(ABC):
         self._ask("load_checkpoint", _every_worker, path, version)
         self.version = version
 
+    def skip(self, batch: KVBatchMeta) -> TrainUpdate:
+        """Have the workers end a step whose ``batch`` they do not train on; return when they have written
+        what they computed for it."""
+        operations: list[Sequence[Operation]] = self._ask("skip", _every_worker, batch.partition)
+        return TrainUpdate(
+            metrics={}, version=self.version, compute_s=0.0, operations=list(chain(*operations))
+        )
+
     def settle(self) -> int | None:
         """Wait until the workers have ended their earlier calls, and have them abandon the step, with what
         they accumulated.
@@ -264,7 +273,7 @@ class PolicyWorkerGroup(WorkerGroup):
 
     name = "policy"
     training = Stage.policy_training
-    read_tags = (*POLICY_TAGS, *TRIPWIRE_TAGS)
+    read_tags = (*POLICY_TAGS, *TRIPWIRE_TAGS, GROUP_ID)  # the last for messages
 
     def __init__(
         self,

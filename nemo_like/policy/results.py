@@ -44,11 +44,6 @@ class TrainUpdate:
     # By replica and update of one epoch: (response tokens, samples) that the loss is normalised by.
     planned_counts: Sequence[Sequence[tuple[int, int]]] = ()
 
-    @classmethod
-    def none(cls, version: int) -> TrainUpdate:
-        """Return the answer of a group at this version that made no update."""
-        return cls(metrics={}, version=version, compute_s=0.0, operations=())
-
 
 @dataclass(frozen=True, slots=True)
 class WorkerScores:

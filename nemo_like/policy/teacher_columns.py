@@ -31,8 +31,10 @@ def teacher_columns(reads: Sequence[Column]) -> tuple[Column, ...]:
 
 
 def num_most_likely(columns: Sequence[Column]) -> int:
-    """Return how many of the teacher's most likely tokens these columns hold in place of each token."""
-    return max((column.inner_shape[0] for column in columns if column.inner_shape), default=0)
+    """Return how many of the teacher's most likely tokens these columns hold in place of each token; 0 for
+    none."""
+    of_several = (column for column in columns if column.name in (TEACHER_TOPK_IDS, TEACHER_TOPK_LOGPROBS))
+    return max((column.inner_shape[0] for column in of_several), default=0)
 
 
 def teacher_declaration(columns: Sequence[Column]) -> Declaration:

@@ -33,6 +33,7 @@ from nemo_like.cluster.imports import lasting_imports
 from nemo_like.config.schema import CheckpointWriting, Device, PolicyBackend, PolicyConfig, ReplicaFetch
 from nemo_like.data_plane.connection import connect
 from nemo_like.data_plane.interface import DataPlane
+from nemo_like.data_plane.operations import Operation
 from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.observability.metrics import Metric
 from nemo_like.observability.trace import span
@@ -119,6 +120,12 @@ class TrainingWorker(ABC):
         if not self.coordinates.is_leader:
             return None
         return WorkerUpdate(metrics, self.version, compute.seconds, operations, measured)
+
+    def skip(self, partition: str) -> Sequence[Operation]:
+        """End a step without training: wait for the write under way and forget the step's samples. The leader
+        returns what it did in the data plane. Raises DataPlaneError when this worker's write failed."""
+        operations = self._batches.finish(partition)
+        return operations if self.coordinates.is_leader else ()
 
     def settle(self) -> int | None:
         """Abandon the step and return the version of these weights, None when an update broke off.

@@ -25,7 +25,7 @@ from nemo_like.config.data_rules import is_here
 from nemo_like.config.environment_options import RewardModelOptions, options_of
 from nemo_like.config.hub_rules import has_interpreter
 from nemo_like.config.machine_rules import Machine
-from nemo_like.config.model_info import shipped_shape
+from nemo_like.config.model_info import model_of, shipped_shape
 from nemo_like.config.overlap_rules import staleness_notes
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.recordings import read_manifest
@@ -44,7 +44,7 @@ from nemo_like.policy.policy_columns import (
     policy_declarations,
     value_declarations,
 )
-from nemo_like.policy.teacher_columns import teacher_columns, teacher_declaration
+from nemo_like.policy.teacher_columns import num_most_likely, teacher_columns, teacher_declaration
 from nemo_like.preflight import targets
 from nemo_like.preflight.child import ChildCall, ChildFailed, ChildIsLate
 from nemo_like.preflight.data_scan import ScanReport, ScanRequest, SourceToScan, scan
@@ -106,9 +106,22 @@ def preflight(cfg: Config, machine: Machine, say: Callable[[str], None]) -> Pref
             columns = gather_columns(_declarations(cfg, declared))
         except ValueError as error:  # ColumnError, or a recording that cannot be read
             problems.append(Problem(key="", rule=str(error), remedy=""))
+    problems += _more_tokens_than_there_are(cfg, columns)
     if problems:
         raise ConfigError(problems)
     return Preflight(sorted(notes, key=lambda note: [*Seen].index(note.seen)), columns)
+
+
+def _more_tokens_than_there_are(cfg: Config, columns: Sequence[Column]) -> Iterator[Problem]:
+    """Yield a problem when a teacher is asked for more of its most likely tokens than the policy has."""
+    asked = num_most_likely(columns)
+    if asked and asked > (vocab_size := model_of(cfg.policy).vocab_size):
+        yield Problem(
+            key=f"loss_fn.kind={cfg.loss_fn.kind}",
+            rule=f"compares the {asked} most likely tokens of the teacher (top_k), and the policy has "
+            f"{vocab_size} tokens",
+            remedy=f"set loss_fn.arguments.top_k to at most {vocab_size}",
+        )
 
 
 def _declarations(cfg: Config, own: Sequence[Declaration]) -> list[Declaration]:

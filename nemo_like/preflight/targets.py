@@ -72,8 +72,8 @@ class Inspected:
 
 
 def targets_of(cfg: Config) -> Iterator[Target]:
-    """Yield every function and class of the user's own that a run with this configuration imports, and the
-    shipped ones that the configuration gives arguments of their own."""
+    """Yield every function and class of the user's own that a run with this configuration imports, the
+    shipped ones that the configuration gives arguments of their own, and a loss that a teacher scores for."""
     for name, env in used_environments(cfg).items():
         prefix = f"env.{name}.options"
         if env.kind is EnvironmentKind.function:
@@ -99,7 +99,8 @@ def targets_of(cfg: Config) -> Iterator[Target]:
             for place, name in enumerate(cfg.grpo.sample_filters)
         ),
     ):
-        if is_own_function(name) or arguments:
+        is_taught = role is FunctionRole.loss and cfg.teacher is not None
+        if is_own_function(name) or arguments or is_taught:
             yield Target(key, SHIPPED[role].get(name, name), kind, arguments, key.rpartition(".")[0])
 
 

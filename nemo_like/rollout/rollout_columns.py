@@ -18,6 +18,7 @@ from nemo_like.batch.columns import (
     RESPONSE_MASK,
     ROLLOUT_COLUMNS,
     Column,
+    ColumnError,
     Declaration,
     Layout,
 )
@@ -26,13 +27,18 @@ from nemo_like.config.data_rules import RECORD_COLUMN
 from nemo_like.config.model_info import has_vision_tower
 from nemo_like.config.recordings import RecordingManifest
 from nemo_like.config.schema import Config
-from nemo_like.config.tasks import data_sources, has_agents, judging_environments
+from nemo_like.config.tasks import data_sources, has_agents, judging_environments, task_environments
 
 
 def rollout_declarations(
     cfg: Config, environments: Mapping[str, Sequence[Column]]
 ) -> tuple[Declaration, ...]:
-    """Return what each part of a rollout writes; ``environments`` has each environment's columns by name."""
+    """Return what each part of a rollout writes; ``environments`` has each environment's columns by name.
+
+    Raises ColumnError when two environments that judge the same samples write one column.
+    """
+    for task in task_environments(cfg):
+        _check_judges(task, {name: environments.get(name, ()) for name in judging_environments(cfg, task)})
     training = {name for source in cfg.data.train for name in judging_environments(cfg, source.env)}
     return (
         Declaration("rollout", writes=(INPUT_IDS, RESPONSE_MASK)),
@@ -46,6 +52,17 @@ def rollout_declarations(
             for name, columns in environments.items()
         ),
     )
+
+
+def _check_judges(task: str, written: Mapping[str, Sequence[Column]]) -> None:
+    writers: dict[str, str] = {}
+    for name, columns in written.items():
+        for column in columns:
+            if (other := writers.setdefault(column.name, name)) != name:
+                raise ColumnError(
+                    f"column {column.name!r} is written by env.{other} and by env.{name}, which both judge "
+                    f"the samples of env.{task}; rename one of the two"
+                )
 
 
 def engine_columns(cfg: Config) -> tuple[Column, ...]:

@@ -1,8 +1,9 @@
 """What the adapters share: padded batches of a split, and the sum over micro-batches and ranks.
 
-An adapter has ``NAME``, ``version()``, ``SPLITS`` (those that the framework can make), ``plan(case)`` (how
-it is asked for a case: one or more ``Asked``, or the reason why it cannot be) and
-``micro_batch_loss(padded, asked)``.
+An adapter has ``NAME``, ``version()``, ``REMARK`` (what a reader of its results must know, or nothing),
+``SPLITS`` (those that the framework can make), ``plan(case)`` (how it is asked for a case: one or more
+``Asked``, or the reason why it cannot be) and ``micro_batch_loss(padded, asked)``. ``ESTIMATORS`` has the
+conventions of each of its advantage estimators by name, and ``advantages(samples, name)`` calls one.
 """
 
 from __future__ import annotations

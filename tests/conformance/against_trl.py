@@ -18,6 +18,10 @@ from torch import Tensor
 from tests.conformance.adapters import Absent, Asked, Padded
 
 NAME = "TRL"
+REMARK = (
+    "TRL computes importance weights inside of its rollout, where they cannot be called: the adapter "
+    "computes them as TRL does, so what is said of these weights holds for that arithmetic."
+)
 SPLITS = ("whole", "one by one", "even")  # its micro-batches are all of one size
 ESTIMATORS: dict[str, tuple[str, ...]] = {}  # advantages are computed inside of its rollout
 _MEANS = {"token": "dapo", "sample": "grpo", "constant": "dr_grpo"}

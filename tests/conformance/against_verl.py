@@ -16,6 +16,7 @@ from torch import Tensor
 from tests.conformance.adapters import Asked, Padded
 
 NAME = "verl"
+REMARK = ""
 SPLITS = ("whole", "one by one", "even", "uneven", "two ranks", "four ranks")
 _MEANS = {"token": "token-mean", "sample": "seq-mean-token-mean", "constant": "seq-mean-token-sum-norm"}
 _MODES = {"gspo": "gspo", "gspo_token": "gspo", "cispo": "cispo", "reinforce": "gpg", "sapo": "sapo"}

@@ -40,6 +40,7 @@ def ask(framework: str) -> dict[str, Any]:
         "version": adapter.version(),
         "torch": torch.__version__,
         "splits": adapter.SPLITS,
+        "remark": adapter.REMARK,
         "answers": answers,
         "advantages": [_of_estimator(adapter, name, batches) for name in adapter.ESTIMATORS],
     }
@@ -49,15 +50,15 @@ def _answer(adapter: Any, asked: Asked, batches: list[dict[str, Any]]) -> dict[s
     """Return how far the framework is from the reference, at most over the splits of each batch.
 
     ``because`` has the conventions without which its numbers would be others; ``splits`` how far they depend
-    on how the batch is split; ``raised`` the first error.
+    on how the batch is split; ``raised`` the first error. The status is the first of "raised", "unexplained",
+    "explained" and "equal" that holds for any batch.
     """
     found = {one["name"]: _on_batch(adapter, asked, one) for one in batches}
-    status = "equal" if not any(one["deviation"] for one in found.values()) else "explained"
-    if any(one["unexplained"] for one in found.values()):
-        status = "unexplained"
+    statuses = {"raised": "raised", "unexplained": "unexplained", "explained": "deviation"}
+    holding = (name for name, field in statuses.items() if any(one[field] for one in found.values()))
     return {
         "asked": asked.label,
-        "status": status,
+        "status": next(holding, "equal"),
         "batches": found,
         "splits": max(one["splits"] for one in found.values()),
         "raised": next((one["raised"] for one in found.values() if one["raised"]), ""),

@@ -74,9 +74,13 @@ def _summary(framework: Mapping[str, Any]) -> Iterator[str]:
     name, answers = framework["framework"], framework["answers"]
     asked = [answer for answer in answers if answer["status"] != "absent"]
     absent = {answer["case"] for answer in answers if answer["status"] == "absent"}
-    usual = [answer for answer in asked if not _deviation(answer, ordinary=True)]
+    raised = [answer for answer in asked if answer["status"] == "raised"]
+    compared = [answer for answer in asked if answer["status"] != "raised"]
+    usual = [answer for answer in compared if not _deviation(answer, ordinary=True)]
     unexplained = [answer for answer in asked if answer["status"] == "unexplained"]
     yield f"## {name} {framework['version']}\n"
+    if framework["remark"]:
+        yield f"{framework['remark']}\n"
     yield (
         f"Asked in {len(asked)} ways for {len({answer['case'] for answer in asked})} of the cases, in "
         "float64 on "
@@ -84,29 +88,27 @@ def _summary(framework: Mapping[str, Any]) -> Iterator[str]:
         f"{len(usual)} are equal to the reference on all batches but {' and '.join(_EXTREME)}, and "
         f"{sum(answer['status'] == 'equal' for answer in asked)} on all. "
         + (
-            "Every deviation is explained: the reference with the conventions below gives the framework's "
-            "numbers, "
-            "to 1e-7 of the gradient's norm."
+            "Every deviation of the others is explained: the reference with the conventions below gives the "
+            "framework's numbers, to 1e-7 of the gradient's norm."
             if not unexplained
             else f"**{len(unexplained)} deviate for reasons that are not known.**"
         )
         + "\n"
     )
-    split = [answer for answer in asked if answer["splits"]]
+    split = [answer for answer in compared if answer["splits"]]
     if split:
         worst = max(split, key=lambda answer: answer["splits"])
         yield (
-            f"Normalisation: {len(asked) - len(split)} of {len(asked)} do not depend on how the batch is "
-            "split. "
+            f"Normalisation: {len(compared) - len(split)} of {len(compared)} do not depend on how the batch "
+            "is split. "
             f"Those that do: {_listed(split)}; the same batch gives gradients that are up to "
             f"{worst['splits']:.2g} "
             "of their norm apart.\n"
         )
     else:
-        yield f"Normalisation: none of the {len(asked)} depends on how the batch is split.\n"
-    raised = [answer for answer in asked if answer["raised"]]
+        yield f"Normalisation: none of the {len(compared)} depends on how the batch is split.\n"
     if raised:
-        yield f"Raised an error: {_listed(raised)}: `{raised[0]['raised']}`.\n"
+        yield f"{len(raised)} raised an error: {_listed(raised)}: `{raised[0]['raised']}`.\n"
     if absent:
         reasons = defaultdict(list)
         for answer in answers:
@@ -202,7 +204,10 @@ def _rows(framework: Mapping[str, Any]) -> Iterator[str]:
         if answer["status"] == "absent":
             continue
         because = sorted({short[name] for one in answer["batches"].values() for name in one["because"]})
-        usual, every = (_deviation(answer, ordinary=value) for value in (True, False))
+        if answer["status"] == "raised":
+            usual = every = "raised"
+        else:
+            usual, every = (_number(_deviation(answer, ordinary=value)) for value in (True, False))
         reasons = ", ".join(map(str, because)) + (" and unknown" if answer["status"] == "unexplained" else "")
-        yield f"| {answer['case']} | `{answer['asked']}` | {_number(usual)} | {_number(every)} | {reasons} |"
+        yield f"| {answer['case']} | `{answer['asked']}` | {usual} | {every} | {reasons} |"
     yield "\n</details>\n"

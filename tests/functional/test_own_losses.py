@@ -42,6 +42,10 @@ def test_a_loss_an_estimator_and_a_filter_of_one_s_own_train(arithmetic_model: s
             ["step 1, sample ", " of prompt ", "returned a loss of ", "at generated token ", "deserved="],
         ),
         (
+            [f"loss_fn.kind={MODULE}:not_a_number", "policy.sequence_packing.share_prompts=false"],
+            ["step 1, sample ", " of prompt ", "returned a loss of "],
+        ),
+        (
             [f"loss_fn.kind={MODULE}:misspelt"],
             ["step 1: ", "it does not read the column 'deserves', only deserved; did you mean 'deserved'?"],
         ),
@@ -50,7 +54,7 @@ def test_a_loss_an_estimator_and_a_filter_of_one_s_own_train(arithmetic_model: s
             ["unexpected keyword argument 'tua'", "did you mean tau?"],
         ),
     ],
-    ids=["shape", "not finite", "missing column", "argument"],
+    ids=["shape", "not finite", "not finite, prompts not shared", "missing column", "argument"],
 )
 def test_a_wrong_loss_ends_the_run_with_what_and_where(
     arithmetic_model: str, tmp_path: Path, overrides: list[str], messages: list[str]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nemo_like.config.derived import groups_per_part
 from nemo_like.config.loader import load_config
 from nemo_like.config.places import placement
 from nemo_like.config.problems import ConfigError
@@ -15,7 +16,7 @@ from nemo_like.config.recordings import MANIFEST, RecordingManifest, rollout_fil
 from nemo_like.config.roles import Role, roles, worker_groups
 from nemo_like.config.rules import validate
 from nemo_like.config.schema import Config, TeacherScoring
-from tests.unit.config.checkpoints import DEMO, write_checkpoint
+from tests.unit.config.checkpoints import DEMO, SCORED, write_checkpoint
 
 ENGINE = ("teacher.scored_by=engine", "teacher.data_parallel_size=1")
 
@@ -261,3 +262,43 @@ def test_a_teacher_may_have_more_tokens_than_its_student_but_not_as_an_engine_an
     (teacher / "tokenizer.json").write_text(words)
     (told,) = problems(distilled(student, teacher))
     assert "has 32 tokens, but the policy samples from 64" in told
+
+
+def test_an_engine_that_scores_needs_a_position_more_than_a_sample_has(student: Path, teacher: Path) -> None:
+    length = "policy.max_total_sequence_length=256"
+    validate(distilled(student, teacher, length))
+    (told,) = problems(distilled(student, teacher, length, *ENGINE))
+    assert "needs a model of more than policy.max_total_sequence_length=256 positions" in told
+    validate(distilled(student, teacher, "policy.max_total_sequence_length=255", *ENGINE))
+
+
+def test_an_engine_on_cpus_needs_attention_heads_of_a_size_that_it_knows(
+    student: Path, teacher: Path
+) -> None:
+    write_checkpoint(teacher, head_dim=24)
+    (teacher / "tokenizer.json").write_text(tokenizer("a", "b"))
+    validate(distilled(student, teacher))
+    (told,) = problems(distilled(student, teacher, *ENGINE))
+    assert told.startswith("teacher.scored_by=engine needs attention heads of another size than 24")
+
+
+def test_parts_of_a_step_divide_over_the_replicas_of_policy_and_teacher(student: Path, teacher: Path) -> None:
+    exact = ("grpo.overlap=exact", "grpo.samples_kept_together=1", "teacher.data_parallel_size=3")
+    apart = ("policy.sequence_packing.share_prompts=false", SCORED)
+    even = ("grpo.num_prompts_per_step=36", "policy.train_global_batch_size=72", "generation.num_engines=1")
+    cfg = distilled(student, teacher, *exact, *apart, *even)
+    validate(cfg)
+    assert groups_per_part(cfg) == 6
+    told = problems(distilled(student, teacher, *exact, *apart))
+    assert any(
+        "must be a multiple of policy.data_parallel_size=2 and of teacher.data_parallel_size=3 with" in one
+        for one in told
+    )
+
+
+@pytest.mark.parametrize("group", ["policy", "teacher"])
+def test_a_layout_of_nothing_is_told_by_its_key(student: Path, teacher: Path, group: str) -> None:
+    axis = f"{group}.megatron_cfg.tensor_model_parallel_size"
+    assert any(
+        one.startswith(f"{axis}=0 must be") for one in problems(distilled(student, teacher, f"{axis}=0"))
+    )

@@ -380,3 +380,15 @@ def test_a_critics_model_knows_the_policys_tokens_and_is_there(ppo: Demo, tmp_pa
     ]
     (small / "model.safetensors").unlink()
     assert any("has no weights" in problem for problem in problems(ppo(f"value.model_name={small}")))
+
+
+def test_a_critic_with_another_vocabulary_is_refused(ppo: Demo, checkpoint: Path, tmp_path: Path) -> None:
+    other = write_checkpoint(tmp_path / "other")
+    for path, words in ((checkpoint, ["a", "b", "c"]), (other, ["a", "c", "b"])):
+        vocabulary = {word: number for number, word in enumerate(words)}
+        (path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
+    (problem,) = problems(ppo(f"value.model_name={other}"))
+    assert problem == (
+        f"value.model_name={other} has another vocabulary than policy.model_name, for example at id 1: the "
+        "critic would read other tokens than the policy sampled; use a critic with the policy's tokenizer"
+    )

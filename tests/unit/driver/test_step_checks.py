@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.config.loader import load_config
 from nemo_like.driver.collection import Collected
 from nemo_like.driver.estimated import Estimated
-from nemo_like.driver.reports import StepResults
+from nemo_like.driver.reports import CriticStep, StepResults
 from nemo_like.driver.run_failures import RunFailed
 from nemo_like.driver.step_checks import RunFacts, Sent, StepTripwires
 from nemo_like.observability.metrics import maximum, mean, summed
@@ -73,6 +74,7 @@ class Step:
     digest: float = 99.0
     num_failed: int = 0
     gap: float | None = 1e-6
+    critic: dict[str, float] | None = None
 
     def results(self) -> StepResults:
         batch = BATCH.with_tags(self.tags)
@@ -102,7 +104,11 @@ class Step:
             planned_counts=self.counts,
         )
         scored = ScoredBatch(batch)
-        return StepResults(batch, rollout, Estimated(batch, scored, scored, scored), update, {}, ())
+        critic = None
+        if self.critic is not None:
+            of_critic = {name: mean(value) for name, value in self.critic.items()}
+            critic = CriticStep(scored, replace(update, metrics=of_critic))
+        return StepResults(batch, rollout, Estimated(batch, scored, scored, scored), update, {}, (), critic)
 
 
 HEALTHY = Step({}, UPDATE, METRICS, [[(7, 2), (4, 2)]] * 2)
@@ -171,14 +177,23 @@ def test_truncated_samples_may_train_unless_they_are_filtered() -> None:
     assert names(step, "grpo.overlong_filtering=true") == ["masks"]
 
 
-def test_a_sample_that_is_masked_for_its_logprobs_counted_in_the_advantages() -> None:
+@pytest.mark.parametrize("outcome", ["overlong", "logprob_mismatch"])
+def test_a_masked_sample_counts_in_nobodys_advantages(outcome: str) -> None:
     step = replace(
         HEALTHY, counts=[[(3, 1), (4, 2)]] * 2, update={**UPDATE, Measured.num_trained_tokens: 7.0}
     )
-    tags = {"sample_mask": (1.0, 0.0, 1.0, 1.0)}
-    assert "advantages" in names(replace(step, tags=tags))
-    late = ("trained", "logprob_mismatch", "trained", "trained")
-    assert names(replace(step, tags={**tags, "outcome": late}, num_failed=1)) == []
+    tags = {
+        "sample_mask": (1.0, 0.0, 1.0, 1.0),
+        "outcome": ("trained", outcome, "trained", "trained"),
+    }
+    assert names(replace(step, tags=tags, num_failed=1)) == ["advantages"]
+
+
+def test_a_critic_whose_gradient_is_no_number_ends_the_run_before_it_is_saved() -> None:
+    assert names(replace(HEALTHY, critic={"grad_norm": 0.5})) == []
+    critic = {"grad_norm": math.nan}
+    assert names(replace(HEALTHY, critic=critic)) == ["finite"]
+    assert names(replace(HEALTHY, critic=critic, metrics={})) == ["finite"]  # the critic trains alone
 
 
 def test_a_group_with_one_reward_trains_unless_dynamic_sampling_chooses() -> None:

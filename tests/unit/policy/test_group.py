@@ -21,6 +21,7 @@ from nemo_like.config.loader import load_config
 from nemo_like.config.schema import Config
 from nemo_like.data_plane.operations import Operation
 from nemo_like.observability.metrics import mean
+from nemo_like.policy.checked_loss import LossFailed
 from nemo_like.policy.group import (
     PolicyWorkerGroup,
     TeacherWorkerGroup,
@@ -31,6 +32,7 @@ from nemo_like.policy.group import (
 )
 from nemo_like.policy.parallelism import parallel_layout
 from nemo_like.policy.results import WorkerScores, WorkerUpdate
+from nemo_like.policy.training_worker import naming_samples
 from tests.unit.config.checkpoints import PADDED
 
 
@@ -102,6 +104,38 @@ def test_a_shard_is_pickled_once_for_all_workers_of_its_replica(
         assert received[0] == [pickled[replica]]
     assert scored.batch.tags["mult_prob_error"] == (0.0, 1.0, 2.0, 3.0, 0.0, 1.0, 2.0, 3.0)
     assert scored.compute_s == 1.0
+
+
+def test_workers_can_say_which_sample_a_loss_failed_on(demo: Callable[..., Config]) -> None:
+    cfg = demo(
+        "policy.data_parallel_size=1",
+        "policy.train_global_batch_size=8",
+        "policy.sequence_packing.share_prompts=false",
+    ).policy
+    worker = Worker(parallel_layout(cfg).coordinates(0))
+    group = PolicyWorkerGroup([worker], Answers(), cfg, num_epochs=1, deadline_s=lambda stage: 1.0)
+    batch = batch_of([4] * 8).with_tags({GROUP_ID.name: [7] * 4 + [9] * 4})
+    group.compute_logprobs(batch, POLICY_COLUMNS)
+    (shard,) = worker.shards
+    with pytest.raises(LossFailed, match=r"^step 1, sample 1 of prompt 9: wrong$"), naming_samples(shard):
+        raise LossFailed("wrong", 5)
+
+
+def test_a_step_without_training_ends_on_every_worker(demo: Callable[..., Config]) -> None:
+    cfg = demo("policy.data_parallel_size=2").policy
+    asked: list[tuple[str, str]] = []
+
+    class Skipping(Worker):
+        def submit(self, method: str, *args: Any) -> Any:
+            asked.append((method, *args))
+            return [Operation("write", {"prev_logprobs": 4}, 0.5)] if self.place.is_leader else ()
+
+    workers = [Skipping(parallel_layout(cfg).coordinates(rank)) for rank in range(2)]
+    group = PolicyWorkerGroup(workers, Answers(), cfg, num_epochs=1, deadline_s=lambda stage: 1.0)
+    group.version = 3
+    update = group.skip(batch_of([4] * 8))
+    assert asked == [("skip", "train-1")] * 2
+    assert (update.version, update.metrics, len(update.operations)) == (3, {}, 2)
 
 
 @given(

@@ -12,7 +12,7 @@ import torch
 
 from nemo_like.algorithms.logprobs import TokenScores
 from nemo_like.algorithms.losses import LossTerms, LossTokens, TokenMean, logs, policy_loss
-from nemo_like.batch.columns import Column, Layout, reads
+from nemo_like.batch.columns import Column, Layout, reads, teacher_topk_columns
 from nemo_like.batch.meta import GlobalBatch, MicroBatch, Schedule
 from nemo_like.config.schema import KLType, LossConfig
 from nemo_like.policy.batch import PolicyBatch
@@ -172,6 +172,7 @@ def test_training_fetches_the_columns_that_its_loss_needs(changes: dict[str, Any
 
 
 CREDIT = Column("credit", "float32", Layout.per_token)
+TOPK_IDS, _ = teacher_topk_columns(2)
 
 
 @reads(CREDIT)
@@ -304,6 +305,30 @@ def test_what_is_not_finite_is_told_with_the_token_and_what_the_loss_read(name: 
         run(own(name), batch)
     assert caught.value.row == 0
     assert pickle.loads(pickle.dumps(caught.value)).row == 0
+
+
+@reads(TOPK_IDS)
+def distance(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
+    """The slope of the root of a sum of squares is no number where all of them are 0."""
+    assert tokens.topk_logprobs is not None
+    values = (tokens.topk_logprobs - tokens.topk_logprobs.detach()).square().sum(1).sqrt()
+    return replace(policy_loss(tokens, cfg), loss=policy_loss(tokens, cfg).loss + values.sum())
+
+
+def test_a_gradient_by_another_input_that_is_not_finite_is_told_too() -> None:
+    batch = batch_of(prev_logprobs=[-1.0] * 5)
+    batch.add({TOPK_IDS: np.zeros((5, 2), np.int32)})
+    update = GlobalBatch(num_samples=1, num_tokens=2, micro_batches=(MICRO_BATCH,))
+    cfg = own("distance")
+    loss = PolicyObjective(cfg, 1.0).of_update(batch, update, metrics_of(cfg))(
+        TokenScores(
+            logprobs=torch.full((3,), -1.0, requires_grad=True),
+            topk_logprobs=torch.full((3, 2), -0.5, requires_grad=True),
+        ),
+        batch.micro_batch(MICRO_BATCH, Schedule((update,))),
+    )
+    with pytest.raises(LossFailed, match="gives a token's topk_logprobs a gradient of nan, at generated tok"):
+        loss.backward()
 
 
 def test_a_loss_gets_the_arguments_of_the_configuration() -> None:

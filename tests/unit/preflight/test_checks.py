@@ -104,3 +104,22 @@ def test_a_critic_adds_its_three_columns_and_reads_those_of_a_kl_in_the_reward(d
     assert columns(*critic) - columns() == added
     assert columns(*critic, *kl) - columns() == added | {"prev_logprobs", "reference_logprobs"}
     assert columns(*critic, "rollout.generate_only=true").isdisjoint(added)
+
+
+def distilled(demo: Demo, model: Path, arguments: str) -> Config:
+    teacher = ("teacher=default", f"teacher.model_name={model}", "loss_fn.kind=distillation", SCORED)
+    return demo(*teacher, f"loss_fn.arguments={arguments}")
+
+
+def test_the_columns_of_a_teacher_are_in_the_plan_whatever_arguments_its_loss_has(
+    demo: Demo, checkpoint: Path
+) -> None:
+    columns = preflight(distilled(demo, checkpoint, "{}"), Machine.this, say).columns
+    assert "teacher_logprobs" in {column.name for column in columns}
+
+
+def test_a_teacher_is_asked_for_no_more_tokens_than_there_are(demo: Demo, checkpoint: Path) -> None:
+    preflight(distilled(demo, checkpoint, "{divergence: forward, top_k: 64}"), Machine.this, say)
+    told = r"compares the 65 most likely tokens of the teacher \(top_k\), and the policy has 64 tokens"
+    with pytest.raises(ConfigError, match=told):
+        preflight(distilled(demo, checkpoint, "{divergence: forward, top_k: 65}"), Machine.this, say)

@@ -80,3 +80,16 @@ def test_engines_write_the_experts_that_a_policy_replays(demo: Demo, checkpoint:
     assert experts in gather_columns([*rollout_declarations(cfg, {}), *training])
     with pytest.raises(ColumnError, match="'routed_experts' is read by policy, and nobody writes it"):
         gather_columns([*rollout_declarations(demo(), {}), *training])
+
+
+def test_what_judges_the_same_samples_writes_columns_of_different_names(demo: Demo) -> None:
+    components = "{first: 1.0, second: 0.5}"
+    cfg = demo(
+        *("env@env.first=exact_match", "env@env.second=exact_match", "env.arithmetic.kind=weighted_sum"),
+        f"++env.arithmetic.options={{components: {components}}}",
+    )
+    credit = Column("credit", "float32", Layout.per_token)
+    message = "'credit' is written by env.first and by env.second, which both judge the samples of env.arithm"
+    with pytest.raises(ColumnError, match=message):
+        rollout_declarations(cfg, {"first": (credit,), "second": (credit,)})
+    assert rollout_declarations(cfg, {"first": (credit,), "second": ()})
