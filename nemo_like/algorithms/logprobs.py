@@ -209,9 +209,9 @@ def _score_dtype(hidden: Tensor) -> torch.dtype:
 def _logits(hidden: Tensor, rows: Tensor, shard: VocabularyShard, settings: LogprobSettings) -> Tensor:
     """Return this rank's logits of some positions, [positions, rows], divided by the temperature."""
     logits = functional.linear(hidden, rows).to(_score_dtype(hidden)).div_(settings.temperature)
-    for token in settings.forbidden_ids:
-        if 0 <= token - shard.first < shard.num_valid:
-            logits[:, token - shard.first] = _IMPOSSIBLE
+    places = (token - shard.first for token in settings.forbidden_ids)
+    if forbidden := [place for place in places if 0 <= place < shard.num_valid]:
+        logits.index_fill_(1, torch.tensor(forbidden, device=logits.device), _IMPOSSIBLE)
     return logits
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from nemo_like.config.parameter_counts import ParameterCounts
 from nemo_like.config.problems import ConfigError, Problem
-from nemo_like.config.schema import PolicyBackend, PolicyConfig
+from nemo_like.config.schema import PolicyBackend, PolicyConfig, ValueConfig
 
 SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 # Models with a vision tower, which policy.backend=fsdp trains.
@@ -75,6 +75,7 @@ class ModelInfo:
     rope_scaling_factor: float | None  # of Llama 3.1's scaling; None with no scaling, or with another kind
     num_stored_scalars: int | None  # counted in the weight files; None for a type whose sizes give them
     placeholder_ids: tuple[int, ...] = ()  # tokens that are never sampled; none without a vision tower
+    has_value_head: bool = False  # a critic's one output is in the place of the output layer
 
     @property
     def has_vision_tower(self) -> bool:
@@ -94,6 +95,12 @@ class ModelInfo:
     def padded_vocab_size(self, tp: int) -> int:
         """Return the rows of an embedding over ``tp`` ranks: the vocabulary, rounded up to a multiple."""
         return -(-self.vocab_size // tp) * tp
+
+    @property
+    def _output_layer(self) -> int:
+        if self.has_value_head:
+            return self.hidden_size
+        return 0 if self.has_tied_embeddings else self.vocab_size * self.hidden_size
 
     @property
     def num_parameters(self) -> int:
@@ -116,7 +123,7 @@ class ModelInfo:
         counts = ParameterCounts(
             num_layers=self.num_layers,
             input_embeddings=embedding,
-            output_layer=0 if self.has_tied_embeddings else embedding,
+            output_layer=self._output_layer,
             attention=self.hidden_size * (2 * query + key_value) + biases + norms,
             dense_ffn=0 if num_experts else ffn,
             expert=ffn if num_experts else 0,
@@ -145,7 +152,17 @@ def model_of(group: PolicyConfig) -> ModelInfo:
     """Return the sizes of the model of a group of training workers; where its directory is not here, the
     shipped ones of its name. Raises ConfigError when there are none either."""
     shape = None if Path(group.model_name).is_dir() else shipped_shape(group.model_name)
-    return read_model_info(str(shape or group.model_name), group.backend)
+    model = read_model_info(str(shape or group.model_name), group.backend)
+    return _as_critic(model) if isinstance(group, ValueConfig) else model
+
+
+def _as_critic(model: ModelInfo) -> ModelInfo:
+    """Return the sizes of a critic that is made of a language model."""
+    critic = replace(model, has_value_head=True, has_tied_embeddings=False)
+    if model.num_stored_scalars is None:
+        return critic
+    stored = model.num_stored_scalars - model.parameters.output_layer + critic.parameters.output_layer
+    return replace(critic, num_stored_scalars=stored)
 
 
 def read_model_info(model_name: str, backend: PolicyBackend) -> ModelInfo:

@@ -151,6 +151,8 @@ def _training_bytes(policy: PolicyConfig, model: ModelInfo, num_tokens: int) -> 
         kept = num_layers * inputs * in_flight + layer
     else:
         kept = num_layers * layer * in_flight
+    if model.has_value_head:
+        return kept
     # The gradient of the output layer's weight is summed in float32.
     return (
         kept
@@ -160,8 +162,9 @@ def _training_bytes(policy: PolicyConfig, model: ModelInfo, num_tokens: int) -> 
 
 
 def _forward_bytes(policy: PolicyConfig, model: ModelInfo, num_tokens: int) -> int:
-    """Return the bytes of a forward pass alone: those of one layer, and logits."""
-    return _layer_bytes(policy, model, num_tokens) + _LOGIT_CHUNKS["forward"] * _LOGIT_CHUNK_BYTES
+    """Return the bytes of a forward pass alone: those of one layer, and logits where there are any."""
+    num_chunks = 0 if model.has_value_head else _LOGIT_CHUNKS["forward"]
+    return _layer_bytes(policy, model, num_tokens) + num_chunks * _LOGIT_CHUNK_BYTES
 
 
 def _layer_bytes(policy: PolicyConfig, model: ModelInfo, num_tokens: int) -> int:

@@ -666,7 +666,7 @@ def _others(
         value = ValueWorkerGroup(workers, cluster, cfg.value, num_epochs=num_epochs, deadline_s=deadlines)
     if cfg.teacher is not None:
         workers = actors.groups[Role.teacher_worker]
-        teacher = TeacherWorkerGroup(workers, cluster, cfg.teacher, num_epochs=1, deadline_s=deadlines)
+        teacher = TeacherWorkerGroup(workers, cluster, cfg.teacher, deadline_s=deadlines)
     return value, teacher
 
 

@@ -74,7 +74,7 @@ class Components:
     rollout: Rollout
     policy: Policy
     value: Value | None  # a critic; with grpo.adv_estimator.name=gae
-    teacher: Teacher | None  # with loss_fn.kind=distillation
+    teacher: Teacher | None  # with loss_fn.kind=distillation, or a loss of one's own
     weight_sync: WeightSync
     schedule: RolloutSchedule
     validation_sets: tuple[ValidationSet, ...]

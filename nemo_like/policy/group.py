@@ -73,21 +73,113 @@ _STAGES = {
     "corrupt_checkpoint_files": Stage.checkpoint,
     "load_checkpoint": Stage.checkpoint,
 }
-# Of any other call the deadline is that of training: ``settle`` is called when a step is abandoned, and the
-# workers first end what they were asked before.
+# Of any other call, such as ``train``, the group says the deadline. ``settle`` is called when a step is
+# abandoned, and the workers first end what they were asked before.
 
 
 class WorkerGroup(ABC):
-    """The driver's view of all workers that train one model between them.
+    """The driver's view of all workers that hold one model between them.
 
-    ``handles[rank]`` is at coordinates(rank) of the layout in ``cfg``. ``num_epochs`` is how often ``train``
-    passes over its batch; ``deadline_s`` gives a stage's deadline. Each method waits for its calls and raises
-    what ``Cluster.gather`` raises.
+    ``handles[rank]`` is at coordinates(rank) of the layout in ``cfg``; ``deadline_s`` gives a stage's
+    deadline. Each method waits for its calls and raises what ``Cluster.gather`` raises.
     """
 
     name: ClassVar[str]  # in messages
-    training: ClassVar[Stage]
+    other_calls: ClassVar[Stage]  # whose deadline those calls have that are of no stage
     read_tags: ClassVar[Sequence[Tag[Any]]]  # those of a batch that a worker reads
+
+    def __init__(
+        self,
+        handles: Sequence[ActorHandle],
+        cluster: Cluster,
+        cfg: PolicyConfig,
+        *,
+        deadline_s: Callable[[Stage], float],
+    ) -> None:
+        layout = parallel_layout(cfg)
+        if len(handles) != layout.world_size:
+            raise ValueError(f"{len(handles)} {self.name} workers for a layout of {layout.world_size}")
+        self._cluster, self._cfg, self._deadline_s = cluster, cfg, deadline_s
+        self.version = 0  # as the last training phase or checkpoint left the weights
+        self._workers = [(handle, layout.coordinates(rank)) for rank, handle in enumerate(handles)]
+        self._num_replicas = layout.dp
+
+    def declarations(self) -> Sequence[Declaration]:
+        """Ask the first worker which columns the group's phases write and read."""
+        return self._ask("declarations", _first_worker)[0]
+
+    def settle(self) -> int | None:
+        """Wait until the workers have ended their earlier calls, and have them abandon the step.
+
+        Returns the version when all workers hold the same one whole, else None.
+        """
+        versions = set(self._ask("settle", _every_worker))
+        return versions.pop() if len(versions) == 1 else None
+
+    def reconnect_data_plane(self, spec: DataPlaneSpec) -> None:
+        """Have the workers close their connections and use the data plane of ``spec`` from now on."""
+        self._ask("reconnect_data_plane", _every_worker, spec)
+
+    def _with_needed_tags(self, batch: KVBatchMeta) -> KVBatchMeta:
+        """Return the batch with only the tags by which it is scheduled or that a worker reads."""
+        needed: list[Tag[Any]] = [
+            NUM_RESPONSE_TOKENS,
+            *(tag for tag in self.read_tags if batch.has_tag(tag)),
+        ]
+        if self._cfg.sequence_packing.share_prompts:
+            needed += [GROUP_ID, NUM_PROMPT_TOKENS]
+        return batch.only_tags(*needed)
+
+    def _on_replicas(
+        self, method: str, shards: Sequence[KVBatchMeta], *args: Any, columns: Sequence[Column] = ()
+    ) -> list[Any]:
+        """Call ``method`` on every worker with its replica's shard and ``args``; return the leaders' answers
+        by data-parallel rank.
+
+        A shard is pickled once for all workers of its replica. A StageTimeout that this raises says what the
+        late replicas would have brought, which are ``columns`` where there are any.
+        """
+        pickled = [Pickled(shard) for shard in shards]
+        calls = [
+            handle.submit(method, pickled[coordinates.dp], *args) for handle, coordinates in self._workers
+        ]
+        try:
+            answers = self._wait(method, calls)
+        except StageTimeout as error:
+            late = {
+                coordinates.dp for handle, coordinates in self._workers if handle.name in error.waiting_for
+            }
+            error.awaited = "\n".join(awaited_of(method, shards[dp], columns) for dp in sorted(late))
+            raise
+        leaders = [
+            (coordinates.dp, answer)
+            for (_, coordinates), answer in zip(self._workers, answers, strict=True)
+            if coordinates.is_leader
+        ]
+        return [answer for _, answer in sorted(leaders, key=lambda leader: leader[0])]
+
+    def _ask(self, method: str, where: Callable[[Coordinates], bool], *args: Any) -> list[Any]:
+        return self._wait(method, self._calls(method, where, *args))
+
+    def _calls(self, method: str, where: Callable[[Coordinates], bool], *args: Any) -> list[Call]:
+        return [handle.submit(method, *args) for handle, coordinates in self._workers if where(coordinates)]
+
+    def _wait(self, method: str, calls: Sequence[Call]) -> list[Any]:
+        """Wait for calls that need no other actors; only a worker's own death raises ActorDied.
+
+        These calls use the data plane besides; when it fails, the calls themselves report it.
+        """
+        return self._cluster.gather(
+            calls,
+            stage=f"{self.name}.{method}",
+            timeout_s=self._deadline_s(_STAGES.get(method, self.other_calls)),
+            watching=[handle for handle, _ in self._workers],
+        )
+
+
+class TrainingGroup(WorkerGroup):
+    """The driver's view of workers that train their model. ``num_epochs`` is how often ``train`` passes over
+    its batch."""
 
     def __init__(
         self,
@@ -98,19 +190,9 @@ class WorkerGroup(ABC):
         num_epochs: int,
         deadline_s: Callable[[Stage], float],
     ) -> None:
-        layout = parallel_layout(cfg)
-        if len(handles) != layout.world_size:
-            raise ValueError(f"{len(handles)} {self.name} workers for a layout of {layout.world_size}")
-        self._cluster, self._cfg, self._deadline_s = cluster, cfg, deadline_s
+        super().__init__(handles, cluster, cfg, deadline_s=deadline_s)
         self._num_epochs = num_epochs
-        self.version = 0  # as the last training phase or checkpoint left the weights
-        self._workers = [(handle, layout.coordinates(rank)) for rank, handle in enumerate(handles)]
-        self._num_replicas = layout.dp
         self._accumulated = AccumulatedSamples(cfg.train_global_batch_size)
-
-    def declarations(self) -> Sequence[Declaration]:
-        """Ask the first worker which columns the group's phases write and read."""
-        return self._ask("declarations", _first_worker)[0]
 
     def train(self, batch: KVBatchMeta, *, num_accumulated: int = 0) -> TrainUpdate:
         """Make the optimizer updates over the batch, in every epoch; needs the tag sample_mask, and for the
@@ -197,82 +279,17 @@ class WorkerGroup(ABC):
         )
 
     def settle(self) -> int | None:
-        """Wait until the workers have ended their earlier calls, and have them abandon the step, with what
-        they accumulated.
-
-        Returns the version when all workers hold the same one whole, else None.
-        """
+        """Do what ``WorkerGroup.settle`` does; the workers also forget what they accumulated."""
         self._accumulated.clear()
-        versions = set(self._ask("settle", _every_worker))
-        return versions.pop() if len(versions) == 1 else None
-
-    def reconnect_data_plane(self, spec: DataPlaneSpec) -> None:
-        """Have the workers close their connections and use the data plane of ``spec`` from now on."""
-        self._ask("reconnect_data_plane", _every_worker, spec)
-
-    def _with_needed_tags(self, batch: KVBatchMeta) -> KVBatchMeta:
-        """Return the batch with only the tags by which it is scheduled or that a worker reads."""
-        needed: list[Tag[Any]] = [
-            NUM_RESPONSE_TOKENS,
-            *(tag for tag in self.read_tags if batch.has_tag(tag)),
-        ]
-        if self._cfg.sequence_packing.share_prompts:
-            needed += [GROUP_ID, NUM_PROMPT_TOKENS]
-        return batch.only_tags(*needed)
-
-    def _on_replicas(
-        self, method: str, shards: Sequence[KVBatchMeta], *args: Any, columns: Sequence[Column] = ()
-    ) -> list[Any]:
-        """Call ``method`` on every worker with its replica's shard and ``args``; return the leaders' answers
-        by data-parallel rank.
-
-        A shard is pickled once for all workers of its replica. A StageTimeout that this raises says what the
-        late replicas would have brought, which are ``columns`` where there are any.
-        """
-        pickled = [Pickled(shard) for shard in shards]
-        calls = [
-            handle.submit(method, pickled[coordinates.dp], *args) for handle, coordinates in self._workers
-        ]
-        try:
-            answers = self._wait(method, calls)
-        except StageTimeout as error:
-            late = {
-                coordinates.dp for handle, coordinates in self._workers if handle.name in error.waiting_for
-            }
-            error.awaited = "\n".join(awaited_of(method, shards[dp], columns) for dp in sorted(late))
-            raise
-        leaders = [
-            (coordinates.dp, answer)
-            for (_, coordinates), answer in zip(self._workers, answers, strict=True)
-            if coordinates.is_leader
-        ]
-        return [answer for _, answer in sorted(leaders, key=lambda leader: leader[0])]
-
-    def _ask(self, method: str, where: Callable[[Coordinates], bool], *args: Any) -> list[Any]:
-        return self._wait(method, self._calls(method, where, *args))
-
-    def _calls(self, method: str, where: Callable[[Coordinates], bool], *args: Any) -> list[Call]:
-        return [handle.submit(method, *args) for handle, coordinates in self._workers if where(coordinates)]
-
-    def _wait(self, method: str, calls: Sequence[Call]) -> list[Any]:
-        """Wait for calls that need no other actors; only a worker's own death raises ActorDied.
-
-        These calls use the data plane besides; when it fails, the calls themselves report it.
-        """
-        return self._cluster.gather(
-            calls,
-            stage=f"{self.name}.{method}",
-            timeout_s=self._deadline_s(_STAGES.get(method, self.training)),
-            watching=[handle for handle, _ in self._workers],
-        )
+        return super().settle()
 
 
-class PolicyWorkerGroup(WorkerGroup):
+class PolicyWorkerGroup(TrainingGroup):
     """The driver's view of all policy workers, of which the replicas ``weight_replicas`` send the weights to
     engines."""
 
     name = "policy"
-    training = Stage.policy_training
+    other_calls = Stage.policy_training
     read_tags = (*POLICY_TAGS, *TRIPWIRE_TAGS, GROUP_ID)  # the last for messages
 
     def __init__(
@@ -355,11 +372,11 @@ class PolicyWorkerGroup(WorkerGroup):
         return self._cluster.gather(calls, stage=f"policy.{method}", timeout_s=timeout_s)
 
 
-class ValueWorkerGroup(WorkerGroup):
+class ValueWorkerGroup(TrainingGroup):
     """The driver's view of the workers of a critic."""
 
     name = "value"
-    training = Stage.value_training
+    other_calls = Stage.value_training
     read_tags = VALUE_TAGS
 
     def compute_values(self, batch: KVBatchMeta) -> ScoredBatch:
@@ -387,7 +404,7 @@ class TeacherWorkerGroup(WorkerGroup):
     """
 
     name = "teacher"
-    training = Stage.teacher_logprobs
+    other_calls = Stage.teacher_logprobs
     read_tags = (SAMPLE_MASK, TASK)
     _cfg: TeacherConfig
 

@@ -55,7 +55,7 @@ class Replica:
             raise failure
         if severity.item():
             kind = DeadlineExceeded if severity.item() == 2 else DataPlaneError
-            raise kind("another policy worker could not fetch its samples")
+            raise kind("another worker of the group could not fetch its samples")
 
     def share(
         self, columns: Sequence[Column], meta: KVBatchMeta, fetched: Mapping[str, ColumnData] | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from nemo_like.batch.columns import (
     INPUT_IDS,
@@ -35,6 +36,18 @@ def num_most_likely(columns: Sequence[Column]) -> int:
     none."""
     of_several = (column for column in columns if column.name in (TEACHER_TOPK_IDS, TEACHER_TOPK_LOGPROBS))
     return max((column.inner_shape[0] for column in of_several), default=0)
+
+
+def by_column(
+    columns: Sequence[Column], *, logprobs: Any, topk_ids: Any, topk_logprobs: Any
+) -> dict[Column, Any]:
+    """Return for each column which of a teacher's scores it holds."""
+    scores = {
+        TEACHER_LOGPROBS.name: logprobs,
+        TEACHER_TOPK_IDS: topk_ids,
+        TEACHER_TOPK_LOGPROBS: topk_logprobs,
+    }
+    return {column: scores[column.name] for column in columns}
 
 
 def teacher_declaration(columns: Sequence[Column]) -> Declaration:

@@ -12,9 +12,6 @@ import numpy as np
 from nemo_like.batch.columns import (
     INPUT_IDS,
     RESPONSE_MASK,
-    TEACHER_LOGPROBS,
-    TEACHER_TOPK_IDS,
-    TEACHER_TOPK_LOGPROBS,
     Declaration,
 )
 from nemo_like.batch.meta import KVBatchMeta
@@ -25,9 +22,9 @@ from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.generation.vllm_engine import VllmEngine
 from nemo_like.observability.trace import span
 from nemo_like.policy.checked_loss import own_reads
+from nemo_like.policy.group_worker import Stopwatch
 from nemo_like.policy.results import WorkerScores
-from nemo_like.policy.teacher_columns import num_most_likely, teacher_columns, teacher_declaration
-from nemo_like.policy.training_worker import Stopwatch
+from nemo_like.policy.teacher_columns import by_column, num_most_likely, teacher_columns, teacher_declaration
 
 
 class TeacherEngine:
@@ -87,15 +84,16 @@ class TeacherEngine:
         sequences = np.split(token_ids, np.cumsum(meta.lengths)[:-1])
         with span("compute"), Stopwatch() as compute:
             scores = self._engine.score([one.tolist() for one in sequences], num_most_likely(self._columns))
-        found = {
-            TEACHER_LOGPROBS.name: scores.logprobs,
-            TEACHER_TOPK_IDS: scores.topk_ids,
-            TEACHER_TOPK_LOGPROBS: scores.topk_logprobs,
-        }
+        found = by_column(
+            self._columns,
+            logprobs=scores.logprobs,
+            topk_ids=scores.topk_ids,
+            topk_logprobs=scores.topk_logprobs,
+        )
         for values in found.values():
             values[mask == 0] = 0
         with span("write"):
-            self._plane.write(meta, {column.name: found[column.name] for column in self._columns})
+            self._plane.write(meta, {column.name: values for column, values in found.items()})
         self._plane.forget(meta.partition)
         return WorkerScores({}, {}, compute.seconds, self._plane.take_operations())
 

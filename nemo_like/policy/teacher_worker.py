@@ -11,9 +11,6 @@ from nemo_like.algorithms.logprobs import LogprobSettings
 from nemo_like.batch.columns import (
     INPUT_IDS,
     RESPONSE_MASK,
-    TEACHER_LOGPROBS,
-    TEACHER_TOPK_IDS,
-    TEACHER_TOPK_LOGPROBS,
     Column,
     Declaration,
 )
@@ -25,15 +22,17 @@ from nemo_like.data_plane.interface import DataPlane
 from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.observability.trace import span
 from nemo_like.policy.checked_loss import own_reads
+from nemo_like.policy.group_worker import GroupWorker, Stopwatch, schedule_of
 from nemo_like.policy.results import WorkerScores
-from nemo_like.policy.teacher_columns import num_most_likely, teacher_columns, teacher_declaration
+from nemo_like.policy.teacher_columns import by_column, num_most_likely, teacher_columns, teacher_declaration
 from nemo_like.policy.teacher_models import further_models, models_of_samples
 from nemo_like.policy.teacher_objective import TeacherObjective
-from nemo_like.policy.training_worker import Stopwatch, TrainingWorker, schedule_of
 
 
-class TeacherWorker(TrainingWorker):
+class TeacherWorker(GroupWorker):
     """One worker of a teacher; its arguments are as those of the other workers."""
+
+    group = "teacher"
 
     def __init__(
         self,
@@ -77,10 +76,6 @@ class TeacherWorker(TrainingWorker):
         """Return the columns that the teacher writes and reads."""
         return (teacher_declaration(self._columns),)
 
-    def training_reads(self) -> Sequence[Column]:
-        """Return nothing: a teacher never trains."""
-        return ()
-
     def compute_teacher_logprobs(self, meta: KVBatchMeta, model: str) -> WorkerScores | None:
         """Score the shard's samples by ``model``, and write the columns that the loss reads of those that it
         teaches; return when they are stored.
@@ -91,13 +86,13 @@ class TeacherWorker(TrainingWorker):
         with span("compute"), Stopwatch() as compute, self._backend.weights_of(model):
             scores = self._backend.scores(batch, schedule_of(meta))
         if self.coordinates.is_leader:
-            found = {
-                TEACHER_LOGPROBS.name: scores.logprobs,
-                TEACHER_TOPK_IDS: scores.topk_ids,
-                TEACHER_TOPK_LOGPROBS: scores.topk_logprobs,
-            }
-            written = {column: found[column.name] for column in self._columns}
-            self._write_own(meta, model, {column: one for column, one in written.items() if one is not None})
+            found = by_column(
+                self._columns,
+                logprobs=scores.logprobs,
+                topk_ids=scores.topk_ids,
+                topk_logprobs=scores.topk_logprobs,
+            )
+            self._write_own(meta, model, found)
         # No later phase has these samples.
         operations = self._batches.finish(meta.partition)
         if not self.coordinates.is_leader:

@@ -34,14 +34,17 @@ from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.observability.metrics import Metric, mean
 from nemo_like.observability.trace import span
 from nemo_like.policy.batch import PolicyBatch
+from nemo_like.policy.group_worker import Stopwatch, schedule_of
 from nemo_like.policy.policy_columns import kl_reads, value_declarations
 from nemo_like.policy.results import WorkerScores
-from nemo_like.policy.training_worker import Stopwatch, TrainingWorker, schedule_of
+from nemo_like.policy.training_worker import TrainingWorker
 from nemo_like.policy.value_objective import ValueObjective
 
 
 class ValueWorker(TrainingWorker):
     """One worker of a critic. ``data_plane`` is an object, or a description from which ``setup`` makes it."""
+
+    group = "value"
 
     def __init__(
         self,

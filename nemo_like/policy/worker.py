@@ -37,6 +37,7 @@ from nemo_like.observability.metrics import Metric
 from nemo_like.observability.trace import span
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.checked_loss import own_reads
+from nemo_like.policy.group_worker import Stopwatch, schedule_of
 from nemo_like.policy.interface import WeightSender, WeightSenderSpec, is_weight_sender
 from nemo_like.policy.mismatch import logprob_mismatch
 from nemo_like.policy.objective import PolicyObjective
@@ -49,7 +50,7 @@ from nemo_like.policy.policy_columns import (
 )
 from nemo_like.policy.results import WorkerScores
 from nemo_like.policy.reward_kl import reward_kl_tags
-from nemo_like.policy.training_worker import Stopwatch, TrainingWorker, naming_samples, schedule_of
+from nemo_like.policy.training_worker import TrainingWorker, naming_samples
 from nemo_like.policy.worker_watch import WorkerWatch
 from nemo_like.weight_transport.buckets import SentAdapter
 
@@ -57,6 +58,8 @@ from nemo_like.weight_transport.buckets import SentAdapter
 class PolicyWorker(TrainingWorker):
     """One policy worker. ``data_plane`` and ``weight_sender`` are objects, or descriptions from which
     ``setup`` makes them in this process."""
+
+    group = "policy"
 
     def __init__(
         self,

@@ -121,7 +121,7 @@ def by_workers(
     worker.setup()
     assert not any(weight.requires_grad for weight in worker._backend._model.parameters())
     handles = [RankHandle(worker, rank) for rank in range(coordinates.layout.world_size)]
-    group = TeacherWorkerGroup(handles, ReadyAnswers(), cfg, num_epochs=1, deadline_s=lambda stage: 60.0)
+    group = TeacherWorkerGroup(handles, ReadyAnswers(), cfg, deadline_s=lambda stage: 60.0)
     for step in range(num_steps):
         plane.written = []
         whole = put(plane, batch, f"step {step}")

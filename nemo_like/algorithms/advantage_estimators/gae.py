@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import math
 
+from nemo_like.algorithms.advantage_estimators.whitening import whitening_scale
 from nemo_like.algorithms.estimators import AdvantageInputs, Advantages
 from nemo_like.config.schema import GRPOConfig
-
-_MIN_VARIANCE = 1e-8
 
 
 def gae(inputs: AdvantageInputs, cfg: GRPOConfig) -> Advantages:
@@ -36,6 +35,5 @@ def gae(inputs: AdvantageInputs, cfg: GRPOConfig) -> Advantages:
     if not num_tokens:
         return Advantages([0.0] * len(inputs.sample_mask), token_scale=0.0)
     mean = math.fsum(sums[i] for i in valid) / num_tokens
-    variance = math.fsum(squares[i] for i in valid) / num_tokens - mean**2
-    scale = 1.0 / math.sqrt(max(variance, _MIN_VARIANCE))
+    scale = whitening_scale(math.fsum(squares[i] for i in valid) / num_tokens - mean**2)
     return Advantages([-mean * scale if kept else 0.0 for kept in inputs.sample_mask], token_scale=scale)

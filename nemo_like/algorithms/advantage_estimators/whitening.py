@@ -10,6 +10,12 @@ from nemo_like.algorithms.estimators import AdvantageInputs, Advantages
 _MIN_VARIANCE = 1e-8
 
 
+def whitening_scale(variance: float) -> float:
+    """Return the factor that gives values of this variance a variance of 1, or less where they hardly differ:
+    ``1 / sqrt(max(variance, 1e-8))``."""
+    return 1.0 / math.sqrt(max(variance, _MIN_VARIANCE))
+
+
 def whitened_over_tokens(values: Sequence[float], inputs: AdvantageInputs) -> Advantages:
     """Compute ``(x - mean) / sqrt(max(variance, 1e-8))`` of every token's ``x = value - beta K_t``.
 
@@ -37,7 +43,7 @@ def whitened_over_tokens(values: Sequence[float], inputs: AdvantageInputs) -> Ad
         + beta**2 * kl_squares[i]
         for i in valid
     )
-    scale = 1.0 / math.sqrt(max(math.fsum(squares) / num_tokens, _MIN_VARIANCE))
+    scale = whitening_scale(math.fsum(squares) / num_tokens)
     whitened = [0.0] * len(values)
     for i in valid:
         whitened[i] = (values[i] - mean) * scale

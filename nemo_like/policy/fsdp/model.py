@@ -126,12 +126,12 @@ class ScoringCausalLM(nn.Module):
         if inputs.sharing is not None:
             raise ValueError(
                 f"the attention of {type(self.causal_lm).__name__} is not plain and causal, so cannot share "
-                "prompts; set policy.sequence_packing.share_prompts=false"
+                "prompts; set sequence_packing.share_prompts=false of its worker group"
             )
         if not self.causal_lm.is_backend_compatible():
             raise ValueError(
                 f"the attention of {type(self.causal_lm).__name__} cannot keep packed samples apart; set "
-                "policy.sequence_packing.enabled=false"
+                "sequence_packing.enabled=false of its worker group"
             )
         return {}
 

@@ -160,7 +160,10 @@ def test_a_critic_holds_what_a_policy_of_its_model_would_but_sends_nothing() -> 
     ):
         of_policy = of_stage(timetable, policy, theirs)
         assert of_policy.pop("buckets") == 2 * 64 * 2**20
-        assert of_stage(timetable, critic, own) == of_policy
+        of_critic = of_stage(timetable, critic, own)
+        assert of_critic.keys() == of_policy.keys()
+        # In the place of the output layer, divided over 4 ranks, there is one output.
+        assert of_policy["weights"] - of_critic["weights"] == 2 * (151936 - 1) * 4096 // 4
         # What is offloaded leaves the GPU while the other computes.
         assert set(of_stage(timetable, critic, theirs)) == {"context"}
         assert set(of_stage(timetable, policy, own)) == {"context", "buckets"}
@@ -180,9 +183,9 @@ def test_a_critic_that_stays_on_the_gpu_is_counted_in_every_stage() -> None:
         added = held["weights"] + held["gradients"] + held["optimizer"]
         assert timetable.bytes_in((0, 0), stage) == leaves.bytes_in((0, 0), stage) + added
     (problem,) = problems(stays, models)
-    assert "value_worker-0 optimizer 22.9" in problem
+    assert "value_worker-0 optimizer 21.1" in problem
     assert "value.offload_optimizer_for_logprob=true" in problem
-    with pytest.raises(ConfigError, match=r"value_worker-0 optimizer 22\.9"):
+    with pytest.raises(ConfigError, match=r"value_worker-0 optimizer 21\.1"):
         validate(stays, Machine.another)
 
 

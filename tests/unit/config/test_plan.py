@@ -179,7 +179,7 @@ def test_a_critic_adds_its_workers_columns_phases_and_updates(demo: Demo) -> Non
     text = format_plan(result)
     assert "  value worker                   4          1          0\n" in text
     assert (
-        "critic       402,176 parameters, TP2 x PP1 x DP2; it trains alone in the first 10 steps\n"
+        "critic       402,304 parameters, TP2 x PP1 x DP2; it trains alone in the first 10 steps\n"
         "  values     at most 16 forwards (up to 1,024 tokens, packed) per step on each data-parallel rank\n"
         "  training   16 updates per step, at most 2 micro-batches (up to 1,024 tokens, packed, prompts "
         "shared) per update on each data-parallel rank\n"
@@ -192,7 +192,7 @@ def test_a_critic_of_its_own_size_has_its_own_numbers(demo: Demo, tmp_path: Path
     result = plan(demo(*CRITIC, f"value.model_name={large}", "value.train_global_batch_size=256"))
     assert result.critic is not None
     assert result.policy.num_parameters == 402_176
-    assert result.critic.num_parameters == 402_176 + 2 * 196_928  # 2 more layers
+    assert result.critic.num_parameters == 402_176 + 2 * 196_928 + 128  # 2 more layers, and a head
     assert (result.policy.updates_per_step, result.critic.updates_per_step) == (8, 4)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from nemo_like.config.loader import load_config
-from nemo_like.config.model_info import ModelInfo, read_model_info
+from nemo_like.config.model_info import ModelInfo, model_of, read_model_info
 from nemo_like.config.policy_memory import PolicyMemory, policy_memory
 from nemo_like.config.schema import PolicyBackend
 from tests.unit.config.checkpoints import DEMO
@@ -139,3 +139,19 @@ def test_under_adapters_fsdp_keeps_the_frozen_weights_in_the_policys_precision(m
     adapters = 2 * 2 * (8 + 8)  # 2 layers, rank 2, from 8 to 2 heads of 4
     assert one.weights == 2 * 1720 + 4 * adapters
     assert (one.gradients, one.optimizer) == (4 * adapters, 8 * adapters)
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_a_critic_has_a_head_in_the_place_of_the_output_layer_and_no_logits(
+    tmp_path: Path, is_tied: bool
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**SHAPE, "tie_word_embeddings": is_tied}))
+    critic = ("value=default", "grpo.adv_estimator.name=gae", "policy.data_parallel_size=1")
+    cfg = load_config(DEMO, [f"policy.model_name={tmp_path}", *critic])
+    assert cfg.value is not None
+    language_model, of_critic = model_of(cfg.policy), model_of(cfg.value)
+    one, other = policy_memory(cfg.value, of_critic, 0), policy_memory(cfg.value, language_model, 0)
+    assert of_critic.num_parameters == 1720 - 32 * 8 + 8  # without the output layer, with the head
+    assert one.weights == 4 * (1720 - 32 * 8 + 8)
+    assert other.logprob_activations - one.logprob_activations == 2 * LOGIT_CHUNK
+    assert other.training_activations - one.training_activations == 3 * LOGIT_CHUNK + 4 * 32 * 8

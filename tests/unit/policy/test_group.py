@@ -409,7 +409,7 @@ def teacher_group(cfg: Config) -> tuple[list[TeacherAnswers], TeacherWorkerGroup
     layout = parallel_layout(cfg.teacher)
     workers = [TeacherAnswers(layout.coordinates(rank)) for rank in range(layout.world_size)]
     deadlines = {Stage.teacher_logprobs: 1.0}.get
-    group = TeacherWorkerGroup(workers, Answers(), cfg.teacher, num_epochs=1, deadline_s=deadlines)
+    group = TeacherWorkerGroup(workers, Answers(), cfg.teacher, deadline_s=deadlines)
     return workers, group
 
 

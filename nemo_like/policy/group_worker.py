@@ -1,0 +1,163 @@
+"""A worker of any group: it fetches samples, computes with its part of a model, and writes if it leads.
+
+    GroupWorker           joins its group, and has its part of the model
+      TrainingWorker      trains, saves and loads
+        PolicyWorker      scores tokens, and sends its weights to the engines
+        ValueWorker       values tokens, and estimates their advantages
+      TeacherWorker       scores tokens by a frozen model
+
+Workers are plain classes, so that a test can call them without Ray. Their methods that take a ``meta`` get
+the shard of this data-parallel rank with its schedule; every rank of a replica gets the same shard. All ranks
+compute; only the leader writes and returns results. Only the leader fetches, unless replica_fetch is
+every_rank.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+import torch.distributed as dist
+
+from nemo_like.batch.columns import Declaration
+from nemo_like.batch.meta import KVBatchMeta, Schedule
+from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.cluster.gloo import one_gloo_device
+from nemo_like.cluster.imports import lasting_imports
+from nemo_like.config.schema import Device, PolicyBackend, PolicyConfig, ReplicaFetch
+from nemo_like.data_plane.connection import connect
+from nemo_like.data_plane.interface import DataPlane
+from nemo_like.data_plane.spec import DataPlaneSpec
+from nemo_like.policy.batch_keeper import BatchKeeper
+from nemo_like.policy.interface import TrainingBackend
+from nemo_like.policy.objective import Objective
+from nemo_like.policy.replica import Replica
+
+
+class GroupWorker(ABC):
+    """One worker of a group. ``version`` counts the training phases that its weights have seen."""
+
+    group: ClassVar[str]  # the group of keys that configures it
+
+    def __init__(
+        self,
+        *,
+        cfg: PolicyConfig,
+        objective: Objective,
+        coordinates: Coordinates,
+        data_plane: DataPlane | DataPlaneSpec,
+        master_addr: str,
+        master_port: int,
+        timeout_s: float,
+    ) -> None:
+        """Keep the settings; ``setup`` loads the model and connects.
+
+        ``cfg`` is that of the worker's group, and ``timeout_s`` bounds every collective. The workers of the
+        group meet at ``master_addr`` and ``master_port``.
+        """
+        self.cfg, self.coordinates = cfg, coordinates
+        self.version = 0
+        self._objective = objective
+        self._data_plane_source = data_plane
+        self._init_method = f"tcp://{master_addr}:{master_port}"
+        self._timeout_s = timeout_s
+
+    @abstractmethod
+    def declarations(self) -> tuple[Declaration, ...]:
+        """Return the columns that the group's phases write and read."""
+
+    def setup(self) -> None:
+        """Join the other workers, load the model and connect to the data plane; return when this worker is
+        ready."""
+        with one_gloo_device():
+            self._join()
+        source = self._data_plane_source
+        plane = None
+        if self._fetches:
+            plane = connect(source) if isinstance(source, DataPlaneSpec) else source
+        self._batches = BatchKeeper(plane, self._replica, self.cfg.replica_fetch, self._backend.device)
+
+    def settle(self) -> int | None:
+        """Abandon the step and return the version of these weights.
+
+        Calls of a worker run one after the other, so this one waits until those before it have ended.
+        """
+        self._batches.abandon()
+        return self.version
+
+    def reconnect_data_plane(self, spec: DataPlaneSpec) -> None:
+        """Close the connection to the data plane and use that of ``spec`` from now on."""
+        self._batches.reconnect(spec)
+
+    def stop(self) -> None:
+        """Leave the other workers; safe to call twice."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _join(self) -> None:
+        """Join the process groups of the world and build this worker's part of the model."""
+        coordinates = self.coordinates
+        if not dist.is_initialized():
+            dist.init_process_group(
+                "gloo" if self.cfg.device is Device.cpu else "nccl",
+                init_method=self._init_method,
+                rank=coordinates.rank,
+                world_size=coordinates.layout.world_size,
+                timeout=datetime.timedelta(seconds=self._timeout_s),
+            )
+        self._replica = Replica(coordinates, self._timeout_s)
+        with told_of_group(self.group):
+            self._backend = self._build_backend()
+
+    def _build_backend(self) -> TrainingBackend:
+        # Each backend takes seconds to import, so only the one that is used is loaded.
+        if self.cfg.backend is PolicyBackend.fsdp:
+            with lasting_imports():
+                from nemo_like.policy.fsdp.backend import FSDPBackend
+
+            return FSDPBackend(self.cfg, self._objective, self.coordinates)
+        # Megatron-core loads W&B, which takes half a second, for logs of its own.
+        with lasting_imports(without=["wandb"]):
+            from nemo_like.policy.megatron.backend import MegatronBackend
+
+        return MegatronBackend(self.cfg, self._objective, self.coordinates)
+
+    @property
+    def _fetches(self) -> bool:
+        return self.coordinates.is_leader or self.cfg.replica_fetch is ReplicaFetch.every_rank
+
+
+@contextmanager
+def told_of_group(group: str) -> Iterator[None]:
+    """Name the keys of ``group`` in what a backend raises, which speaks of the policy's."""
+    try:
+        yield
+    except (ValueError, FileNotFoundError) as error:
+        told = str(error).replace("policy.", f"{group}.")
+        if told == str(error):
+            raise
+        raise (FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError)(told) from error
+
+
+def schedule_of(meta: KVBatchMeta) -> Schedule:
+    """Return the schedule of a shard. Raises ValueError when it has none."""
+    if meta.schedule is None:
+        raise ValueError(
+            f"the batch of partition {meta.partition!r} has no schedule; shard it before dispatch"
+        )
+    return meta.schedule
+
+
+class Stopwatch:
+    """Measures the ``seconds`` spent inside the block."""
+
+    def __enter__(self) -> Stopwatch:
+        self._start = time.perf_counter()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.seconds = time.perf_counter() - self._start
