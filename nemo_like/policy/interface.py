@@ -44,17 +44,6 @@ WORKER_TAGS = tuple(dict.fromkeys((*POLICY_TAGS, *VALUE_TAGS)))
 TRIPWIRE_TAGS = (NUM_PROMPT_TOKENS, SAMPLE_DIGEST)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Internals:
-    """What a backend holds on this rank: tensors as they are, its own parts of sharded ones."""
-
-    weights: Sequence[Tensor]
-    first_moments: Sequence[Tensor]  # Adam's; none before the first update
-    num_updates: int  # as the learning-rate schedule counts them
-    optimizer_steps: Sequence[int]  # as the optimizer counts them
-    learning_rate: float  # that the optimizer has
-
-
 class TrainingBackend(Protocol):
     """A model sharded over the workers of one layout. Every rank of a replica must make the same calls."""
 

@@ -6,7 +6,7 @@ once, after the last update      ──▶ the same from the columns by ``tripwi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,9 +26,19 @@ from nemo_like.batch.tags import ADVANTAGE, KL_SCALE, SAMPLE_MASK, TOKEN_SCALE, 
 from nemo_like.config.derived import has_reference_loss, scores_prev_logprobs
 from nemo_like.config.schema import LossConfig
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
-from nemo_like.policy.interface import Internals
 from nemo_like.tripwires.measured import Measured
 from nemo_like.tripwires.reference_loss import ReferenceTerms, ScoredTokens, kl_to_go, reference_terms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Internals:
+    """What a backend holds on this rank: tensors as they are, its own parts of sharded ones."""
+
+    weights: Sequence[Tensor]
+    first_moments: Sequence[Tensor]  # Adam's; none before the first update
+    num_updates: int  # as the learning-rate schedule counts them
+    optimizer_steps: Sequence[int]  # as the optimizer counts them
+    learning_rate: float  # that the optimizer has
 
 
 @dataclass(slots=True)

@@ -26,8 +26,7 @@ from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.schema import LossConfig, PolicyConfig, Tripwires
 from nemo_like.observability.metrics import Metric, maximum, summed
 from nemo_like.policy.batch import PolicyBatch
-from nemo_like.policy.interface import Internals
-from nemo_like.policy.update_watch import UpdateWatch
+from nemo_like.policy.update_watch import Internals, UpdateWatch
 from nemo_like.tripwires.dues import is_due
 from nemo_like.tripwires.measured import Measured
 from nemo_like.tripwires.sample_checks import SampleTags, num_wrong_samples

@@ -46,7 +46,6 @@ from nemo_like.policy.fsdp.optimizer import ShardedAdamW
 from nemo_like.policy.fsdp.tensor_parallel import TensorParallelModel, parallelize
 from nemo_like.policy.fsdp.weights import fill, full_tensor, hf_tensors, logit_scale
 from nemo_like.policy.hf_checkpoint import value_head
-from nemo_like.policy.interface import Internals
 from nemo_like.policy.kept_weights import KeptWeights
 from nemo_like.policy.learning_rate import learning_rate
 from nemo_like.policy.objective import LossFunction, Objective
@@ -55,7 +54,7 @@ from nemo_like.policy.parking import HostParking, stays_on_device
 from nemo_like.policy.scoring_backend import ScoringBackend
 from nemo_like.policy.temperature import asked_for_entropy
 from nemo_like.policy.train_metrics import TrainMetrics
-from nemo_like.policy.update_watch import UpdateWatch
+from nemo_like.policy.update_watch import Internals, UpdateWatch
 from nemo_like.weight_transport.buckets import TensorSpec
 
 

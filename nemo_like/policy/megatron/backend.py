@@ -40,7 +40,7 @@ from nemo_like.policy.checkpoint_writer import CheckpointWriter
 from nemo_like.policy.devices import DTYPES, compute_device
 from nemo_like.policy.export import complete_checkpoint, write_weights
 from nemo_like.policy.hf_checkpoint import HFCheckpoint, value_head
-from nemo_like.policy.interface import Internals, is_weight_sender
+from nemo_like.policy.interface import is_weight_sender
 from nemo_like.policy.kept_weights import KeptWeights
 from nemo_like.policy.learning_rate import learning_rate
 from nemo_like.policy.megatron.checkpoint import load_checkpoint, save_checkpoint
@@ -72,7 +72,7 @@ from nemo_like.policy.parking import HostParking, stays_on_device
 from nemo_like.policy.scoring_backend import ScoringBackend
 from nemo_like.policy.temperature import asked_for_entropy
 from nemo_like.policy.train_metrics import TrainMetrics
-from nemo_like.policy.update_watch import UpdateWatch
+from nemo_like.policy.update_watch import Internals, UpdateWatch
 from nemo_like.weight_transport.buckets import TensorSpec
 
 

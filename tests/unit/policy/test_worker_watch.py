@@ -16,7 +16,7 @@ from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.config.loader import load_config
 from nemo_like.config.schema import Tripwires
 from nemo_like.policy.batch import PolicyBatch
-from nemo_like.policy.interface import Internals
+from nemo_like.policy.update_watch import Internals
 from nemo_like.policy.worker_watch import WorkerWatch, weight_sample
 from nemo_like.tripwires.measured import Measured
 from tests.unit.algorithms.loss_cases import CONFIG
