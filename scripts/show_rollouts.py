@@ -4,6 +4,7 @@ whose reward failed.
     python scripts/show_rollouts.py RUN_DIR                          # the latest step that was dumped
     python scripts/show_rollouts.py RUN_DIR --step 12
     python scripts/show_rollouts.py RUN_DIR --step 12 --group 3      # all answers of one group
+    python scripts/show_rollouts.py RUN_DIR --outcome reward_failed  # all answers with this outcome
 
 Needs rollouts/step_N.jsonl, which a run writes with rollout.dump_period=1 (or more).
 """
@@ -14,9 +15,12 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from nemo_like.algorithms.rewards import Outcome
 
 Sample = dict[str, Any]
 
@@ -29,6 +33,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FileNotFoundError as error:
         print(error, file=sys.stderr)
         return 2
+    chosen_of: Callable[[Sequence[Sample]], list[Sample]]
+    if options.outcome is not None:
+        chosen_of = partial(with_outcome, outcome=options.outcome)
+    else:
+        chosen_of = most_telling if options.group is None else list
+    groups = {number: samples for number, samples in groups.items() if chosen_of(samples)}
+    if not groups:
+        print(f"no answer has the outcome {options.outcome}", file=sys.stderr)
+        return 2
     if options.group is not None:
         shown = {number: samples for number, samples in groups.items() if number == options.group}
         if not shown:
@@ -37,8 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         shown = dict(list(groups.items())[: options.limit])
     for number, samples in shown.items():
-        chosen = samples if options.group is not None else most_telling(samples)
-        print("\n".join(format_group(number, samples, chosen)))
+        print("\n".join(format_group(number, samples, chosen_of(samples))))
     if len(shown) < len(groups) and options.group is None:
         print(f"... {len(groups) - len(shown)} more groups; --limit shows more of them")
     return 0
@@ -58,10 +70,15 @@ def read_groups(run_dir: Path, step: int | None = None) -> dict[int, list[Sample
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; there are steps {', '.join(map(str, steps))}")
     groups: dict[int, list[Sample]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        sample = json.loads(line)
-        groups.setdefault(sample["group"], []).append(sample)
+    with path.open(encoding="utf-8", newline="\n") as lines:  # a text may hold other ends of lines
+        for sample in map(json.loads, lines):
+            groups.setdefault(sample["group"], []).append(sample)
     return groups
+
+
+def with_outcome(samples: Sequence[Sample], outcome: str) -> list[Sample]:
+    """Return the samples that have this outcome."""
+    return [sample for sample in samples if sample["outcome"] == outcome]
 
 
 def most_telling(samples: Sequence[Sample]) -> list[Sample]:
@@ -123,6 +140,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("run_dir", type=Path, help="the directory of the run")
     parser.add_argument("--step", type=int, help="default: the latest")
     parser.add_argument("--group", type=int, help="show every answer of this group")
+    parser.add_argument(
+        "--outcome", choices=[one.value for one in Outcome], help="show every answer with this outcome"
+    )
     parser.add_argument("--limit", type=int, default=8, help="groups to show (default 8)")
     return parser.parse_args(arguments)
 

@@ -89,3 +89,22 @@ def test_what_is_not_there_is_told_by_its_cause(tmp_path: Path, capsys: pytest.C
     ):
         assert main([str(tmp_path / arguments[0]), *arguments[1:]]) == 2
         assert told in capsys.readouterr().err
+
+
+def test_the_answers_of_one_outcome_can_be_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rollouts").mkdir()
+    texts = ["a\u2028b", "c", "d"]  # a line separator, at which only str.splitlines ends a line
+    samples = [sample(0, 1.0), sample(1, None, "it hung"), sample(0, 1.0)]
+    lines = [
+        json.dumps(
+            {**one, "group": group, "turns": [{"role": "assistant", "content": text}]}, ensure_ascii=False
+        )
+        for one, group, text in zip(samples, (3, 3, 4), texts, strict=True)
+    ]
+    (tmp_path / "rollouts" / "step_1.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    assert main([str(tmp_path), "--outcome", "reward_failed"]) == 0
+    shown = capsys.readouterr().out
+    assert "== group 3" in shown and "== group 4" not in shown
+    assert "-- answer 1: reward failed: it hung\nc\n" in shown and "a\u2028b" not in shown
+    assert main([str(tmp_path), "--outcome", "overlong"]) == 2
+    assert capsys.readouterr().err == "no answer has the outcome overlong\n"
