@@ -27,6 +27,8 @@ from nemo_like.cluster.watchdog import Watchdog, end_processes
 # When a call fails, another actor's death may have caused it. The wait for that death is this long, since a
 # dying process closes its connections at once but takes seconds to be gone.
 _CAUSE_GRACE_S = 10.0
+# Errors that no death of another process causes: the code that raised them was given something wrong.
+_OWN_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError)
 # How often a waiting ``gather`` checks whether Ray itself still lives.
 _RAY_PERIOD_S = 1.0
 # When an actor has died: how long to wait for the deaths of the others on its node.
@@ -189,10 +191,11 @@ class Cluster:
         try:
             return ray.get(call.ref, timeout=0)
         except (RayActorError, RayTaskError) as error:
-            ready, _ = ray.wait(list(self._watches), num_returns=1, timeout=_CAUSE_GRACE_S)
+            cause = error.cause if isinstance(error, RayTaskError) else error
+            grace_s = 0.0 if isinstance(cause, _OWN_ERRORS) else _CAUSE_GRACE_S
+            ready, _ = ray.wait(list(self._watches), num_returns=1, timeout=grace_s)
             if ready:
                 raise self._death(ready[0], stage) from error
-            cause = error.cause if isinstance(error, RayTaskError) else error
             if isinstance(cause, Overdue | TimeoutError):
                 raise StageTimeout.of_call(f"{call.actor}.{call.method}", stage, cause) from error
             raise ActorFailed(

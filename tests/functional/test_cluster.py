@@ -38,6 +38,9 @@ class Worker:
     def fail(self) -> None:
         raise KeyError("no such prompt")
 
+    def lose_its_peer(self) -> None:
+        raise ConnectionResetError("connection closed by peer")
+
     def hang(self) -> None:
         threading.Event().wait(60)
 
@@ -114,6 +117,16 @@ def test_the_log_of_an_actor_has_the_stack_of_its_error(
     assert stack.endswith("KeyError: 'no such prompt'\n")
 
 
+@pytest.mark.timeout(120)
+def test_an_error_that_no_death_causes_is_told_at_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nemo_like.cluster.cluster._CAUSE_GRACE_S", 1000.0)
+    worker = cluster.start(ActorSpec("worker", WORKER))
+    with pytest.raises(ActorFailed, match="no such prompt"):
+        cluster.gather([worker.submit("fail")], stage="rewarding", timeout_s=60)
+
+
 def test_a_failing_constructor_is_reported_with_its_message(cluster: Cluster) -> None:
     worker = cluster.start(ActorSpec("worker", WORKER, kwargs={"fails": "no checkpoint here"}))
     with pytest.raises(ActorFailed, match="no checkpoint here"):
@@ -136,7 +149,7 @@ def test_a_failure_is_put_down_to_the_death_that_follows_it_by_seconds(cluster: 
     dying = threading.Timer(4.0, os.kill, (pid, signal.SIGKILL))
     dying.start()
     with pytest.raises(ActorDied, match="actor 'victim' died"):
-        cluster.gather([sender.submit("fail")], stage="sending", timeout_s=60)
+        cluster.gather([sender.submit("lose_its_peer")], stage="sending", timeout_s=60)
     dying.join()
 
 
