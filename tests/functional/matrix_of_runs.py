@@ -111,7 +111,7 @@ TEXT = Group(
         Spread("DP 2", DP2),
         Spread("DP 2, distributed optimizer", (*DP2, "policy.megatron_cfg.use_distributed_optimizer=true")),
         Spread("TP 2", TP2),
-        Spread("TP 2 with sequence parallelism", (*TP2, *SEQUENCE_PARALLEL), is_quick=True),
+        Spread("TP 2 with sequence parallelism", (*TP2, *SEQUENCE_PARALLEL)),
         Spread("PP 2", PP2),
         Spread("TP 2 x PP 2", (*TP2, *PP2)),
         Spread("CP 2", CP2),

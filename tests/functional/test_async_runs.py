@@ -115,6 +115,7 @@ def test_a_run_that_follows_the_journal_of_another_has_its_metrics_to_the_bit(
     assert without_timings(second.run_dir) == without_timings(first.run_dir)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_and_continues_follows_its_own_journal(
     arithmetic_model: str, tmp_path: Path
 ) -> None:
@@ -138,8 +139,11 @@ def _by_step(records: list[dict[str, Any]]) -> Mapping[int, dict[str, Any]]:
 # Of rollouts that run ahead, the kill goes by the newest.
 @pytest.mark.parametrize(
     ("mode", "steps"),
-    [([EXACT], (2, 3, 4)), (AHEAD, (3, 4, 5)), (IN_FLIGHT, (3, 4, 5))],
-    ids=["exact", "ahead", "in flight"],
+    [
+        pytest.param([EXACT], (2, 3, 4), marks=pytest.mark.slow, id="exact"),
+        pytest.param(AHEAD, (3, 4, 5), marks=pytest.mark.slow, id="ahead"),
+        pytest.param(IN_FLIGHT, (3, 4, 5), id="in flight"),
+    ],
 )
 def test_processes_that_die_are_replaced_and_nothing_is_trained_twice_or_lost(
     arithmetic_model: str, tmp_path: Path, mode: list[str], steps: tuple[int, ...]
@@ -183,6 +187,7 @@ def check_each_step_once(run_dir: Path, num_steps: int) -> None:
     assert all(record["train/policy_version"] <= record["step"] - 1 for record in records)
 
 
+@pytest.mark.slow
 def test_rollouts_wait_for_a_trainer_that_is_slow(arithmetic_model: str, tmp_path: Path) -> None:
     options = ["grpo.max_num_steps=6", "grpo.max_staleness=2", *NO_VALIDATION]
     slow = ["loss_fn.kind=tests.functional.own_losses:slow", "++loss_fn.arguments.seconds=1.0"]
@@ -201,6 +206,7 @@ def test_rollouts_wait_for_a_trainer_that_is_slow(arithmetic_model: str, tmp_pat
     assert run.metrics("performance/backpressure_s")[3] > 0.5
 
 
+@pytest.mark.slow
 def test_samples_that_use_up_their_tokens_go_on_in_later_steps_also_by_a_journal(
     arithmetic_model: str, tmp_path: Path
 ) -> None:

@@ -125,6 +125,7 @@ def test_the_answers_are_in_the_report(evaluated: FinishedRun) -> None:
     assert "shard-0-0" in page
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_converted_once_and_gives_the_same(
     trained: FinishedRun, settings: list[str], tmp_path: Path
 ) -> None:

@@ -124,6 +124,7 @@ print("changed:", changed)
 """
 
 
+@pytest.mark.slow
 def test_a_callback_ends_a_run_which_then_continues_and_what_a_callback_raises_is_raised(
     prepared: Kernel,
 ) -> None:

@@ -291,6 +291,7 @@ def sums(count: int) -> list[dict[str, str]]:
     ]
 
 
+@pytest.mark.slow
 def test_an_environment_that_fails_most_samples_ends_the_run_with_exit_code_3_and_trains_nothing(
     arithmetic_model: str, tmp_path: Path
 ) -> None:
@@ -310,6 +311,7 @@ def test_an_environment_that_fails_most_samples_ends_the_run_with_exit_code_3_an
     assert "Traceback" not in run.output
 
 
+@pytest.mark.slow
 def test_a_reward_server_that_does_not_answer_is_an_error_before_training(
     arithmetic_model: str, tmp_path: Path
 ) -> None:
