@@ -107,6 +107,7 @@ def test_what_cannot_start_at_all_is_not_tried_until_the_deadline(
     assert len(warnings) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_no_ray_at_the_address_is_an_error_that_says_how_to_start_one(
     monkeypatch: pytest.MonkeyPatch,
