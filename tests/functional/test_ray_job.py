@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,16 @@ import pytest
 
 from nemo_like.cluster.runtime import free_port
 from nemo_like.observability.jsonl import without_measurements
-from tests.functional.runs import CONFIG, MARK, ROOT, SCORED, read_metrics, run_grpo, wait_until_gone
+from tests.functional.runs import (
+    CONFIG,
+    MARK,
+    ROOT,
+    SCORED,
+    kill_all,
+    read_metrics,
+    run_grpo,
+    wait_until_gone,
+)
 
 pytestmark = [pytest.mark.whole_run, pytest.mark.timeout(600)]
 
@@ -89,8 +97,8 @@ def head() -> Iterator[RayHead]:
             _wait_for_jobs(head, directory / "head.log")
             yield head
         finally:
-            # `ray stop` would end every Ray on the machine.
-            os.killpg(process.pid, signal.SIGTERM)
+            # `ray stop` would end every Ray on the machine, and one that is asked to end takes half a minute.
+            kill_all(mark)
             process.wait(timeout=60)
     assert wait_until_gone(mark) == []
     shutil.rmtree(directory)
