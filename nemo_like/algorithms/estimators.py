@@ -97,6 +97,11 @@ def build_estimator(cfg: GRPOConfig) -> Callable[[AdvantageInputs], Advantages]:
                 f"{advantages[wrong[0]]} for sample {wrong[0]} of group {inputs.group_ids[wrong[0]]}, whose "
                 f"reward is {inputs.rewards[wrong[0]]:g}; it must give one finite float per sample"
             )
+        if estimated.token_scale is not None and inputs.of_tokens is None:
+            raise ValueError(
+                f"{key} gave token_scale={estimated.token_scale}, which scales the advantages of tokens, and "
+                "only a critic gives these; leave it out"
+            )
         return Advantages(advantages, estimated.kl_scale, estimated.token_scale)
 
     return checked

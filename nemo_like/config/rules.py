@@ -34,7 +34,7 @@ from nemo_like.config.schema import (
     LRDecayStyle,
 )
 from nemo_like.config.task_rules import task_problems
-from nemo_like.config.tasks import data_sources
+from nemo_like.config.tasks import MAX_TEMPERATURE, data_sources
 from nemo_like.config.teacher_rules import (
     teacher_model_problems,
     teacher_problems,
@@ -126,7 +126,7 @@ def _of_group(
     ``broken`` are the keys that are out of their ranges.
     """
     found: list[Problem] = []
-    of_updates = (_batch_sizes,) if name == "teacher" else (_batch_sizes, _scheduler)
+    of_updates = () if name == "teacher" else (_batch_sizes, _scheduler)
     for rule in _RULES:
         if rule.check in of_updates and not rule.keys.intersection(broken):
             found += rule.check(as_policy)
@@ -233,6 +233,7 @@ _RANGES = (
     _Range(
         key="generation.temperature",
         above=0,
+        at_most=MAX_TEMPERATURE,
         remedy="training samples must vary; use generation.validation.temperature=0 for greedy validation",
     ),
     _count("generation.vllm_cfg.tensor_parallel_size"),

@@ -13,6 +13,7 @@ from nemo_like.config.hub_rules import hub_problems, mcp_problems
 from nemo_like.config.problems import Problem
 from nemo_like.config.schema import Config, Device, EnvConfig, EnvironmentKind
 from nemo_like.config.tasks import (
+    MAX_TEMPERATURE,
     SourcedSampling,
     component_weights,
     data_sources,
@@ -144,7 +145,10 @@ def _ranges(sourced: SourcedSampling) -> Iterator[Problem]:
     values = sourced.sampling
     # Every comparison is false for NaN, so NaN is out of range.
     limits = {
-        "temperature": (values.temperature >= 0, "at least 0"),
+        "temperature": (
+            0 <= values.temperature <= MAX_TEMPERATURE,
+            f"at least 0 and at most {MAX_TEMPERATURE:g}",
+        ),
         "top_p": (0 < values.top_p <= 1, "above 0 and at most 1"),
         "top_k": (values.top_k >= 0, "at least 0"),
         "min_p": (0 <= values.min_p <= 1, "at least 0 and at most 1"),

@@ -15,6 +15,9 @@ from nemo_like.config.schema import (
     SamplingConfig,
 )
 
+# vLLM refuses requests above it.
+MAX_TEMPERATURE = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:

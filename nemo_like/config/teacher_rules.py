@@ -92,6 +92,13 @@ def _of_the_group(cfg: Config, teacher: TeacherConfig) -> Iterator[Problem]:
             rule="needs GPUs of its own, and cluster.placement=colocated gives it the policy's",
             remedy="set cluster.placement=separate",
         )
+    num_samples = cfg.grpo.num_prompts_per_step * cfg.grpo.num_generations_per_prompt
+    if teacher.data_parallel_size >= 1 and num_samples % teacher.data_parallel_size:
+        yield Problem(
+            key=f"teacher.data_parallel_size={teacher.data_parallel_size}",
+            rule=f"must divide the {num_samples} samples of a step",
+            remedy="use a divisor, or another number of prompts",
+        )
     yield from beside_policy("teacher", "teacher", teacher, cfg.policy)
 
 

@@ -140,11 +140,11 @@ class StepTripwires:
             num_masked = sum(
                 not kept and outcome != filtered
                 for part in rollout.generated
-                for kept, outcome in zip(part.tag(SAMPLE_MASK), part.tag(OUTCOME), strict=True)
+                for kept, outcome in zip(_collected_mask(part), part.tag(OUTCOME), strict=True)
             )
             yield from mask_alarms(num_masked, int(failed.value))
         if self._cfg.grpo.use_dynamic_sampling:
-            yield from uniform_group_alarms(batch.tag(REWARD), batch.prompt_index, batch.tag(SAMPLE_MASK))
+            yield from uniform_group_alarms(batch.tag(REWARD), batch.prompt_index, _collected_mask(batch))
 
     def _batch_alarms(self, batch: KVBatchMeta) -> Iterator[Alarm]:
         prompt_index = batch.prompt_index
@@ -231,6 +231,13 @@ class StepTripwires:
     def _has_dropout(self) -> bool:
         lora = self._cfg.policy.lora
         return lora.enabled and lora.dropout > 0
+
+
+def _collected_mask(batch: KVBatchMeta) -> list[bool]:
+    """Return which samples were unmasked when they were collected, before the step masked further ones."""
+    late = (Outcome.overlong.value, Outcome.logprob_mismatch.value)
+    pairs = zip(batch.tag(SAMPLE_MASK), batch.tag(OUTCOME), strict=True)
+    return [bool(kept) or outcome in late for kept, outcome in pairs]
 
 
 def _values(metrics: Mapping[str, Metric]) -> dict[str, float]:

@@ -10,6 +10,7 @@ Pairs are asked about in both orders because judges favour a place (arXiv 2306.0
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -136,6 +137,8 @@ class JudgeEndpoint:
                     temperature=openai.omit if options.temperature is None else options.temperature,
                     extra_body=dict(options.extra_body) or None,
                 )
+        except json.JSONDecodeError as error:
+            raise NoVerdict(FailureKind.malformed, self._reason(f"no JSON: {error}")) from error
         except (openai.OpenAIError, TimeoutError) as error:
             came_back = f"{type(error).__name__}: {error}".rstrip(": ")
             if isinstance(error.__cause__, Exception):

@@ -265,15 +265,17 @@ def _unseen(cfg: Config, machine: Machine) -> Iterator[Note]:
     """Yield what is assumed, or not checked, in a plan for a machine that is not this one."""
     if machine is Machine.this:
         return
-    name = cfg.policy.model_name
-    if not Path(name).is_dir():
-        yield Note(
-            Seen.assumed,
-            f"policy.model_name: {name} is not here; its sizes are those shipped in recipes/shapes",
-        )
-        yield Note(
-            Seen.not_checked, f"policy.model_name: weights and tokenizer of {name}, so no prompt's length"
-        )
+    named = {
+        "policy": (cfg.policy, "no prompt's length"),
+        "value": (cfg.value, "not whether it has the policy's vocabulary"),
+        "teacher": (cfg.teacher, "not whether it has the policy's vocabulary"),
+    }
+    for group, (of_group, unknown) in named.items():
+        if of_group is None or Path(name := of_group.model_name).is_dir():
+            continue
+        key = f"{group}.model_name"
+        yield Note(Seen.assumed, f"{key}: {name} is not here; its sizes are those shipped in recipes/shapes")
+        yield Note(Seen.not_checked, f"{key}: weights and tokenizer of {name}, so {unknown}")
     for key, source in data_sources(cfg):
         if not is_here(source):
             yield Note(Seen.not_checked, f"{key}: {source.path} is not here")

@@ -18,7 +18,7 @@ from nemo_like.batch.columns import (
     VALUES,
 )
 from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.batch.tags import ADVANTAGE, TOKEN_SCALE
+from nemo_like.batch.tags import ADVANTAGE, SAMPLE_MASK, TOKEN_SCALE
 from nemo_like.data_plane.interface import DataPlane
 from nemo_like.rollout.conversation import Conversation
 
@@ -65,7 +65,7 @@ def dumped_tokens(
     """Return lists over the tokens after the prompt: ``text`` and every number that there is.
 
     A number is null on tokens that the policy did not generate. With a critic, ``advantages`` are what the
-    loss takes: the sample's advantage and the token's own.
+    loss takes: the sample's advantage and the token's own; 0 in a masked sample.
     """
     if not sample.passages:
         return {}
@@ -82,7 +82,8 @@ def dumped_tokens(
     }
     if TOKEN_ADVANTAGES.name in scores and TOKEN_SCALE.name in tags and tags.get(ADVANTAGE.name) is not None:
         own = scores[TOKEN_ADVANTAGES.name][-len(ids) :]
-        numbers[_ADVANTAGES] = tags[ADVANTAGE.name] + tags[TOKEN_SCALE.name] * own
+        trains = bool(tags[SAMPLE_MASK.name])
+        numbers[_ADVANTAGES] = trains * (tags[ADVANTAGE.name] + tags[TOKEN_SCALE.name] * own)
     return {"text": texts(ids), **{name: _listed(values, sampled) for name, values in numbers.items()}}
 
 

@@ -20,13 +20,15 @@ from tests.unit.environments.configs import env_config
 
 @contextmanager
 def serving(answer: Any) -> Iterator[str]:
-    """A server on this machine; ``answer(request body)`` gives status and content."""
+    """A server on this machine; ``answer(request body)`` gives status and content, which is sent as it is
+    where it is bytes."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             status, content = answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            body = json.dumps(content).encode()
+            body = content if isinstance(content, bytes) else json.dumps(content).encode()
             self.send_response(status)
+            self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

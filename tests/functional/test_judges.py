@@ -127,6 +127,8 @@ def test_a_wrong_key_is_told_but_never_shown(server: JudgeServer, monkeypatch: p
         (200, {"choices": []}, FailureKind.malformed, "gave no chat completion"),
         (200, {"feedback": [1.0]}, FailureKind.malformed, "gave no chat completion"),
         (200, [], FailureKind.malformed, "gave no chat completion"),
+        (200, b"{half of it", FailureKind.malformed, f"the judge {MODEL} at http"),
+        (200, b"{half of it", FailureKind.malformed, "gave no JSON: "),
         (
             200,
             {"choices": [{"message": {"content": None}, "finish_reason": "length"}]},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import resource
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from tests.functional.policy_fixtures import (
 )
 from tests.functional.worlds import WorldPool, run_world
 
+Rounds = Callable[[Coordinates, PolicyConfig, Path, Path | None], list[float]]
 BATCH = random_batch(16)
 WRITING = CheckpointWriting.background
 REPLICATED = {"use_distributed_optimizer": False}
@@ -45,6 +46,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "one": {},
     "DP2 with sharded optimizer": {"dp": 2},
     "DP2 with replicated optimizer": {"dp": 2, **REPLICATED},
+    "DP2 in bfloat16": {"dp": 2, "precision": Precision.bfloat16},
     "TP2": {"tp": 2},
     "PP2": {"pp": 2},
     "FSDP, one": FSDP,
@@ -108,6 +110,37 @@ def train_rounds(
     return norms
 
 
+def train_after_saving(
+    coordinates: Coordinates, cfg: PolicyConfig, path: Path, resume_from: Path | None
+) -> list[float]:
+    """A checkpoint before any update, then a round of two updates; or the round alone, from the checkpoint.
+
+    Returns this rank's gradient norms; exports the weights.
+    """
+    plane = InMemoryDataPlane()
+    worker = ready_worker(cfg, loss_config(), coordinates, plane)
+    if resume_from is None:
+        worker.save_checkpoint(str(path / "checkpoint"), CheckpointWriting.blocking)
+        worker.wait_for_checkpoint()
+    else:
+        worker.load_checkpoint(str(resume_from / "checkpoint"), version=0)
+    return trained_and_exported(worker, plane, path)
+
+
+def train_without_saving(
+    coordinates: Coordinates, cfg: PolicyConfig, path: Path, resume_from: Path | None
+) -> list[float]:
+    """The same round without a checkpoint."""
+    plane = InMemoryDataPlane()
+    return trained_and_exported(ready_worker(cfg, loss_config(), coordinates, plane), plane, path)
+
+
+def trained_and_exported(worker: PolicyWorker, plane: InMemoryDataPlane, path: Path) -> list[float]:
+    norms = train(worker, put_samples(plane, "first", BATCH))
+    worker.export_hf(str(path / "export"))
+    return norms
+
+
 def train(worker: PolicyWorker, meta: KVBatchMeta) -> list[float]:
     coordinates = worker.coordinates
     sizes = {"num_shards": coordinates.layout.dp, "global_batch_size": 8}
@@ -121,13 +154,40 @@ def train(worker: PolicyWorker, meta: KVBatchMeta) -> list[float]:
     return [] if update is None else [update.metrics["grad_norm"].value]
 
 
-def run(path: Path, layout: str, model: Path, resume_from: Path | None = None) -> list[float]:
+def run(
+    path: Path, layout: str, model: Path, resume_from: Path | None = None, rounds: Rounds = train_rounds
+) -> list[float]:
     cfg = policy_config(model, **LAYOUTS[layout])
     (path / "checkpoint").mkdir(parents=True)
     (norms, *_) = [
-        norms for norms in run_world(train_rounds, parallel_layout(cfg), cfg, path, resume_from) if norms
+        norms for norms in run_world(rounds, parallel_layout(cfg), cfg, path, resume_from) if norms
     ]
     return norms
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        *("one", "DP2 with sharded optimizer", "DP2 in bfloat16", "FSDP, DP2", "adapters, TP2"),
+        pytest.param("TP2 x PP2 with replicated optimizer", marks=pytest.mark.slow),
+        pytest.param("EP2", marks=pytest.mark.slow),
+        pytest.param("one with replicated optimizer", marks=pytest.mark.slow),
+        pytest.param("EP2 with replicated optimizer", marks=pytest.mark.slow),
+    ],
+)
+def test_a_checkpoint_from_before_the_first_update_is_continued(
+    layout: str, model: Path, tmp_path: Path
+) -> None:
+    """As one is that was saved while a critic warmed up."""
+    source = make_checkpoint(tmp_path / "model", "qwen3_moe") if layout.startswith("EP") else model
+    norms = run(tmp_path / "saved", layout, source, rounds=train_after_saving)
+    again = run(tmp_path / "resumed", layout, source, tmp_path / "saved", rounds=train_after_saving)
+    plain = run(tmp_path / "plain", layout, source, rounds=train_without_saving)
+    assert norms == again == plain
+    expected = weights(tmp_path / "plain")
+    for path in ("saved", "resumed"):
+        found = weights(tmp_path / path)
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from nemo_like.algorithms.advantage_estimators import reinforce_plus_plus_baseli
 from nemo_like.algorithms.advantage_estimators import rloo as leave_one_out
 from nemo_like.algorithms.advantage_estimators.gae import gae
 from nemo_like.algorithms.advantage_estimators.gdpo import normalized_sum as gdpo
-from nemo_like.algorithms.estimators import AdvantageInputs, KLToGo, TokenSums, build_estimator
+from nemo_like.algorithms.estimators import AdvantageInputs, Advantages, KLToGo, TokenSums, build_estimator
 from nemo_like.config.loader import load_config
 from nemo_like.config.schema import AdvantageEstimatorName, GRPOConfig
 
@@ -174,6 +174,10 @@ def first_is_one(batch: AdvantageInputs, cfg: GRPOConfig) -> list[float]:
     return [1.0, *[0.0] * (len(batch.rewards) - 1)]
 
 
+def scaled_tokens(batch: AdvantageInputs, cfg: GRPOConfig) -> Advantages:
+    return Advantages([0.0] * len(batch.rewards), token_scale=2.0)
+
+
 def one_too_few(batch: AdvantageInputs, cfg: GRPOConfig) -> list[float]:
     return [0.0] * (len(batch.rewards) - 1)
 
@@ -231,6 +235,7 @@ def test_an_estimator_gets_the_arguments_of_the_configuration(grpo_config):
         ("one_too_few", "gave 1 advantages for 2"),
         ("not_a_number", "2 advantages that are not finite, the first of them nan for sample 0 of group a"),
         ("no_sequence", "returned NoneType, not one float per sample"),
+        ("scaled_tokens", "gave token_scale=2.0, .* and only a critic gives these; leave it out"),
     ],
 )
 def test_what_an_estimator_of_ones_own_gives_is_checked(grpo_config, function, finding):

@@ -37,7 +37,7 @@ def test_the_demo_is_valid(demo: Demo) -> None:
         ("grpo.seed=-1", "must be at least 0"),
         ("grpo.val_period=-1", "must be at least 0"),
         ("grpo.max_val_samples=0", "must be at least 1"),
-        ("generation.validation.temperature=-0.5", "must be at least 0"),
+        ("generation.validation.temperature=-0.5", "must be at least 0 and at most 2"),
         ("loss_fn.ratio_clip_min=0.0", "must be above 0 and below 1"),
         ("loss_fn.ratio_clip_min=1.0", "must be above 0 and below 1"),
         ("loss_fn.ratio_clip_max=-0.2", "must be above 0"),
@@ -102,7 +102,9 @@ def test_a_group_of_one_is_refused(demo: Demo) -> None:
 
 def test_a_greedy_rollout_is_refused(demo: Demo) -> None:
     (problem,) = problems(demo("generation.temperature=0"))
-    assert "generation.temperature=0.0 must be above 0; training samples must vary" in problem
+    assert "generation.temperature=0.0 must be above 0 and at most 2; training samples must vary" in problem
+    (problem,) = problems(demo("generation.temperature=2.5"))
+    assert "generation.temperature=2.5 must be above 0 and at most 2" in problem
 
 
 def test_a_mismatch_maximum_that_ends_every_run_is_refused(demo: Demo) -> None:

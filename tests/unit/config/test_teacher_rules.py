@@ -16,7 +16,7 @@ from nemo_like.config.recordings import MANIFEST, RecordingManifest, rollout_fil
 from nemo_like.config.roles import Role, roles, worker_groups
 from nemo_like.config.rules import validate
 from nemo_like.config.schema import Config, TeacherScoring
-from tests.unit.config.checkpoints import DEMO, SCORED, write_checkpoint
+from tests.unit.config.checkpoints import DEMO, PADDED, SCORED, write_checkpoint
 
 ENGINE = ("teacher.scored_by=engine", "teacher.data_parallel_size=1")
 
@@ -93,8 +93,8 @@ def test_a_loss_of_ones_own_may_have_a_teacher(student: Path, teacher: Path) -> 
             "teacher.max_total_sequence_length=40 must be that of the policy, 32",
         ),
         (
-            ("teacher.train_global_batch_size=100",),
-            "teacher.train_global_batch_size=100 must divide the N = 128 prompts x 8 generations",
+            ("teacher.data_parallel_size=3",),
+            "teacher.data_parallel_size=3 must divide the 1024 samples of a step",
         ),
         (
             ("teacher.data_parallel_size=1", "teacher.megatron_cfg.tensor_model_parallel_size=3"),
@@ -302,3 +302,13 @@ def test_a_layout_of_nothing_is_told_by_its_key(student: Path, teacher: Path, gr
     assert any(
         one.startswith(f"{axis}=0 must be") for one in problems(distilled(student, teacher, f"{axis}=0"))
     )
+
+
+def test_a_teachers_replicas_divide_the_samples_of_a_step_and_nothing_else(
+    student: Path, teacher: Path
+) -> None:
+    step = ("grpo.num_prompts_per_step=12", "grpo.num_generations_per_prompt=4")
+    trained = (*step, "policy.train_global_batch_size=6", SCORED, *PADDED, "grpo.samples_kept_together=1")
+    validate(distilled(student, teacher, *trained, "teacher.data_parallel_size=4"))
+    (told,) = problems(distilled(student, teacher, *trained, "teacher.data_parallel_size=5"))
+    assert told.startswith("teacher.data_parallel_size=5 must divide the 48 samples of a step")

@@ -186,7 +186,26 @@ def test_a_masked_sample_counts_in_nobodys_advantages(outcome: str) -> None:
         "sample_mask": (1.0, 0.0, 1.0, 1.0),
         "outcome": ("trained", outcome, "trained", "trained"),
     }
-    assert names(replace(step, tags=tags, num_failed=1)) == ["advantages"]
+    assert names(replace(step, tags=tags)) == ["advantages"]
+
+
+@pytest.mark.parametrize("outcome", ["overlong", "logprob_mismatch"])
+@pytest.mark.parametrize("option", ["grpo.use_dynamic_sampling=false", "grpo.use_dynamic_sampling=true"])
+def test_a_sample_that_a_step_masks_has_a_reward_and_was_collected_with_it(outcome: str, option: str) -> None:
+    step = replace(
+        HEALTHY, counts=[[(3, 1), (4, 2)]] * 2, update={**UPDATE, Measured.num_trained_tokens: 7.0}
+    )
+    tags = {
+        "reward": (1.0, 0.0, 1.0, 0.0),
+        "sample_mask": (1.0, 0.0, 1.0, 1.0),
+        "outcome": ("trained", outcome, "trained", "trained"),
+        # Of the first group one sample is left, which has nothing to be compared with.
+        "shaped_reward": (1.0, 0.0, 1.0, 0.0),
+        "advantage": (0.0, 0.0, 2**-0.5, -(2**-0.5)),
+    }
+    assert names(replace(step, tags=tags), option) == []
+    unknown = replace(step, tags={**tags, "outcome": ("trained",) * 4})
+    assert "masks" in names(unknown, option)
 
 
 def test_a_critic_whose_gradient_is_no_number_ends_the_run_before_it_is_saved() -> None:

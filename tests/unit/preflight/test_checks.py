@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nemo_like.config.loader import load_config
 from nemo_like.config.machine_rules import Machine
 from nemo_like.config.problems import ConfigError
 from nemo_like.config.recordings import MANIFEST
@@ -123,3 +124,18 @@ def test_a_teacher_is_asked_for_no_more_tokens_than_there_are(demo: Demo, checkp
     told = r"compares the 65 most likely tokens of the teacher \(top_k\), and the policy has 64 tokens"
     with pytest.raises(ConfigError, match=told):
         preflight(distilled(demo, checkpoint, "{divergence: forward, top_k: 65}"), Machine.this, say)
+
+
+def test_a_plan_says_which_models_it_could_not_see(demo: Demo) -> None:
+    recipe = REPOSITORY / "recipes" / "grpo-qwen3-8b-1n8g.yaml"
+    teacher = ("teacher=default", "teacher.model_name=models/Qwen3-30B-A3B", "loss_fn.kind=distillation")
+    cfg = load_config(recipe, [*teacher, "data.train.path=none.jsonl", "data.validation.path=none.jsonl"])
+    notes = [str(note) for note in preflight(cfg, Machine.another, say).notes]
+    assert (
+        "assumed      teacher.model_name: models/Qwen3-30B-A3B is not here; its sizes are those shipped in "
+        "recipes/shapes"
+    ) in notes
+    assert (
+        "not checked  teacher.model_name: weights and tokenizer of models/Qwen3-30B-A3B, so not whether it "
+        "has the policy's vocabulary"
+    ) in notes

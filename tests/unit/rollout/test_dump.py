@@ -198,13 +198,19 @@ def test_the_tokens_after_the_prompt_come_with_what_engine_and_trainer_say_of_th
 
 def test_with_a_critic_tokens_have_the_advantages_that_the_loss_takes(tmp_path: Path) -> None:
     samples = StepSamples(texts)
-    batch = batch_of("a", 5, [1.0]).with_tags({"advantage": [-0.5], "token_scale": [2.0]})
+    tags = {"advantage": [-0.5], "token_scale": [2.0], "sample_mask": [1.0]}
+    batch = batch_of("a", 5, [1.0]).with_tags(tags)
     scores = {"a/0": {"token_advantages": np.array([0.0, 1.0, 0.25, 0.0, -1.0], np.float32)}}
     samples.remember(3, batch, [[spoken()]], [PLACE])
     samples.write(tmp_path / "step_3.jsonl", 3, [batch], scores)
     (line,) = read(tmp_path / "step_3.jsonl")
     # -0.5 + 2 * token_advantages
     assert line["tokens"]["advantages"] == [1.5, 0.0, None, -2.5]  # type: ignore[index]
+    masked = batch.with_tags({"advantage": [0.0], "sample_mask": [0.0]})
+    samples.remember(4, masked, [[spoken()]], [PLACE])
+    samples.write(tmp_path / "step_4.jsonl", 4, [masked], scores)
+    (line,) = read(tmp_path / "step_4.jsonl")
+    assert line["tokens"]["advantages"] == [0.0, 0.0, None, 0.0]  # type: ignore[index]
 
 
 def test_a_validation_has_no_outcome(tmp_path: Path) -> None:
