@@ -4,16 +4,18 @@
     tags ──▶ with_estimated: grpo.adv_estimator.name      ──▶ advantage, kl_scale
 
 What they raise ends the run with a sentence that says which function it was, at which step, and where in its
-file.
+file. A function of the user's own has a deadline, since it may wait for something.
 """
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, TypeVar
 
 from nemo_like.algorithms.estimators import KLToGo, build_estimator
 from nemo_like.algorithms.rewards import Outcome
@@ -28,10 +30,16 @@ from nemo_like.batch.tags import (
     SHAPED_REWARD,
     tags_read_by,
 )
-from nemo_like.config.named_functions import FunctionRole, load_function
+from nemo_like.config.named_functions import FunctionRole, is_own_function, load_function
 from nemo_like.config.schema import GRPOConfig
 from nemo_like.driver.run_failures import RunFailed
 from nemo_like.driver.stages import masked, token_sums, with_advantages
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+# These functions compute on a few numbers per sample, which takes moments.
+_DEADLINE_S = 600.0
 
 
 def with_estimated(batch: KVBatchMeta, cfg: GRPOConfig, kl: KLToGo | None = None) -> KVBatchMeta:
@@ -42,7 +50,8 @@ def with_estimated(batch: KVBatchMeta, cfg: GRPOConfig, kl: KLToGo | None = None
     name, components = cfg.adv_estimator.name, list(cfg.adv_estimator.reward_weights)
     with _telling(f"grpo.adv_estimator.name={name}", batch):
         tags = _tags(FunctionRole.estimator, name, batch)
-        return with_advantages(batch, build_estimator(cfg), components, kl, token_sums(batch), tags)
+        estimator = _in_time(name, build_estimator(cfg))
+        return with_advantages(batch, estimator, components, kl, token_sums(batch), tags)
 
 
 def without_refused(batch: KVBatchMeta, cfg: GRPOConfig) -> KVBatchMeta:
@@ -61,7 +70,7 @@ def without_refused(batch: KVBatchMeta, cfg: GRPOConfig) -> KVBatchMeta:
 def passing(name: str, batch: KVBatchMeta, cfg: GRPOConfig) -> Sequence[bool]:
     """Return for each sample whether the filter of this name lets it train."""
     num_tokens = batch.tag(NUM_RESPONSE_TOKENS)
-    return build_filter(name, cfg)(
+    return _in_time(name, build_filter(name, cfg))(
         RolledOut(
             rewards=batch.tag(REWARD),
             shaped_rewards=batch.tag(SHAPED_REWARD),
@@ -72,6 +81,29 @@ def passing(name: str, batch: KVBatchMeta, cfg: GRPOConfig) -> Sequence[bool]:
             tags=_tags(FunctionRole.filter, name, batch),
         )
     )
+
+
+def _in_time(name: str, function: Callable[[T], R]) -> Callable[[T], R]:
+    """Return a function of the user's own so that it raises ValueError when its deadline passes. It then goes
+    on in a thread that ends with this process."""
+    if not is_own_function(name):
+        return function
+
+    def bounded(values: T) -> R:
+        answer: Future[R] = Future()
+
+        def call() -> None:
+            try:
+                answer.set_result(function(values))
+            except BaseException as error:
+                answer.set_exception(error)
+
+        Thread(target=call, name=name, daemon=True).start()
+        if not wait([answer], timeout=_DEADLINE_S).done:
+            raise ValueError(f"did not return within {_DEADLINE_S:g} s")
+        return answer.result()
+
+    return bounded
 
 
 def _tags(role: FunctionRole, name: str, batch: KVBatchMeta) -> Mapping[str, Sequence[Any]]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -86,3 +87,23 @@ def test_what_fails_is_told_with_the_function_the_step_and_the_line(cfg: GRPOCon
         RunFailed, match=r"broken failed at step 7: KeyError: 'num_truns' \(test_tag_functions"
     ):
         with_estimated(batch(), estimator(cfg, broken))
+
+
+def endless(inputs: AdvantageInputs, cfg: GRPOConfig) -> list[float]:
+    threading.Event().wait()
+    return []
+
+
+def endless_filter(samples: RolledOut, cfg: GRPOConfig) -> list[bool]:
+    threading.Event().wait()
+    return []
+
+
+def test_what_never_returns_has_a_deadline(cfg: GRPOConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nemo_like.driver.tag_functions._DEADLINE_S", 0.01)
+    told = "endless failed at step 7: did not return within 0.01 s"
+    with pytest.raises(RunFailed, match=told):
+        with_estimated(batch(), estimator(cfg, endless))
+    name = f"{__name__}:endless_filter"
+    with pytest.raises(RunFailed, match=f"grpo.sample_filters: {name} failed at step 7: did not return"):
+        without_refused(batch(), replace(cfg, sample_filters=[name]))
