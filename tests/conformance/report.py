@@ -134,10 +134,19 @@ def _listed(answers: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _deviation(answer: Mapping[str, Any], *, ordinary: bool) -> float:
-    values = [
-        one["deviation"] for name, one in answer["batches"].items() if not (ordinary and name in _EXTREME)
-    ]
-    return float(max(values))
+    return float(max(one["deviation"] for one in _compared(answer, ordinary=ordinary)))
+
+
+def _compared(answer: Mapping[str, Any], *, ordinary: bool) -> list[Mapping[str, Any]]:
+    """Return what was found on all batches, or on the ordinary ones."""
+    return [one for name, one in answer["batches"].items() if not (ordinary and name in _EXTREME)]
+
+
+def _shown(answer: Mapping[str, Any], *, ordinary: bool) -> str:
+    """Return the largest deviation as the tables have it."""
+    if any(one["raised"] for one in _compared(answer, ordinary=ordinary)):
+        return "raised"
+    return _number(_deviation(answer, ordinary=ordinary))
 
 
 def _reasons(framework: Mapping[str, Any]) -> Iterator[str]:
@@ -204,10 +213,7 @@ def _rows(framework: Mapping[str, Any]) -> Iterator[str]:
         if answer["status"] == "absent":
             continue
         because = sorted({short[name] for one in answer["batches"].values() for name in one["because"]})
-        if answer["status"] == "raised":
-            usual = every = "raised"
-        else:
-            usual, every = (_number(_deviation(answer, ordinary=value)) for value in (True, False))
+        usual, every = (_shown(answer, ordinary=value) for value in (True, False))
         reasons = ", ".join(map(str, because)) + (" and unknown" if answer["status"] == "unexplained" else "")
         yield f"| {answer['case']} | `{answer['asked']}` | {usual} | {every} | {reasons} |"
     yield "\n</details>\n"
