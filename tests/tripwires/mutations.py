@@ -514,7 +514,7 @@ def tags_not_reordered(subset: Any) -> Any:
     Group.batching,
     "The log-probs under the old weights come back one token late.",
     "PrimeIntellect-ai/prime-rl#606",
-    "nemo_like.policy.megatron.backend:MegatronBackend.logprobs",
+    "nemo_like.policy.scoring_backend:ScoringBackend.logprobs",
 )
 def scored_logprobs_shifted(logprobs: Any) -> Any:
     def mutated(self: Any, batch: Any, schedule: Any) -> Any:
