@@ -38,21 +38,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen_of = partial(with_outcome, outcome=options.outcome)
     else:
         chosen_of = most_telling if options.group is None else list
-    groups = {number: samples for number, samples in groups.items() if chosen_of(samples)}
-    if not groups:
+    chosen = {number: found for number, samples in groups.items() if (found := chosen_of(samples))}
+    if options.outcome is not None and not chosen:
         print(f"no answer has the outcome {options.outcome}", file=sys.stderr)
         return 2
-    if options.group is not None:
-        shown = {number: samples for number, samples in groups.items() if number == options.group}
-        if not shown:
-            print(f"no group {options.group}; there are {', '.join(map(str, groups))}", file=sys.stderr)
-            return 2
-    else:
-        shown = dict(list(groups.items())[: options.limit])
-    for number, samples in shown.items():
-        print("\n".join(format_group(number, samples, chosen_of(samples))))
-    if len(shown) < len(groups) and options.group is None:
-        print(f"... {len(groups) - len(shown)} more groups; --limit shows more of them")
+    if options.group is not None and options.group not in chosen:
+        print(f"no group {options.group}; there are {', '.join(map(str, chosen))}", file=sys.stderr)
+        return 2
+    shown = list(chosen)[: options.limit] if options.group is None else [options.group]
+    for number in shown:
+        print("\n".join(format_group(number, groups[number], chosen[number])))
+    if len(shown) < len(chosen) and options.group is None:
+        print(f"... {len(chosen) - len(shown)} more groups; --limit shows more of them")
     return 0
 
 

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import TypeGuard
 from urllib.parse import urlparse
 
 from nemo_like.config.adapter_layers import adapts_all_linear
@@ -58,7 +59,7 @@ def longest_deadline_s(cfg: ClusterConfig) -> float:
     return max(deadline_s(cfg, stage) for stage in Stage)
 
 
-def is_one_engine(group: PolicyConfig) -> bool:
+def is_one_engine(group: PolicyConfig) -> TypeGuard[TeacherConfig]:
     """Return whether one vLLM engine takes the place of a group's workers, as it may with a teacher."""
     return isinstance(group, TeacherConfig) and group.scored_by is TeacherScoring.engine
 

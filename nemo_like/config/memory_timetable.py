@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,6 +78,7 @@ def memory_timetable(cfg: Config, models: RunModels, size: int | None) -> Memory
     if cfg.policy.device is Device.cpu:
         return MemoryTimetable({})
     places = placement(cfg)
+    parts_of = {place.actor: _parts_of(cfg, models, place, size) for place in places}
     gpus = sorted({(place.node, gpu) for place in places for gpu in place.gpus})
     return MemoryTimetable(
         {
@@ -86,7 +87,7 @@ def memory_timetable(cfg: Config, models: RunModels, size: int | None) -> Memory
                     holding
                     for place in places
                     if place.node == gpu[0] and gpu[1] in place.gpus
-                    for holding in _of_process(cfg, models, place, stage, size)
+                    for holding in _holdings(place, parts_of[place.actor](stage))
                 )
                 for stage in gpu_stages(cfg)
             }
@@ -199,24 +200,32 @@ def _engines(cfg: Config, models: RunModels) -> Iterator[tuple[str, int, str]]:
         yield "the teacher's engine", smallest, "raise it, or set teacher.scored_by=workers"
 
 
-def _of_process(
-    cfg: Config, models: RunModels, place: Place, stage: GpuStage, size: int | None
-) -> list[Holding]:
+def _holdings(place: Place, parts: Mapping[str, int]) -> Iterator[Holding]:
+    return (Holding(place.actor, place.role, what, size) for what, size in parts.items() if size)
+
+
+def _parts_of(
+    cfg: Config, models: RunModels, place: Place, size: int | None
+) -> Callable[[GpuStage], dict[str, int]]:
+    """Return the function that gives the bytes of each part which a process holds in a stage."""
     policy = models[Role.policy_worker]
     if place.role is Role.engine:
-        parts = _of_engine(cfg, policy, stage, size)
-    elif place.role is Role.reward_model:
-        parts = _of_reward_model(reward_models(cfg)[place.actor])
-    else:
-        group, model = worker_groups(cfg)[place.role], models[place.role]
-        if is_one_engine(group):
-            parts = _of_teaching_engine(cfg, group, model, size)
-        else:
-            rank = int(place.actor.rpartition("-")[2]) if "-" in place.actor else 0
-            further = _for_engines(cfg, policy, stage) if place.role is Role.policy_worker else {}
-            memory = policy_memory(group, model, rank)
-            parts = _of_worker(group, memory, stage, _STAGES[place.role], further)
-    return [Holding(place.actor, place.role, what, size) for what, size in parts.items() if size]
+        return lambda stage: _of_engine(cfg, policy, stage, size)
+    if place.role is Role.reward_model:
+        of_reward_model = _of_reward_model(reward_models(cfg)[place.actor])
+        return lambda stage: of_reward_model
+    group, model = worker_groups(cfg)[place.role], models[place.role]
+    if is_one_engine(group):
+        of_engine = _of_teaching_engine(cfg, group, model, size)
+        return lambda stage: of_engine
+    rank = int(place.actor.rpartition("-")[2]) if "-" in place.actor else 0
+    memory = policy_memory(group, model, rank)
+
+    def of_worker(stage: GpuStage) -> dict[str, int]:
+        further = _for_engines(cfg, policy, stage) if place.role is Role.policy_worker else {}
+        return _of_worker(group, memory, stage, _STAGES[place.role], further)
+
+    return of_worker
 
 
 def _of_reward_model(env: EnvConfig) -> dict[str, int]:

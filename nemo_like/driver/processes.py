@@ -226,7 +226,7 @@ class Starter:
     def _workers(self, role: Role, data_plane: DataPlaneSpec) -> list[ActorHandle]:
         """Start the workers of one training group."""
         cfg, group = self._cfg, worker_groups(self._cfg)[role]
-        if isinstance(group, TeacherConfig) and is_one_engine(group):
+        if is_one_engine(group):
             return [self._teacher_engine(group, data_plane)]
         layout = parallel_layout(group)
         master_addr, master_port = self._rendezvous(role)

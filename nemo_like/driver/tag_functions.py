@@ -84,8 +84,8 @@ def passing(name: str, batch: KVBatchMeta, cfg: GRPOConfig) -> Sequence[bool]:
 
 
 def _in_time(name: str, function: Callable[[T], R]) -> Callable[[T], R]:
-    """Return a function of the user's own so that it raises ValueError when its deadline passes. It then goes
-    on in a thread that ends with this process."""
+    """Return ``function``; where it is the user's own, return one that calls it and raises ValueError when it
+    has not returned by its deadline. It then goes on in a thread, which ends with this process."""
     if not is_own_function(name):
         return function
 
