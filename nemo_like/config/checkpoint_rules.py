@@ -10,6 +10,7 @@ from pathlib import Path
 
 from nemo_like.config.adapter_layers import ATTENTION_LAYERS, FEED_FORWARD_LAYERS, adapted_layers
 from nemo_like.config.derived import stage_size
+from nemo_like.config.end_tokens import EndTokenError, stated_end_ids
 from nemo_like.config.image_rules import image_problems
 from nemo_like.config.machine_rules import Machine
 from nemo_like.config.memory_timetable import gpu_bytes, memory_problems
@@ -18,6 +19,7 @@ from nemo_like.config.placement_rules import placement_problems
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.run_models import run_models
 from nemo_like.config.schema import Config, DatasetKind, Device, PolicyBackend
+from nemo_like.config.tasks import task_environments, training_sampling, validation_sampling
 from nemo_like.config.weight_rules import mixture_problems
 
 # On the Hugging Face hub, the owner of models whose names begin like this.
@@ -49,6 +51,7 @@ def checkpoint_problems(cfg: Config, machine: Machine = Machine.this) -> Iterato
     if not layout_problems:
         yield from _gpu_memory(cfg)
     yield from _context_length(cfg, model)
+    yield from _stop_tokens(cfg, model)
 
 
 def other_checkpoint_problems(as_policy: Config, machine: Machine = Machine.this) -> Iterator[Problem]:
@@ -74,6 +77,11 @@ def _model(cfg: Config, machine: Machine) -> Generator[Problem, None, ModelInfo 
         )
         return None
     try:
+        stated_end_ids(path)
+    except EndTokenError as error:
+        remedy = "write the ids of the tokens that end a response there"
+        yield Problem(key=f"policy.model_name={name}", rule=str(error), remedy=remedy)
+    try:
         return read_model_info(str(path), cfg.policy.backend)
     except ConfigError as error:
         yield from error.problems
@@ -87,6 +95,27 @@ def _context_length(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
             key=f"policy.max_total_sequence_length={length}",
             rule=f"must be at most the model's max_position_embeddings={model.max_position_embeddings}",
             remedy="shorten the sequences or use a model with a longer context",
+        )
+
+
+def _stop_tokens(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
+    """Yield a problem for each setting of stop tokens with one that the model does not have."""
+    sourced = [
+        resolve(cfg, env)
+        for env in task_environments(cfg)
+        for resolve in (training_sampling, validation_sampling)
+    ]
+    wrong = {
+        one.keys["stop_token_ids"]: token
+        for one in sourced
+        for token in one.sampling.stop_token_ids
+        if token >= model.vocab_size
+    }
+    for key, token in wrong.items():
+        yield Problem(
+            key=key,
+            rule=f"has {token}, which is no token of the model: vocab_size={model.vocab_size}",
+            remedy="take ids from the checkpoint's tokenizer.json, or name tokens by generation.stop_strings",
         )
 
 

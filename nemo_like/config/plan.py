@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from nemo_like.config.adapter_layers import num_adapter_parameters
 from nemo_like.config.derived import (
@@ -13,6 +14,7 @@ from nemo_like.config.derived import (
     length_multiple,
     scores_prev_logprobs,
 )
+from nemo_like.config.end_tokens import end_tokens
 from nemo_like.config.memory_timetable import (
     MemoryTimetable,
     format_timetable,
@@ -95,6 +97,7 @@ class Plan:
     teacher: GroupPlan | None
     has_teaching_engine: bool  # a vLLM engine scores for the teacher
     critic_warmup_steps: int
+    end_tokens: Mapping[int, str] | None  # what ends a response, by id; None where the checkpoint is not here
     max_tokens_per_step: int
     bytes_per_token: int  # over all per_token columns
     weight_bytes: int  # one copy, as it travels to an engine
@@ -133,6 +136,7 @@ def make_plan(cfg: Config, models: RunModels, bytes_per_token: int) -> Plan:
         teacher=of_teacher,
         has_teaching_engine=teacher is not None and is_one_engine(teacher),
         critic_warmup_steps=0 if value is None else value.warmup_steps,
+        end_tokens=end_tokens(Path(policy.model_name)) if Path(policy.model_name).is_dir() else None,
         max_tokens_per_step=num_samples * policy.max_total_sequence_length,
         bytes_per_token=bytes_per_token,
         weight_bytes=weight_bytes(cfg, model),
@@ -224,6 +228,7 @@ def format_plan(plan: Plan) -> str:
         f"model        {plan.policy.num_parameters:,} parameters, policy {plan.policy.layout}",
         f"step         {plan.num_prompts:,} prompts x {plan.num_generations} responses = "
         f"{plan.num_samples:,} rows; {plan.num_steps:,} steps",
+        f"responses    {_ends(plan.end_tokens)}",
         f"training     {_updates(plan.policy)}",
         f"log-probs    {_phases(plan)}",
         *_critic_lines(plan),
@@ -234,6 +239,13 @@ def format_plan(plan: Plan) -> str:
         *format_timetable(plan.memory),
     ]
     return "\n".join(lines)
+
+
+def _ends(tokens: Mapping[int, str] | None) -> str:
+    if not tokens:
+        return "end at the eos tokens of the checkpoint" + (", which is not here" if tokens is None else "")
+    shown = (f"{text} ({token})" if text else f"{token}" for token, text in tokens.items())
+    return f"end at {', '.join(shown)}"
 
 
 def _phases(plan: Plan) -> str:

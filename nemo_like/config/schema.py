@@ -459,6 +459,7 @@ class SamplingConfig:
     min_p: float | None
     max_new_tokens: int | None  # per turn
     stop_strings: list[str] | None  # a response also ends at the first of these, which stays in it
+    stop_token_ids: list[int] | None  # a response also ends with one of these, which is no part of its text
 
 
 @dataclass(kw_only=True, slots=True)
@@ -470,6 +471,7 @@ class GenerationConfig:
     top_k: int | None  # null: all tokens
     min_p: float
     stop_strings: list[str]  # a response also ends at the first of these, which stays in it
+    stop_token_ids: list[int]  # a response also ends with one of these, which is no part of its text
     validation: SamplingConfig  # replaces the settings above in validation
     weight_transport: WeightTransport
     weight_bucket_mib: int  # of cuda_ipc and collective transfers; the sender has two buckets in memory

@@ -154,6 +154,7 @@ def _ranges(sourced: SourcedSampling) -> Iterator[Problem]:
         "min_p": (0 <= values.min_p <= 1, "at least 0 and at most 1"),
         "max_new_tokens": (values.max_new_tokens >= 1, "at least 1"),
         "stop_strings": (all(values.stop_strings), "without an empty string"),
+        "stop_token_ids": (all(token >= 0 for token in values.stop_token_ids), "ids, at least 0"),
     }
     for name, (holds, rule) in limits.items():
         if not holds:

@@ -27,14 +27,16 @@ class SamplingSettings:
     top_p: float
     top_k: int  # 0: all tokens
     max_new_tokens: int  # per turn
-    stop_token_ids: tuple[int, ...] = ()  # a response ends when one of these is sampled
+    # A response ends with one of these, which is no part of its text. The configuration's alone, until a
+    # rollout adds those of the checkpoint.
+    stop_token_ids: tuple[int, ...] = ()
     min_p: float = 0.0
     stop_strings: tuple[str, ...] = ()  # a response also ends with one of these, which stays in it
 
 
 @dataclass(frozen=True, slots=True)
 class SourcedSampling:
-    """One task's sampling as the configuration has it, without ``stop_token_ids``, and where it comes from.
+    """One task's sampling as the configuration has it, and where it comes from.
 
     ``keys[name]`` is the full configuration key that decided field ``name``.
     """
@@ -149,7 +151,7 @@ def has_stop_strings(cfg: Config) -> bool:
 
 
 def _resolve(cfg: Config, layers: list[tuple[str, SamplingConfig]]) -> SourcedSampling:
-    names = [field.name for field in fields(SamplingSettings) if field.name != "stop_token_ids"]
+    names = [field.name for field in fields(SamplingSettings)]
     values = {name: getattr(cfg.generation, name) for name in names}
     keys = {name: f"generation.{name}" for name in names}
     for prefix, layer in layers:
@@ -157,5 +159,5 @@ def _resolve(cfg: Config, layers: list[tuple[str, SamplingConfig]]) -> SourcedSa
             if (value := getattr(layer, name)) is not None:
                 values[name], keys[name] = value, f"{prefix}.{name}"
     values["top_k"] = values["top_k"] or 0
-    values["stop_strings"] = tuple(values["stop_strings"])
+    values |= {name: tuple(values[name]) for name in ("stop_strings", "stop_token_ids")}
     return SourcedSampling(SamplingSettings(**values), keys)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,9 +41,9 @@ class PromptEncoder:
             self._num_tokens(picture)
             picture.decoded()
 
-    def decode(self, token_ids: Iterable[int]) -> str:
-        """Return the text of one response, as ``Tokenizer.decode`` does."""
-        return self.tokenizer.decode(token_ids)
+    def decode_response(self, token_ids: Iterable[int], stop_token_ids: Collection[int]) -> str:
+        """Return the text of one response, as ``Tokenizer.decode_response`` does."""
+        return self.tokenizer.decode_response(token_ids, stop_token_ids)
 
     def encode(self, examples: Sequence[PromptExample]) -> list[Encoded]:
         """Return the tokens and images of each problem's prompt; one whose image cannot be read says so."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
 
+from nemo_like.config.end_tokens import stated_end_ids
 from nemo_like.data.interface import Prompt
 
 # Takes the place of a response where a conversation is rendered to see what the template puts after one.
@@ -18,7 +19,9 @@ _RESPONSE_MARK = "response-of-the-policy"
 class Tokenizer:
     """A checkpoint's tokenizer and chat template.
 
-    ``eos_token_id`` ends a response; ``pad_token_id`` is the tokenizer's own, or eos where it has none.
+    ``end_token_ids`` end a response: the tokenizer's eos, and the others that generation_config.json and
+    config.json name. ``eos_token_id`` is the first of them; ``pad_token_id`` is the tokenizer's own, or eos
+    where it has none.
     """
 
     def __init__(
@@ -26,7 +29,7 @@ class Tokenizer:
     ) -> None:
         """Load the tokenizer; ``chat_template`` is a Jinja file that replaces the tokenizer's own template.
 
-        Raises ValueError when the directory has no tokenizer, or the tokenizer has no eos token.
+        Raises ValueError when the directory has no tokenizer, or names no token that ends a response.
         """
         path = Path(checkpoint)
         if not (path / "tokenizer_config.json").is_file():
@@ -34,9 +37,14 @@ class Tokenizer:
         self._tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
         if chat_template is not None:
             self._tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8")
-        if self._tokenizer.eos_token_id is None:
-            raise ValueError(f"the tokenizer in {str(path)!r} names no eos_token; responses could not end")
-        self.eos_token_id: int = self._tokenizer.eos_token_id
+        own = [] if self._tokenizer.eos_token_id is None else [self._tokenizer.eos_token_id]
+        self.end_token_ids: tuple[int, ...] = tuple(dict.fromkeys((*own, *stated_end_ids(path))))
+        if not self.end_token_ids:
+            raise ValueError(
+                f"neither the tokenizer in {str(path)!r} nor generation_config.json or config.json there "
+                "names an eos token; responses could not end"
+            )
+        self.eos_token_id = self.end_token_ids[0]
         pad = self._tokenizer.pad_token_id
         self.pad_token_id: int = self.eos_token_id if pad is None else pad
         self._texts: dict[int, str] = {}  # of tokens that were asked for
@@ -79,6 +87,11 @@ class Tokenizer:
         """Return the token ids of a text by itself, without special tokens around it."""
         return self._tokenizer(text, add_special_tokens=False)["input_ids"]
 
+    @property
+    def added_tokens(self) -> Mapping[str, int]:
+        """The tokens that a text is never split within, such as special ones, by text."""
+        return self._tokenizer.get_added_vocab()
+
     def token(self, token_id: int) -> str:
         """Return the text of one token, special ones included."""
         text: str = self._tokenizer.convert_ids_to_tokens(token_id)
@@ -109,10 +122,11 @@ class Tokenizer:
 
     def after_response(self, text: str, last_token_id: int) -> str:
         """Return what a chat template puts after a response that ends with ``last_token_id``: ``text``
-        without an eos with which the response ended already."""
-        eos = self._tokenizer.eos_token
-        is_ended = last_token_id == self.eos_token_id and text.startswith(eos)
-        return text[len(eos) :] if is_ended else text
+        without the end token that it begins with, where the response has one already, be it another one."""
+        if last_token_id not in self.end_token_ids:
+            return text
+        ends = map(self.token, self.end_token_ids)
+        return text.removeprefix(next(filter(text.startswith, ends), ""))
 
     def render(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> str:
         """Return what the chat template makes of messages; ``template`` are its further arguments. Raises
@@ -135,11 +149,14 @@ class Tokenizer:
         return rendered.partition(_RESPONSE_MARK)[2]
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """Return the text of one response without its closing eos.
+        """Return the text of tokens, special ones included."""
+        ids = [int(token) for token in token_ids]
+        return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def decode_response(self, token_ids: Iterable[int], stop_token_ids: Collection[int]) -> str:
+        """Return the text of one response without the last token where that is one of ``stop_token_ids``.
 
         Other special tokens stay visible, so that a stray one is not mistaken for a clean answer.
         """
-        ids = [int(token) for token in token_ids]
-        if ids and ids[-1] == self.eos_token_id:
-            ids.pop()
-        return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        ids = [*token_ids]
+        return self.decode(ids[:-1] if ids and ids[-1] in stop_token_ids else ids)

@@ -95,13 +95,16 @@ class EndpointEngine:
     async def _response(self, request: GroupRequest, seed: int, sampling: SamplingSettings) -> Response:
         async with self._free:
             choice, text = await self._choice(request, seed, sampling)
-        # Servers leave the stop string out; vLLM says which it was.
-        if choice.finish_reason == "stop" and isinstance(ended_by := _more(choice, "stop_reason"), str):
+        # Servers leave out what ended a response; vLLM says which stop string or token it was.
+        ended_by = _more(choice, "stop_reason") if choice.finish_reason == "stop" else None
+        if isinstance(ended_by, int) and ended_by not in sampling.stop_token_ids:
+            ended_by = self._tokenizer.token(ended_by)
+        if isinstance(ended_by, str):
             text += ended_by
         is_truncated = choice.finish_reason == "length"
         ids = self._tokenizer.encode_text(text)
         if not is_truncated or not ids:
-            ids.append(self._tokenizer.eos_token_id)
+            ids.append(ended_by if isinstance(ended_by, int) else self._tokenizer.eos_token_id)
         token_ids = np.asarray(ids, np.int32)
         return Response(token_ids, np.zeros(len(ids), np.float32), is_truncated, text=text)
 
@@ -109,6 +112,8 @@ class EndpointEngine:
         """Return the server's choice and its text. Raises openai.OpenAIError after ``max_attempts``, and
         ValueError for an answer of another form."""
         more = {name: value for name in ("top_k", "min_p") if (value := getattr(sampling, name))}
+        if stop_token_ids := self._stop_token_ids(sampling):
+            more["stop_token_ids"] = stop_token_ids
         asked: dict[str, Any] = {
             "model": self._cfg.model,
             "max_tokens": sampling.max_new_tokens,
@@ -132,6 +137,13 @@ class EndpointEngine:
             raise ValueError(f"no completion: {answer}")
         choice = choices[0]
         return choice, (choice.text if isinstance(said, str) else choice.message.content) or ""
+
+    def _stop_token_ids(self, sampling: SamplingSettings) -> list[int]:
+        """Return the stop tokens that a server must be told. It knows those of its checkpoint, and does not
+        look for a stop string in a special token, which its texts leave out."""
+        own = [token for token in sampling.stop_token_ids if token not in self._tokenizer.end_token_ids]
+        added = self._tokenizer.added_tokens
+        return [*own, *(added[text] for text in sampling.stop_strings if text in added)]
 
     def _told(self, error: Exception) -> str:
         """Say what came back from where; never with the API key, which some servers repeat."""

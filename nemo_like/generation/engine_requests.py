@@ -53,13 +53,23 @@ class QueuedRequest:
         return request_digest(self.request, self.sampling)
 
 
-def sampling_params(request: GroupRequest, sampling: SamplingSettings) -> SamplingParams:
-    """Return what vLLM is asked for. Raises ValueError for several greedy responses."""
+def sampling_params(
+    request: GroupRequest, sampling: SamplingSettings, added_tokens: Mapping[str, int]
+) -> SamplingParams:
+    """Return what vLLM is asked for.
+
+    ``added_tokens`` are the ids of the tokens that the tokenizer never splits, by text. A stop string that is
+    one of them becomes that token, for which no response need be decoded.
+
+    Raises ValueError for several greedy responses.
+    """
     num_responses = len(request.seeds)
     if sampling.temperature == 0 and num_responses > 1:
         raise ValueError(
             f"request {request.request_id!r}: {num_responses} greedy responses would be the same; ask for one"
         )
+    stop_tokens = [added_tokens[text] for text in sampling.stop_strings if text in added_tokens]
+    stop_strings = [text for text in sampling.stop_strings if text not in added_tokens]
     params = SamplingParams(
         n=num_responses,
         seed=request.seeds[0],
@@ -68,12 +78,13 @@ def sampling_params(request: GroupRequest, sampling: SamplingSettings) -> Sampli
         top_k=sampling.top_k,
         min_p=sampling.min_p,
         max_tokens=sampling.max_new_tokens,
-        stop_token_ids=list(sampling.stop_token_ids),
-        stop=list(sampling.stop_strings),
+        stop_token_ids=[*sampling.stop_token_ids, *stop_tokens],
+        stop=stop_strings,
         ignore_eos=True,  # only the stop tokens and strings of the settings end a response
         logprobs=0,  # only that of the sampled token
         flat_logprobs=True,
-        detokenize=bool(sampling.stop_strings),  # only where needed: it takes a fifth of the time
+        detokenize=bool(stop_strings),  # only where needed: it takes a fifth of the time
+        skip_special_tokens=False,  # a stop string may have some
         output_kind=RequestOutputKind.FINAL_ONLY,
         skip_clone=True,  # vLLM need not copy an object that was made for this one request
     )

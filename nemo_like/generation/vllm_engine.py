@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,6 +157,7 @@ class VllmEngine:
         )
         self._complete_args(device, model_name if self._reads_images else tokenizer_name)
         self._engine: LLMEngine
+        self._added_tokens: Mapping[str, int] = {}  # those of the tokenizer that it never splits, by text
         self._failure: str | None = None
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._unfinished: dict[str, QueuedRequest] = {}  # those that vLLM has
@@ -201,7 +202,7 @@ class VllmEngine:
         """
         queued = []
         for request in requests:
-            params = sampling_params(request, sampling)
+            params = sampling_params(request, sampling, self._added_tokens)
             self._routes.ask(request, params)
             queued.append(QueuedRequest(request, sampling, params, sink))
         self._call(lambda: self._add(queued))
@@ -448,6 +449,8 @@ class VllmEngine:
             self._did_not_start = True
             raise GenerationError(f"engine {self._name!r} did not start: {error}") from error
         self._engine.set_weight_version(str(self._policy_version))
+        if not self._engine_args.skip_tokenizer_init:
+            self._added_tokens = self._engine.get_tokenizer().get_added_vocab()
         if self._has_structured_outputs:
             self._rpc("return_unmasked_logprobs")
         self._routes.start(self._engine)

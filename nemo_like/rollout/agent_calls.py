@@ -172,7 +172,7 @@ class CallAnswerer:
         if not session.is_open or session.attempt != attempt:
             raise BadRequest("the session has ended", status=410, code="session_ended")
         choices = tuple(
-            self._recorded(calls, prompt, wanted, name, place, response, result.policy_version)
+            self._recorded(session, prompt, wanted, name, place, response, result.policy_version)
             for place, response in enumerate(result.responses)
         )
         num_sampled = sum(len(choice.response.token_ids) for choice in choices)
@@ -225,7 +225,7 @@ class CallAnswerer:
 
     def _recorded(
         self,
-        calls: SessionCalls,
+        session: AgentSession,
         prompt: _Prompt,
         wanted: Wanted,
         name: str,
@@ -234,14 +234,14 @@ class CallAnswerer:
         version: int,
     ) -> Choice:
         ids = response.token_ids.tolist()
-        text, stopped_by = self._prompts.text_of(ids, wanted.stop)
+        text, stopped_by = self._prompts.text_of(ids, session.sampling.stop_token_ids, wanted.stop)
         said = parsed(text, wanted.tools)
         call_ids = tuple(f"call_{name}_{place}_{number}" for number in range(len(said.calls)))
         history = None
         if prompt.history is not None:
             history = extended(prompt.history, assistant_message(said, call_ids))
         new = (prompt.new_ids, prompt.text)
-        calls.add(
+        session.calls.add(
             prompt.parent,
             new,
             (response, f"{text}{stopped_by or ''}"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -128,10 +128,12 @@ class AgentPrompts:
         """Return the tokens of a text, which has its special tokens already."""
         return tuple(self.tokenizer.encode_text(text))
 
-    def text_of(self, token_ids: Sequence[int], stop_strings: Sequence[str]) -> tuple[str, str | None]:
-        """Return the text of a response without what ended it, the closing eos or a stop string, and that
-        stop string."""
-        text = self.tokenizer.decode(token_ids)
+    def text_of(
+        self, token_ids: Sequence[int], stop_token_ids: Collection[int], stop_strings: Sequence[str]
+    ) -> tuple[str, str | None]:
+        """Return the text of a response without what ended it, a stop token or a stop string, and that stop
+        string."""
+        text = self.tokenizer.decode_response(token_ids, stop_token_ids)
         ends = [(place, stop) for stop in stop_strings if (place := text.find(stop)) >= 0]
         if not ends:
             return text, None

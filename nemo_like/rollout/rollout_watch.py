@@ -25,10 +25,10 @@ class HeldRollout(Protocol):
     num_misplaced_answers: int
 
 
-def measured_rollout(rollout: HeldRollout, stop_tokens: Mapping[str, int]) -> dict[str, Metric]:
+def measured_rollout(rollout: HeldRollout, stop_tokens: Mapping[str, Sequence[int]]) -> dict[str, Metric]:
     """Measure what ``tripwires.rollout_checks`` judges.
 
-    ``stop_tokens`` gives, by environment, the token that ends every response that is not truncated.
+    ``stop_tokens`` gives, by environment, the tokens that may end a response that is not truncated.
     """
     responses = _Responses(rollout.groups)
     num_equal, num_expected = responses.equal_neighbours()
@@ -76,13 +76,15 @@ class _Responses:
         is_possible = np.isfinite(self._logprobs) & (self._logprobs <= _ROUNDING_NATS)
         return len(is_possible) - int(is_possible.sum())
 
-    def num_unended(self, stop_tokens: Mapping[str, int]) -> int:
-        """Count the responses without the stop token at their end; a sample's last one may be truncated
-        instead."""
+    def num_unended(self, stop_tokens: Mapping[str, Sequence[int]]) -> int:
+        """Count the responses without a stop token at their end; a sample's last one may be truncated
+        instead. Those of an environment that ``stop_tokens`` lacks may end anywhere."""
         final = self._ids[self._ends - 1]
-        wanted = np.array([stop_tokens.get(sample.example.env, -1) for sample in self._samples], int)
-        of_response = np.repeat(wanted, self._last - self._first + 1)
-        is_ended = (final == of_response) | (of_response < 0)
+        envs = np.array([sample.example.env for sample in self._samples], dtype=object)
+        of_response = np.repeat(envs, self._last - self._first + 1)
+        is_ended = np.ones(len(final), bool)
+        for env, tokens in stop_tokens.items():
+            is_ended &= (of_response != env) | np.isin(final, tokens)
         is_ended[self._last] |= np.array([sample.latest_is_truncated for sample in self._samples], bool)
         return len(is_ended) - int(is_ended.sum())
 

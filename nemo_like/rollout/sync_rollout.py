@@ -424,7 +424,7 @@ class SyncRolloutActor(DataPlaneUser):
     def _task(self, mode: RolloutMode, env: str) -> Task:
         cfg = self._cfg.env[env]
         resolved = training_sampling if mode is RolloutMode.training else validation_sampling
-        sampling = replace(resolved(self._cfg, env).sampling, stop_token_ids=(self._tokenizer.eos_token_id,))
+        sampling = self._with_ends(resolved(self._cfg, env).sampling)
         return Task(
             judge=self._judges[env],
             sampling=sampling,
@@ -434,6 +434,11 @@ class SyncRolloutActor(DataPlaneUser):
             observation_role=cfg.observation_role,
             is_said=asks_endpoint(self._cfg),
         )
+
+    def _with_ends(self, sampling: SamplingSettings) -> SamplingSettings:
+        """Return the settings with the stop tokens of the checkpoint beside those of the configuration."""
+        ends = dict.fromkeys((*self._tokenizer.end_token_ids, *sampling.stop_token_ids))
+        return replace(sampling, stop_token_ids=tuple(ends))
 
     def _keep_messages(self, groups: Sequence[Sequence[Conversation]]) -> None:
         """Give each sample its conversation as a column; one that has no response has nothing to keep."""
@@ -483,12 +488,12 @@ class SyncRolloutActor(DataPlaneUser):
         is_watched = is_due(self._num_rollouts, self._cfg.debug.tripwires)
         return measured_rollout(loop, self._ends()) if is_watched else {}
 
-    def _ends(self) -> dict[str, int]:
-        """Return the token that ends a response, of the environments without stop strings. Agents choose stop
+    def _ends(self) -> dict[str, tuple[int, ...]]:
+        """Return the tokens that end a response, of the environments without stop strings. Agents choose stop
         strings and limits for each call."""
         sampling = {env: training_sampling(self._cfg, env).sampling for env in task_environments(self._cfg)}
         return {
-            env: self._tokenizer.eos_token_id
+            env: self._with_ends(one).stop_token_ids
             for env, one in sampling.items()
             if not one.stop_strings and self._cfg.env[env].kind is not EnvironmentKind.agent
         }

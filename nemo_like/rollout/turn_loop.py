@@ -56,7 +56,7 @@ class Judge(Protocol):
 class Codec(Protocol):
     """Converts between token ids and text or images; ``PromptEncoder`` is one."""
 
-    def decode(self, token_ids: Iterable[int]) -> str: ...
+    def decode_response(self, token_ids: Iterable[int], stop_token_ids: Collection[int]) -> str: ...
 
     def encode_observation(
         self, prompt: Prompt, observation: Observation, role: str, last_token_id: int
@@ -285,7 +285,7 @@ class TurnLoop:
         # runs at a time: more would leave the loop less of the interpreter, and this way what came first is
         # judged first.
         async with self._decoding:
-            texts = await asyncio.to_thread(self._decoded, [one.response for one in answered])
+            texts = await asyncio.to_thread(self._decoded, answered)
         by_env: dict[str, list[Conversation]] = {}
         for one, text in zip(answered, texts, strict=True):
             conversation = one.conversation
@@ -296,11 +296,13 @@ class TurnLoop:
             for start in range(0, len(conversations), size):
                 self._start(self._judge(self._tasks[env], conversations[start : start + size]))
 
-    def _decoded(self, responses: Sequence[Response]) -> list[str]:
-        return [
-            self._codec.decode(response.token_ids) if response.text is None else response.text
-            for response in responses
-        ]
+    def _decoded(self, answered: Sequence[_Answered]) -> list[str]:
+        return [self._text(one.response, one.conversation.example.env) for one in answered]
+
+    def _text(self, response: Response, env: str) -> str:
+        if response.text is not None:
+            return response.text
+        return self._codec.decode_response(response.token_ids, self._tasks[env].sampling.stop_token_ids)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         """Run ``work`` as a task of its own; when it raises, the rollout fails."""

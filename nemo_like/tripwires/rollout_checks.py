@@ -20,8 +20,8 @@ _COUNTS = {
     ),
     Measured.num_unended_responses: (
         "response_ends",
-        "{count:g} responses neither end with the stop token nor count as truncated",
-        "generation.stop_strings, and how the engine reports why a response ended "
+        "{count:g} responses neither end with a stop token nor count as truncated",
+        "generation.stop_strings and stop_token_ids, and how the engine reports why a response ended "
         "(generation/vllm_engine.py)",
     ),
     Measured.num_misplaced_answers: (

@@ -42,7 +42,13 @@ VOCAB_SIZE = 64
 EOS = 1
 MAX_LENGTH = 96
 AS_IN_TRAINING = SamplingConfig(
-    temperature=None, top_p=None, top_k=None, min_p=None, max_new_tokens=None, stop_strings=None
+    temperature=None,
+    top_p=None,
+    top_k=None,
+    min_p=None,
+    max_new_tokens=None,
+    stop_strings=None,
+    stop_token_ids=None,
 )
 TIMEOUT_S = 240.0  # an engine starts in ten seconds, but not on a busy machine
 
@@ -84,6 +90,7 @@ def engine_kwargs(
     kv_cache_gib: float = 0.0625,
     weight_updates: WeightUpdates | None = None,
     kv_cache_after_update: KvCacheAfterUpdate = KvCacheAfterUpdate.recompute,
+    tokenizer_name: str | None = None,
 ) -> dict[str, object]:
     """Arguments of a ``VllmEngine`` on CPU."""
     return {
@@ -97,6 +104,7 @@ def engine_kwargs(
             top_k=None,
             min_p=0.0,
             stop_strings=[],
+            stop_token_ids=[],
             validation=AS_IN_TRAINING,
             weight_transport=WeightTransport.auto,
             weight_bucket_mib=1,
@@ -117,6 +125,7 @@ def engine_kwargs(
         "adapter": adapter,
         "routed_experts": routed_experts,
         "weight_updates": weight_updates,
+        "tokenizer_name": tokenizer_name,
         "max_total_sequence_length": MAX_LENGTH,
         "seed": 0,
         "timeout_s": TIMEOUT_S,

@@ -22,8 +22,10 @@ from nemo_like.cluster.cluster import Cluster
 from nemo_like.config.checkpoint_rules import CPU_HEAD_SIZES
 from nemo_like.config.gpu_stages import EngineHolds
 from nemo_like.config.tasks import SamplingSettings
+from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.generation.interface import EngineStats, GroupRequest, GroupResult
 from nemo_like.tripwires.canary_checks import canary_tokens
+from scripts.demo_model.tiny_tokenizer import save_tokenizer
 from tests.functional.generation_fixtures import (
     EOS,
     MAX_LENGTH,
@@ -73,7 +75,9 @@ class Generation:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("tied"), tied=True)
+    path = make_checkpoint(tmp_path_factory.mktemp("tied"), tied=True)
+    save_tokenizer(path)
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +90,9 @@ def generation(private_ray: None, checkpoint: Path) -> Iterator[Generation]:
     cluster = Cluster()
     try:
         yield Generation(
-            cluster, cluster.start(engine_spec(checkpoint, "engine")), cluster.start(collector_spec())
+            cluster,
+            cluster.start(engine_spec(checkpoint, "engine", tokenizer_name=str(checkpoint))),
+            cluster.start(collector_spec()),
         )
     finally:
         cluster.stop()
@@ -172,6 +178,27 @@ def test_a_response_ends_with_a_stop_token_or_is_truncated(generation: Generatio
         assert response.token_ids.tolist() == tokens[:end]
         assert response.is_truncated == (stop not in tokens)
     assert not stopped.responses[0].is_truncated
+
+
+def test_a_stop_string_may_be_a_special_token_or_have_one(generation: Generation, checkpoint: Path) -> None:
+    """By vLLM's defaults neither ends a response: texts leave out special tokens."""
+    tokenizer = Tokenizer(checkpoint)
+    special = tokenizer.encode_text("<pad>")
+    [free] = generation.generate([request("unstopped", first_seed=90, num_responses=64)], ENDLESS)
+    texts = [tokenizer.decode(response.token_ids) for response in free.responses]
+    # What follows the token in some response makes a stop string of two tokens.
+    follows = next(text.partition("<pad>")[2] for text in texts if "<pad>" in text[:-5])
+    several = f"<pad>{tokenizer.decode(tokenizer.encode_text(follows)[:1])}"
+    for stop in ("<pad>", several):
+        sampling = dataclasses.replace(ENDLESS, stop_strings=(stop,))
+        name = f"stopped at {stop}"
+        [stopped] = generation.generate([request(name, first_seed=90, num_responses=64)], sampling)
+        assert any(not response.is_truncated for response in stopped.responses)
+        for text, response in zip(texts, stopped.responses, strict=True):
+            before, found, _ = text.partition(stop)
+            assert tokenizer.decode_response(response.token_ids, ()) == before + found
+            assert response.is_truncated == (not found)
+            assert not found or special[0] in response.token_ids[-2:]
 
 
 def test_a_group_is_delivered_while_others_are_still_generated(generation: Generation) -> None:

@@ -284,7 +284,10 @@ def engine_reports_raw_logprobs(engine_args: Any) -> Any:
     "nemo_like.generation.vllm_engine:sampling_params",
 )
 def engine_ignores_temperature(sampling_params: Any) -> Any:
-    return lambda request, sampling: sampling_params(request, replace(sampling, temperature=1.0))
+    def mutated(request: Any, sampling: Any, added_tokens: Any) -> Any:
+        return sampling_params(request, replace(sampling, temperature=1.0), added_tokens)
+
+    return mutated
 
 
 @mutation(

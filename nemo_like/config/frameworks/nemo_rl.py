@@ -381,7 +381,9 @@ _GENERATION: dict[str, Entry] = {
     "policy.generation.stop_strings": Here(
         "generation.stop_strings", "null is an empty list", lambda value, theirs: value or []
     ),
-    "policy.generation.stop_token_ids": Missing("responses end at generation.stop_strings", (None, [])),
+    "policy.generation.stop_token_ids": Here(
+        "generation.stop_token_ids", "null is an empty list", lambda value, theirs: value or []
+    ),
     "policy.generation.colocated.enabled": (
         Here(
             "cluster.placement",

@@ -263,7 +263,7 @@ _SAMPLING: dict[str, Entry] = {
     f"{ROLLOUT}.top_p": "generation.top_p",
     f"{ROLLOUT}.top_k": Here("generation.top_k", "-1 is null", all_tokens),
     f"{ROLLOUT}.do_sample": Always((True,), "training samples; leave it out"),
-    f"{ROLLOUT}.ignore_eos": Always((False,), "a response ends at the tokenizer's end; leave it out"),
+    f"{ROLLOUT}.ignore_eos": Always((False,), "a response ends at an eos token; leave it out"),
     f"{ROLLOUT}.tensor_model_parallel_size": "generation.vllm_cfg.tensor_parallel_size",
     f"{ROLLOUT}.gpu_memory_utilization": "generation.vllm_cfg.gpu_memory_utilization",
     f"{ROLLOUT}.enforce_eager": "generation.vllm_cfg.enforce_eager",

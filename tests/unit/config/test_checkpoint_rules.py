@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -270,3 +271,12 @@ def test_a_mixture_with_layers_without_experts_is_refused(demo: Demo, checkpoint
 def test_reading_a_checkpoint_without_config_raises(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no config\.json"):
         read_model_info(str(tmp_path), PolicyBackend.megatron)
+
+
+@pytest.mark.parametrize("value", ["<eos>", [5, "<eos>"], True, -1, 2.0])
+def test_an_eos_token_that_is_no_id_is_refused_with_its_file(
+    demo: Demo, checkpoint: Path, value: object
+) -> None:
+    (checkpoint / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+    (problem,) = problems(demo())
+    assert f"generation_config.json: eos_token_id={json.dumps(value)} must be a token id or a list" in problem

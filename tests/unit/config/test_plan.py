@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -210,3 +211,17 @@ def test_a_teacher_adds_its_workers_or_its_engine(demo: Demo, tmp_path: Path) ->
     ) in format_plan(plan(by_workers))
     by_engine = demo(*TEACHER, model, "teacher.scored_by=engine", "teacher.data_parallel_size=1")
     assert "teacher      796,032 parameters, scored by one vLLM engine\n" in format_plan(plan(by_engine))
+
+
+def test_the_plan_says_which_tokens_end_a_response(demo: Demo, checkpoint: Path) -> None:
+    eos = json.dumps({"eos_token": {"content": "<end>"}})
+    (checkpoint / "tokenizer_config.json").write_text(eos)
+    added = [
+        {"id": 9, "content": "<end>"},
+        {"id": 8, "content": "<end of turn>"},
+        {"id": 1, "content": "<pad>"},
+    ]
+    (checkpoint / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
+    (checkpoint / "generation_config.json").write_text(json.dumps({"eos_token_id": [8, 9, 60]}))
+    text = format_plan(plan(demo()))
+    assert "responses    end at <end> (9), <end of turn> (8), 60\n" in text

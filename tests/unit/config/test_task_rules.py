@@ -276,6 +276,8 @@ def test_sampling_is_decided_by_the_most_particular_setting(demo: Demo) -> None:
         "generation.max_new_tokens=4",
         "env.arithmetic.sampling.max_new_tokens=5",
         "env.arithmetic.sampling.stop_strings=[x]",
+        "generation.stop_token_ids=[5]",
+        "env.arithmetic.validation_sampling.stop_token_ids=[7,9]",
         "generation.validation.temperature=0.5",
         "generation.validation.top_k=10",
         "env.arithmetic.validation_sampling.temperature=0",
@@ -283,6 +285,7 @@ def test_sampling_is_decided_by_the_most_particular_setting(demo: Demo) -> None:
     training, validation = training_sampling(cfg, "arithmetic"), validation_sampling(cfg, "arithmetic")
     assert training.sampling.max_new_tokens == validation.sampling.max_new_tokens == 5
     assert training.sampling.stop_strings == validation.sampling.stop_strings == ("x",)
+    assert (training.sampling.stop_token_ids, validation.sampling.stop_token_ids) == ((5,), (7, 9))
     assert (training.sampling.temperature, training.sampling.top_k) == (1.0, 0)
     assert (validation.sampling.temperature, validation.sampling.top_k) == (0.0, 10)
     assert validation.keys["temperature"] == "env.arithmetic.validation_sampling.temperature"
@@ -343,3 +346,20 @@ def test_a_sampling_setting_outside_its_range_is_refused(demo: Demo, argument: s
 def test_an_empty_stop_string_is_refused(demo: Demo) -> None:
     (problem,) = problems(demo("generation.stop_strings=['']"))
     assert "must be without an empty string" in problem
+
+
+@pytest.mark.parametrize(
+    ("argument", "key", "rule"),
+    [
+        ("generation.stop_token_ids=[5,64]", "generation.stop_token_ids", "has 64, which is no token"),
+        (
+            "env.arithmetic.validation_sampling.stop_token_ids=[99]",
+            "env.arithmetic.validation_sampling.stop_token_ids",
+            "has 99, which is no token of the model: vocab_size=64",
+        ),
+        ("generation.stop_token_ids=[-1]", "generation.stop_token_ids=(-1,)", "must be ids, at least 0"),
+    ],
+)
+def test_a_stop_token_that_the_model_lacks_is_refused(demo: Demo, argument: str, key: str, rule: str) -> None:
+    (problem,) = problems(demo(argument))
+    assert problem.startswith(f"{key} {rule}")

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from nemo_like.config.end_tokens import end_tokens
 from nemo_like.data.interface import Message
 from nemo_like.data.tokenizer import Tokenizer
 from scripts.demo_model.tiny_tokenizer import save_tokenizer, vocabulary
@@ -50,19 +54,43 @@ def test_spaces_and_line_breaks_survive(tokenizer):
     assert tokenizer.decode(tokenizer.encode_prompt(text)) == text
 
 
-def test_a_response_is_decoded_without_its_closing_eos(tokenizer):
+def test_a_response_is_decoded_without_the_stop_token_that_ended_it(tokenizer):
     tokens = vocabulary()
-    assert tokenizer.decode(np.array([tokens["6"], tokens["4"], tokens["0"], 1], dtype=np.int32)) == "640"
+    response = np.array([tokens["6"], tokens["4"], tokens["0"], 1], dtype=np.int32)
+    assert tokenizer.decode_response(response, tokenizer.end_token_ids) == "640"
+    assert tokenizer.decode_response(response, (1, 63)) == "640"
+    assert tokenizer.decode_response([*response[:3], 63], (1, 63)) == "640"
+    assert tokenizer.decode_response([*response[:3], 63], (1,)) == "640<unused17>"
+    assert tokenizer.decode(response) == "640<eos>"
 
 
 def test_stray_special_tokens_stay_visible(tokenizer):
     tokens = vocabulary()
-    assert tokenizer.decode([tokens["6"], 0, tokens["4"], 1, tokens["0"], 63, 1]) == "6<pad>4<eos>0<unused17>"
+    response = [tokens["6"], 0, tokens["4"], 1, tokens["0"], 63, 1]
+    assert tokenizer.decode_response(response, (1,)) == "6<pad>4<eos>0<unused17>"
 
 
 def test_an_empty_response_is_empty_text(tokenizer):
-    assert tokenizer.decode([1]) == ""
-    assert tokenizer.decode([]) == ""
+    assert tokenizer.decode_response([1], (1,)) == ""
+    assert tokenizer.decode_response([], (1,)) == ""
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "ends"),
+    [
+        (None, None, (1,)),
+        ([5, 1, 7], None, (1, 5, 7)),
+        (9, {"eos_token_id": [5, 9]}, (1, 9, 5)),
+        (None, {"text_config": {"eos_token_id": 6}}, (1, 6)),
+    ],
+)
+def test_every_eos_of_the_checkpoints_files_ends_a_response(checkpoint, tmp_path, generation, config, ends):
+    shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
+    (tmp_path / "config.json").write_text(json.dumps(config or {}))
+    tokenizer = Tokenizer(tmp_path)
+    assert (tokenizer.end_token_ids, tokenizer.eos_token_id) == (ends, 1)
+    assert set(end_tokens(tmp_path)) == set(ends)
 
 
 def test_messages_need_a_chat_template(tokenizer):
@@ -91,7 +119,7 @@ def test_a_tokenizer_without_eos_is_refused(checkpoint, tmp_path):
     without_eos = AutoTokenizer.from_pretrained(checkpoint)
     without_eos.eos_token = None
     without_eos.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="names no eos_token"):
+    with pytest.raises(ValueError, match="names an eos token"):
         Tokenizer(tmp_path)
 
 
@@ -108,6 +136,7 @@ def chat(checkpoint, tmp_path_factory):
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     tokenizer.chat_template = TURNS
     tokenizer.save_pretrained(directory)
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 63]}))
     return Tokenizer(directory)
 
 
@@ -120,6 +149,7 @@ def test_an_observation_after_a_text_prompt_is_its_own_tokens(tokenizer):
     ("response", "between"),
     [
         ([11, 1], "\nt=42<eos>\na="),  # its eos is there already
+        ([11, 63], "\nt=42<eos>\na="),  # another eos than the template's
         ([11, 12], "<eos>\nt=42<eos>\na="),  # a stop string ended it: the template's end of turn is missing
     ],
 )

@@ -92,8 +92,17 @@ def test_arguments_that_are_no_json_stay_text() -> None:
 
 def test_a_stop_string_is_cut_off_and_named(prompts: AgentPrompts) -> None:
     ids = prompts.encode("one, two; three")
-    assert prompts.text_of(ids, [";", ","]) == ("one", ",")
-    assert prompts.text_of(prompts.encode("one<eos>"), [";"]) == ("one", None)
+    ends = prompts.tokenizer.end_token_ids
+    assert prompts.text_of(ids, ends, [";", ","]) == ("one", ",")
+    assert prompts.text_of(prompts.encode("one<eos>"), ends, [";"]) == ("one", None)
+
+
+def test_a_stop_token_is_no_part_of_the_text_and_a_stop_string_may_be_a_special_token(
+    prompts: AgentPrompts,
+) -> None:
+    ids = prompts.encode("one<pad>")
+    assert prompts.text_of(ids, ids[-1:], []) == ("one", None)
+    assert prompts.text_of(ids, (), ["<pad>"]) == ("one", "<pad>")
 
 
 @pytest.mark.parametrize("key", ["max_tokens", "max_completion_tokens"])

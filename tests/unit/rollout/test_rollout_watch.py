@@ -18,7 +18,7 @@ from nemo_like.tripwires.measured import Measured
 from nemo_like.tripwires.rollout_checks import rollout_alarms
 from tests.unit.rollout.conversations import conversation, finished, response
 
-STOP = {"sums": 1}
+STOP = {"sums": (1, 2)}
 DONE = Feedback({"r": 1.0})
 
 
@@ -43,10 +43,11 @@ def test_seeds_and_answers_are_counted() -> None:
     assert found[Measured.num_misplaced_answers] == 2
 
 
-def test_a_response_ends_with_the_stop_token_or_is_truncated() -> None:
+def test_a_response_ends_with_a_stop_token_or_is_truncated() -> None:
     ended, truncated, neither = response([7, 1]), response([7, 8], is_truncated=True), response([7, 8])
-    assert measured(ended, truncated)[Measured.num_unended_responses] == 0
-    assert measured(ended, truncated, neither)[Measured.num_unended_responses] == 1
+    by_another = response([8, 2])
+    assert measured(ended, truncated, by_another)[Measured.num_unended_responses] == 0
+    assert measured(ended, truncated, by_another, neither)[Measured.num_unended_responses] == 1
 
 
 def test_with_stop_strings_a_response_may_end_anywhere() -> None:

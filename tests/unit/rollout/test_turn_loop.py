@@ -32,7 +32,7 @@ NO_LIMIT = TokenAllowance(None, begun_in=6, step=6)
 class Text:
     """Token 20 + i is the letter number i."""
 
-    def decode(self, token_ids: Any) -> str:
+    def decode_response(self, token_ids: Any, stop_token_ids: Any) -> str:
         return "".join(chr(ord("a") + int(token) - 20) for token in token_ids)
 
     def encode_observation(
@@ -53,9 +53,9 @@ class HeldText(Text):
     def __init__(self) -> None:
         self.may_decode = threading.Event()
 
-    def decode(self, token_ids: Any) -> str:
+    def decode_response(self, token_ids: Any, stop_token_ids: Any) -> str:
         assert self.may_decode.wait(TIMEOUT_S)
-        return super().decode(token_ids)
+        return super().decode_response(token_ids, stop_token_ids)
 
 
 @dataclass

@@ -1,0 +1,72 @@
+"""The tokens that end a response: those that the files of a checkpoint name as ``eos_token_id``.
+
+A chat model often has several: Llama 3.1 ends its turn with <|eot_id|>, a call of a tool with <|eom_id|>
+and a text with <|end_of_text|>.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+_FILES = ("generation_config.json", "config.json")
+
+
+class EndTokenError(ValueError):
+    """A file of a checkpoint names an eos token by something other than an id."""
+
+
+def stated_end_ids(checkpoint: Path) -> tuple[int, ...]:
+    """Return the ids that generation_config.json and config.json name as ``eos_token_id``, each once.
+
+    A file that is missing or is not JSON names none. Raises EndTokenError for a value that is neither an id
+    nor a list of ids.
+    """
+    return tuple(dict.fromkeys(token for name in _FILES for token in _ids(checkpoint / name)))
+
+
+def end_tokens(checkpoint: Path) -> dict[int, str]:
+    """Return the tokens that end a response by id: the eos of the tokenizer first, then ``stated_end_ids``.
+
+    The values are their texts by tokenizer.json, "" where it does not have them. Without tokenizer.json the
+    eos of the tokenizer is left out.
+    """
+    texts = _added_tokens(checkpoint)
+    eos = _text(_content(checkpoint / "tokenizer_config.json").get("eos_token"))
+    of_tokenizer = [token for token, text in texts.items() if text == eos]
+    return {token: texts.get(token, "") for token in (*of_tokenizer, *stated_end_ids(checkpoint))}
+
+
+def _ids(file: Path) -> Iterator[int]:
+    content = _content(file)
+    for part in (content, _mapping(content.get("text_config"))):
+        value = part.get("eos_token_id")
+        for token in value if isinstance(value, list) else [value] if value is not None else []:
+            if not isinstance(token, int) or isinstance(token, bool) or token < 0:
+                raise EndTokenError(
+                    f"{file}: eos_token_id={json.dumps(value)} must be a token id or a list of them"
+                )
+            yield token
+
+
+def _added_tokens(checkpoint: Path) -> dict[int, str]:
+    added = _content(checkpoint / "tokenizer.json").get("added_tokens")
+    return {one["id"]: one["content"] for one in added or () if "id" in one and "content" in one}
+
+
+def _text(token: Any) -> str | None:
+    """Return a token's text, which tokenizer_config.json has as it is or in a mapping."""
+    return token if isinstance(token, str) else _mapping(token).get("content")
+
+
+def _content(file: Path) -> Mapping[str, Any]:
+    try:
+        return _mapping(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
