@@ -36,6 +36,7 @@ from nemo_like.policy.batch_keeper import BatchKeeper
 from nemo_like.policy.interface import TrainingBackend
 from nemo_like.policy.objective import Objective
 from nemo_like.policy.replica import Replica
+from nemo_like.weight_transport.process_groups import Rendezvous, joined_store
 
 
 class GroupWorker(ABC):
@@ -63,7 +64,7 @@ class GroupWorker(ABC):
         self.version = 0
         self._objective = objective
         self._data_plane_source = data_plane
-        self._init_method = f"tcp://{master_addr}:{master_port}"
+        self._master = master_addr, master_port
         self._timeout_s = timeout_s
 
     @abstractmethod
@@ -104,7 +105,7 @@ class GroupWorker(ABC):
         if not dist.is_initialized():
             dist.init_process_group(
                 "gloo" if self.cfg.device is Device.cpu else "nccl",
-                init_method=self._init_method,
+                store=self._store(),
                 rank=coordinates.rank,
                 world_size=coordinates.layout.world_size,
                 timeout=datetime.timedelta(seconds=self._timeout_s),
@@ -112,6 +113,13 @@ class GroupWorker(ABC):
         self._replica = Replica(coordinates, self._timeout_s)
         with told_of_group(self.group):
             self._backend = self._build_backend()
+
+    def _store(self) -> dist.Store:
+        """Return the store through which the workers of the group find each other; the first one holds it."""
+        (host, port), timeout_s = self._master, self._timeout_s
+        if self.coordinates.rank == 0:
+            return Rendezvous(host, timeout_s, port).store
+        return joined_store(host, port, timeout_s)
 
     def _build_backend(self) -> TrainingBackend:
         # Each backend takes seconds to import, so only the one that is used is loaded.

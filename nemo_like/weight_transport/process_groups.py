@@ -30,11 +30,13 @@ class GroupAddress:
 class Rendezvous:
     """The store through which a group's ranks find each other.
 
-    Rank 0 holds it; it listens on a free port of ``host``'s interface alone.
+    Rank 0 holds it. It listens on ``host``'s interface alone, where torch by itself listens on all of them
+    and lets everyone read and write. Port 0 is a free one.
     """
 
-    def __init__(self, host: str, timeout_s: float) -> None:
-        listener = socket.create_server((host, 0))
+    def __init__(self, host: str, timeout_s: float, port: int = 0) -> None:
+        """Listen. Raises OSError where the port is taken."""
+        listener = socket.create_server((host, port))
         self.host, self.port = host, int(listener.getsockname()[1])
         # The store owns the descriptor from here on.
         self.store = dist.TCPStore(
@@ -45,6 +47,12 @@ class Rendezvous:
             wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )
+
+
+def joined_store(host: str, port: int, timeout_s: float) -> dist.TCPStore:
+    """Return the store that another rank holds as ``Rendezvous``; wait until it listens, or the deadline."""
+    timeout = timedelta(seconds=timeout_s)
+    return dist.TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
 
 
 class NamedProcessGroup:
@@ -59,7 +67,9 @@ class NamedProcessGroup:
         """Join the group and wait for the others. Rank 0 brings the rendezvous to which ``address`` leads."""
         self.address, self.rank, self.device = address, rank, device
         self._timeout = timedelta(seconds=address.timeout_s)
-        self._store = rendezvous.store if rendezvous else self._open_store()
+        self._store: dist.Store = (
+            rendezvous.store if rendezvous else joined_store(address.host, address.port, address.timeout_s)
+        )
         self._group: dist.Backend | None = self._open_group()
         self._meet()
 
@@ -90,12 +100,6 @@ class NamedProcessGroup:
         if self._group is None:
             raise RuntimeError(f"group {self.address.name!r} is closed")
         return self._group
-
-    def _open_store(self) -> dist.Store:
-        address = self.address
-        return dist.TCPStore(
-            address.host, address.port, is_master=False, timeout=self._timeout, wait_for_workers=False
-        )
 
     def _open_group(self) -> dist.Backend:
         address = self.address

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,6 +158,20 @@ def kill_all(mark: str) -> None:
                 process.kill()
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
+
+
+def listening_elsewhere(processes: Iterable[psutil.Process]) -> dict[str, str]:
+    """Addresses other than loopback's on which these processes listen, with the names of the processes."""
+    names = {process.pid: process.name() for process in processes}
+    return {
+        f"{one.laddr.ip}:{one.laddr.port}": names[one.pid]
+        for one in psutil.net_connections("tcp")
+        if one.status == psutil.CONN_LISTEN and one.pid in names and not is_loopback(one.laddr.ip)
+    }
+
+
+def is_loopback(address: str) -> bool:
+    return address == "::1" or address.removeprefix("::ffff:").startswith("127.")
 
 
 def wait_until_gone(mark: str, timeout_s: float = 10) -> list[str]:

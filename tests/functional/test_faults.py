@@ -8,9 +8,17 @@ import signal
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.functional.runs import read_metrics, running, temporary_files, wait_for_step, wait_until_gone
+from tests.functional.runs import (
+    listening_elsewhere,
+    read_metrics,
+    running,
+    temporary_files,
+    wait_for_step,
+    wait_until_gone,
+)
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.whole_run]
 
@@ -53,6 +61,8 @@ def test_a_killed_process_is_replaced_and_an_interrupt_ends_the_run_cleanly(
     with running(tmp_path, [*LONG, "checkpointing.enabled=false"]) as (process, mark, run_dir):
         wait_for_step(process, run_dir, step=2)
         pids = json.loads((run_dir / "processes.json").read_text())
+        # Nobody on another machine reaches a run on one.
+        assert listening_elsewhere(psutil.Process(process.pid).children(recursive=True)) == {}
         os.kill(pids["data_plane"], signal.SIGKILL)
         wait_for_step(process, run_dir, step=read_metrics(run_dir)[-1]["step"] + 3)
         assert json.loads((run_dir / "processes.json").read_text())["data_plane"] != pids["data_plane"]
