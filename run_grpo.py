@@ -35,6 +35,7 @@ from nemo_like.config.search_path import find_configuration
 from nemo_like.driver import exit_codes
 from nemo_like.driver.run_failures import RunFailed
 from nemo_like.driver.stopping import ignore_first_interrupt, sigterm_as_interrupt
+from nemo_like.observability.printable import accept_all_characters, printable
 from nemo_like.observability.run_lock import DirectoryInUse
 from nemo_like.preflight.checks import preflight
 
@@ -54,6 +55,7 @@ every key, docs/configuration.md the rest
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that ``arguments`` name, by default those of the process; return the exit code, as
     docs/faults.md lists them."""
+    accept_all_characters()
     options = _parse(arguments)
     try:
         with sigterm_as_interrupt():
@@ -81,14 +83,14 @@ def _main(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return exit_codes.INTERRUPTED
     except ConfigError as error:
-        print(error, file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         return exit_codes.REFUSED
     for environment_name, env in cfg.env.items():
         for note in replaced_options(environment_name, env):
-            print(f"note: {note}", file=sys.stderr)
+            print(printable(f"note: {note}"), file=sys.stderr)
     if options.dry_run:
         plan = make_plan(cfg, run_models(cfg), bytes_per_token(checked.columns))
-        print(format_plan(plan), "", *checked.notes, sep="\n")
+        print(format_plan(plan), "", *(printable(str(note)) for note in checked.notes), sep="\n")
         return 0
     # Only now: this loads Ray, and the checks above must be quick.
     from nemo_like.driver.setup import run
@@ -96,7 +98,7 @@ def _main(options: argparse.Namespace) -> int:
     try:
         return run(cfg, config.stem)
     except (DirectoryInUse, RunFailed) as error:
-        print(error, file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         return exit_codes.REFUSED if isinstance(error, DirectoryInUse) else exit_codes.FAILED
 
 
@@ -118,7 +120,7 @@ def _what_if(cfg: Config, options: argparse.Namespace) -> int:
     try:
         found = what_if(cfg, Path(options.what_if))
     except UnfitRun as error:
-        print(error, file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         return exit_codes.REFUSED
     print(json.dumps(found.as_json(), indent=2) if options.json else format_what_if(found))
     return 0

@@ -33,6 +33,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from nemo_like.observability.jsonl import read_metrics, without_measurements
+from nemo_like.observability.printable import accept_all_characters
 from tests.chaos.disturbed_run import DisturbedRun, Speed
 from tests.chaos.leftovers import Traces, unfinished
 from tests.chaos.plan import NUM_STEPS, VARIANTS, draw_plan
@@ -41,6 +42,7 @@ CONFIGS = Path(__file__).resolve().parents[1] / "tests" / "chaos" / "variants"
 
 
 def main() -> int:
+    accept_all_characters()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -33,11 +33,13 @@ from nemo_like.config.problems import ConfigError
 from nemo_like.config.schema import Config
 from nemo_like.data.chat_template import set_chat_template
 from nemo_like.observability.disk import DiskFull, whole_directory
+from nemo_like.observability.printable import accept_all_characters
 
 CONFIG_FILE = "config.yaml"
 
 
 def main() -> int:
+    accept_all_characters()
     options = parse()
     source = options.source.resolve()
     is_run = (source / CONFIG_FILE).is_file()

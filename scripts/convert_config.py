@@ -24,9 +24,11 @@ from nemo_like.config.frameworks.trl import TRL
 from nemo_like.config.frameworks.writing import written
 from nemo_like.config.loader import load_config
 from nemo_like.config.problems import ConfigError
+from nemo_like.observability.printable import accept_all_characters
 
 
 def main() -> int:
+    accept_all_characters()
     options = _parse()
     if options.table is not None:
         print(table({**FRAMEWORKS, "trl": TRL}[options.table]))

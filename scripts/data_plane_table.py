@@ -22,11 +22,13 @@ from rich.console import Console
 from rich.table import Table
 
 from nemo_like.observability.jsonl import read_metrics
+from nemo_like.observability.printable import accept_all_characters
 
 _PREFIX = "data_plane/"
 
 
 def main() -> int:
+    accept_all_characters()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

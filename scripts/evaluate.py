@@ -31,11 +31,13 @@ from nemo_like.config.schema import Config
 from nemo_like.driver import exit_codes
 from nemo_like.driver.run_failures import RunFailed
 from nemo_like.driver.stopping import ignore_first_interrupt, sigterm_as_interrupt
+from nemo_like.observability.printable import accept_all_characters, printable
 from nemo_like.preflight.checks import preflight
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Evaluate as ``arguments`` say; return the exit code, as docs/faults.md lists them."""
+    accept_all_characters()
     options = _parse(arguments)
     try:
         with sigterm_as_interrupt():
@@ -60,7 +62,7 @@ def _main(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return exit_codes.INTERRUPTED
     except (ConfigError, ValueError, OSError) as error:
-        print(error, file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         return exit_codes.REFUSED
     assert cfg.evaluation is not None
     if options.dry_run:
@@ -76,7 +78,7 @@ def _run(cfg: Config, name: str) -> int:
     try:
         return run(cfg, name)
     except RunFailed as error:
-        print(error, file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         return exit_codes.FAILED
 
 

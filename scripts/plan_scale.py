@@ -25,6 +25,7 @@ from nemo_like.config.loader import load_config
 from nemo_like.config.model_info import read_model_info, shipped_shape
 from nemo_like.config.problems import ConfigError
 from nemo_like.config.schema import Config
+from nemo_like.observability.printable import accept_all_characters
 from scripts.scale_plan import tables
 from scripts.scale_plan.hardware import GPUS, Assumptions, Gpu
 from scripts.scale_plan.step import StepCost, step_cost
@@ -42,6 +43,7 @@ VARIED = (("grpo-qwen3-8b-1n8g", 256), ("grpo-qwen3-8b-1n8g", 1024), ("grpo-qwen
 
 
 def main() -> int:
+    accept_all_characters()
     options = parsed_arguments()
     gpu = GPUS[options.gpu]
     assumptions = replace(Assumptions(), mean_response_share=options.mean_response)

@@ -82,6 +82,9 @@ class Record:
 def main(arguments: list[str] | None = None) -> int:
     """Make the checkpoint unless it is there. Returns the exit code: 0 when it is there in the end, 1 when it
     cannot be made."""
+    from nemo_like.observability.printable import accept_all_characters
+
+    accept_all_characters()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

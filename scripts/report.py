@@ -14,6 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from nemo_like.observability.disk import DiskFull
+from nemo_like.observability.printable import accept_all_characters
 from nemo_like.observability.report.run_page import MAX_SAMPLES, RunData, write_report
 from nemo_like.observability.report.sample_files import ReportProblem
 from nemo_like.observability.run_directory import RunDirectory
@@ -21,6 +22,7 @@ from nemo_like.observability.run_directory import RunDirectory
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the page. Returns the exit code: 0, or 2 when it cannot be written."""
+    accept_all_characters()
     options = _parse(arguments)
     runs = [RunData(path, options.max_samples) for path in options.run_dirs]
     output: Path = options.output or RunDirectory(options.run_dirs[0]).report_path

@@ -21,12 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from nemo_like.algorithms.rewards import Outcome
+from nemo_like.observability.printable import accept_all_characters, printable
 
 Sample = dict[str, Any]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the conversations. Returns the exit code: 0, or 2 when there is nothing to show."""
+    accept_all_characters()
     options = _parse(arguments)
     try:
         groups = read_groups(options.run_dir, options.step)
@@ -47,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     shown = list(chosen)[: options.limit] if options.group is None else [options.group]
     for number in shown:
-        print("\n".join(format_group(number, groups[number], chosen[number])))
+        print(printable("\n".join(format_group(number, groups[number], chosen[number]))))
     if len(shown) < len(chosen) and options.group is None:
         print(f"... {len(chosen) - len(shown)} more groups; --limit shows more of them")
     return 0

@@ -26,6 +26,7 @@ from nemo_like.config.schema import ConsoleMode
 from nemo_like.driver.exit_codes import FINISHED, INTERRUPTED, REFUSED
 from nemo_like.observability.console import make_console
 from nemo_like.observability.followed_run import FollowedRun, NoRunDirectory, SeenEnd, find_run
+from nemo_like.observability.printable import accept_all_characters, printable
 from nemo_like.observability.run_panel import RunPanel
 from nemo_like.observability.summary import RunSummary, format_summary
 
@@ -36,6 +37,7 @@ _EARLIER_NOTES = 5
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Show the run. Returns the exit code."""
+    accept_all_characters()
     options = _parse(arguments)
     try:
         run = FollowedRun(find_run(options.run_dir))
@@ -49,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("no longer watching; the run goes on", file=sys.stderr)
         return INTERRUPTED
     paths = {label: str(path) for label, path in run.directory.outputs().items()}
-    print("\n".join(format_summary(RunSummary(outcome=end.outcome), run.progress, paths)))
+    print(printable("\n".join(format_summary(RunSummary(outcome=end.outcome), run.progress, paths))))
     print(f"run_dir: {run.directory.path}")
     return end.exit_code
 
@@ -57,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _show_once(run: FollowedRun) -> int:
     terminal = Terminal(highlight=False)
     for note in run.notes[-_EARLIER_NOTES:]:
-        terminal.print(note, markup=False, soft_wrap=True)
+        terminal.print(printable(note), markup=False, soft_wrap=True)
     terminal.print(RunPanel(run.directory.name, run.progress).render())
     terminal.print(f"running: {run.process}", markup=False, soft_wrap=True)
     return FINISHED

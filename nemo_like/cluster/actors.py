@@ -25,6 +25,7 @@ import ray
 from nemo_like.cluster.imports import load_target
 from nemo_like.cluster.runtime import interface_of
 from nemo_like.cluster.stacks import dump_stacks_on_signal
+from nemo_like.observability.printable import accept_all_characters
 from nemo_like.observability.process import ProcessObserver
 from nemo_like.observability.trace import span
 
@@ -116,6 +117,7 @@ def log_to(log_path: str) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+    accept_all_characters()
     dump_stacks_on_signal()
 
 

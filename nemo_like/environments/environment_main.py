@@ -27,6 +27,7 @@ from nemo_like.environments.frames import LENGTH_BYTES, CallRaised, Ready, Refus
 from nemo_like.environments.guardian import run_guarded
 from nemo_like.environments.interface import Environment, Feedback, Turn
 from nemo_like.environments.registry import build_environment, written_columns
+from nemo_like.observability.printable import accept_all_characters
 
 # References to tasks that nobody awaits, so that they are not garbage-collected while they run.
 _running: set[asyncio.Task[None]] = set()
@@ -39,6 +40,7 @@ def main() -> None:
     calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
+    accept_all_characters()
     cfg: EnvConfig = _read(calls)
     try:
         environment = build_environment(cfg)

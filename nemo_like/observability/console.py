@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Protocol, TextIO
 
 from nemo_like.config.schema import ConsoleMode
+from nemo_like.observability.printable import accept_all_characters, printable
 from nemo_like.observability.progress import RunProgress, format_duration, format_failed, stage_shares
 
 
@@ -30,6 +31,7 @@ class Console(Protocol):
 
 def make_console(mode: ConsoleMode, stream: TextIO, run_name: str, progress: RunProgress) -> Console:
     """Return the console of ``mode``; ``auto`` is live on a terminal and plain elsewhere."""
+    accept_all_characters()
     if mode is ConsoleMode.live or (mode is ConsoleMode.auto and stream.isatty()):
         from nemo_like.observability.live_console import LiveConsole
 
@@ -88,7 +90,7 @@ class PlainConsole:
     def note(self, text: str) -> None:
         for stream in (self._stream, sys.stderr):
             try:
-                stream.write(f"{text}\n")
+                stream.write(f"{printable(text)}\n")
                 stream.flush()
             except OSError:
                 _drop_output(stream)

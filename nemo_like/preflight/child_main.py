@@ -6,6 +6,7 @@ import os
 import pickle
 import sys
 
+from nemo_like.observability.printable import accept_all_characters
 from nemo_like.preflight.child import Raised, Returned
 
 
@@ -13,6 +14,7 @@ def main() -> None:
     # Answers go to a copy of stdout, and prints to stderr, so that no print gets between an answer's bytes.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    accept_all_characters()
     function, arguments = pickle.load(sys.stdin.buffer)
     try:
         outcome: Returned | Raised = Returned(function(*arguments))

@@ -50,6 +50,7 @@ from nemo_like.environments.tool_pool import tool_pools
 from nemo_like.environments.weighted_pool import weighted_pools
 from nemo_like.generation.interface import GroupResult
 from nemo_like.observability.metrics import Metric
+from nemo_like.observability.printable import printable
 from nemo_like.observability.rollout_times import append_rollout_times
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.observability.summary import SampleAnswer
@@ -542,5 +543,6 @@ def _log_failures(prompts: PromptBatch, failed: Sequence[FailedReward]) -> None:
     for one in failed:
         _log.warning(
             "%s step %d, prompt %d, sample %d, environment %s: %s",
-            *(prompts.mode.name, prompts.step, one.prompt, one.generation, one.env, one.failure.reason),
+            *(prompts.mode.name, prompts.step, one.prompt, one.generation, one.env),
+            printable(one.failure.reason),
         )

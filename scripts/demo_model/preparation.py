@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from nemo_like.observability.printable import accept_all_characters
+
 
 def prepare(
     description: str | None,
@@ -19,6 +21,7 @@ def prepare(
 
     Return the exit code: 0 when all is there in the end, 1 otherwise.
     """
+    accept_all_characters()
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )

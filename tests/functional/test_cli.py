@@ -43,11 +43,19 @@ Command = Callable[..., Outcome]
 def command(tmp_path: Path) -> Command:
     checkpoint = write_checkpoint(tmp_path / "checkpoint")
 
-    def run(*arguments: str, config: str = str(DEMO)) -> Outcome:
+    def run(*arguments: str, config: str = str(DEMO), **environment: str) -> Outcome:
         there = [f"policy.model_name={checkpoint}", f"logger.log_dir={tmp_path / 'runs'}"]
         line = [sys.executable, "-X", "importtime", "run_grpo.py", "--config", config, *there, *arguments]
         before = os.times()
-        done = subprocess.run(line, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            line,
+            cwd=REPOSITORY,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
         after = os.times()
         lines = done.stderr.splitlines()
         modules = [line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")]
@@ -106,16 +114,19 @@ def test_a_directory_that_another_run_holds_is_left_as_it_is(
 
 
 def test_bad_data_are_found_with_their_lines_before_anything_starts(command: Command, tmp_path: Path) -> None:
-    train, held_out = tmp_path / "train.jsonl", tmp_path / "held_out.jsonl"
+    """In a terminal that lacks the characters of a path, too."""
+    train, held_out = tmp_path / "lernen-größer.jsonl", tmp_path / "held_out.jsonl"
     train.write_text('{"prompt": "1+1=", "answer": "2"}\n' * 5 + '{"prompt": "1+2=", "answer"\n')
     held_out.write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "", "answer": "2"}\n')
     outcome = command(
         f"data.train={{kind: jsonl, path: {train}}}",
         f"data.validation={{kind: jsonl, path: {held_out}}}",
         f"policy.model_name={write_checkpoint(tmp_path / 'Qwen3-8B')}",
+        PYTHONIOENCODING="ascii",
     )
     assert outcome.exit_code == 2
-    assert f"{train}:6: not valid JSON: Expecting ':' delimiter at column 28" in outcome.stderr
+    rule = ":6: not valid JSON: Expecting ':' delimiter at column 28"
+    assert rf"lernen-gr\xf6\xdfer.jsonl{rule}" in outcome.stderr
     assert f"{held_out}:2: 'prompt' is an empty prompt" in outcome.stderr
     assert "has a tokenizer that cannot be loaded" in outcome.stderr  # its files are empty
     assert "Traceback" not in outcome.stderr

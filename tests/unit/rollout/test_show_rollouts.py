@@ -108,3 +108,20 @@ def test_the_answers_of_one_outcome_can_be_shown(tmp_path: Path, capsys: pytest.
     assert "-- answer 1: reward failed: it hung\nc\n" in shown and "a\u2028b" not in shown
     assert main([str(tmp_path), "--outcome", "overlong"]) == 2
     assert capsys.readouterr().err == "no answer has the outcome overlong\n"
+
+
+def test_what_a_model_wrote_does_nothing_to_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first answer writes a terminal's clipboard, the second has half of a surrogate pair."""
+    answers = [
+        {**sample(number, reward), "group": 0, "turns": [{"role": "assistant", "content": said}]}
+        for number, (reward, said) in enumerate([(1.0, "\x1b]52;c;cHduZWQ=\x07"), (0.0, "\udc80")])
+    ]
+    folder = tmp_path / "rollouts"
+    folder.mkdir()
+    (folder / "step_1.jsonl").write_text("".join(f"{json.dumps(answer)}\n" for answer in answers))
+    assert main([str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "\\x1b]52;c;cHduZWQ=\\x07\n" in shown
+    assert "\\udc80\n" in shown
