@@ -237,7 +237,7 @@ def test_as_many_other_problems_are_refused_when_a_run_continues(demo: FinishedR
     refused = run_grpo(tmp_path, [f"grpo.max_num_steps={DEMO_STEPS + 1}", *other], name="other")
     assert refused.returncode == 1
     told = " ".join(refused.output.split())
-    assert f"other.jsonl has {len(rows)} problems as before, but others" in told
+    assert f"other has {len(rows)} problems as before, but others" in told
     assert "begin a new run from its model" in told
 
 
