@@ -11,9 +11,10 @@ from nemo_like.config.tasks import source_name
 from nemo_like.data.arithmetic import ArithmeticDataset
 from nemo_like.data.content_digest import DigestedDataset, digest_of, made_contents, record_contents
 from nemo_like.data.interface import EnvironmentData, PromptDataset, PromptExample, SourceReport, Split
+from nemo_like.data.loading import load_huggingface
 from nemo_like.data.mixture import MixedDataset, Selection, TemplatedDataset, short_enough
 from nemo_like.data.reasoning_gym import ReasoningGymDataset
-from nemo_like.data.records import RecordDataset, RecordFields, jsonl_records, load_huggingface
+from nemo_like.data.records import RecordDataset, RecordFields, chosen_jsonl_records
 
 _KINDS_OF_RECORDS = (DatasetKind.jsonl, DatasetKind.huggingface)
 
@@ -108,7 +109,7 @@ def _problems(cfg: DatasetConfig, split: Split, environments: EnvironmentData | 
         return ReasoningGymDataset(cfg.path, cfg.options, split)
     fields = RecordFields.of(cfg)
     if cfg.kind is DatasetKind.jsonl:
-        numbered = list(jsonl_records(cfg.path))
+        numbered = list(chosen_jsonl_records(cfg.path, cfg.split))
         records: Sequence[Mapping[str, Any]] = [record for _, record in numbered]
         dataset = RecordDataset(records, fields, lambda index: f"{cfg.path}:{numbered[index][0]}")
     else:
@@ -116,7 +117,7 @@ def _problems(cfg: DatasetConfig, split: Split, environments: EnvironmentData | 
             raise ValueError(
                 f"data.{split}.split is null; kind={cfg.kind.value} needs one, for example train"
             )
-        records = load_huggingface(cfg.path, cfg.split, cfg.images_key)
+        records = load_huggingface(cfg)
         dataset = RecordDataset(records, fields, lambda index: f"{cfg.path} [{cfg.split}], record {index}")
     if not len(dataset):
         raise ValueError(f"{cfg.path} holds no problems")

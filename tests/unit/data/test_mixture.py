@@ -27,6 +27,7 @@ def source(**changes: object) -> DatasetConfig:
         "kind": DatasetKind.arithmetic,
         "path": None,
         "split": None,
+        "subset": None,
         "prompt_key": "prompt",
         "answer_key": "answer",
         "images_key": None,
