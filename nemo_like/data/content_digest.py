@@ -7,7 +7,7 @@ of a file and what the configuration puts around a prompt are no part of it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from datetime import date, time, timedelta
 from decimal import Decimal
@@ -75,7 +75,7 @@ def _encoded(contents: object) -> bytes:
 
 def _sorted(value: Any) -> Any:
     """Return plain data with the keys of every mapping as text and in order, since fields have no order."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {str(key): _sorted(value[key]) for key in sorted(value, key=str)}
     if isinstance(value, list | tuple):
         return [_sorted(one) for one in value]
@@ -86,6 +86,8 @@ def _plain(value: object) -> object:
     """Return what stands for a value that JSON does not have; of an unknown type only the type's name, since
     the text of an object may hold its address."""
     match value:
+        case Mapping():
+            return _sorted(value)
         case Message():
             # A field that says nothing is left out, so that fields to come change no digest.
             named = {field.name: getattr(value, field.name) for field in fields(value)}
