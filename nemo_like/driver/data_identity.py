@@ -49,7 +49,12 @@ def other_training_data(saved: SavedData, sources: SourceReports) -> str | None:
 
 
 def other_held_out_data(saved: SavedData, sources: SourceReports) -> str | None:
-    """Return in what the validation sources are not the checkpoint's, by their names; None where they are."""
+    """Return in what the validation sources are not the checkpoint's, by their names; None where they are,
+    be it under other names."""
+    if sorted(one["digest"] for one in saved["validation"]) == sorted(
+        one.digest for one in sources[RolloutMode.validation]
+    ):
+        return None
     return "; ".join(_held_out_differences(saved["validation"], sources[RolloutMode.validation])) or None
 
 

@@ -178,7 +178,7 @@ def test_sources_in_another_order_or_number_are_refused(tmp_path: Path) -> None:
 
 def test_a_file_under_another_name_with_the_same_contents_is_continued(tmp_path: Path) -> None:
     found, sources = run_checkpoints(saved_with(tmp_path, data("a1"))), data("a1")
-    moved = {**sources, RolloutMode.training: (replace(sources[RolloutMode.training][0], name="moved"),)}
+    moved = {mode: (replace(reports[0], name="moved"),) for mode, reports in sources.items()}
     found.meet_data(moved)
     assert found.warnings == []
 
