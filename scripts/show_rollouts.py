@@ -122,7 +122,10 @@ def _verdict(sample: Sample) -> str:
     if "advantage" in sample:
         parts.append(f"advantage {sample['advantage']:+.3f}")
     if len(sample["rewards"]) > 1:
-        parts += [f"{name} {value:g}" for name, value in sample["rewards"].items()]
+        parts += [
+            f"{name} {'abstained' if value is None else f'{value:g}'}"
+            for name, value in sample["rewards"].items()
+        ]
     if sample["is_truncated"]:
         parts.append("truncated")
     return ", ".join([*parts, sample["outcome"]])

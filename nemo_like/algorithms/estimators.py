@@ -49,7 +49,7 @@ class AdvantageInputs:
     group_ids: Sequence[Hashable]  # samples of one prompt share one
     sample_mask: Sequence[float]  # 0: counts in nobody's statistics, and its advantage is 0
     num_response_tokens: Sequence[float]  # a sample's weight in an average over tokens
-    components: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of the raw reward, by name
+    components: Mapping[str, Sequence[float]] = field(default_factory=dict)  # by name; NaN: it abstains
     kl: KLToGo | None = None  # None without a KL in the reward
     of_tokens: TokenSums | None = None  # None without a critic
     # By name, the tags that the estimator is marked to read (batch.tags.reads_tags).

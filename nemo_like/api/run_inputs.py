@@ -18,6 +18,7 @@ from typing import Any
 from nemo_like.config.data_rules import FILE_READERS
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.schema import DatasetConfig
+from nemo_like.data.answers import answer_text
 from nemo_like.environments.own_reward import RewardParameters, UnfitReward, pickled_reward
 from nemo_like.observability.disk import write_whole
 
@@ -118,6 +119,10 @@ def _row(where: str, row: Any, source: DatasetConfig) -> dict[str, Any]:
         except (TypeError, ValueError) as error:
             rule = f"has a field {key!r} that JSON cannot hold: {error}"
             raise _refused(where, rule, "make it text, a number, a list or a dict") from error
+    try:
+        answer_text(row.get(source.answer_key), f"field {source.answer_key!r}")
+    except ValueError as error:
+        raise _refused(where, f"cannot be used: {error}", "") from error
     return {source.answer_key: None, **row}
 
 

@@ -88,7 +88,7 @@ IS_IDLE = Tag("is_idle", bool, "driver", ("driver",), "whether it has no gradien
 
 def reward_component(name: str) -> Tag[float]:
     """Return the tag of a named part of the reward."""
-    return Tag(f"reward/{name}", float, "rollout", ("driver",), "a part of the reward, for the estimator")
+    return Tag(f"reward/{name}", float, "rollout", ("driver",), "a part of the reward, NaN where it abstains")
 
 
 def reads_tags(*tags: Tag[Any]) -> Callable[[T], T]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 FORMAT_VERSION = 1
@@ -21,6 +21,8 @@ class TrainingState:
     sampler: dict[str, Any]  # the state of the sampler that orders the prompts
     metrics: dict[str, float]  # of that step, validation included; the best checkpoints are chosen by one
     wandb_run_id: str | None
+    # By section of the configuration, the name, size and digest of each source; None in older checkpoints.
+    data: dict[str, list[dict[str, Any]]] | None = None
 
     def to_json(self) -> str:
         return json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, indent=2, sort_keys=True) + "\n"
@@ -36,6 +38,7 @@ class TrainingState:
         if version != FORMAT_VERSION:
             raise ValueError(f"format_version is {version!r}, this program writes and reads {FORMAT_VERSION}")
         expected = {field.name for field in fields(cls)}
-        if values.keys() != expected:
+        needed = {field.name for field in fields(cls) if field.default is MISSING}
+        if not needed <= values.keys() <= expected:
             raise ValueError(f"keys are {sorted(values)}, expected {sorted(expected)}")
         return cls(**values)

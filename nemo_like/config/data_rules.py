@@ -45,6 +45,7 @@ def data_problems(cfg: Config, *, must_be_here: bool = True) -> Iterator[Problem
         yield from _numbers(key, source)
         yield from _prompts(key, source)
         yield from _path(key, source)
+        yield from _parts(key, source)
         yield from _columns(key, source)
         if must_be_here and not is_here(source):
             yield Problem(key=f"{key}.path={source.path}", rule="is not a file", remedy=_MISSING[source.kind])
@@ -148,6 +149,24 @@ def _path(key: str, cfg: DatasetConfig) -> Iterator[Problem]:
         )
     if cfg.kind is DatasetKind.jsonl and cfg.path is not None and is_here(cfg):
         yield from _json_lines(key, cfg, Path(cfg.path))
+
+
+def _parts(key: str, cfg: DatasetConfig) -> Iterator[Problem]:
+    """Yield every problem with the part of a dataset that a source shall read."""
+    if cfg.split is not None and ("[" in cfg.split or "+" in cfg.split) and cfg.kind not in _MISSING:
+        yield Problem(
+            key=f"{key}.split={cfg.split}",
+            rule=f"chooses rows of a dataset, and kind={cfg.kind.value} makes its problems itself",
+            remedy="say how many with options.size, where the kind has it; set split to null",
+        )
+    if cfg.subset is None:
+        return
+    if cfg.kind is not DatasetKind.huggingface:
+        rule = f"is of datasets of the hub, and would not be read with kind={cfg.kind.value}"
+        yield Problem(key=f"{key}.subset={cfg.subset}", rule=rule, remedy="set it to null")
+    elif cfg.path is not None and Path(cfg.path).suffix in FILE_READERS:
+        rule = f"is of datasets with several configurations, and {cfg.path} is a file"
+        yield Problem(key=f"{key}.subset={cfg.subset}", rule=rule, remedy="set it to null")
 
 
 def _computed(key: str, cfg: DatasetConfig) -> Iterator[Problem]:

@@ -503,7 +503,9 @@ class DatasetConfig:
     name: str | None  # its name in metrics and messages; null: the last part of its path, or its kind
     kind: DatasetKind
     path: str | None  # jsonl: a file; huggingface: a name, file or directory; reasoning_gym: a dataset's name
-    split: str | None  # huggingface only
+    # huggingface, jsonl: a part of it, or of some of its rows, such as train[:100]; a file is one part
+    split: str | None
+    subset: str | None  # huggingface: the configuration of a dataset that has several, such as main
     prompt_key: str  # jsonl, huggingface: the field with the prompt text
     answer_key: str  # jsonl, huggingface: the field with the reference answer
     images_key: str | None  # jsonl, huggingface: the field with a list of images, see docs/images.md

@@ -9,10 +9,14 @@ from typing import Any
 from nemo_like.config.schema import DatasetConfig, DatasetKind
 from nemo_like.config.tasks import source_name
 from nemo_like.data.arithmetic import ArithmeticDataset
+from nemo_like.data.content_digest import DigestedDataset, digest_of, made_contents, record_contents
 from nemo_like.data.interface import EnvironmentData, PromptDataset, PromptExample, SourceReport, Split
+from nemo_like.data.loading import load_huggingface
 from nemo_like.data.mixture import MixedDataset, Selection, TemplatedDataset, short_enough
 from nemo_like.data.reasoning_gym import ReasoningGymDataset
-from nemo_like.data.records import RecordDataset, RecordFields, jsonl_records, load_huggingface
+from nemo_like.data.records import RecordDataset, RecordFields, chosen_jsonl_records
+
+_KINDS_OF_RECORDS = (DatasetKind.jsonl, DatasetKind.huggingface)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,8 @@ def build_sources(
     parts: list[PromptDataset] = []
     reports = []
     for cfg in sources:
-        problems, name = build_dataset(cfg, split, environments), source_name(cfg)
+        digested, name = _digested(cfg, split, environments), source_name(cfg)
+        problems = _templated(digested, cfg, environments)
         kept = short_enough(problems, prompt_lengths, max_prompt_tokens)
         if not kept:
             raise ValueError(
@@ -47,7 +52,14 @@ def build_sources(
                 "tokens; raise policy.max_total_sequence_length (and data.max_input_seq_length, where set)"
             )
         parts.append(problems if len(kept) == len(problems) else Selection(problems, kept))
-        reports.append(SourceReport(name=name, num_prompts=len(kept), num_too_long=len(problems) - len(kept)))
+        reports.append(
+            SourceReport(
+                name=name,
+                num_prompts=len(kept),
+                num_too_long=len(problems) - len(kept),
+                digest=_digest(digested, cfg, environments),
+            )
+        )
     return Sources(MixedDataset(parts), tuple(reports))
 
 
@@ -61,8 +73,27 @@ def build_dataset(
     what a source needs of them. Raises ValueError when a key that is needed is null, or when the data do not
     fit.
     """
+    return _templated(_problems(cfg, split, environments), cfg, environments)
+
+
+def _templated(
+    problems: PromptDataset, cfg: DatasetConfig, environments: EnvironmentData | None
+) -> PromptDataset:
     tools = () if environments is None else environments.tools(cfg.env)
-    return TemplatedDataset(_problems(cfg, split, environments), cfg, tools)
+    return TemplatedDataset(problems, cfg, tools)
+
+
+def _digested(cfg: DatasetConfig, split: Split, environments: EnvironmentData | None) -> DigestedDataset:
+    contents = record_contents if cfg.kind in _KINDS_OF_RECORDS else made_contents
+    return DigestedDataset(_problems(cfg, split, environments), contents)
+
+
+def _digest(problems: DigestedDataset, cfg: DatasetConfig, environments: EnvironmentData | None) -> str:
+    """Return the digest of a source's problems; of problems that an environment makes that of its settings,
+    since a package or a server need not make the same text twice."""
+    if cfg.kind is DatasetKind.environment and environments is not None:
+        return digest_of([environments.settings(cfg), cfg.options])
+    return problems.digest()
 
 
 def _problems(cfg: DatasetConfig, split: Split, environments: EnvironmentData | None) -> PromptDataset:
@@ -78,7 +109,7 @@ def _problems(cfg: DatasetConfig, split: Split, environments: EnvironmentData | 
         return ReasoningGymDataset(cfg.path, cfg.options, split)
     fields = RecordFields.of(cfg)
     if cfg.kind is DatasetKind.jsonl:
-        numbered = list(jsonl_records(cfg.path))
+        numbered = list(chosen_jsonl_records(cfg.path, cfg.split))
         records: Sequence[Mapping[str, Any]] = [record for _, record in numbered]
         dataset = RecordDataset(records, fields, lambda index: f"{cfg.path}:{numbered[index][0]}")
     else:
@@ -86,7 +117,7 @@ def _problems(cfg: DatasetConfig, split: Split, environments: EnvironmentData | 
             raise ValueError(
                 f"data.{split}.split is null; kind={cfg.kind.value} needs one, for example train"
             )
-        records = load_huggingface(cfg.path, cfg.split, cfg.images_key)
+        records = load_huggingface(cfg)
         dataset = RecordDataset(records, fields, lambda index: f"{cfg.path} [{cfg.split}], record {index}")
     if not len(dataset):
         raise ValueError(f"{cfg.path} holds no problems")

@@ -50,6 +50,7 @@ class SourceReport:
     name: str
     num_prompts: int  # that can be sampled
     num_too_long: int  # left out, since they are longer than ``config.tasks.max_prompt_tokens``
+    digest: str  # of what its problems hold, as ``data.content_digest`` makes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,9 @@ class EnvironmentData(Protocol):
 
     def problems(self, cfg: DatasetConfig, split: Split) -> PromptDataset:
         """Return the problems that the source's environment makes. Raises ValueError when it makes none."""
+
+    def settings(self, cfg: DatasetConfig) -> Mapping[str, Any]:
+        """Return the settings of the source's environment by which it makes its problems."""
 
     def tools(self, env: str) -> tuple[Mapping[str, Any], ...]:
         """Return the tools that responses to an environment's problems may call, as chat templates take

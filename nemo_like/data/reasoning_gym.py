@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from nemo_like.data.answers import answer_text
 from nemo_like.data.interface import PromptExample, Split
 
 # A problem is a function of seed + index. These seeds are so far apart that the splits share no problem.
@@ -38,4 +39,5 @@ class ReasoningGymDataset:
         if not 0 <= index < len(self):
             raise IndexError(f"no problem {index} in a reasoning-gym dataset of {len(self)}")
         entry = self._problems[index]
-        return PromptExample(entry["question"], str(entry["answer"]), {"metadata": entry["metadata"]})
+        answer = answer_text(entry["answer"], f"problem {index} of reasoning-gym")
+        return PromptExample(entry["question"], answer, {"metadata": entry["metadata"]})

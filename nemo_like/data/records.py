@@ -1,4 +1,4 @@
-"""Datasets of records: a file of JSON lines, or anything that the ``datasets`` library reads."""
+"""Datasets of records: a file of JSON lines, or what ``data.loading`` loads."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from nemo_like.config.data_rules import FILE_READERS
 from nemo_like.config.schema import DatasetConfig
+from nemo_like.data.answers import answer_text
 from nemo_like.data.image_places import placed, with_marks
 from nemo_like.data.images import Picture, pictures_of
 from nemo_like.data.interface import Message, Prompt, PromptExample
+from nemo_like.data.splits import chosen_rows, is_name, only_name
 
 # JSON's escape for one half of a character beyond U+FFFF.
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -64,10 +65,11 @@ class RecordFields:
         return cls(cfg.prompt_key, cfg.answer_key, tuple(cfg.columns), cfg.images_key, directory)
 
     def example(self, record: Mapping[str, Any], where: str) -> PromptExample:
-        """Return the problem that a record holds; an answer that is null becomes empty text.
+        """Return the problem that a record holds, with its answer as ``answer_text`` gives it.
 
         Raises ValueError, whose text begins with ``where``, when a field is missing, the prompt is empty or
-        neither text nor messages, or an image is none or has no place in the prompt.
+        neither text nor messages, the answer is a list or a mapping, or an image is none or has no place in
+        the prompt.
         """
         given = _field(record, self.prompt, "prompt_key", where)
         images: tuple[Picture, ...] = ()
@@ -80,8 +82,8 @@ class RecordFields:
         answer = _field(record, self.answer, "answer_key", where)
         rest = {key: value for key, value in record.items() if key not in self._own_fields}
         columns = {name: _field(record, name, "columns", where) for name in self.columns}
-        answer = "" if answer is None else str(answer)
-        return PromptExample(prompt, answer, rest, columns=columns, images=images)
+        text = answer_text(answer, f"{where}, field {self.answer!r}")
+        return PromptExample(prompt, text, rest, columns=columns, images=images)
 
     @property
     def _own_fields(self) -> tuple[str | None, ...]:
@@ -165,51 +167,12 @@ def _json_object(line: bytes, where: str) -> dict[str, Any]:
     return record
 
 
-def load_huggingface(path: str, split: str, images_key: str | None = None) -> Sequence[Mapping[str, Any]]:
-    """Return one split of a dataset, with the images of the column ``images_key`` as their files' bytes.
-
-    ``path`` is a name on the hub, a data file, a directory of data files or one of ``save_to_disk``. Raises
-    ValueError when a file's ending is unknown or a saved dataset has no such split, and else the library's
-    own errors.
-    """
-    records = _loaded(path, split)
-    return records if images_key is None else _with_files(records, images_key)
-
-
-def _with_files(records: Any, key: str) -> Any:
-    """Have a dataset give the files of its images: decoding one while a record is read would hide which
-    record it is that has a broken one."""
-    import datasets
-
-    kept, feature = datasets.Image(decode=False), records.features.get(key)
-    if isinstance(feature, datasets.Image):
-        return records.cast_column(key, kept)
-    if isinstance(getattr(feature, "feature", None), datasets.Image):
-        return records.cast_column(key, datasets.List(kept))
-    return records
-
-
-def _loaded(path: str, split: str) -> Any:
-    import datasets
-
-    target = Path(path)
-    if target.is_file():
-        return datasets.load_dataset(_reader_of(target), data_files={split: str(target)}, split=split)
-    if (target / "dataset_dict.json").is_file() or (target / "state.json").is_file():
-        saved = datasets.load_from_disk(path)
-        if not isinstance(saved, datasets.DatasetDict):
-            return saved
-        if split not in saved:
-            raise ValueError(
-                f"data.*.split={split!r} is not in {path!r}, which has {', '.join(sorted(saved))}"
-            )
-        return saved[split]
-    return datasets.load_dataset(path, split=split)
-
-
-def _reader_of(path: Path) -> str:
-    if path.suffix not in FILE_READERS:
-        raise ValueError(
-            f"data.*.path={str(path)!r} ends in {path.suffix!r}; files must end in {', '.join(FILE_READERS)}"
-        )
-    return FILE_READERS[path.suffix]
+def chosen_jsonl_records(path: str, split: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield those of ``jsonl_records`` that a split such as ``train[:100]`` chooses; all of them for None and
+    for a name alone, which stands for the whole file. Raises ValueError as ``chosen_rows`` does."""
+    if split is None or is_name(split):
+        yield from jsonl_records(path)
+        return
+    numbered = list(jsonl_records(path))
+    for _, rows in chosen_rows(split, {only_name(split, path): len(numbered)}, path):
+        yield from numbered[rows.start : rows.stop]

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from nemo_like.checkpoint.state import TrainingState
 from nemo_like.checkpoint.store import (
@@ -26,8 +27,10 @@ from nemo_like.checkpoint.store import (
 )
 from nemo_like.cluster.actor_errors import ActorFailed
 from nemo_like.config.schema import CheckpointingConfig, CheckpointWriting, Config
+from nemo_like.driver.data_identity import other_held_out_data, other_training_data, saved_data
 from nemo_like.driver.interface import SavedGroup, SavedPrompts
 from nemo_like.observability.run_directory import RunDirectory
+from nemo_like.rollout.prompts import SourceReports
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,7 @@ class RunCheckpoints:
         )
         retention = Retention(cfg.keep_top_k, cfg.metric_name, cfg.higher_is_better)
         self._pending: _Pending | None = None
+        self._data: dict[str, list[dict[str, Any]]] | None = None
         self._store = CheckpointStore(root, retention, self.warnings.append, expected_bytes, groups)
         self.found: Checkpoint | None = None
         if cfg.enabled and cfg.resume_if_exists:
@@ -136,6 +140,35 @@ class RunCheckpoints:
             self.warnings.append(
                 f"checkpoint {self.found.path} was written without digests, so nobody can tell whether its "
                 "files are what was written; the next one has them"
+            )
+
+    def meet_data(self, sources: SourceReports) -> None:
+        """Compare the run's data with those of ``found``; checkpoints from now on name these.
+
+        Raises CheckpointError when a training source is another one. Held-out problems that are others, and
+        a checkpoint that does not say of which data it is, add a warning.
+        """
+        self._data = saved_data(sources)
+        if self.found is None:
+            return
+        path, saved = self.found.path, self.found.state.data
+        if saved is None:
+            self.warnings.append(
+                f"checkpoint {path} does not say of which data it is, so nobody can tell whether this run's "
+                "are the same; the next one does"
+            )
+            return
+        if (difference := other_training_data(saved, sources)) is not None:
+            raise CheckpointError(
+                f"checkpoint {path} cannot be continued: its training data were others: {difference}. Give "
+                "this run the data of before; a file may have another path. To train on with other data, "
+                f"begin a new run from its model: python scripts/convert_checkpoint.py {path} --output DIR, "
+                "then policy.model_name=DIR with another logger.run_name"
+            )
+        if (difference := other_held_out_data(saved, sources)) is not None:
+            self.warnings.append(
+                f"the held-out problems are not those of checkpoint {path}: {difference}. Validations from "
+                "here on cannot be compared with those before, and so cannot the best checkpoints"
             )
 
     def resume(self, groups: SavedGroups, prompts: SavedPrompts) -> RunPosition:
@@ -199,6 +232,7 @@ class RunCheckpoints:
             sampler=dict(prompts.state_dict()),
             metrics=dict(metrics),
             wandb_run_id=wandb_run_id,
+            data=self._data,
         )
         with self._store.writing(position.step) as path, _write_errors(path):
             for name, group in groups.items():

@@ -22,12 +22,15 @@ from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.config.schema import ClusterConfig
 from nemo_like.data_plane.partition_control import PartitionControl
+from nemo_like.driver.data_identity import other_held_out_data, other_training_data, saved_data
 from nemo_like.driver.observation import StepObservation
 from nemo_like.driver.processes import Actors, Starter, write_process_ids
 from nemo_like.driver.rollout_schedule import RolloutSchedule
+from nemo_like.driver.run_failures import RunFailed
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.policy.group import PolicyWorkerGroup, WorkerGroup
+from nemo_like.rollout.prompts import RolloutParts, SourceReports
 from nemo_like.rollout.rollout_handle import RolloutHandle
 from nemo_like.weight_sync.sync import EngineWeights, NoEngines
 
@@ -50,6 +53,7 @@ class Recoverable:
     weight_sync: EngineWeights | NoEngines
     schedule: RolloutSchedule
     observation: StepObservation
+    sources: SourceReports  # what the data held when the run started
     logger: RunLogger
     directory: RunDirectory
 
@@ -129,10 +133,28 @@ class ActorRecovery:
         self._start_again(dead)
         self._not_connected |= dead
         started = [handle for handle in actors.all() if handle.name in self._not_connected]
-        parts.cluster.gather(actors.readiness(started), stage=_STAGE, timeout_s=self._cfg.start_timeout_s)
+        ready = parts.cluster.gather(
+            actors.readiness(started), stage=_STAGE, timeout_s=self._cfg.start_timeout_s
+        )
+        for handle, answer in zip(started, ready, strict=True):
+            if handle.name == actors.rollout.name:
+                self._check_sources(answer)
         self._connect(self._not_connected)
         write_process_ids(parts.cluster, actors, parts.directory)
         self._not_connected = set()
+
+    def _check_sources(self, rollout: RolloutParts) -> None:
+        """Raise RunFailed when a new rollout actor read other data than the one before it."""
+        before = saved_data(self._parts.sources)
+        difference = other_training_data(before, rollout.sources) or other_held_out_data(
+            before, rollout.sources
+        )
+        if difference is not None:
+            raise RunFailed(
+                f"the data have changed since the run started, and {self._parts.actors.rollout.name}, which "
+                f"was started again, read them anew: {difference}. Put the data of before in their place, "
+                "then run again: it continues from its latest checkpoint"
+            )
 
     def _abort_requests(self, engine: ActorHandle) -> bool:
         """Have an engine abort its requests; return False when it is dead or fails, and must be replaced."""

@@ -35,6 +35,7 @@ from nemo_like.observability.disk import space_for
 from nemo_like.rollout.prompts import PromptBatch, WantedGroups
 
 _DRIVER_FILE = "driver.jsonl"
+_DATA = "the digests of data.train"  # in a journal's settings
 # How those lines begin that say what became of rollouts.
 _OF_ROLLOUTS = tuple(f'{{"event": "{event}"' for event in ("begin", "part", "trained"))
 
@@ -66,14 +67,16 @@ class RunJournal:
         directory: Path,
         open_engines: Callable[[Stretch], None],
         note: Callable[[str], None],
+        data: Sequence[str],
     ) -> None:
         """Write below ``directory``; nothing is written before ``begin_stretch``.
 
         ``open_engines`` has all engines write, and follow, the files of a stretch; ``note`` gets a sentence
-        for people. ``is_on`` says whether there is a journal: it is false where metrics do not depend on
+        for people; ``data`` are the digests of the training sources, whose prompts a journal names by number.
+        ``is_on`` says whether there is a journal: it is false where metrics do not depend on
         timing, and with ``rollout.journal=false``.
         """
-        self._settings = _settings(cfg)
+        self._settings = {**_settings(cfg), _DATA: list(data)}
         self._directory, self._open_engines, self._note = directory, open_engines, note
         self._other = None if cfg.rollout.follow_journal is None else Path(cfg.rollout.follow_journal)
         self.is_on = depends_on_timing(cfg) and (cfg.rollout.journal or self._other is not None)
@@ -165,7 +168,7 @@ class RunJournal:
     def _followed_of(self, path: Path, events: Sequence[Mapping[str, Any]]) -> _Followed:
         if not events or events[0]["event"] != "start":
             raise ValueError("its first line is no start")
-        theirs = events[0]["settings"]
+        theirs = {_DATA: self._settings[_DATA], **events[0]["settings"]}  # older journals do not name theirs
         if other := [
             key for key in {**self._settings, **theirs} if self._settings.get(key) != theirs.get(key)
         ]:

@@ -47,6 +47,7 @@ from nemo_like.driver import exit_codes
 from nemo_like.driver.bundles import bundles
 from nemo_like.driver.canary import Canary
 from nemo_like.driver.checkpoints import RunCheckpoints, SavedGroups, continuation, saved_groups
+from nemo_like.driver.data_identity import training_digests
 from nemo_like.driver.evaluation import EvaluationComponents, EvaluationDriver
 from nemo_like.driver.final_export import FinalExport
 from nemo_like.driver.generate_only import GenerationComponents, GenerationDriver
@@ -382,7 +383,7 @@ def _connect(
         recovery=recovery,
         tripwires=_tripwires(cfg, sources[RolloutMode.training], logger),
     )
-    _verify(checkpoints, saved_groups(parts.policy, connected.value), logger)
+    _verify(checkpoints, saved_groups(parts.policy, connected.value), sources, logger)
     return StartedRun(SyncGRPODriver(cfg, components), parts.policy)
 
 
@@ -427,6 +428,7 @@ def _connected(
         weight_sync=weight_sync,
         schedule=schedule,
         observation=_observer(cfg, started),
+        sources=sources,
         logger=logger,
         directory=started.directory,
     )
@@ -487,7 +489,8 @@ def _observer(cfg: Config, started: _Started) -> StepObservation:
 def _journal(cfg: Config, started: _Started, logger: RunLogger) -> RunJournal:
     """Build the run's journal, of which the engines write their part."""
     open_engines = partial(_open_journals, cfg, started.cluster, started.actors)
-    return RunJournal(cfg, started.directory.path / JOURNAL_FOLDER, open_engines, logger.note)
+    digests = training_digests(started.rollout.sources)
+    return RunJournal(cfg, started.directory.path / JOURNAL_FOLDER, open_engines, logger.note, digests)
 
 
 def _open_journals(cfg: Config, cluster: Cluster, actors: Actors, stretch: Stretch) -> None:
@@ -552,13 +555,17 @@ def _columns(rollout: RolloutParts, groups: Sequence[WorkerGroup]) -> tuple[Colu
         raise RunFailed(str(error)) from error
 
 
-def _verify(checkpoints: RunCheckpoints, groups: SavedGroups, logger: RunLogger) -> None:
+def _verify(
+    checkpoints: RunCheckpoints, groups: SavedGroups, sources: SourceReports, logger: RunLogger
+) -> None:
     """Have the workers check the checkpoint to continue from; where it is corrupt, go back to an earlier one.
 
-    Log what was set aside, and continue the log after the step of the checkpoint that is left.
+    Then compare its data with the run's. Log what was found, and continue the log after the step of the
+    checkpoint that is left.
     """
     expected = checkpoints.last_step
     checkpoints.verify(groups)
+    checkpoints.meet_data(sources)
     for warning in checkpoints.warnings:
         logger.warn(warning)
     if checkpoints.last_step != expected:

@@ -14,6 +14,7 @@ from typing import Any
 
 from nemo_like.config.environment_options import CalculatorOptions
 from nemo_like.environments.interface import Feedback, Turn
+from nemo_like.environments.latex_quantities import plain_quantity
 from nemo_like.environments.per_turn import PerTurnEnvironment, extract_answer
 
 Number = int | float
@@ -47,7 +48,11 @@ def _judge(turn: Turn, options: CalculatorOptions) -> Feedback:
             {"correct": 0.0}, observation=result, is_done=turn.is_last, metrics={"calls_per_turn": 1.0}
         )
     answer = extract_answer(turn.response, options.answer_pattern)
-    is_correct = not turn.is_truncated and answer is not None and answer.strip() == turn.answer.strip()
+    is_correct = (
+        not turn.is_truncated
+        and answer is not None
+        and plain_quantity(answer.strip()) == plain_quantity(turn.answer.strip())
+    )
     return Feedback({"correct": float(is_correct)}, metrics={"calls_per_turn": 0.0})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from nemo_like.config.environment_options import HUB_MODULES, options_of
@@ -13,6 +14,8 @@ from nemo_like.environments.hub_process import listed_problems
 
 # Seeds so far apart that training and validation share no problem. Tasks of a taskset are counted instead.
 _DEFAULT_SEEDS: dict[Split, int] = {"train": 0, "validation": 1_000_000_000}
+# The options that choose what a hub's package makes; others say how it is reached, shown and judged.
+_OF_PROBLEMS = ("env_id", "arguments", "num_players", "reset_arguments", "env")
 
 
 class EnvironmentProblems:
@@ -43,6 +46,12 @@ class EnvironmentProblems:
         if not made:
             raise ValueError(f"env.{cfg.env} (kind={env.kind.name}) has no problems from {seed} on")
         return HubProblems(made)
+
+    def settings(self, cfg: DatasetConfig) -> Mapping[str, Any]:
+        """Return the kind of the source's environment, and those of its options that choose its problems."""
+        env = self._env[cfg.env]
+        options = asdict(options_of(env))
+        return {"kind": env.kind.name} | {name: options[name] for name in _OF_PROBLEMS if name in options}
 
     def tools(self, env: str) -> tuple[Mapping[str, Any], ...]:
         """Return the tools of an environment's MCP servers; none for other kinds.

@@ -13,13 +13,13 @@ from nemo_like.data.image_places import placed, with_marks
 from nemo_like.data.images import ImageError, Picture, pictures_of
 from nemo_like.data_plane.storage_errors import ColumnMismatch
 from nemo_like.environments.column_values import NotFinite, column_value
-from nemo_like.environments.interface import UNNUMBERED, Failure, FailureKind, Feedback
+from nemo_like.environments.interface import ABSTAINED_SHARE, UNNUMBERED, Failure, FailureKind, Feedback
 
 # The largest float32: advantages of a training batch are float32, and squares of such fit into float64.
 _LARGEST = 3.4028234663852886e38
 _MAX_SHOWN_CHARACTERS = 80
 # Names that the rollout's own metrics of every environment have, under env/<name>/.
-_TAKEN_METRICS = ("reward", "num_samples", "num_failed_rewards", "failed_reward_share")
+_TAKEN_METRICS = ("reward", "num_samples", "num_failed_rewards", "failed_reward_share", ABSTAINED_SHARE)
 
 
 class Malformed(Exception):
@@ -73,7 +73,7 @@ def _plain(answer: object, columns: Sequence[Column], num_tokens: int, turn_numb
     if not is_done and observation is None:
         raise Malformed("the environment is not done but has no observation")
     return Feedback(
-        rewards=_numbers(answer.rewards, "reward"),
+        rewards=_rewards(answer.rewards, is_done=bool(is_done)),
         observation=observation,
         images=images,
         is_done=bool(is_done),
@@ -108,6 +108,27 @@ def _failure(failure: object) -> Failure:
     if not isinstance(failure, Failure) or not isinstance(failure.kind, FailureKind):
         raise Malformed(f"failure is {_shown(failure)}, not a Failure")
     return Failure(failure.kind, printable(str(failure.reason)))
+
+
+def _rewards(values: object, *, is_done: bool) -> dict[str, float | None]:
+    """Return the components of a reward, None for one that abstains.
+
+    Where all abstain, a turn that ends the conversation raises Malformed, and another one earned nothing.
+    """
+    mapping = values if isinstance(values, Mapping) else {}
+    silent: dict[str, float | None] = {name: None for name, value in mapping.items() if value is None}
+    if not silent:
+        return {**_numbers(values, "reward")}
+    judged = _numbers({name: value for name, value in mapping.items() if name not in silent}, "reward")
+    if judged:
+        return {_text(name, "the name of a reward"): judged.get(name) for name in mapping}
+    if is_done:
+        raise Malformed(
+            f"the reward is None ({', '.join(map(str, silent))}), so nothing judged the sample; a function "
+            "without a return statement returns None too",
+            FailureKind.abstained,
+        )
+    return {}
 
 
 def _metrics(values: object) -> dict[str, float]:

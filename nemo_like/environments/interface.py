@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 from nemo_like.data.interface import Observation, Prompt
 
+# The metric of an environment, env/<name>/abstained_share/<component>: in how many samples one abstained.
+ABSTAINED_SHARE = "abstained_share"
 # The number of a turn that nobody numbered.
 UNNUMBERED = -1
 _TURN_BITS = 20  # of a turn's number, which count the turns of its conversation
@@ -70,6 +72,7 @@ class FailureKind(Enum):
     raised = "raised"
     timed_out = "timed_out"
     died = "died"  # the reward took its process down
+    abstained = "abstained"  # all components of the reward are None
     malformed = "malformed"  # the answer is no proper feedback
     not_finite = "not_finite"  # NaN, infinite, or beyond float32
     unreachable = "unreachable"  # a remote server did not answer in time, or with an error
@@ -95,10 +98,11 @@ class Feedback:
     """The environment's answer to one turn.
 
     Feedback with ``is_done=False`` needs an observation. Numbers may be numpy's. The rewards of a
-    conversation's turns are added up by name.
+    conversation's turns are added up by name. A component that is None abstains: it is left out of the sum
+    and of its own mean. Where all abstain there is no reward, and ``feedback.checked`` makes that a failure.
     """
 
-    rewards: Mapping[str, float] = field(default_factory=dict)  # named components; the reward is their sum
+    rewards: Mapping[str, float | None] = field(default_factory=dict)  # components; the reward is their sum
     # For the policy's next turn: text, or a list of parts of text and images as in a record's messages.
     observation: str | Sequence[Mapping[str, Any]] | None = None
     is_done: bool = True
@@ -125,8 +129,13 @@ class Feedback:
 
     @property
     def reward(self) -> float | None:
-        """The sum of the components; None for a failed sample."""
-        return None if self.failure is not None else float(sum(self.rewards.values()))
+        """The sum of the components that do not abstain; None for a failed sample."""
+        return None if self.failure is not None else total_reward(self.rewards)
+
+
+def total_reward(components: Mapping[str, float | None]) -> float:
+    """Return the sum of the components that do not abstain."""
+    return float(sum(value for value in components.values() if value is not None))
 
 
 class Environment(Protocol):

@@ -134,6 +134,8 @@ def _feedback(entry: Any) -> Feedback:
 
     Unknown keys are ignored.
     """
+    if entry is None:
+        return Feedback({"reward": None})
     if (number := as_number(entry)) is not None:
         return Feedback({"reward": number})
     known = {key: entry[key] for key in _ENTRY if key in entry} if isinstance(entry, Mapping) else {}

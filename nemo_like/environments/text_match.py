@@ -9,6 +9,7 @@ from functools import partial
 
 from nemo_like.config.environment_options import ExactMatchOptions, MatchOptions, NoOptions, RegexOptions
 from nemo_like.environments.interface import Feedback, Turn
+from nemo_like.environments.latex_quantities import plain_quantity
 from nemo_like.environments.per_turn import PerTurnEnvironment, extract_answer
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -21,7 +22,8 @@ def arithmetic(options: NoOptions) -> PerTurnEnvironment:
 
 
 def exact_match(options: ExactMatchOptions) -> PerTurnEnvironment:
-    """Make an environment that gives 1 for the reference answer, spaces around it aside."""
+    """Make an environment that gives 1 for the reference answer, spaces around it aside; a number with its
+    unit may be typeset by LaTeX or plain."""
     return PerTurnEnvironment(partial(_judge_exact_match, options=options))
 
 
@@ -50,7 +52,7 @@ def _judge_exact_match(turn: Turn, options: ExactMatchOptions) -> Feedback:
     found = extract_answer(turn.response, options.answer_pattern)
     if found is None or (options.must_end and turn.is_truncated):
         return Feedback({"exact_match": 0.0})
-    found, wanted = found.strip(), turn.answer.strip()
+    found, wanted = plain_quantity(found.strip()), plain_quantity(turn.answer.strip())
     if options.ignore_case:
         found, wanted = found.casefold(), wanted.casefold()
     return Feedback({"exact_match": float(found == wanted)})

@@ -18,8 +18,8 @@ from nemo_like.environments.per_turn import PerTurnEnvironment
 def function(options: FunctionOptions) -> Environment:
     """Make an environment that calls ``function(turn, **arguments)`` for each turn.
 
-    The function may be plain or async, and returns a number, named numbers or a ``Feedback``. Raises
-    ValueError when there is no such function.
+    The function may be plain or async, and returns what ``feedback_of`` takes. Raises ValueError when there
+    is no such function.
     """
     judge = load_by_path(options.function)
     columns = declared_by(options.function, judge).writes
@@ -46,7 +46,8 @@ async def _judge(judge: Callable[..., Any], arguments: Mapping[str, Any], turn: 
 
 
 def feedback_of(judge: Callable[..., Any], answer: object) -> Feedback:
-    """Return what the function ``judge`` returned as feedback: a number, named numbers or a ``Feedback``.
+    """Return what the function ``judge`` returned as feedback: a number, named numbers, a ``Feedback``, or
+    None for a response that it does not judge.
 
     Raises TypeError for anything else.
     """
@@ -54,6 +55,8 @@ def feedback_of(judge: Callable[..., Any], answer: object) -> Feedback:
         return answer
     if isinstance(answer, Mapping):
         return Feedback(answer)
+    if answer is None:
+        return Feedback({"reward": None})
     if (number := as_number(answer)) is not None:
         return Feedback({"reward": number})
     name = getattr(judge, "__name__", type(judge).__name__)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache, partial
 from typing import Any
 
 from nemo_like.config.environment_options import MatchOptions
 from nemo_like.environments.interface import Feedback, Turn
+from nemo_like.environments.latex_quantities import plain_numbers
 from nemo_like.environments.per_turn import PerTurnEnvironment, extract_answer
+
+_DEGREE_SIGN = re.compile(r"(?<=\d)\s*°(?!\s*[CF])")
 
 
 def math_verify(options: MatchOptions) -> PerTurnEnvironment:
@@ -32,7 +36,7 @@ def _judge_math(turn: Turn, options: MatchOptions) -> Feedback:
     if found is None:
         return Feedback({"correct": 0.0})
     reference = reference_expression(turn.answer)
-    answer = parse(found, parsing_timeout=None)
+    answer = parse(_typeset(found), parsing_timeout=None)
     return Feedback({"correct": float(verify(reference, answer, timeout_seconds=None))})
 
 
@@ -49,7 +53,15 @@ def reference_expression(reference: str) -> list[Any]:
 
 def _as_math(reference: str) -> str:
     """Put a reference without LaTeX delimiters between them, since all of it is the expression."""
+    reference = _typeset(reference)
     return reference if "$" in reference or "\\boxed" in reference else f"${reference}$"
+
+
+def _typeset(text: str) -> str:
+    """Return a text with its quantities as math-verify reads them alike: its dollar signs are delimiters, and
+    to it ``50\\%`` is no ``50%``, ``10\\,000`` no number, and ``90°`` no angle."""
+    plain = plain_numbers(text.replace("\\$", ""))
+    return _DEGREE_SIGN.sub(r"^\\circ", plain)
 
 
 def _judge_reasoning_gym(turn: Turn, options: MatchOptions) -> Feedback:

@@ -55,21 +55,28 @@ class WeightedPool:
 
         A component's reward becomes one component of the sum's, under its name and with its weight. What the
         reward consists of, before the weight, and the component's own metrics become metrics behind its name.
+        A component that abstains is left out; where all do, the sum has no reward.
         """
-        rewards: dict[str, float] = {}
+        rewards: dict[str, float | None] = {}
         metrics: dict[str, float] = {}
         columns: dict[str, Any] = {}
         # An answer to another turn keeps that turn's number, so that whoever asked finds it.
         others = (one.turn_number for one in given if one.turn_number != turn.number)
         turn_number = max(others, default=turn.number)
         for (name, component), one in zip(self._components.items(), given, strict=True):
+            if one.failure is not None and one.failure.kind is FailureKind.abstained:
+                rewards[name] = None
+                continue
             if (failure := _failure(name, one)) is not None:
                 return Feedback(failure=failure, turn_number=turn_number)
             rewards[name] = component.weight * (one.reward or 0.0)
-            metrics |= {f"{name}/reward/{part}": value for part, value in one.rewards.items()}
+            metrics |= {
+                f"{name}/reward/{part}": value for part, value in one.rewards.items() if value is not None
+            }
             metrics |= {f"{name}/{metric}": value for metric, value in one.metrics.items()}
             columns |= one.columns
-        if (failure := checked(Feedback(rewards)).failure) is not None:  # a large weight: beyond float32
+        # A large weight leads beyond float32; and all components may abstain.
+        if (failure := checked(Feedback(rewards)).failure) is not None:
             return Feedback(failure=failure, turn_number=turn_number)
         return Feedback(rewards, metrics=metrics, columns=columns, turn_number=turn_number)
 

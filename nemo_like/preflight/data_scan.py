@@ -230,13 +230,13 @@ def _examples(source: SourceToScan) -> Iterator[tuple[str, PromptExample]]:
     """
     from nemo_like.data.datasets import build_dataset
     from nemo_like.data.mixture import templated
-    from nemo_like.data.records import RecordFields, jsonl_records
+    from nemo_like.data.records import RecordFields, chosen_jsonl_records
     from nemo_like.environments.environment_data import EnvironmentProblems
 
     cfg, environments = source.cfg, EnvironmentProblems(source.environments)
     if cfg.kind is DatasetKind.jsonl:
         fields, tools = RecordFields.of(cfg), environments.tools(cfg.env)
-        for number, record in jsonl_records(str(cfg.path)):
+        for number, record in chosen_jsonl_records(str(cfg.path), cfg.split):
             where = f"{cfg.path}:{number}"
             yield where, templated(fields.example(record, where), cfg, tools)
         return

@@ -185,7 +185,7 @@ def _keep_one_branch(conversation: Conversation) -> None:
         conversation.passages = conversation.passages[: is_start.index(True)]
 
 
-def _failure(session: AgentSession, rewards: Mapping[str, float]) -> Failure | None:
+def _failure(session: AgentSession, rewards: Mapping[str, float | None]) -> Failure | None:
     """Return why a session has no reward although its agent came to its end."""
     if session.flood is not None:
         return Failure(FailureKind.flooded, f"the agent {session.flood}")

@@ -21,7 +21,7 @@ from nemo_like.batch.columns import (
     PIXEL_VALUES,
 )
 from nemo_like.data.interface import Encoded, Message, Prompt, PromptExample
-from nemo_like.environments.interface import Exchange, Failure, Feedback, Turn, turn_number
+from nemo_like.environments.interface import Exchange, Failure, Feedback, Turn, total_reward, turn_number
 from nemo_like.generation.interface import Response
 
 # The columns of images in observations, by those of images in prompts.
@@ -79,7 +79,7 @@ class Conversation:
     latest_response: str = ""
     latest_is_truncated: bool = False
     num_turns: int = 0
-    rewards: dict[str, float] = field(default_factory=dict)  # components, summed over turns
+    rewards: dict[str, float | None] = field(default_factory=dict)  # components, summed over turns
     metric_sums: dict[str, float] = field(default_factory=dict)  # of the environment, summed over turns
     metric_counts: dict[str, float] = field(default_factory=dict)  # how many turns gave the metric
     state: Any = None  # what the environment keeps until the next turn
@@ -142,8 +142,8 @@ class Conversation:
 
     @property
     def reward(self) -> float | None:
-        """The sum of the reward's components; None when the environment failed."""
-        return None if self.failure is not None else float(sum(self.rewards.values()))
+        """The sum of the reward's components that do not abstain; None when the environment failed."""
+        return None if self.failure is not None else total_reward(self.rewards)
 
     @property
     def turn_number(self) -> int:
@@ -235,7 +235,7 @@ class Conversation:
         if self.failure is not None:
             self.end = EndReason.failed
             return
-        _add(self.rewards, feedback.rewards)
+        _add_rewards(self.rewards, feedback.rewards)
         self.passages[-1].columns.update(feedback.columns)
         self.state = feedback.state
         if feedback.is_done:
@@ -298,3 +298,10 @@ class Conversation:
 def _add(sums: dict[str, float], values: Mapping[str, float]) -> None:
     for name, value in values.items():
         sums[name] = sums.get(name, 0.0) + value
+
+
+def _add_rewards(sums: dict[str, float | None], values: Mapping[str, float | None]) -> None:
+    """Add the components of a turn; one that abstains in every turn stays None."""
+    for name, value in values.items():
+        before = sums.get(name)
+        sums[name] = before if value is None else (before or 0.0) + value

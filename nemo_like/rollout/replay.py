@@ -15,8 +15,9 @@ from pathlib import Path
 
 from nemo_like.batch.columns import Column
 from nemo_like.batch.meta import KVBatchMeta
+from nemo_like.checkpoint.digests import file_digest
 from nemo_like.cluster.actors import ActorHandle
-from nemo_like.config.recordings import read_manifest
+from nemo_like.config.recordings import read_manifest, recorded_steps, rollout_file
 from nemo_like.data.interface import SourceReport
 from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.observability.metrics import Metric
@@ -53,7 +54,13 @@ class ReplayRolloutActor(DataPlaneUser):
         """
         manifest = read_manifest(self._directory)
         self._columns = recorded_columns(manifest)
-        source = SourceReport(name="replay", num_prompts=manifest.num_prompts_per_step, num_too_long=0)
+        first = rollout_file(min(recorded_steps(self._directory)), 0)
+        source = SourceReport(
+            name="replay",
+            num_prompts=manifest.num_prompts_per_step,
+            num_too_long=0,
+            digest=file_digest(self._directory / first),  # no two recordings begin alike
+        )
         return RolloutParts(
             {RolloutMode.training: (source,), RolloutMode.validation: ()},
             recorded_declarations(str(self._directory), manifest),

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from nemo_like.batch.columns import POLICY_VERSIONS
+from nemo_like.environments.interface import ABSTAINED_SHARE
 from nemo_like.observability.metrics import Metric, maximum, mean, summed
 from nemo_like.rollout.conversation import Conversation, EndReason
 
@@ -76,16 +77,26 @@ def continued_metrics(groups: Sequence[Sequence[Conversation]]) -> dict[str, Met
 def _of_environment(samples: Sequence[Conversation]) -> dict[str, Metric]:
     """Return the metrics of one environment's samples.
 
-    Rewards are means over the judged samples, the environment's own metrics means over the turns that gave
+    Rewards are means over the judged samples, of a component over those in which it does not abstain; the
+    environment's own metrics are means over the turns that gave
     them; failures are counted by kind.
     """
     judged = [sample for sample in samples if sample.failure is None]
     failures = Counter(sample.failure.kind.name for sample in samples if sample.failure)
-    rewards = _sums(sample.rewards for sample in judged)
+    abstained = Counter(name for sample in judged for name, value in sample.rewards.items() if value is None)
+    rewards = _sums(
+        {name: value for name, value in sample.rewards.items() if value is not None} for sample in judged
+    )
     own = _sums(sample.metric_sums for sample in samples)
     num_given = _sums(sample.metric_counts for sample in samples)
     num_failed = len(samples) - len(judged)
-    of_judged = {f"reward/{name}": mean(total, len(judged)) for name, total in sorted(rewards.items())}
+    of_judged = {
+        f"reward/{name}": mean(total, len(judged) - abstained[name])
+        for name, total in sorted(rewards.items())
+    }
+    of_judged |= {
+        f"{ABSTAINED_SHARE}/{name}": mean(count, len(judged)) for name, count in sorted(abstained.items())
+    }
     if judged:
         of_judged = {"reward": mean(sum(rewards.values()), len(judged)), **of_judged}
     return {

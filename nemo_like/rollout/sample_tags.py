@@ -5,10 +5,12 @@ Pure: nothing here waits or calls another process.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from nemo_like.batch.tags import reward_component
+from nemo_like.environments.latex_quantities import plain_quantity
 
 # How tasks commonly ask policies to mark the answer; in a response, the last mark counts.
 _MARKS = (
@@ -21,13 +23,13 @@ _MARKS = (
 def final_answer(response: str) -> str:
     """Return the marked answer (``\\boxed{}``, ``<answer>``, ``####``), or else the whole response.
 
-    Each run of white space becomes one space.
+    Each run of white space becomes one space, and a number with its unit that LaTeX typesets is plain.
     """
     for mark in _MARKS:
         if found := mark.findall(response):
             response = found[-1]
             break
-    return " ".join(response.split())
+    return plain_quantity(" ".join(response.split()))
 
 
 def answer_ids(responses: Sequence[str]) -> list[int]:
@@ -36,11 +38,13 @@ def answer_ids(responses: Sequence[str]) -> list[int]:
     return [numbers.setdefault(final_answer(response), len(numbers)) for response in responses]
 
 
-def component_tags(names: Iterable[str], rewards: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+def component_tags(
+    names: Iterable[str], rewards: Sequence[Mapping[str, float | None]]
+) -> dict[str, list[float]]:
     """Return a tag for each reward component of ``names``; ``rewards[i]`` are the components of sample i.
 
-    A component that a sample lacks is 0. Raises ValueError for a name that no sample has, unless all samples
-    lack components altogether.
+    A component that a sample lacks is 0, and one that abstains NaN. Raises ValueError for a name that no
+    sample has, unless all samples lack components altogether.
     """
     there = sorted({name for components in rewards for name in components})
     for name in names:
@@ -50,6 +54,9 @@ def component_tags(names: Iterable[str], rewards: Sequence[Mapping[str, float]])
                 f"there are {', '.join(there)}"
             )
     return {
-        reward_component(name).name: [float(components.get(name, 0.0)) for components in rewards]
+        reward_component(name).name: [
+            math.nan if (value := components.get(name, 0.0)) is None else float(value)
+            for components in rewards
+        ]
         for name in names
     }

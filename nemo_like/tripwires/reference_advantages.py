@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nemo_like.config.schema import AdvantageEstimatorName, GRPOConfig
 
@@ -48,7 +48,12 @@ def reference_advantages(samples: Rewarded, cfg: GRPOConfig) -> list[float] | No
     if name == AdvantageEstimatorName.gdpo.name:
         total = [0.0] * len(samples.rewards)
         for component, weight in cfg.adv_estimator.reward_weights.items():
-            part = _relative(samples.components[component], samples, normalized=True, leaves_one_out=False)
+            values = samples.components[component]
+            # A component that abstains is NaN.
+            judges = [
+                trains and not math.isnan(value) for trains, value in zip(samples.trains, values, strict=True)
+            ]
+            part = _relative(values, replace(samples, trains=judges), normalized=True, leaves_one_out=False)
             total = [so_far + weight * value for so_far, value in zip(total, part, strict=True)]
         batch = Rewarded(
             rewards=total, groups=[0] * len(total), trains=samples.trains, num_tokens=samples.num_tokens

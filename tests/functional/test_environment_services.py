@@ -117,7 +117,8 @@ def test_a_server_without_an_answer_for_every_turn_fails_the_samples_and_says_wh
     [
         ({"rewards": {"a": "high"}}, FailureKind.malformed, "the reward 'a' is 'high', not a number"),
         ({"score": 1.0}, FailureKind.malformed, "has neither rewards nor observation"),
-        (None, FailureKind.malformed, "the server's entry null is no number"),
+        ("good", FailureKind.malformed, 'the server\'s entry "good" is no number'),
+        (None, FailureKind.abstained, "the reward is None"),
         ({"rewards": {"a": float("nan")}}, FailureKind.not_finite, "the reward 'a' is nan"),
         ({"rewards": 1.0}, FailureKind.malformed, "the rewards are 1.0, not a mapping"),
     ],

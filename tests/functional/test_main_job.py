@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import signal
@@ -19,9 +20,11 @@ from transformers import AutoTokenizer
 from nemo_like.config.data_plane_rules import missing_mooncake_libraries
 from nemo_like.config.loader import load_config
 from nemo_like.config.metric_rules import training_metrics, validation_metrics
+from nemo_like.data.datasets import build_dataset
 from nemo_like.observability.jsonl import without_measurements
 from tests.functional.conftest import CHAT_TEMPLATE
 from tests.functional.runs import (
+    CONFIG,
     DEMO_STEPS,
     ROOT,
     FinishedRun,
@@ -163,6 +166,10 @@ def test_a_seed_fixes_every_metric_also_with_other_storage_and_over_a_kill_and_a
     assert resumed.returncode == 0, resumed.output
     assert f"step_{last} is corrupt: policy/__0_0.distcp is not what was written" in resumed.output
     assert f"continuing after step {last - 1}" in resumed.output
+    state = json.loads((run_dir / "checkpoints" / "step_6" / "training_state.json").read_text())
+    assert all(source["digest"] for sources in state["data"].values() for source in sources)
+    assert "of which data it is" not in resumed.output
+    assert "cannot be compared with those before" not in resumed.output
     assert (run_dir / "checkpoints" / f"step_{last}.corrupt").is_dir()
     first = [without_measurements(record) for record in demo.records() if record["step"] <= 6]
     assert [without_measurements(record) for record in resumed.records()] == first
@@ -218,6 +225,20 @@ def test_a_run_asked_to_stop_saves_and_continues_even_under_another_layout(
     again = run_grpo(tmp_path, command, name=mark)
     assert again.returncode == 0
     assert "had finished already" in again.output
+
+
+@pytest.mark.slow
+def test_as_many_other_problems_are_refused_when_a_run_continues(demo: FinishedRun, tmp_path: Path) -> None:
+    shutil.copytree(demo.run_dir, tmp_path / "other")
+    problems = build_dataset(load_config(ROOT / CONFIG, []).data.train[0], "train")
+    rows = [{"prompt": one.prompt, "answer": one.answer[::-1]} for one in problems]
+    (tmp_path / "other.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    other = [f"data.train={{path: {tmp_path / 'other.jsonl'}, kind: jsonl}}"]
+    refused = run_grpo(tmp_path, [f"grpo.max_num_steps={DEMO_STEPS + 1}", *other], name="other")
+    assert refused.returncode == 1
+    told = " ".join(refused.output.split())
+    assert f"other has {len(rows)} problems as before, but others" in told
+    assert "begin a new run from its model" in told
 
 
 @pytest.mark.slow

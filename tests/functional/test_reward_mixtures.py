@@ -16,7 +16,7 @@ from tests.functional.runs import CONFIG, ROOT, FinishedRun, run_grpo, running, 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.whole_run]
 
 VARIABLE = "KEY_OF_THE_JUDGE"
-WEIGHTS = {"arithmetic": 2.0, "quality": 0.5}
+WEIGHTS = {"arithmetic": 2.0, "quality": 0.5, "even": 0.25}  # even abstains for half of the problems
 SMALL = {
     "grpo": {"num_prompts_per_step": 16, "val_at_start": False, "val_at_end": False, "val_period": 0},
     "policy": {"data_parallel_size": 1, "train_global_batch_size": 64},
@@ -57,10 +57,11 @@ def mixed(tmp_path_factory: pytest.TempPathFactory, arithmetic_model: str) -> Fi
     reward_model = decoder(directory / "reward_model", has_template=True)
     env = {
         "quality": {"batch_size": 16, "options": {"model_name": str(reward_model)}},
+        "even": {"options": {"function": "tests.functional.uniform_rewards:of_even_sums"}},
         "task": {"options": {"components": WEIGHTS}},
     }
-    kinds = {"quality": "reward_model", "task": "weighted_sum"}
-    gdpo = {"name": "gdpo", "reward_weights": {"arithmetic": 1.0, "quality": 0.1}}
+    kinds = {"quality": "reward_model", "even": "function", "task": "weighted_sum"}
+    gdpo = {"name": "gdpo", "reward_weights": {"arithmetic": 1.0, "quality": 0.1, "even": 0.2}}
     grpo = {"max_num_steps": 3, "adv_estimator": gdpo}
     config = configuration(directory, env, kinds, grpo=grpo, rollout={"dump_period": 1})
     return run_grpo(directory, config=config)
@@ -70,24 +71,28 @@ def test_a_verifier_and_a_reward_model_reward_together(mixed: FinishedRun) -> No
     assert mixed.returncode == 0, mixed.output
     assert len(mixed.metrics("train/loss")) == 3
     assert mixed.metrics("train/num_failed_rewards") == [0, 0, 0]
-    right, quality = (mixed.metrics(f"train/env/task/reward/{name}") for name in WEIGHTS)
+    right, quality, even = (mixed.metrics(f"train/env/task/reward/{name}") for name in WEIGHTS)
+    judged = [1.0 - share for share in mixed.metrics("train/env/task/abstained_share/even")]
+    assert len(judged) == 3
+    assert all(0 < share < 1 for share in judged)
     exact = mixed.metrics("train/env/task/arithmetic/reward/exact_match")
     scores = mixed.metrics("train/env/task/quality/reward/score")
     assert right == pytest.approx([2.0 * one for one in exact])
     assert quality == pytest.approx([0.5 * one for one in scores])
     assert mixed.metrics("train/reward") == pytest.approx(
-        [a + b for a, b in zip(right, quality, strict=True)]
+        [a + b + c * share for a, b, c, share in zip(right, quality, even, judged, strict=True)]
     )
     assert all(0 < one < 1 for one in exact)
 
 
-def test_every_sample_has_both_components_and_an_advantage_from_them(mixed: FinishedRun) -> None:
+def test_every_sample_has_all_components_and_an_advantage_from_them(mixed: FinishedRun) -> None:
     lines = (mixed.run_dir / "rollouts" / "step_3.jsonl").read_text().splitlines()
     samples = [json.loads(line) for line in lines]
     assert len(samples) == 16 * 8
     for sample in samples:
         assert sample["rewards"].keys() == WEIGHTS.keys()
-        assert sample["reward"] == pytest.approx(sum(sample["rewards"].values()))
+        assert (sample["rewards"]["even"] is None) == (int(sample["answer"][0]) % 2 == 1)
+        assert sample["reward"] == pytest.approx(sum(one or 0.0 for one in sample["rewards"].values()))
         assert sample["rewards"]["arithmetic"] in (0.0, 2.0)
     assert any(sample["advantage"] for sample in samples)
 

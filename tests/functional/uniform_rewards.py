@@ -1,4 +1,4 @@
-"""A reward that tells nothing about most prompts."""
+"""Rewards that tell nothing about many prompts."""
 
 from __future__ import annotations
 
@@ -12,3 +12,10 @@ def mostly_uniform(turn: Turn) -> float:
     if zlib.crc32(str(turn.prompt).encode()) % 10 < 7:
         return 1.0
     return float(zlib.crc32(turn.response.encode()) % 2)
+
+
+def of_even_sums(turn: Turn) -> float | None:
+    """1 for a response whose last digit is even; none for a problem whose answer's last digit is odd."""
+    if int(turn.answer[0]) % 2:  # least significant digit first
+        return None
+    return float(turn.response[:1] in tuple("02468"))

@@ -5,6 +5,7 @@ s = sum_k w_k (r_k - mean_group) / (std_group + 1e-6)      A = (s - mean(s)) / (
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from nemo_like.algorithms.advantages import group_relative_advantages
@@ -21,7 +22,8 @@ def normalized_sum(inputs: AdvantageInputs, weights: Mapping[str, float]) -> lis
     """Normalise each reward component in its group, and their weighted sum over the batch.
 
     ``A = (s - mean(s)) / (std(s) + 1e-6)`` with ``s = sum_k w_k (r_k - mean_group) / (std_group + 1e-6)``;
-    both std are unbiased (arXiv 2601.05242). A component that is uniform in a group adds nothing there.
+    both std are unbiased (arXiv 2601.05242). A component that is uniform in a group adds nothing there. One
+    that abstains (NaN) counts in none of its own statistics, and adds nothing to that sample.
 
     Raises ValueError when the inputs lack a component that has a weight.
     """
@@ -33,12 +35,16 @@ def normalized_sum(inputs: AdvantageInputs, weights: Mapping[str, float]) -> lis
         )
     sums = [0.0] * len(inputs.rewards)
     for name, weight in weights.items():
+        component = inputs.components[name]
+        judges = [
+            kept * (not math.isnan(value)) for kept, value in zip(inputs.sample_mask, component, strict=True)
+        ]
         normalized = group_relative_advantages(
-            inputs.components[name],
+            component,
             inputs.group_ids,
             normalize_rewards=True,
             use_leave_one_out_baseline=False,
-            sample_mask=inputs.sample_mask,
+            sample_mask=judges,
         )
         sums = [total + weight * value for total, value in zip(sums, normalized, strict=True)]
     return group_relative_advantages(

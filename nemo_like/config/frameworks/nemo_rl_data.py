@@ -57,7 +57,6 @@ def _source(given: Mapping[str, Any], theirs: Theirs) -> tuple[dict[str, Any], l
         for key, why in (
             ("repeat", "grpo.num_val_generations_per_prompt samples several answers to each problem"),
             ("split_validation_size", "hold problems out in a file of their own"),
-            ("subset", "save the subset with datasets' save_to_disk and name its directory"),
         )
         if given.get(key)
     ]
@@ -85,6 +84,8 @@ def _source(given: Mapping[str, Any], theirs: Theirs) -> tuple[dict[str, Any], l
     source |= {ours: given[key] for key, ours in _RENAMED.items() if given.get(key)}
     if not is_file:
         source.setdefault("split", "train")
+        if given.get("subset"):
+            source["subset"] = given["subset"]
     defaults = {"prompt_key": theirs("data.default.input_key", "input")}
     defaults["answer_key"] = theirs("data.default.output_key", "output")
     return {**source, **{key: text for key, text in defaults.items() if key not in source}}, notes

@@ -408,7 +408,7 @@ _DATA: dict[str, Entry] = {
         "below 1 is a billion: all",
         lambda value, theirs: int(value) if int(value) > 0 else 10**9,
     ),
-    "data.train_max_samples": Missing("a source has all problems of its file; cut the file", (None, -1)),
+    "data.train_max_samples": Missing("choose rows by data.train.split, such as train[:1000]", (None, -1)),
     "data.gen_batch_size": Missing("a rollout is of grpo.num_prompts_per_step prompts"),
     "data.val_batch_size": NoEffect("engines get all problems of a validation at once"),
     "data.filter_overlong_prompts": NoEffect("longer prompts are always left out"),

@@ -47,7 +47,7 @@ class SampleRow:
     @classmethod
     def of(cls, sample: Mapping[str, Any]) -> SampleRow:
         reason = sample.get("failure")
-        rewards = sample["rewards"].values()
+        rewards = [value for value in sample["rewards"].values() if value is not None]
         return cls(
             group=sample["group"],
             generation=sample["generation"],

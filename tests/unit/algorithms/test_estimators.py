@@ -150,6 +150,20 @@ def test_gdpo_normalises_each_component_in_its_group_and_the_sum_over_the_batch(
     assert result == pytest.approx([unit, -unit, -2 * unit, 2 * unit], rel=1e-4)
 
 
+def test_gdpo_leaves_a_component_that_abstains_out_of_its_statistics_and_of_that_sample():
+    # correct abstains for the last sample and the second is masked, so it has one sample left, and adds 0.
+    # format is [0, 1] over the first and the last: -+1/sqrt(2), whose mean is 0 and whose std is 1.
+    result = gdpo(
+        inputs([0.0] * 3, mask=[1, 0, 1], correct=[1.0, 0.0, math.nan], format=[0.0, 1.0, 1.0]),
+        {"correct": 1.0, "format": 1.0},
+    )
+    assert result == pytest.approx([-math.sqrt(1 / 2), 0.0, math.sqrt(1 / 2)], rel=1e-4)
+    result = gdpo(inputs([0.0] * 3, correct=[1.0, 0.0, math.nan]), {"correct": 1.0})
+    # +-1/sqrt(2) and 0 for the one that abstains; their unbiased std over all three is 1/sqrt(2).
+    assert result == pytest.approx([1.0, -1.0, 0.0], rel=1e-4)
+    assert gdpo(inputs([0.0] * 2, correct=[math.nan] * 2), {"correct": 1.0}) == [0.0, 0.0]
+
+
 def test_gdpo_tells_apart_what_has_the_same_sum():
     # Alone each is 1 in sum; normalised, the rare one is (0.75, -0.25, ...) / 0.5 and the frequent one
     # +-0.5 / sqrt(1/3). Sums 0.634, 0.366, 0.366, -1.366 of mean 0 and std 0.919.

@@ -59,6 +59,10 @@ def test_the_path_of_a_file_becomes_absolute(
             "train[0] has a field 'size' that JSON cannot hold: Object of",
         ),
         ([{"prompt": "1", "name": "\ud800"}], "train[0] has a field 'name' that JSON cannot hold: "),
+        (
+            [{"prompt": "1", "answer": ["2"]}],
+            "train[0] cannot be used: field 'answer': the answer is ['2'] (list)",
+        ),
         ("no/such.jsonl", "train=no/such.jsonl is not a file"),
         (str(DEMO), "must end in .json, .jsonl, .parquet, .csv, .arrow"),
     ],

@@ -362,6 +362,13 @@ data:
     assert "data.validation=null is not translated" in lost(conversion)
 
 
+def test_the_subset_of_a_dataset_on_the_hub_stays_one_and_a_slice_too(tmp_path: Path) -> None:
+    hub = "{dataset_name: ResponseDataset, data_path: openai/gsm8k, subset: main, split: 'train[:99]'}"
+    text = NEMO_RL.replace("train: {dataset_name: DeepScaler}", f"train: {hub}")
+    source = value(converted(tmp_path, text), "data.train")
+    assert (source["path"], source["subset"], source["split"]) == ("openai/gsm8k", "main", "train[:99]")
+
+
 def test_verls_files_are_composed_by_hydra(tmp_path: Path) -> None:
     (tmp_path / "actor").mkdir()
     (tmp_path / "actor" / "dp_actor.yaml").write_text("strategy: fsdp\nppo_mini_batch_size: 8\n")

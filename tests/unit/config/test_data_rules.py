@@ -28,6 +28,11 @@ Demo = Callable[..., Config]
             "data.train.columns names fields of records, and kind=arith",
         ),
         ("data.chat_template=/nowhere.jinja", "data.chat_template=/nowhere.jinja is not a file"),
+        ("data.train.subset=main", "data.train.subset=main is of datasets of the hub, and would not be read"),
+        (
+            "data.train.split='train[:9]'",
+            "data.train.split=train[:9] chooses rows of a dataset, and kind=arith",
+        ),
     ],
 )
 def test_what_cannot_be_read_or_asked_is_refused(demo: Demo, argument: str, problem: str) -> None:
@@ -51,6 +56,15 @@ def test_files_must_be_here_unless_the_run_will_be_elsewhere(
     found = [str(problem) for problem in data_problems(cfg)]
     assert [" is not a file; give a" in problem for problem in found] == [True] * is_missing
     assert list(data_problems(cfg, must_be_here=False)) == []
+
+
+def test_a_file_has_no_subset(demo: Demo, tmp_path: Path) -> None:
+    (tmp_path / "rows.parquet").touch()
+    source = f"kind: huggingface, split: train, subset: main, path: {tmp_path}/rows.parquet"
+    (found,) = data_problems(demo(f"data.train={{{source}}}"))
+    assert str(found).endswith("rows.parquet is a file; set it to null")
+    on_the_hub = "{kind: huggingface, split: 'train[:9]', subset: main, path: openai/gsm8k}"
+    assert list(data_problems(demo(f"data.train={on_the_hub}"))) == []
 
 
 def test_several_sources_of_every_kind_of_prompt_are_accepted(demo: Demo) -> None:

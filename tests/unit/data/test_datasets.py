@@ -24,6 +24,7 @@ def config(kind, path=None, split=None, prompt_key="question", answer_key="solut
         kind=kind,
         path=None if path is None else str(path),
         split=split,
+        subset=None,
         prompt_key=prompt_key,
         answer_key=answer_key,
         images_key=None,
@@ -155,3 +156,137 @@ def test_huggingface_reads_what_save_to_disk_wrote(tmp_path):
 def test_huggingface_needs_a_split(tmp_path):
     with pytest.raises(ValueError, match=r"data.train.split is null"):
         build_dataset(config(DatasetKind.huggingface, tmp_path), "train")
+
+
+ANSWERS = {3.0: "3", 1e-05: "0.00001", 0.1: "0.1", 640.0: "640"}
+
+
+def numbered(count=10):
+    return [{"question": f"{n}+0", "solution": str(n), "level": n % 2} for n in range(count)]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet", "csv"])
+def test_numbers_are_answers_as_a_model_writes_them_whatever_the_file(tmp_path, ending):
+    records, path = [{"question": "?", "solution": value} for value in ANSWERS], tmp_path / f"rows.{ending}"
+    if ending == "jsonl":
+        kind = DatasetKind.jsonl
+        write_jsonl(path, records)
+    else:
+        kind = DatasetKind.huggingface
+        rows = datasets.Dataset.from_list(records)
+        rows.to_parquet(path) if ending == "parquet" else rows.to_csv(path)
+    dataset = build_dataset(config(kind, path, split="train"), "train")
+    assert [dataset[index].answer for index in range(len(dataset))] == list(ANSWERS.values())
+
+
+def test_short_floats_are_answers_by_their_own_decimals(tmp_path):
+    features = datasets.Features(
+        {"question": datasets.Value("string"), "solution": datasets.Value("float32")}
+    )
+    rows = [{"question": "?", "solution": value} for value in ANSWERS]
+    datasets.Dataset.from_list(rows, features=features).to_parquet(tmp_path / "rows.parquet")
+    dataset = build_dataset(
+        config(DatasetKind.huggingface, tmp_path / "rows.parquet", split="train"), "train"
+    )
+    assert [dataset[index].answer for index in range(len(dataset))] == list(ANSWERS.values())
+
+
+@pytest.mark.parametrize("value", [["2"], {"value": 2}])
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_a_list_or_a_mapping_is_no_answer_and_is_refused_by_file_and_row(tmp_path, value, ending):
+    records, path = [{"question": "?", "solution": value}], tmp_path / f"rows.{ending}"
+    if ending == "jsonl":
+        source, where = config(DatasetKind.jsonl, write_jsonl(path, records)), r"rows\.jsonl:1"
+    else:
+        datasets.Dataset.from_list(records).to_parquet(path)
+        source = config(DatasetKind.huggingface, path, split="train")
+        where = r"rows\.parquet \[train\], record 0"
+    with pytest.raises(ValueError, match=where + ", field 'solution': the answer is"):
+        build_dataset(source, "train")
+
+
+SLICES = {
+    "train": range(10),
+    "train[:3]": range(3),
+    "train[-2:]": range(8, 10),
+    "train[20%:50%]": range(2, 5),
+    "train[:1]+train[4:6]": [0, 4, 5],
+}
+
+
+def prompts_of(source):
+    dataset = build_dataset(source, "train")
+    return [dataset[index].prompt for index in range(len(dataset))]
+
+
+@pytest.mark.parametrize("where", ["jsonl", "file", "folder", "saved", "saved parts"])
+@pytest.mark.parametrize("split", SLICES)
+def test_a_slice_chooses_the_same_rows_of_files_folders_and_saved_datasets(tmp_path, where, split):
+    path, rows = tmp_path / "data", datasets.Dataset.from_list(numbered())
+    path.mkdir()
+    kind = DatasetKind.huggingface
+    if where == "jsonl":
+        kind, path = DatasetKind.jsonl, write_jsonl(path / "rows.jsonl", numbered())
+    elif where == "file":
+        path = write_jsonl(path / "rows.jsonl", numbered())
+    elif where == "folder":
+        write_jsonl(path / "train.jsonl", numbered())
+        write_jsonl(path / "test.jsonl", numbered(2))
+    elif where == "saved":
+        rows.save_to_disk(path)
+    else:
+        datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(path)
+    chosen = [f"{number}+0" for number in SLICES[split]]
+    assert prompts_of(config(kind, path, split=split)) == chosen
+
+
+def test_a_record_of_a_slice_is_told_by_its_line_of_the_file(tmp_path):
+    records = numbered()
+    records[5]["question"] = ""
+    path = write_jsonl(tmp_path / "rows.jsonl", records)
+    dataset = build_dataset(config(DatasetKind.jsonl, path, split="train[4:]"), "train")
+    with pytest.raises(ValueError, match=r"rows\.jsonl:6: 'question' is an empty prompt"):
+        dataset[1]
+
+
+@pytest.mark.parametrize(
+    ("split", "told"),
+    [
+        ("train[:3", r"split='train\[:3' cannot be read from .*Unrecognized instruction"),
+        ("train[:3]+test[:3]", r"names 2 parts, and .*rows\.jsonl' is a single one"),
+        ("train[5:3]", r"rows\.jsonl holds no problems"),
+    ],
+)
+@pytest.mark.parametrize("kind", [DatasetKind.jsonl, DatasetKind.huggingface])
+def test_a_slice_that_cannot_be_read_is_refused(tmp_path, kind, split, told):
+    path = write_jsonl(tmp_path / "rows.jsonl", numbered())
+    with pytest.raises(ValueError, match=told):
+        build_dataset(config(kind, path, split=split), "train")
+
+
+def configured(path):
+    """A directory of data files with two configurations, as datasets on the hub have them."""
+    path.mkdir()
+    for name, count in (("main", 10), ("socratic", 4)):
+        write_jsonl(path / f"{name}.jsonl", numbered(count))
+    entries = "".join(f"- config_name: {name}\n  data_files: {name}.jsonl\n" for name in ("main", "socratic"))
+    (path / "README.md").write_text(f"---\nconfigs:\n{entries}---\n")
+    return path
+
+
+def test_a_subset_names_one_of_several_configurations(tmp_path):
+    path = configured(tmp_path / "gsm")
+    source = config(DatasetKind.huggingface, path, split="train", subset="socratic")
+    assert len(prompts_of(source)) == 4
+    assert len(prompts_of(replace(source, subset="main", split="train[:3]"))) == 3
+    for subset in (None, "other"):
+        with pytest.raises(ValueError, match=r"\['main', 'socratic'\](.|\n)*data\.\*\.subset names one"):
+            build_dataset(replace(source, subset=subset), "train")
+
+
+def test_a_saved_dataset_has_no_subsets(tmp_path):
+    datasets.Dataset.from_list(numbered()).save_to_disk(tmp_path / "saved")
+    with pytest.raises(ValueError, match=r"subset='main': .* has no subsets"):
+        build_dataset(
+            config(DatasetKind.huggingface, tmp_path / "saved", split="train", subset="main"), "train"
+        )

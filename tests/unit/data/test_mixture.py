@@ -27,6 +27,7 @@ def source(**changes: object) -> DatasetConfig:
         "kind": DatasetKind.arithmetic,
         "path": None,
         "split": None,
+        "subset": None,
         "prompt_key": "prompt",
         "answer_key": "answer",
         "images_key": None,
@@ -125,7 +126,10 @@ def test_sources_say_how_many_problems_they_have_and_how_many_were_too_long() ->
     assert all("0" not in built.problems[index].prompt for index in range(len(built.problems)))
     whole = build_sources([source()], "train", prompt_lengths=lengths, max_prompt_tokens=9)
     num_prompts = first.num_prompts + first.num_too_long
-    assert whole.reports == (SourceReport(name="arithmetic", num_prompts=num_prompts, num_too_long=0),)
+    (report,) = whole.reports
+    assert report == SourceReport(
+        name="arithmetic", num_prompts=num_prompts, num_too_long=0, digest=first.digest
+    )
 
 
 def test_a_source_without_any_short_prompt_is_refused() -> None:

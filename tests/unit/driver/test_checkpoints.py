@@ -2,18 +2,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from nemo_like.checkpoint.digests import differing_files, share_digests
+from nemo_like.checkpoint.digests import differing_files, file_digest, share_digests
 from nemo_like.checkpoint.store import CheckpointError
 from nemo_like.cluster.actor_errors import ActorFailed
 from nemo_like.config.schema import CheckpointWriting, Config
+from nemo_like.data.interface import SourceReport
 from nemo_like.data.sampler import MixtureSampler
 from nemo_like.driver.checkpoints import RunCheckpoints, RunPosition, continuation
 from nemo_like.observability.run_directory import RunDirectory
+from nemo_like.rollout.prompts import RolloutMode, SourceReports
 
 
 def test_a_step_counts_every_rollout_it_needed() -> None:
@@ -124,6 +127,92 @@ def test_another_seed_is_refused(tmp_path: Path) -> None:
     directory, _ = saved_run(tmp_path)
     with pytest.raises(CheckpointError, match=r"step_5 cannot be continued: .*seed=1, this run 2"):
         run_checkpoints(directory).resume({"policy": Policy()}, sampler(seed=2))
+
+
+def data(*digests: str, held_out: Mapping[str, str] | None = None) -> SourceReports:
+    """Training sources with these digests, and held-out ones by name."""
+
+    def source(name: str, digest: str) -> SourceReport:
+        return SourceReport(name=name, num_prompts=20, num_too_long=0, digest=digest)
+
+    return {
+        RolloutMode.training: tuple(source(f"source{n}", digest) for n, digest in enumerate(digests)),
+        RolloutMode.validation: tuple(source(*one) for one in (held_out or {"amc": "v1"}).items()),
+    }
+
+
+def saved_with(tmp_path: Path, sources: SourceReports) -> RunDirectory:
+    directory = RunDirectory.create(str(tmp_path), "run")
+    checkpoints = run_checkpoints(directory)
+    checkpoints.meet_data(sources)
+    checkpoints.save(RunPosition(step=5), {}, {"policy": Policy()}, sampler(), "wandb-1")
+    return directory
+
+
+def test_the_same_data_continue_in_silence(tmp_path: Path) -> None:
+    found = run_checkpoints(saved_with(tmp_path, data("a1", "b1")))
+    found.meet_data(data("a1", "b1"))
+    assert found.warnings == []
+    assert found.resume({"policy": Policy()}, sampler()).step == 5
+
+
+def test_other_training_data_of_equal_length_are_refused_by_name_with_a_remedy(tmp_path: Path) -> None:
+    found = run_checkpoints(saved_with(tmp_path, data("a1", "b1")))
+    with pytest.raises(
+        CheckpointError,
+        match=r"step_5 cannot be continued: its training data were others: source1 has 20 problems "
+        r"as before, but others, or in another order \(their digest was b1 and is b2\).*"
+        r"convert_checkpoint\.py .*step_5 --output DIR, then policy\.model_name=DIR with another "
+        r"logger\.run_name",
+    ):
+        found.meet_data(data("a1", "b2"))
+
+
+def test_sources_in_another_order_or_number_are_refused(tmp_path: Path) -> None:
+    directory = saved_with(tmp_path, data("a1", "b1"))
+    with pytest.raises(CheckpointError, match=r"source0 has 20 .*source1 has 20"):
+        run_checkpoints(directory).meet_data(data("b1", "a1"))
+    with pytest.raises(CheckpointError, match=r"made with source0, source1 in data\.train, .* has source0"):
+        run_checkpoints(directory).meet_data(data("a1"))
+
+
+def test_a_file_under_another_name_with_the_same_contents_is_continued(tmp_path: Path) -> None:
+    found, sources = run_checkpoints(saved_with(tmp_path, data("a1"))), data("a1")
+    moved = {mode: (replace(reports[0], name="moved"),) for mode, reports in sources.items()}
+    found.meet_data(moved)
+    assert found.warnings == []
+
+
+@pytest.mark.parametrize(
+    ("held_out", "told"),
+    [
+        ({"amc": "v2"}, "amc has 20 problems as before, but others"),
+        ({"amc": "v1", "aime": "v1"}, "data.validation had amc, and now has amc, aime"),
+    ],
+)
+def test_other_held_out_problems_are_warned_of(tmp_path: Path, held_out: dict[str, str], told: str) -> None:
+    found = run_checkpoints(saved_with(tmp_path, data("a1")))
+    found.meet_data(data("a1", held_out=held_out))
+    (warning,) = found.warnings
+    assert told in warning
+    assert "cannot be compared" in warning
+
+
+def test_a_checkpoint_that_does_not_name_its_data_is_continued_with_one_warning(tmp_path: Path) -> None:
+    directory, _ = saved_run(tmp_path)
+    state = directory.checkpoints_path / "step_5" / "training_state.json"
+    values = json.loads(state.read_text())
+    assert values.pop("data") is None
+    state.write_text(json.dumps(values))
+    manifest = state.with_name("manifest.json")
+    entries = json.loads(manifest.read_text())
+    entries[state.name] = {"bytes": state.stat().st_size, "sha256": file_digest(state)}
+    manifest.write_text(json.dumps(entries))
+    found = run_checkpoints(directory)
+    found.meet_data(data("a1"))
+    (warning,) = found.warnings
+    assert "step_5 does not say of which data it is" in warning
+    assert found.resume({"policy": Policy()}, sampler()).step == 5
 
 
 @pytest.mark.parametrize("switch", ["enabled", "resume_if_exists"])

@@ -11,13 +11,21 @@ import pytest
 
 from nemo_like.cluster.actor_errors import ActorDied, ActorFailed
 from nemo_like.config.roles import Role
+from nemo_like.data.interface import SourceReport
 from nemo_like.data.sampler import MixtureSampler
 from nemo_like.driver.processes import Actors
 from nemo_like.driver.recovery import ActorRecovery, Recoverable
+from nemo_like.driver.run_failures import RunFailed
 from nemo_like.observability.metrics import Metric
+from nemo_like.rollout.prompts import RolloutMode, RolloutParts
 from nemo_like.weight_sync.sync import EngineWeights
 
 VERSION = 4
+
+
+def parts(digest: str) -> RolloutParts:
+    source = SourceReport(name="sums", num_prompts=100, num_too_long=0, digest=digest)
+    return RolloutParts({RolloutMode.training: (source,), RolloutMode.validation: ()}, ())
 
 
 class Process:
@@ -53,6 +61,7 @@ class Run:
             environments={"sums": [Process("environment")]},  # type: ignore[list-item]
             rollout=Process("rollout"),  # type: ignore[arg-type]
         )
+        self.digests = ["d1", "d1"]  # what each rollout actor that attaches finds
         self.sampler = MixtureSampler([100], [1.0], seed=1, shuffle=False)
         self.weight_sync = EngineWeights(self._push)
         policy = SimpleNamespace(
@@ -77,6 +86,7 @@ class Run:
                     abandon=lambda work: self.asked.append((work, "abandon rollouts")),
                 ),
                 observation=SimpleNamespace(**self._noting("mark_ranges")),
+                sources=parts("d1").sources,
                 logger=SimpleNamespace(warn=self.warnings.append),
                 directory=SimpleNamespace(path=directory),
             ),
@@ -91,7 +101,7 @@ class Run:
     def watch(self, handle: Process, call: object) -> None:
         self.asked.append((handle.name, "watch"))
 
-    def gather(self, calls: Sequence[tuple[str, str]], **options: object) -> list[int]:
+    def gather(self, calls: Sequence[tuple[str, str]], **options: object) -> list[Any]:
         for name, method in calls:
             if victim := self.dies_during.pop((name, method), None):
                 self.dead_names.add(victim)
@@ -101,7 +111,7 @@ class Run:
             if method == "abort_all" and name in self.failed_engines:
                 raise ActorFailed(name, method, "recovery", RuntimeError("half loaded"), None)
             self.asked.append((name, method))
-        return [1] * len(calls)
+        return [parts(self.digests.pop(0)) if method == "attach" else 1 for _, method in calls]
 
     def engines(self, indices: Sequence[int]) -> list[Process]:
         return [self._start(f"engine-{index}") for index in indices]
@@ -201,6 +211,12 @@ def test_a_new_rollout_actor_has_nothing_to_abandon(run: Run) -> None:
     assert ("", "abandon") not in run.asked
     assert ("", "reconnect") in run.asked  # it may have been started with one that is gone
     assert ("", "reconnect_data_plane") in run.asked
+
+
+def test_a_new_rollout_actor_that_reads_other_data_ends_the_run(run: Run) -> None:
+    run.digests = ["d2"]
+    with pytest.raises(RunFailed, match=r"data have changed since the run started.*sums has 100 problems"):
+        run.recovery.completed("step 5", VERSION, run.work("rollout"))
 
 
 def test_there_is_an_end_to_it(run: Run) -> None:

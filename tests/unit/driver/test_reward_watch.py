@@ -8,7 +8,7 @@ import pytest
 from nemo_like.driver.reward_watch import RewardWatch
 from nemo_like.driver.run_failures import RewardsFailed
 from nemo_like.environments.interface import Failure, FailureKind
-from nemo_like.observability.metrics import Metric, summed
+from nemo_like.observability.metrics import Metric, mean, summed
 from nemo_like.rollout.prompts import FailedReward, PromptBatch, RolloutMode, RolloutResult
 from tests.unit.driver.test_validation import answered
 from tests.unit.environments.configs import env_config
@@ -50,6 +50,17 @@ def failing(num_samples: int, kinds: Mapping[str, int], env: str = "sums") -> Ro
     }
     failed = [FailedReward(env, Failure(FailureKind[kind], f"it {kind}"), 7, 1) for kind in kinds]
     return replace(answered([0.0]), metrics=metrics, failed=failed)
+
+
+def test_a_component_that_abstains_for_all_samples_is_told_of_once(watched: Callable[..., Watched]) -> None:
+    watch, warnings = watched()
+    shares = {"style": mean(3, 4), "correct": mean(4, 4)}
+    for step in (1, 2):
+        found = {f"env/sums/abstained_share/{name}": share for name, share in shares.items()}
+        result = failing(4, {})
+        watch.look(prompts(step), replace(result, metrics={**result.metrics, **found}))
+    (warning,) = warnings
+    assert "env.sums: the component correct was None for all samples in training step 1" in warning
 
 
 def test_the_first_failure_of_a_kind_is_told_with_sample_and_reason_and_no_later_one(

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,10 +23,12 @@ def prompts(step: int = 1, indices: tuple[int, ...] = (3, 1, 2)) -> PromptBatch:
 class Opened:
     """A journal that has begun its first stretch, and what it told engines and people."""
 
-    def __init__(self, cfg: Config, run: Path, after_step: int = 0) -> None:
+    def __init__(
+        self, cfg: Config, run: Path, after_step: int = 0, data: Sequence[str] = ("digest",)
+    ) -> None:
         self.stretches: list[Stretch] = []
         self.notes: list[str] = []
-        self.journal = RunJournal(cfg, run / "journal", self.stretches.append, self.notes.append)
+        self.journal = RunJournal(cfg, run / "journal", self.stretches.append, self.notes.append, data)
         self.journal.begin_stretch(after_step)
 
     def writes(self, *parts: tuple[int, ...]) -> None:
@@ -52,7 +54,7 @@ def test_only_runs_whose_metrics_depend_on_timing_have_a_journal(
         (("grpo.max_staleness=1",), True),
         ((*EXACT, "rollout.journal=false"), False),
     ]:
-        assert RunJournal(demo(*overrides), tmp_path, print, print).is_on is is_on
+        assert RunJournal(demo(*overrides), tmp_path, print, print, []).is_on is is_on
 
 
 def test_a_continued_run_takes_groups_in_the_order_of_its_earlier_process(
@@ -106,6 +108,25 @@ def test_a_journal_of_a_run_with_other_settings_is_refused(
     opened("first")
     with pytest.raises(RunFailed, match=told):
         opened("second", f"rollout.follow_journal={tmp_path / 'first'}", *overrides)
+
+
+def test_a_journal_of_a_run_with_other_data_is_refused(demo: Callable[..., Config], tmp_path: Path) -> None:
+    Opened(demo(*EXACT), tmp_path / "first", data=["0a"])
+    follow = demo(*EXACT, f"rollout.follow_journal={tmp_path / 'first'}")
+    with pytest.raises(RunFailed, match=r"its run had the digests of data\.train=\['0a'\], here \['0b'\]"):
+        Opened(follow, tmp_path / "second", data=["0b"])
+
+
+def test_a_journal_from_before_there_were_digests_is_followed(
+    opened: Callable[..., Opened], tmp_path: Path
+) -> None:
+    opened("run").writes((2,))
+    path = tmp_path / "run/journal/after-00000/driver.jsonl"
+    start, *others = path.read_text().splitlines(keepends=True)
+    event = json.loads(start)
+    del event["settings"]["the digests of data.train"]
+    path.write_text("".join([json.dumps(event) + "\n", *others]))
+    assert opened("run").journal.wanted(prompts(), 1) == WantedGroups(1, (2,))
 
 
 def test_a_run_without_a_journal_cannot_be_followed(opened: Callable[..., Opened], tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def answered(rewards: list[float | None], size: int = 1) -> RolloutResult:
 
 
 def source(name: str, num_prompts: int) -> SourceReport:
-    return SourceReport(name=name, num_prompts=num_prompts, num_too_long=0)
+    return SourceReport(name=name, num_prompts=num_prompts, num_too_long=0, digest="")
 
 
 def test_every_source_gives_its_first_problems_by_their_index_in_all_of_them() -> None:

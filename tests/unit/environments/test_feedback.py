@@ -37,7 +37,7 @@ def test_what_is_no_single_real_number_is_no_number(other: Any) -> None:
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (Feedback({"a": None}), "the reward 'a' is None, not a number"),  # type: ignore[dict-item]
+        (Feedback(metrics={"m": None}), "the metric 'm' is None, not a number"),  # type: ignore[dict-item]
         (Feedback({"a": "high"}), "the reward 'a' is 'high', not a number"),  # type: ignore[dict-item]
         (Feedback({1: 1.0}), "the name of a reward is 1, not text"),  # type: ignore[dict-item]
         (Feedback([1.0]), "the rewards are [1.0], not a mapping"),  # type: ignore[arg-type]
@@ -149,10 +149,31 @@ def test_a_function_that_raises_costs_its_turn_alone() -> None:
     assert feedback.failure == Failure(FailureKind.raised, "the reward raised KeyError: 'no such answer'")
 
 
-def test_a_function_without_a_result_is_named() -> None:
-    feedback = judge("function", "x", function=f"{MODULE}:forgetful")
+def test_a_function_without_a_result_fails_its_sample_and_says_what_it_may_lack() -> None:
+    failure = checked(judge("function", "x", function=f"{MODULE}:forgetful")).failure
+    assert failure is not None
+    assert failure.kind is FailureKind.abstained
+    assert "a function without a return statement returns None too" in failure.reason
+
+
+def test_a_component_that_abstains_is_left_out_of_the_reward() -> None:
+    feedback = checked(Feedback({"format": 0.25, "correct": None}))
+    assert feedback.failure is None
+    assert feedback.rewards == {"format": 0.25, "correct": None}
+    assert feedback.reward == 0.25
+
+
+def test_a_sample_that_nothing_judged_has_no_reward() -> None:
+    feedback = checked(Feedback({"format": None, "correct": None}), turn_number=7)
     assert feedback.failure is not None
-    assert "forgetful returned NoneType, not a number, mapping or Feedback" in feedback.failure.reason
+    assert feedback.failure.kind is FailureKind.abstained
+    assert "the reward is None (format, correct)" in feedback.failure.reason
+    assert (feedback.reward, feedback.turn_number) == (None, 7)
+
+
+def test_a_turn_that_goes_on_may_have_earned_nothing() -> None:
+    feedback = checked(Feedback({"correct": None}, observation="again", is_done=False))
+    assert (feedback.failure, feedback.rewards) == (None, {})
 
 
 CREDIT = Column("credit", "float32", Layout.per_token)

@@ -56,6 +56,19 @@ def test_a_function_that_takes_the_turn_gets_all_of_it(asked: Asked) -> None:
     assert one.rewards == {"reward": 1.0}
 
 
+def test_a_function_may_abstain_alone_and_in_a_list_as_those_of_trl_do(asked: Asked) -> None:
+    def alone(response: str) -> float | None:
+        return None if response == "?" else 1.0
+
+    def in_lists(completions: list[str], **rest: Any) -> list[float | None]:
+        return [alone(one) for one in completions]
+
+    for reward in (alone, in_lists):
+        judged, abstained = asked(reward, turn("4"), turn("?"))
+        assert judged.rewards == {"reward": 1.0}
+        assert abstained.rewards == {"reward": None}
+
+
 def test_keywords_without_names_get_the_rest_of_the_row_and_defaults_stay(asked: Asked) -> None:
     def reward(weight: float = 0.5, **rest: Any) -> float:
         return weight * (rest["level"] + len(rest["response"]))

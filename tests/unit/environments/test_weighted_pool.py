@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from nemo_like.environments.feedback import checked
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
 from nemo_like.environments.pool import EnvironmentPool
 from nemo_like.environments.weighted_pool import weighted_pools
@@ -71,6 +72,31 @@ def test_each_component_is_asked_in_batches_of_its_own_size_and_answers_stay_in_
     assert math.sizes == quality.sizes == [2, 2, 1]
     assert [one.rewards["quality"] for one in feedback] == [-1.0, 0.0, 1.0, 2.0, 3.0]
     assert [one.rewards["math"] for one in feedback] == [0.0, 0.0, 0.0, 1.0, 0.0]
+
+
+def test_a_component_that_abstains_is_left_out_of_the_sum_and_of_the_metrics() -> None:
+    def abstains(one: Turn) -> Feedback:
+        return checked(Feedback({"correct": None}, metrics={"seen": 1.0}), turn_number=one.number)
+
+    (one,) = judged(
+        [turn("ab", "ab")], {"math": 2.0, "style": 0.5}, math=Actor(abstains), style=Actor(scored)
+    )
+    assert one.rewards == {"math": None, "style": 0.5}
+    assert one.reward == 0.5
+    assert [name for name in one.metrics if name.startswith("math")] == []
+    (none,) = judged([turn("a", "a")], {"math": 2.0, "more": 1.0}, math=Actor(abstains), more=Actor(abstains))
+    assert none.failure is not None
+    assert none.failure.kind is FailureKind.abstained
+    assert "(math, more)" in none.failure.reason
+
+
+def test_a_part_of_a_component_may_abstain() -> None:
+    def partly(one: Turn) -> Feedback:
+        return Feedback({"style": None, "tone": 3.0}, turn_number=one.number)
+
+    (one,) = judged([turn("ab", "ab")], {"quality": 0.5}, quality=Actor(partly))
+    assert one.rewards == {"quality": 1.5}
+    assert one.metrics == {"quality/reward/tone": 3.0}
 
 
 def test_a_components_failure_is_the_samples_and_says_which_component() -> None:

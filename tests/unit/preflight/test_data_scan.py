@@ -86,6 +86,12 @@ def test_good_records_are_counted_with_their_longest_prompt(look: Look, tmp_path
         ({"prompt": " \n", "answer": "2"}, "problems.jsonl:6: 'prompt' is an empty prompt"),
         ({"answer": "2"}, "problems.jsonl:6: no field 'prompt'"),
         ({"prompt": "1", "answer": None}, "problems.jsonl:6: env.arithmetic cannot judge it: the reference"),
+        ({"prompt": "1", "answer": ["2"]}, "problems.jsonl:6, field 'answer': the answer is ['2'] (list)"),
+        (
+            {"prompt": "1", "answer": {"x": 2}},
+            "problems.jsonl:6, field 'answer': the answer is {'x': 2} (dict",
+        ),
+        ('{"prompt": "1", "answer": NaN}', "problems.jsonl:6, field 'answer': the answer is nan, which no"),
         ('{"prompt": "\\udc00", "answer": "2"}', "problems.jsonl:6: \\udc00 is half of a surrogate pair"),
         (b'{"prompt": "\xe9", "answer": "2"}', "problems.jsonl:6: not UTF-8 (byte 0xe9 at position 13)"),
     ],
@@ -95,6 +101,12 @@ def test_a_bad_record_is_told_with_file_and_line(look: Look, tmp_path: Path, bad
     path = tmp_path / "problems.jsonl"
     assert found.key == f"data.train.path={path}"
     assert f"cannot be used: {tmp_path}/{problem}" in str(found)
+
+
+def test_a_slice_of_a_file_is_all_that_is_looked_at(look: Look) -> None:
+    report = look([*[GOOD] * 3, {"prompt": ""}], "data.default.split='train[1:3]'")
+    assert report.problems == ()
+    assert "all 2 problems of" in str(report.notes[0])
 
 
 def test_an_empty_file_has_no_problems_to_train_on(look: Look) -> None:

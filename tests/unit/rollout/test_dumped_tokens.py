@@ -38,7 +38,8 @@ def test_scores_are_fetched_by_sample_and_only_of_batches_that_were_scored() -> 
 
 def test_the_place_of_a_problem_counts_within_its_source() -> None:
     sources = [
-        SourceReport(name=name, num_prompts=size, num_too_long=0) for name, size in (("a", 3), ("b", 2))
+        SourceReport(name=name, num_prompts=size, num_too_long=0, digest="")
+        for name, size in (("a", 3), ("b", 2))
     ]
     places = [problem_place(index, sources) for index in (0, 2, 3, 4)]
     assert places == [

@@ -24,7 +24,9 @@ def read(*values: Any) -> Sources:
     problems = [PromptExample("1+1=", "2")]
     problems += [PromptExample(f"p{number}", "", columns=columns) for number, columns in enumerate(values)]
     sizes = {"a": 1, "b": len(values)}
-    reports = tuple(SourceReport(name=name, num_prompts=n, num_too_long=0) for name, n in sizes.items())
+    reports = tuple(
+        SourceReport(name=name, num_prompts=n, num_too_long=0, digest="") for name, n in sizes.items()
+    )
     return Sources(problems, reports)  # type: ignore[arg-type]
 
 

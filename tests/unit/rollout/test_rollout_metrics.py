@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from nemo_like.data.interface import Encoded
 from nemo_like.environments.interface import FailureKind, Feedback
 from nemo_like.observability.metrics import merge
@@ -70,6 +72,34 @@ def test_what_only_a_last_turn_reports_is_averaged_over_those_that_report_it() -
     values = {name: metric.value for name, metric in rollout_metrics([[sample], [silent]]).items()}
     assert values["env/sums/solved"] == 1.0
     assert values["env/sums/moves"] == 2.0
+
+
+def test_a_component_that_abstains_counts_in_neither_its_own_mean_nor_the_rewards() -> None:
+    samples = []
+    for rewards in ({"right": 1.0, "style": None}, {"right": 0.0, "style": 0.5}, {"right": 1.0}):
+        sample = conversation((4,))
+        sample.add_response(response([8]), "u", 3)
+        sample.add_feedback(Feedback(rewards))
+        samples.append(sample)
+    assert [sample.reward for sample in samples] == [1.0, 0.5, 1.0]
+    values = {name: metric.value for name, metric in rollout_metrics([samples]).items()}
+    assert values["env/sums/reward"] == pytest.approx(2.5 / 3)
+    assert values["env/sums/reward/right"] == pytest.approx(2 / 3)
+    # Over the two that do not abstain; one of them has no such component, which is 0.
+    assert values["env/sums/reward/style"] == 0.25
+    assert values["env/sums/abstained_share/style"] == pytest.approx(1 / 3)
+    assert "env/sums/abstained_share/right" not in values
+
+
+def test_a_component_that_abstains_in_one_turn_counts_what_another_gave() -> None:
+    sample = conversation((4,), max_turns=2)
+    sample.add_response(response([8]), "u", 3)
+    sample.add_feedback(Feedback({"a": 1.0, "b": None}, observation="k", is_done=False))
+    sample.add_observation("k", Encoded((20,)))
+    sample.add_response(response([8]), "u", 3)
+    sample.add_feedback(Feedback({"a": None, "b": None, "c": 2.0}))
+    assert sample.rewards == {"a": 1.0, "b": None, "c": 2.0}
+    assert sample.reward == 3.0
 
 
 def test_an_environment_that_judged_nothing_has_no_mean_reward() -> None:

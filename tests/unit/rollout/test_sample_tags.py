@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from nemo_like.rollout.sample_tags import answer_ids, component_tags, final_answer
@@ -28,6 +30,12 @@ REWARDS = [{"correct": 1.0, "format": 0.5}, {"correct": 0.0}, {}]
 def test_asked_components_become_tags_with_zero_where_a_sample_has_none() -> None:
     assert component_tags(["format"], REWARDS) == {"reward/format": [0.5, 0.0, 0.0]}
     assert component_tags([], REWARDS) == {}
+
+
+def test_a_component_that_abstains_is_no_zero() -> None:
+    tags = component_tags(["format"], [{"format": None, "correct": 1.0}, {"format": 0.5}])["reward/format"]
+    assert math.isnan(tags[0])
+    assert tags[1] == 0.5
 
 
 def test_a_component_that_nobody_gives_is_an_error_that_names_those_there_are() -> None:

@@ -83,6 +83,7 @@ def test_they_are_those_of_training(overrides: tuple[str, ...], with_kl: bool) -
     tokens = [float(rng.randint(1, 9)) for _ in range(count)]
     groups = [i // 4 for i in range(count)]
     components = {name: [rng.random() for _ in range(count)] for name in "ab"}
+    components["b"][3] = components["b"][10] = math.nan  # abstains
     sums, squares = [rng.random() for _ in range(count)], [rng.random() for _ in range(count)]
     own = build_estimator(cfg)(
         AdvantageInputs(

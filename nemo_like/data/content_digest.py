@@ -1,0 +1,121 @@
+"""Digests of what the problems of a source hold, by which a run that continues notices other data.
+
+A digest is of the prompts, answers, further fields and images in their order. Paths, times of files, the kind
+of a file and what the configuration puts around a prompt are no part of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from datetime import date, time, timedelta
+from decimal import Decimal
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from nemo_like.data.images import Picture
+from nemo_like.data.interface import Message, PromptDataset, PromptExample
+
+_DIGEST_BYTES = 16
+# Of an image, its size and so much of both ends: all bytes of a million images would take many minutes.
+_IMAGE_END_BYTES = 4096
+
+Contents = Callable[[PromptExample], object]
+
+
+def record_contents(example: PromptExample) -> object:
+    """Return all that a record says of a problem, its further fields included."""
+    return [example.prompt, example.answer, _sorted(example.data), example.images]
+
+
+def made_contents(example: PromptExample) -> object:
+    """Return what tells apart problems that a program makes: a field might have no order of its own."""
+    return [example.prompt, example.answer]
+
+
+class DigestedDataset:
+    """Problems of which the first pass over them also makes a digest, so that no record is read twice."""
+
+    def __init__(self, problems: PromptDataset, contents: Contents) -> None:
+        """Digest ``contents`` of each problem."""
+        self._problems, self._contents = problems, contents
+        self._hash = blake2b(digest_size=_DIGEST_BYTES)
+        self._num_digested = 0
+
+    def __len__(self) -> int:
+        return len(self._problems)
+
+    def __getitem__(self, index: int) -> PromptExample:
+        """Return problem ``index``. Raises what the problems raise."""
+        example = self._problems[index]
+        if index == self._num_digested:
+            self._hash.update(_encoded(self._contents(example)))
+            self._num_digested += 1
+        return example
+
+    def digest(self) -> str:
+        """Return the digest of all problems, in hexadecimal; read those that nobody has read yet."""
+        for index in range(self._num_digested, len(self)):
+            self[index]
+        return self._hash.hexdigest()
+
+
+def digest_of(settings: object) -> str:
+    """Return the digest of settings that stand for the problems that are made with them."""
+    return blake2b(_encoded(_sorted(settings)), digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def _encoded(contents: object) -> bytes:
+    """Return contents as a line of JSON, so that no two sequences of contents look alike."""
+    text = json.dumps(contents, ensure_ascii=False, separators=(",", ":"), default=_plain)
+    return text.encode("utf-8", "surrogatepass") + b"\n"
+
+
+def _sorted(value: Any) -> Any:
+    """Return plain data with the keys of every mapping as text and in order, since fields have no order."""
+    if isinstance(value, Mapping):
+        return {str(key): _sorted(value[key]) for key in sorted(value, key=str)}
+    if isinstance(value, list | tuple):
+        return [_sorted(one) for one in value]
+    return value
+
+
+def _plain(value: object) -> object:
+    """Return what stands for a value that JSON does not have; of an unknown type only the type's name, since
+    the text of an object may hold its address."""
+    match value:
+        case Mapping():
+            return _sorted(value)
+        case Message():
+            # A field that says nothing is left out, so that fields to come change no digest.
+            named = {field.name: getattr(value, field.name) for field in fields(value)}
+            return {name: _sorted(one) for name, one in named.items() if one not in (None, "", (), [], {})}
+        case Picture():
+            return _of_picture(value)
+        case bytes():
+            return blake2b(value, digest_size=_DIGEST_BYTES).hexdigest()
+        case date() | time() | timedelta() | Decimal():
+            return str(value)
+        case _:
+            return type(value).__qualname__
+
+
+def _of_picture(picture: Picture) -> object:
+    """Return the number of bytes of an image's file, and the digest of both ends.
+
+    A file that cannot be read is told of where the image is used; here it is a file of no bytes.
+    """
+    if isinstance(picture.source, bytes):
+        size = len(picture.source)
+        ends = picture.source[:_IMAGE_END_BYTES], picture.source[max(0, size - _IMAGE_END_BYTES) :]
+    else:
+        try:
+            with Path(picture.source).open("rb") as file:
+                first, size = file.read(_IMAGE_END_BYTES), file.seek(0, 2)
+                file.seek(max(0, size - _IMAGE_END_BYTES))
+                ends = first, file.read()
+        except OSError:
+            size, ends = 0, (b"", b"")
+    return [size, *(blake2b(end, digest_size=_DIGEST_BYTES).hexdigest() for end in ends)]

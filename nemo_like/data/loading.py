@@ -1,0 +1,93 @@
+"""Loads datasets with the library ``datasets``: from the hub, files, folders and directories of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nemo_like.config.data_rules import FILE_READERS
+from nemo_like.config.schema import DatasetConfig
+from nemo_like.data.splits import chosen_rows, only_name
+
+_WHOLE = "train"  # what load_dataset calls all of a file
+
+
+def load_huggingface(cfg: DatasetConfig) -> Sequence[Mapping[str, Any]]:
+    """Return the part of a dataset that a source names, with the images of ``images_key`` as their files'
+    bytes.
+
+    ``path`` is a name on the hub, a data file, a directory of data files or one of ``save_to_disk``. Raises
+    ValueError when a file's ending is unknown, or there is no such split or subset, and else the library's
+    own errors.
+    """
+    assert cfg.path is not None and cfg.split is not None, "checked before"
+    records = _with_own_decimals(_loaded(cfg.path, cfg.split, cfg.subset), cfg.answer_key)
+    return records if cfg.images_key is None else _with_files(records, cfg.images_key)
+
+
+def _with_files(records: Any, key: str) -> Any:
+    """Have a dataset give the files of its images: decoding one while a record is read would hide which
+    record it is that has a broken one."""
+    import datasets
+
+    kept, feature = datasets.Image(decode=False), records.features.get(key)
+    if isinstance(feature, datasets.Image):
+        return records.cast_column(key, kept)
+    if isinstance(getattr(feature, "feature", None), datasets.Image):
+        return records.cast_column(key, datasets.List(kept))
+    return records
+
+
+def _with_own_decimals(records: Any, key: str) -> Any:
+    """Have a dataset give short floats by their own decimals: as a Python float, 0.1 of 32 bits would read
+    0.10000000149011612."""
+    import datasets
+
+    feature = records.features.get(key)
+    if getattr(feature, "dtype", None) not in ("float16", "float32"):
+        return records
+    as_text = records.cast_column(key, datasets.Value("string"))
+    return as_text.cast_column(key, datasets.Value("float64"))
+
+
+def _loaded(path: str, split: str, subset: str | None) -> Any:
+    import datasets
+
+    target = Path(path)
+    is_saved = (target / "dataset_dict.json").is_file() or (target / "state.json").is_file()
+    if subset is not None and (target.is_file() or is_saved):
+        raise ValueError(
+            f"data.*.subset={subset!r}: {path!r} is one dataset and has no subsets; set it to null"
+        )
+    if target.is_file():
+        whole = datasets.load_dataset(_reader_of(target), data_files={_WHOLE: str(target)}, split=_WHOLE)
+        return _part({only_name(split, path): whole}, split, path)
+    if is_saved:
+        saved = datasets.load_from_disk(path)
+        is_one = not isinstance(saved, datasets.DatasetDict)
+        return _part({only_name(split, path): saved} if is_one else saved, split, path)
+    try:
+        return datasets.load_dataset(path, subset, split=split)
+    except ValueError as error:
+        raise ValueError(
+            f"{path!r} (data.*.subset={subset}, data.*.split={split}) cannot be loaded: {error}; of a "
+            "dataset with several configurations data.*.subset names one"
+        ) from error
+
+
+def _part(parts: Mapping[str, Any], split: str, path: str) -> Any:
+    """Return the rows of datasets, given by their names, that a split chooses."""
+    import datasets
+
+    sizes = {name: len(part) for name, part in parts.items()}
+    chosen = [parts[name].select(rows) for name, rows in chosen_rows(split, sizes, path)]
+    return chosen[0] if len(chosen) == 1 else datasets.concatenate_datasets(chosen)
+
+
+def _reader_of(path: Path) -> str:
+    if path.suffix not in FILE_READERS:
+        raise ValueError(
+            f"data.*.path={str(path)!r} ends in {path.suffix!r}; files must end in {', '.join(FILE_READERS)}"
+        )
+    return FILE_READERS[path.suffix]

@@ -1,0 +1,88 @@
+"""What a checkpoint says of the run's data, and whether data are still those.
+
+Prompts are drawn by their numbers, so other data under the same numbers would go on as if nothing had
+happened: the prompts of an epoch would come twice or never, and a curve would join two tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from nemo_like.data.interface import SourceReport
+from nemo_like.rollout.prompts import RolloutMode, SourceReports
+
+# By section of the configuration: name, num_prompts and digest of each source. Plain data, for JSON.
+SavedData = Mapping[str, Sequence[Mapping[str, Any]]]
+
+_SECTIONS = {RolloutMode.training: "train", RolloutMode.validation: "validation"}
+
+
+def saved_data(sources: SourceReports) -> dict[str, list[dict[str, Any]]]:
+    """Return what a checkpoint keeps of the sources."""
+    return {
+        _SECTIONS[mode]: [
+            {"name": one.name, "num_prompts": one.num_prompts, "digest": one.digest} for one in reports
+        ]
+        for mode, reports in sources.items()
+    }
+
+
+def training_digests(sources: SourceReports) -> list[str]:
+    """Return the digests of the training sources in their order."""
+    return [source.digest for source in sources[RolloutMode.training]]
+
+
+def other_training_data(saved: SavedData, sources: SourceReports) -> str | None:
+    """Return which training source is not the checkpoint's, and how; None where all are.
+
+    Sources are compared by their place, since the mixture draws from them by it; a name may change with a
+    file's.
+    """
+    before, now = saved["train"], sources[RolloutMode.training]
+    if len(before) != len(now):
+        return f"it was made with {_names(before)} in data.train, and this run has {_own_names(now)}"
+    told = [
+        _difference(one, source) for one, source in zip(before, now, strict=True) if _differs(one, source)
+    ]
+    return "; ".join(told) or None
+
+
+def other_held_out_data(saved: SavedData, sources: SourceReports) -> str | None:
+    """Return in what the validation sources are not the checkpoint's, by their names; None where they are,
+    be it under other names."""
+    if sorted(one["digest"] for one in saved["validation"]) == sorted(
+        one.digest for one in sources[RolloutMode.validation]
+    ):
+        return None
+    return "; ".join(_held_out_differences(saved["validation"], sources[RolloutMode.validation])) or None
+
+
+def _held_out_differences(before: Sequence[Mapping[str, Any]], now: Sequence[SourceReport]) -> Iterator[str]:
+    by_name = {one["name"]: one for one in before}
+    if by_name.keys() != {source.name for source in now}:
+        yield f"data.validation had {_names(before)}, and now has {_own_names(now)}"
+    for source in now:
+        if source.name in by_name and _differs(by_name[source.name], source):
+            yield _difference(by_name[source.name], source)
+
+
+def _differs(before: Mapping[str, Any], now: SourceReport) -> bool:
+    return (before["num_prompts"], before["digest"]) != (now.num_prompts, now.digest)
+
+
+def _difference(before: Mapping[str, Any], now: SourceReport) -> str:
+    if before["num_prompts"] != now.num_prompts:
+        return f"{now.name} had {before['num_prompts']} problems and has {now.num_prompts}"
+    return (
+        f"{now.name} has {now.num_prompts} problems as before, but others, or in another order (their digest "
+        f"was {before['digest'][:12]} and is {now.digest[:12]})"
+    )
+
+
+def _names(saved: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(one["name"] for one in saved) or "nothing"
+
+
+def _own_names(sources: Sequence[SourceReport]) -> str:
+    return ", ".join(source.name for source in sources) or "nothing"
