@@ -23,6 +23,7 @@ if find_spec("hydra") is None:
     os.execv(python, [str(python), *sys.argv])
 
 from nemo_like.batch.columns import bytes_per_token
+from nemo_like.cluster.proxies import bypass_proxies
 from nemo_like.config.environment_options import replaced_options
 from nemo_like.config.loader import load_config, load_sweep, to_yaml
 from nemo_like.config.machine_rules import Machine
@@ -56,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that ``arguments`` name, by default those of the process; return the exit code, as
     docs/faults.md lists them."""
     accept_all_characters()
+    bypass_proxies()
     options = _parse(arguments)
     try:
         with sigterm_as_interrupt():

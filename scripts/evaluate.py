@@ -21,6 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from nemo_like.cluster.proxies import bypass_proxies
 from nemo_like.config.evaluated_checkpoint import EvaluatedCheckpoint, evaluated_checkpoint
 from nemo_like.config.evaluation_rules import as_evaluation, format_evaluation_plan
 from nemo_like.config.loader import load_config, to_yaml
@@ -38,6 +39,7 @@ from nemo_like.preflight.checks import preflight
 def main(arguments: Sequence[str] | None = None) -> int:
     """Evaluate as ``arguments`` say; return the exit code, as docs/faults.md lists them."""
     accept_all_characters()
+    bypass_proxies()
     options = _parse(arguments)
     try:
         with sigterm_as_interrupt():

@@ -21,6 +21,7 @@ from nemo_like.api.base_configuration import InputFiles, ProgramArguments, local
 from nemo_like.api.first_reward import check_first_reward
 from nemo_like.api.run_inputs import Rows, check_reward, checked_rows, write_reward, write_rows
 from nemo_like.api.run_result import RunResult
+from nemo_like.cluster.proxies import bypass_proxies
 from nemo_like.config.machine_rules import Machine
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.rules import validate
@@ -84,6 +85,7 @@ class GRPO:
         when it is interrupted, and what ``on_step`` raises.
         """
         _check_process()
+        bypass_proxies()
         model = local_model(self._model)
         with sigterm_as_interrupt(), _rays_variables_restored():
             self._check(model)

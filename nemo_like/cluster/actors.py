@@ -23,6 +23,7 @@ from typing import Any
 import ray
 
 from nemo_like.cluster.imports import load_target
+from nemo_like.cluster.proxies import bypass_proxies
 from nemo_like.cluster.runtime import interface_of
 from nemo_like.cluster.stacks import dump_stacks_on_signal
 from nemo_like.observability.printable import accept_all_characters
@@ -163,6 +164,7 @@ class _Shell:
         if spec.log_path is not None:
             log_to(spec.log_path)
         _end_at_sigterm()
+        bypass_proxies()
         _use_interface_of_node()
         self._observer = ProcessObserver()
         self._failure: Exception | None = None

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from nemo_like.cluster.proxies import no_proxy
 from nemo_like.config.environment_options import AgentOptions, SandboxMode
 from nemo_like.environments.interface import AgentAccess, FailureKind, Turn
 from nemo_like.environments.sandbox import CommandPlace, ProgramLimits, Sandbox, check_sandbox
@@ -77,7 +78,7 @@ class CommandRunner:
                 *start.command,
                 pass_fds=start.pass_fds,
                 cwd=start.cwd,
-                env={**start.env, **self._variables(access), **self._options.variables},
+                env=self._environment(start.env, access),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -137,17 +138,21 @@ class CommandRunner:
             finally:
                 server.close()
 
-    def _variables(self, access: AgentAccess) -> Mapping[str, str]:
+    def _environment(self, own: Mapping[str, str], access: AgentAccess) -> dict[str, str]:
+        """Return a command's variables: those of its place, the endpoint's, and those of the options."""
         url = access.base_url
         if self._sandbox.is_real:
             url = f"http://127.0.0.1:{_INNER_PORT}/v1"
-        return {
+        variables = {
+            **own,
             "OPENAI_BASE_URL": url,
             "OPENAI_API_BASE": url,
             "OPENAI_API_KEY": access.api_key,
             "ANTHROPIC_BASE_URL": url.removesuffix("/v1"),
             "ANTHROPIC_API_KEY": access.api_key,
+            **self._options.variables,
         }
+        return {**variables, **no_proxy(variables, [urlsplit(url).hostname or ""])}
 
     async def _read(self, stream: asyncio.StreamReader | None) -> str:
         """Read a stream to its end. Raises Flooded when it is longer than it may be."""

@@ -13,7 +13,12 @@ pytestmark = [pytest.mark.whole_run, pytest.mark.timeout(900)]
 CONFIG = "configs/grpo_agent_cpu.yaml"
 
 
-def test_two_steps_train_on_the_sessions_of_an_agent(sums_model: str, tmp_path: Path) -> None:
+def test_two_steps_train_on_the_sessions_of_an_agent(
+    sums_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a proxy for everything else, which nobody can reach."""
+    for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
     options = [
         *("grpo.num_prompts_per_step=8", "grpo.num_generations_per_prompt=4", "grpo.max_num_steps=2"),
         *("policy.train_global_batch_size=16", "grpo.val_at_start=false", "grpo.val_period=0"),
