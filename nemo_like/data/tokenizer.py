@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,10 +10,8 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from nemo_like.data import template_turns
 from nemo_like.data.interface import Prompt
-
-# Takes the place of a response where a conversation is rendered to see what the template puts after one.
-_RESPONSE_MARK = "response-of-the-policy"
 
 
 class Tokenizer:
@@ -37,9 +36,13 @@ class Tokenizer:
         if self._tokenizer.eos_token_id is None:
             raise ValueError(f"the tokenizer in {str(path)!r} names no eos_token; responses could not end")
         self.eos_token_id: int = self._tokenizer.eos_token_id
+        self.end_token_ids: tuple[int, ...] = _end_token_ids(path, self.eos_token_id)
         pad = self._tokenizer.pad_token_id
         self.pad_token_id: int = self.eos_token_id if pad is None else pad
         self._texts: dict[int, str] = {}  # of tokens that were asked for
+        self._added: Mapping[int, Any] = dict(self._tokenizer.added_tokens_decoder)  # special ones and others
+        self._ends: template_turns.TurnEnds | None = None  # once they were asked for
+        self._checked_roles: set[str] = set()  # whose observations the chat template renders
 
     def __len__(self) -> int:
         """Return the number of token ids, the special ones included."""
@@ -101,18 +104,39 @@ class Tokenizer:
 
         In a conversation that began with a text prompt, they encode ``text`` alone. In one that began with
         messages, they encode what the chat template puts between two responses: ``text`` as a message of
-        ``role`` with all around it. An eos with which the response ended is not repeated.
+        ``role`` with all around it. A token with which the response ended is not repeated. Raises
+        template_turns.TurnError where the template cannot render such a message.
         """
         if not isinstance(prompt, str):
-            text = self.after_response(self._between_responses(text, role), last_token_id)
-        return self.encode_text(text)
+            if role not in self._checked_roles:
+                template_turns.check_role(self.render, role)
+                self._checked_roles.add(role)
+            between = template_turns.between_responses(self.render, text, role)
+            text = self.after_response(between, last_token_id)
+        return self.encode_after(text, last_token_id)
+
+    def encode_after(self, text: str, last_token_id: int) -> list[int]:
+        """Return the token ids of a text that follows a token, as they are within a conversation: some tokens
+        take the spaces after them, and some tokenizers put one at the beginning of a text."""
+        before = last_token_id if last_token_id in self._added else self.eos_token_id
+        token = self._added.get(before)
+        if token is None or (before != last_token_id and token.rstrip):
+            return self.encode_text(text)
+        ids = self.encode_text(f"{token.content}{text}")
+        return ids[1:] if ids[:1] == [before] else self.encode_text(text)
 
     def after_response(self, text: str, last_token_id: int) -> str:
         """Return what a chat template puts after a response that ends with ``last_token_id``: ``text``
-        without an eos with which the response ended already."""
-        eos = self._tokenizer.eos_token
-        is_ended = last_token_id == self.eos_token_id and text.startswith(eos)
-        return text[len(eos) :] if is_ended else text
+        without the end of the response's turn, where the response has one already, be it another token."""
+        if last_token_id not in self.end_token_ids:
+            return text
+        if self._ends is None:
+            self._ends = template_turns.TurnEnds(
+                template_turns.turn_end(self.render),
+                [self.token(end) for end in self.end_token_ids],
+                [token.content for token in self._added.values() if token.special],
+            )
+        return template_turns.without_end(text, self.token(last_token_id), self._ends)
 
     def render(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> str:
         """Return what the chat template makes of messages; ``template`` are its further arguments. Raises
@@ -125,15 +149,6 @@ class Tokenizer:
         """The tokenizer of transformers, for libraries that take one."""
         return self._tokenizer
 
-    def _between_responses(self, text: str, role: str) -> str:
-        messages = [
-            {"role": "user", "content": "?"},
-            {"role": "assistant", "content": _RESPONSE_MARK},
-            {"role": role, "content": text},
-        ]
-        rendered = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        return rendered.partition(_RESPONSE_MARK)[2]
-
     def decode(self, token_ids: Iterable[int]) -> str:
         """Return the text of one response without its closing eos.
 
@@ -143,3 +158,11 @@ class Tokenizer:
         if ids and ids[-1] == self.eos_token_id:
             ids.pop()
         return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+def _end_token_ids(checkpoint: Path, eos_token_id: int) -> tuple[int, ...]:
+    """Return the tokens that end a response: the tokenizer's eos, then those of generation_config.json."""
+    file = checkpoint / "generation_config.json"
+    stated = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+    more = stated if isinstance(stated, list) else [] if stated is None else [stated]
+    return tuple(dict.fromkeys((eos_token_id, *more)))
