@@ -11,7 +11,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from nemo_like.data import template_turns
-from nemo_like.data.interface import Prompt
+from nemo_like.data.interface import Message, Prompt
 
 
 class Tokenizer:
@@ -66,6 +66,16 @@ class Tokenizer:
         return self._tokenizer.apply_chat_template(
             messages, tools=[*tools] or None, add_generation_prompt=True, return_dict=False
         )
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._tokenizer.chat_template is not None
+
+    def rendered_prompt(self, prompt: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Return the text of a prompt of messages as ``encode_prompt`` encodes it. Raises what the chat
+        template raises."""
+        messages = [{"role": message.role, "content": message.content} for message in prompt]
+        return self.render(messages, tools=[*tools] or None, add_generation_prompt=True)
 
     def encode_prompts(
         self, prompts: Sequence[Prompt], tools: Sequence[Sequence[Mapping[str, Any]]]
