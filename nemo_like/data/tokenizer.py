@@ -123,30 +123,46 @@ class Tokenizer:
                 self._checked_roles.add(role)
             between = template_turns.between_responses(self.render, text, role)
             text = self.after_response(between, last_token_id)
+            last_token_id = self.written_end(last_token_id)
         return self.encode_after(text, last_token_id)
 
     def encode_after(self, text: str, last_token_id: int) -> list[int]:
         """Return the token ids of a text that follows a token, as they are within a conversation: some tokens
         take the spaces after them, and some tokenizers put one at the beginning of a text."""
-        before = last_token_id if last_token_id in self._added else self.eos_token_id
-        token = self._added.get(before)
-        if token is None or (before != last_token_id and token.rstrip):
-            return self.encode_text(text)
+        token = self._added.get(last_token_id)
+        if token is None:
+            # A text merges with no token before it: one that takes no spaces stands for that one.
+            last_token_id, token = self.eos_token_id, self._added.get(self.eos_token_id)
+            if token is None or token.rstrip:
+                return self.encode_text(text)
         ids = self.encode_text(f"{token.content}{text}")
-        return ids[1:] if ids[:1] == [before] else self.encode_text(text)
+        return ids[1:] if ids[:1] == [last_token_id] else self.encode_text(text)
 
     def after_response(self, text: str, last_token_id: int) -> str:
         """Return what a chat template puts after a response that ends with ``last_token_id``: ``text``
         without the end of the response's turn, where the response has one already, be it another token."""
         if last_token_id not in self.end_token_ids:
             return text
+        return template_turns.without_end(text, self.token(last_token_id), self._turn_ends())
+
+    def written_end(self, last_token_id: int) -> int:
+        """Return the token with which the chat template ends the turn of a response, where the response ends
+        with any that does; else ``last_token_id``. What follows is encoded as it is after that token."""
+        if last_token_id not in self.end_token_ids:
+            return last_token_id
+        written = self._turn_ends().written
+        places = {written.find(self.token(end)): end for end in self.end_token_ids}
+        places.pop(-1, None)  # of those that it does not write
+        return places[min(places)] if places else last_token_id
+
+    def _turn_ends(self) -> template_turns.TurnEnds:
         if self._ends is None:
             self._ends = template_turns.TurnEnds(
                 template_turns.turn_end(self.render),
                 [self.token(end) for end in self.end_token_ids],
                 [token.content for token in self._added.values() if token.special],
             )
-        return template_turns.without_end(text, self.token(last_token_id), self._ends)
+        return self._ends
 
     def render(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> str:
         """Return what the chat template makes of messages; ``template`` are its further arguments. Raises

@@ -186,10 +186,11 @@ class CallAnswerer:
         known = histories(wanted.template, wanted.messages)
         parent, count = calls.known(known)
         if parent is None:
-            text = self._prompts.whole(wanted.messages, wanted.template)
+            text, before = self._prompts.whole(wanted.messages, wanted.template), None
         else:
             text = self._prompts.after(parent, wanted.messages, count, wanted.template)
-        return _Prompt(parent, text, self._prompts.encode(text, parent), known[-1])
+            before = self._prompts.tokenizer.written_end(parent.last_token_id)
+        return _Prompt(parent, text, self._prompts.encode(text, before), known[-1])
 
     def _text_prompt(self, calls: SessionCalls, wanted: Wanted) -> _Prompt:
         """Return a prompt without a template; it continues the call whose text or tokens it begins with."""
@@ -200,7 +201,8 @@ class CallAnswerer:
         text = wanted.text or ""
         parent = calls.longest(lambda call: text.startswith(call.whole_text()))
         new = text[len(parent.whole_text()) if parent else 0 :]
-        return _Prompt(parent, new, self._prompts.encode(new, parent), None)
+        before = parent.last_token_id if parent else None
+        return _Prompt(parent, new, self._prompts.encode(new, before), None)
 
     def _sampling(self, session: AgentSession, wanted: Wanted, num_prompt_tokens: int) -> CallSampling:
         left = min(self._max_length, session.conversation.limits.max_tokens) - num_prompt_tokens

@@ -137,12 +137,12 @@ class AgentPrompts:
                 return self.tokenizer.render(as_text, **template)
             raise
 
-    def encode(self, text: str, parent: AgentCall | None = None) -> tuple[int, ...]:
-        """Return the tokens of a text, which has its special tokens already; it follows the response of
-        ``parent``, where there is one."""
-        if parent is None:
+    def encode(self, text: str, before: int | None = None) -> tuple[int, ...]:
+        """Return the tokens of a text, which has its special tokens already; it follows the token ``before``,
+        where there is one."""
+        if before is None:
             return tuple(self.tokenizer.encode_text(text))
-        return tuple(self.tokenizer.encode_after(text, parent.last_token_id))
+        return tuple(self.tokenizer.encode_after(text, before))
 
     def text_of(self, token_ids: Sequence[int], stop_strings: Sequence[str]) -> tuple[str, str | None]:
         """Return the text of a response without what ended it, the closing eos or a stop string, and that
