@@ -10,10 +10,8 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from nemo_like.config.end_tokens import stated_end_ids
-from nemo_like.data.interface import Prompt
-
-# Takes the place of a response where a conversation is rendered to see what the template puts after one.
-_RESPONSE_MARK = "response-of-the-policy"
+from nemo_like.data import template_turns
+from nemo_like.data.interface import Message, Prompt
 
 
 class Tokenizer:
@@ -48,6 +46,9 @@ class Tokenizer:
         pad = self._tokenizer.pad_token_id
         self.pad_token_id: int = self.eos_token_id if pad is None else pad
         self._texts: dict[int, str] = {}  # of tokens that were asked for
+        self._added: Mapping[int, Any] = dict(self._tokenizer.added_tokens_decoder)  # special ones and others
+        self._ends: template_turns.TurnEnds | None = None  # once they were asked for
+        self._checked_roles: set[str] = set()  # whose observations the chat template renders
 
     def __len__(self) -> int:
         """Return the number of token ids, the special ones included."""
@@ -72,6 +73,16 @@ class Tokenizer:
             messages, tools=[*tools] or None, add_generation_prompt=True, return_dict=False
         )
 
+    @property
+    def has_chat_template(self) -> bool:
+        return self._tokenizer.chat_template is not None
+
+    def rendered_prompt(self, prompt: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Return the text of a prompt of messages as ``encode_prompt`` encodes it. Raises what the chat
+        template raises."""
+        messages = [{"role": message.role, "content": message.content} for message in prompt]
+        return self.render(messages, tools=[*tools] or None, add_generation_prompt=True)
+
     def encode_prompts(
         self, prompts: Sequence[Prompt], tools: Sequence[Sequence[Mapping[str, Any]]]
     ) -> list[list[int]]:
@@ -90,7 +101,7 @@ class Tokenizer:
     @property
     def added_tokens(self) -> Mapping[str, int]:
         """The tokens that a text is never split within, such as special ones, by text."""
-        return self._tokenizer.get_added_vocab()
+        return {token.content: token_id for token_id, token in self._added.items()}
 
     def token(self, token_id: int) -> str:
         """Return the text of one token, special ones included."""
@@ -114,19 +125,55 @@ class Tokenizer:
 
         In a conversation that began with a text prompt, they encode ``text`` alone. In one that began with
         messages, they encode what the chat template puts between two responses: ``text`` as a message of
-        ``role`` with all around it. An eos with which the response ended is not repeated.
+        ``role`` with all around it. A token with which the response ended is not repeated. Raises
+        template_turns.TurnError where the template cannot render such a message.
         """
         if not isinstance(prompt, str):
-            text = self.after_response(self._between_responses(text, role), last_token_id)
-        return self.encode_text(text)
+            if role not in self._checked_roles:
+                template_turns.check_role(self.render, role)
+                self._checked_roles.add(role)
+            between = template_turns.between_responses(self.render, text, role)
+            text = self.after_response(between, last_token_id)
+            last_token_id = self.written_end(last_token_id)
+        return self.encode_after(text, last_token_id)
+
+    def encode_after(self, text: str, last_token_id: int) -> list[int]:
+        """Return the token ids of a text that follows a token, as they are within a conversation: some tokens
+        take the spaces after them, and some tokenizers put one at the beginning of a text."""
+        token = self._added.get(last_token_id)
+        if token is None:
+            # A text merges with no token before it: one that takes no spaces stands for that one.
+            last_token_id, token = self.eos_token_id, self._added.get(self.eos_token_id)
+            if token is None or token.rstrip:
+                return self.encode_text(text)
+        ids = self.encode_text(f"{token.content}{text}")
+        return ids[1:] if ids[:1] == [last_token_id] else self.encode_text(text)
 
     def after_response(self, text: str, last_token_id: int) -> str:
         """Return what a chat template puts after a response that ends with ``last_token_id``: ``text``
-        without the end token that it begins with, where the response has one already, be it another one."""
+        without the end of the response's turn, where the response has one already, be it another token."""
         if last_token_id not in self.end_token_ids:
             return text
-        ends = map(self.token, self.end_token_ids)
-        return text.removeprefix(next(filter(text.startswith, ends), ""))
+        return template_turns.without_end(text, self.token(last_token_id), self._turn_ends())
+
+    def written_end(self, last_token_id: int) -> int:
+        """Return the token with which the chat template ends the turn of a response, where the response ends
+        with any that does; else ``last_token_id``. What follows is encoded as it is after that token."""
+        if last_token_id not in self.end_token_ids:
+            return last_token_id
+        written = self._turn_ends().written
+        places = {written.find(self.token(end)): end for end in self.end_token_ids}
+        places.pop(-1, None)  # of those that it does not write
+        return places[min(places)] if places else last_token_id
+
+    def _turn_ends(self) -> template_turns.TurnEnds:
+        if self._ends is None:
+            self._ends = template_turns.TurnEnds(
+                template_turns.turn_end(self.render),
+                [self.token(end) for end in self.end_token_ids],
+                [token.content for token in self._added.values() if token.special],
+            )
+        return self._ends
 
     def render(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> str:
         """Return what the chat template makes of messages; ``template`` are its further arguments. Raises
@@ -138,15 +185,6 @@ class Tokenizer:
     def hf_tokenizer(self) -> Any:
         """The tokenizer of transformers, for libraries that take one."""
         return self._tokenizer
-
-    def _between_responses(self, text: str, role: str) -> str:
-        messages = [
-            {"role": "user", "content": "?"},
-            {"role": "assistant", "content": _RESPONSE_MARK},
-            {"role": role, "content": text},
-        ]
-        rendered = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        return rendered.partition(_RESPONSE_MARK)[2]
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Return the text of tokens, special ones included."""

@@ -17,7 +17,8 @@ from jinja2.exceptions import TemplateError
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from nemo_like.config.environment_options import RewardModelOptions
-from nemo_like.data.interface import Prompt
+from nemo_like.data.interface import Message, Prompt
+from nemo_like.data.template_turns import TurnError, after_mark, check_written, unused_mark
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
 from nemo_like.environments.per_turn import raised
 
@@ -86,6 +87,21 @@ class ConversationEncoder:
             f"the prompt is a list of messages, but the tokenizer of {self._key} has no chat template; "
             "use prompts of plain text, or write the template to chat_template.jinja there"
         )
+
+    def check_written(self, prompt: Prompt) -> None:
+        """Raise ValueError where the chat template leaves out the text of a message, or of a response."""
+        if self.tokenizer.chat_template is None:
+            return
+        if isinstance(prompt, str):
+            prompt = (Message("user", prompt),)
+        messages = [{"role": message.role, "content": message.content} for message in prompt]
+        response = {"role": "assistant", "content": unused_mark(*(message.content for message in prompt))}
+        rendered = self.tokenizer.apply_chat_template([*messages, response], tokenize=False)
+        try:
+            check_written(messages, rendered)
+            after_mark(rendered, response["content"])
+        except TurnError as error:
+            raise ValueError(f"the chat template of {self._key} {error}") from error
 
     def _tokenizer(self, path: Path) -> Any:
         if not (path / "tokenizer_config.json").is_file():

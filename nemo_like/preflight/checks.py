@@ -182,21 +182,24 @@ def _scan_request(cfg: Config) -> ScanRequest | None:
     """
     if cfg.rollout.replay is not None:
         return None
-    sources = tuple(
-        SourceToScan(
+    model = Path(cfg.policy.model_name)
+    sources, unread = [], []
+    for key, source in data_sources(cfg):
+        to_scan = SourceToScan(
             key=key,
             cfg=source,
             split="train" if key.startswith("data.train") else "validation",
             environments=judging_environments(cfg, source.env),
         )
-        for key, source in data_sources(cfg)
-        if is_here(source) and not _is_made_here(source) and not _is_made_elsewhere(cfg, source)
-    )
-    if not sources:
+        if is_here(source) and not _is_made_here(source) and not _is_made_elsewhere(cfg, source):
+            sources.append(to_scan)
+        elif model.is_dir() and _begins_messages(cfg, source):
+            unread.append(to_scan)
+    if not sources and not unread:
         return None
-    model = Path(cfg.policy.model_name)
     return ScanRequest(
-        sources=sources,
+        sources=tuple(sources),
+        unread=tuple(unread),
         tokenizer=str(model) if model.is_dir() else None,
         chat_template=cfg.data.chat_template,
         max_prompt_tokens=max_prompt_tokens(cfg),
@@ -208,6 +211,11 @@ def _is_made_here(source: DatasetConfig) -> bool:
     """Return whether a source is generated sums alone, whose lengths ``config.rules`` knows unread."""
     is_plain = source.prompt_template is None and not source.use_chat_template
     return source.kind is DatasetKind.arithmetic and is_plain
+
+
+def _begins_messages(cfg: Config, source: DatasetConfig) -> bool:
+    """Return whether the policy gets messages for a source, whatever its records hold."""
+    return source.use_chat_template or cfg.env[source.env].kind is EnvironmentKind.agent
 
 
 def _is_made_elsewhere(cfg: Config, source: DatasetConfig) -> bool:

@@ -19,6 +19,7 @@ from nemo_like.data.images import ImageError
 from nemo_like.data.interface import PromptExample, Split
 from nemo_like.data_plane.storage_errors import ColumnMismatch
 from nemo_like.environments.record_needs import Check, check_of
+from nemo_like.preflight.conversations import ConversationCheck
 from nemo_like.preflight.notes import Note, Seen
 from nemo_like.rollout.rollout_columns import record_column
 
@@ -50,6 +51,7 @@ class ScanRequest:
     chat_template: str | None
     max_prompt_tokens: int
     time_s: float  # for all sources together
+    unread: tuple[SourceToScan, ...] = ()  # whose conversations are rendered, though no record is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +86,29 @@ def scan(request: ScanRequest) -> ScanReport:
     for index, source in enumerate(request.sources):
         now_s = time.monotonic()
         until_s = now_s + (end_s - now_s) / (len(request.sources) - index)
-        scanned = _Scan(source, request.max_prompt_tokens, encoder, until_s)
+        conversations = None if encoder is None else _conversations(source, encoder)
+        scanned = _Scan(source, request.max_prompt_tokens, encoder, conversations, until_s)
         scanned.run()
         problems += scanned.problems
         notes += scanned.notes()
-    return ScanReport(tuple(problems), tuple(notes))
+    if encoder is not None:
+        for check in [_conversations(source, encoder) for source in request.unread]:
+            problems += check.agent()
+            problems += check.made_up()
+            notes += check.notes
+    # Several sources may name one environment.
+    return ScanReport(tuple(dict.fromkeys(problems)), tuple(dict.fromkeys(notes)))
 
 
 def _encoder(checkpoint: str, chat_template: str | None, max_prompt_tokens: int) -> PromptEncoder:
     from nemo_like.data.encoder import PromptEncoder
 
     return PromptEncoder(checkpoint, chat_template, max_prompt_tokens)
+
+
+def _conversations(source: SourceToScan, encoder: PromptEncoder) -> ConversationCheck:
+    env = source.environments.get(source.cfg.env)
+    return ConversationCheck(source.key, source.cfg, env, encoder.tokenizer)
 
 
 @dataclass(slots=True)
@@ -104,6 +118,7 @@ class _Scan:
     source: SourceToScan
     max_prompt_tokens: int
     encoder: PromptEncoder | None
+    conversations: ConversationCheck | None  # None without an encoder
     until_s: float  # on the monotonic clock
     problems: list[Problem] = field(default_factory=list)
     num_read: int = 0
@@ -117,6 +132,8 @@ class _Scan:
 
         The clock is looked at after every ``_BATCH`` records, or ``_IMAGE_BATCH`` with images.
         """
+        if self.conversations is not None:
+            self.problems += self.conversations.agent()
         try:
             checks = {name: check_of(env) for name, env in self.source.environments.items()}
             examples = _examples(self.source)
@@ -142,12 +159,20 @@ class _Scan:
                 if len(self.problems) >= _MAX_PROBLEMS:
                     return
         lengths: Sequence[int | None] = [None] * len(batch)
-        if self.encoder is not None:
+        if self.encoder is not None and self._can_be_rendered(batch):
             lengths = self._counted(self.encoder, batch)
         columns = [record_column(name, text) for name, text in self.source.cfg.columns.items()]
         for (where, example), length in zip(batch, lengths, strict=True) if columns else ():
             self._look_at_columns(where, example, columns, length)
         self.num_read += len(batch)
+
+    def _can_be_rendered(self, batch: Sequence[tuple[str, PromptExample]]) -> bool:
+        if self.conversations is None:
+            return False
+        num_found = len(self.problems)
+        for where, example in batch:
+            self.problems += self.conversations.begun(where, example)
+        return len(self.problems) == num_found
 
     def _counted(
         self, encoder: PromptEncoder, batch: Sequence[tuple[str, PromptExample]]
@@ -217,6 +242,7 @@ class _Scan:
         if self.num_too_long:
             told += f"; {self.num_too_long:,} of more than {self.max_prompt_tokens:,} are left out"
         yield Note(Seen.checked, told)
+        yield from self.conversations.notes if self.conversations is not None else ()
         if not self.is_whole and not self.problems:
             yield Note(
                 Seen.not_checked, f"{key}: the problems of {name} after these, for which there was no time"

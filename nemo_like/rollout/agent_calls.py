@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import numpy as np
+
 from nemo_like.config.tasks import SamplingSettings
 from nemo_like.environments.interface import Failure, FailureKind
 from nemo_like.generation.interface import CallSampling, GroupRequest, Response
@@ -184,10 +186,11 @@ class CallAnswerer:
         known = histories(wanted.template, wanted.messages)
         parent, count = calls.known(known)
         if parent is None:
-            text = self._prompts.whole(wanted.messages, wanted.template)
+            text, before = self._prompts.whole(wanted.messages, wanted.template), None
         else:
             text = self._prompts.after(parent, wanted.messages, count, wanted.template)
-        return _Prompt(parent, text, self._prompts.encode(text), known[-1])
+            before = self._prompts.tokenizer.written_end(parent.last_token_id)
+        return _Prompt(parent, text, self._prompts.encode(text, before), known[-1])
 
     def _text_prompt(self, calls: SessionCalls, wanted: Wanted) -> _Prompt:
         """Return a prompt without a template; it continues the call whose text or tokens it begins with."""
@@ -198,7 +201,8 @@ class CallAnswerer:
         text = wanted.text or ""
         parent = calls.longest(lambda call: text.startswith(call.whole_text()))
         new = text[len(parent.whole_text()) if parent else 0 :]
-        return _Prompt(parent, new, self._prompts.encode(new), None)
+        before = parent.last_token_id if parent else None
+        return _Prompt(parent, new, self._prompts.encode(new, before), None)
 
     def _sampling(self, session: AgentSession, wanted: Wanted, num_prompt_tokens: int) -> CallSampling:
         left = min(self._max_length, session.conversation.limits.max_tokens) - num_prompt_tokens
@@ -236,7 +240,7 @@ class CallAnswerer:
         ids = response.token_ids.tolist()
         text, stopped_by = self._prompts.text_of(ids, session.sampling.stop_token_ids, wanted.stop)
         said = parsed(text, wanted.tools)
-        call_ids = tuple(f"call_{name}_{place}_{number}" for number in range(len(said.calls)))
+        call_ids = tuple(_call_id(name, place, number) for number in range(len(said.calls)))
         history = None
         if prompt.history is not None:
             history = extended(prompt.history, assistant_message(said, call_ids))
@@ -249,6 +253,13 @@ class CallAnswerer:
             policy_version=version,
         )
         return Choice(place, text, said, response, call_ids, stopped_by)
+
+
+def _call_id(request: str, place: int, number: int) -> str:
+    """Return the id of a call, which no other of the session has: nine letters and digits, since templates of
+    Mistral refuse others."""
+    digest = hashlib.blake2b(f"{request}/{place}/{number}".encode(), digest_size=8).digest()
+    return np.base_repr(int.from_bytes(digest, "big") % 36**9, 36).rjust(9, "0").lower()
 
 
 def assistant_message(said: ParsedText, call_ids: Sequence[str]) -> dict[str, Any]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
+from nemo_like.data.template_turns import TurnError, after_response, check_written
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.rollout.agent_session import AgentCall
 
@@ -73,6 +75,16 @@ def _plain_call(call: Any) -> dict[str, Any]:
     return {"id": call.get("id"), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+def _with_text_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+        if isinstance(call["function"]["arguments"], dict)
+        else call
+        for call in message.get("tool_calls", ())
+    ]
+    return {**message, "tool_calls": calls} if calls else dict(message)
+
+
 class AgentPrompts:
     """Renders prompts and reads responses with one tokenizer."""
 
@@ -82,12 +94,16 @@ class AgentPrompts:
     def whole(self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any]) -> str:
         """Return the text of a prompt; ``template`` is what else the chat template gets, such as tools.
 
-        Raises BadRequest where the chat template refuses it.
+        Raises BadRequest where the chat template refuses it, or leaves out the text of a message.
         """
         try:
-            return self.tokenizer.render(messages, add_generation_prompt=True, **template)
+            rendered = self._rendered(messages, add_generation_prompt=True, **template)
+            check_written(messages, rendered)
+        except TurnError as error:
+            raise BadRequest(f"the chat template {error}") from error
         except Exception as error:  # whatever a template raises
             raise BadRequest(f"the chat template refuses the messages: {error}") from error
+        return rendered
 
     def after(
         self,
@@ -99,34 +115,34 @@ class AgentPrompts:
         """Return what follows the response of ``call`` in a prompt, whose first ``num_known`` messages end
         with that response, up to the beginning of the next one.
 
-        A mark takes the response's place in the rendering, so that what templates do to earlier responses,
-        such as leaving out thoughts, changes nothing. Raises BadRequest as ``whole`` does.
+        Raises BadRequest as ``whole`` does.
         """
-        mark = "response-of-the-policy"
-        said = {"role": "assistant", "content": mark}
         try:
-            text = self.tokenizer.render(
-                [*messages[: num_known - 1], said, *messages[num_known:]],
-                add_generation_prompt=True,
-                **template,
+            text = after_response(
+                partial(self._rendered, **template), messages[:num_known], messages[num_known:]
             )
-        except Exception:
-            # A template that wants calls of tools before their results: what the next messages add counts.
-            rendered = self.whole(messages, template)
-            before = self.tokenizer.render(messages[:num_known], add_generation_prompt=False, **template)
-            alone = self.tokenizer.render(
-                [{"role": "user", "content": "?"}, said], add_generation_prompt=False
-            )
-            if not rendered.startswith(before):
-                raise BadRequest(
-                    "the chat template writes earlier messages anew, and refuses others"
-                ) from None
-            text = mark + alone.rpartition(mark)[2] + rendered[len(before) :]
-        return self.tokenizer.after_response(text.rpartition(mark)[2], int(call.response.token_ids[-1]))
+        except TurnError as error:
+            raise BadRequest(f"the chat template {error}") from error
+        return self.tokenizer.after_response(text, call.last_token_id)
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a text, which has its special tokens already."""
-        return tuple(self.tokenizer.encode_text(text))
+    def _rendered(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> str:
+        """Return the rendering; a template that refuses arguments of calls as mappings gets them as text."""
+        try:
+            return self.tokenizer.render(messages, **template)
+        except Exception:
+            as_text = [_with_text_arguments(message) for message in messages]
+            if as_text == list(messages):
+                raise
+            with suppress(Exception):
+                return self.tokenizer.render(as_text, **template)
+            raise
+
+    def encode(self, text: str, before: int | None = None) -> tuple[int, ...]:
+        """Return the tokens of a text, which has its special tokens already; it follows the token ``before``,
+        where there is one."""
+        if before is None:
+            return tuple(self.tokenizer.encode_text(text))
+        return tuple(self.tokenizer.encode_after(text, before))
 
     def text_of(
         self, token_ids: Sequence[int], stop_token_ids: Collection[int], stop_strings: Sequence[str]

@@ -46,6 +46,11 @@ class AgentCall:
         """How many ``token_ids`` there are."""
         return sum(len(call.new_ids) + len(call.response.token_ids) for call in self.path())
 
+    @property
+    def last_token_id(self) -> int:
+        """The token with which the response ends."""
+        return int(self.response.token_ids[-1])
+
     def whole_text(self) -> str:
         """Return the text of prompt and response."""
         return "".join(f"{call.new_text}{call.text}" for call in self.path())

@@ -21,6 +21,7 @@ from nemo_like.batch.columnar import Columnar
 from nemo_like.cluster.actor_errors import Overdue
 from nemo_like.config.tasks import SamplingSettings
 from nemo_like.data.interface import Encoded, Observation, Prompt
+from nemo_like.data.template_turns import TurnError
 from nemo_like.data_plane.storage_errors import listed
 from nemo_like.environments.interface import UNNUMBERED, Failure, FailureKind, Feedback, Turn
 from nemo_like.generation.interface import GroupRequest, GroupResult, Response, VersionSpan
@@ -362,10 +363,14 @@ class TurnLoop:
             task.observation_role,
             conversation.last_token_id,
         )
-        if observation.images:  # these take milliseconds each, in which the event loop goes on
-            encoded = await asyncio.to_thread(self._codec.encode_observation, *arguments)
-        else:
-            encoded = self._codec.encode_observation(*arguments)
+        try:
+            if observation.images:  # these take milliseconds each, in which the event loop goes on
+                encoded = await asyncio.to_thread(self._codec.encode_observation, *arguments)
+            else:
+                encoded = self._codec.encode_observation(*arguments)
+        except TurnError as error:
+            key = f"env.{conversation.example.env}.observation_role={task.observation_role}"
+            raise ValueError(f"{key}: the chat template {error}") from error
         if encoded.failure is None:
             conversation.add_observation(observation.text, encoded)
         else:

@@ -70,12 +70,21 @@ def test_the_model_reads_the_conversation_by_its_own_template(tmp_path: Path) ->
 
 def test_messages_that_the_template_refuses_are_told_before_a_run(tmp_path: Path) -> None:
     directory = decoder(tmp_path / "model", has_template=True)
-    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}x"
+    refusing = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        "{% for message in messages if message.role != 'tool' %}{{ message.content }} {% endfor %}"
+    )
     (directory / "chat_template.jinja").write_text(refusing)
     check = check_of(env_config("reward_model", options={"model_name": str(directory)}))
     check(PromptExample((Message("user", "q"),), "46"))
     with pytest.raises(ValueError, match="refuses the messages: no system"):
         check(PromptExample((Message("system", "be brief"), Message("user", "q")), "46"))
+    with pytest.raises(ValueError, match="leaves out the text of a message of the role tool"):
+        check(PromptExample((Message("user", "q"), Message("tool", "seven")), "46"))
+    (directory / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    check = check_of(env_config("reward_model", options={"model_name": str(directory)}))
+    with pytest.raises(ValueError, match="leaves out the text of a response"):
+        check(PromptExample("q", "46"))
 
 
 def test_a_model_whose_configuration_names_no_pad_scores_by_that_of_the_tokenizer(tmp_path: Path) -> None:

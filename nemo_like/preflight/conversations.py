@@ -1,0 +1,165 @@
+"""Renders the kinds of conversation that a run will hold, so that a chat template that refuses one, or leaves
+out what somebody says, is found before the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from nemo_like.config.environment_options import options_of
+from nemo_like.config.problems import Problem
+from nemo_like.config.schema import DatasetConfig, EnvConfig, EnvironmentKind
+from nemo_like.data.images import IMAGE_MARK
+from nemo_like.data.interface import Message, PromptExample
+from nemo_like.data.template_turns import TurnError, check_role, check_written, rendered_roles
+from nemo_like.preflight.notes import Note, Seen
+
+if TYPE_CHECKING:
+    from nemo_like.data.tokenizer import Tokenizer
+
+_TEMPLATE = "name a template in data.chat_template that does"
+# What somebody says, and a tool's name, in a made-up conversation: words that no template writes by itself.
+_SAID, _TOOL = "quokka", "count_quokkas"
+
+
+class ConversationCheck:
+    """The check of one source: each kind of prompt once, and what follows the responses to them."""
+
+    def __init__(self, key: str, cfg: DatasetConfig, env: EnvConfig | None, tokenizer: Tokenizer) -> None:
+        """``key`` is the source's, such as data.train. ``env`` is the environment of its problems, None where
+        several judge single responses."""
+        self._key, self._cfg, self._env, self._tokenizer = key, cfg, env, tokenizer
+        self._seen: set[tuple[str, ...]] = set()  # roles of prompts
+        self.notes: list[Note] = []
+
+    def made_up(self) -> Iterator[Problem]:
+        """Yield what is wrong with a conversation that begins with a made-up problem, where problems of text
+        become messages."""
+        if not self._cfg.use_chat_template:
+            return
+        prompt = [Message("user", _SAID)]
+        if self._cfg.system_prompt is not None:
+            prompt.insert(0, Message("system", self._cfg.system_prompt))
+        yield from self.begun("a made-up problem", PromptExample(tuple(prompt), ""))
+
+    def begun(self, where: str, example: PromptExample) -> Iterator[Problem]:
+        """Yield what is wrong with a conversation that a problem begins, unless one of its kind was seen."""
+        if isinstance(example.prompt, str) or not self._tokenizer.has_chat_template:
+            return
+        roles = tuple(message.role for message in example.prompt)
+        if roles in self._seen:
+            return
+        is_first = not self._seen
+        self._seen.add(roles)
+        yield from self._prompt(where, example.prompt, example.tools)
+        if is_first and self._env is not None and self._env.max_turns > 1:
+            yield from self._observation(self._env.observation_role)
+
+    def agent(self) -> Iterator[Problem]:
+        """Yield what is wrong with the conversations of an agent, which makes its own messages."""
+        is_agent = self._env is not None and self._env.kind is EnvironmentKind.agent
+        if self._env is not None and is_agent and self._tokenizer.has_chat_template:
+            yield from _agent_problems(self._cfg.env, options_of(self._env).tool_parser, self._tokenizer)
+            if not _lists_tools(self._tokenizer):
+                told = "the chat template does not describe tools, so an agent that has some must do so"
+                self.notes.append(Note(Seen.assumed, f"env.{self._cfg.env}: {told}"))
+
+    def _prompt(
+        self, where: str, prompt: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> Iterator[Problem]:
+        said = [{"role": one.role, "content": one.content.replace(IMAGE_MARK, " ")} for one in prompt]
+        try:
+            rendered = self._tokenizer.rendered_prompt(prompt, tools)
+            check_written(said, rendered)
+        except TurnError as error:
+            yield self._refused(where, prompt, str(error))
+        except Exception as error:  # whatever a template raises
+            yield self._refused(where, prompt, f"refuses them ({type(error).__name__}: {error})")
+        else:
+            yield from self._tools(tools, rendered)
+
+    def _refused(self, where: str, prompt: Sequence[Message], why: str) -> Problem:
+        roles = ", ".join(message.role for message in prompt)
+        if prompt[0] == Message("system", self._cfg.system_prompt or ""):
+            return Problem(
+                key=f"{self._key}.system_prompt",
+                rule=f"makes messages of {roles}, and the chat template {why}",
+                remedy=f"set it to null and write the text into {self._key}.prompt_template, or {_TEMPLATE}",
+            )
+        return Problem(
+            key=f"{self._key}.path={self._cfg.path}",
+            rule=f"cannot be used: {where}: its prompt has messages of {roles}, and the chat template {why}",
+            remedy=f"change the messages, or {_TEMPLATE}",
+        )
+
+    def _tools(self, tools: Sequence[Mapping[str, Any]], rendered: str) -> Iterator[Problem]:
+        missing = [name for tool in tools if (name := tool["function"]["name"]) not in rendered]
+        if missing:
+            yield Problem(
+                key=f"env.{self._cfg.env}",
+                rule=f"has tools of which nothing tells the policy: the chat template does not write "
+                f"{', '.join(missing)}",
+                remedy=f"describe them in {self._key}.system_prompt, or {_TEMPLATE}",
+            )
+
+    def _observation(self, role: str) -> Iterator[Problem]:
+        key, render = f"env.{self._cfg.env}.observation_role={role}", self._tokenizer.render
+        try:
+            check_role(render, role)
+        except TurnError as error:
+            known = rendered_roles(render)
+            yield Problem(
+                key=key,
+                rule=f"does not go with the chat template, which {error}",
+                remedy=f"set it to {known[0]}, or {_TEMPLATE}" if known else _TEMPLATE,
+            )
+            return
+        self.notes.append(Note(Seen.checked, f"{key}: the chat template writes such an observation"))
+
+
+def _agent_problems(env: str, tool_parser: str | None, tokenizer: Tokenizer) -> Iterator[Problem]:
+    """Yield what is wrong with the second call of an agent: one that continues the conversation, and, where
+    responses may call tools, one with a tool's result."""
+    import numpy as np
+
+    from nemo_like.generation.interface import Response
+    from nemo_like.rollout.agent_prompts import AgentPrompts, BadRequest
+    from nemo_like.rollout.agent_session import AgentCall
+
+    prompts = AgentPrompts(tokenizer)
+    ended = Response(
+        np.array([tokenizer.eos_token_id], np.int32), np.zeros(1, np.float32), is_truncated=False
+    )
+    asked = AgentCall(0, None, (), "", ended, "", 0)
+    question = {"role": "user", "content": "?"}
+    function = {"name": _TOOL, "arguments": {}}
+    calling = {"id": "call00001", "type": "function", "function": function}
+    answered: list[dict[str, Any]] = [
+        question,
+        {"role": "assistant", "content": "!"},
+        {"role": "user", "content": _SAID},
+    ]
+    called: list[dict[str, Any]] = [
+        *(question, {"role": "assistant", "content": "", "tool_calls": [calling]}),
+        {"role": "tool", "tool_call_id": "call00001", "content": _SAID},
+    ]
+    wanted = {f"env.{env}.kind=agent": ("has agents that go on after a response", answered)}
+    if tool_parser is not None:
+        key = f"env.{env}.options.tool_parser={tool_parser}"
+        wanted[key] = ("lets the policy call tools, whose results it must read", called)
+    for key, (why, messages) in wanted.items():
+        try:
+            prompts.after(asked, messages, 2, {})
+        except BadRequest as error:
+            yield Problem(key=key, rule=f"{why}, and {error}", remedy=_TEMPLATE)
+
+
+def _lists_tools(tokenizer: Tokenizer) -> bool:
+    parameters = {"type": "object", "properties": {}, "required": []}
+    function = {"name": _TOOL, "description": _SAID, "parameters": parameters}
+    try:
+        tools = [{"type": "function", "function": function}]
+        question = [{"role": "user", "content": "?"}]
+        return _TOOL in tokenizer.render(question, add_generation_prompt=True, tools=tools)
+    except Exception:  # whatever a template raises
+        return False
