@@ -115,6 +115,22 @@ def whole_directory(path: Path, what: str, needed_bytes: int) -> Iterator[Path]:
     aside.rename(path)
 
 
+def give_usual_mode(path: Path) -> None:
+    """Give a file or directory the mode that the umask leaves to new ones.
+
+    Libraries that write a file aside first, as safetensors does, leave it to its owner alone.
+    """
+    path.chmod((0o777 if path.is_dir() else 0o666) & ~_umask())
+
+
+def _umask() -> int:
+    """Return the umask of this process. Asking the system for it by os.umask would change it for a moment, in
+    which another thread may make a file."""
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    line = next(line for line in status.splitlines() if line.startswith("Umask:"))
+    return int(line.split()[1], 8)
+
+
 @contextmanager
 def removed_on_error(directory: Path) -> Iterator[None]:
     """Run a block that works in ``directory``, and remove the directory when the block raises.

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from nemo_like.config.schema import LoraConfig
+from nemo_like.observability.disk import give_usual_mode
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -75,3 +76,4 @@ def write_adapters(path: Path, config: Mapping[str, Any], tensors: Mapping[str, 
     path.mkdir(parents=True, exist_ok=True)
     (path / _CONFIG_FILE).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     save_file(dict(tensors), path / _WEIGHTS_FILE, metadata={"format": "pt"})
+    give_usual_mode(path / _WEIGHTS_FILE)

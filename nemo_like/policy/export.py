@@ -16,6 +16,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from nemo_like.observability.disk import give_usual_mode
+
 _MAX_FILE_BYTES = 4 << 30
 # Files that describe the model and the tokenizer are copied; weights and their index are written anew.
 _COPIED_SUFFIXES = frozenset({".json", ".jinja", ".model", ".tiktoken", ".txt"})
@@ -46,6 +48,7 @@ def write_weights(path: Path, stage: int, tensors: Iterator[tuple[str, Tensor]])
         if pending:
             name = f"model-{stage:05d}-{num_files:05d}.safetensors"
             save_file(pending, path / name, metadata={"format": "pt"})
+            give_usual_mode(path / name)
             files.update(dict.fromkeys(pending, name))
             pending.clear()
             pending_bytes, num_files = 0, num_files + 1

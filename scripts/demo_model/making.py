@@ -10,6 +10,8 @@ from pathlib import Path
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from nemo_like.observability.disk import give_usual_mode
+
 from .warm_start import WarmStartProgress
 
 
@@ -36,7 +38,8 @@ def whole_directory(output: Path) -> Iterator[Path]:
     aside = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
     try:
         yield aside
-        aside.chmod(0o755)
+        for path in (aside, *aside.iterdir()):
+            give_usual_mode(path)
         aside.rename(output)
     finally:
         shutil.rmtree(aside, ignore_errors=True)

@@ -66,6 +66,8 @@ def test_the_run_directory_is_complete(demo: FinishedRun) -> None:
     names = {path.name for path in demo.run_dir.iterdir()}
     assert {"config.yaml", "metrics.jsonl", "learning_curve.png", "logs", "wandb", "final_hf"} <= names
     assert list((demo.run_dir / "wandb").glob("offline-run-*/*.wandb"))
+    # The weights can be read by whoever reads their configuration.
+    assert len({path.stat().st_mode for path in (demo.run_dir / "final_hf").iterdir()}) == 1
     assert {path.stem for path in (demo.run_dir / "logs").iterdir()} >= {
         "engine-0",
         "engine-1",

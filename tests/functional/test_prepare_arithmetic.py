@@ -37,6 +37,7 @@ def checkpoint(tmp_path_factory):
     result = prepare(output)
     assert result.returncode == 0, result.stderr
     assert "2-digit addition" in result.stdout
+    assert len({path.stat().st_mode for path in output.iterdir()}) == 1
     return output
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 from nemo_like.observability.disk import (
     DiskFull,
     check_space,
+    give_usual_mode,
     is_disk_full,
     space_for,
     whole_directory,
@@ -110,3 +113,20 @@ def test_another_failure_stays_what_it_is(tmp_path: Path) -> None:
     assert not is_disk_full(PermissionError(13, "Permission denied"), tmp_path)
     with pytest.raises(PermissionError), space_for("the model", tmp_path):
         raise PermissionError(13, "Permission denied")
+
+
+@pytest.mark.parametrize(("umask", "file", "folder"), [(0o022, 0o644, 0o755), (0o077, 0o600, 0o700)])
+def test_files_and_folders_get_the_mode_that_the_umask_leaves(
+    tmp_path: Path, umask: int, file: int, folder: int
+) -> None:
+    path = tmp_path / "weights"
+    path.touch(0o600)
+    before = os.umask(umask)
+    try:
+        give_usual_mode(path)
+        give_usual_mode(tmp_path)
+        assert os.umask(umask) == umask  # reading it has not changed it
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == file
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == folder

@@ -38,6 +38,8 @@ def test_peft_reads_the_configuration_that_is_written(tmp_path: Path) -> None:
     name = peft_name(LAYER, LORA_A)
     assert name == "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
     write_adapters(tmp_path / "adapter", config, {name: torch.ones(2, 3)})
+    modes = {path.stat().st_mode for path in (tmp_path / "adapter").iterdir()}
+    assert len(modes) == 1  # weights can be read by whoever reads their configuration
     read = PeftConfig.from_pretrained(str(tmp_path / "adapter"))
     assert (read.r, read.lora_alpha, read.lora_dropout) == (2, 6.0, 0.1)
     assert set(read.target_modules) == {"q_proj", "v_proj"}
