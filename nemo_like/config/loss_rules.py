@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from nemo_like.config.derived import scores_prev_logprobs
 from nemo_like.config.named_functions import FunctionRole, unknown_function
 from nemo_like.config.problems import Problem
+from nemo_like.config.response_limit import response_limit
 from nemo_like.config.schema import (
     AdvantageEstimatorName,
     Config,
@@ -15,6 +16,7 @@ from nemo_like.config.schema import (
     LossConfig,
     Precision,
 )
+from nemo_like.config.tasks import training_sampling, training_tasks
 
 _DIVERGENCES = ("reverse", "reverse_topk", "forward", "jensen_shannon")
 _DISTILLATION_REMEDIES = {
@@ -38,6 +40,7 @@ def loss_problems(cfg: Config) -> Iterator[Problem]:
     if cfg.loss_fn.kind == "distillation":
         yield from _distillation(cfg.loss_fn)
     yield from _sequence_level(cfg.loss_fn)
+    yield from _normaliser(cfg)
     yield from _correction(cfg.loss_fn)
     yield from _quantized_engines(cfg)
     if cfg.loss_fn.force_on_policy_ratio:
@@ -184,6 +187,23 @@ def _sequence_level(loss: LossConfig) -> Iterator[Problem]:
             rule="divides each sample's token sum, which token_level_loss=true never forms",
             remedy="set loss_fn.token_level_loss=false, or the normalizer to null",
         )
+
+
+def _normaliser(cfg: Config) -> Iterator[Problem]:
+    """Yield a problem where the constant of Dr.GRPO is the limit of one turn, and samples have several."""
+    normaliser = cfg.loss_fn.sequence_length_normalizer
+    for task in training_tasks(cfg):
+        if task not in cfg.env or normaliser is None or cfg.env[task].max_turns == 1:
+            continue
+        of_turn, limit = training_sampling(cfg, task).sampling.max_new_tokens, response_limit(cfg, task)
+        if normaliser == of_turn < limit:
+            yield Problem(
+                key=f"loss_fn.sequence_length_normalizer={normaliser}",
+                rule=f"is max_new_tokens, the limit of one turn, and divides the sum over all turns: samples "
+                f"of env.{task} may have {limit} tokens",
+                remedy=f"set it to {limit}, which keeps the loss as large as with one turn",
+            )
+            return
 
 
 def _correction(loss: LossConfig) -> Iterator[Problem]:

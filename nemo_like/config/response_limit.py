@@ -1,0 +1,28 @@
+"""How many tokens the policy may generate in one sample, over all its turns."""
+
+from __future__ import annotations
+
+from nemo_like.config.environment_options import Credit, options_of
+from nemo_like.config.schema import Config, EnvironmentKind, PolicyConfig
+from nemo_like.config.tasks import training_sampling
+
+
+def response_limit(cfg: Config, task: str) -> int:
+    """Return the most tokens that the policy can generate in a training sample of a task.
+
+    They are ``max_new_tokens`` for each turn, or for each call of an agent, and never more than a sample can
+    hold.
+    """
+    env = cfg.env[task]
+    num_turns, total = env.max_turns, env.max_conversation_tokens or cfg.policy.max_total_sequence_length
+    if env.kind is EnvironmentKind.agent:
+        options = options_of(env)
+        num_turns = options.max_calls
+        if options.credit is Credit.session:
+            total = session_limit(cfg.policy)
+    return min(num_turns * training_sampling(cfg, task).sampling.max_new_tokens, total)
+
+
+def session_limit(policy: PolicyConfig) -> int:
+    """Return how many tokens all branches of an agent's session may have together: those of a micro-batch."""
+    return min(policy.sequence_packing.train_mb_tokens, policy.sequence_packing.logprob_mb_tokens)
