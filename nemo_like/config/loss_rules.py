@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from nemo_like.config.derived import scores_prev_logprobs
 from nemo_like.config.named_functions import FunctionRole, unknown_function
 from nemo_like.config.problems import Problem
-from nemo_like.config.response_limit import response_limit
+from nemo_like.config.response_limit import response_limit, task_with_limit_of_a_turn
 from nemo_like.config.schema import (
     AdvantageEstimatorName,
     Config,
@@ -16,7 +16,6 @@ from nemo_like.config.schema import (
     LossConfig,
     Precision,
 )
-from nemo_like.config.tasks import training_sampling, training_tasks
 
 _DIVERGENCES = ("reverse", "reverse_topk", "forward", "jensen_shannon")
 _DISTILLATION_REMEDIES = {
@@ -192,18 +191,15 @@ def _sequence_level(loss: LossConfig) -> Iterator[Problem]:
 def _normaliser(cfg: Config) -> Iterator[Problem]:
     """Yield a problem where the constant of Dr.GRPO is the limit of one turn, and samples have several."""
     normaliser = cfg.loss_fn.sequence_length_normalizer
-    for task in training_tasks(cfg):
-        if task not in cfg.env or normaliser is None or cfg.env[task].max_turns == 1:
-            continue
-        of_turn, limit = training_sampling(cfg, task).sampling.max_new_tokens, response_limit(cfg, task)
-        if normaliser == of_turn < limit:
-            yield Problem(
-                key=f"loss_fn.sequence_length_normalizer={normaliser}",
-                rule=f"is max_new_tokens, the limit of one turn, and divides the sum over all turns: samples "
-                f"of env.{task} may have {limit} tokens",
-                remedy=f"set it to {limit}, which keeps the loss as large as with one turn",
-            )
-            return
+    if normaliser is None or (task := task_with_limit_of_a_turn(cfg, normaliser)) is None:
+        return
+    limit = response_limit(cfg, task)
+    yield Problem(
+        key=f"loss_fn.sequence_length_normalizer={normaliser}",
+        rule=f"is max_new_tokens, the limit of one turn, and divides the sum over all turns: samples of "
+        f"env.{task} may have {limit} tokens",
+        remedy=f"set it to {limit}, which keeps the loss as large as with one turn",
+    )
 
 
 def _correction(loss: LossConfig) -> Iterator[Problem]:

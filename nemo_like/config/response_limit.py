@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nemo_like.config.environment_options import Credit, options_of
 from nemo_like.config.schema import Config, EnvironmentKind, PolicyConfig
-from nemo_like.config.tasks import training_sampling
+from nemo_like.config.tasks import training_sampling, training_tasks
 
 
 def response_limit(cfg: Config, task: str) -> int:
@@ -21,6 +21,17 @@ def response_limit(cfg: Config, task: str) -> int:
         if options.credit is Credit.session:
             total = session_limit(cfg.policy)
     return min(num_turns * training_sampling(cfg, task).sampling.max_new_tokens, total)
+
+
+def task_with_limit_of_a_turn(cfg: Config, num_tokens: int) -> str | None:
+    """Return a training task of several turns of which each may have ``num_tokens``, and a sample more; None
+    where there is none. Where such a number is to hold for samples, it was meant for one turn."""
+    for task in training_tasks(cfg):
+        if task not in cfg.env or cfg.env[task].max_turns == 1:
+            continue
+        if num_tokens == training_sampling(cfg, task).sampling.max_new_tokens < response_limit(cfg, task):
+            return task
+    return None
 
 
 def session_limit(policy: PolicyConfig) -> int:

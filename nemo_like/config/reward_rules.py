@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from nemo_like.config.named_functions import FunctionRole, unknown_function
 from nemo_like.config.problems import Problem
-from nemo_like.config.response_limit import response_limit
+from nemo_like.config.response_limit import response_limit, task_with_limit_of_a_turn
 from nemo_like.config.schema import AdvantageEstimatorName, Config, EnvironmentKind
 from nemo_like.config.tasks import training_tasks
 
@@ -104,6 +104,13 @@ def _shaping(cfg: Config) -> Iterator[Problem]:
         )
     elif buffer is not None:
         yield from _buffer(cfg, buffer)
+        if length is not None and (task := task_with_limit_of_a_turn(cfg, length)) is not None:
+            yield Problem(
+                key=f"grpo.reward_shaping.max_response_length={length}",
+                rule=f"is max_new_tokens, the limit of one turn, and the penalty counts all turns: samples "
+                f"of env.{task} may have {response_limit(cfg, task)} tokens",
+                remedy="null takes what each task's samples may have",
+            )
     if not shaping.overlong_buffer_penalty >= 0:
         yield Problem(
             key=f"grpo.reward_shaping.overlong_buffer_penalty={shaping.overlong_buffer_penalty:g}",

@@ -53,9 +53,10 @@ from nemo_like.config.schema import GRPOConfig, LossConfig, RewardShapingConfig
 def with_shaped_rewards(batch: KVBatchMeta, cfg: GRPOConfig) -> KVBatchMeta:
     """Return a rollout's batch with the tags scaled_reward, shaped_reward and outcome."""
     scaled = scaled_rewards(batch.tag(REWARD), cfg.reward_scaling)
+    num_tokens, is_truncated = batch.tag(NUM_RESPONSE_TOKENS), batch.tag(IS_TRUNCATED)
     ends = ResponseEnds(
-        num_response_tokens=batch.tag(NUM_RESPONSE_TOKENS),
-        is_truncated=batch.tag(IS_TRUNCATED),
+        num_response_tokens=num_tokens,
+        is_truncated=is_truncated,
         max_response_tokens=_response_limits(batch, cfg.reward_shaping),
     )
     outcomes = [(Outcome.trained if kept else Outcome.reward_failed).value for kept in batch.tag(SAMPLE_MASK)]
@@ -67,7 +68,7 @@ def _response_limits(batch: KVBatchMeta, cfg: RewardShapingConfig) -> Sequence[f
     """Return the length of each sample's responses that gets the full overlong penalty: as configured, or the
     most that its limits allowed."""
     if not has_overlong_penalty(cfg):
-        return [0] * len(batch)
+        return [0] * len(batch)  # not read
     if cfg.max_response_length is not None:
         return [cfg.max_response_length] * len(batch)
     if not batch.has_tag(MAX_RESPONSE_TOKENS):

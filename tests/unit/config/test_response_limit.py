@@ -68,6 +68,14 @@ def test_a_buffer_may_be_longer_than_a_turn_but_not_than_a_sample(with_task: Tas
         validate(with_task("arithmetic", *SHAPED, buffer))
 
 
+def test_the_length_that_is_penalised_is_not_the_limit_of_one_of_several_turns(with_task: Task) -> None:
+    of_turn = (*SHAPED, "grpo.reward_shaping.max_response_length=${generation.max_new_tokens}")
+    validate(with_task("arithmetic", *of_turn))
+    with pytest.raises(ConfigError, match=r"max_response_length=4 is max_new_tokens.*null takes what each"):
+        validate(with_task("calculator", *of_turn, "env.task.max_turns=3"))
+    validate(with_task("calculator", *SHAPED, "env.task.max_turns=3"))
+
+
 def test_the_constant_of_dr_grpo_is_not_the_limit_of_one_of_several_turns(with_task: Task) -> None:
     of_turn = "loss_fn.sequence_length_normalizer=${generation.max_new_tokens}"
     validate(with_task("arithmetic", *DR_GRPO, of_turn))
