@@ -233,7 +233,8 @@ def test_a_conversation_with_a_tool_has_the_right_mask_token_for_token(tmp_path:
         ends = np.cumsum(rollout["lengths"])[:-1]
         columns = ("input_ids", "response_mask", "generation_logprobs")
         samples = list(zip(*(np.split(rollout[f"column/{name}"], ends) for name in columns), strict=True))
-        assert set(rollout["tag/max_response_tokens"].tolist()) == {36}
+        tags = json.loads(rollout["description.json"].tobytes())["tags"]
+    assert set(tags["max_response_tokens"]) == {36}
     num_with_result = 0
     for input_ids, mask, logprobs in samples:
         tokens = [names[index] for index in input_ids.tolist()]
