@@ -77,6 +77,9 @@ class Record:
     accuracy: float  # share of held-out problems right when sampled at temperature 1
     steps: int
     seconds: float
+    holds_out_both_orders: bool = (
+        False  # of two operands; earlier versions trained on y+x where x+y is held out
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -133,6 +136,10 @@ def is_there(output: Path, kind: Kind) -> bool:
     found = Kind(record.digits, record.seed, record.experts, record.hidden_size, record.target)
     if found != kind:
         raise ValueError(f"{output} was made with {found}, not {kind}; remove it or choose another --output")
+    if not record.holds_out_both_orders:
+        raise ValueError(
+            f"{output} was made by an earlier version, which trained on y+x where x+y is held out; remove it"
+        )
     return True
 
 
@@ -168,6 +175,7 @@ def make(output: Path, kind: Kind) -> None:
             accuracy=result.accuracy,
             steps=result.steps,
             seconds=result.seconds,
+            holds_out_both_orders=True,
         )
         (aside / RECORD_FILE).write_text(json.dumps(asdict(record), indent=2) + "\n", encoding="utf-8")
     print(f"{output}: {result.accuracy:.0%} right after {result.steps} steps, {result.seconds:.0f} s.")

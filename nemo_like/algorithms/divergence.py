@@ -1,10 +1,20 @@
-"""Per-token figures that say how far trainer and generation engine disagree on the same tokens' log-probs."""
+"""Per-token figures that say how far trainer and generation engine disagree on the same tokens' log-probs.
+
+The engine sampled the tokens, so a mean over them estimates an expectation under the engine's distribution q.
+What is an expectation under the trainer's distribution p has the importance weight r = p / q. With d = log r,
+the figures of the three divergences are of the form f(r), f convex with f(1) = f'(1) = 0: each is at least 0,
+and E_q f(r) is the divergence itself, without bias, since E_q r = 1.
+
+    KL(q || p)          f(r) = r - 1 - d                 J. Schulman, "Approximating KL divergence": k3
+    KL(p || q)          f(r) = r d - (r - 1)             k3 of the other side, under importance weights
+    Jensen-Shannon      f(r) = (r d - (1 + r) log((1 + r) / 2)) / 2
+                             = (KL(p || m) + KL(q || m)) / 2, with the mixture m = (p + q) / 2
+"""
 
 from __future__ import annotations
 
-import math
-
-from torch import Tensor, logaddexp
+import torch
+from torch import Tensor
 
 from nemo_like.algorithms.logprobs import limited
 
@@ -20,29 +30,25 @@ DIVERGENCES = (
 
 
 def divergences(trainer: Tensor, generation: Tensor) -> dict[str, Tensor]:
-    """Compute every figure of ``DIVERGENCES``, by name, for M tokens.
+    """Compute every figure of ``DIVERGENCES``, by name, for M tokens that the engine sampled.
 
-    Both arguments are log-probs, [M] float32, nats; so is each result. Every log-ratio is limited to +-20.
+    Both arguments are log-probs, [M] float32, nats; results are [M] float64, since near d = 0 the divergences
+    are some d^2, which float32 loses beside 1. Every log-ratio is limited to +-20.
 
-    token_mult_prob_error: exp|generation - trainer|. The KL figures are k3 estimates: gen_kl_error of
-    KL(generation || trainer), policy_kl_error of KL(trainer || generation), and js_divergence_error is the
-    mean of both sides' KL to the 50/50 mixture. sampling_importance_ratio: p_trainer / p_generation.
-    approx_entropy: the trainer's entropy, estimated from the samples.
+    token_mult_prob_error: exp|generation - trainer|. gen_kl_error: of KL(generation || trainer),
+    policy_kl_error: of KL(trainer || generation), js_divergence_error: of the Jensen-Shannon divergence.
+    sampling_importance_ratio: p_trainer / p_generation. approx_entropy: the trainer's entropy, estimated from
+    the samples.
     """
+    trainer, generation = trainer.double(), generation.double()
     difference = limited(trainer - generation)
-    ratio = difference.exp()
-    mixture = logaddexp(trainer, generation) - math.log(2)
+    ratio, gained = difference.exp(), torch.expm1(difference)
+    log_mixture = torch.log1p(gained / 2)  # log((1 + r) / 2)
     return {
         "token_mult_prob_error": difference.abs().exp(),
-        "gen_kl_error": _k3(difference),
-        "policy_kl_error": _k3(-difference),
-        "js_divergence_error": (_k3(trainer - mixture) + _k3(generation - mixture)) / 2,
+        "gen_kl_error": gained - difference,
+        "policy_kl_error": ratio * difference - gained,
+        "js_divergence_error": (ratio * difference - (1 + ratio) * log_mixture) / 2,
         "sampling_importance_ratio": ratio,
         "approx_entropy": -ratio * trainer,
     }
-
-
-def _k3(log_ratio: Tensor) -> Tensor:
-    """Return exp(x) - 1 - x of the limited log-ratio x; it is >= 0, and 0 only at x = 0."""
-    log_ratio = limited(log_ratio)
-    return log_ratio.exp() - 1 - log_ratio

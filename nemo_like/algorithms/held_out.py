@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb
+from statistics import fmean
 
 from nemo_like.algorithms.error_bars import Estimate, over_answers, over_problems
 
@@ -39,28 +40,27 @@ def held_out_estimates(
     judged = [problem for problem in problems if problem.rewards]
     if not judged:
         return {}
+    solved = [[float(reward >= solved_at) for reward in problem.rewards] for problem in judged]
+    rewards = over_answers([problem.rewards for problem in judged])
     estimates = {
-        "accuracy": over_answers(
-            [[float(reward >= solved_at) for reward in problem.rewards] for problem in judged]
-        ),
-        "reward": over_answers([problem.rewards for problem in judged]),
+        "accuracy": over_answers(solved).as_share(),
+        "reward": rewards.as_share() if _are_shares(judged) else rewards,
     }
     if num_answers < 2:
         return estimates
     for k in _powers_of_two(num_answers):
-        of_problems = [
-            pass_at_k(len(problem.rewards), _num_solved(problem, solved_at), k)
-            for problem in judged
-            if len(problem.rewards) >= k
-        ]
-        if of_problems:
-            estimates[f"pass@{k}"] = over_problems(of_problems)
+        enough = [problem for problem in judged if len(problem.rewards) >= k]
+        if enough:
+            of_problems = [
+                pass_at_k(len(problem.rewards), _num_solved(problem, solved_at), k) for problem in enough
+            ]
+            estimates[f"pass@{k}"] = over_problems(of_problems, _num_answers(enough)).as_share()
     estimates[f"mean@{num_answers}"] = over_problems(
-        [_num_solved(problem, solved_at) / len(problem.rewards) for problem in judged]
-    )
+        [fmean(answers) for answers in solved], _num_answers(judged)
+    ).as_share()
     estimates[f"majority@{num_answers}"] = over_problems(
         [float(majority_reward(problem) >= solved_at) for problem in judged]
-    )
+    ).as_share()
     return estimates
 
 
@@ -81,6 +81,15 @@ def majority_reward(problem: Answers) -> float:
     for answer_id, reward in zip(problem.answer_ids, problem.rewards, strict=True):
         votes.setdefault(answer_id, []).append(reward)
     return _mean(max(votes.values(), key=len))
+
+
+def _are_shares(problems: Sequence[Answers]) -> bool:
+    """Return whether every reward is 0 or 1, so that their mean is a share of the answers."""
+    return all(reward in (0.0, 1.0) for problem in problems for reward in problem.rewards)
+
+
+def _num_answers(problems: Sequence[Answers]) -> int:
+    return sum(len(problem.rewards) for problem in problems)
 
 
 def _num_solved(problem: Answers, solved_at: float) -> int:

@@ -182,7 +182,7 @@ def kl_to_reference(logprobs: Tensor, reference_logprobs: Tensor, kind: KLType) 
     elif kind is KLType.k2:
         estimate = log_ratio.square() / 2
     else:
-        estimate = log_ratio.exp() - 1 - log_ratio
+        estimate = torch.expm1(log_ratio) - log_ratio  # e^x - 1 itself has few digits near 0
     weighted = estimate * (logprobs - logprobs.detach()).exp()
     return weighted.clamp(-_KL_LIMIT, _KL_LIMIT)
 

@@ -27,10 +27,11 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseEnds:
-    """How each sample's response ended; one entry per sample."""
+    """How each sample's responses ended; one entry per sample."""
 
-    num_response_tokens: Sequence[float]
+    num_response_tokens: Sequence[float]  # of all turns
     is_truncated: Sequence[float]  # 1: ran into a token limit
+    max_response_tokens: Sequence[float]  # so many tokens, of all turns, get the full overlong penalty
 
 
 def scaled_rewards(rewards: Sequence[float], cfg: RewardScalingConfig) -> list[float]:
@@ -50,18 +51,19 @@ def scaled_rewards(rewards: Sequence[float], cfg: RewardScalingConfig) -> list[f
 def shaped_rewards(rewards: Sequence[float], ends: ResponseEnds, cfg: RewardShapingConfig) -> list[float]:
     """Subtract the overlong penalty from each reward, then apply the stop-properly penalty.
 
-    DAPO's overlong penalty (arXiv 2503.14476, eq. 13) is 0 up to max_response_length -
-    overlong_buffer_length tokens, then grows linearly to overlong_buffer_penalty at max_response_length, and
-    no more beyond. The stop-properly penalty multiplies a truncated response's reward, where it is above 0,
-    by stop_properly_penalty_coef. Rewards stay as they are when shaping is not enabled.
+    DAPO's overlong penalty (arXiv 2503.14476, eq. 13) counts the tokens of all turns. It is 0 up to
+    max_response_tokens - overlong_buffer_length, then grows linearly to overlong_buffer_penalty at
+    max_response_tokens, and no more beyond. The stop-properly penalty multiplies a truncated response's
+    reward, where it is above 0, by stop_properly_penalty_coef. Rewards stay as they are when shaping is not
+    enabled.
     """
     if not cfg.enabled:
         return list(rewards)
     shaped = []
-    for reward, tokens, is_truncated in zip(
-        rewards, ends.num_response_tokens, ends.is_truncated, strict=True
+    for reward, tokens, limit, is_truncated in zip(
+        rewards, ends.num_response_tokens, ends.max_response_tokens, ends.is_truncated, strict=True
     ):
-        value = reward - _overlong_penalty(tokens, cfg)
+        value = reward - _overlong_penalty(tokens, limit, cfg)
         if cfg.stop_properly_penalty_coef is not None and is_truncated and value > 0:
             value *= cfg.stop_properly_penalty_coef
         shaped.append(value)
@@ -83,8 +85,13 @@ def informative_groups(
     return [group_id for group_id, values in seen.items() if len(values) > 1]
 
 
-def _overlong_penalty(num_tokens: float, cfg: RewardShapingConfig) -> float:
+def has_overlong_penalty(cfg: RewardShapingConfig) -> bool:
+    """Return whether long responses lose a part of their reward."""
+    return cfg.enabled and cfg.overlong_buffer_length is not None
+
+
+def _overlong_penalty(num_tokens: float, limit: float, cfg: RewardShapingConfig) -> float:
     if cfg.overlong_buffer_length is None:
         return 0.0
-    excess = num_tokens - (cfg.max_response_length - cfg.overlong_buffer_length)
+    excess = num_tokens - (limit - cfg.overlong_buffer_length)
     return cfg.overlong_buffer_penalty * min(max(excess / cfg.overlong_buffer_length, 0.0), 1.0)

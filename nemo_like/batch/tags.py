@@ -48,6 +48,13 @@ NUM_PROMPT_TOKENS = Tag(
 NUM_RESPONSE_TOKENS = Tag(
     "num_response_tokens", int, "rollout", ("driver",), "tokens that the policy generated, of all turns"
 )
+MAX_RESPONSE_TOKENS = Tag(
+    "max_response_tokens",
+    int,
+    "rollout",
+    ("driver",),
+    "in training: the most that the policy could have generated, of all turns",
+)
 NUM_TURNS = Tag("num_turns", int, "rollout", (), "turns of the conversation")
 SAMPLE_DIGEST = Tag(
     "sample_digest", int, "rollout", ("train",), "of the token ids; with tripwires, which compare it"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from nemo_like.config.derived import scores_prev_logprobs
 from nemo_like.config.named_functions import FunctionRole, unknown_function
 from nemo_like.config.problems import Problem
+from nemo_like.config.response_limit import response_limit, task_with_limit_of_a_turn
 from nemo_like.config.schema import (
     AdvantageEstimatorName,
     Config,
@@ -38,6 +39,7 @@ def loss_problems(cfg: Config) -> Iterator[Problem]:
     if cfg.loss_fn.kind == "distillation":
         yield from _distillation(cfg.loss_fn)
     yield from _sequence_level(cfg.loss_fn)
+    yield from _normaliser(cfg)
     yield from _correction(cfg.loss_fn)
     yield from _quantized_engines(cfg)
     if cfg.loss_fn.force_on_policy_ratio:
@@ -184,6 +186,20 @@ def _sequence_level(loss: LossConfig) -> Iterator[Problem]:
             rule="divides each sample's token sum, which token_level_loss=true never forms",
             remedy="set loss_fn.token_level_loss=false, or the normalizer to null",
         )
+
+
+def _normaliser(cfg: Config) -> Iterator[Problem]:
+    """Yield a problem where the constant of Dr.GRPO is the limit of one turn, and samples have several."""
+    normaliser = cfg.loss_fn.sequence_length_normalizer
+    if normaliser is None or (task := task_with_limit_of_a_turn(cfg, normaliser)) is None:
+        return
+    limit = response_limit(cfg, task)
+    yield Problem(
+        key=f"loss_fn.sequence_length_normalizer={normaliser}",
+        rule=f"is max_new_tokens, the limit of one turn, and divides the sum over all turns: samples of "
+        f"env.{task} may have {limit} tokens",
+        remedy=f"set it to {limit}, which keeps the loss as large as with one turn",
+    )
 
 
 def _correction(loss: LossConfig) -> Iterator[Problem]:

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from nemo_like.config.named_functions import FunctionRole, unknown_function
 from nemo_like.config.problems import Problem
-from nemo_like.config.schema import AdvantageEstimatorName, Config
+from nemo_like.config.response_limit import response_limit, task_with_limit_of_a_turn
+from nemo_like.config.schema import AdvantageEstimatorName, Config, EnvironmentKind
+from nemo_like.config.tasks import training_tasks
 
 _ESTIMATORS = AdvantageEstimatorName.__members__
 # The estimators that look at a sample without its group.
@@ -96,16 +98,19 @@ def _shaping(cfg: Config) -> Iterator[Problem]:
     if not shaping.enabled:
         return
     length, buffer = shaping.max_response_length, shaping.overlong_buffer_length
-    if length < 1:
+    if length is not None and length < 1:
         yield Problem(
             key=f"grpo.reward_shaping.max_response_length={length}", rule="must be at least 1", remedy=""
         )
-    elif buffer is not None and not 1 <= buffer <= length:
-        yield Problem(
-            key=f"grpo.reward_shaping.overlong_buffer_length={buffer}",
-            rule=f"must be at least 1 and at most max_response_length={length}",
-            remedy=f"a quarter of it is usual: {max(1, length // 4)}",
-        )
+    elif buffer is not None:
+        yield from _buffer(cfg, buffer)
+        if length is not None and (task := task_with_limit_of_a_turn(cfg, length)) is not None:
+            yield Problem(
+                key=f"grpo.reward_shaping.max_response_length={length}",
+                rule=f"is max_new_tokens, the limit of one turn, and the penalty counts all turns: samples "
+                f"of env.{task} may have {response_limit(cfg, task)} tokens",
+                remedy="null takes what each task's samples may have",
+            )
     if not shaping.overlong_buffer_penalty >= 0:
         yield Problem(
             key=f"grpo.reward_shaping.overlong_buffer_penalty={shaping.overlong_buffer_penalty:g}",
@@ -125,6 +130,28 @@ def _shaping(cfg: Config) -> Iterator[Problem]:
             rule="shapes nothing with overlong_buffer_length=null and stop_properly_penalty_coef=null",
             remedy="set one of the two, or enabled=false",
         )
+
+
+def _buffer(cfg: Config, buffer: int) -> Iterator[Problem]:
+    """Yield a problem where the buffer of the overlong penalty is longer than what it is a part of."""
+    length = cfg.grpo.reward_shaping.max_response_length
+    if length is not None:
+        limits = {f"max_response_length={length}": length}
+    else:
+        limits = {
+            f"the {limit} tokens that a sample of env.{task} may have": limit
+            for task in training_tasks(cfg)
+            if task in cfg.env and cfg.env[task].kind is not EnvironmentKind.agent
+            for limit in [response_limit(cfg, task)]
+        }
+    for what, limit in limits.items():
+        if not 1 <= buffer <= limit:
+            yield Problem(
+                key=f"grpo.reward_shaping.overlong_buffer_length={buffer}",
+                rule=f"must be at least 1 and at most {what}",
+                remedy=f"a quarter of it is usual: {max(1, limit // 4)}",
+            )
+            return
 
 
 def _sampling(cfg: Config) -> Iterator[Problem]:

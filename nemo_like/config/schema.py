@@ -245,7 +245,8 @@ class RewardShapingConfig:
     """What long and truncated responses lose: DAPO's overlong penalty, then the stop-properly penalty."""
 
     enabled: bool
-    max_response_length: int  # tokens; a response of this length gets the full overlong penalty
+    # Tokens of all turns: a sample as long as this gets the full penalty; null: the most that it may have.
+    max_response_length: int | None
     overlong_buffer_length: int | None  # the penalty grows over so many tokens before; null: no penalty
     overlong_buffer_penalty: float  # the full overlong penalty, reward units
     stop_properly_penalty_coef: float | None  # a truncated response keeps this share of a reward above 0
@@ -300,7 +301,8 @@ class LossConfig:
         bool  # the ratio's denominator is the engine's log-probs; prev_logprobs are not computed
     )
     token_level_loss: bool  # the mean over all tokens; false: over each sample's tokens, then over samples
-    sequence_length_normalizer: int | None  # Dr.GRPO: a sample's token sum is divided by it, not its length
+    # Dr.GRPO: a sample's token sum, of all turns, is divided by it, not by its length.
+    sequence_length_normalizer: int | None
     entropy_coef: float | None  # entropy bonus; 0 only reports the entropy, null does not compute it
     use_importance_sampling_correction: bool  # weigh token losses (GSPO: samples') by exp(prev - generation)
     truncated_importance_sampling_type: ImportanceSamplingType | None  # how these weights are bounded

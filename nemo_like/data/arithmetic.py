@@ -2,7 +2,7 @@
 
 Operands and answer are zero-padded and written least significant digit first: ``12 + 34`` is the prompt
 ``21+43=`` with the answer ``640``. Each digit then depends only on what was written before it, so that a tiny
-model can learn the task. One pair in ten is held out for validation.
+model can learn the task. One pair in ten is held out for validation, in both orders.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _ORDER_SEED = 0
 
 
 def is_held_out(x: int, y: int) -> bool:
-    """Return whether ``x + y`` belongs to validation.
+    """Return whether ``x + y`` belongs to validation; ``y + x`` then does too, since it has the same answer.
 
     A hash of the text spreads the held-out pairs evenly.
     """
-    return zlib.crc32(f"{x}+{y}".encode()) % 10 == 0
+    return zlib.crc32(f"{min(x, y)}+{max(x, y)}".encode()) % 10 == 0
 
 
 def addition_prompt(x: int, y: int, digits: int) -> str:

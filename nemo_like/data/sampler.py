@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 
 class SamplerState(TypedDict):
@@ -19,20 +19,23 @@ class SamplerState(TypedDict):
     shuffle: bool
     epoch: int
     offset: int  # prompts of this epoch already handed out
+    source: NotRequired[int]  # its number in a mixture, where that is not 0
 
 
 class PromptSampler:
     """Hands out prompt indices epoch after epoch; with ``shuffle`` the seed gives each epoch an order.
 
-    Every epoch has each prompt once. A request may span two epochs or more.
+    Every epoch has each prompt once. A request may span two epochs or more. ``source`` is the sampler's
+    number in a mixture, whose sources have orders of their own.
     """
 
-    def __init__(self, num_prompts: int, seed: int, shuffle: bool) -> None:
+    def __init__(self, num_prompts: int, seed: int, shuffle: bool, source: int = 0) -> None:
         if num_prompts < 1:
             raise ValueError(f"num_prompts={num_prompts} must be at least 1; is the training dataset empty?")
         self._num_prompts = num_prompts
         self._seed = seed
         self._shuffle = shuffle
+        self._source = source
         self._start_epoch(0)
 
     @property
@@ -59,19 +62,23 @@ class PromptSampler:
         return tuple(taken)
 
     def state_dict(self) -> SamplerState:
-        return SamplerState(
+        state = SamplerState(
             num_prompts=self._num_prompts,
             seed=self._seed,
             shuffle=self._shuffle,
             epoch=self._epoch,
             offset=self._offset,
         )
+        if self._source:
+            state["source"] = self._source
+        return state
 
     def load_state_dict(self, state: SamplerState) -> None:
         """Continue where ``state`` was taken.
 
-        Raises ValueError when it was taken with another dataset size, seed or shuffle setting, with which the
-        order is another one.
+        A state without the number of its source is of a mixture all of whose sources had the order of the
+        first; it is continued in that order. Raises ValueError when the state was taken with another dataset
+        size, seed or shuffle setting, with which the order is another one.
         """
         own = self.state_dict()
         for key in ("num_prompts", "seed", "shuffle"):
@@ -80,6 +87,7 @@ class PromptSampler:
                     f"the saved prompt order has {key}={state[key]!r}, this run {own[key]!r}; "
                     "resume with the data and the seed that the checkpoint was made with"
                 )
+        self._source = state.get("source", 0)
         self._start_epoch(state["epoch"])
         self._offset = state["offset"]
 
@@ -88,7 +96,8 @@ class PromptSampler:
         self._offset = 0
         self._order = list(range(self._num_prompts))
         if self._shuffle:
-            random.Random(f"{self._seed}/{epoch}").shuffle(self._order)
+            source = f"/{self._source}" if self._source else ""
+            random.Random(f"{self._seed}/{epoch}{source}").shuffle(self._order)
 
 
 class MixtureState(TypedDict):
@@ -111,7 +120,7 @@ class MixtureSampler:
         if not sizes or len(sizes) != len(weights) or not all(weight > 0 for weight in weights):
             raise ValueError(f"{len(sizes)} sources with the weights {list(weights)}: each needs one above 0")
         self._weights = list(weights)
-        self._samplers = [PromptSampler(size, seed, shuffle) for size in sizes]
+        self._samplers = [PromptSampler(size, seed, shuffle, source) for source, size in enumerate(sizes)]
         self._starts = list(itertools.accumulate(sizes, initial=0))[:-1]
 
     @property

@@ -133,8 +133,8 @@ def reported_groups(
 
 
 def evaluation_table(groups: Sequence[ReportedGroup]) -> list[str]:
-    """Return the groups as lines for a terminal: each metric with half its confidence interval, but for
-    means of rewards that are the accuracy."""
+    """Return the groups as lines for a terminal: each metric with its confidence interval, but for means of
+    rewards that are the accuracy."""
     names = list(groups[0].estimates)
     if all(one.estimates.get("reward") == one.estimates.get("accuracy") for one in groups):
         names = [name for name in names if name != "reward"]
@@ -185,7 +185,7 @@ def _shown(estimate: Estimate | None) -> str:
     if estimate is None:
         return "-"
     ends = estimate.interval
-    return f"{estimate.value:.3f}" + ("" if ends is None else f" ±{(ends[1] - ends[0]) / 2:.3f}")
+    return f"{estimate.value:.3f}" + ("" if ends is None else f" [{ends[0]:.3f}, {ends[1]:.3f}]")
 
 
 def _in_order(item: tuple[str, object]) -> tuple[bool, float, str]:

@@ -17,7 +17,13 @@ from typing import Any
 
 from nemo_like.algorithms.estimators import AdvantageInputs, Advantages, KLToGo, TokenSums
 from nemo_like.algorithms.masking import mask_logprob_mismatch, mask_truncated
-from nemo_like.algorithms.rewards import Outcome, ResponseEnds, scaled_rewards, shaped_rewards
+from nemo_like.algorithms.rewards import (
+    Outcome,
+    ResponseEnds,
+    has_overlong_penalty,
+    scaled_rewards,
+    shaped_rewards,
+)
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import (
     ADVANTAGE,
@@ -27,6 +33,7 @@ from nemo_like.batch.tags import (
     KL_SCALE,
     KL_SQUARE_SUM,
     KL_SUM,
+    MAX_RESPONSE_TOKENS,
     MULT_PROB_ERROR,
     NUM_RESPONSE_TOKENS,
     OUTCOME,
@@ -40,17 +47,36 @@ from nemo_like.batch.tags import (
     reward_component,
 )
 from nemo_like.config.derived import is_advantage_alone
-from nemo_like.config.schema import GRPOConfig, LossConfig
+from nemo_like.config.schema import GRPOConfig, LossConfig, RewardShapingConfig
 
 
 def with_shaped_rewards(batch: KVBatchMeta, cfg: GRPOConfig) -> KVBatchMeta:
     """Return a rollout's batch with the tags scaled_reward, shaped_reward and outcome."""
     scaled = scaled_rewards(batch.tag(REWARD), cfg.reward_scaling)
     num_tokens, is_truncated = batch.tag(NUM_RESPONSE_TOKENS), batch.tag(IS_TRUNCATED)
-    ends = ResponseEnds(num_response_tokens=num_tokens, is_truncated=is_truncated)
+    ends = ResponseEnds(
+        num_response_tokens=num_tokens,
+        is_truncated=is_truncated,
+        max_response_tokens=_response_limits(batch, cfg.reward_shaping),
+    )
     outcomes = [(Outcome.trained if kept else Outcome.reward_failed).value for kept in batch.tag(SAMPLE_MASK)]
     shaped = shaped_rewards(scaled, ends, cfg.reward_shaping)
     return batch.with_tag(SCALED_REWARD, scaled).with_tag(SHAPED_REWARD, shaped).with_tag(OUTCOME, outcomes)
+
+
+def _response_limits(batch: KVBatchMeta, cfg: RewardShapingConfig) -> Sequence[float]:
+    """Return the length of each sample's responses that gets the full overlong penalty: as configured, or the
+    most that its limits allowed."""
+    if not has_overlong_penalty(cfg):
+        return [0] * len(batch)  # not read
+    if cfg.max_response_length is not None:
+        return [cfg.max_response_length] * len(batch)
+    if not batch.has_tag(MAX_RESPONSE_TOKENS):
+        raise ValueError(
+            "grpo.reward_shaping.max_response_length=null takes each sample's own limit, which the replayed "
+            f"recording does not have as the tag {MAX_RESPONSE_TOKENS.name}; set it to a number of tokens"
+        )
+    return batch.tag(MAX_RESPONSE_TOKENS)
 
 
 def with_advantages(

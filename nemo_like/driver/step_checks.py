@@ -58,6 +58,7 @@ from nemo_like.tripwires.update_checks import (
     loss_alarms,
     optimizer_alarms,
     ratio_alarms,
+    scheduled_rates,
 )
 from nemo_like.tripwires.weight_checks import change_alarms, digest_alarms, weight_alarms
 
@@ -195,12 +196,13 @@ class StepTripwires:
         policy, loss, grpo = self._cfg.policy, self._cfg.loss_fn, self._cfg.grpo
         num_updates = grpo.num_epochs_per_rollout * len(results.batch) // policy.train_global_batch_size
         yield from weight_alarms(measured)
-        yield from change_alarms(
-            measured,
-            policy,
-            learning_rates=metrics["lr"] * num_updates,
-            gradient_norm=metrics["grad_norm"],
-        )
+        if Measured.num_updates in measured:
+            rates = scheduled_rates(
+                int(measured[Measured.num_updates]), num_updates, policy.optimizer.lr, policy.scheduler
+            )
+            yield from change_alarms(
+                measured, policy, learning_rates=rates, gradient_norm=metrics["grad_norm"]
+            )
         yield from optimizer_alarms(measured, policy, self._num_updates, num_updates)
         yield from loss_alarms(measured)
         if clips_ratio(loss):

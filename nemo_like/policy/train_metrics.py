@@ -34,7 +34,7 @@ class TrainMetrics:
         # The largest ratio, -ratio, clipped ratio and -clipped ratio.
         self._extremes = torch.full((4,), -torch.inf, dtype=torch.float32, device=device)
         self._grad_norms: list[float] = []
-        self._learning_rates: list[float] = []
+        self._learning_rate: float | None = None  # of the latest update
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -84,7 +84,7 @@ class TrainMetrics:
     def add_update(self, *, grad_norm: float, learning_rate: float) -> None:
         """Record one optimizer update; its gradient norm is that before clipping."""
         self._grad_norms.append(grad_norm)
-        self._learning_rates.append(learning_rate)
+        self._learning_rate = learning_rate
 
     def result(self) -> dict[str, Metric]:
         """Return the metrics by name, without a prefix. Means without any weight are left out."""
@@ -93,8 +93,9 @@ class TrainMetrics:
         metrics = {
             "loss": mean(self._loss.item(), updates),
             "grad_norm": mean(sum(self._grad_norms) * share, updates),
-            "lr": mean(sum(self._learning_rates) * share, updates),
         }
+        if self._learning_rate is not None:
+            metrics["lr"] = maximum(self._learning_rate)  # the same on all replicas
         for name, (total, weight) in zip(self._names, self._sums.tolist(), strict=True):
             if weight:
                 metrics[name] = mean(total, weight)

@@ -137,8 +137,9 @@ def response_seeds(
 ) -> tuple[int, ...]:
     """Return consecutive seeds of about 62 bits, for the first responses to the prompt at ``position``.
 
-    Two groups get disjoint seeds but for hash collisions: among P groups, one happens with a probability of
-    about P**2 * num_generations / 2**63.
+    torch's generators on CPUs take the last 32 bits of a seed, which are consecutive too. Two groups get
+    disjoint seeds but for hash collisions: among P groups, one happens with a probability of about
+    P**2 * num_generations / 2**63 on GPUs, and at most P**2 * num_generations / 2**32 on CPUs.
     """
     first = _hashed(f"{run_seed}/{mode.name}/{step}/{position}") // num_generations * num_generations
     return tuple(range(first, first + num_generations))

@@ -31,6 +31,8 @@ def _overall(samples: Sequence[Conversation]) -> dict[str, Metric]:
     num_response = [sample.num_response_tokens for sample in samples]
     num_truncated = sum(sample.is_truncated for sample in samples)
     num_out_of_turns = sum(sample.end is EndReason.turn_limit for sample in samples)
+    # One whose reward failed did not end by itself, though no limit ended it either.
+    num_ended = sum(sample.end is EndReason.done and not sample.is_truncated for sample in samples)
     return {
         "mean_prompt_length": mean(sum(len(sample.prompt_ids) for sample in samples), num_samples),
         "mean_gen_tokens_per_sample": mean(sum(num_response), num_samples),
@@ -39,7 +41,7 @@ def _overall(samples: Sequence[Conversation]) -> dict[str, Metric]:
         "avg_turns_per_sample": mean(sum(sample.num_turns for sample in samples), num_samples),
         "truncation_rate": mean(num_truncated, num_samples),
         "turn_limit_rate": mean(num_out_of_turns, num_samples),
-        "natural_termination_rate": mean(num_samples - num_truncated - num_out_of_turns, num_samples),
+        "natural_termination_rate": mean(num_ended, num_samples),
         "num_failed_rewards": summed(num_failed),
         "failed_reward_share": mean(num_failed, num_samples),
     }

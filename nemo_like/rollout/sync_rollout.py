@@ -21,12 +21,13 @@ import numpy as np
 
 from nemo_like.batch.columns import INPUT_IDS, MESSAGES, ROLLOUT_COLUMNS, Column
 from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.batch.tags import ANSWER_ID, DIFFICULTY, SAMPLE_DIGEST, TASK
+from nemo_like.batch.tags import ANSWER_ID, DIFFICULTY, MAX_RESPONSE_TOKENS, SAMPLE_DIGEST, TASK
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.placement import node_address
 from nemo_like.config.derived import asks_endpoint, deadline_s, dumps_rollouts_of
 from nemo_like.config.environment_options import options_of
 from nemo_like.config.recordings import RecordingManifest
+from nemo_like.config.response_limit import response_limit, session_limit
 from nemo_like.config.schema import Config, DatasetConfig, EnvironmentKind, Tripwires
 from nemo_like.config.tasks import (
     SamplingSettings,
@@ -355,9 +356,8 @@ class SyncRolloutActor(DataPlaneUser):
         if cfg.kind is not EnvironmentKind.agent:
             return None
         assert self._agents is not None, "attach starts the agents"
-        packing = self._cfg.policy.sequence_packing
-        max_tokens = min(packing.train_mb_tokens, packing.logprob_mb_tokens)
-        return AgentPlayer(self._agents, self._pools[env], options_of(cfg), sampling, max_tokens)
+        limit = session_limit(self._cfg.policy)
+        return AgentPlayer(self._agents, self._pools[env], options_of(cfg), sampling, limit)
 
     def _read(self, sources: Sequence[DatasetConfig], split: Split) -> Sources:
         read = build_sources(
@@ -452,16 +452,20 @@ class SyncRolloutActor(DataPlaneUser):
         components = [
             sample.rewards if sample.failure is None else {} for group in groups for sample in group
         ]
+        tasks = [sample.example.env for group in groups for sample in group]
         if prompts.mode is RolloutMode.validation:
             flat.tags[ANSWER_ID.name] = [
                 number
                 for group in groups
                 for number in answer_ids([sample.latest_response for sample in group])
             ]
+        else:
+            limits = {task: response_limit(self._cfg, task) for task in set(tasks)}
+            flat.tags[MAX_RESPONSE_TOKENS.name] = [limits[task] for task in tasks]
         if self._cfg.evaluation is not None:
             flat.tags[DIFFICULTY.name] = [sample.example.difficulty for group in groups for sample in group]
         if self._names_tasks(prompts):
-            flat.tags[TASK.name] = [sample.example.env for group in groups for sample in group]
+            flat.tags[TASK.name] = tasks
         if self._is_watched(prompts):
             flat.tags[SAMPLE_DIGEST.name] = sample_digests(
                 np.asarray(flat.columns[INPUT_IDS.name]), flat.lengths

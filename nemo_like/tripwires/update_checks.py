@@ -149,6 +149,11 @@ def scheduled_rate(update: int, peak: float, cfg: SchedulerConfig) -> float:
     return cfg.min_lr + 0.5 * (peak - cfg.min_lr) * (1.0 + math.cos(math.pi * t))
 
 
+def scheduled_rates(last: int, count: int, peak: float, cfg: SchedulerConfig) -> float:
+    """Return the sum of the learning rates of ``count`` updates, of which ``last`` is the last one."""
+    return sum(scheduled_rate(update, peak, cfg) for update in range(last - count + 1, last + 1))
+
+
 def finite_alarms(metrics: Mapping[str, float]) -> Iterator[Alarm]:
     """Yield an alarm when a metric of training is NaN or infinite."""
     wrong = sorted(name for name, value in metrics.items() if not math.isfinite(value))

@@ -29,7 +29,9 @@ class Sum:
 
     @property
     def is_held_out(self) -> bool:
-        return zlib.crc32(self.prompt.encode()) % _HELD_OUT_SHARE == 0
+        """Whether the problem is held out; the same terms in another order then are too."""
+        terms = "+".join(map(str, sorted(self.terms)))
+        return zlib.crc32(terms.encode()) % _HELD_OUT_SHARE == 0
 
     def solution(self) -> list[dict[str, Any]]:
         """Return the messages of a harness that has the first two terms added, then the third, and takes the

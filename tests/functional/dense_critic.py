@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from transformers.core_model_loading import revert_weight_conversion
 
 from nemo_like.config.schema import LossConfig, PolicyConfig, ValueConfig
+from tests.functional.dense_reference import with_all_rows
 
 
 def in_float64(loader: Any, path: str) -> Any:
@@ -29,7 +30,7 @@ def in_float64(loader: Any, path: str) -> Any:
                 weight=module.weight,
                 eps=module.variance_epsilon,
             )
-    return model
+    return with_all_rows(model)
 
 
 def per_sample(batch: dict[str, Any], column: str) -> list[np.ndarray]:

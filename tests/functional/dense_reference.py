@@ -42,7 +42,7 @@ class DenseReference:
 
     def __init__(self, cfg: PolicyConfig, loss: LossConfig, temperature: float) -> None:
         self.cfg, self.loss, self.temperature = cfg, loss, temperature
-        self.model = self.loader.from_pretrained(Path(cfg.model_name), dtype=torch.float32)
+        self.model = with_all_rows(self.loader.from_pretrained(Path(cfg.model_name), dtype=torch.float32))
         if cfg.freeze_vision_tower:
             self.model.model.visual.requires_grad_(False)
         self._adapted: dict[str, Any] = add_adapters(self.model, cfg.lora) if cfg.lora.enabled else {}
@@ -162,7 +162,7 @@ class DenseReference:
             share = num_tokens if self.loss.token_level_loss else float(masks[row].sum()) * num_samples
             total = total + (token_loss * masks[row]).sum() / share
             details.append(torch.stack((ratio, clipped, kl, entropy)).detach()[:, masks[row] > 0])
-        is_mixture = hasattr(self.model.config, "num_experts")
+        is_mixture = hasattr(self.model.config, "norm_topk_prob")
         choices = self.choices(batch, rows) if is_mixture else None
         self.optimizer.zero_grad()
         total.backward()
@@ -173,6 +173,14 @@ class DenseReference:
         return DenseUpdate(
             float(total.detach()), float(grad_norm), num_tokens, *torch.cat(details, dim=1), choices
         )
+
+
+def with_all_rows(model: Any) -> Any:
+    """The model with embeddings of which every row has a gradient, also the padding token's."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            module.padding_idx = None
+    return model
 
 
 def add_adapters(model: Any, lora: LoraConfig) -> dict[str, Any]:

@@ -13,13 +13,14 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText
 
 from scripts.demo_model.shapes import SIDE, shapes
-from scripts.demo_model.tiny_tokenizer import vocabulary
+from scripts.demo_model.tiny_tokenizer import PAD, vocabulary
 from scripts.demo_model.tiny_vlm import VISION_TOKENS, image_processor, save_vlm, tiny_vlm_config
 from tests.functional.dense_reference import DenseReference
 from tests.functional.policy_fixtures import GROUP_SIZE, VOCAB_SIZE
 
 START, END, IMAGE, VIDEO = (vocabulary(VISION_TOKENS)[token] for token in VISION_TOKENS)
 FORBIDDEN = [IMAGE, VIDEO]
+PADDING = vocabulary(VISION_TOKENS)[PAD]
 
 
 def make_checkpoint(path: Path, architecture: str = "qwen2_5_vl") -> Path:
@@ -61,7 +62,7 @@ def image_batch(images_of_groups: Sequence[int], seed: int = 3) -> dict[str, Any
     """Groups of four samples with a prompt of so many images, of two sizes, and 3 to 9 generated tokens.
 
     The last two samples of a group have an observation between their responses, with an image of its own;
-    the last one of the first group has two.
+    the last one of the first group has two. The first sample begins by saying the padding token.
     """
     rng, draws = np.random.default_rng(seed), random.Random(seed)
     ids, masks, lengths = [], [], []
@@ -87,6 +88,8 @@ def image_batch(images_of_groups: Sequence[int], seed: int = 3) -> dict[str, Any
                 observation = [token for seen in observed[-1] for token in seen.tokens] + [int(text[0])]
                 response[2:2] = observation
                 sampled[2:2] = [0] * len(observation)
+            if not lengths:
+                response[0] = PADDING
             ids += prompt + response
             masks += [0] * len(prompt) + sampled
             lengths.append(len(prompt) + len(response))

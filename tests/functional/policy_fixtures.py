@@ -58,6 +58,8 @@ from tests.unit.algorithms.loss_cases import CONFIG
 
 VOCAB_SIZE = 96
 GROUP_SIZE = 4
+PAD_ID = 7
+# Nothing here is what Megatron-core or transformers take by default, so that what is not read shows.
 _SIZES = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
@@ -66,20 +68,24 @@ _SIZES = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-6,
+    "rms_norm_eps": 3e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 700.0},
+    "attention_dropout": 0.2,
+    "pad_token_id": PAD_ID,
     "initializer_range": 0.1,  # far from uniform log-probs, so that mistakes show
 }
 _CONFIGS: dict[str, Callable[..., Any]] = {
     "llama": LlamaConfig,
     "qwen2": Qwen2Config,
-    "qwen3": lambda **sizes: Qwen3Config(head_dim=16, **sizes),
+    "qwen3": lambda **sizes: Qwen3Config(head_dim=24, **sizes),
     "qwen3_moe": lambda **sizes: Qwen3MoeConfig(
-        head_dim=16,
+        head_dim=24,
         num_experts=4,
         num_experts_per_tok=2,
         moe_intermediate_size=48,
         norm_topk_prob=True,
-        router_aux_loss_coef=0.0,
+        router_aux_loss_coef=0.5,
+        output_router_logits=True,
         **sizes,
     ),
 }
@@ -105,6 +111,8 @@ def make_checkpoint(
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith("bias"):
                 parameter.add_(0.1 * torch.randn_like(parameter))
+        # transformers makes it 0; where the padding token is also that which ends a sequence, it is not.
+        model.get_input_embeddings().weight[PAD_ID].normal_(std=_SIZES["initializer_range"])
     model.save_pretrained(path, max_shard_size=shard_size)
     return path
 
@@ -231,7 +239,7 @@ def loss_config(*, kl_penalty: float = 0.0, **changes: Any) -> LossConfig:
 
 def random_batch(num_samples: int, seed: int = 5) -> dict[str, Any]:
     """Packed columns, lengths and tags of samples with 3 prompt tokens and 4 to 21 generated ones; groups of
-    four have one prompt."""
+    four have one prompt. The padding token is in the first group's prompt, and in two responses."""
     rng = np.random.default_rng(seed)
     lengths = [int(length) for length in rng.integers(7, 25, num_samples)]
     mask = np.concatenate([np.r_[np.zeros(3), np.ones(length - 3)] for length in lengths]).astype(np.uint8)
@@ -241,6 +249,8 @@ def random_batch(num_samples: int, seed: int = 5) -> dict[str, Any]:
     for row, start in enumerate(starts):
         first = starts[row // GROUP_SIZE * GROUP_SIZE]
         token_ids[start : start + 3] = token_ids[first : first + 3]
+    token_ids[starts[:GROUP_SIZE] + 1] = PAD_ID
+    token_ids[starts[[0, -1]] + 4] = PAD_ID
     return {
         "lengths": lengths,
         "columns": {

@@ -25,6 +25,7 @@ from nemo_like.observability.metrics import merge
 from nemo_like.policy.objective import PolicyObjective
 from nemo_like.policy.parallelism import parallel_layout, train_strategy
 from tests.conformance import generate, ours, reference
+from tests.functional.dense_reference import with_all_rows
 from tests.functional.policy_fixtures import MicroBatching, make_checkpoint, policy_config, ready_worker
 from tests.functional.worlds import run_world
 
@@ -134,7 +135,7 @@ class Dense:
     """The model in float64, sample by sample."""
 
     def __init__(self, path: Path) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
+        self.model = with_all_rows(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64))
         self.parameters = list(self.model.parameters())
 
     def scores(self, samples: list[dict[str, Any]]) -> tuple[list[Tensor], list[Tensor]]:

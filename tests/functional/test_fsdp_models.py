@@ -20,6 +20,8 @@ from transformers import (
     GPT2Config,
     GraniteConfig,
     MistralConfig,
+    MixtralConfig,
+    OPTConfig,
     PreTrainedConfig,
     Qwen3MoeConfig,
 )
@@ -29,7 +31,7 @@ from nemo_like.batch.micro_batches import sequence_packing
 from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
 from nemo_like.config.schema import LossConfig, PolicyBackend, PolicyConfig
 from tests.functional.dense_reference import DenseReference
-from tests.functional.policy_fixtures import VOCAB_SIZE, loss_config, policy_config, random_batch
+from tests.functional.policy_fixtures import PAD_ID, VOCAB_SIZE, loss_config, policy_config, random_batch
 from tests.functional.worlds import run_world
 
 NUM_SAMPLES, TOKENS_PER_MICRO_BATCH = 6, 64
@@ -51,9 +53,22 @@ MODELS: dict[str, Callable[[], PreTrainedConfig]] = {
     ),
     "Mistral: every layer with a sliding window": lambda: MistralConfig(**SIZES, sliding_window=4),
     "Gemma 3: some layers with a sliding window": lambda: Gemma3TextConfig(
-        **SIZES, sliding_window=4, layer_types=["sliding_attention", "full_attention"]
+        **SIZES, pad_token_id=PAD_ID, sliding_window=4, layer_types=["sliding_attention", "full_attention"]
     ),
     "Granite: scaled logits": lambda: GraniteConfig(**SIZES, logits_scaling=3.0),
+    "OPT: whole layers left out in training": lambda: OPTConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        word_embed_proj_dim=32,
+        ffn_dim=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        layerdrop=0.5,
+    ),
+    "Mixtral: a router that sees noise in training": lambda: MixtralConfig(
+        **SIZES, num_local_experts=4, router_jitter_noise=0.3, pad_token_id=PAD_ID
+    ),
     "Qwen3-MoE: experts fused in memory": lambda: Qwen3MoeConfig(
         **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, output_router_logits=False
     ),

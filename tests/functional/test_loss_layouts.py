@@ -25,7 +25,7 @@ from nemo_like.observability.metrics import Metric, merge
 from nemo_like.policy.group import with_epochs
 from nemo_like.policy.objective import PolicyObjective
 from nemo_like.policy.parallelism import parallel_layout, train_strategy
-from tests.functional.dense_reference import dense_kl
+from tests.functional.dense_reference import dense_kl, with_all_rows
 from tests.functional.policy_fixtures import (
     MicroBatching,
     loss_config,
@@ -280,7 +280,7 @@ class Model:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     path = make_checkpoint(tmp_path_factory.mktemp("losses") / "model")
     batch = random_batch(NUM_SAMPLES)
-    dense = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    dense = with_all_rows(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32))
     columns, mask = batch["columns"], torch.from_numpy(batch["columns"]["response_mask"])
     own = torch.zeros(len(mask))
     start = 0

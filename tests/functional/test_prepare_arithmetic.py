@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,16 @@ def test_a_checkpoint_of_another_seed_is_refused_and_not_overwritten(checkpoint)
     result = prepare(checkpoint, "--seed", "2")
     assert result.returncode == 1
     assert "was made with --digits 2 --seed 1, not --digits 2 --seed 2" in result.stderr
+
+
+def test_a_checkpoint_of_another_split_is_refused(checkpoint, tmp_path):
+    older = shutil.copytree(checkpoint, tmp_path / "older")
+    record = json.loads((older / "warm_start.json").read_text())
+    assert record.pop("holds_out_both_orders")
+    (older / "warm_start.json").write_text(json.dumps(record))
+    result = prepare(older)
+    assert result.returncode == 1
+    assert "trained on y+x where x+y is held out; remove it" in result.stderr
 
 
 def test_a_mixture_and_a_dense_model_are_not_taken_for_each_other(checkpoint):

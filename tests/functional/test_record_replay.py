@@ -67,7 +67,7 @@ def test_a_step_with_dynamic_sampling_trains_on_exactly_the_configured_number_of
             record["train/dynamic_sampling_num_uniform"] + record["train/dynamic_sampling_num_surplus"]
         )
         assert num_samples + num_dropped == num_rollouts * num_samples
-        assert record["train/baseline_reward/pct_mixed"] < 40
+        assert record["train/baseline_reward/pct_mixed"] < 50
         assert 0 < record["train/filtered_reward"] < record["train/reward"]
 
 

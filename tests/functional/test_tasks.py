@@ -214,18 +214,27 @@ def test_a_conversation_with_a_tool_has_the_right_mask_token_for_token(tmp_path:
         "options": {"call_pattern": r"calc (.*?)\?", "result_template": " {result}\n"},
     }
     settings = {
-        "grpo": {"max_num_steps": 1},
+        "grpo": {
+            "max_num_steps": 1,
+            "reward_shaping": {"enabled": True, "overlong_buffer_length": 4},
+        },
         "policy": {"model_name": str(model), "max_total_sequence_length": 64},
         "env": {"task": calculator},
         "rollout": {"generate_only": True, "record": True},
     }
     run = run_task(tmp_path, "calculator", settings, problems)
+    # A call and an answer are longer than the demo's one turn, and far from three turns of 12 tokens.
+    (record,) = run.records()
+    assert record["train/mean_gen_tokens_per_sample"] > 8
+    assert record["train/shaped_reward"] == pytest.approx(record["train/filtered_reward"], abs=0.02)
     (path,) = (run.run_dir / "recorded").glob("step_1-*.npz")
     names = {index: token for token, index in vocabulary().items()}
     with np.load(path) as rollout:
         ends = np.cumsum(rollout["lengths"])[:-1]
         columns = ("input_ids", "response_mask", "generation_logprobs")
         samples = list(zip(*(np.split(rollout[f"column/{name}"], ends) for name in columns), strict=True))
+        tags = json.loads(rollout["description.json"].tobytes())["tags"]
+    assert set(tags["max_response_tokens"]) == {36}
     num_with_result = 0
     for input_ids, mask, logprobs in samples:
         tokens = [names[index] for index in input_ids.tolist()]

@@ -28,6 +28,7 @@ from nemo_like.policy.checked_loss import own_reads
 from nemo_like.policy.objective import PolicyObjective
 from nemo_like.policy.parallelism import parallel_layout, train_strategy
 from tests.functional import teachers
+from tests.functional.dense_reference import with_all_rows
 from tests.functional.generation_fixtures import VOCAB_SIZE as SERVABLE_VOCAB_SIZE
 from tests.functional.generation_fixtures import make_checkpoint as make_servable_checkpoint
 from tests.functional.policy_fixtures import (
@@ -224,7 +225,7 @@ def dense_updates(checkpoint: Path, batch: dict[str, Any]) -> dict[str, dict[str
     }
     found = {}
     for name, arguments in DIVERGENCES.items():
-        model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64)
+        model = with_all_rows(AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64))
         losses, divergences = [], []
         for row, trains in enumerate(batch["tags"]["sample_mask"]):
             if not trains:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _NAME = "default"  # peft's name of the one adapter that each layer has
 _BASE = ".base_layer"
+ADAPTER_DROPOUT = ".lora_dropout."  # in the names of peft's modules that drop parts of an adapter's input
 
 
 class Adapters:

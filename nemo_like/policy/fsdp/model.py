@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from nemo_like.algorithms.logprobs import (
     LogprobSettings,
@@ -40,6 +41,7 @@ from nemo_like.config.schema import FsdpConfig
 from nemo_like.policy.batch import ModelInputs
 from nemo_like.policy.fsdp.attention import has_plain_attention, use_causal_attention
 from nemo_like.policy.fsdp.image_text import auto_class, hidden_states, reads_images
+from nemo_like.policy.fsdp.lora import ADAPTER_DROPOUT
 from nemo_like.policy.fsdp.tensor_parallel import sum_gradient
 
 DATA_AXIS, TENSOR_AXIS = "dp", "tp"
@@ -65,6 +67,20 @@ class ScoringCausalLM(nn.Module):
         self._has_plain_attention = has_plain_attention(causal_lm)
         if self._has_plain_attention:
             use_causal_attention(causal_lm)
+        self.train()
+
+    def train(self, mode: bool = True) -> Self:
+        """Begin to train, or with ``mode`` False to score: only recomputation and adapters' dropout differ.
+
+        The rest of transformers' model stays in evaluation mode: in training mode some models draw noise for
+        their routers, or leave whole layers out, and so would give other log-probs than those that sampled.
+        """
+        super().train(False)
+        self.training = mode
+        for name, module in self.causal_lm.named_modules():
+            if isinstance(module, GradientCheckpointingLayer) or ADAPTER_DROPOUT in name:
+                module.training = mode
+        return self
 
     def scale_logits(self, factor: float) -> None:
         """Set the factor by which the model multiplies its output layer's result to get logits; it is 1 until
@@ -139,7 +155,9 @@ class ScoringCausalLM(nn.Module):
 def empty_model(path: Path) -> PreTrainedModel:
     """Build the checkpoint's model with its buffers, but with parameters that have no values.
 
-    Dropout is off: the policy that trains must give the same log-probs as the policy that sampled.
+    Dropout is off: the policy that trains must give the same log-probs as the policy that sampled. Every row
+    of an embedding trains, also that of the padding token, which transformers would leave out: no token of a
+    sample is padding, and an end-of-sequence token often doubles as the padding token.
     """
     config = AutoConfig.from_pretrained(path)
     parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
@@ -150,6 +168,9 @@ def empty_model(path: Path) -> PreTrainedModel:
     with init_empty_weights(include_buffers=False):
         model: PreTrainedModel = auto_class(config).from_config(config)
     model.tie_weights()  # init_empty_weights made each of the tied parameters anew
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            module.padding_idx = None
     return model
 
 

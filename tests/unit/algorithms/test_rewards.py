@@ -15,15 +15,19 @@ SCALING = RewardScalingConfig(
 )
 SHAPING = RewardShapingConfig(
     enabled=True,
-    max_response_length=100,
+    max_response_length=None,
     overlong_buffer_length=20,
     overlong_buffer_penalty=0.5,
     stop_properly_penalty_coef=None,
 )
 
 
-def ends(tokens, truncated=None):
-    return ResponseEnds(num_response_tokens=tokens, is_truncated=truncated or [0] * len(tokens))
+def ends(tokens, truncated=None, limits=None):
+    return ResponseEnds(
+        num_response_tokens=tokens,
+        is_truncated=truncated or [0] * len(tokens),
+        max_response_tokens=limits or [100] * len(tokens),
+    )
 
 
 def test_scaling_maps_one_range_linearly_to_another():
@@ -51,6 +55,11 @@ def test_the_overlong_penalty_grows_linearly_over_the_buffer():
     # Nothing up to 80 tokens, half of it at 90, all of it at 100, and no more beyond.
     shaped = shaped_rewards([1.0] * 6, ends([1, 80, 81, 90, 100, 150]), SHAPING)
     assert shaped == pytest.approx([1.0, 1.0, 1.0 - 0.025, 0.75, 0.5, 0.5])
+
+
+def test_each_sample_has_the_limit_of_its_own_task():
+    shaped = shaped_rewards([1.0] * 3, ends([95, 95, 290], limits=[100, 300, 300]), SHAPING)
+    assert shaped == pytest.approx([1.0 - 0.5 * 15 / 20, 1.0, 1.0 - 0.5 * 10 / 20])
 
 
 def test_the_overlong_penalty_takes_from_bad_rewards_too():

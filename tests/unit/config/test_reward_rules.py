@@ -70,8 +70,16 @@ def test_what_can_run_has_no_problem(demo: Demo, arguments: tuple[str, ...]) -> 
         ),
         (("grpo.reward_shaping.enabled=true",), "reward_shaping.enabled=true shapes nothing"),
         (
-            ("grpo.reward_shaping.enabled=true", "grpo.reward_shaping.overlong_buffer_length=9"),
+            (
+                "grpo.reward_shaping.enabled=true",
+                "grpo.reward_shaping.max_response_length=4",
+                "grpo.reward_shaping.overlong_buffer_length=9",
+            ),
             "overlong_buffer_length=9 must be at least 1 and at most max_response_length=4",
+        ),
+        (
+            ("grpo.reward_shaping.enabled=true", "grpo.reward_shaping.overlong_buffer_length=9"),
+            "overlong_buffer_length=9 .* at most the 4 tokens that a sample of env.arithmetic may have",
         ),
         (
             ("grpo.reward_shaping.enabled=true", "grpo.reward_shaping.stop_properly_penalty_coef=1.5"),

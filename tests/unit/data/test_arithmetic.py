@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import itertools
+import random
+
 import pytest
 
 from nemo_like.data.arithmetic import (
@@ -9,6 +12,7 @@ from nemo_like.data.arithmetic import (
     as_written,
     is_held_out,
 )
+from scripts.demo_model.sums import Sum
 
 
 def test_operands_and_answer_are_zero_padded_and_reversed():
@@ -24,6 +28,19 @@ def test_the_held_out_pairs_stay_the_same_for_ever():
     assert [(x, y) for x in range(2) for y in range(40) if is_held_out(x, y)][:6] == [
         (0, 4), (0, 6), (0, 7), (0, 10), (0, 31), (0, 33),
     ]  # fmt: skip
+
+
+def test_two_operands_are_held_out_in_both_orders_or_in_none():
+    pairs = [(x, y) for x in range(100) for y in range(100)]
+    assert all(is_held_out(x, y) == is_held_out(y, x) for x, y in pairs)
+    assert sum(is_held_out(x, y) for x, y in pairs) == 990
+
+
+def test_three_terms_are_held_out_in_every_order_or_in_none():
+    draws = random.Random(3)
+    for _ in range(200):
+        terms = [draws.randrange(10, 100) for _ in range(3)]
+        assert len({Sum(order).is_held_out for order in itertools.permutations(terms)}) == 1
 
 
 def test_the_splits_share_no_problem_and_make_up_all_pairs():

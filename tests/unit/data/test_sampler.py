@@ -102,6 +102,32 @@ def test_a_small_source_repeats_while_a_large_one_goes_on():
     assert order == (0, 100, 1, 101, 2, 100, 3, 101)
 
 
+def test_sources_of_equal_size_have_orders_of_their_own():
+    mixture = MixtureSampler([50, 50, 50], [1.0, 1.0, 1.0], seed=3, shuffle=True)
+    taken = mixture.next(300)  # two epochs of each
+    orders = [[index - 50 * n for index in taken if index // 50 == n] for n in range(3)]
+    for order in orders:
+        assert sorted(order[:50]) == sorted(order[50:]) == list(range(50))
+    places = [[order.index(prompt) for prompt in range(50)] for order in orders]
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        same = sum(a == b for a, b in zip(places[one], places[other], strict=True))
+        assert same < 8  # of independent orders 1 in the mean
+    assert tuple(orders[0]) == PromptSampler(50, seed=3, shuffle=True).next(100)
+
+
+def test_a_mixture_saved_when_its_sources_shared_an_order_goes_on_in_that_order():
+    shared = PromptSampler(50, seed=3, shuffle=True).next(120)
+    states = [PromptSampler(50, seed=3, shuffle=True) for _ in range(2)]
+    for state in states:
+        state.next(10)
+    saved = {"weights": [1.0, 1.0], "sources": [state.state_dict() for state in states]}
+    mixture = MixtureSampler([50, 50], [1.0, 1.0], seed=3, shuffle=True)
+    mixture.load_state_dict(json.loads(json.dumps(saved)))
+    assert mixture.state_dict() == saved
+    expected = [index for prompt in shared[10:] for index in (prompt, 50 + prompt)]
+    assert list(mixture.next(220)) == expected
+
+
 @pytest.mark.parametrize("taken", [0, 1, 7, 40])
 def test_a_mixture_continues_with_the_very_next_prompt(taken):
     def mixture():

@@ -82,6 +82,18 @@ def test_rewards_are_scaled_then_shaped_and_all_three_stay_in_the_ledger(cfg: GR
     assert batch.tag(OUTCOME) == ("trained", "trained", "reward_failed", "trained")
 
 
+def test_the_overlong_penalty_is_by_what_each_sample_could_have_had_over_all_its_turns(
+    cfg: GRPOConfig,
+) -> None:
+    shaping = replace(cfg.reward_shaping, enabled=True, overlong_buffer_length=2)
+    cfg = replace(cfg, reward_shaping=shaping)
+    batch = with_shaped_rewards(rollout(max_response_tokens=(4, 4, 4, 16)), cfg)
+    # The last sample has four tokens in several turns of four, and is far from its limit.
+    assert batch.tag(SHAPED_REWARD) == (1.0, -0.5, -1.0, 1.0)
+    with pytest.raises(ValueError, match=r"max_response_length=null .* does not have as the tag"):
+        with_shaped_rewards(rollout(), cfg)
+
+
 def test_each_filter_names_what_it_masked_and_leaves_earlier_reasons(cfg: GRPOConfig) -> None:
     batch = without_truncated(with_shaped_rewards(rollout(), cfg))
     assert batch.tag(SAMPLE_MASK) == (1, 1, 0, 0)

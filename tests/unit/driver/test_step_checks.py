@@ -171,6 +171,20 @@ def test_a_change_in_one_place_names_that_place(change: Callable[[Step], Step], 
     assert names(change(HEALTHY), "debug.tripwires=off") == []
 
 
+def test_weights_may_move_by_the_rates_of_all_updates_of_a_step_though_the_last_one_is_0() -> None:
+    schedule = [
+        f"policy.scheduler.{key}"
+        for key in ("warmup_updates=2", "decay_style=linear", "decay_updates=4", "min_lr=0")
+    ]
+    # Updates 3 and 4 have rates of 5e-4 and 0.
+    moved = {**UPDATE, Measured.learning_rate: 0.0, Measured.weights_moved: 4e-4}
+    step = replace(HEALTHY, metrics={**METRICS, "lr": 0.0}, update=moved)
+    assert names(step, *schedule) == []
+    assert names(replace(step, update={**moved, Measured.weights_moved: 2e-3}), *schedule) == [
+        "weights_change"
+    ]
+
+
 def test_truncated_samples_may_train_unless_they_are_filtered() -> None:
     step = replace(HEALTHY, tags={"is_truncated": (True, False, False, False)})
     assert names(step) == []

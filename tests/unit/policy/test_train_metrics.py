@@ -59,6 +59,14 @@ def test_loss_and_gradient_norm_are_means_over_updates() -> None:
     assert result["grad_norm"].value == pytest.approx(2.0)
 
 
+def test_the_learning_rate_is_that_of_the_last_update_whatever_the_replicas() -> None:
+    parts = [TrainMetrics(torch.device("cpu"), num_replicas=3) for _ in range(3)]
+    for metrics in parts:
+        for learning_rate in (0.2, 0.1, 0.03):
+            metrics.add_update(grad_norm=1.0, learning_rate=learning_rate)
+    assert merge([metrics.result() for metrics in parts])["lr"].value == 0.03
+
+
 def test_a_replica_without_trained_tokens_has_no_say_in_the_extremes() -> None:
     idle = replica((0.0, [9.0], [0.0]), grad_norm=1.0, num_replicas=2)
     busy = replica((0.1, [1.1], [1.0]), grad_norm=1.0, num_replicas=2)

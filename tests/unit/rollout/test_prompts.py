@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +27,14 @@ def test_no_two_responses_of_many_steps_share_a_seed() -> None:
         for s in response_seeds(1, TRAINING, step, position, 8)
     ]
     assert len(set(seeds)) == len(seeds)
+
+
+def test_the_responses_of_a_step_differ_in_the_bits_that_generators_on_cpus_take() -> None:
+    one, other = torch.Generator().manual_seed(5), torch.Generator().manual_seed(5 + 2**32)
+    assert torch.equal(torch.rand(8, generator=one), torch.rand(8, generator=other))
+    for step in range(20):
+        seeds = [s % 2**32 for group in range(128) for s in response_seeds(1, TRAINING, step, group, 8)]
+        assert len(set(seeds)) == len(seeds)
 
 
 def test_every_part_of_the_place_changes_the_seed() -> None:

@@ -19,6 +19,7 @@ from nemo_like.tripwires.update_checks import (
     optimizer_alarms,
     ratio_alarms,
     scheduled_rate,
+    scheduled_rates,
 )
 from tests.unit.algorithms.loss_cases import CONFIG
 
@@ -87,6 +88,9 @@ def test_the_rate_rises_and_falls_as_configured() -> None:
     )
     cosine = replace(SCHEDULE, decay_style=LRDecayStyle.cosine)
     assert scheduled_rate(9, 1.0, cosine) == pytest.approx(0.55)
+    assert scheduled_rates(5, 2, 1.0, SCHEDULE) == pytest.approx(
+        scheduled_rate(4, 1.0, SCHEDULE) + scheduled_rate(5, 1.0, SCHEDULE)
+    )
     assert scheduled_rate(99, 1.0, replace(SCHEDULE, decay_style=LRDecayStyle.constant)) == 1.0
 
 
