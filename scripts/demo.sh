@@ -27,6 +27,9 @@ bash scripts/setup.sh
 resolved=$("$VENV/bin/python" run_grpo.py --config "$CONFIG" --cfg "$@")
 value_of() { awk -v key="$1" '$1 == key":" { print $2; exit }' <<<"$resolved"; }
 
+# True for a model that is not there, and for one that the scripts made: they tell whether it is what they make.
+is_to_make() { [[ ! -d $1 || -f $1/warm_start.json ]]; }
+
 model=$(value_of model_name)
 if [[ $CONFIG == *shapes* ]]; then
     "$VENV/bin/python" scripts/prepare_shapes.py \
@@ -34,13 +37,13 @@ if [[ $CONFIG == *shapes* ]]; then
 elif [[ $CONFIG == *agent* ]]; then
     "$VENV/bin/python" scripts/prepare_sums.py \
         --output "$model" --data "$(value_of problems)" --seed "$(value_of model_seed)"
-elif [[ ! -d $model ]]; then
+elif is_to_make "$model"; then
     "$VENV/bin/python" scripts/prepare_arithmetic.py \
         --output "$model" --digits "$(value_of digits)" --seed "$(value_of model_seed)" --experts "$EXPERTS"
 fi
 if [[ $CONFIG == *distill* ]]; then
     teacher=$(awk '/^teacher:/ { inside = 1 } inside && $1 == "model_name:" { print $2; exit }' <<<"$resolved")
-    if [[ ! -d $teacher ]]; then
+    if is_to_make "$teacher"; then
         "$VENV/bin/python" scripts/prepare_arithmetic.py --output "$teacher" --digits "$(value_of digits)" \
             --seed "$(value_of model_seed)" --hidden-size 192 --accuracy 0.97
     fi
