@@ -16,7 +16,7 @@ from nemo_like.environments.interface import Failure, FailureKind
 from nemo_like.generation.interface import CallSampling, GroupRequest, Response
 from nemo_like.rollout.agent_engines import EngineCalls
 from nemo_like.rollout.agent_prompts import AgentPrompts, BadRequest, plain_messages
-from nemo_like.rollout.agent_session import AgentCall, Digest, SessionCalls, extended, histories
+from nemo_like.rollout.agent_session import AgentCall, Digest, SessionCalls, extended, histories, no_history
 from nemo_like.rollout.agent_tools import ParsedText, ToolUse, parsed
 from nemo_like.rollout.conversation import Conversation
 from nemo_like.rollout.prompts import turn_seed
@@ -136,7 +136,8 @@ class _Prompt:
     parent: AgentCall | None
     text: str
     new_ids: tuple[int, ...]
-    history: Digest | None
+    history: Digest | None  # of the messages before the one that has the response
+    begun: Mapping[str, Any] = field(default_factory=dict)  # that message, where the prompt begins it
 
 
 class CallAnswerer:
@@ -181,6 +182,8 @@ class CallAnswerer:
     def _prompt(self, calls: SessionCalls, wanted: Wanted) -> _Prompt:
         if wanted.messages is None:
             return self._text_prompt(calls, wanted)
+        if wanted.messages[-1]["role"] == "assistant":
+            return self._begun_prompt(wanted.messages, wanted.template)
         known = histories(wanted.template, wanted.messages)
         parent, count = calls.known(known)
         if parent is None:
@@ -188,6 +191,13 @@ class CallAnswerer:
         else:
             text = self._prompts.after(parent, wanted.messages, count, wanted.template)
         return _Prompt(parent, text, self._prompts.encode(text), known[-1])
+
+    def _begun_prompt(self, messages: Sequence[dict[str, Any]], template: Mapping[str, Any]) -> _Prompt:
+        """Return a prompt that ends in a message of the assistant, which the response continues: the two are
+        one message in later prompts. It continues no call, whose response may have an end."""
+        text = self._prompts.whole(messages, template)
+        history = [no_history(template), *histories(template, messages[:-1])][-1]
+        return _Prompt(None, text, self._prompts.encode(text), history, messages[-1])
 
     def _text_prompt(self, calls: SessionCalls, wanted: Wanted) -> _Prompt:
         """Return a prompt without a template; it continues the call whose text or tokens it begins with."""
@@ -198,7 +208,8 @@ class CallAnswerer:
         text = wanted.text or ""
         parent = calls.longest(lambda call: text.startswith(call.whole_text()))
         new = text[len(parent.whole_text()) if parent else 0 :]
-        return _Prompt(parent, new, self._prompts.encode(new), None)
+        encode = self._prompts.encode_text_prompt if parent is None else self._prompts.encode
+        return _Prompt(parent, new, encode(new), None)
 
     def _sampling(self, session: AgentSession, wanted: Wanted, num_prompt_tokens: int) -> CallSampling:
         left = min(self._max_length, session.conversation.limits.max_tokens) - num_prompt_tokens
@@ -239,7 +250,9 @@ class CallAnswerer:
         call_ids = tuple(f"call_{name}_{place}_{number}" for number in range(len(said.calls)))
         history = None
         if prompt.history is not None:
-            history = extended(prompt.history, assistant_message(said, call_ids))
+            message = assistant_message(said, call_ids)
+            content = prompt.begun.get("content", "") + message["content"]
+            history = extended(prompt.history, {**prompt.begun, **message, "content": content})
         new = (prompt.new_ids, prompt.text)
         calls.add(
             prompt.parent,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
+from nemo_like.data.messages import BadMessage, plain_call
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.rollout.agent_session import AgentCall
 
@@ -36,7 +35,10 @@ def _plain_message(message: Any) -> dict[str, Any]:
     plain["role"] = "system" if message["role"] == "developer" else message["role"]
     plain["content"] = _text(message.get("content"))
     if calls := message.get("tool_calls"):
-        plain["tool_calls"] = [_plain_call(call) for call in calls]
+        try:
+            plain["tool_calls"] = [plain_call(call) for call in calls]
+        except BadMessage as error:
+            raise BadRequest(str(error)) from error
     else:
         plain.pop("tool_calls", None)
     return plain
@@ -61,18 +63,6 @@ def _text(content: Any) -> str:
     return "\n".join(texts)
 
 
-def _plain_call(call: Any) -> dict[str, Any]:
-    try:
-        function = call["function"]
-        name, arguments = function["name"], function["arguments"]
-    except (KeyError, TypeError) as error:
-        raise BadRequest(f"a tool call needs a function with name and arguments: {call!r}") from error
-    if isinstance(arguments, str):
-        with suppress(ValueError):  # a template writes what the policy wrote, where that is no JSON
-            arguments = json.loads(arguments or "{}")
-    return {"id": call.get("id"), "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
 class AgentPrompts:
     """Renders prompts and reads responses with one tokenizer."""
 
@@ -80,14 +70,15 @@ class AgentPrompts:
         self.tokenizer = tokenizer
 
     def whole(self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any]) -> str:
-        """Return the text of a prompt; ``template`` is what else the chat template gets, such as tools.
+        """Return the text of a prompt, which ends as ``Tokenizer.render_prompt`` says; ``template`` is what
+        else the chat template gets, such as tools.
 
         Raises BadRequest where the chat template refuses it.
         """
         try:
-            return self.tokenizer.render(messages, add_generation_prompt=True, **template)
-        except Exception as error:  # whatever a template raises
-            raise BadRequest(f"the chat template refuses the messages: {error}") from error
+            return self.tokenizer.render_prompt(messages, **template)
+        except BadMessage as error:
+            raise BadRequest(str(error)) from error
 
     def after(
         self,
@@ -123,6 +114,10 @@ class AgentPrompts:
                 ) from None
             text = mark + alone.rpartition(mark)[2] + rendered[len(before) :]
         return self.tokenizer.after_response(text.rpartition(mark)[2], int(call.response.token_ids[-1]))
+
+    def encode_text_prompt(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of a prompt that no template rendered, with the special tokens of a prompt."""
+        return tuple(self.tokenizer.encode_prompt(text))
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the tokens of a text, which has its special tokens already."""

@@ -132,10 +132,13 @@ def canonical(message: Mapping[str, Any]) -> str:
 def histories(context: Any, messages: Sequence[Mapping[str, Any]]) -> list[Digest]:
     """Return the digest of each beginning of ``messages``, the shortest first; ``context`` is what else the
     chat template reads, such as tools."""
-    digest = hashlib.blake2b(
-        json.dumps(context, sort_keys=True, default=str).encode(), digest_size=16
-    ).digest()
-    return list(_chained(digest, messages))
+    return list(_chained(no_history(context), messages))
+
+
+def no_history(context: Any) -> Digest:
+    """Return the digest of a history without messages."""
+    text = json.dumps(context, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 def extended(history: Digest, message: Mapping[str, Any]) -> Digest:
