@@ -70,7 +70,8 @@ def test_the_model_reads_the_conversation_by_its_own_template(tmp_path: Path) ->
 
 def test_messages_that_the_template_refuses_are_told_before_a_run(tmp_path: Path) -> None:
     directory = decoder(tmp_path / "model", has_template=True)
-    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}x"
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    refusing += "{% for message in messages %}{{ message.content }}{% endfor %}"
     (directory / "chat_template.jinja").write_text(refusing)
     check = check_of(env_config("reward_model", options={"model_name": str(directory)}))
     check(PromptExample((Message("user", "q"),), "46"))
