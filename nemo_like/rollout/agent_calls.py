@@ -189,12 +189,12 @@ class CallAnswerer:
         if parent is None:
             text = self._prompts.whole(wanted.messages, wanted.template)
         else:
-            text = self._prompts.after(parent, wanted.messages, count, wanted.template)
+            text = self._prompts.after(parent, *_as_one(wanted.messages, count), wanted.template)
         return _Prompt(parent, text, self._prompts.encode(text), known[-1])
 
     def _begun_prompt(self, messages: Sequence[dict[str, Any]], template: Mapping[str, Any]) -> _Prompt:
-        """Return a prompt that ends in a message of the assistant, which the response continues: the two are
-        one message in later prompts. It continues no call, whose response may have an end."""
+        """Return a prompt that ends in a message of the assistant, which the response continues. It continues
+        no call, whose response may have an end."""
         text = self._prompts.whole(messages, template)
         history = [no_history(template), *histories(template, messages[:-1])][-1]
         return _Prompt(None, text, self._prompts.encode(text), history, messages[-1])
@@ -254,14 +254,25 @@ class CallAnswerer:
             content = prompt.begun.get("content", "") + message["content"]
             history = extended(prompt.history, {**prompt.begun, **message, "content": content})
         new = (prompt.new_ids, prompt.text)
-        calls.add(
+        call = calls.add(
             prompt.parent,
             new,
             (response, f"{text}{stopped_by or ''}"),
             history=history,
             policy_version=version,
         )
+        if prompt.history is not None and prompt.begun:
+            # Agents may also keep what they began and what came back as two messages.
+            calls.know(extended(extended(prompt.history, prompt.begun), message), call)
         return Choice(place, text, said, response, call_ids, stopped_by)
+
+
+def _as_one(messages: Sequence[dict[str, Any]], num_known: int) -> tuple[Sequence[dict[str, Any]], int]:
+    """Return messages, of which the first ``num_known`` end with a response, and that number, without what an
+    agent began of the response in a message before it: templates may refuse two such messages."""
+    if num_known < 2 or messages[num_known - 2]["role"] != "assistant":
+        return messages, num_known
+    return [*messages[: num_known - 2], *messages[num_known - 1 :]], num_known - 1
 
 
 def assistant_message(said: ParsedText, call_ids: Sequence[str]) -> dict[str, Any]:

@@ -101,6 +101,10 @@ class SessionCalls:
             self._by_history[history] = call
         return call
 
+    def know(self, history: Digest, call: AgentCall) -> None:
+        """Have prompts with this history, too, continue ``call``."""
+        self._by_history[history] = call
+
     def longest(self, is_beginning: Callable[[AgentCall], bool]) -> AgentCall | None:
         """Return the call with the most tokens for which this holds, or None."""
         found = [call for call in self.calls if is_beginning(call)]

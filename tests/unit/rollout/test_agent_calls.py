@@ -92,6 +92,14 @@ def test_messages_that_end_in_the_assistants_are_continued(host: Host) -> None:
     assert host.prompts[1][:num_continued] == (*host.prompts[0], *host.tokenizer.encode_text(" 3<eos>"))
 
 
+def test_a_beginning_and_its_rest_may_stay_two_messages(host: Host) -> None:
+    begun, rest = {"role": "assistant", "content": "It is"}, {"role": "assistant", "content": " 3"}
+    host.ask(chat(USER, begun), " 3")
+    text, num_continued = host.ask(chat(USER, begun, rest, {"role": "user", "content": "sure?"}), "yes")
+    assert text == "? 1+2?\n> It is 3<eos>\n? sure?\n> "
+    assert num_continued == len("? 1+2?\n> It is 3") + 1
+
+
 def test_a_conversation_may_begin_with_the_assistant(host: Host) -> None:
     assert host.ask(chat({"role": "assistant", "content": "It is"}), " 3") == ("> It is", 0)
     text, num_continued = host.ask(chat({"role": "assistant", "content": "It is 3"}, USER), "yes")
