@@ -18,7 +18,7 @@ _NEEDED = ("content", "tool_calls")
 # Fields that only tie messages together, and that templates leave out.
 _IDS = ("tool_call_id",)
 # A conversation with a call that no record has, by which a template shows how it reads calls.
-_NAME, _ARGUMENTS = "made_up_tool", {"made_up_argument": "made-up-value"}
+_NAME, _ARGUMENTS, _TEXT = "made_up_tool", {"made_up_argument": "made-up-value"}, "made-up text"
 _MADE_UP: tuple[dict[str, Any], ...] = (
     {"role": "user", "content": "?"},
     {
@@ -68,11 +68,11 @@ class ChatRendering:
     def __init__(self, tokenizer: Any, place: str) -> None:
         """Render by a tokenizer of transformers; ``place`` is where another template can be named."""
         self._tokenizer, self._place = tokenizer, place
-        self._unread: dict[Hashable, frozenset[str]] = {}  # by kind of message: fields that are left out
+        self._unread: dict[Hashable, frozenset[str]] = {}  # by kind of message: what is left out
 
     @property
     def unread_fields(self) -> frozenset[str]:
-        """The fields of checked messages that the template leaves out."""
+        """What the template leaves out of checked prompts: fields of messages, and ``tools``."""
         return frozenset().union(*self._unread.values())
 
     def render(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> str:
@@ -100,7 +100,12 @@ class ChatRendering:
         Raises BadMessage also where the template leaves out the content of a message or a call of a tool.
         Each kind of message is checked once: kinds differ in role, fields and neighbours.
         """
-        return self._checked(prompt, partial(self.render_prompt, tools=[*tools] or None), bool(tools))
+        render = partial(self.render_prompt, tools=[*tools] or None)
+        text = self._checked(prompt, render, bool(tools))
+        if tools and "tools" not in self._unread:
+            is_same = self.render_prompt([message.as_mapping() for message in prompt]) == text
+            self._unread["tools"] = frozenset({"tools"} if is_same else ())
+        return text
 
     def checked_conversation(self, messages: Sequence[Message]) -> str:
         """Return the text of a conversation that nothing follows, checked as ``checked_prompt`` is."""
@@ -175,14 +180,15 @@ def _kinds(messages: Sequence[Mapping[str, Any]]) -> Iterator[Hashable]:
 
 
 def _variants(message: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield what can be left out of a message or changed in it, its field, and the message after that.
+    """Yield what can be changed in a message, its field, and the message after that.
 
     Reasoning in the content of the assistant stays: templates rightly leave it out of earlier turns.
     """
     content, is_own = message["content"], message["role"] == "assistant"
     said = content.rpartition(_END_OF_REASONING)[2] if is_own else content
     if said.strip():
-        yield "the content", "content", {**message, "content": content.removesuffix(said)}
+        # Another text, since templates may fail at none.
+        yield "the content", "content", {**message, "content": f"{content.removesuffix(said)}{_TEXT}"}
     calls = message.get("tool_calls", ())
     for number, call in enumerate(map(plain_call, calls)):
         function, what = call["function"], f"the call of {call['function']['name']!r}"

@@ -143,7 +143,7 @@ class Tokenizer:
 
     @property
     def unread_fields(self) -> frozenset[str]:
-        """The fields of messages of prompts that the chat template leaves out."""
+        """What the chat template leaves out of prompts, as ``ChatRendering.unread_fields`` says."""
         return self._chat.unread_fields
 
     def for_server(self, text: str) -> str:

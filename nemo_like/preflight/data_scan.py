@@ -90,7 +90,7 @@ def scan(request: ScanRequest) -> ScanReport:
         notes += scanned.notes()
     if encoder is not None and (unread := sorted(encoder.tokenizer.unread_fields)):
         told = (
-            f"the chat template leaves out {', '.join(unread)} of some messages; the policy does not read it"
+            f"the chat template leaves out {', '.join(unread)} of some prompts; the policy does not read it"
         )
         notes.append(Note(Seen.checked, f"data: {told}"))
     return ScanReport(tuple(problems), tuple(notes))

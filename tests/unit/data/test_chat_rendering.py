@@ -120,6 +120,20 @@ def test_reasoning_of_earlier_turns_may_be_left_out_and_is_told() -> None:
     assert chat.unread_fields == {"reasoning_content"}
 
 
+def test_tools_that_the_template_does_not_describe_are_told() -> None:
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    for template, unread in ((TEMPLATE, {"tools"}), ("{{ tools | tojson }}" + TEMPLATE, set())):
+        chat = rendering(template)
+        chat.checked_prompt((Message("user", "1+2?"),), tools)
+        assert chat.unread_fields == unread
+
+
+def test_a_template_that_fails_without_text_reads_the_text_only_where_it_writes_it() -> None:
+    of_parts = "{% for m in messages %}{{ m.content[0].type }}{{ m.content[0].text }};{% endfor %}"
+    with pytest.raises(BadMessage, match=r"the content of message 1 \(role 'user'\)"):
+        rendered(of_parts, ASKED[0])
+
+
 def test_each_kind_of_message_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     chat = rendering(TEMPLATE)
     counts = []

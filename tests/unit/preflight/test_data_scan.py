@@ -148,7 +148,7 @@ def test_calls_that_the_chat_template_leaves_out_are_told_with_file_and_line(
     report = look(records, f"data.chat_template={template}")
     assert report.problems == ()
     assert str(report.notes[-1]) == (
-        "checked      data: the chat template leaves out reasoning_content of some messages; the policy does "
+        "checked      data: the chat template leaves out reasoning_content of some prompts; the policy does "
         "not read it"
     )
 
