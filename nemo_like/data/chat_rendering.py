@@ -174,21 +174,23 @@ def _kinds(messages: Sequence[Mapping[str, Any]]) -> Iterator[Hashable]:
     roles = [None, *(message["role"] for message in messages), None]
     around = pairwise(roles[:-1]), roles[2:]
     for message, (before, role), after in zip(messages, *around, strict=True):
-        content = message["content"]
-        texts = bool(content.strip()), _END_OF_REASONING in content
-        yield before, role, after, texts, tuple(sorted(message)), len(message.get("tool_calls", ()))
+        has_text = bool(_needed_text(message).strip())
+        yield before, role, after, has_text, tuple(sorted(message)), len(message.get("tool_calls", ()))
+
+
+def _needed_text(message: Mapping[str, Any]) -> str:
+    """Return the content of a message without the reasoning of the assistant, which templates rightly leave
+    out of earlier turns."""
+    content: str = message["content"]
+    return content.rpartition(_END_OF_REASONING)[2] if message["role"] == "assistant" else content
 
 
 def _variants(message: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield what can be changed in a message, its field, and the message after that.
-
-    Reasoning in the content of the assistant stays: templates rightly leave it out of earlier turns.
-    """
-    content, is_own = message["content"], message["role"] == "assistant"
-    said = content.rpartition(_END_OF_REASONING)[2] if is_own else content
-    if said.strip():
+    """Yield what can be changed in a message, its field, and the message after that."""
+    if (said := _needed_text(message)).strip():
         # Another text, since templates may fail at none.
-        yield "the content", "content", {**message, "content": f"{content.removesuffix(said)}{_TEXT}"}
+        changed_text = f"{message['content'].removesuffix(said)}{_TEXT}"
+        yield "the content", "content", {**message, "content": changed_text}
     calls = message.get("tool_calls", ())
     for number, call in enumerate(map(plain_call, calls)):
         function, what = call["function"], f"the call of {call['function']['name']!r}"
