@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nemo_like.data.images import ImageError, Picture
 from nemo_like.data.interface import Encoded, Observation, Prompt, PromptExample
-from nemo_like.data.tokenizer import Tokenizer
+from nemo_like.data.tokenizer import Tokenizer, UnreadablePrompt
 from nemo_like.data.vision import Vision
 
 
@@ -93,7 +93,8 @@ class PromptEncoder:
     def _text_ids(self, examples: Sequence[PromptExample]) -> list[list[int]]:
         """Return the tokens of the prompts' texts, in which each image has one token.
 
-        Raises ImageError as ``_check_places`` does.
+        Raises ImageError as ``_check_places`` does, and ValueError, with the problem's place, for a prompt
+        that cannot be given to the policy as it is.
         """
         prompts = [
             self._vision_for(example.images[0]).own_prompt(example.prompt)
@@ -101,7 +102,12 @@ class PromptEncoder:
             else example.prompt
             for example in examples
         ]
-        ids = self.tokenizer.encode_prompts(prompts, [example.tools for example in examples])
+        try:
+            ids = self.tokenizer.encode_prompts(prompts, [example.tools for example in examples])
+        except UnreadablePrompt as error:
+            example = examples[error.index]
+            where = example.where or f"the problem with the prompt {str(example.prompt)[:80]!r}"
+            raise ValueError(f"{where}: {error}") from error
         for example, tokens in zip(examples, ids, strict=True):
             self._check_places(tokens, len(example.images), f"the prompt {str(example.prompt)[:80]!r}")
         return ids

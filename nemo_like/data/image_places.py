@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from nemo_like.data.images import IMAGE_MARK, ImageError, Picture, picture_of
-from nemo_like.data.interface import Message, Prompt
+from nemo_like.data.interface import Prompt
 
 
 def placed(
@@ -78,7 +78,7 @@ def with_marks(prompt: Prompt, num_images: int, where: str) -> Prompt:
     if isinstance(prompt, str):
         return marks + prompt
     first = next((number for number, one in enumerate(prompt) if one.role == "user"), 0)
-    message = Message(prompt[first].role, marks + prompt[first].content)
+    message = replace(prompt[first], content=marks + prompt[first].content)
     return (*prompt[:first], message, *prompt[first + 1 :])
 
 

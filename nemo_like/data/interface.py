@@ -17,7 +17,13 @@ class Message:
     """One entry of a conversation; the tokenizer's chat template renders it."""
 
     role: str
-    content: str
+    content: str  # "" where calls of tools stand alone
+    # All other fields as the record has them: tool_calls, name, tool_call_id, reasoning_content and the like.
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def as_mapping(self) -> dict[str, Any]:
+        """Return it in the form of records, with all of its fields."""
+        return {"role": self.role, "content": self.content, **self.extra}
 
 
 Prompt = str | tuple[Message, ...]
@@ -41,6 +47,7 @@ class PromptExample:
     images: tuple[Picture, ...] = ()  # one for each <image> in the prompt, in this order
     difficulty: str = ""  # the value of data.*.difficulty_key
     tools: tuple[Mapping[str, Any], ...] = ()  # that the chat template describes to the policy
+    where: str = field(default="", compare=False)  # it is, for errors: file and line, or file and record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from nemo_like.config.schema import DatasetConfig
+from nemo_like.config.schema import DatasetConfig, DatasetKind
 from nemo_like.data.answers import answer_text
 from nemo_like.data.image_places import placed, with_marks
 from nemo_like.data.images import Picture, pictures_of
 from nemo_like.data.interface import Message, Prompt, PromptExample
+from nemo_like.data.messages import BadMessage, conversation_of, without_missing_arguments
 from nemo_like.data.splits import chosen_rows, is_name, only_name
 
 # JSON's escape for one half of a character beyond U+FFFF.
@@ -47,8 +48,8 @@ class RecordFields:
     """The names of the fields that hold the prompt and the reference answer.
 
     The prompt is text, or a list of ``{"role": ..., "content": ...}`` messages, whose content is text or,
-    with images, a list of parts. All other fields of a record but that of its images become the problem's
-    ``data``; those that ``columns`` names also become its ``columns``.
+    with images, a list of parts; what else a message has is kept. All other fields of a record but that of
+    its images become the problem's ``data``; those that ``columns`` names also become its ``columns``.
     """
 
     prompt: str  # data.*.prompt_key
@@ -56,13 +57,15 @@ class RecordFields:
     columns: Collection[str] = ()  # keys of data.*.columns
     images: str | None = None  # data.*.images_key
     directory: str | None = None  # where paths of images begin
+    is_table: bool = False  # records are rows of an Arrow table
 
     @classmethod
     def of(cls, cfg: DatasetConfig) -> Self:
         """Return the names that a source configures; paths of images begin beside its file."""
         path = Path(cfg.path or "")
         directory = str(path if path.is_dir() else path.parent)
-        return cls(cfg.prompt_key, cfg.answer_key, tuple(cfg.columns), cfg.images_key, directory)
+        is_table = cfg.kind is DatasetKind.huggingface
+        return cls(cfg.prompt_key, cfg.answer_key, tuple(cfg.columns), cfg.images_key, directory, is_table)
 
     def example(self, record: Mapping[str, Any], where: str) -> PromptExample:
         """Return the problem that a record holds, with its answer as ``answer_text`` gives it.
@@ -83,7 +86,7 @@ class RecordFields:
         rest = {key: value for key, value in record.items() if key not in self._own_fields}
         columns = {name: _field(record, name, "columns", where) for name in self.columns}
         text = answer_text(answer, f"{where}, field {self.answer!r}")
-        return PromptExample(prompt, text, rest, columns=columns, images=images)
+        return PromptExample(prompt, text, rest, columns=columns, images=images, where=where)
 
     @property
     def _own_fields(self) -> tuple[str | None, ...]:
@@ -94,26 +97,28 @@ class RecordFields:
         if isinstance(value, str):
             prompt: Prompt = value
             texts = [value]
-        elif _are_messages(value):
-            prompt = tuple(Message(role=message["role"], content=message["content"]) for message in value)
-            texts = [message.content for message in prompt]
         else:
-            raise ValueError(
-                f"{where}: {self.prompt!r} must be text or a list of messages with 'role' and 'content', "
-                f"both text, not {reprlib.repr(value)}; with data.*.images_key the content may be parts"
-            )
+            prompt = self._messages(value, where)
+            texts = [message.content for message in prompt]
         if not any(text.strip() for text in texts):
             raise ValueError(f"{where}: {self.prompt!r} is an empty prompt; fill it in or delete the record")
         return prompt
 
-
-def _are_messages(value: Any) -> bool:
-    return isinstance(value, Sequence) and all(
-        isinstance(entry, Mapping)
-        and isinstance(entry.get("role"), str)
-        and isinstance(entry.get("content"), str)
-        for entry in value
-    )
+    def _messages(self, value: Any, where: str) -> tuple[Message, ...]:
+        rule = (
+            f"{where}: {self.prompt!r} must be text or a list of messages with 'role' and 'content', both "
+            f"text, not {reprlib.repr(value)}"
+        )
+        if not isinstance(value, Sequence):
+            raise ValueError(rule)
+        try:
+            return conversation_of(
+                [without_missing_arguments(one) if self.is_table else one for one in value]
+            )
+        except BadMessage as error:
+            raise ValueError(
+                f"{rule}: {error}; content may be null beside tool_calls, and parts with data.*.images_key"
+            ) from error
 
 
 def _field(record: Mapping[str, Any], key: str, config_key: str, where: str) -> Any:

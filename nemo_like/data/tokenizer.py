@@ -11,7 +11,17 @@ from transformers import AutoTokenizer
 
 from nemo_like.config.end_tokens import stated_end_ids
 from nemo_like.data import template_turns
+from nemo_like.data.chat_rendering import ChatRendering
 from nemo_like.data.interface import Message, Prompt
+from nemo_like.data.special_tokens import SpecialTokens
+
+
+class UnreadablePrompt(ValueError):
+    """A prompt cannot be given to the policy as it is: ``index`` is its place among the prompts."""
+
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(reason)
+        self.index = index
 
 
 class Tokenizer:
@@ -27,7 +37,8 @@ class Tokenizer:
     ) -> None:
         """Load the tokenizer; ``chat_template`` is a Jinja file that replaces the tokenizer's own template.
 
-        Raises ValueError when the directory has no tokenizer, or names no token that ends a response.
+        Raises ValueError when the directory has no tokenizer, or names no token that ends a response, and as
+        ``SpecialTokens.of`` does.
         """
         path = Path(checkpoint)
         if not (path / "tokenizer_config.json").is_file():
@@ -45,6 +56,8 @@ class Tokenizer:
         self.eos_token_id = self.end_token_ids[0]
         pad = self._tokenizer.pad_token_id
         self.pad_token_id: int = self.eos_token_id if pad is None else pad
+        self._around = SpecialTokens.of(self._tokenizer)
+        self._chat = ChatRendering(self._tokenizer, "data.chat_template")
         self._texts: dict[int, str] = {}  # of tokens that were asked for
         self._added: Mapping[int, Any] = dict(self._tokenizer.added_tokens_decoder)  # special ones and others
         self._ends: template_turns.TurnEnds | None = None  # once they were asked for
@@ -55,44 +68,47 @@ class Tokenizer:
         return len(self._tokenizer)
 
     def encode_prompt(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        """Return the token ids of a prompt, which a response continues.
+        """Return the token ids of a prompt, which a response continues, as ``encode_prompts`` does."""
+        return self.encode_prompts([prompt], [tools])[0]
 
-        The chat template renders messages, up to the beginning of the assistant's turn, and the tools that
-        the response may call; a text prompt must describe them itself. Raises ValueError for messages when
-        the tokenizer has no chat template.
+    def encode_prompts(
+        self, prompts: Sequence[Prompt], tools: Sequence[Sequence[Mapping[str, Any]]]
+    ) -> list[list[int]]:
+        """Return the token ids of each prompt, which a response continues; all are encoded together.
+
+        The chat template renders messages and the tools that the response may call, up to the beginning of
+        the assistant's turn; where the prompt ends in a message of the assistant, up to the end of its
+        content. A text prompt must describe tools itself; it gets the special tokens that the tokenizer puts
+        before a text, unless it begins with them, and none after it. Raises UnreadablePrompt for messages
+        when the tokenizer has no chat template, or as ``ChatRendering.checked_prompt`` does.
         """
-        if isinstance(prompt, str):
-            return self._tokenizer(prompt)["input_ids"]
+        texts = []
+        for index, (prompt, own) in enumerate(zip(prompts, tools, strict=True)):
+            try:
+                texts.append(prompt if isinstance(prompt, str) else self.checked_prompt(prompt, own))
+            except ValueError as error:
+                raise UnreadablePrompt(index, str(error)) from error
+        rows: list[list[int]] = self._tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+        return [
+            self._around.prompt(row) if isinstance(prompt, str) else row
+            for prompt, row in zip(prompts, rows, strict=True)
+        ]
+
+    def checked_prompt(self, prompt: tuple[Message, ...], tools: Sequence[Mapping[str, Any]]) -> str:
+        """Return the text of a prompt of messages, as ``ChatRendering.checked_prompt`` does.
+
+        Raises ValueError also where the tokenizer has no chat template.
+        """
         if self._tokenizer.chat_template is None:
             raise ValueError(
                 "the prompt is a list of messages but the tokenizer has no chat template; "
                 "use plain text prompts or a checkpoint of a chat model"
             )
-        messages = [{"role": message.role, "content": message.content} for message in prompt]
-        return self._tokenizer.apply_chat_template(
-            messages, tools=[*tools] or None, add_generation_prompt=True, return_dict=False
-        )
+        return self._chat.checked_prompt(prompt, tools)
 
     @property
     def has_chat_template(self) -> bool:
         return self._tokenizer.chat_template is not None
-
-    def rendered_prompt(self, prompt: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """Return the text of a prompt of messages as ``encode_prompt`` encodes it. Raises what the chat
-        template raises."""
-        messages = [{"role": message.role, "content": message.content} for message in prompt]
-        return self.render(messages, tools=[*tools] or None, add_generation_prompt=True)
-
-    def encode_prompts(
-        self, prompts: Sequence[Prompt], tools: Sequence[Sequence[Mapping[str, Any]]]
-    ) -> list[list[int]]:
-        """Return ``encode_prompt`` of each prompt and its tools.
-
-        Prompts that are all texts are encoded together, which is much faster.
-        """
-        if all(isinstance(prompt, str) for prompt in prompts):
-            return self._tokenizer(list(prompts))["input_ids"]
-        return [self.encode_prompt(*one) for one in zip(prompts, tools, strict=True)]
 
     def encode_text(self, text: str) -> list[int]:
         """Return the token ids of a text by itself, without special tokens around it."""
@@ -178,8 +194,21 @@ class Tokenizer:
     def render(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> str:
         """Return what the chat template makes of messages; ``template`` are its further arguments. Raises
         what the template raises, ValueError when there is none."""
-        text: str = self._tokenizer.apply_chat_template(list(messages), tokenize=False, **template)
-        return text
+        return self._chat.render(messages, **template)
+
+    def render_prompt(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> str:
+        """Return the text that a response to messages continues, as ``ChatRendering.render_prompt`` does."""
+        return self._chat.render_prompt(messages, **template)
+
+    @property
+    def unread_fields(self) -> frozenset[str]:
+        """What the chat template leaves out of prompts, as ``ChatRendering.unread_fields`` says."""
+        return self._chat.unread_fields
+
+    def for_server(self, text: str) -> str:
+        """Return the text of a prompt as a server with this tokenizer wants it: without the special tokens
+        before it, which the server adds."""
+        return text.removeprefix(self._around.before_text)
 
     @property
     def hf_tokenizer(self) -> Any:

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 from nemo_like.cluster.proxies import no_proxy
 from nemo_like.config.environment_options import AgentOptions, SandboxMode
+from nemo_like.data.messages import as_record
 from nemo_like.environments.interface import AgentAccess, FailureKind, Turn
 from nemo_like.environments.sandbox import CommandPlace, ProgramLimits, Sandbox, check_sandbox
 
@@ -46,12 +47,9 @@ class CommandFailed(Exception):
 
 
 def task_of(turn: Turn) -> dict[str, Any]:
-    """Return what an agent gets of a problem: its prompt, as text or messages, the reference answer, and the
-    record's other fields."""
-    prompt: Any = turn.prompt
-    if not isinstance(prompt, str):
-        prompt = [{"role": message.role, "content": message.content} for message in prompt]
-    return {"prompt": prompt, "answer": turn.answer, "data": dict(turn.data)}
+    """Return what an agent gets of a problem: its prompt, as text or as messages with all of their fields,
+    the reference answer, and the record's other fields."""
+    return {"prompt": as_record(turn.prompt), "answer": turn.answer, "data": dict(turn.data)}
 
 
 class CommandRunner:

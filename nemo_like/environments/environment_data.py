@@ -8,7 +8,8 @@ from typing import Any
 
 from nemo_like.config.environment_options import HUB_MODULES, options_of
 from nemo_like.config.schema import DatasetConfig, EnvConfig, EnvironmentKind
-from nemo_like.data.interface import Message, PromptExample, Split
+from nemo_like.data.interface import PromptExample, Split
+from nemo_like.data.messages import conversation_of
 from nemo_like.environments.hub import EPISODE_KEY
 from nemo_like.environments.hub_process import listed_problems
 
@@ -87,5 +88,5 @@ class HubProblems:
         problem = self._made[index]
         prompt = problem["prompt"]
         if not isinstance(prompt, str):
-            prompt = tuple(Message(one["role"], one["content"]) for one in prompt)
+            prompt = conversation_of(prompt)
         return PromptExample(prompt, problem["answer"], {EPISODE_KEY: problem["data"]})

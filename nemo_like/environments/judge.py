@@ -19,6 +19,7 @@ import openai
 
 from nemo_like.config.environment_options import EndpointOptions, JudgeOptions, PreferenceOptions
 from nemo_like.data.interface import Prompt
+from nemo_like.data.messages import as_text
 from nemo_like.environments.feedback import printable
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
 from nemo_like.environments.per_turn import extract_answer, raised
@@ -169,12 +170,12 @@ def filled(question: str, values: Mapping[str, str]) -> str:
 
 def prompt_text(prompt: Prompt) -> str:
     """Return a prompt as a judge reads it: plain text or a single message as it is; several messages one
-    below the other, each after its role."""
+    below the other, each after its role and with the calls of tools that it makes."""
     if isinstance(prompt, str):
         return prompt
     if len(prompt) == 1:
-        return prompt[0].content
-    return "\n\n".join(f"{message.role}: {message.content}" for message in prompt)
+        return as_text(prompt[0])
+    return "\n\n".join(f"{message.role}: {as_text(message)}" for message in prompt)
 
 
 def reward_of(verdict: str, options: JudgeOptions) -> float:

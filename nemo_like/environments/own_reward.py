@@ -24,7 +24,7 @@ from typing import Any
 import cloudpickle
 
 from nemo_like.batch.columns import Column, declared_by, writes_by_arguments
-from nemo_like.data.interface import Prompt
+from nemo_like.data.messages import as_record, is_begun, with_response
 from nemo_like.environments.interface import Environment, FailureKind, Feedback, Turn
 from nemo_like.environments.user_code import feedback_of
 
@@ -175,7 +175,7 @@ def _values(turn: Turn) -> dict[str, Any]:
     return {
         **turn.data,
         "turn": turn,
-        "prompt": _plain(turn.prompt),
+        "prompt": as_record(turn.prompt),
         "response": turn.response,
         "answer": turn.answer,
         "is_truncated": turn.is_truncated,
@@ -185,24 +185,22 @@ def _values(turn: Turn) -> dict[str, Any]:
 def _lists(turns: Sequence[Turn]) -> dict[str, list[Any]]:
     """Return what a parameter may name, for several turns; a row without a field has None in its place.
 
-    After a prompt of messages the completion is a list of one message, as in TRL.
+    After a prompt of messages the completion is a list of one message, as in TRL; where the prompt ends in a
+    message of the assistant, that message is part of the completion, and no part of the prompt.
     """
     fields = dict.fromkeys(name for turn in turns for name in turn.data)
+    asked = [_prompt_and_completion(turn) for turn in turns]
     return {
         **{name: [turn.data.get(name) for turn in turns] for name in fields},
-        "prompts": [_plain(turn.prompt) for turn in turns],
-        "completions": [
-            turn.response
-            if isinstance(turn.prompt, str)
-            else [{"role": "assistant", "content": turn.response}]
-            for turn in turns
-        ],
+        "prompts": [prompt for prompt, _ in asked],
+        "completions": [completion for _, completion in asked],
         "answer": [turn.answer for turn in turns],
     }
 
 
-def _plain(prompt: Prompt) -> str | list[dict[str, str]]:
-    """Return a prompt as a row has it: text, or messages with role and content."""
+def _prompt_and_completion(turn: Turn) -> tuple[Any, Any]:
+    prompt = turn.prompt
     if isinstance(prompt, str):
-        return prompt
-    return [{"role": message.role, "content": message.content} for message in prompt]
+        return prompt, turn.response
+    *_, completion = with_response(prompt, turn.response)
+    return as_record(prompt[:-1] if is_begun(prompt) else prompt), [completion.as_mapping()]

@@ -74,17 +74,12 @@ def _conversation(options: RewardModelOptions) -> Check:
     except ValueError:
         return _needs_nothing
     num_rendered = 0
-    seen: set[tuple[str, ...]] = set()  # the roles of prompts
 
     def check(example: PromptExample) -> None:
         nonlocal num_rendered
         if num_rendered < _NUM_PARSED:
             num_rendered += 1
             encoder.rendered(example.prompt, example.answer)
-            roles = () if isinstance(example.prompt, str) else tuple(one.role for one in example.prompt)
-            if roles not in seen:
-                seen.add(roles)
-                encoder.check_written(example.prompt)
 
     return check
 

@@ -27,6 +27,7 @@ from tenacity import (
 )
 
 from nemo_like.config.environment_options import HttpOptions
+from nemo_like.data.messages import as_record
 from nemo_like.environments.feedback import Malformed, as_number
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
 
@@ -98,11 +99,8 @@ def _is_temporary(response: httpx.Response) -> bool:
 
 
 def _as_json(turn: Turn) -> dict[str, Any]:
-    prompt = turn.prompt
     return {
-        "prompt": prompt
-        if isinstance(prompt, str)
-        else [{"role": message.role, "content": message.content} for message in prompt],
+        "prompt": as_record(turn.prompt),
         "response": turn.response,
         "answer": turn.answer,
         "is_truncated": turn.is_truncated,

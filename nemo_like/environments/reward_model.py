@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jinja2.exceptions import TemplateError
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from nemo_like.config.environment_options import RewardModelOptions
+from nemo_like.data.chat_rendering import ChatRendering
 from nemo_like.data.interface import Message, Prompt
-from nemo_like.data.template_turns import TurnError, after_mark, check_written, unused_mark
+from nemo_like.data.messages import with_response
+from nemo_like.data.special_tokens import SpecialTokens
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
 from nemo_like.environments.per_turn import raised
 
@@ -40,6 +41,8 @@ class ConversationEncoder:
             raise ValueError(f"{self._key} is not a directory; download the model, and name its directory")
         self.config = _config(self._key, path)
         self.tokenizer = self._tokenizer(path)
+        self._chat = ChatRendering(self.tokenizer, f"chat_template.jinja in {path}")
+        self._around = SpecialTokens.of(self.tokenizer)
         num_positions = getattr(self.config.get_text_config(), "max_position_embeddings", None)
         wanted = options.max_length
         if wanted is not None and num_positions is not None and wanted > num_positions:
@@ -67,41 +70,27 @@ class ConversationEncoder:
         """Return the token ids of a conversation of any length.
 
         The chat template renders it, a prompt of plain text being one message of a user. Without a template
-        the response follows the prompt, which must be plain text, and the tokenizer adds its special tokens.
-        Raises ValueError for messages without a template, and for messages that the template refuses.
+        the response follows the prompt, which must be plain text, and the special tokens that the tokenizer
+        puts around a text are there once. Raises ValueError for messages without a template, and for
+        messages that the template refuses or does not write.
         """
         if self.tokenizer.chat_template is not None:
-            messages = (
-                [{"role": "user", "content": prompt}]
-                if isinstance(prompt, str)
-                else [{"role": message.role, "content": message.content} for message in prompt]
-            )
-            messages.append({"role": "assistant", "content": response})
+            messages = (Message("user", prompt),) if isinstance(prompt, str) else prompt
             try:
-                return self.tokenizer.apply_chat_template(messages, return_dict=False)
-            except TemplateError as error:
-                raise ValueError(f"the chat template of {self._key} refuses the messages: {error}") from error
+                text = self._chat.checked_conversation(with_response(messages, response))
+            except ValueError as error:
+                raise ValueError(f"the reward model {self._key}: {error}") from error
+            return self._own_tokens(text)
         if isinstance(prompt, str):
-            return self.tokenizer(prompt + response)["input_ids"]
+            return self._around.whole_text(self._own_tokens(prompt + response))
         raise ValueError(
             f"the prompt is a list of messages, but the tokenizer of {self._key} has no chat template; "
             "use prompts of plain text, or write the template to chat_template.jinja there"
         )
 
-    def check_written(self, prompt: Prompt) -> None:
-        """Raise ValueError where the chat template leaves out the text of a message, or of a response."""
-        if self.tokenizer.chat_template is None:
-            return
-        if isinstance(prompt, str):
-            prompt = (Message("user", prompt),)
-        messages = [{"role": message.role, "content": message.content} for message in prompt]
-        response = {"role": "assistant", "content": unused_mark(*(message.content for message in prompt))}
-        rendered = self.tokenizer.apply_chat_template([*messages, response], tokenize=False)
-        try:
-            check_written(messages, rendered)
-            after_mark(rendered, response["content"])
-        except TurnError as error:
-            raise ValueError(f"the chat template of {self._key} {error}") from error
+    def _own_tokens(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
 
     def _tokenizer(self, path: Path) -> Any:
         if not (path / "tokenizer_config.json").is_file():

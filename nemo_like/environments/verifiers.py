@@ -7,6 +7,7 @@ from functools import cache, partial
 from typing import Any
 
 from nemo_like.config.environment_options import MatchOptions
+from nemo_like.data.messages import question_of
 from nemo_like.environments.interface import Feedback, Turn
 from nemo_like.environments.latex_quantities import plain_numbers
 from nemo_like.environments.per_turn import PerTurnEnvironment, extract_answer
@@ -66,7 +67,7 @@ def _typeset(text: str) -> str:
 
 def _judge_reasoning_gym(turn: Turn, options: MatchOptions) -> Feedback:
     metadata = turn.data["metadata"]
-    question = turn.prompt if isinstance(turn.prompt, str) else turn.prompt[-1].content
+    question = question_of(turn.prompt)
     entry = {"question": question, "answer": turn.answer, "metadata": metadata}
     answer = extract_answer(turn.response, options.answer_pattern)
     return Feedback({"score": float(_scorer(metadata["source_dataset"])(answer, entry))})

@@ -19,12 +19,15 @@ from nemo_like.batch.tags import AS_LOADED
 from nemo_like.config.gpu_stages import EngineHolds
 from nemo_like.config.schema import EvaluationConfig
 from nemo_like.config.tasks import SamplingSettings
+from nemo_like.data.messages import as_openai, is_begun
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.generation.interface import EngineStats, GroupRequest, GroupResult, Response, ResultSink
 
 _MAX_SHOWN_CHARACTERS = 500
 # What a server that asks for no key is sent, so that the client does not look for one of somebody else.
 _NO_KEY = "none"
+# The fields by which vLLM, SGLang and others continue a last message of the assistant.
+_CONTINUED = {"add_generation_prompt": False, "continue_final_message": True}
 
 
 class EndpointEngine:
@@ -127,9 +130,13 @@ class EndpointEngine:
         if said is None:
             raise ValueError(f"request {request.request_id!r} does not say what its tokens encode")
         if isinstance(said, str):
-            answer = await self._client.completions.create(prompt=said, **asked)
+            # The server puts its special tokens before the text.
+            prompt = self._tokenizer.for_server(said)
+            answer = await self._client.completions.create(prompt=prompt, **asked)
         else:
-            messages: Any = [{"role": one.role, "content": one.content} for one in said]
+            messages: Any = [as_openai(one) for one in said]
+            if is_begun(said):
+                asked["extra_body"] = {**_CONTINUED, **(asked["extra_body"] or {})}
             answer = await self._client.chat.completions.create(messages=messages, **asked)
         # A server of another kind may answer anything, which the client hands on as it is.
         choices = getattr(answer, "choices", None)

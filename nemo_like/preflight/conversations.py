@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from nemo_like.config.environment_options import options_of
 from nemo_like.config.problems import Problem
 from nemo_like.config.schema import DatasetConfig, EnvConfig, EnvironmentKind
-from nemo_like.data.images import IMAGE_MARK
 from nemo_like.data.interface import Message, PromptExample
-from nemo_like.data.template_turns import TurnError, check_role, check_written, rendered_roles
+from nemo_like.data.template_turns import TurnError, check_role, rendered_roles
 from nemo_like.preflight.notes import Note, Seen
 
 if TYPE_CHECKING:
@@ -65,31 +64,26 @@ class ConversationCheck:
                 self.notes.append(Note(Seen.assumed, f"env.{self._cfg.env}: {told}"))
 
     def _prompt(
-        self, where: str, prompt: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+        self, where: str, prompt: tuple[Message, ...], tools: Sequence[Mapping[str, Any]]
     ) -> Iterator[Problem]:
-        said = [{"role": one.role, "content": one.content.replace(IMAGE_MARK, " ")} for one in prompt]
         try:
-            rendered = self._tokenizer.rendered_prompt(prompt, tools)
-            check_written(said, rendered)
-        except TurnError as error:
+            rendered = self._tokenizer.checked_prompt(prompt, tools)
+        except ValueError as error:
             yield self._refused(where, prompt, str(error))
-        except Exception as error:  # whatever a template raises
-            yield self._refused(where, prompt, f"refuses them ({type(error).__name__}: {error})")
         else:
             yield from self._tools(tools, rendered)
 
     def _refused(self, where: str, prompt: Sequence[Message], why: str) -> Problem:
-        roles = ", ".join(message.role for message in prompt)
         if prompt[0] == Message("system", self._cfg.system_prompt or ""):
             return Problem(
                 key=f"{self._key}.system_prompt",
-                rule=f"makes messages of {roles}, and the chat template {why}",
+                rule=f"makes messages of {', '.join(message.role for message in prompt)}: {why}",
                 remedy=f"set it to null and write the text into {self._key}.prompt_template, or {_TEMPLATE}",
             )
         return Problem(
             key=f"{self._key}.path={self._cfg.path}",
-            rule=f"cannot be used: {where}: its prompt has messages of {roles}, and the chat template {why}",
-            remedy=f"change the messages, or {_TEMPLATE}",
+            rule=f"cannot be used: {where}: {why}",
+            remedy="change the messages, or the template (data.chat_template)",
         )
 
     def _tools(self, tools: Sequence[Mapping[str, Any]], rendered: str) -> Iterator[Problem]:

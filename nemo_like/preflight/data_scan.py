@@ -96,6 +96,11 @@ def scan(request: ScanRequest) -> ScanReport:
             problems += check.agent()
             problems += check.made_up()
             notes += check.notes
+    if encoder is not None and (unread := sorted(encoder.tokenizer.unread_fields)):
+        told = (
+            f"the chat template leaves out {', '.join(unread)} of some prompts; the policy does not read it"
+        )
+        notes.append(Note(Seen.checked, f"data: {told}"))
     # Several sources may name one environment.
     return ScanReport(tuple(dict.fromkeys(problems)), tuple(dict.fromkeys(notes)))
 

@@ -18,7 +18,7 @@ from nemo_like.environments.interface import Failure, FailureKind
 from nemo_like.generation.interface import CallSampling, GroupRequest, Response
 from nemo_like.rollout.agent_engines import EngineCalls
 from nemo_like.rollout.agent_prompts import AgentPrompts, BadRequest, plain_messages
-from nemo_like.rollout.agent_session import AgentCall, Digest, SessionCalls, extended, histories
+from nemo_like.rollout.agent_session import AgentCall, Digest, SessionCalls, extended, histories, no_history
 from nemo_like.rollout.agent_tools import ParsedText, ToolUse, parsed
 from nemo_like.rollout.conversation import Conversation
 from nemo_like.rollout.prompts import turn_seed
@@ -138,7 +138,8 @@ class _Prompt:
     parent: AgentCall | None
     text: str
     new_ids: tuple[int, ...]
-    history: Digest | None
+    history: Digest | None  # of the messages before the one that has the response
+    begun: Mapping[str, Any] = field(default_factory=dict)  # that message, where the prompt begins it
 
 
 class CallAnswerer:
@@ -183,14 +184,23 @@ class CallAnswerer:
     def _prompt(self, calls: SessionCalls, wanted: Wanted) -> _Prompt:
         if wanted.messages is None:
             return self._text_prompt(calls, wanted)
+        if wanted.messages[-1]["role"] == "assistant":
+            return self._begun_prompt(wanted.messages, wanted.template)
         known = histories(wanted.template, wanted.messages)
         parent, count = calls.known(known)
         if parent is None:
             text, before = self._prompts.whole(wanted.messages, wanted.template), None
         else:
-            text = self._prompts.after(parent, wanted.messages, count, wanted.template)
+            text = self._prompts.after(parent, *_as_one(wanted.messages, count), wanted.template)
             before = self._prompts.tokenizer.written_end(parent.last_token_id)
         return _Prompt(parent, text, self._prompts.encode(text, before), known[-1])
+
+    def _begun_prompt(self, messages: Sequence[dict[str, Any]], template: Mapping[str, Any]) -> _Prompt:
+        """Return a prompt that ends in a message of the assistant, which the response continues. It continues
+        no call, whose response may have an end."""
+        text = self._prompts.whole(messages, template)
+        history = [no_history(template), *histories(template, messages[:-1])][-1]
+        return _Prompt(None, text, self._prompts.encode(text), history, messages[-1])
 
     def _text_prompt(self, calls: SessionCalls, wanted: Wanted) -> _Prompt:
         """Return a prompt without a template; it continues the call whose text or tokens it begins with."""
@@ -200,9 +210,10 @@ class CallAnswerer:
             return _Prompt(parent, self._prompts.tokenizer.decode(new_ids), tuple(new_ids), None)
         text = wanted.text or ""
         parent = calls.longest(lambda call: text.startswith(call.whole_text()))
-        new = text[len(parent.whole_text()) if parent else 0 :]
-        before = parent.last_token_id if parent else None
-        return _Prompt(parent, new, self._prompts.encode(new, before), None)
+        if parent is None:
+            return _Prompt(None, text, self._prompts.encode_text_prompt(text), None)
+        new = text[len(parent.whole_text()) :]
+        return _Prompt(parent, new, self._prompts.encode(new, parent.last_token_id), None)
 
     def _sampling(self, session: AgentSession, wanted: Wanted, num_prompt_tokens: int) -> CallSampling:
         left = min(self._max_length, session.conversation.limits.max_tokens) - num_prompt_tokens
@@ -243,15 +254,20 @@ class CallAnswerer:
         call_ids = tuple(_call_id(name, place, number) for number in range(len(said.calls)))
         history = None
         if prompt.history is not None:
-            history = extended(prompt.history, assistant_message(said, call_ids))
+            message = assistant_message(said, call_ids)
+            content = prompt.begun.get("content", "") + message["content"]
+            history = extended(prompt.history, {**prompt.begun, **message, "content": content})
         new = (prompt.new_ids, prompt.text)
-        session.calls.add(
+        call = session.calls.add(
             prompt.parent,
             new,
             (response, f"{text}{stopped_by or ''}"),
             history=history,
             policy_version=version,
         )
+        if prompt.history is not None and prompt.begun:
+            # Agents may also keep what they began and what came back as two messages.
+            session.calls.know(extended(extended(prompt.history, prompt.begun), message), call)
         return Choice(place, text, said, response, call_ids, stopped_by)
 
 
@@ -260,6 +276,14 @@ def _call_id(request: str, place: int, number: int) -> str:
     Mistral refuse others."""
     digest = hashlib.blake2b(f"{request}/{place}/{number}".encode(), digest_size=8).digest()
     return np.base_repr(int.from_bytes(digest, "big") % 36**9, 36).rjust(9, "0").lower()
+
+
+def _as_one(messages: Sequence[dict[str, Any]], num_known: int) -> tuple[Sequence[dict[str, Any]], int]:
+    """Return messages, of which the first ``num_known`` end with a response, and that number, without what an
+    agent began of the response in a message before it: templates may refuse two such messages."""
+    if num_known < 2 or messages[num_known - 2]["role"] != "assistant":
+        return messages, num_known
+    return [*messages[: num_known - 2], *messages[num_known - 1 :]], num_known - 1
 
 
 def assistant_message(said: ParsedText, call_ids: Sequence[str]) -> dict[str, Any]:

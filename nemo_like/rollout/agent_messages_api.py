@@ -91,18 +91,23 @@ def _messages(message: Any) -> Iterator[dict[str, Any]]:
         yield {"role": message["role"], "content": content}
         return
     texts: list[Any] = []
+    thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     for block in content:
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "tool_result":
-            yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": block.get("content")}
+            result = {"tool_call_id": block.get("tool_use_id"), "content": block.get("content")}
+            yield {"role": "tool", **result, **({"is_error": True} if block.get("is_error") else {})}
         elif kind == "tool_use":
             function = {"name": block.get("name"), "arguments": json.dumps(block.get("input") or {})}
             calls.append({"id": block.get("id"), "type": "function", "function": function})
-        elif kind not in ("thinking", "redacted_thinking"):
+        elif kind == "thinking":
+            thoughts.append(str(block.get("thinking") or ""))
+        elif kind != "redacted_thinking":  # which nobody but its model can read
             texts.append(block)
-    if texts or calls:
+    if texts or calls or thoughts:
         said: dict[str, Any] = {"role": message["role"], "content": texts or None}
+        said |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
         yield {**said, "tool_calls": calls} if calls else said
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from nemo_like.data.messages import BadMessage, plain_call
 from nemo_like.data.template_turns import TurnError, after_response, check_written
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.rollout.agent_session import AgentCall
@@ -38,7 +37,10 @@ def _plain_message(message: Any) -> dict[str, Any]:
     plain["role"] = "system" if message["role"] == "developer" else message["role"]
     plain["content"] = _text(message.get("content"))
     if calls := message.get("tool_calls"):
-        plain["tool_calls"] = [_plain_call(call) for call in calls]
+        try:
+            plain["tool_calls"] = [plain_call(call) for call in calls]
+        except BadMessage as error:
+            raise BadRequest(str(error)) from error
     else:
         plain.pop("tool_calls", None)
     return plain
@@ -63,28 +65,6 @@ def _text(content: Any) -> str:
     return "\n".join(texts)
 
 
-def _plain_call(call: Any) -> dict[str, Any]:
-    try:
-        function = call["function"]
-        name, arguments = function["name"], function["arguments"]
-    except (KeyError, TypeError) as error:
-        raise BadRequest(f"a tool call needs a function with name and arguments: {call!r}") from error
-    if isinstance(arguments, str):
-        with suppress(ValueError):  # a template writes what the policy wrote, where that is no JSON
-            arguments = json.loads(arguments or "{}")
-    return {"id": call.get("id"), "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def _with_text_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
-    calls = [
-        {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
-        if isinstance(call["function"]["arguments"], dict)
-        else call
-        for call in message.get("tool_calls", ())
-    ]
-    return {**message, "tool_calls": calls} if calls else dict(message)
-
-
 class AgentPrompts:
     """Renders prompts and reads responses with one tokenizer."""
 
@@ -92,17 +72,18 @@ class AgentPrompts:
         self.tokenizer = tokenizer
 
     def whole(self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any]) -> str:
-        """Return the text of a prompt; ``template`` is what else the chat template gets, such as tools.
+        """Return the text of a prompt, which ends as ``Tokenizer.render_prompt`` says; ``template`` is what
+        else the chat template gets, such as tools.
 
         Raises BadRequest where the chat template refuses it, or leaves out the text of a message.
         """
         try:
-            rendered = self._rendered(messages, add_generation_prompt=True, **template)
+            rendered = self.tokenizer.render_prompt(messages, **template)
             check_written(messages, rendered)
         except TurnError as error:
             raise BadRequest(f"the chat template {error}") from error
-        except Exception as error:  # whatever a template raises
-            raise BadRequest(f"the chat template refuses the messages: {error}") from error
+        except BadMessage as error:
+            raise BadRequest(str(error)) from error
         return rendered
 
     def after(
@@ -119,23 +100,15 @@ class AgentPrompts:
         """
         try:
             text = after_response(
-                partial(self._rendered, **template), messages[:num_known], messages[num_known:]
+                partial(self.tokenizer.render, **template), messages[:num_known], messages[num_known:]
             )
         except TurnError as error:
             raise BadRequest(f"the chat template {error}") from error
         return self.tokenizer.after_response(text, call.last_token_id)
 
-    def _rendered(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> str:
-        """Return the rendering; a template that refuses arguments of calls as mappings gets them as text."""
-        try:
-            return self.tokenizer.render(messages, **template)
-        except Exception:
-            as_text = [_with_text_arguments(message) for message in messages]
-            if as_text == list(messages):
-                raise
-            with suppress(Exception):
-                return self.tokenizer.render(as_text, **template)
-            raise
+    def encode_text_prompt(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of a prompt that no template rendered, with the special tokens of a prompt."""
+        return tuple(self.tokenizer.encode_prompt(text))
 
     def encode(self, text: str, before: int | None = None) -> tuple[int, ...]:
         """Return the tokens of a text, which has its special tokens already; it follows the token ``before``,

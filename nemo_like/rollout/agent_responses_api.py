@@ -136,10 +136,13 @@ def _messages(given: Any) -> list[dict[str, Any]]:
     if not isinstance(given, list):
         raise BadRequest("input must be a text or a list")
     messages: list[dict[str, Any]] = []
+    thoughts: list[str] = []  # before the message or call that they led to
     for item in given:
         kind = item.get("type", "message") if isinstance(item, dict) else None
         if kind == "message":
             said = {"role": item.get("role"), "content": item.get("content")}
+            if said["role"] == "assistant":
+                said |= _reasoning(thoughts)
             is_own = messages and messages[-1].get("is_open") and said["role"] == "assistant"
             messages.append({**said, "is_open": said["role"] == "assistant" and not is_own})
         elif kind == "function_call":
@@ -147,13 +150,24 @@ def _messages(given: Any) -> list[dict[str, Any]]:
             call = {"id": item.get("call_id"), "type": "function", "function": function}
             if not messages or not messages[-1].get("is_open"):
                 messages.append({"role": "assistant", "content": None, "is_open": True})
+            messages[-1] |= _reasoning(thoughts)
             messages[-1].setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
             said = {"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")}
             messages.append(said)
-        elif kind != "reasoning":
+        elif kind == "reasoning":
+            parts = item.get("content") or item.get("summary") or ()
+            thoughts += [str(part["text"]) for part in parts if isinstance(part, dict) and part.get("text")]
+        else:
             raise BadRequest(f"input of type {kind!r} is not served")
     return [{key: value for key, value in one.items() if key != "is_open"} for one in messages]
+
+
+def _reasoning(thoughts: list[str]) -> dict[str, str]:
+    """Take what was thought before a message or call, as a field of it."""
+    text = "\n".join(thoughts)
+    thoughts.clear()
+    return {"reasoning_content": text} if text else {}
 
 
 def _tool(tool: Any) -> dict[str, Any]:

@@ -106,6 +106,10 @@ class SessionCalls:
             self._by_history[history] = call
         return call
 
+    def know(self, history: Digest, call: AgentCall) -> None:
+        """Have prompts with this history, too, continue ``call``."""
+        self._by_history[history] = call
+
     def longest(self, is_beginning: Callable[[AgentCall], bool]) -> AgentCall | None:
         """Return the call with the most tokens for which this holds, or None."""
         found = [call for call in self.calls if is_beginning(call)]
@@ -137,10 +141,13 @@ def canonical(message: Mapping[str, Any]) -> str:
 def histories(context: Any, messages: Sequence[Mapping[str, Any]]) -> list[Digest]:
     """Return the digest of each beginning of ``messages``, the shortest first; ``context`` is what else the
     chat template reads, such as tools."""
-    digest = hashlib.blake2b(
-        json.dumps(context, sort_keys=True, default=str).encode(), digest_size=16
-    ).digest()
-    return list(_chained(digest, messages))
+    return list(_chained(no_history(context), messages))
+
+
+def no_history(context: Any) -> Digest:
+    """Return the digest of a history without messages."""
+    text = json.dumps(context, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 def extended(history: Digest, message: Mapping[str, Any]) -> Digest:

@@ -21,6 +21,7 @@ from nemo_like.batch.columns import (
     PIXEL_VALUES,
 )
 from nemo_like.data.interface import Encoded, Message, Prompt, PromptExample
+from nemo_like.data.messages import with_response
 from nemo_like.environments.interface import Exchange, Failure, Feedback, Turn, total_reward, turn_number
 from nemo_like.generation.interface import Response
 
@@ -269,11 +270,9 @@ class Conversation:
         prompt = self.example.prompt
         if isinstance(prompt, str):
             return prompt + "".join(one.response + one.observation for one in self.history)
-        turns = (
-            (Message("assistant", one.response), Message(observation_role, one.observation))
-            for one in self.history
-        )
-        return (*prompt, *chain.from_iterable(turns))
+        for one in self.history:
+            prompt = (*with_response(prompt, one.response), Message(observation_role, one.observation))
+        return prompt
 
     def transcript(self) -> str:
         """Return what was said after the prompt, for people to read; several turns name who spoke."""

@@ -22,6 +22,7 @@ from nemo_like.batch.tags import ADVANTAGE, GROUP_ID, OUTCOME, REWARD, SCALED_RE
 from nemo_like.config.recordings import ROUTED_EXPERTS
 from nemo_like.data.images import Picture
 from nemo_like.data.interface import Prompt
+from nemo_like.data.messages import as_text
 from nemo_like.observability.disk import write_whole
 from nemo_like.rollout.conversation import Conversation
 from nemo_like.rollout.dumped_tokens import Scores, TokenTexts, dumped_tokens
@@ -166,7 +167,7 @@ def _turns(sample: Conversation) -> Iterator[dict[str, str]]:
 def _as_text(prompt: Prompt) -> str:
     if isinstance(prompt, str):
         return prompt
-    return "\n".join(f"[{message.role}] {message.content}" for message in prompt)
+    return "\n".join(f"[{message.role}] {as_text(message)}" for message in prompt)
 
 
 def _json_value(value: Any) -> Any:

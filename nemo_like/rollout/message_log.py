@@ -6,32 +6,44 @@ from collections.abc import Sequence
 from typing import Any
 
 from nemo_like.data.images import IMAGE_MARK, Picture
+from nemo_like.data.interface import Message
 from nemo_like.rollout.conversation import Conversation
 
 
 def messages_of(sample: Conversation, observation_role: str) -> list[dict[str, Any]]:
     """Return the conversation as a list of ``{"role": ..., "content": ...}``, in the form of records.
 
-    A prompt of text is a message of the user; responses are the assistant's, with the calls of tools that
-    they make; observations are of ``observation_role``. With images, the content is a list of parts:
-    ``{"type": "text", "text": ...}`` and ``{"type": "image", ...}``. An image of the prompt has its ``path``,
-    or, where the record holds the image itself, says in ``record`` which record that is; one of an
-    observation has the ``bytes`` of its file.
+    A prompt of text is a message of the user; messages of a prompt have all of their fields. Responses are
+    the assistant's, with the calls of tools that they make; observations are of ``observation_role``. With
+    images, the content is a list of parts: ``{"type": "text", "text": ...}`` and ``{"type": "image", ...}``.
+    An image of the prompt has its ``path``, or, where the record holds the image itself, says in ``record``
+    which record that is; one of an observation has the ``bytes`` of its file.
     """
     prompt, pictures = sample.example.prompt, list(map(_of_prompt, sample.example.images))
-    said = [("user", prompt)] if isinstance(prompt, str) else [(one.role, one.content) for one in prompt]
-    messages = []
-    for role, text in said:
-        num_images = text.count(IMAGE_MARK) if pictures else 0
-        messages.append({"role": role, "content": _content(text, pictures[:num_images])})
+    messages: list[dict[str, Any]] = []
+    for message in (Message("user", prompt),) if isinstance(prompt, str) else prompt:
+        num_images = message.content.count(IMAGE_MARK) if pictures else 0
+        content = _content(message.content, pictures[:num_images])
+        messages.append({**message.as_mapping(), "content": content})
         pictures = pictures[num_images:]
     for exchange, files in zip(sample.history, sample.observed_images, strict=True):
         images = [{"type": "image", "bytes": file} for file in files]
-        messages.append({"role": "assistant", "content": exchange.response})
+        _add_response(messages, exchange.response)
         messages.append({"role": observation_role, "content": _content(exchange.observation, images)})
     if sample.num_turns:
-        messages.append({"role": "assistant", "content": sample.latest_response})
+        _add_response(messages, sample.latest_response)
     return messages
+
+
+def _add_response(messages: list[dict[str, Any]], response: str) -> None:
+    """Add what the policy said: to the message with which the prompt ends where that is the assistant's, else
+    as a message of its own."""
+    if messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": response})
+        return
+    begun = messages[-1]["content"]
+    is_text = isinstance(begun, str)
+    messages[-1]["content"] = begun + response if is_text else [*begun, {"type": "text", "text": response}]
 
 
 def _of_prompt(picture: Picture) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nemo_like.data.interface import Prompt
+from nemo_like.data.messages import as_text, is_begun
 from nemo_like.observability.summary import SampleAnswer
 from nemo_like.rollout.conversation import Conversation
 
@@ -30,5 +31,8 @@ def sample_answer(sample: Conversation, solved_reward: float) -> SampleAnswer:
 
 
 def _as_text(prompt: Prompt) -> str:
-    """Return the prompt; where it is messages, the last one and the line break before the response."""
-    return prompt if isinstance(prompt, str) else f"{prompt[-1].content}\n"
+    """Return the prompt; where it is messages, the last one and, unless the response continues that, a line
+    break."""
+    if isinstance(prompt, str):
+        return prompt
+    return as_text(prompt[-1]) if is_begun(prompt) else f"{as_text(prompt[-1])}\n"

@@ -161,7 +161,7 @@ class SyncRolloutActor(DataPlaneUser):
         sections = [(data.train, RolloutMode.training), (data.validation, RolloutMode.validation)]
         sources = [(section, self._sources[mode]) for section, mode in sections]
         await self._meet_environments()
-        await check_environments(self._cfg, sources, self._judges, self._tokenizer.encode_prompt)
+        await check_environments(self._cfg, sources, self._judges, self._tokenizer.encode_text)
 
     async def begin(self, prompts: PromptBatch, partition: str) -> None:
         """Begin the rollout of ``prompts``, whose samples will go into ``partition``.

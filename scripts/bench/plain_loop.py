@@ -86,7 +86,9 @@ class PlainLoop:
 
     @torch.no_grad()
     def _generate(self, examples: list[PromptExample]) -> Rollout:
-        prompts = self.tokenizer.encode_prompts([example.prompt for example in examples])
+        prompts = self.tokenizer.encode_prompts(
+            [example.prompt for example in examples], [example.tools for example in examples]
+        )
         width = max(map(len, prompts))
         pad, eos = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id
         tokens = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts])

@@ -159,6 +159,24 @@ def test_a_verifiers_conversation_without_turns_left_is_judged_as_it_stands(
     assert (feedback[-1].is_done, feedback[-1].rewards) == (False, {"is_right": 0.0, "is_short": 1.0})
 
 
+def test_messages_of_a_verifiers_task_come_with_all_of_their_fields(tasks: dict[str, Any]) -> None:
+    cfg = hub_config(
+        "verifiers", max_turns=1, env={"taskset": {"id": "verifiers_chats"}, "id": "single_agent"}
+    )
+    (example,) = problems(cfg, 1)
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+    assert example.prompt == (
+        Message("system", "Add."),
+        Message("user", "1+2?"),
+        Message("assistant", "", {"reasoning_content": "add them", "tool_calls": [call]}),
+        Message("tool", "3", {"tool_call_id": "1", "name": "add"}),
+    )
+    (feedback,) = played(cfg, example, lambda shown: "3")
+    assert feedback.rewards == {"num_said": 5.0}
+    with pytest.raises(ValueError, match="task 1 has an image in its prompt, which is not served"):
+        problems(cfg, 2)
+
+
 def test_a_package_that_refuses_its_options_says_why(tasks: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"env\.game \(kind=gymnasium\) makes no problems: .*NoSuchLake"):
         problems(hub_config("gymnasium", env_id="NoSuchLake-v0"), 1)

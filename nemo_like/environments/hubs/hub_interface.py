@@ -20,9 +20,9 @@ class HubFailure(Exception):
 
 @dataclass(frozen=True)
 class HubProblem:
-    """The beginning of an episode: a text, or messages with role and content."""
+    """The beginning of an episode: a text, or messages as OpenAI has them."""
 
-    prompt: str | list[dict[str, str]]
+    prompt: str | list[dict[str, Any]]
     data: dict[str, Any]  # by which ``Hub.open`` finds it again; JSON
     answer: str = ""
 

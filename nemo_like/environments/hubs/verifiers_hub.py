@@ -53,7 +53,8 @@ class VerifiersHub:
         """Return the first ``size`` tasks after ``seed``, in the taskset's own order."""
         chosen = self._tasks_until(seed + size)[seed:]
         return [
-            HubProblem(_messages(task), {"index": index}) for index, task in enumerate(chosen, start=seed)
+            HubProblem([_as_openai(one, index) for one in _messages(task)], {"index": index})
+            for index, task in enumerate(chosen, start=seed)
         ]
 
     async def open(self, problem: dict[str, Any]) -> VerifiersEpisode:
@@ -92,18 +93,36 @@ def _needs_runtime(function: Any) -> bool:
     return parameter is not None and parameter.default is inspect.Parameter.empty
 
 
-def _messages(task: Any) -> list[dict[str, str]]:
-    """Return a task's prompt as messages. Raises HubFailure for a task that a user begins."""
+def _messages(task: Any) -> list[Any]:
+    """Return a task's prompt as messages of verifiers. Raises HubFailure for a task that a user begins."""
     data = task.data
     if data.prompt is None:
         raise HubFailure("raised", f"task {data.idx} has no prompt: its user begins, and the policy cannot")
-    messages = [] if data.system_prompt is None else [{"role": "system", "content": data.system_prompt}]
+    messages = [] if data.system_prompt is None else [SystemMessage(content=data.system_prompt)]
     if isinstance(data.prompt, str):
-        return [*messages, {"role": "user", "content": data.prompt}]
-    return [
-        *messages,
-        *({"role": one.role, "content": content_text(one.content)} for one in data.prompt),
-    ]
+        return [*messages, UserMessage(content=data.prompt)]
+    return [*messages, *data.prompt]
+
+
+def _as_openai(message: Any, index: int) -> dict[str, Any]:
+    """Return a message of task ``index`` with all of its fields, and its calls of tools as OpenAI has them.
+
+    Raises HubFailure for one with an image.
+    """
+    if not isinstance(message.content, str | None) and any(one.type != "text" for one in message.content):
+        raise HubFailure("raised", f"task {index} has an image in its prompt, which is not served")
+    # The native items of a provider are for its own API.
+    fields = message.model_dump(exclude_none=True, exclude={"provider_state"})
+    if calls := fields.pop("tool_calls", None):
+        fields["tool_calls"] = [
+            {
+                "id": call["id"],
+                "type": call["type"],
+                "function": {"name": call["name"], "arguments": call["arguments"]},
+            }
+            for call in calls
+        ]
+    return {**fields, "content": content_text(message.content)}
 
 
 class VerifiersEpisode:
@@ -217,8 +236,7 @@ class SeatInteraction:
         traced = TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
         agent = AgentInfo(config=vf.AgentConfig())
         self.trace = vf.Trace(task=traced, state=state_cls(type(task))(), agent=agent)
-        roles = {"system": SystemMessage, "user": UserMessage, "assistant": AssistantMessage}
-        self._said = [roles[one["role"]](content=one["content"]) for one in _messages(task)]
+        self._said = _messages(task)
 
     async def turn(self, message: Any = None) -> Any:
         """Say ``message``, text or user messages, and return the segment with the policy's reply."""

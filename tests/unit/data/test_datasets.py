@@ -76,6 +76,52 @@ def test_messages_become_a_conversation(tmp_path):
     assert build_dataset(config(DatasetKind.jsonl, path), "train")[0].prompt == (Message("user", "1+1"),)
 
 
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+OTHER_CALL = {"id": "c2", "type": "function", "function": {"name": "sub", "arguments": {"b": "x"}}}
+
+
+def asked_with(call):
+    return {
+        "question": [
+            {"role": "user", "content": "1+2?", "name": "ann"},
+            {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "?"},
+            {"role": "tool", "content": "3", "tool_call_id": call["id"]},
+        ],
+        "solution": "3",
+    }
+
+
+def problems_with_calls(call):
+    return (
+        Message("user", "1+2?", {"name": "ann"}),
+        Message("assistant", "", {"tool_calls": [call], "reasoning_content": "?"}),
+        Message("tool", "3", {"tool_call_id": call["id"]}),
+    )
+
+
+def test_messages_keep_all_of_their_fields(tmp_path):
+    path = write_jsonl(tmp_path / "problems.jsonl", [asked_with(CALL), asked_with(OTHER_CALL)])
+    dataset = build_dataset(config(DatasetKind.jsonl, path), "train")
+    assert [dataset[0].prompt, dataset[1].prompt] == [
+        problems_with_calls(CALL),
+        problems_with_calls(OTHER_CALL),
+    ]
+    assert dataset[1].where == f"{path}:2"
+
+
+def test_a_table_adds_no_fields_to_messages_and_no_arguments_to_calls(tmp_path):
+    directory = tmp_path / "data"
+    directory.mkdir()
+    rows = datasets.Dataset.from_list([asked_with(CALL), asked_with(OTHER_CALL)])
+    assert rows[0]["question"][1]["tool_calls"][0]["function"]["arguments"] == {"a": 1, "b": None}
+    rows.to_parquet(directory / "train.parquet")
+    dataset = build_dataset(config(DatasetKind.huggingface, directory, split="train"), "train")
+    assert [dataset[0].prompt, dataset[1].prompt] == [
+        problems_with_calls(CALL),
+        problems_with_calls(OTHER_CALL),
+    ]
+
+
 def test_blank_lines_are_skipped(tmp_path):
     path = tmp_path / "problems.jsonl"
     path.write_text(json.dumps(RECORDS[0]) + "\n\n" + json.dumps(RECORDS[1]) + "\n")
@@ -98,6 +144,10 @@ def test_blank_lines_are_skipped(tmp_path):
         (
             '{"question": [{"role": "user", "content": null}], "solution": ""}\n',
             ":1: .* both text, not ",
+        ),
+        (
+            '{"question": [{"role": "assistant", "tool_calls": [{"id": 1}]}], "solution": ""}\n',
+            ":1: .* both text, not .*: message 1: a tool call needs a function with name and arguments",
         ),
         ('{"question": "\\ud83d", "solution": "x"}\n', r"problems.jsonl:1: \\ud83d is half of a surrogate"),
         (f"{GOOD}\n".encode() + b'{"question": "\xe9"}\n', r"problems.jsonl:2: not UTF-8 \(byte 0xe9"),

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from nemo_like.config.end_tokens import end_tokens
 from nemo_like.data.interface import Message
-from nemo_like.data.tokenizer import Tokenizer
+from nemo_like.data.tokenizer import Tokenizer, UnreadablePrompt
 from scripts.demo_model.tiny_tokenizer import save_tokenizer, vocabulary
 
 
@@ -165,6 +165,22 @@ def test_a_conversation_in_turns_reads_as_the_template_renders_it(chat):
     tokens = [*chat.encode_prompt(prompt), *response, *chat.encode_observation(prompt, "42", "tool", 1)]
     said = (*prompt, Message("assistant", "calc 12+30"), Message("tool", "42"))
     assert tokens == chat.encode_prompt(said)
+
+
+def test_a_response_that_continues_the_prompts_last_message_reads_as_one_message(chat):
+    begun = (Message("user", "12+30"), Message("assistant", "it is"))
+    assert chat.decode(chat.encode_prompt(begun)) == "u=12+30<eos>\na=it is"
+    response = [*chat.encode_text(" 42"), 1]
+    tokens = [*chat.encode_prompt(begun), *response, *chat.encode_observation(begun, "no", "tool", 1)]
+    assert tokens == chat.encode_prompt((begun[0], Message("assistant", "it is 42"), Message("tool", "no")))
+
+
+def test_a_prompt_that_cannot_be_read_is_named_by_its_place(chat):
+    call = {"type": "function", "function": {"name": "add", "arguments": {}}}
+    called = (Message("user", "1"), Message("assistant", "", {"tool_calls": [call]}), Message("tool", "2"))
+    with pytest.raises(UnreadablePrompt, match="leaves out the call of 'add' of message 2") as caught:
+        chat.encode_prompts(["1", (Message("user", "1"),), called], [(), (), ()])
+    assert caught.value.index == 2
 
 
 def test_each_token_has_a_text_of_its_own(tokenizer):

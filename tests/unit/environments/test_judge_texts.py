@@ -12,6 +12,8 @@ from nemo_like.environments.interface import FailureKind
 from nemo_like.environments.judge import NoVerdict, filled, prompt_text, reward_of, winner_of
 from tests.unit.environments.configs import env_config
 
+CALL = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+
 
 def options(**changes: object) -> JudgeOptions:
     typed = options_of(env_config("judge", options={"base_url": "http://a", "model": "m", **changes}))
@@ -37,6 +39,10 @@ def test_any_text_reaches_the_judge_as_it_is(prompt: str, response: str) -> None
         ("plain", "plain"),
         ((Message("user", "hello"),), "hello"),
         ((Message("system", "be brief"), Message("user", "hello")), "system: be brief\n\nuser: hello"),
+        (
+            (Message("user", "1+2?"), Message("assistant", "", {"tool_calls": [CALL]})),
+            'user: 1+2?\n\nassistant: {"name": "add", "arguments": {"a": 1, "b": 2}}',
+        ),
     ],
 )
 def test_a_prompt_of_messages_is_text_to_the_judge(prompt: str | tuple[Message, ...], text: str) -> None:

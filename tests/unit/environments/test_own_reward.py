@@ -17,6 +17,7 @@ import pytest
 
 from nemo_like.batch.columns import Column, Layout, declared_by, writes
 from nemo_like.data.interface import Message
+from nemo_like.data.messages import conversation_of
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
 from nemo_like.environments.own_reward import (
     RewardParameters,
@@ -82,6 +83,34 @@ def test_a_prompt_of_messages_comes_as_a_row_has_it(asked: Asked) -> None:
         lambda prompt: float(prompt[1] == {"role": "user", "content": "1+1?"}), turn("", prompt=CHAT)
     )
     assert one.rewards == {"reward": 1.0}
+
+
+def test_messages_come_with_all_of_their_fields(asked: Asked) -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": "{}"}}
+    record = [
+        {"role": "user", "content": "1+1?", "name": "ann"},
+        {"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": "?"},
+        {"role": "tool", "content": "2", "tool_call_id": "1"},
+    ]
+    said = turn("2", prompt=conversation_of(record))
+    (one,) = asked(lambda prompt: float(prompt == record), said)
+    (listed,) = asked(lambda prompts, completions: [float(prompts == [record])], said)
+    (whole,) = asked(lambda turn: float(turn.prompt[1].extra["tool_calls"] == [call]), said)
+    assert [each.rewards["reward"] for each in (one, listed, whole)] == [1.0, 1.0, 1.0]
+
+
+def test_a_completion_has_the_beginning_that_the_prompt_gave_it_as_in_trl(asked: Asked) -> None:
+    said = turn(" 2", prompt=(*CHAT, Message("assistant", "It is")))
+
+    def reward(prompts: list[Any], completions: list[Any]) -> list[float]:
+        is_split = completions == [[{"role": "assistant", "content": "It is 2"}]]
+        return [float(is_split and prompts[0] == [one.as_mapping() for one in CHAT])]
+
+    (listed,) = asked(reward, said)
+    (one,) = asked(
+        lambda prompt, response: float(prompt[-1]["content"] == "It is" and response == " 2"), said
+    )
+    assert (listed.rewards, one.rewards) == ({"reward": 1.0}, {"reward": 1.0})
 
 
 def test_named_numbers_and_feedback_are_rewards_too(asked: Asked) -> None:

@@ -133,6 +133,73 @@ def test_messages_without_a_chat_template_are_found(look: Look) -> None:
     assert "the tokenizer has no chat template" in str(found)
 
 
+CALL = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+CALLED = [
+    {"role": "user", "content": "1"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning_content": "?"},
+    {"role": "tool", "content": "2", "tool_call_id": "1"},
+]
+WITHOUT_CALLS = "{% for m in messages %}{{ m.content }}{% endfor %}="
+WITH_CALLS = (
+    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %}{% endfor %}="
+)
+
+
+def test_calls_that_the_chat_template_leaves_out_are_told_with_file_and_line(
+    look: Look, tmp_path: Path
+) -> None:
+    template, path = tmp_path / "template.jinja", tmp_path / "problems.jsonl"
+    template.write_text(WITHOUT_CALLS)
+    records = [GOOD, {"prompt": CALLED, "answer": "2"}]
+    (found,) = look(records, f"data.chat_template={template}").problems
+    assert f"cannot be used: {path}:2: the chat template leaves out the call of 'add' of message 2" in str(
+        found
+    )
+    template.write_text(WITH_CALLS)
+    report = look(records, f"data.chat_template={template}")
+    assert report.problems == ()
+    assert str(report.notes[-1]) == (
+        "checked      data: the chat template leaves out reasoning_content of some prompts; the policy does "
+        "not read it"
+    )
+
+
+def test_messages_that_the_chat_template_refuses_are_told_with_file_and_line(
+    look: Look, tmp_path: Path
+) -> None:
+    template, path = tmp_path / "template.jinja", tmp_path / "problems.jsonl"
+    template.write_text(
+        "{% if messages | length > 1 %}{{ raise_exception('only one') }}{% endif %}" + WITH_CALLS
+    )
+    (found,) = look(
+        [{"prompt": CALLED[:1], "answer": "2"}, {"prompt": CALLED, "answer": "2"}],
+        f"data.chat_template={template}",
+    ).problems
+    assert f"cannot be used: {path}:2: the chat template refuses the messages: only one" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (
+            {"role": "assistant", "tool_calls": [{"id": "1"}]},
+            "message 2: a tool call needs a function with name",
+        ),
+        (CALLED[1], "message 2: the prompt ends in a call of a tool; add its result"),
+        ({"from": "human", "value": "1"}, "message 2: its role is None and its content None"),
+    ],
+)
+def test_messages_of_another_form_are_told_with_file_and_line(
+    look: Look, tmp_path: Path, message: Any, reason: str
+) -> None:
+    (found,) = look([GOOD, {"prompt": [CALLED[0], message], "answer": "2"}]).problems
+    assert f"cannot be used: {tmp_path}/problems.jsonl:2: 'prompt' must be text or a list of messages" in str(
+        found
+    )
+    assert reason in str(found)
+
+
 def test_without_a_tokenizer_records_are_checked_and_lengths_are_not(look: Look) -> None:
     report = look([GOOD], with_tokenizer=False)
     assert report.problems == ()

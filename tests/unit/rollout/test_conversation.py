@@ -34,6 +34,10 @@ def test_what_was_said_is_text_after_a_text_and_messages_after_messages() -> Non
     assert chat.said("tool") == messages
     chat.add_observation("go on", Encoded((20,)))
     assert chat.said("tool") == (*messages, Message("assistant", "said"), Message("tool", "go on"))
+    begun = answered(conversation(max_turns=2, prompt=(*messages, Message("assistant", "I "))), GO_ON)
+    begun.add_observation("go on", Encoded((20,)))
+    assert begun.turn().prompt == (*messages, Message("assistant", "I "))
+    assert begun.said("tool") == (*messages, Message("assistant", "I said"), Message("tool", "go on"))
 
 
 def test_an_observation_leads_to_the_next_turn_whose_prompt_is_everything_so_far() -> None:

@@ -111,11 +111,15 @@ def test_a_sample_whose_reward_failed_has_no_numbers_that_look_like_a_wrong_answ
 
 
 def test_a_prompt_of_messages_is_written_with_its_roles(tmp_path: Path) -> None:
-    prompt = (Message("system", "Be brief."), Message("user", "2+2?"))
+    call = {"type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
+    called = Message("assistant", "", {"tool_calls": [call]})
+    prompt = (Message("system", "Be brief."), Message("user", "2+2?"), called, Message("tool", "4"))
     samples, batch = StepSamples(texts), batch_of("a", 0, [1.0])
     samples.remember(1, batch, [[conversation(0, "4", example=PromptExample(prompt, "4"))]], [PLACE])
     samples.write(tmp_path / "step_1.jsonl", 1, [batch])
-    assert read(tmp_path / "step_1.jsonl")[0]["prompt"] == "[system] Be brief.\n[user] 2+2?"
+    assert read(tmp_path / "step_1.jsonl")[0]["prompt"] == (
+        '[system] Be brief.\n[user] 2+2?\n[assistant] {"name": "add", "arguments": {"a": 2}}\n[tool] 4'
+    )
 
 
 def test_samples_are_kept_until_their_step_is_written(tmp_path: Path) -> None:

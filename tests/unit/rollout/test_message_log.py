@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from nemo_like.data.images import Picture
 from nemo_like.data.interface import Encoded, Message
+from nemo_like.data.messages import conversation_of
 from nemo_like.environments.interface import Failure, FailureKind, Feedback
 from nemo_like.rollout.message_log import messages_of
 from tests.unit.rollout.conversations import conversation, response
@@ -19,6 +20,27 @@ def test_a_conversation_of_text_is_prompt_responses_and_observations() -> None:
         {"role": "assistant", "content": "<tool>count</tool>"},
         {"role": "tool", "content": "two"},
         {"role": "assistant", "content": "2"},
+    ]
+
+
+def test_messages_of_a_prompt_keep_their_fields_and_a_response_continues_the_last() -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": "{}"}}
+    prompt = conversation_of(
+        [
+            {"role": "user", "content": "1+1?", "name": "ann"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "content": "2", "tool_call_id": "1"},
+            {"role": "assistant", "content": "It is"},
+        ]
+    )
+    sample = conversation(prompt=prompt)
+    sample.add_response(response([7]), " 2", 3)
+    messages = messages_of(sample, "user")
+    assert messages == [
+        {"role": "user", "content": "1+1?", "name": "ann"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "2", "tool_call_id": "1"},
+        {"role": "assistant", "content": "It is 2"},
     ]
 
 

@@ -40,3 +40,5 @@ def test_an_answer_is_solved_from_the_reward_on_that_the_run_names():
 def test_the_prompt_of_a_conversation_is_its_last_message_and_ends_before_the_response():
     prompt = (Message("system", "Be brief."), Message("user", "How much?"))
     assert answered("Much.", 0.0, prompt=prompt).prompt == "How much?\n"
+    begun = (*prompt, Message("assistant", "So"))
+    assert answered(" much.", 0.0, prompt=begun).prompt == "So"

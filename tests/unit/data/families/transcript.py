@@ -76,7 +76,7 @@ def _comparison(
     try:
         whole = tokenizer.encode_prompt(said, [ADD])
     except Exception as error:
-        yield f"the chat template refuses it: {error}"
+        yield str(error)
         return
     last = len(tokens) - len(tokenizer.encode_after(family.responses[2], whole[-1])) - 1
     ours = list(tokens[:last])
