@@ -17,6 +17,7 @@ from nemo_like.batch.tags import (
     ADVANTAGE,
     GROUP_ID,
     IS_IDLE,
+    IS_JUDGED,
     IS_TRUNCATED,
     KL_SQUARE_SUM,
     KL_SUM,
@@ -41,6 +42,7 @@ from nemo_like.tripwires.batch_checks import (
     count_alarms,
     expected_counts,
     group_alarms,
+    mask_alarms,
     sample_alarms,
     trained_token_alarms,
     truncation_alarms,
@@ -50,7 +52,7 @@ from nemo_like.tripwires.canary_checks import canary_alarms
 from nemo_like.tripwires.data_checks import prompt_alarms, resume_alarms, reward_alarms
 from nemo_like.tripwires.measured import Measured
 from nemo_like.tripwires.reference_advantages import Rewarded, reference_advantages
-from nemo_like.tripwires.rollout_checks import mask_alarms, rollout_alarms
+from nemo_like.tripwires.rollout_checks import judged_alarms, rollout_alarms
 from nemo_like.tripwires.update_checks import (
     entropy_alarms,
     finite_alarms,
@@ -136,19 +138,16 @@ class StepTripwires:
     def _collected_alarms(self, rollout: Collected) -> Iterator[Alarm]:
         batch, failed = rollout.batch, rollout.metrics.get("num_failed_rewards")
         if failed is not None:
-            filtered = Outcome.filtered.value  # by grpo.sample_filters, not for want of a reward
-            num_masked = sum(
-                not kept and outcome != filtered
-                for part in rollout.generated
-                for kept, outcome in zip(_collected_mask(part), part.tag(OUTCOME), strict=True)
-            )
-            yield from mask_alarms(num_masked, int(failed.value))
+            num_unjudged = sum(not judged for part in rollout.generated for judged in part.tag(IS_JUDGED))
+            yield from judged_alarms(num_unjudged, int(failed.value))
         if self._cfg.grpo.use_dynamic_sampling:
-            yield from uniform_group_alarms(batch.tag(REWARD), batch.prompt_index, _collected_mask(batch))
+            yield from uniform_group_alarms(batch.tag(REWARD), batch.prompt_index, _compared(batch))
 
     def _batch_alarms(self, batch: KVBatchMeta) -> Iterator[Alarm]:
         prompt_index = batch.prompt_index
         yield from group_alarms(batch.tag(GROUP_ID), prompt_index)
+        reasons = [None if outcome == Outcome.trained.value else outcome for outcome in batch.tag(OUTCOME)]
+        yield from mask_alarms(batch.tag(SAMPLE_MASK), batch.tag(IS_JUDGED), reasons)
         if self._cfg.grpo.overlong_filtering:
             yield from truncation_alarms(batch.tag(IS_TRUNCATED), batch.tag(SAMPLE_MASK))
         yield from advantage_alarms(batch.tag(ADVANTAGE), self._advantages(batch, prompt_index))
@@ -218,8 +217,8 @@ class StepTripwires:
         rewards = {
             reward
             for part in rollout.generated
-            for reward, kept in zip(part.tag(REWARD), part.tag(SAMPLE_MASK), strict=True)
-            if kept
+            for reward, judged in zip(part.tag(REWARD), part.tag(IS_JUDGED), strict=True)
+            if judged
         }
         if len(rewards) > 1:
             self._num_uniform_steps = None
@@ -233,11 +232,10 @@ class StepTripwires:
         return lora.enabled and lora.dropout > 0
 
 
-def _collected_mask(batch: KVBatchMeta) -> list[bool]:
-    """Return which samples were unmasked when they were collected, before the step masked further ones."""
-    late = (Outcome.overlong.value, Outcome.logprob_mismatch.value)
-    pairs = zip(batch.tag(SAMPLE_MASK), batch.tag(OUTCOME), strict=True)
-    return [bool(kept) or outcome in late for kept, outcome in pairs]
+def _compared(batch: KVBatchMeta) -> list[bool]:
+    """Return which samples dynamic sampling compares: those that were judged and that no filter refused."""
+    pairs = zip(batch.tag(IS_JUDGED), batch.tag(OUTCOME), strict=True)
+    return [judged and outcome != Outcome.filtered.value for judged, outcome in pairs]
 
 
 def _values(metrics: Mapping[str, Metric]) -> dict[str, float]:

@@ -35,6 +35,7 @@ TAGS = {
     "group_id": (0, 0, 1, 1),
     "reward": (1.0, 0.0, 1.0, 1.0),
     "shaped_reward": (1.0, 0.0, 1.0, 1.0),
+    "is_judged": (True, True, True, True),
     "sample_mask": (1.0, 1.0, 1.0, 1.0),
     "num_response_tokens": (3, 4, 2, 2),
     "is_truncated": (False, False, False, False),
