@@ -52,7 +52,13 @@ from nemo_like.tripwires.batch_checks import (
 )
 from nemo_like.tripwires.canary_checks import canary_alarms
 from nemo_like.tripwires.data_checks import prompt_alarms, resume_alarms
-from nemo_like.tripwires.learning_signal import LearningSignal, SignalSamples, StepSignal, step_signal
+from nemo_like.tripwires.learning_signal import (
+    FLAT_PER_CENT,
+    LearningSignal,
+    SignalSamples,
+    StepSignal,
+    step_signal,
+)
 from nemo_like.tripwires.measured import Measured
 from nemo_like.tripwires.reference_advantages import Rewarded, reference_advantages
 from nemo_like.tripwires.rollout_checks import judged_alarms, rollout_alarms
@@ -246,14 +252,16 @@ def _compared(batch: KVBatchMeta) -> list[bool]:
 
 
 def _flat_components(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the means of components that differ in no group, of the environments with several components."""
+    """Return the means of components that differ within nearly no group, of environments with several.
+
+    The metrics of an older recording do not say which do.
+    """
     return {
         f"{component} of env.{env}": value
         for env, components in reward_components(metrics).items()
         for component, value in components.items()
         if len(components) > 1
-        and metrics.get(f"env/{env}/baseline_reward/pct_uniform/{component}")
-        == 100.0  # older recordings: none
+        and metrics.get(f"env/{env}/baseline_reward/pct_uniform/{component}", 0.0) >= FLAT_PER_CENT
     }
 
 

@@ -20,6 +20,7 @@ from nemo_like.tripwires.data_checks import reward_alarms
 _NUM_GROUPS = 64
 _NUM_STEPS = 3
 _IDLE_SHARE = 0.95
+FLAT_PER_CENT = 95.0  # of a component's judged samples in groups without two different values of it
 # Rounding gives advantages of some 1e-10 where rewards are sums of the same parts in another order.
 _LEAST_ADVANTAGE = 1e-6
 # From so many truncated responses on they are the first thing to change.
@@ -39,7 +40,7 @@ class StepSignal:
     num_samples: int
     num_truncated: int
     rewards: Sequence[float]  # of all judged samples, as their environments gave them
-    # The means of the reward's components that are equal within every group, by what messages call them.
+    # The means of the reward's components that differ within nearly no group, by what messages call them.
     flat_components: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -141,7 +142,7 @@ class LearningSignal:
         yield Alarm(
             tripwire="constant_reward",
             wrong=(
-                f"{num_idle / self._num_groups:.0%} of the groups ({num_idle} of {self._num_groups} in the "
+                f"{num_idle / self._num_groups:.1%} of the groups ({num_idle} of {self._num_groups} in the "
                 f"latest {len(self._latest)} steps) have {why}, and nothing is learned from them; "
                 f"{self._remedies()}"
             ),
@@ -156,12 +157,15 @@ class LearningSignal:
         found = []
         if share >= _TRUNCATED_SHARE:
             found.append(f"{share:.0%} of the responses are truncated: raise generation.max_new_tokens")
-        found += [
-            f"the reward's component {name} is {mean:.4g} and differs within no group: see whether responses "
-            "can earn it, and whether its function notices"
-            for name, mean in self._flat_components().items()
-        ]
-        return "; ".join(found or [_of_rewards(self._rewards, self._solved_reward)])
+        else:
+            found.append(_of_rewards(self._rewards, self._solved_reward))
+        if flat := self._flat_components():
+            named = ", ".join(f"{name} (mean {mean:.4g})" for name, mean in flat.items())
+            found.append(
+                f"components of the reward that differ within nearly no group: {named}: see whether "
+                "responses can earn more, and whether the functions notice"
+            )
+        return "; ".join(found)
 
     def _flat_components(self) -> dict[str, float]:
         """Return the latest means of the components that are flat in each of the latest steps."""

@@ -288,7 +288,7 @@ def test_a_component_that_differs_in_no_group_is_named() -> None:
             "env/math/reward/right": 0.0,
             "env/math/reward/style": 1.0,
             "env/math/baseline_reward/pct_uniform/right": 100.0,
-            "env/math/baseline_reward/pct_uniform/style": 99.0,
+            "env/math/baseline_reward/pct_uniform/style": 94.0,
             # The only component of an environment is its reward.
             "env/code/reward/passed": 1.0,
             "env/code/baseline_reward/pct_uniform/passed": 100.0,
@@ -297,7 +297,7 @@ def test_a_component_that_differs_in_no_group_is_named() -> None:
     watching = tripwires()
     [_, _, alarms] = [watching.look(PROMPTS, results, Sent(99.0)) for _ in range(3)]
     (told,) = (one.wrong for one in alarms if one.tripwire == "constant_reward")
-    assert "component right of env.math is 0 and differs within no group" in told
+    assert "differ within nearly no group: right of env.math (mean 0): see" in told
     assert "style" not in told
     assert "passed" not in told
 

@@ -63,10 +63,10 @@ def test_a_run_that_learns_nothing_is_told_so_once_with_numbers_and_remedies() -
     assert alarm.tripwire == "constant_reward"
     assert not alarm.ends_run
     assert alarm.wrong == (
-        "97% of the groups (93 of 96 in the latest 3 steps) have equal rewards, and nothing is learned from "
-        "them; 100% of the responses are truncated: raise generation.max_new_tokens; the reward's component "
-        "correct of env.math is 0 and differs within no group: see whether responses can earn it, and "
-        "whether its function notices"
+        "96.9% of the groups (93 of 96 in the latest 3 steps) have equal rewards, and nothing is learned "
+        "from them; 100% of the responses are truncated: raise generation.max_new_tokens; components of the "
+        "reward that differ within nearly no group: correct of env.math (mean 0): see whether responses can "
+        "earn more, and whether the functions notice"
     )
     assert "scripts/show_rollouts.py" in alarm.look_at
 
@@ -131,7 +131,7 @@ def test_a_run_that_loses_what_it_had_is_warned_of() -> None:
     early, collapsed = step([UNIFORM] * 20 + [MIXED] * 20), step([[0.0, 0.0]] * 40)
     ((number, alarm),) = watch(*[early] * 5, *[collapsed] * 5)
     assert number == 8
-    assert "100% of the groups (120 of 120 in the latest 3 steps)" in alarm.wrong
+    assert "100.0% of the groups (120 of 120 in the latest 3 steps)" in alarm.wrong
 
 
 def test_a_run_that_resumes_is_not_told_again() -> None:
