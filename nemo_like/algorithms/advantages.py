@@ -6,7 +6,7 @@ Standard library only: the driver calls this on tags, so nothing here may know o
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 _STD_EPSILON = 1e-6
@@ -82,25 +82,55 @@ def group_relative_advantages(
     return advantages
 
 
+@dataclass(frozen=True, slots=True)
+class GroupSpread:
+    """How much the values of judged samples differ within their groups, as sums over the groups."""
+
+    std_sum: float  # unbiased standard deviations of the groups that have at least two judged samples
+    num_with_std: int  # these groups
+    num_uniform: int  # judged samples whose group has no two different values
+    num_judged: int
+
+
+def group_spread(groups: Iterable[Sequence[float]]) -> GroupSpread:
+    """Compute the spread of values, given as those of each group's judged samples."""
+    judged = [values for values in groups if values]
+    stds = [_mean_and_std(values)[1] for values in judged if len(values) > 1]
+    return GroupSpread(
+        std_sum=math.fsum(stds),
+        num_with_std=len(stds),
+        num_uniform=sum(len(values) for values in judged if len(set(values)) == 1),
+        num_judged=sum(map(len, judged)),
+    )
+
+
 def baseline_reward_metrics(
     rewards: Sequence[float], group_ids: Sequence[Hashable], *, sample_mask: Sequence[float] | None = None
 ) -> dict[str, float]:
-    """Compute the per cent of samples whose group's mean reward is exactly 0, exactly 1, and neither.
+    """Compute the per cent of samples in groups whose rewards are all 0, all 1, not all equal, and all equal,
+    and the mean standard deviation of rewards within a group.
 
-    For 0/1 rewards only the mixed groups carry a gradient: where the mean is 0 no sample solved its
-    prompt, where it is 1 every sample did. Masked samples are not counted; the result is empty when all
-    samples are masked.
+    Only groups whose rewards are not all equal carry a gradient. Masked samples are not counted; the result
+    is empty when all samples are masked, and has no standard deviation where no group has two samples.
     """
-    baselines = group_baselines(rewards, group_ids, use_leave_one_out_baseline=False, sample_mask=sample_mask)
-    means = [mean for i, mean in enumerate(baselines.mean) if sample_mask is None or sample_mask[i]]
-    if not means:
+    mask = [1.0] * len(rewards) if sample_mask is None else sample_mask
+    _check(rewards, group_ids, mask)
+    groups = [[rewards[i] for i in members if mask[i]] for members in _groups(group_ids)]
+    spread = group_spread(groups)
+    if not spread.num_judged:
         return {}
-    pct_0 = 100.0 * sum(mean == 0.0 for mean in means) / len(means)
-    pct_1 = 100.0 * sum(mean == 1.0 for mean in means) / len(means)
+
+    def per_cent(reward: float) -> float:
+        of_uniform = sum(len(values) for values in groups if set(values) == {reward})
+        return 100.0 * of_uniform / spread.num_judged
+
+    pct_uniform = 100.0 * spread.num_uniform / spread.num_judged
     return {
-        "baseline_reward/pct_0": pct_0,
-        "baseline_reward/pct_1": pct_1,
-        "baseline_reward/pct_mixed": 100.0 - pct_0 - pct_1,
+        "baseline_reward/pct_0": per_cent(0.0),
+        "baseline_reward/pct_1": per_cent(1.0),
+        "baseline_reward/pct_mixed": 100.0 - pct_uniform,
+        "baseline_reward/pct_uniform": pct_uniform,
+        **({"reward_std": spread.std_sum / spread.num_with_std} if spread.num_with_std else {}),
     }
 
 

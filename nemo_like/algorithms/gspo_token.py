@@ -12,7 +12,14 @@ from __future__ import annotations
 
 from nemo_like.algorithms.importance_sampling import sample_means
 from nemo_like.algorithms.logprobs import limited
-from nemo_like.algorithms.losses import LossTerms, LossTokens, clipped, clipped_policy_gradient, loss_terms
+from nemo_like.algorithms.losses import (
+    LossTerms,
+    LossTokens,
+    clipped,
+    clipped_policy_gradient,
+    loss_terms,
+    with_clip_fractions,
+)
 from nemo_like.config.schema import LossConfig
 
 
@@ -23,4 +30,5 @@ def gspo_token(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
     ratio = limited(of_sample + (tokens.logprobs - logprobs)).exp()
     clipped_ratio = clipped(ratio, cfg)
     per_token = clipped_policy_gradient(ratio, clipped_ratio, tokens.advantages, dual_clip=cfg.ratio_clip_c)
-    return loss_terms(per_token, ratio, clipped_ratio, tokens, cfg)
+    terms = loss_terms(per_token, ratio, clipped_ratio, tokens, cfg)
+    return with_clip_fractions(terms, tokens, cfg)

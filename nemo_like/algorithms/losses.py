@@ -9,7 +9,7 @@ on how the batch is cut into micro-batches or spread over ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -96,8 +96,8 @@ class LossTerms:
     ``loss`` is the sum of weight times loss over the micro-batch's tokens; the sum of all micro-batches' and
     ranks' ``loss`` is the mean over the global batch. ``ratio`` and ``clipped_ratio`` are [M]; a user's loss
     that has no ratio gives ones. ``means`` are metrics by name: kl_penalty (not multiplied by its
-    coefficient; 0 without a reference), entropy and is_oob_ratio where the configuration asks for them, and
-    the names given to ``logs``.
+    coefficient; 0 without a reference), entropy and is_oob_ratio where the configuration asks for them,
+    clip_fraction_low and clip_fraction_high of a loss that clips, and the names given to ``logs``.
     """
 
     loss: Tensor
@@ -221,6 +221,30 @@ def clipped(ratio: Tensor, cfg: LossConfig) -> Tensor:
     return ratio.clamp(1 - cfg.ratio_clip_min, 1 + cfg.ratio_clip_max)
 
 
+def with_clip_fractions(terms: LossTerms, tokens: LossTokens, cfg: LossConfig) -> LossTerms:
+    """Return the terms of a loss that clips as ``policy_loss`` does, with the shares of tokens that the clip
+    holds as means: clip_fraction_low, whose ratio is below the range, and clip_fraction_high, above it.
+
+    In PPO's surrogate such a token has no gradient: it has A < 0 below the range, A > 0 above it, or with
+    ``ratio_clip_c`` A < 0 and a ratio above that. With GSPO's ratio all tokens of a sample are held or none.
+    CISPO's clip cuts a token's weight on either side, whatever the sign of A, and leaves it a gradient; only
+    a token with A = 0 has nothing to cut.
+    """
+    is_below, is_above = terms.ratio < terms.clipped_ratio, terms.ratio > terms.clipped_ratio
+    advantages = tokens.advantages
+    if cfg.use_cispo:
+        is_low, is_high = is_below & (advantages != 0), is_above & (advantages != 0)
+    else:
+        is_low, is_high = is_below & (advantages < 0), is_above & (advantages > 0)
+        if cfg.ratio_clip_c is not None:
+            is_high |= (advantages < 0) & (terms.ratio > cfg.ratio_clip_c)
+    held = {"clip_fraction_low": is_low, "clip_fraction_high": is_high}
+    fractions = {
+        name: TokenMean(is_held.to(tokens.mask.dtype), tokens.mask) for name, is_held in held.items()
+    }
+    return replace(terms, means={**terms.means, **fractions})
+
+
 def policy_loss(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
     """Compute the loss that the keys of ``loss_fn`` describe: PPO's surrogate, GSPO, CISPO or REINFORCE."""
     ratio = policy_ratio(tokens, cfg)
@@ -233,7 +257,8 @@ def policy_loss(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
         per_token = clipped_policy_gradient(
             ratio, clipped_ratio, tokens.advantages, dual_clip=cfg.ratio_clip_c
         )
-    return loss_terms(per_token, ratio, clipped_ratio, tokens, cfg)
+    terms = loss_terms(per_token, ratio, clipped_ratio, tokens, cfg)
+    return terms if cfg.disable_ppo_ratio else with_clip_fractions(terms, tokens, cfg)
 
 
 def loss_terms(

@@ -39,8 +39,19 @@ DIFFICULTY = Tag(
     "difficulty", str, "rollout", ("driver",), "in evaluations: the value of data.*.difficulty_key; or empty"
 )
 REWARD = Tag("reward", float, "rollout", ("driver",), "as the environment gave it; 0 where it failed")
+IS_JUDGED = Tag(
+    "is_judged",
+    bool,
+    "rollout",
+    ("driver",),
+    "whether its environment gave it a reward; no later stage changes it",
+)
 SAMPLE_MASK = Tag(
-    "sample_mask", float, "rollout, driver", ("driver", "logprobs", "train"), "0: the sample does not train"
+    "sample_mask",
+    float,
+    "driver",
+    ("driver", "logprobs", "train"),
+    "0: the sample does not train, for the reason in outcome",
 )
 NUM_PROMPT_TOKENS = Tag(
     "num_prompt_tokens", int, "rollout", ("driver",), "tokens that the samples of a group have in common"

@@ -19,12 +19,14 @@ _OF_VALIDATION = (
 )
 _OF_TRAINING = (
     *("reward", "filtered_reward", "shaped_reward"),
-    *("baseline_reward/pct_0", "baseline_reward/pct_1", "baseline_reward/pct_mixed"),
+    *("reward_std", "baseline_reward/pct_0", "baseline_reward/pct_1"),
+    *("baseline_reward/pct_mixed", "baseline_reward/pct_uniform"),
     *("dynamic_sampling_num_gen_batches", "dynamic_sampling_num_uniform", "dynamic_sampling_num_surplus"),
     *("num_filtered", "num_overlong_filtered", "num_masked_seqs_by_logprob_error", "num_skipped_samples"),
     *("loss", "grad_norm", "lr", "weights_moved", "kl_penalty", "entropy", "approx_entropy", "is_oob_ratio"),
     *("probs_ratio", "probs_ratio_min", "probs_ratio_max"),
     *("probs_ratio_clamped", "probs_ratio_clamped_min", "probs_ratio_clamped_max"),
+    *("clip_fraction_low", "clip_fraction_high"),
     *("token_mult_prob_error", "mean_seq_mult_prob_error", "max_seq_mult_prob_error"),
     *("gen_kl_error", "policy_kl_error", "js_divergence_error", "sampling_importance_ratio"),
     "routing_disagreement",

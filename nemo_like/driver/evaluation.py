@@ -16,7 +16,7 @@ from typing import Any
 from nemo_like.algorithms.error_bars import METHOD, Estimate
 from nemo_like.algorithms.held_out import held_out_estimates
 from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.batch.tags import AS_LOADED, DIFFICULTY, SAMPLE_MASK, TASK
+from nemo_like.batch.tags import AS_LOADED, DIFFICULTY, IS_JUDGED, TASK
 from nemo_like.config.schema import Config, EvaluationConfig, GRPOConfig
 from nemo_like.driver.interface import Partitions, Recovery, Rollout
 from nemo_like.driver.validation import (
@@ -162,7 +162,7 @@ def _group(batch: KVBatchMeta, by: str, name: str, cfg: GRPOConfig) -> ReportedG
         name=name,
         num_problems=len(problems),
         num_answers=len(batch),
-        num_failed_rewards=len(batch) - sum(map(bool, batch.tag(SAMPLE_MASK))),
+        num_failed_rewards=len(batch) - sum(batch.tag(IS_JUDGED)),
         estimates=held_out_estimates(problems, cfg.num_val_generations_per_prompt, cfg.val_solved_reward),
     )
 

@@ -10,6 +10,7 @@ from nemo_like.algorithms.rewards import Outcome
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import (
     GROUP_ID,
+    IS_JUDGED,
     MULT_PROB_ERROR,
     NUM_RESPONSE_TOKENS,
     OUTCOME,
@@ -161,20 +162,20 @@ def _mean(values: Sequence[float]) -> float:
 def reward_metrics(rollout: Collected) -> dict[str, float]:
     """Return mean rewards: ``reward`` of everything generated, the others of the groups kept.
 
-    Samples whose reward failed do not count, and a mean over no sample is left out. The number of rollouts
-    and the metrics of the groups' baselines come with them.
+    Samples whose reward failed do not count, those that were masked for another reason do, and a mean over no
+    sample is left out. The number of rollouts and the metrics of the groups' baselines come with them.
     """
     generated = rollout.generated
     rewards = [reward for part in generated for reward in part.tag(REWARD)]
     group_ids = [group_id for part in generated for group_id in part.tag(GROUP_ID)]
-    mask = [kept for part in generated for kept in part.tag(SAMPLE_MASK)]
-    kept = rollout.batch.tag(SAMPLE_MASK)
+    is_judged = [judged for part in generated for judged in part.tag(IS_JUDGED)]
+    kept = rollout.batch.tag(IS_JUDGED)
     return {
-        **_masked_mean("reward", rewards, mask),
+        **_masked_mean("reward", rewards, is_judged),
         **_masked_mean("filtered_reward", rollout.batch.tag(REWARD), kept),
         **_masked_mean("shaped_reward", rollout.batch.tag(SHAPED_REWARD), kept),
         "dynamic_sampling_num_gen_batches": float(rollout.num_rollouts),
-        **baseline_reward_metrics(rewards, group_ids, sample_mask=mask),
+        **baseline_reward_metrics(rewards, group_ids, sample_mask=is_judged),
     }
 
 

@@ -1,6 +1,7 @@
 """The stages of a step that compute on a batch's tags alone; the arithmetic itself is in ``algorithms``.
 
     reward ──scale──▶ scaled_reward ──shape──▶ shaped_reward
+    is_judged ──▶ sample_mask, outcome
     sample_mask, outcome ──overlong filter──▶ ──log-prob mismatch──▶ sample_mask, outcome
     shaped_reward, sample_mask ──estimate──▶ advantage, kl_scale
     advantage, sample_mask ──▶ is_idle
@@ -29,6 +30,7 @@ from nemo_like.batch.tags import (
     ADVANTAGE,
     GROUP_ID,
     IS_IDLE,
+    IS_JUDGED,
     IS_TRUNCATED,
     KL_SCALE,
     KL_SQUARE_SUM,
@@ -51,7 +53,10 @@ from nemo_like.config.schema import GRPOConfig, LossConfig, RewardShapingConfig
 
 
 def with_shaped_rewards(batch: KVBatchMeta, cfg: GRPOConfig) -> KVBatchMeta:
-    """Return a rollout's batch with the tags scaled_reward, shaped_reward and outcome."""
+    """Return a rollout's batch with the tags scaled_reward, shaped_reward, sample_mask and outcome.
+
+    From here on every judged sample trains, until a later stage masks it.
+    """
     scaled = scaled_rewards(batch.tag(REWARD), cfg.reward_scaling)
     num_tokens, is_truncated = batch.tag(NUM_RESPONSE_TOKENS), batch.tag(IS_TRUNCATED)
     ends = ResponseEnds(
@@ -59,9 +64,11 @@ def with_shaped_rewards(batch: KVBatchMeta, cfg: GRPOConfig) -> KVBatchMeta:
         is_truncated=is_truncated,
         max_response_tokens=_response_limits(batch, cfg.reward_shaping),
     )
-    outcomes = [(Outcome.trained if kept else Outcome.reward_failed).value for kept in batch.tag(SAMPLE_MASK)]
+    is_judged = batch.tag(IS_JUDGED)
+    outcomes = [(Outcome.trained if judged else Outcome.reward_failed).value for judged in is_judged]
     shaped = shaped_rewards(scaled, ends, cfg.reward_shaping)
-    return batch.with_tag(SCALED_REWARD, scaled).with_tag(SHAPED_REWARD, shaped).with_tag(OUTCOME, outcomes)
+    batch = batch.with_tag(SCALED_REWARD, scaled).with_tag(SHAPED_REWARD, shaped)
+    return batch.with_tag(SAMPLE_MASK, [*map(float, is_judged)]).with_tag(OUTCOME, outcomes)
 
 
 def _response_limits(batch: KVBatchMeta, cfg: RewardShapingConfig) -> Sequence[float]:
@@ -171,7 +178,7 @@ def with_idle(batch: KVBatchMeta, loss: LossConfig) -> KVBatchMeta:
 
 
 def with_outcome(batch: KVBatchMeta, outcome: Outcome) -> KVBatchMeta:
-    """Return the batch with this outcome for all samples but the masked ones, whose reward failed."""
+    """Return the batch with this outcome for all samples but the masked ones, which have their reason."""
     outcomes = [
         outcome.value if kept else old
         for kept, old in zip(batch.tag(SAMPLE_MASK), batch.tag(OUTCOME), strict=True)

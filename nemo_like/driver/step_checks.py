@@ -17,6 +17,7 @@ from nemo_like.batch.tags import (
     ADVANTAGE,
     GROUP_ID,
     IS_IDLE,
+    IS_JUDGED,
     IS_TRUNCATED,
     KL_SQUARE_SUM,
     KL_SUM,
@@ -27,12 +28,14 @@ from nemo_like.batch.tags import (
     SHAPED_REWARD,
     reward_component,
 )
-from nemo_like.config.derived import clips_ratio
+from nemo_like.config.derived import clips_ratio, has_teacher
 from nemo_like.config.schema import Config, Tripwires
 from nemo_like.driver.collection import Collected
 from nemo_like.driver.reports import StepResults, critic_metrics
 from nemo_like.driver.run_failures import RunFailed
+from nemo_like.driver.stages import mean_advantages
 from nemo_like.observability.metrics import Metric
+from nemo_like.observability.reward_components import reward_components
 from nemo_like.rollout.prompts import PromptBatch
 from nemo_like.tripwires.agreement import agreement_alarms, routing_alarms
 from nemo_like.tripwires.alarm import Alarm, told
@@ -41,16 +44,24 @@ from nemo_like.tripwires.batch_checks import (
     count_alarms,
     expected_counts,
     group_alarms,
+    mask_alarms,
     sample_alarms,
     trained_token_alarms,
     truncation_alarms,
     uniform_group_alarms,
 )
 from nemo_like.tripwires.canary_checks import canary_alarms
-from nemo_like.tripwires.data_checks import prompt_alarms, resume_alarms, reward_alarms
+from nemo_like.tripwires.data_checks import prompt_alarms, resume_alarms
+from nemo_like.tripwires.learning_signal import (
+    FLAT_PER_CENT,
+    LearningSignal,
+    SignalSamples,
+    StepSignal,
+    step_signal,
+)
 from nemo_like.tripwires.measured import Measured
 from nemo_like.tripwires.reference_advantages import Rewarded, reference_advantages
-from nemo_like.tripwires.rollout_checks import mask_alarms, rollout_alarms
+from nemo_like.tripwires.rollout_checks import judged_alarms, rollout_alarms
 from nemo_like.tripwires.update_checks import (
     entropy_alarms,
     finite_alarms,
@@ -91,7 +102,7 @@ class StepTripwires:
         self._warned: set[str] = set()
         self._prompts: tuple[int, ...] | None = None  # of the step before
         self._num_updates: float | None = None  # after the step before
-        self._num_uniform_steps: int | None = 0  # None once rewards have varied within a step
+        self._learning_signal = LearningSignal(solved_reward=cfg.grpo.val_solved_reward)
         # Of the weights with which a step may have been sampled, in the order in which they were sent.
         self._digests: deque[float] = deque(maxlen=cfg.grpo.max_staleness + 1)
 
@@ -116,7 +127,10 @@ class StepTripwires:
             alarms += self._count_alarms(results, update)
             alarms += self._update_alarms(results, metrics, update)
         alarms += finite_alarms({**metrics, **critic_metrics(results.critic)})
-        alarms += self._data_alarms(prompts, results.rollout)
+        alarms += prompt_alarms(prompts.indices, self._prompts, self._facts.num_prompts)
+        self._prompts = prompts.indices
+        if not has_teacher(self._cfg.loss_fn):  # else rewards need not matter
+            alarms += self._learning_signal.alarms(self._signal(results))
         self._num_updates = update.get(Measured.num_updates)
         return tuple(alarms)
 
@@ -130,26 +144,25 @@ class StepTripwires:
             self._warn(told(new, step))
 
     def look_at_resume(self, step: int, restored: Mapping[str, object], saved: Mapping[str, object]) -> None:
-        """Raise RunFailed unless the prompt order stands where the checkpoint of ``step`` left it."""
+        """Note that the run continues after the checkpoint of ``step``. Raises RunFailed unless the prompt
+        order stands where that left it."""
+        self._learning_signal.resume()
         if not self._is_off and (alarms := [*resume_alarms(dict(restored), dict(saved))]):
             raise RunFailed(f"resumed {told(alarms, step)}\n{_REMEDY}")
 
     def _collected_alarms(self, rollout: Collected) -> Iterator[Alarm]:
         batch, failed = rollout.batch, rollout.metrics.get("num_failed_rewards")
         if failed is not None:
-            filtered = Outcome.filtered.value  # by grpo.sample_filters, not for want of a reward
-            num_masked = sum(
-                not kept and outcome != filtered
-                for part in rollout.generated
-                for kept, outcome in zip(_collected_mask(part), part.tag(OUTCOME), strict=True)
-            )
-            yield from mask_alarms(num_masked, int(failed.value))
+            num_unjudged = sum(not judged for part in rollout.generated for judged in part.tag(IS_JUDGED))
+            yield from judged_alarms(num_unjudged, int(failed.value))
         if self._cfg.grpo.use_dynamic_sampling:
-            yield from uniform_group_alarms(batch.tag(REWARD), batch.prompt_index, _collected_mask(batch))
+            yield from uniform_group_alarms(batch.tag(REWARD), batch.prompt_index, _compared(batch))
 
     def _batch_alarms(self, batch: KVBatchMeta) -> Iterator[Alarm]:
         prompt_index = batch.prompt_index
         yield from group_alarms(batch.tag(GROUP_ID), prompt_index)
+        reasons = [None if outcome == Outcome.trained.value else outcome for outcome in batch.tag(OUTCOME)]
+        yield from mask_alarms(batch.tag(SAMPLE_MASK), batch.tag(IS_JUDGED), reasons)
         if self._cfg.grpo.overlong_filtering:
             yield from truncation_alarms(batch.tag(IS_TRUNCATED), batch.tag(SAMPLE_MASK))
         yield from advantage_alarms(batch.tag(ADVANTAGE), self._advantages(batch, prompt_index))
@@ -214,20 +227,19 @@ class StepTripwires:
             [(num_tokens, _)] = expected_counts(tokens, mask, len(tokens))
             yield from entropy_alarms(metrics, num_tokens)
 
-    def _data_alarms(self, prompts: PromptBatch, rollout: Collected) -> Iterator[Alarm]:
-        yield from prompt_alarms(prompts.indices, self._prompts, self._facts.num_prompts)
-        self._prompts = prompts.indices
-        rewards = {
-            reward
-            for part in rollout.generated
-            for reward, kept in zip(part.tag(REWARD), part.tag(SAMPLE_MASK), strict=True)
-            if kept
-        }
-        if len(rewards) > 1:
-            self._num_uniform_steps = None
-        if rewards and self._num_uniform_steps is not None:
-            self._num_uniform_steps += 1
-            yield from reward_alarms(self._num_uniform_steps, rewards.pop())
+    def _signal(self, results: StepResults) -> StepSignal:
+        batch = results.batch
+        return step_signal(
+            SignalSamples(
+                group_ids=batch.tag(GROUP_ID),
+                advantages=mean_advantages(batch),
+                rewards=batch.tag(REWARD),
+                is_judged=batch.tag(IS_JUDGED),
+                is_truncated=batch.tag(IS_TRUNCATED),
+            ),
+            _flat_components(_values(results.rollout.metrics)),
+            solved_reward=self._cfg.grpo.val_solved_reward,
+        )
 
     @property
     def _has_dropout(self) -> bool:
@@ -235,11 +247,24 @@ class StepTripwires:
         return lora.enabled and lora.dropout > 0
 
 
-def _collected_mask(batch: KVBatchMeta) -> list[bool]:
-    """Return which samples were unmasked when they were collected, before the step masked further ones."""
-    late = (Outcome.overlong.value, Outcome.logprob_mismatch.value)
-    pairs = zip(batch.tag(SAMPLE_MASK), batch.tag(OUTCOME), strict=True)
-    return [bool(kept) or outcome in late for kept, outcome in pairs]
+def _compared(batch: KVBatchMeta) -> list[bool]:
+    """Return which samples dynamic sampling compares: those that were judged and that no filter refused."""
+    pairs = zip(batch.tag(IS_JUDGED), batch.tag(OUTCOME), strict=True)
+    return [judged and outcome != Outcome.filtered.value for judged, outcome in pairs]
+
+
+def _flat_components(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the means of components that differ within nearly no group, of environments with several.
+
+    The metrics of an older recording do not say which do.
+    """
+    return {
+        f"{component} of env.{env}": value
+        for env, components in reward_components(metrics).items()
+        for component, value in components.items()
+        if len(components) > 1
+        and metrics.get(f"env/{env}/baseline_reward/pct_uniform/{component}", 0.0) >= FLAT_PER_CENT
+    }
 
 
 def _values(metrics: Mapping[str, Metric]) -> dict[str, float]:

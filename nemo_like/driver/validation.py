@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nemo_like.algorithms.held_out import Answers, held_out_metrics
 from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.batch.tags import ANSWER_ID, GROUP_ID, IS_TRUNCATED, NUM_RESPONSE_TOKENS, REWARD, SAMPLE_MASK
+from nemo_like.batch.tags import ANSWER_ID, GROUP_ID, IS_JUDGED, IS_TRUNCATED, NUM_RESPONSE_TOKENS, REWARD
 from nemo_like.config.schema import GRPOConfig
 from nemo_like.data.interface import SourceReport
 from nemo_like.driver.run_failures import RunFailed
@@ -92,7 +92,7 @@ def reached_goal(metrics: Mapping[str, float], cfg: GRPOConfig) -> bool:
 
 
 def _metrics(batch: KVBatchMeta, cfg: GRPOConfig) -> dict[str, float]:
-    num_failed = len(batch) - sum(map(bool, batch.tag(SAMPLE_MASK)))
+    num_failed = len(batch) - sum(batch.tag(IS_JUDGED))
     return {
         **held_out_metrics(answers_of(batch), cfg.num_val_generations_per_prompt, cfg.val_solved_reward),
         "avg_length": sum(batch.tag(NUM_RESPONSE_TOKENS)) / len(batch),
@@ -106,15 +106,15 @@ def _metrics(batch: KVBatchMeta, cfg: GRPOConfig) -> dict[str, float]:
 def answers_of(batch: KVBatchMeta) -> list[Answers]:
     """Return the rewards and answer ids of every problem's samples, without those that were not judged."""
     problems: dict[object, tuple[list[float], list[int]]] = {}
-    for group_id, reward, answer_id, kept in zip(
+    for group_id, reward, answer_id, is_judged in zip(
         batch.tag(GROUP_ID),
         batch.tag(REWARD),
         batch.tag(ANSWER_ID),
-        batch.tag(SAMPLE_MASK),
+        batch.tag(IS_JUDGED),
         strict=True,
     ):
         rewards, answer_ids = problems.setdefault(group_id, ([], []))
-        if kept:
+        if is_judged:
             rewards.append(reward)
             answer_ids.append(answer_id)
     return [Answers(*problem) for problem in problems.values()]

@@ -19,7 +19,10 @@ from nemo_like.environments.interface import ABSTAINED_SHARE, UNNUMBERED, Failur
 _LARGEST = 3.4028234663852886e38
 _MAX_SHOWN_CHARACTERS = 80
 # Names that the rollout's own metrics of every environment have, under env/<name>/.
-_TAKEN_METRICS = ("reward", "num_samples", "num_failed_rewards", "failed_reward_share", ABSTAINED_SHARE)
+_TAKEN_METRICS = (
+    *("reward", "reward_std", "baseline_reward"),
+    *("num_samples", "num_failed_rewards", "failed_reward_share", ABSTAINED_SHARE),
+)
 
 
 class Malformed(Exception):

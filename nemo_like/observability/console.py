@@ -9,7 +9,13 @@ from typing import Protocol, TextIO
 
 from nemo_like.config.schema import ConsoleMode
 from nemo_like.observability.printable import accept_all_characters, printable
-from nemo_like.observability.progress import RunProgress, format_duration, format_failed, stage_shares
+from nemo_like.observability.progress import (
+    RunProgress,
+    format_duration,
+    format_failed,
+    format_reward_parts,
+    stage_shares,
+)
 
 
 class Console(Protocol):
@@ -112,7 +118,8 @@ def _drop_output(stream: TextIO) -> None:
 def _describe_step(metrics: Mapping[str, float], eta_s: float | None) -> str:
     """Return a step's numbers on one line, without those that the step did not measure."""
     formats = {
-        "train/reward": "reward {:.3f}",
+        "train/mean_gen_tokens_per_sample": "length {:.1f}",
+        "train/truncation_rate": "truncated {:.1%}",
         "train/loss": "loss {:.4f}",
         "train/grad_norm": "grad_norm {:.3f}",
         "performance/tokens_per_sec": "tokens/s {:.0f}",
@@ -120,6 +127,9 @@ def _describe_step(metrics: Mapping[str, float], eta_s: float | None) -> str:
     }
     failed = format_failed(metrics, "train")
     parts = [failed] if failed else []
+    if "train/reward" in metrics:
+        components = format_reward_parts(metrics)
+        parts.append(f"reward {metrics['train/reward']:.3f}" + (f" ({components})" if components else ""))
     parts += [template.format(metrics[name]) for name, template in formats.items() if name in metrics]
     shares = ", ".join(f"{item.stage} {item.share:.0%}" for item in stage_shares(metrics))
     if shares:

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from nemo_like.observability.reward_components import reward_components
+
 # Stages of a step that do not overlap, as named under timing/train/. The rest of the step's time is "other".
 STEP_STAGES = (
     "weight_sync",
@@ -22,6 +24,7 @@ STEP_STAGES = (
 _TIMING = "timing/train/"
 _FAILED_SHARES = {"training": "train/failed_reward_share", "validation": "validation/failed_reward_share"}
 _RECENT_STEPS = 10
+_SHOWN_PARTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,26 @@ def format_failed(metrics: Mapping[str, float], part: str) -> str:
     """Return a text on the share of failed rewards in ``part`` ("train", "validation"), "" for none."""
     share = metrics.get(f"{part}/failed_reward_share", 0.0)
     return f"{share:.1%} of the rewards failed" if share else ""
+
+
+def format_reward_parts(metrics: Mapping[str, float]) -> str:
+    """Return the means of the reward's components, such as "format 0.100, right 0.250"; "" where the reward
+    has one component.
+
+    Of several environments each component has the environment's name before its own, and an environment with
+    one component has its name alone.
+    """
+    found = reward_components(metrics)
+    parts = {}
+    for env, components in found.items():
+        for name, value in components.items():
+            label = name if len(found) == 1 else env if len(components) == 1 else f"{env}/{name}"
+            parts[label] = value
+    if len(parts) < 2:
+        return ""
+    shown = [f"{label} {value:.3f}" for label, value in parts.items()]
+    more = len(shown) - _SHOWN_PARTS
+    return ", ".join(shown[:_SHOWN_PARTS]) + (f", {more} more" if more > 0 else "")
 
 
 def format_duration(seconds: float) -> str:

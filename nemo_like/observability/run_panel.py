@@ -13,7 +13,13 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from nemo_like.observability.progress import RunProgress, format_duration, format_failed, stage_shares
+from nemo_like.observability.progress import (
+    RunProgress,
+    format_duration,
+    format_failed,
+    format_reward_parts,
+    stage_shares,
+)
 
 _SPARK_WIDTH = 40
 _SPARKS = "▁▂▃▄▅▆▇█"
@@ -67,6 +73,12 @@ class RunPanel:
         if progress.rewards:
             trend = sparkline(progress.rewards, _SPARK_WIDTH)
             grid.add_row("reward", f"[bold]{progress.rewards[-1]:.3f}[/]", f"[cyan]{trend}[/]")
+        if parts := format_reward_parts(metrics):
+            grid.add_row("components", "", Text(parts))
+        if "train/mean_gen_tokens_per_sample" in metrics:
+            length = f"{metrics['train/mean_gen_tokens_per_sample']:.1f}"
+            text = f"{metrics['train/truncation_rate']:.1%} truncated"
+            grid.add_row("response length", length, text)
         if failed := format_failed(metrics, "train"):
             grid.add_row("failed", f"[bold red]{failed}[/]", "")
         if progress.accuracies:

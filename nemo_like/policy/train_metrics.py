@@ -12,7 +12,10 @@ from nemo_like.algorithms.losses import LossTerms, TokenMean
 from nemo_like.observability.metrics import Metric, maximum, mean, minimum
 
 # Means that a training phase can report; the loss decides which of them it reports.
-KNOWN_MEANS = ("probs_ratio", "probs_ratio_clamped", "kl_penalty", "entropy", "is_oob_ratio", *DIVERGENCES)
+KNOWN_MEANS = (
+    *("probs_ratio", "probs_ratio_clamped", "clip_fraction_low", "clip_fraction_high"),
+    *("kl_penalty", "entropy", "is_oob_ratio", *DIVERGENCES),
+)
 
 
 class TrainMetrics:

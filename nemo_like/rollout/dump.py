@@ -31,7 +31,7 @@ from nemo_like.rollout.prompts import ProblemPlace
 
 # Pictures and the experts of every token and layer are large, and tell people nothing.
 _NOT_DUMPED = frozenset({ROUTED_EXPERTS, *(column.name for column in IMAGE_COLUMNS)})
-# Tags that mean nothing for a sample whose reward failed: they hold a 0 that the sample mask hides.
+# Tags that mean nothing for a sample whose reward failed: they hold a 0 in place of none.
 _REWARD_TAGS = tuple(tag.name for tag in (REWARD, SCALED_REWARD, SHAPED_REWARD, ADVANTAGE))
 
 

@@ -12,13 +12,13 @@ import numpy as np
 from nemo_like.batch.columns import GENERATION_LOGPROBS, INPUT_IDS, RESPONSE_MASK, Column, Layout
 from nemo_like.batch.tags import (
     GROUP_ID,
+    IS_JUDGED,
     IS_TRUNCATED,
     NUM_PROMPT_TOKENS,
     NUM_RESPONSE_TOKENS,
     NUM_TURNS,
     POLICY_VERSION,
     REWARD,
-    SAMPLE_MASK,
     TagValue,
     named,
 )
@@ -46,9 +46,9 @@ def flatten(
     passages bring besides the log-probs; a passage that brings no value gets ``nothing``.
 
     Columns: input_ids int32; response_mask uint8, 1 on what the policy generated; generation_logprobs
-    float32, nats, 0 elsewhere. Tags: group_id, reward and sample_mask (both 0 where the environment failed),
-    num_prompt_tokens, num_response_tokens (generated ones), num_turns, is_truncated, policy_version. Raises
-    ColumnMismatch for a value that does not fit its column.
+    float32, nats, 0 elsewhere. Tags: group_id, is_judged (false where the environment failed), reward (0
+    there), num_prompt_tokens, num_response_tokens (generated ones), num_turns, is_truncated, policy_version.
+    Raises ColumnMismatch for a value that does not fit its column.
     """
     samples = list(chain.from_iterable(groups))
     rows: list[list[Passage]] = []  # per sample
@@ -84,7 +84,7 @@ def flatten(
             {
                 GROUP_ID: [first_group + sample.position for sample in samples],
                 REWARD: [sample.reward or 0.0 for sample in samples],
-                SAMPLE_MASK: [0 if sample.failure else 1 for sample in samples],
+                IS_JUDGED: [sample.failure is None for sample in samples],
                 NUM_PROMPT_TOKENS: [len(sample.prompt_ids) for sample in samples],
                 NUM_RESPONSE_TOKENS: [sample.num_response_tokens for sample in samples],
                 NUM_TURNS: [sample.num_turns for sample in samples],

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from nemo_like.batch.columns import Column
+from nemo_like.batch.tags import IS_JUDGED, SAMPLE_MASK
 from nemo_like.config.recordings import MANIFEST, RecordingManifest, read_manifest, rollout_file
 from nemo_like.data_plane import codec
 from nemo_like.observability.disk import write_whole
@@ -121,7 +122,7 @@ def read_rollout(directory: Path, columns: Sequence[Column], prompts: PromptBatc
             },
             lengths=entries[_LENGTHS].tolist(),
             chunk_sizes=entries[_CHUNK_SIZES].tolist(),
-            tags=description["tags"],
+            tags=_declared(description["tags"]),
         )
     if flat.chunk_sizes != [prompts.num_generations] * len(prompts):
         raise ValueError(
@@ -135,3 +136,15 @@ def read_rollout(directory: Path, columns: Sequence[Column], prompts: PromptBatc
             for name, (total, weight, reduction) in description["metrics"].items()
         },
     )
+
+
+def _declared(tags: dict[str, Any]) -> dict[str, Any]:
+    """Return a recording's tags under the names that they have now.
+
+    Recordings older than the tag is_judged have sample_mask in its place: no stage had masked a sample yet
+    that was judged.
+    """
+    if SAMPLE_MASK.name not in tags:
+        return tags
+    mask = tags.pop(SAMPLE_MASK.name)
+    return {**tags, IS_JUDGED.name: [*map(bool, mask)]}

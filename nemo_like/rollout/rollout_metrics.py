@@ -7,19 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from nemo_like.algorithms.advantages import group_spread
 from nemo_like.batch.columns import POLICY_VERSIONS
-from nemo_like.environments.interface import ABSTAINED_SHARE
+from nemo_like.environments.interface import ABSTAINED_SHARE, total_reward
 from nemo_like.observability.metrics import Metric, maximum, mean, summed
 from nemo_like.rollout.conversation import Conversation, EndReason
 
 
 def rollout_metrics(groups: Sequence[Sequence[Conversation]]) -> dict[str, Metric]:
     """Return lengths, ends and failures over all samples, then rewards and failures of each environment."""
-    samples = [sample for group in groups for sample in group]
-    by_env: dict[str, list[Conversation]] = {}
-    for sample in samples:
-        by_env.setdefault(sample.example.env, []).append(sample)
-    metrics = _overall(samples)
+    by_env: dict[str, list[Sequence[Conversation]]] = {}
+    for group in groups:  # the samples of a group have one problem
+        by_env.setdefault(group[0].example.env, []).append(group)
+    metrics = _overall([sample for group in groups for sample in group])
     for env, of_env in sorted(by_env.items()):
         metrics |= {f"env/{env}/{name}": metric for name, metric in _of_environment(of_env).items()}
     return metrics
@@ -76,13 +76,14 @@ def continued_metrics(groups: Sequence[Sequence[Conversation]]) -> dict[str, Met
     return {"num_continued_samples": summed(sum(one.num_continued > 0 for group in groups for one in group))}
 
 
-def _of_environment(samples: Sequence[Conversation]) -> dict[str, Metric]:
+def _of_environment(groups: Sequence[Sequence[Conversation]]) -> dict[str, Metric]:
     """Return the metrics of one environment's samples.
 
-    Rewards are means over the judged samples, of a component over those in which it does not abstain; the
-    environment's own metrics are means over the turns that gave
-    them; failures are counted by kind.
+    Rewards are means over the judged samples, of a component over those in which it does not abstain, with
+    how far they differ within groups. The environment's own metrics are means over the turns that gave them;
+    failures are counted by kind.
     """
+    samples = [sample for group in groups for sample in group]
     judged = [sample for sample in samples if sample.failure is None]
     failures = Counter(sample.failure.kind.name for sample in samples if sample.failure)
     abstained = Counter(name for sample in judged for name, value in sample.rewards.items() if value is None)
@@ -100,7 +101,7 @@ def _of_environment(samples: Sequence[Conversation]) -> dict[str, Metric]:
         f"{ABSTAINED_SHARE}/{name}": mean(count, len(judged)) for name, count in sorted(abstained.items())
     }
     if judged:
-        of_judged = {"reward": mean(sum(rewards.values()), len(judged)), **of_judged}
+        of_judged = {"reward": mean(sum(rewards.values()), len(judged)), **of_judged, **_spreads(groups)}
     return {
         **of_judged,
         **{name: mean(total, num_given[name]) for name, total in sorted(own.items())},
@@ -109,6 +110,27 @@ def _of_environment(samples: Sequence[Conversation]) -> dict[str, Metric]:
         "failed_reward_share": mean(num_failed, len(samples)),
         **{f"num_failed_rewards/{kind}": summed(count) for kind, count in sorted(failures.items())},
     }
+
+
+def _spreads(groups: Sequence[Sequence[Conversation]]) -> dict[str, Metric]:
+    """Return, of the reward and of each of its components, the mean standard deviation within a group and the
+    per cent of judged samples whose group has no two different values. A sample in which a component abstains
+    is none of that component's."""
+    judged = [[sample.rewards for sample in group if sample.failure is None] for group in groups]
+    names = sorted({name for group in judged for rewards in group for name in rewards})
+    values = {"": [[total_reward(rewards) for rewards in group] for group in judged]}
+    for name in names:
+        of_component = [[rewards.get(name, 0.0) for rewards in group] for group in judged]
+        values[f"/{name}"] = [[one for one in group if one is not None] for group in of_component]
+    metrics: dict[str, Metric] = {}
+    for name, of_groups in values.items():
+        spread = group_spread(of_groups)
+        if spread.num_judged:
+            uniform = mean(100.0 * spread.num_uniform, spread.num_judged)
+            metrics[f"baseline_reward/pct_uniform{name}"] = uniform
+        if spread.num_with_std:
+            metrics[f"reward_std{name}"] = mean(spread.std_sum, spread.num_with_std)
+    return metrics
 
 
 def _sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:

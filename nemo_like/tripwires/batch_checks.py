@@ -52,6 +52,29 @@ def advantage_alarms(given: Sequence[float], expected: Sequence[float] | None) -
         )
 
 
+def mask_alarms(
+    sample_mask: Sequence[float], is_judged: Sequence[bool], reasons: Sequence[str | None]
+) -> Iterator[Alarm]:
+    """Yield an alarm where samples train that were not judged, and where the mask and the reasons for it
+    disagree.
+
+    ``reasons`` say why a sample does not train; None: it trains.
+    """
+    num_unjudged = sum(bool(kept) and not judged for kept, judged in zip(sample_mask, is_judged, strict=True))
+    num_wrong = sum(bool(kept) != (reason is None) for kept, reason in zip(sample_mask, reasons, strict=True))
+    wrong = []
+    if num_unjudged:
+        wrong.append(f"{num_unjudged} samples train that were not judged")
+    if num_wrong:
+        wrong.append(f"{num_wrong} samples are masked without a reason, or train in spite of one")
+    if wrong:
+        yield Alarm(
+            tripwire="masks",
+            wrong="; ".join(wrong),
+            look_at="what masks samples (driver/stages.py, driver/tag_functions.py)",
+        )
+
+
 def truncation_alarms(is_truncated: Sequence[bool], sample_mask: Sequence[float]) -> Iterator[Alarm]:
     """Yield an alarm when truncated samples train; to be asked with grpo.overlong_filtering alone."""
     num_wrong = sum(bool(cut and kept) for cut, kept in zip(is_truncated, sample_mask, strict=True))

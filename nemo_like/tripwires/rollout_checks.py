@@ -47,13 +47,13 @@ def rollout_alarms(measured: Mapping[str, float]) -> Iterator[Alarm]:
     yield from _equal_responses(measured)
 
 
-def mask_alarms(num_masked: int, num_failed: int) -> Iterator[Alarm]:
-    """Yield an alarm unless a rollout masks as many samples as have no reward."""
-    if num_masked != num_failed:
+def judged_alarms(num_unjudged: int, num_failed: int) -> Iterator[Alarm]:
+    """Yield an alarm unless as many samples count as not judged as have no reward."""
+    if num_unjudged != num_failed:
         yield Alarm(
             tripwire="masks",
-            wrong=f"the rollout masks {num_masked} samples, but {num_failed} have no reward",
-            look_at="sample_mask (rollout/flatten.py); a reward of 0 is a reward",
+            wrong=f"{num_unjudged} samples count as not judged, but {num_failed} have no reward",
+            look_at="is_judged (rollout/flatten.py); a reward of 0 is a reward",
         )
 
 

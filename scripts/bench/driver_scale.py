@@ -200,7 +200,7 @@ def random_batch(num_samples: int) -> KVBatchMeta:
     values = {
         tags.GROUP_ID: [row // GROUP_SIZE for row in range(num_samples)],
         tags.REWARD: rewards,
-        tags.SAMPLE_MASK: [1] * num_samples,
+        tags.IS_JUDGED: [True] * num_samples,
         tags.NUM_PROMPT_TOKENS: [PROMPT_TOKENS] * num_samples,
         tags.NUM_RESPONSE_TOKENS: responses,
         tags.NUM_TURNS: [1] * num_samples,

@@ -22,14 +22,17 @@ _ADAPTER = "default"
 
 @dataclass(frozen=True, slots=True)
 class DenseUpdate:
-    """``ratio``, ``clipped_ratio``, ``kl`` and ``entropy`` are of the trained response tokens. ``choices`` is
-    what ``DenseReference.choices`` counted before the update, of a mixture of experts."""
+    """``ratio``, ``clipped_ratio``, ``held_low`` and ``held_high`` (1 where the clip leaves no gradient),
+    ``kl`` and ``entropy`` are of the trained response tokens. ``choices`` is what ``DenseReference.choices``
+    counted before the update, of a mixture of experts."""
 
     loss: float
     grad_norm: float
     num_tokens: float
     ratio: Tensor
     clipped_ratio: Tensor
+    held_low: Tensor
+    held_high: Tensor
     kl: Tensor
     entropy: Tensor
     choices: Tensor | None = None
@@ -152,6 +155,9 @@ class DenseReference:
             token_loss = torch.maximum(-advantages[row] * ratio, -advantages[row] * clipped)
             if advantages[row] < 0 and self.loss.ratio_clip_c is not None:
                 token_loss = token_loss.clamp(max=-advantages[row] * self.loss.ratio_clip_c)
+            (slope,) = torch.autograd.grad(token_loss.sum(), ratio, retain_graph=True)
+            is_held = (slope == 0) & (advantages[row] != 0)
+            low, high = (is_held & (ratio < 1)).float(), (is_held & (ratio > 1)).float()
             kl = torch.zeros_like(ratio)
             if reference is not None:
                 gap = reference[row] - logprobs
@@ -161,7 +167,7 @@ class DenseReference:
             token_loss = token_loss - (self.loss.entropy_coef or 0.0) * entropy
             share = num_tokens if self.loss.token_level_loss else float(masks[row].sum()) * num_samples
             total = total + (token_loss * masks[row]).sum() / share
-            details.append(torch.stack((ratio, clipped, kl, entropy)).detach()[:, masks[row] > 0])
+            details.append(torch.stack((ratio, clipped, low, high, kl, entropy)).detach()[:, masks[row] > 0])
         is_mixture = hasattr(self.model.config, "norm_topk_prob")
         choices = self.choices(batch, rows) if is_mixture else None
         self.optimizer.zero_grad()

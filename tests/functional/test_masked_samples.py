@@ -1,4 +1,5 @@
-"""Whole runs in which many samples are masked, for their length or since trainer and engine disagree."""
+"""Whole runs in which many samples are masked: for their length, since trainer and engine disagree, or by a
+filter."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ SMALL = [
 ]
 # At such a temperature some answers are longer than the limit.
 LONG = ["grpo.overlong_filtering=true", "generation.temperature=2"]
+FILTERED = ["grpo.sample_filters=[not_truncated]", "generation.temperature=2"]
 # In float32 rounding alone makes some samples differ by more.
 DISAGREEING = ["grpo.seq_logprob_error_threshold=1.0000003"]
 
@@ -31,8 +33,9 @@ DISAGREEING = ["grpo.seq_logprob_error_threshold=1.0000003"]
         (CONFIG, [*LONG, "grpo.use_dynamic_sampling=true"], "overlong"),
         (CONFIG, DISAGREEING, "logprob_mismatch"),
         (PPO, DISAGREEING, "logprob_mismatch"),
+        (CONFIG, FILTERED, "filtered"),
     ],
-    ids=["long", "long, dynamic sampling", "disagreeing", "disagreeing, with a critic"],
+    ids=["long", "long, dynamic sampling", "disagreeing", "disagreeing, with a critic", "filtered"],
 )
 def test_a_step_goes_on_without_its_masked_samples(
     config: str, options: list[str], outcome: str, arithmetic_model: str, tmp_path: Path
@@ -48,4 +51,8 @@ def test_a_step_goes_on_without_its_masked_samples(
     assert masked and len(masked) < len(lines)
     for line in masked:
         assert (line["sample_mask"], line["advantage"]) == (0, 0)
+        assert line["is_judged"]
         assert all(value in (0, None) for value in line["tokens"].get("advantages", ()))
+    for record in run.records():
+        rewards = [line["reward"] for line in lines if line["step"] == record["step"]]
+        assert record["train/reward"] == pytest.approx(sum(rewards) / len(rewards))

@@ -473,9 +473,9 @@ def test_the_canary_is_scored_by_the_trained_weights_at_temperature_1(outcome: O
 def test_training_metrics_equal_the_dense_model(outcome: Outcome) -> None:
     dense = outcome.dense.updates
     num_tokens = sum(update.num_tokens for update in dense)
-    ratios, clipped, kl, entropy = (
+    ratios, clipped, low, high, kl, entropy = (
         torch.cat([getattr(update, name) for update in dense])
-        for name in ("ratio", "clipped_ratio", "kl", "entropy")
+        for name in ("ratio", "clipped_ratio", "held_low", "held_high", "kl", "entropy")
     )
     expected = {
         "loss": np.mean([update.loss for update in dense]),
@@ -483,6 +483,8 @@ def test_training_metrics_equal_the_dense_model(outcome: Outcome) -> None:
         "lr": LEARNING_RATES[-1],
         "probs_ratio": ratios.sum() / num_tokens,
         "probs_ratio_clamped": clipped.sum() / num_tokens,
+        "clip_fraction_low": low.sum() / num_tokens,
+        "clip_fraction_high": high.sum() / num_tokens,
         "kl_penalty": kl.sum() / num_tokens,
         "probs_ratio_max": ratios.max(),
         "probs_ratio_min": ratios.min(),

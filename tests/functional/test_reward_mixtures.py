@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -62,9 +63,16 @@ def mixed(tmp_path_factory: pytest.TempPathFactory, arithmetic_model: str) -> Fi
     }
     kinds = {"quality": "reward_model", "even": "function", "task": "weighted_sum"}
     gdpo = {"name": "gdpo", "reward_weights": {"arithmetic": 1.0, "quality": 0.1, "even": 0.2}}
-    grpo = {"max_num_steps": 3, "adv_estimator": gdpo}
-    config = configuration(directory, env, kinds, grpo=grpo, rollout={"dump_period": 1})
-    return run_grpo(directory, config=config)
+    # At such a temperature some answers are longer than the limit, and do not train.
+    grpo = {"max_num_steps": 3, "adv_estimator": gdpo, "overlong_filtering": True}
+    others = {"rollout": {"dump_period": 1}, "generation": {"temperature": 2.0}}
+    return run_grpo(directory, config=configuration(directory, env, kinds, grpo=grpo, **others))
+
+
+def samples_of(run: FinishedRun, step: int) -> list[dict[str, Any]]:
+    """What the dump says of a step's samples."""
+    lines = (run.run_dir / "rollouts" / f"step_{step}.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def test_a_verifier_and_a_reward_model_reward_together(mixed: FinishedRun) -> None:
@@ -86,8 +94,7 @@ def test_a_verifier_and_a_reward_model_reward_together(mixed: FinishedRun) -> No
 
 
 def test_every_sample_has_all_components_and_an_advantage_from_them(mixed: FinishedRun) -> None:
-    lines = (mixed.run_dir / "rollouts" / "step_3.jsonl").read_text().splitlines()
-    samples = [json.loads(line) for line in lines]
+    samples = samples_of(mixed, 3)
     assert len(samples) == 16 * 8
     for sample in samples:
         assert sample["rewards"].keys() == WEIGHTS.keys()
@@ -95,6 +102,51 @@ def test_every_sample_has_all_components_and_an_advantage_from_them(mixed: Finis
         assert sample["reward"] == pytest.approx(sum(one or 0.0 for one in sample["rewards"].values()))
         assert sample["rewards"]["arithmetic"] in (0.0, 2.0)
     assert any(sample["advantage"] for sample in samples)
+
+
+def test_metrics_of_rewards_are_those_of_all_judged_samples_also_of_those_that_do_not_train(
+    mixed: FinishedRun,
+) -> None:
+    for record in mixed.records():
+        samples = samples_of(mixed, int(record["step"]))
+        masked = [sample for sample in samples if not sample["sample_mask"]]
+        assert 0 < len(masked) == record["train/num_overlong_filtered"] < len(samples)
+        assert all(sample["is_judged"] and sample["outcome"] == "overlong" for sample in masked)
+        rewards = [sample["reward"] for sample in samples]
+        for name in ("reward", "filtered_reward", "shaped_reward"):
+            assert record[f"train/{name}"] == pytest.approx(np.mean(rewards))
+        kept = np.mean([sample["reward"] for sample in samples if sample["sample_mask"]])
+        assert abs(record["train/reward"] - kept) > 0.01  # what the samples that train would give
+
+
+def test_the_spread_within_groups_is_told_of_the_reward_and_of_each_component(mixed: FinishedRun) -> None:
+    for record in mixed.records():
+        samples = samples_of(mixed, int(record["step"]))
+        of = "train/env/task/"
+        assert record["train/baseline_reward/pct_mixed"] == 100 - record["train/baseline_reward/pct_uniform"]
+        for name, suffix in {"": "", **{name: f"/{name}" for name in WEIGHTS}}.items():
+            values = [one["rewards"][name] if name else one["reward"] for one in samples]
+            # A component that abstains does so for a whole group; the dump is by (group, generation).
+            groups = np.array([one for one in values if one is not None]).reshape(-1, 8)
+            assert len(groups) == 16 or (0 < len(groups) < 16 == len(values) / 8 and name == "even")
+            is_uniform = (groups == groups[:, :1]).all(axis=1)
+            std, uniform = groups.std(axis=1, ddof=1).mean(), 100 * is_uniform.mean()
+            assert record[f"{of}reward_std{suffix}"] == pytest.approx(std)
+            assert record[f"{of}baseline_reward/pct_uniform{suffix}"] == pytest.approx(uniform)
+            if not name:
+                assert record["train/reward_std"] == pytest.approx(std)
+                assert record["train/baseline_reward/pct_uniform"] == pytest.approx(uniform)
+
+
+def test_the_console_shows_components_length_and_truncated_responses(mixed: FinishedRun) -> None:
+    for record in mixed.records():
+        parts = {name: record[f"train/env/task/reward/{name}"] for name in sorted(WEIGHTS)}
+        shown = ", ".join(f"{name} {value:.3f}" for name, value in parts.items())
+        length, cut = record["train/mean_gen_tokens_per_sample"], record["train/truncation_rate"]
+        assert (
+            f"step {record['step']}/3  reward {record['train/reward']:.3f} ({shown})  "
+            f"length {length:.1f}  truncated {cut:.1%}  loss "
+        ) in mixed.output
 
 
 @pytest.mark.slow

@@ -374,7 +374,7 @@ def reward_of_another_sample(step: Any) -> Any:
 def zero_reward_taken_for_missing(flatten: Any) -> Any:
     def mutated(*args: Any, **options: Any) -> Any:
         flat = flatten(*args, **options)
-        flat.tags["sample_mask"] = [1 if reward else 0 for reward in flat.tags["reward"]]
+        flat.tags["is_judged"] = [bool(reward) for reward in flat.tags["reward"]]
         return flat
 
     return mutated

@@ -117,8 +117,35 @@ def test_baseline_metrics_count_samples_of_unsolved_solved_and_mixed_groups():
     # Group a never right (2 samples), b always (1), c mixed (2).
     metrics = baseline_reward_metrics([0.0, 0.0, 1.0, 1.0, 0.0], ["a", "a", "b", "c", "c"])
     assert metrics == pytest.approx(
-        {"baseline_reward/pct_0": 40.0, "baseline_reward/pct_1": 20.0, "baseline_reward/pct_mixed": 40.0}
+        {
+            "baseline_reward/pct_0": 40.0,
+            "baseline_reward/pct_1": 20.0,
+            "baseline_reward/pct_mixed": 40.0,
+            "baseline_reward/pct_uniform": 60.0,
+            "reward_std": 0.5 / 2**0.5,  # of groups with 0 and 1 / sqrt(2)
+        }
     )
+
+
+def test_equal_rewards_that_are_neither_0_nor_1_are_not_mixed():
+    rewards = [0.1] * 126 + [0.1, 1.1, 0.1, 1.1]
+    metrics = baseline_reward_metrics(rewards, [i // 2 for i in range(130)])
+    assert metrics["baseline_reward/pct_uniform"] == pytest.approx(100 * 126 / 130)
+    assert metrics["baseline_reward/pct_mixed"] == pytest.approx(100 * 4 / 130)
+    assert metrics["baseline_reward/pct_0"] == metrics["baseline_reward/pct_1"] == 0
+    assert metrics["reward_std"] == pytest.approx(2 * 2**-0.5 / 65)
+
+
+def test_rewards_that_cancel_out_are_mixed_and_not_all_0():
+    metrics = baseline_reward_metrics([-1.0, 1.0, 0.0, 2.0], ["a", "a", "b", "b"])
+    assert metrics["baseline_reward/pct_mixed"] == 100
+    assert metrics["baseline_reward/pct_0"] == metrics["baseline_reward/pct_1"] == 0
+
+
+def test_groups_of_one_have_no_spread():
+    metrics = baseline_reward_metrics([0.0, 0.3, 1.0], ["a", "b", "c"])
+    assert metrics["baseline_reward/pct_uniform"] == 100
+    assert "reward_std" not in metrics
 
 
 def test_baseline_metrics_leave_masked_samples_out():

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from torch import Tensor
 
+from nemo_like.algorithms.gspo_token import gspo_token
 from nemo_like.algorithms.losses import (
     GlobalCounts,
     clipped_policy_gradient,
@@ -16,6 +20,7 @@ from nemo_like.algorithms.losses import (
     policy_loss,
     token_weights,
 )
+from nemo_like.algorithms.sapo import sapo
 from nemo_like.config.schema import KLType, LossConfig
 from tests.unit.algorithms.loss_cases import CONFIG, tokens
 
@@ -163,3 +168,68 @@ def test_a_batch_without_trained_tokens_has_zero_loss_and_gradient() -> None:
     loss.backward()
     assert loss.item() == 0
     assert batch.logprobs.grad.tolist() == [0, 0]
+
+
+def clip_fractions(
+    ratios: list[float], advantages: list[float], cfg: LossConfig, **changes: Any
+) -> list[float]:
+    """The low and the high one of a micro-batch."""
+    means = policy_loss(tokens(ratios, advantages, **changes), cfg).means
+    parts = [means["clip_fraction_low"], means["clip_fraction_high"]]
+    return [float((one.values * one.weights).sum() / one.weights.sum()) for one in parts]
+
+
+# Below, within and above the range of 0.8 to 1.28, for a good, a bad and an indifferent token.
+RATIOS = [0.5, 1.0, 1.5] * 3
+ADVANTAGES = [1.0] * 3 + [-1.0] * 3 + [0.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "low", "high"),
+    [
+        ({}, 1, 1),  # a bad token below, a good one above
+        ({"ratio_clip_c": 1.4}, 1, 2),  # and a bad one above 1.4
+        ({"ratio_clip_c": 1.6}, 1, 1),
+        ({"use_cispo": True}, 2, 2),  # good and bad ones, below and above
+    ],
+)
+def test_a_clip_holds_where_it_takes_gradient_or_weight_away(
+    changes: dict[str, Any], low: int, high: int
+) -> None:
+    cfg = replace(CONFIG, **changes)
+    assert clip_fractions(RATIOS, ADVANTAGES, cfg) == pytest.approx([low / 9, high / 9])
+    mask = torch.tensor([1.0] * 6 + [0.0] * 3)
+    assert clip_fractions(RATIOS, ADVANTAGES, cfg, mask=mask) == pytest.approx([low / 6, high / 6])
+
+
+def test_gspo_clips_all_tokens_of_a_sample_or_none() -> None:
+    cfg = replace(CONFIG, sequence_level_importance_ratios=True)
+    # The geometric means are 0.5 and 2: the first, bad sample is below the range, the second above it.
+    found = clip_fractions([0.25, 1.0, 2.0, 2.0, 2.0], [-1.0, -1.0, 1.0, 1.0, 1.0], cfg, lengths=[2, 3])
+    assert found == pytest.approx([2 / 5, 3 / 5])
+    per_token = gspo_token(tokens([0.25, 1.0], [-1.0, -1.0], lengths=[2]), cfg)
+    assert per_token.means["clip_fraction_low"].values.tolist() == [1.0, 1.0]
+    assert per_token.means["clip_fraction_high"].values.tolist() == [0.0, 0.0]
+
+
+def test_a_loss_that_does_not_clip_has_no_clip_fractions() -> None:
+    batch = tokens([1.5], [1.0])
+    for terms in (policy_loss(batch, replace(CONFIG, disable_ppo_ratio=True)), sapo(batch, CONFIG)):
+        assert not {"clip_fraction_low", "clip_fraction_high"} & terms.means.keys()
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.1, 4.0), st.sampled_from([-1.5, -0.5, 0.5, 2.0])), min_size=1, max_size=8),
+    st.sampled_from([None, 1.1, 3.0]),
+)
+def test_the_tokens_that_a_clip_holds_are_those_without_a_gradient(
+    drawn: list[tuple[float, float]], dual_clip: float | None
+) -> None:
+    # The lower bound is not exact in float32, the upper one and the dual clip's are not either.
+    bounds = [0.8, 1.28, *([dual_clip] if dual_clip else [])]
+    assume(all(abs(ratio - bound) > 1e-3 for ratio, _ in drawn for bound in bounds))
+    batch = tokens(*map(list, zip(*drawn, strict=True)))
+    terms = policy_loss(batch, replace(CONFIG, ratio_clip_c=dual_clip))
+    terms.loss.backward()
+    held = terms.means["clip_fraction_low"].values + terms.means["clip_fraction_high"].values
+    assert held.tolist() == [float(gradient == 0) for gradient in batch.logprobs.grad.tolist()]

@@ -86,7 +86,7 @@ class ScriptedRollout:
             tags={
                 "group_id": [prompts.first_group + i for i, group in enumerate(groups) for _ in group],
                 "reward": [0.0 if reward is None else reward for reward in flat],
-                "sample_mask": [0 if reward is None else 1 for reward in flat],
+                "is_judged": [reward is not None for reward in flat],
                 "num_prompt_tokens": [NUM_TOKENS - NUM_RESPONSE_TOKENS] * count,
                 "num_response_tokens": [NUM_RESPONSE_TOKENS] * count,
                 "is_truncated": [False] * count,

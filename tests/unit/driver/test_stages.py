@@ -14,6 +14,7 @@ from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.batch.tags import (
     ADVANTAGE,
     IS_IDLE,
+    IS_JUDGED,
     KL_SCALE,
     MULT_PROB_ERROR,
     NUM_RESPONSE_TOKENS,
@@ -57,7 +58,7 @@ def rollout(**tags: object) -> KVBatchMeta:
         columns=frozenset(),
         tags={
             "reward": (1.0, 0.0, 0.0, 1.0),
-            "sample_mask": (1, 1, 0, 1),
+            "is_judged": (True, True, False, True),
             "group_id": (0, 0, 0, 0),
             "num_response_tokens": (2, 3, 4, 4),
             "is_truncated": (False, False, True, True),
@@ -101,6 +102,7 @@ def test_each_filter_names_what_it_masked_and_leaves_earlier_reasons(cfg: GRPOCo
     batch = without_mismatch(batch.with_tag(MULT_PROB_ERROR, [1.0, 1.9, 9.0, 9.0]), 1.5)
     assert batch.tag(SAMPLE_MASK) == (1, 0, 0, 0)
     assert batch.tag(OUTCOME) == ("trained", "logprob_mismatch", "reward_failed", "overlong")
+    assert batch.tag(IS_JUDGED) == (True, True, False, True)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +199,7 @@ def test_a_critics_sums_go_to_the_estimator_and_its_scale_to_training(cfg: GRPOC
 def test_idle_is_what_is_masked_or_has_no_advantage_where_nothing_else_enters_the_loss(
     loss: LossConfig, expected: tuple[int, ...]
 ) -> None:
-    batch = with_idle(rollout(advantage=(0.5, 0.0, 0.3, -1.0)), loss)
+    batch = with_idle(rollout(sample_mask=(1, 1, 0, 1), advantage=(0.5, 0.0, 0.3, -1.0)), loss)
     assert batch.tag(IS_IDLE) == expected
 
 

@@ -35,6 +35,7 @@ TAGS = {
     "group_id": (0, 0, 1, 1),
     "reward": (1.0, 0.0, 1.0, 1.0),
     "shaped_reward": (1.0, 0.0, 1.0, 1.0),
+    "is_judged": (True, True, True, True),
     "sample_mask": (1.0, 1.0, 1.0, 1.0),
     "num_response_tokens": (3, 4, 2, 2),
     "is_truncated": (False, False, False, False),
@@ -249,6 +250,81 @@ def test_a_reward_that_never_varied_is_warned_of_at_the_third_step() -> None:
     for expected in (False, False, True, False):
         found = [[one.tripwire for one in each.look(PROMPTS, uniform, Sent(99.0))] for each in (never, later)]
         assert ["constant_reward" in names for names in found] == [expected, False]
+
+
+def test_a_sample_that_was_not_judged_must_not_train() -> None:
+    step = replace(HEALTHY, num_failed=1, tags={"is_judged": (True, True, True, False)})
+    (alarm,) = tripwires().look(PROMPTS, step.results(), Sent(99.0))
+    assert (alarm.tripwire, alarm.wrong) == ("masks", "1 samples train that were not judged")
+
+
+def test_rewards_are_looked_at_before_samples_are_masked() -> None:
+    """Every response is truncated and filtered: what was judged is 1 for all, then 0 for one."""
+    cut = {
+        "is_truncated": (True,) * 4,
+        "sample_mask": (0.0,) * 4,
+        "outcome": ("overlong",) * 4,
+        "advantage": (0.0,) * 4,
+        "reward": (1.0,) * 4,
+    }
+    step = replace(
+        HEALTHY, tags=cut, counts=[[(0, 0), (0, 0)]] * 2, update={**UPDATE, Measured.num_trained_tokens: 0.0}
+    )
+    same, varied = (tripwires("grpo.overlong_filtering=true") for _ in range(2))
+    varying = replace(step, tags={**cut, "reward": (1.0, 1.0, 0.0, 1.0)})
+    told = []
+    for _ in range(3):
+        told += [one for one in same.look(PROMPTS, step.results(), Sent(99.0)) if "rewards" in one.wrong]
+        found = varied.look(PROMPTS, varying.results(), Sent(99.0))
+        assert "constant_reward" not in [one.tripwire for one in found]
+    assert [one.wrong for one in told] == [
+        "in each of the first 3 steps all rewards were equal, at last 1; 100% of the responses are "
+        "truncated: raise generation.max_new_tokens"
+    ]
+
+
+def with_metrics(step: Step, **metrics: float) -> StepResults:
+    results = step.results()
+    return replace(
+        results,
+        rollout=replace(
+            results.rollout,
+            metrics={**results.rollout.metrics, **{name: mean(value) for name, value in metrics.items()}},
+        ),
+    )
+
+
+def test_a_component_that_differs_in_no_group_is_named() -> None:
+    same = {"reward": (1.0,) * 4, "shaped_reward": (1.0,) * 4, "advantage": (0.0,) * 4}
+    results = with_metrics(
+        replace(HEALTHY, tags=same),
+        **{
+            "env/math/reward/right": 0.0,
+            "env/math/reward/style": 1.0,
+            "env/math/baseline_reward/pct_uniform/right": 100.0,
+            "env/math/baseline_reward/pct_uniform/style": 94.0,
+            # The only component of an environment is its reward.
+            "env/code/reward/passed": 1.0,
+            "env/code/baseline_reward/pct_uniform/passed": 100.0,
+        },
+    )
+    watching = tripwires()
+    [_, _, alarms] = [watching.look(PROMPTS, results, Sent(99.0)) for _ in range(3)]
+    (told,) = (one.wrong for one in alarms if one.tripwire == "constant_reward")
+    assert "differ within nearly no group: right of env.math (mean 0): see" in told
+    assert "style" not in told
+    assert "passed" not in told
+
+
+def test_rewards_say_nothing_where_a_teacher_is_learned_from_and_little_after_a_resume() -> None:
+    same = {"reward": (1.0,) * 4, "shaped_reward": (1.0,) * 4, "advantage": (0.0,) * 4}
+    uniform = replace(HEALTHY, tags=same).results()
+    resumed = tripwires()
+    resumed.look_at_resume(3, {}, {})
+    taught = tripwires("teacher=default", "teacher.model_name=x", "loss_fn.kind=distillation")
+    for each in (resumed, taught):
+        found = [one.tripwire for _ in range(4) for one in each.look(PROMPTS, uniform, Sent(99.0))]
+        assert "constant_reward" not in found
 
 
 def alarm(name: str, *, ends_run: bool = True) -> Alarm:

@@ -32,7 +32,7 @@ def answered(rewards: list[float | None], size: int = 1) -> RolloutResult:
         tags={
             "group_id": tuple(i // size for i in range(count)),
             "reward": tuple(reward or 0.0 for reward in rewards),
-            "sample_mask": tuple(int(reward is not None) for reward in rewards),
+            "is_judged": tuple(reward is not None for reward in rewards),
             "answer_id": tuple(i % size for i in range(count)),
             "num_response_tokens": tuple(range(1, count + 1)),
             "is_truncated": (False,) * (count - 1) + (True,),

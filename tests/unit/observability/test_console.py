@@ -65,6 +65,50 @@ def test_a_step_without_timings_shows_what_there_is():
     assert stream.getvalue() == "step 2/3  reward 1.000\n"
 
 
+OWN = {
+    "train/reward": 0.35,
+    "train/env/math/reward": 0.35,
+    "train/env/math/reward/format": 0.1,
+    "train/env/math/reward/right": 0.25,
+    "train/env/math/inner/reward/score": 9.0,  # a metric of the environment's own
+    "train/mean_gen_tokens_per_sample": 57.31,
+    "train/truncation_rate": 0.125,
+    "train/loss": 0.5,
+}
+
+
+def line_of(metrics):
+    stream = io.StringIO()
+    PlainConsole(stream, RunProgress(max_num_steps=3, clock=Clock())).step(2, metrics)
+    return stream.getvalue().removeprefix("step 2/3  ").rstrip("\n")
+
+
+def test_a_line_has_the_rewards_components_the_length_and_the_truncated_responses():
+    assert line_of(OWN) == (
+        "reward 0.350 (format 0.100, right 0.250)  length 57.3  truncated 12.5%  loss 0.5000"
+    )
+
+
+def test_a_reward_of_one_component_is_shown_once():
+    assert line_of({"train/reward": 0.5, "train/env/sums/reward/exact_match": 0.5}) == "reward 0.500"
+
+
+def test_components_of_several_environments_are_told_apart():
+    several = {
+        **OWN,
+        "train/env/code/reward/passed": 0.5,
+        "train/env/math/reward/style": 0.0,
+    }
+    assert line_of(several).startswith(
+        "reward 0.350 (math/format 0.100, math/right 0.250, math/style 0.000, code 0.500)  length"
+    )
+
+
+def test_a_line_has_at_most_eight_components():
+    many = {f"train/env/math/reward/part_{number}": 0.0 for number in range(11)}
+    assert line_of({"train/reward": 0.0, **many}).endswith("part_7 0.000, 3 more)")
+
+
 def test_auto_is_plain_away_from_a_terminal_and_live_on_one():
     progress = RunProgress(max_num_steps=1)
     assert isinstance(make_console(ConsoleMode.auto, io.StringIO(), "run", progress), PlainConsole)
@@ -98,6 +142,15 @@ def test_the_live_view_shows_step_reward_accuracy_speed_stages_and_time_left(wid
         "9,876", "generation 25%", "policy_training 50%", "token_mult_prob_error 1.0000", "a line that stays",
     ):  # fmt: skip
         assert expected in shown
+
+
+def test_the_live_view_shows_components_length_and_truncated_responses(wide_terminal):
+    stream = TerminalStream()
+    console = LiveConsole(stream, "my-run", RunProgress(max_num_steps=80, clock=Clock()))
+    console.step(1, OWN)
+    console.close()
+    for expected in ("format 0.100, right 0.250", "response length", "57.3", "12.5% truncated"):
+        assert expected in stream.getvalue()
 
 
 def test_closing_the_live_view_shows_the_cursor_again(wide_terminal):

@@ -111,9 +111,8 @@ def test_messages_of_a_record_that_are_left_out_are_told_once_by_file_and_line(c
     checked = check(SILENT, env_config("exact_match"))
     seen = PromptExample((Message("user", "1+1"), Message("assistant", "?"), Message("tool", "seven")), "2")
     (problem,) = checked.begun("problems.jsonl:7", seen)
-    assert problem.rule.startswith(
-        "cannot be used: problems.jsonl:7: the chat template leaves out the content of message 3 (role 'tool')"
-    )
+    told = "problems.jsonl:7: the chat template leaves out the content of message 3 (role 'tool')"
+    assert problem.rule.startswith(f"cannot be used: {told}")
     assert [*checked.begun("problems.jsonl:8", seen)] == []
 
 

@@ -50,10 +50,10 @@ def test_logprobs_stand_on_their_tokens_and_are_zero_on_the_prompt() -> None:
     assert logprobs.dtype == np.float32
 
 
-def test_a_failed_reward_masks_its_sample() -> None:
+def test_a_sample_whose_reward_failed_was_not_judged() -> None:
     tags = _flat().tags
     assert tags["reward"] == [1.0, 0.0, 0.0, 0.5]
-    assert tags["sample_mask"] == [1, 1, 0, 1]
+    assert tags["is_judged"] == [True, True, False, True]
 
 
 def test_tags_count_tokens_and_name_the_group() -> None:
@@ -158,7 +158,7 @@ def test_a_sample_whose_image_could_not_be_read_is_its_prompt_and_does_not_train
     flat = flatten([[failed], [seen]], (IMAGES,))
     assert flat.lengths == [2, 2]
     assert np.asarray(flat.columns["response_mask"]).tolist() == [0, 0, 0, 1]
-    assert flat.tags["sample_mask"] == [0, 1]
+    assert flat.tags["is_judged"] == [False, True]
     assert flat.tags["policy_version"] == [3, 3]
     assert flat.columns["images"] == [[], [images]]
 

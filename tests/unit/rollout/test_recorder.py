@@ -45,6 +45,13 @@ def test_a_rollout_comes_back_exactly(tmp_path: Path) -> None:
         assert read.flat.columns[name].tobytes() == values.tobytes()
 
 
+def test_a_recording_from_before_the_tag_is_judged_says_the_same_by_its_mask(tmp_path: Path) -> None:
+    old = replace(flat_batch(), tags={"reward": [0.0, 1.0], "sample_mask": [0, 1]})
+    RolloutRecorder(tmp_path, MANIFEST).write(PROMPTS, old, METRICS)
+    read = read_rollout(tmp_path, ROLLOUT_COLUMNS, PROMPTS)
+    assert read.flat.tags == {"reward": [0.0, 1.0], "is_judged": [False, True]}
+
+
 def test_refills_of_a_step_have_files_of_their_own(tmp_path: Path) -> None:
     recorder, refill = RolloutRecorder(tmp_path, MANIFEST), replace(PROMPTS, first_group=2)
     recorder.write(PROMPTS, flat_batch(0), METRICS)

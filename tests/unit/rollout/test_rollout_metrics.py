@@ -7,7 +7,7 @@ from nemo_like.environments.interface import FailureKind, Feedback
 from nemo_like.observability.metrics import merge
 from nemo_like.rollout.conversation import Conversation
 from nemo_like.rollout.rollout_metrics import rollout_metrics
-from tests.unit.rollout.conversations import conversation, response
+from tests.unit.rollout.conversations import conversation, finished, response
 
 
 def _groups() -> list[list[Conversation]]:
@@ -47,6 +47,12 @@ def test_rewards_and_failures_are_told_apart_by_environment() -> None:
     of_sums = {name: value for name, value in values.items() if name.startswith("env/sums/")}
     assert of_sums == {
         "env/sums/reward": 0.75,
+        "env/sums/reward_std": pytest.approx(1.5 / 2**0.5),
+        "env/sums/reward_std/right": pytest.approx(1.0 / 2**0.5),
+        "env/sums/reward_std/style": pytest.approx(0.5 / 2**0.5),
+        "env/sums/baseline_reward/pct_uniform": 0,
+        "env/sums/baseline_reward/pct_uniform/right": 0,
+        "env/sums/baseline_reward/pct_uniform/style": 0,
         "env/sums/reward/right": 0.5,
         "env/sums/reward/style": 0.25,
         "env/sums/length": 2.5,
@@ -57,6 +63,25 @@ def test_rewards_and_failures_are_told_apart_by_environment() -> None:
     assert values["env/game/reward"] == 0.0
     assert values["env/game/num_failed_rewards/timed_out"] == 1
     assert values["env/game/failed_reward_share"] == 0.5
+    # One judged sample has nothing to differ from.
+    assert values["env/game/baseline_reward/pct_uniform/solved"] == 100
+    assert "env/game/reward_std" not in values
+
+
+def test_a_component_that_is_flat_shows_beside_one_that_is_not() -> None:
+    groups = [
+        [finished((4, 5), response([7]), Feedback({"format": own, "right": 0.0})) for own in of_group]
+        for of_group in ([0.1, 0.1], [0.1, 0.5, 0.9], [0.2, 0.2])
+    ]
+    groups[2].append(finished((4, 5), response([7]), Feedback.failed(FailureKind.raised, "it raised")))
+    values = {name: metric.value for name, metric in rollout_metrics(groups).items()}
+    # The standard deviations are 0, 0.4 and 0; of seven judged samples four are in groups without any.
+    assert values["env/sums/reward_std"] == pytest.approx(0.4 / 3)
+    assert values["env/sums/reward_std/format"] == pytest.approx(0.4 / 3)
+    assert values["env/sums/baseline_reward/pct_uniform"] == pytest.approx(100 * 4 / 7)
+    assert values["env/sums/reward/right"] == 0
+    assert values["env/sums/reward_std/right"] == 0
+    assert values["env/sums/baseline_reward/pct_uniform/right"] == 100
 
 
 def test_what_only_a_last_turn_reports_is_averaged_over_those_that_report_it() -> None:

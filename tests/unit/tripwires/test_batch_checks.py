@@ -9,6 +9,7 @@ from nemo_like.tripwires.batch_checks import (
     count_alarms,
     expected_counts,
     group_alarms,
+    mask_alarms,
     sample_alarms,
     trained_token_alarms,
     truncation_alarms,
@@ -39,6 +40,16 @@ def test_an_advantage_that_is_no_number_is_wrong() -> None:
 
 def test_ones_own_estimator_is_not_judged() -> None:
     assert list(advantage_alarms([7.0], None)) == []
+
+
+def test_a_sample_trains_exactly_where_it_was_judged_and_no_stage_says_why_not() -> None:
+    judged, reasons = [True, True, False], [None, "overlong", "reward_failed"]
+    assert list(mask_alarms([1.0, 0.0, 0.0], judged, reasons)) == []
+    (unjudged,) = mask_alarms([1.0, 0.0, 1.0], judged, [None, "overlong", None])
+    assert unjudged.wrong == "1 samples train that were not judged"
+    (unexplained,) = mask_alarms([0.0, 1.0, 0.0], judged, reasons)
+    assert unexplained.wrong == "2 samples are masked without a reason, or train in spite of one"
+    assert unjudged.tripwire == unexplained.tripwire == "masks"
 
 
 def test_no_truncated_sample_trains_where_they_are_filtered() -> None:

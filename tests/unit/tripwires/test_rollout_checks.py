@@ -5,7 +5,7 @@ import math
 import pytest
 
 from nemo_like.tripwires.measured import Measured
-from nemo_like.tripwires.rollout_checks import log_chance, mask_alarms, rollout_alarms
+from nemo_like.tripwires.rollout_checks import judged_alarms, log_chance, rollout_alarms
 
 HEALTHY = {
     Measured.num_seeds: 1024.0,
@@ -58,7 +58,7 @@ def test_responses_may_be_equal_as_often_as_their_probabilities_say() -> None:
     assert tripped(num_equal_neighbours=400.0) == ["constant_generation"]
 
 
-def test_a_rollout_masks_the_samples_without_a_reward_and_no_others() -> None:
-    assert list(mask_alarms(3, 3)) == []
-    (alarm,) = mask_alarms(700, 0)
-    assert alarm.wrong == "the rollout masks 700 samples, but 0 have no reward"
+def test_the_samples_without_a_reward_and_no_others_count_as_not_judged() -> None:
+    assert list(judged_alarms(3, 3)) == []
+    (alarm,) = judged_alarms(700, 0)
+    assert alarm.wrong == "700 samples count as not judged, but 0 have no reward"
