@@ -157,7 +157,6 @@ class VllmEngine:
         )
         self._complete_args(device, model_name if self._reads_images else tokenizer_name)
         self._engine: LLMEngine
-        self._added_tokens: Mapping[str, int] = {}  # those of the tokenizer that it never splits, by text
         self._failure: str | None = None
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._unfinished: dict[str, QueuedRequest] = {}  # those that vLLM has
@@ -449,8 +448,11 @@ class VllmEngine:
             self._did_not_start = True
             raise GenerationError(f"engine {self._name!r} did not start: {error}") from error
         self._engine.set_weight_version(str(self._policy_version))
-        if not self._engine_args.skip_tokenizer_init:
-            self._added_tokens = self._engine.get_tokenizer().get_added_vocab()
+        # The tokens that the tokenizer never splits, by text.
+        has_tokenizer = not self._engine_args.skip_tokenizer_init
+        self._added_tokens: Mapping[str, int] = (
+            self._engine.get_tokenizer().get_added_vocab() if has_tokenizer else {}
+        )
         if self._has_structured_outputs:
             self._rpc("return_unmasked_logprobs")
         self._routes.start(self._engine)
