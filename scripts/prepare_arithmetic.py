@@ -77,9 +77,8 @@ class Record:
     accuracy: float  # share of held-out problems right when sampled at temperature 1
     steps: int
     seconds: float
-    holds_out_both_orders: bool = (
-        False  # of two operands; earlier versions trained on y+x where x+y is held out
-    )
+    # False in records that lack the field: their models have learnt y+x where x+y is held out.
+    holds_out_both_orders: bool = False
 
 
 def main(arguments: list[str] | None = None) -> int:

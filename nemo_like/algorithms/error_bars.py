@@ -62,10 +62,10 @@ class Estimate:
         """Return Wilson's interval for independent answers, as many as would have this standard error, but no
         more than there are.
 
-        Where all problems agree, so that the error is 0, each counts as one answer.
+        Where all problems agree, so that the error is 0 but for rounding, each counts as one answer.
         """
         share, size = self.value, float(self.num_problems)
-        if error > 0:
+        if error > 0 and 0 < share < 1:
             unbiased = error**2 * (self.num_problems - 1) / self.num_problems
             size = min(share * (1 - share) / unbiased, float(self.num_answers))
         square = quantile**2 / size

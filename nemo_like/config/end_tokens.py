@@ -27,16 +27,18 @@ def stated_end_ids(checkpoint: Path) -> tuple[int, ...]:
     return tuple(dict.fromkeys(token for name in _FILES for token in _ids(checkpoint / name)))
 
 
-def end_tokens(checkpoint: Path) -> dict[int, str]:
-    """Return the tokens that end a response by id: the eos of the tokenizer first, then ``stated_end_ids``.
+def shown_end_tokens(checkpoint: Path) -> list[str]:
+    """Return the tokens that end a response as text for people, such as "<|im_end|> (151645)": the eos of the
+    tokenizer first, then ``stated_end_ids``.
 
-    The values are their texts by tokenizer.json, "" where it does not have them. Without tokenizer.json the
-    eos of the tokenizer is left out.
+    The files tell the id of the tokenizer's eos only where there is a tokenizer.json.
     """
     texts = _added_tokens(checkpoint)
     eos = _text(_content(checkpoint / "tokenizer_config.json").get("eos_token"))
     of_tokenizer = [token for token, text in texts.items() if text == eos]
-    return {token: texts.get(token, "") for token in (*of_tokenizer, *stated_end_ids(checkpoint))}
+    ids = dict.fromkeys((*of_tokenizer, *stated_end_ids(checkpoint)))
+    shown = [f"{texts[token]} ({token})" if token in texts else f"{token}" for token in ids]
+    return shown if of_tokenizer else ["the eos of the tokenizer", *shown]
 
 
 def _ids(file: Path) -> Iterator[int]:
@@ -53,7 +55,8 @@ def _ids(file: Path) -> Iterator[int]:
 
 def _added_tokens(checkpoint: Path) -> dict[int, str]:
     added = _content(checkpoint / "tokenizer.json").get("added_tokens")
-    return {one["id"]: one["content"] for one in added or () if "id" in one and "content" in one}
+    tokens = map(_mapping, added if isinstance(added, list) else ())
+    return {one["id"]: one["content"] for one in tokens if "id" in one and "content" in one}
 
 
 def _text(token: Any) -> str | None:

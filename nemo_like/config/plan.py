@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from nemo_like.config.derived import (
     length_multiple,
     scores_prev_logprobs,
 )
-from nemo_like.config.end_tokens import end_tokens
+from nemo_like.config.end_tokens import shown_end_tokens
 from nemo_like.config.memory_timetable import (
     MemoryTimetable,
     format_timetable,
@@ -97,7 +97,7 @@ class Plan:
     teacher: GroupPlan | None
     has_teaching_engine: bool  # a vLLM engine scores for the teacher
     critic_warmup_steps: int
-    end_tokens: Mapping[int, str] | None  # what ends a response, by id; None where the checkpoint is not here
+    end_tokens: Sequence[str] | None  # what ends a response; None where the checkpoint is not here
     max_tokens_per_step: int
     bytes_per_token: int  # over all per_token columns
     weight_bytes: int  # one copy, as it travels to an engine
@@ -136,7 +136,7 @@ def make_plan(cfg: Config, models: RunModels, bytes_per_token: int) -> Plan:
         teacher=of_teacher,
         has_teaching_engine=teacher is not None and is_one_engine(teacher),
         critic_warmup_steps=0 if value is None else value.warmup_steps,
-        end_tokens=end_tokens(Path(policy.model_name)) if Path(policy.model_name).is_dir() else None,
+        end_tokens=shown_end_tokens(Path(policy.model_name)) if Path(policy.model_name).is_dir() else None,
         max_tokens_per_step=num_samples * policy.max_total_sequence_length,
         bytes_per_token=bytes_per_token,
         weight_bytes=weight_bytes(cfg, model),
@@ -241,11 +241,10 @@ def format_plan(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _ends(tokens: Mapping[int, str] | None) -> str:
-    if not tokens:
-        return "end at the eos tokens of the checkpoint" + (", which is not here" if tokens is None else "")
-    shown = (f"{text} ({token})" if text else f"{token}" for token, text in tokens.items())
-    return f"end at {', '.join(shown)}"
+def _ends(tokens: Sequence[str] | None) -> str:
+    if tokens is None:
+        return "end at the eos tokens of the checkpoint, which is not here"
+    return f"end at {', '.join(tokens)}"
 
 
 def _phases(plan: Plan) -> str:

@@ -24,10 +24,10 @@ def response_limit(cfg: Config, task: str) -> int:
 
 
 def task_with_limit_of_a_turn(cfg: Config, num_tokens: int) -> str | None:
-    """Return a training task of several turns of which each may have ``num_tokens``, and a sample more; None
-    where there is none. Where such a number is to hold for samples, it was meant for one turn."""
+    """Return a training task of whose turns, or calls of an agent, each may have ``num_tokens`` and a sample
+    more; None where there is none. Such a number for samples was meant for one turn."""
     for task in training_tasks(cfg):
-        if task not in cfg.env or cfg.env[task].max_turns == 1:
+        if task not in cfg.env:
             continue
         if num_tokens == training_sampling(cfg, task).sampling.max_new_tokens < response_limit(cfg, task):
             return task

@@ -11,6 +11,7 @@ from typing import Any
 
 from nemo_like.data.interface import Message
 from nemo_like.data.messages import BadMessage, plain_call, with_text_arguments
+from nemo_like.data.template_turns import MADE_UP_CALL_ID
 
 _END_OF_REASONING = "</think>"
 # Fields without which the policy answers another question.
@@ -25,10 +26,10 @@ _MADE_UP: tuple[dict[str, Any], ...] = (
         "role": "assistant",
         "content": "",
         "tool_calls": [
-            {"id": "madeup001", "type": "function", "function": {"name": _NAME, "arguments": _ARGUMENTS}}
+            {"id": MADE_UP_CALL_ID, "type": "function", "function": {"name": _NAME, "arguments": _ARGUMENTS}}
         ],
     },
-    {"role": "tool", "tool_call_id": "madeup001", "name": _NAME, "content": "!"},
+    {"role": "tool", "tool_call_id": MADE_UP_CALL_ID, "name": _NAME, "content": "!"},
 )
 
 

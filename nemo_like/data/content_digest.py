@@ -31,7 +31,8 @@ def record_contents(example: PromptExample) -> object:
 
 
 def made_contents(example: PromptExample) -> object:
-    """Return what tells apart problems that a program makes: a field might have no order of its own."""
+    """Return the prompt and the answer of a problem that a program makes. Its further fields are left out,
+    since a program may order them differently each time."""
     return [example.prompt, example.answer]
 
 
@@ -74,9 +75,10 @@ def _encoded(contents: object) -> bytes:
 
 
 def _sorted(value: Any) -> Any:
-    """Return plain data with the keys of every mapping as text and in order, since fields have no order."""
+    """Return plain data with the keys of every mapping as text and in order, since fields have no order, and
+    without what is None: a table has a field in every row, a line of JSON only where it says something."""
     if isinstance(value, Mapping):
-        return {str(key): _sorted(value[key]) for key in sorted(value, key=str)}
+        return {str(key): _sorted(value[key]) for key in sorted(value, key=str) if value[key] is not None}
     if isinstance(value, list | tuple):
         return [_sorted(one) for one in value]
     return value

@@ -47,7 +47,9 @@ class PromptExample:
     images: tuple[Picture, ...] = ()  # one for each <image> in the prompt, in this order
     difficulty: str = ""  # the value of data.*.difficulty_key
     tools: tuple[Mapping[str, Any], ...] = ()  # that the chat template describes to the policy
-    where: str = field(default="", compare=False)  # it is, for errors: file and line, or file and record
+    where: str = field(
+        default="", compare=False
+    )  # the problem comes from, for error messages: file and line, or file and record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,12 +20,15 @@ from typing import Any, Protocol
 
 # Takes the place of a response where a conversation is rendered to see what the template writes after one.
 _MARK = "response-of-the-policy"
-# Of a made-up call. Templates of Mistral want ids of nine letters or digits.
-_CALL_ID, _CALLED = "call00001", "function-of-a-made-up-call"
+# The id of a made-up call. Templates of Mistral want nine letters or digits.
+MADE_UP_CALL_ID = "call00001"
+_CALLED = "function-of-a-made-up-call"
 _QUESTION: Mapping[str, Any] = {"role": "user", "content": "?"}
 # Roles that templates know for what is said to the policy.
 _ROLES = ("user", "tool", "system")
-_OBSERVED = "quokka"  # a made-up observation: a word that no template writes by itself
+MADE_UP_TEXT = (
+    "quokka"  # what somebody says in a made-up conversation: a word that no template writes by itself
+)
 _WORDS = re.compile(r"[A-Za-z0-9]+")
 
 
@@ -139,7 +142,7 @@ def check_role(render: Render, role: str) -> None:
     """Raise TurnError, which names the roles that work, where the template cannot render an observation of
     ``role``."""
     try:
-        between_responses(render, _OBSERVED, role)
+        between_responses(render, MADE_UP_TEXT, role)
     except TurnError as error:
         known = " and ".join(rendered_roles(render)) or "no usual role"
         raise TurnError(f"{error}; it renders observations of the role {known}") from error
@@ -150,7 +153,7 @@ def rendered_roles(render: Render) -> list[str]:
     found = []
     for role in _ROLES:
         with suppress(TurnError):
-            between_responses(render, _OBSERVED, role)
+            between_responses(render, MADE_UP_TEXT, role)
             found.append(role)
     return found
 
@@ -174,14 +177,11 @@ def _after_message(render: Render, response: Mapping[str, Any], new: Sequence[Ma
 
 def _after_made_up_call(render: Render, observed: Mapping[str, Any]) -> str:
     """Return what follows a response that calls a function of an unknown name."""
-    ways = []
-    kinds: tuple[Any, ...] = ({}, "{}")
-    for arguments in kinds:  # templates want the one or the other
-        call = {"id": _CALL_ID, "type": "function", "function": {"name": _CALLED, "arguments": arguments}}
-        calling = {"role": "assistant", "content": "", "tool_calls": [call]}
-        result = {**observed, "tool_call_id": _CALL_ID, "name": _CALLED}
-        ways.append(partial(_after_message, render, calling, [result]))
-    added = _first_good([observed], *ways)
+    function = {"name": _CALLED, "arguments": {}}
+    call = {"id": MADE_UP_CALL_ID, "type": "function", "function": function}
+    calling = {"role": "assistant", "content": "", "tool_calls": [call]}
+    result = {**observed, "tool_call_id": MADE_UP_CALL_ID, "name": _CALLED}
+    added = _after_message(render, calling, [result])
     if _CALLED in added:
         raise TurnError(
             "writes the name of the function that was called, which only an agent's messages have"
@@ -202,7 +202,7 @@ def turn_end(render: Render) -> str:
     followed = []
     for role in _ROLES:
         with suppress(TurnError):
-            observed = {"role": role, "content": _OBSERVED}
+            observed = {"role": role, "content": MADE_UP_TEXT}
             followed.append(_after_mark(render, [_QUESTION], [observed]))
     return _shared(followed) if len(followed) > 1 else ""
 

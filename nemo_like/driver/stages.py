@@ -50,6 +50,7 @@ from nemo_like.batch.tags import (
 )
 from nemo_like.config.derived import is_advantage_alone
 from nemo_like.config.schema import GRPOConfig, LossConfig, RewardShapingConfig
+from nemo_like.driver.run_failures import RunFailed
 
 
 def with_shaped_rewards(batch: KVBatchMeta, cfg: GRPOConfig) -> KVBatchMeta:
@@ -79,7 +80,7 @@ def _response_limits(batch: KVBatchMeta, cfg: RewardShapingConfig) -> Sequence[f
     if cfg.max_response_length is not None:
         return [cfg.max_response_length] * len(batch)
     if not batch.has_tag(MAX_RESPONSE_TOKENS):
-        raise ValueError(
+        raise RunFailed(
             "grpo.reward_shaping.max_response_length=null takes each sample's own limit, which the replayed "
             f"recording does not have as the tag {MAX_RESPONSE_TOKENS.name}; set it to a number of tokens"
         )

@@ -235,6 +235,7 @@ class StepTripwires:
                 advantages=mean_advantages(batch),
                 rewards=batch.tag(REWARD),
                 is_judged=batch.tag(IS_JUDGED),
+                trains=[bool(kept) for kept in batch.tag(SAMPLE_MASK)],
                 is_truncated=batch.tag(IS_TRUNCATED),
             ),
             _flat_components(_values(results.rollout.metrics)),

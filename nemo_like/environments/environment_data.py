@@ -9,7 +9,7 @@ from typing import Any
 from nemo_like.config.environment_options import HUB_MODULES, options_of
 from nemo_like.config.schema import DatasetConfig, EnvConfig, EnvironmentKind
 from nemo_like.data.interface import PromptExample, Split
-from nemo_like.data.messages import conversation_of
+from nemo_like.data.messages import BadMessage, conversation_of
 from nemo_like.environments.hub import EPISODE_KEY
 from nemo_like.environments.hub_process import listed_problems
 
@@ -46,7 +46,7 @@ class EnvironmentProblems:
             raise ValueError(f"env.{cfg.env} (kind={env.kind.name}) makes no problems: {error}") from error
         if not made:
             raise ValueError(f"env.{cfg.env} (kind={env.kind.name}) has no problems from {seed} on")
-        return HubProblems(made)
+        return HubProblems(made, f"env.{cfg.env} (kind={env.kind.name})")
 
     def settings(self, cfg: DatasetConfig) -> Mapping[str, Any]:
         """Return the kind of the source's environment, and those of its options that choose its problems."""
@@ -75,18 +75,23 @@ class EnvironmentProblems:
 class HubProblems:
     """Problems that a package made."""
 
-    def __init__(self, made: Sequence[Mapping[str, Any]]) -> None:
-        self._made = made
+    def __init__(self, made: Sequence[Mapping[str, Any]], origin: str) -> None:
+        """Keep the problems; ``origin`` says for errors what made them."""
+        self._made, self._origin = made, origin
 
     def __len__(self) -> int:
         return len(self._made)
 
     def __getitem__(self, index: int) -> PromptExample:
-        """Return problem ``index``. Raises IndexError outside 0 .. len - 1."""
+        """Return problem ``index``. Raises IndexError outside 0 .. len - 1, and ValueError for messages of
+        another form."""
         if not 0 <= index < len(self):
             raise IndexError(f"no problem {index} among {len(self)}")
-        problem = self._made[index]
+        problem, where = self._made[index], f"{self._origin}, problem {index}"
         prompt = problem["prompt"]
         if not isinstance(prompt, str):
-            prompt = conversation_of(prompt)
-        return PromptExample(prompt, problem["answer"], {EPISODE_KEY: problem["data"]})
+            try:
+                prompt = conversation_of(prompt)
+            except BadMessage as error:
+                raise ValueError(f"{where}: {error}") from error
+        return PromptExample(prompt, problem["answer"], {EPISODE_KEY: problem["data"]}, where=where)

@@ -104,19 +104,19 @@ def _observation(answer: Feedback) -> tuple[str | None, tuple[Picture, ...]]:
         marked = with_marks(text, len(images), where)
         return str(marked), tuple(replace(picture, source=picture.read()) for picture in images)
     except ImageError as error:
-        raise Malformed(printable(str(error)), FailureKind.bad_image) from error
+        raise Malformed(encodable(str(error)), FailureKind.bad_image) from error
 
 
 def _failure(failure: object) -> Failure:
     if not isinstance(failure, Failure) or not isinstance(failure.kind, FailureKind):
         raise Malformed(f"failure is {_shown(failure)}, not a Failure")
-    return Failure(failure.kind, printable(str(failure.reason)))
+    return Failure(failure.kind, encodable(str(failure.reason)))
 
 
 def _rewards(values: object, *, is_done: bool) -> dict[str, float | None]:
     """Return the components of a reward, None for one that abstains.
 
-    Where all abstain, a turn that ends the conversation raises Malformed, and another one earned nothing.
+    Where all abstain, a turn that ends the conversation raises Malformed; another leaves it to later ones.
     """
     mapping = values if isinstance(values, Mapping) else {}
     silent: dict[str, float | None] = {name: None for name, value in mapping.items() if value is None}
@@ -131,7 +131,7 @@ def _rewards(values: object, *, is_done: bool) -> dict[str, float | None]:
             "without a return statement returns None too",
             FailureKind.abstained,
         )
-    return {}
+    return {_text(name, "the name of a reward"): None for name in mapping}
 
 
 def _metrics(values: object) -> dict[str, float]:
@@ -185,16 +185,16 @@ def _number(name: object, value: object, what: str) -> float:
 def _text(value: object, what: str) -> str:
     if not isinstance(value, str):
         raise Malformed(f"{what} is {_shown(value)}, not text")
-    if not value.isascii() and printable(value) != value:
+    if not value.isascii() and encodable(value) != value:
         raise Malformed(f"{what} is {_shown(value)}, which UTF-8 cannot encode")
     return str(value)
 
 
-def printable(text: str) -> str:
+def encodable(text: str) -> str:
     """Return the text with "?" for each character that UTF-8 cannot encode, such as a lone surrogate."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _shown(value: object) -> str:
-    shown = printable(repr(value))
+    shown = encodable(repr(value))
     return shown if len(shown) <= _MAX_SHOWN_CHARACTERS else shown[:_MAX_SHOWN_CHARACTERS] + "..."

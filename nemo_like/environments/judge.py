@@ -20,7 +20,7 @@ import openai
 from nemo_like.config.environment_options import EndpointOptions, JudgeOptions, PreferenceOptions
 from nemo_like.data.interface import Prompt
 from nemo_like.data.messages import as_text
-from nemo_like.environments.feedback import printable
+from nemo_like.environments.feedback import encodable
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
 from nemo_like.environments.per_turn import extract_answer, raised
 
@@ -133,7 +133,7 @@ class JudgeEndpoint:
             async with asyncio.timeout(options.request_timeout_s * options.max_attempts):
                 answer = await self._client.chat.completions.create(
                     model=options.model,
-                    messages=[{"role": "user", "content": printable(question)}],
+                    messages=[{"role": "user", "content": encodable(question)}],
                     max_tokens=openai.omit if options.max_tokens is None else options.max_tokens,
                     temperature=openai.omit if options.temperature is None else options.temperature,
                     extra_body=dict(options.extra_body) or None,

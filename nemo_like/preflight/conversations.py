@@ -10,15 +10,20 @@ from nemo_like.config.environment_options import options_of
 from nemo_like.config.problems import Problem
 from nemo_like.config.schema import DatasetConfig, EnvConfig, EnvironmentKind
 from nemo_like.data.interface import Message, PromptExample
-from nemo_like.data.template_turns import TurnError, check_role, rendered_roles
+from nemo_like.data.template_turns import (
+    MADE_UP_CALL_ID,
+    MADE_UP_TEXT,
+    TurnError,
+    check_role,
+    rendered_roles,
+)
 from nemo_like.preflight.notes import Note, Seen
 
 if TYPE_CHECKING:
     from nemo_like.data.tokenizer import Tokenizer
 
 _TEMPLATE = "name a template in data.chat_template that does"
-# What somebody says, and a tool's name, in a made-up conversation: words that no template writes by itself.
-_SAID, _TOOL = "quokka", "count_quokkas"
+_TOOL = "count_quokkas"  # of a made-up conversation: a name that no template writes by itself
 
 
 class ConversationCheck:
@@ -29,6 +34,7 @@ class ConversationCheck:
         several judge single responses."""
         self._key, self._cfg, self._env, self._tokenizer = key, cfg, env, tokenizer
         self._seen: set[tuple[str, ...]] = set()  # roles of prompts
+        self.has_refused = False  # a prompt
         self.notes: list[Note] = []
 
     def made_up(self) -> Iterator[Problem]:
@@ -36,7 +42,7 @@ class ConversationCheck:
         become messages."""
         if not self._cfg.use_chat_template:
             return
-        prompt = [Message("user", _SAID)]
+        prompt = [Message("user", MADE_UP_TEXT)]
         if self._cfg.system_prompt is not None:
             prompt.insert(0, Message("system", self._cfg.system_prompt))
         yield from self.begun("a made-up problem", PromptExample(tuple(prompt), ""))
@@ -69,15 +75,19 @@ class ConversationCheck:
         try:
             rendered = self._tokenizer.checked_prompt(prompt, tools)
         except ValueError as error:
-            yield self._refused(where, prompt, str(error))
+            self.has_refused = True
+            yield self._refused(where, prompt, tools, str(error))
         else:
             yield from self._tools(tools, rendered)
 
-    def _refused(self, where: str, prompt: Sequence[Message], why: str) -> Problem:
-        if prompt[0] == Message("system", self._cfg.system_prompt or ""):
+    def _refused(
+        self, where: str, prompt: tuple[Message, ...], tools: Sequence[Mapping[str, Any]], why: str
+    ) -> Problem:
+        is_given = prompt[0] == Message("system", self._cfg.system_prompt or "")
+        if is_given and self._is_rendered(prompt[1:], tools):
             return Problem(
                 key=f"{self._key}.system_prompt",
-                rule=f"makes messages of {', '.join(message.role for message in prompt)}: {why}",
+                rule=f"makes messages of {', '.join(message.role for message in prompt)} of {where}: {why}",
                 remedy=f"set it to null and write the text into {self._key}.prompt_template, or {_TEMPLATE}",
             )
         return Problem(
@@ -85,6 +95,13 @@ class ConversationCheck:
             rule=f"cannot be used: {where}: {why}",
             remedy="change the messages, or the template (data.chat_template)",
         )
+
+    def _is_rendered(self, prompt: tuple[Message, ...], tools: Sequence[Mapping[str, Any]]) -> bool:
+        try:
+            self._tokenizer.checked_prompt(prompt, tools)
+        except ValueError:
+            return False
+        return True
 
     def _tools(self, tools: Sequence[Mapping[str, Any]], rendered: str) -> Iterator[Problem]:
         missing = [name for tool in tools if (name := tool["function"]["name"]) not in rendered]
@@ -127,15 +144,15 @@ def _agent_problems(env: str, tool_parser: str | None, tokenizer: Tokenizer) -> 
     asked = AgentCall(0, None, (), "", ended, "", 0)
     question = {"role": "user", "content": "?"}
     function = {"name": _TOOL, "arguments": {}}
-    calling = {"id": "call00001", "type": "function", "function": function}
+    calling = {"id": MADE_UP_CALL_ID, "type": "function", "function": function}
     answered: list[dict[str, Any]] = [
         question,
         {"role": "assistant", "content": "!"},
-        {"role": "user", "content": _SAID},
+        {"role": "user", "content": MADE_UP_TEXT},
     ]
     called: list[dict[str, Any]] = [
         *(question, {"role": "assistant", "content": "", "tool_calls": [calling]}),
-        {"role": "tool", "tool_call_id": "call00001", "content": _SAID},
+        {"role": "tool", "tool_call_id": MADE_UP_CALL_ID, "content": MADE_UP_TEXT},
     ]
     wanted = {f"env.{env}.kind=agent": ("has agents that go on after a response", answered)}
     if tool_parser is not None:
@@ -150,7 +167,7 @@ def _agent_problems(env: str, tool_parser: str | None, tokenizer: Tokenizer) -> 
 
 def _lists_tools(tokenizer: Tokenizer) -> bool:
     parameters = {"type": "object", "properties": {}, "required": []}
-    function = {"name": _TOOL, "description": _SAID, "parameters": parameters}
+    function = {"name": _TOOL, "description": MADE_UP_TEXT, "parameters": parameters}
     try:
         tools = [{"type": "function", "function": function}]
         question = [{"role": "user", "content": "?"}]

@@ -174,10 +174,9 @@ class _Scan:
     def _can_be_rendered(self, batch: Sequence[tuple[str, PromptExample]]) -> bool:
         if self.conversations is None:
             return False
-        num_found = len(self.problems)
         for where, example in batch:
             self.problems += self.conversations.begun(where, example)
-        return len(self.problems) == num_found
+        return not self.conversations.has_refused
 
     def _counted(
         self, encoder: PromptEncoder, batch: Sequence[tuple[str, PromptExample]]

@@ -93,7 +93,7 @@ class AgentSession:
     is_open: bool = True
     is_cut_off: bool = False  # a prompt was longer than the model reads
     flood: str | None = None  # what it did too much of
-    reward: dict[str, float] | None = None  # that the agent reported by POST /reward
+    reward: dict[str, float | None] | None = None  # that the agent reported by POST /reward
     times_asked: dict[bytes, int] = field(default_factory=dict)  # of each prompt
 
     @property

@@ -167,10 +167,10 @@ class AgentEndpoint:
         """Take the session's reward, as a number or as named numbers; the latest counts."""
         given = body.get("reward")
         values = given if isinstance(given, dict) else {"reward": given}
-        rewards = {str(name): as_number(value) for name, value in values.items()}
+        rewards = {str(name): as_number(value) for name, value in values.items() if value is not None}
         if not rewards or None in rewards.values():
-            raise BadRequest(f"reward={given!r} must be a number, or named numbers")
-        session.reward = {name: value for name, value in rewards.items() if value is not None}
+            raise BadRequest(f"reward={given!r} must be a number, or named numbers, not all of them null")
+        session.reward = {str(name): rewards.get(str(name)) for name in values}
         return JSONResponse({"ok": True})
 
     async def _restart(self, session: AgentSession, body: dict[str, Any]) -> Response:

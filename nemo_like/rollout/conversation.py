@@ -22,7 +22,15 @@ from nemo_like.batch.columns import (
 )
 from nemo_like.data.interface import Encoded, Message, Prompt, PromptExample
 from nemo_like.data.messages import with_response
-from nemo_like.environments.interface import Exchange, Failure, Feedback, Turn, total_reward, turn_number
+from nemo_like.environments.interface import (
+    Exchange,
+    Failure,
+    FailureKind,
+    Feedback,
+    Turn,
+    total_reward,
+    turn_number,
+)
 from nemo_like.generation.interface import Response
 
 # The columns of images in observations, by those of images in prompts.
@@ -232,9 +240,8 @@ class Conversation:
         """
         _add(self.metric_sums, feedback.metrics)
         _add(self.metric_counts, dict.fromkeys(feedback.metrics, 1.0))
-        self.failure = feedback.failure
-        if self.failure is not None:
-            self.end = EndReason.failed
+        if feedback.failure is not None:
+            self._end_unjudged(feedback.failure)
             return
         _add_rewards(self.rewards, feedback.rewards)
         self.passages[-1].columns.update(feedback.columns)
@@ -242,14 +249,34 @@ class Conversation:
         if feedback.is_done:
             self.end = EndReason.done
         elif self._is_out_of_tokens:
-            self.end = EndReason.token_limit
+            self._end_at(EndReason.token_limit)
         elif self._is_out_of_turns:
-            self.end = EndReason.turn_limit
+            self._end_at(EndReason.turn_limit)
+
+    def _end_unjudged(self, failure: Failure) -> None:
+        """End the conversation with a turn that has no reward. Where everything abstains from the last turn,
+        a sample has what earlier ones earned, and fails where nothing judged these either."""
+        if failure.kind is FailureKind.abstained and self._is_judged:
+            self.end = EndReason.done
+        else:
+            self.failure, self.end = failure, EndReason.failed
+
+    def _end_at(self, limit: EndReason) -> None:
+        """End the conversation at a limit. It has no reward where everything abstained from every turn."""
+        self.end = limit
+        if self.rewards and not self._is_judged:
+            named = ", ".join(self.rewards)
+            reason = f"the reward is None in every turn ({named}), so nothing judged the sample"
+            self._end_unjudged(Failure(FailureKind.abstained, reason))
+
+    @property
+    def _is_judged(self) -> bool:
+        return any(value is not None for value in self.rewards.values())
 
     def add_observation(self, text: str, encoded: Encoded) -> None:
         """Append what the environment said; if that leaves no room for a response, end the conversation."""
         if len(encoded.token_ids) >= self.num_tokens_left:
-            self.end = EndReason.token_limit
+            self._end_at(EndReason.token_limit)
             return
         # The latest value counts, so it has the images of all observations so far.
         columns = {

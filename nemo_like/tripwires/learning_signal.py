@@ -1,9 +1,9 @@
 """Judges whether rewards give a run anything to learn from, and if not, says why. Standard library only.
 
 A group of samples teaches by its advantages. Where all of them are 0, the group is *idle*: its rewards are
-equal, or a filter masks its samples. A run that does well gets idle groups too, those that it solves. So idle
-groups are worth a warning where they are there from the start, or where they are not solved and rewards have
-not risen.
+equal, or become so by scaling and shaping, or masks leave too few of its samples. A run that does well gets
+idle groups too, those that it solves. So idle groups are worth a warning where they are there from the start,
+or where they are not solved and rewards have not risen.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class StepSignal:
     num_groups: int
     num_idle: int  # groups all of whose advantages are 0
     num_solved: int  # idle groups each of whose judged samples solves the prompt
-    num_masked: int  # idle groups with different rewards: masks made them idle
+    num_masked: int  # idle groups with different rewards, of whose samples too few train
+    num_levelled: int  # idle groups of whose samples with different rewards enough train
     num_samples: int
     num_truncated: int
     rewards: Sequence[float]  # of all judged samples, as their environments gave them
@@ -52,6 +53,7 @@ class SignalSamples:
     advantages: Sequence[float]
     rewards: Sequence[float]
     is_judged: Sequence[bool]
+    trains: Sequence[bool]  # judged, and not masked
     is_truncated: Sequence[bool]
 
 
@@ -60,30 +62,32 @@ def step_signal(
 ) -> StepSignal:
     """Sum a step's samples up. A reward of at least ``solved_reward`` solves its prompt."""
     largest: dict[int, float] = {}  # advantage of each group
-    rewards: dict[int, set[float]] = {}  # the different ones of each group
     for group, advantage in zip(samples.group_ids, samples.advantages, strict=True):
         largest[group] = max(largest.get(group, 0.0), abs(advantage))
-        rewards.setdefault(group, set())
-    judged = [
-        (group, reward)
-        for group, reward, is_judged in zip(
-            samples.group_ids, samples.rewards, samples.is_judged, strict=True
-        )
-        if is_judged
-    ]
-    for group, reward in judged:
-        rewards[group].add(reward)
-    idle = [rewards[group] for group, advantage in largest.items() if advantage < _LEAST_ADVANTAGE]
+    judged, training = (_different(samples, chosen) for chosen in (samples.is_judged, samples.trains))
+    idle = [group for group, advantage in largest.items() if advantage < _LEAST_ADVANTAGE]
+    different = [group for group in idle if len(judged[group]) > 1]
+    num_levelled = sum(len(training[group]) > 1 for group in different)
     return StepSignal(
         num_groups=len(largest),
         num_idle=len(idle),
-        num_solved=sum(bool(values) and min(values) >= solved_reward for values in idle),
-        num_masked=sum(len(values) > 1 for values in idle),
+        num_solved=sum(bool(judged[group]) and min(judged[group]) >= solved_reward for group in idle),
+        num_masked=len(different) - num_levelled,
+        num_levelled=num_levelled,
         num_samples=len(samples.group_ids),
         num_truncated=sum(samples.is_truncated),
-        rewards=[reward for _, reward in judged],
+        rewards=[one for one, counts in zip(samples.rewards, samples.is_judged, strict=True) if counts],
         flat_components=flat_components,
     )
+
+
+def _different(samples: SignalSamples, is_chosen: Sequence[bool]) -> dict[int, set[float]]:
+    """Return the different rewards of each group's chosen samples."""
+    found: dict[int, set[float]] = {group: set() for group in samples.group_ids}
+    for group, reward, counts in zip(samples.group_ids, samples.rewards, is_chosen, strict=True):
+        if counts:
+            found[group].add(reward)
+    return found
 
 
 class LearningSignal:
@@ -137,18 +141,24 @@ class LearningSignal:
         if is_first and self._is_resumed:
             self._is_told = True
             return
-        is_masked = 2 * sum(step.num_masked for step in self._latest) > num_idle
-        why = "no advantage but 0, since masks leave nothing to compare" if is_masked else "equal rewards"
         yield Alarm(
             tripwire="constant_reward",
             wrong=(
                 f"{num_idle / self._num_groups:.1%} of the groups ({num_idle} of {self._num_groups} in the "
-                f"latest {len(self._latest)} steps) have {why}, and nothing is learned from them; "
-                f"{self._remedies()}"
+                f"latest {len(self._latest)} steps) have {self._why(num_idle)}, and nothing is learned from "
+                f"them; {self._remedies()}"
             ),
             look_at="the responses: rollout.dump_period=1 writes them, scripts/show_rollouts.py shows them",
             ends_run=False,
         )
+
+    def _why(self, num_idle: int) -> str:
+        """Return what most of the idle groups have."""
+        if 2 * sum(step.num_masked for step in self._latest) > num_idle:
+            return "no advantage but 0, since masks leave nothing to compare"
+        if 2 * sum(step.num_levelled for step in self._latest) > num_idle:
+            return "no advantage but 0, since grpo.reward_scaling or reward_shaping makes their rewards equal"
+        return "equal rewards"
 
     def _remedies(self) -> str:
         """Return what the latest steps show, each with what to change."""

@@ -127,7 +127,7 @@ class PlainLoop:
         rewards = []
         for example, response, length in zip(examples, responses, lengths, strict=True):
             answer = response[:length]
-            is_right = answer[-1] == eos and self.tokenizer.decode(answer) == example.answer
+            is_right = answer[-1] == eos and self.tokenizer.decode(answer[:-1]) == example.answer
             rewards.append(float(is_right))
         return rewards
 

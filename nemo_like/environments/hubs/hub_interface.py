@@ -35,7 +35,8 @@ class TurnOutcome:
     """What came of a response."""
 
     observation: str = ""
-    rewards: dict[str, float] = field(default_factory=dict)  # named components, added up over the turns
+    # Named components, added up over the turns; None where one abstains.
+    rewards: dict[str, float | None] = field(default_factory=dict)
     is_done: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
 

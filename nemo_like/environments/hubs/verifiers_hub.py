@@ -152,10 +152,9 @@ class VerifiersEpisode:
             self._replies.put_nowait(None)
             await self._running
         rewards = {
-            name: float(reward.value)
+            name: None if reward is None else float(reward.value)
             for trace in self.traces
             for name, reward in trace.rewards.items()
-            if reward is not None
         }
         metrics = {
             name: float(value)

@@ -125,3 +125,12 @@ def test_with_one_answer_each_the_error_is_that_of_independent_ones(values: list
 def test_repeating_every_answer_makes_nothing_surer(problems: list[list[float]]) -> None:
     twice = over_answers([one + one for one in problems])
     assert twice.standard_error == pytest.approx(over_answers(problems).standard_error, abs=1e-9)
+
+
+def test_a_share_that_rounds_to_all_of_it_has_an_interval() -> None:
+    """The standard error is above 0 then, and what independent answers would have is 0."""
+    values = [1.0 - 2**-53, *[1.0] * 99]
+    estimate = over_problems(values, num_answers=6400).as_share()
+    assert (estimate.value, estimate.standard_error > 0) == (1.0, True)
+    low, high = estimate.interval
+    assert 0.9 < low < high == 1.0

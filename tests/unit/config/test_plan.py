@@ -225,3 +225,6 @@ def test_the_plan_says_which_tokens_end_a_response(demo: Demo, checkpoint: Path)
     (checkpoint / "generation_config.json").write_text(json.dumps({"eos_token_id": [8, 9, 60]}))
     text = format_plan(plan(demo()))
     assert "responses    end at <end> (9), <end of turn> (8), 60\n" in text
+    (checkpoint / "tokenizer.json").write_text("{}")
+    text = format_plan(plan(demo()))
+    assert "responses    end at the eos of the tokenizer, 8, 9, 60\n" in text

@@ -73,6 +73,8 @@ def test_the_length_that_is_penalised_is_not_the_limit_of_one_of_several_turns(w
     validate(with_task("arithmetic", *of_turn))
     with pytest.raises(ConfigError, match=r"max_response_length=4 is max_new_tokens.*null takes what each"):
         validate(with_task("calculator", *of_turn, "env.task.max_turns=3"))
+    with pytest.raises(ConfigError, match=r"max_response_length=4 is max_new_tokens.*null takes what each"):
+        validate(with_task("agent", *of_turn, "env.task.options.max_calls=3"))
     validate(with_task("calculator", *SHAPED, "env.task.max_turns=3"))
 
 

@@ -56,6 +56,12 @@ def test_a_file_that_moved_has_the_same_digest_whatever_its_format(tmp_path: Pat
     assert digest(written(tmp_path / "other.jsonl", [dict(reversed(row.items())) for row in ROWS])) == here
 
 
+def test_a_field_that_is_null_is_as_one_that_is_not_there(tmp_path: Path) -> None:
+    """A table has the field in every row, lines of JSON only where it says something."""
+    rows = [{**ROWS[0], "hint": "none"}, *ROWS]
+    assert digest(written(tmp_path / "rows.jsonl", rows)) == digest(written(tmp_path / "rows.parquet", rows))
+
+
 def test_an_older_file_has_the_same_digest(tmp_path: Path) -> None:
     source = written(tmp_path / "rows.jsonl", ROWS)
     now = digest(source)

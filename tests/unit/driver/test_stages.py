@@ -27,6 +27,7 @@ from nemo_like.batch.tags import (
 )
 from nemo_like.config.loader import load_config
 from nemo_like.config.schema import GRPOConfig, LossConfig
+from nemo_like.driver.run_failures import RunFailed
 from nemo_like.driver.stages import (
     kl_in_reward,
     mean_advantages,
@@ -91,7 +92,7 @@ def test_the_overlong_penalty_is_by_what_each_sample_could_have_had_over_all_its
     batch = with_shaped_rewards(rollout(max_response_tokens=(4, 4, 4, 16)), cfg)
     # The last sample has four tokens in several turns of four, and is far from its limit.
     assert batch.tag(SHAPED_REWARD) == (1.0, -0.5, -1.0, 1.0)
-    with pytest.raises(ValueError, match=r"max_response_length=null .* does not have as the tag"):
+    with pytest.raises(RunFailed, match=r"max_response_length=null .* does not have as the tag"):
         with_shaped_rewards(rollout(), cfg)
 
 

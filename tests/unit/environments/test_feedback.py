@@ -171,9 +171,9 @@ def test_a_sample_that_nothing_judged_has_no_reward() -> None:
     assert (feedback.reward, feedback.turn_number) == (None, 7)
 
 
-def test_a_turn_that_goes_on_may_have_earned_nothing() -> None:
+def test_a_turn_that_goes_on_leaves_it_to_later_ones_to_judge() -> None:
     feedback = checked(Feedback({"correct": None}, observation="again", is_done=False))
-    assert (feedback.failure, feedback.rewards) == (None, {})
+    assert (feedback.failure, feedback.rewards) == (None, {"correct": None})
 
 
 CREDIT = Column("credit", "float32", Layout.per_token)

@@ -102,7 +102,10 @@ def test_a_system_prompt_that_the_template_refuses_is_told_by_its_key(check: Che
     refused = check(ALTERNATING, env_config("exact_match"), "data.train.system_prompt='be brief'")
     (problem,) = refused.made_up()
     assert problem.key == "data.train.system_prompt"
-    assert "makes messages of system, user: the chat template refuses the messages" in problem.rule
+    assert (
+        "makes messages of system, user of a made-up problem: the chat template refuses the messages"
+        in problem.rule
+    )
     assert "System role not supported" in problem.rule
     assert "write the text into data.train.prompt_template" in problem.remedy
 

@@ -109,6 +109,18 @@ def test_a_slice_of_a_file_is_all_that_is_looked_at(look: Look) -> None:
     assert "all 2 problems of" in str(report.notes[0])
 
 
+def test_a_prompt_that_the_template_refuses_is_told_once_however_many_follow(
+    look: Look, tmp_path: Path
+) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for message in messages %}{{ raise_exception('no') }}{% endfor %}")
+    records = [
+        {"prompt": [{"role": "user", "content": f"{number}"}], "answer": "1"} for number in range(2100)
+    ]
+    (found,) = look(records, f"data.chat_template={template}").problems
+    assert "problems.jsonl:1: the chat template refuses the messages: no" in str(found)
+
+
 def test_an_empty_file_has_no_problems_to_train_on(look: Look) -> None:
     (found,) = look([]).problems
     assert "cannot be used: it holds no problems" in str(found)

@@ -135,3 +135,30 @@ def test_a_response_in_pieces_is_one_passage_with_what_the_engine_gave_for_each_
     assert sample.prompt_columns["routes"].tolist() == [8, 9]
     assert (sample.num_turns, sample.policy_version, sample.is_truncated) == (1, 1, False)
     assert sample.num_known == 5
+
+
+SILENT = Feedback({"right": None}, observation="go on", is_done=False)
+NOT_JUDGED = Feedback.failed(FailureKind.abstained, "the reward is None (right)")
+
+
+def test_what_earlier_turns_earned_stays_where_everything_abstains_from_the_last() -> None:
+    sample = conversation((4, 5), max_turns=2)
+    sample.add_response(response([7, 1]), "said", 3)
+    sample.add_feedback(Feedback({"right": 0.5}, observation="go on", is_done=False))
+    sample.add_observation("go on", Encoded((20,)))
+    sample.add_response(response([8, 1]), "more", 3)
+    sample.add_feedback(NOT_JUDGED)
+    assert (sample.end, sample.failure, sample.reward) == (EndReason.done, None, 0.5)
+
+
+@pytest.mark.parametrize("limit", [{"max_turns": 1}, {"max_tokens": 4}, {"max_turns": 2, "max_tokens": 6}])
+def test_a_sample_that_ends_at_a_limit_and_was_judged_in_no_turn_has_no_reward(limit: dict[str, int]) -> None:
+    sample = conversation((4, 5), **limit)
+    sample.add_response(response([7, 1]), "said", 3)
+    sample.add_feedback(SILENT)
+    if sample.end is None:
+        sample.add_observation("go on", Encoded((20, 21)))
+    assert (sample.end, sample.reward) == (EndReason.failed, None)
+    assert sample.failure is not None
+    assert sample.failure.kind is FailureKind.abstained
+    assert "None in every turn (right)" in sample.failure.reason

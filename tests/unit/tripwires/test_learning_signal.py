@@ -18,22 +18,25 @@ def step(
     *,
     truncated: float = 0.0,
     masks: bool = False,
+    levels: bool = False,
     components: dict[str, float] | None = None,
 ) -> StepSignal:
-    """A step whose groups have these rewards; None failed. Advantages are those of GRPO, or masked."""
+    """A step whose groups have these rewards; None failed. Advantages are those of GRPO, or 0 where samples
+    are masked, or rewards were made equal."""
     group_ids = [number for number, group in enumerate(groups) for _ in group]
     rewards = [reward for group in groups for reward in group]
     advantages = []
     for group in groups:
         judged = [reward for reward in group if reward is not None]
         mean = sum(judged) / max(len(judged), 1)
-        spreads = len(set(judged)) > 1 and not masks
+        spreads = len(set(judged)) > 1 and not masks and not levels
         advantages += [reward - mean if spreads and reward is not None else 0.0 for reward in group]
     samples = SignalSamples(
         group_ids=group_ids,
         advantages=advantages,
         rewards=[reward or 0.0 for reward in rewards],
         is_judged=[reward is not None for reward in rewards],
+        trains=[reward is not None and not masks for reward in rewards],
         is_truncated=[place < truncated * len(rewards) for place in range(len(rewards))],
     )
     return step_signal(samples, components or {}, solved_reward=1.0)
@@ -52,7 +55,9 @@ def test_a_step_is_summed_up_by_its_groups() -> None:
     assert (found.num_groups, found.num_idle, found.num_solved, found.num_masked) == (4, 3, 1, 0)
     assert (found.num_samples, found.num_truncated) == (8, 4)
     assert found.rewards == [0.1, 0.1, 0.0, 1.0, 1.0]
-    assert step([MIXED, UNIFORM], masks=True).num_masked == 1
+    masked, levelled = step([MIXED, UNIFORM], masks=True), step([MIXED, UNIFORM], levels=True)
+    assert (masked.num_masked, masked.num_levelled) == (1, 0)
+    assert (levelled.num_masked, levelled.num_levelled) == (0, 1)
 
 
 def test_a_run_that_learns_nothing_is_told_so_once_with_numbers_and_remedies() -> None:
@@ -100,6 +105,11 @@ def test_masks_can_leave_nothing_to_learn_from_rewards_that_differ() -> None:
     ((_, alarm),) = watch(*[step([MIXED] * 30, truncated=1.0, masks=True)] * 3)
     assert "have no advantage but 0, since masks leave nothing to compare" in alarm.wrong
     assert "100% of the responses are truncated: raise generation.max_new_tokens" in alarm.wrong
+
+
+def test_scaling_and_shaping_can_make_rewards_equal_that_differ() -> None:
+    ((_, alarm),) = watch(*[step([MIXED] * 30, levels=True)] * 3)
+    assert "since grpo.reward_scaling or reward_shaping makes their rewards equal" in alarm.wrong
 
 
 def test_few_groups_may_be_idle_by_chance() -> None:
