@@ -119,7 +119,7 @@ def test_bad_data_are_found_with_their_lines_before_anything_starts(command: Com
     train.write_text('{"prompt": "1+1=", "answer": "2"}\n' * 5 + '{"prompt": "1+2=", "answer"\n')
     held_out.write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "", "answer": "2"}\n')
     outcome = command(
-        f"data.train={{kind: jsonl, path: {train}}}",
+        f"data.train={{kind: jsonl, path: '{train}'}}",
         f"data.validation={{kind: jsonl, path: {held_out}}}",
         f"policy.model_name={write_checkpoint(tmp_path / 'Qwen3-8B')}",
         PYTHONIOENCODING="ascii",

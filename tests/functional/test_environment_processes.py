@@ -137,7 +137,11 @@ def test_a_malformed_answer_costs_its_own_sample_in_the_batch_that_it_is_in():
     failures = [(item.failure.kind, item.failure.reason) for item in feedback if item.failure]
     assert failures[:4] == [
         (FailureKind.malformed, "the environment gave 1.0, not a Feedback"),
-        (FailureKind.malformed, "the reward 'a' is None, not a number"),
+        (
+            FailureKind.abstained,
+            "the reward is None (a), so nothing judged the sample; a function without a return statement "
+            "returns None too",
+        ),
         (FailureKind.malformed, "the metric 'seen' is 'twice', not a number"),
         (FailureKind.malformed, r"the observation is '\udc80', which UTF-8 cannot encode"),
     ]

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from nemo_like.cluster.actor_errors import ActorDied, ActorFailed
 from nemo_like.cluster.actors import ActorHandle, Call
@@ -77,6 +77,10 @@ class Generation:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = make_checkpoint(tmp_path_factory.mktemp("tied"), tied=True)
     save_tokenizer(path)
+    # One token more than the model has, with which a step fails: vLLM checks prompts by the tokenizer.
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer.add_tokens(["<beyond>"])
+    tokenizer.save_pretrained(path)
     return path
 
 
@@ -276,7 +280,7 @@ def test_a_failing_step_reaches_the_sink_and_a_killed_engine_the_driver(generati
         for process in psutil.Process().children(recursive=True)
         if any("VllmEngine" in part or "_SerialShell" in part for part in process.cmdline())
     )
-    generation.submit([request("poison", prompt=[5, VOCAB_SIZE + 1000, 5])])
+    generation.submit([request("poison", prompt=[5, VOCAB_SIZE, 5])])
     engine, message = generation.call(generation.sink.submit("wait_for_error", TIMEOUT_S))
     assert engine == "engine"
     assert "Error" in message

@@ -262,7 +262,11 @@ def sampled(engine: Engine, num_prompts: int, num_responses: int) -> dict[str, A
         "lengths": flat.lengths,
         "columns": flat.columns,
         "more_columns": [engine.column],
-        "tags": {**flat.tags, "advantage": (rewards - rewards.mean()).tolist()},
+        "tags": {
+            **flat.tags,
+            "sample_mask": [1.0] * len(rewards),
+            "advantage": (rewards - rewards.mean()).tolist(),
+        },
         "chunk_size": num_responses,
     }
 
