@@ -557,10 +557,10 @@ def samples_attend_to_each_other(packed: Any) -> Any:
     "policy.sequence_packing.enabled=false",
 )
 def padding_trained(padded: Any) -> Any:
-    def mutated(self: Any, spec: Any) -> Any:
+    def mutated(self: Any, spec: Any, schedule: Any) -> Any:
         import torch
 
-        inputs = padded(self, spec)
+        inputs = padded(self, spec, schedule)
         lengths = self._model_lengths[inputs.rows]
         (short,) = (lengths < spec.padded_length).nonzero(as_tuple=True)
         last = self.offsets[inputs.rows] + self.lengths[inputs.rows] - 1
