@@ -8,6 +8,9 @@
 A ticket is good for one reader only. PyTorch counts the tickets that are out, and keeps the memory until each
 has been used and its reader has released the memory, even when the owner released it long before. A reader on
 another device than the buffer's reads it over peer access (NVLink, PCIe); without it, mapping fails.
+
+PyTorch's own tickets also have a CUDA event for the reader to wait for, which belongs to the owner's device. A
+reader on another device would open it on its own, so here the owner waits instead, and no reader opens it.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
-_DEVICE_PLACE = list(inspect.signature(rebuild_cuda_tensor).parameters).index("storage_device")
+_PLACES = list(inspect.signature(rebuild_cuda_tensor).parameters)
+_DEVICE_PLACE, _WAITS_PLACE = _PLACES.index("storage_device"), _PLACES.index("event_sync_required")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +45,17 @@ class Ticket:
         return cls(*pickle.loads(message))
 
     def arguments_on(self, device_index: int) -> Sequence[Any]:
-        """Return the arguments with which a reader maps the memory on its own device of this index."""
+        """Return the arguments with which a reader maps the memory on its own device of this index, and waits
+        for no event."""
         arguments = list(self.arguments)
-        arguments[_DEVICE_PLACE] = device_index
+        arguments[_DEVICE_PLACE], arguments[_WAITS_PLACE] = device_index, False
         return arguments
 
 
 def make_ticket(buffer: Tensor) -> bytes:
-    """Return a ticket with which one more reader can map the buffer of a CUDA device."""
+    """Return a ticket with which one more reader can map the buffer of a CUDA device. What was written to the
+    buffer so far is there when it returns."""
+    torch.cuda.synchronize(buffer.device)
     uuid = str(torch.cuda.get_device_properties(buffer.device).uuid)
     return Ticket(uuid, reduce_tensor(buffer)[1]).to_bytes()
 

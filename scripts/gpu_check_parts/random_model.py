@@ -58,7 +58,7 @@ def main() -> int:
     write_config(model, options.size)
     _write_tokenizer(model, SHAPES[options.size]["vocab_size"])
     _write_prompts(options.output / "prompts.jsonl", SHAPES[options.size]["vocab_size"])
-    _write_weights(model, options.device)
+    write_weights(model, options.device)
     return 0
 
 
@@ -68,7 +68,7 @@ def write_config(model: Path, size: str) -> None:
     (model / "config.json").write_text(json.dumps(_COMMON | SHAPES[size], indent=2) + "\n")
 
 
-def _write_weights(model: Path, device: str) -> None:
+def write_weights(model: Path, device: str) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -35,7 +35,7 @@ def test_a_ticket_arrives_as_it_was_sent() -> None:
     assert Ticket.from_bytes(ticket.to_bytes()) == ticket
 
 
-def test_a_reader_maps_the_memory_on_a_device_of_its_own_numbering() -> None:
+def test_a_reader_maps_the_memory_on_a_device_of_its_own_numbering_and_opens_no_event() -> None:
     ticket = Ticket("GPU-1f", tuple(ARGUMENTS.values()))
     found = dict(zip(ARGUMENTS, ticket.arguments_on(2), strict=True))
-    assert found == {**ARGUMENTS, "storage_device": 2}
+    assert found == {**ARGUMENTS, "storage_device": 2, "event_sync_required": False}
