@@ -41,7 +41,7 @@ import torch.distributed as dist
 from random_inputs import random_samples
 
 from nemo_like.algorithms.logprobs import LogprobSettings, VocabularyShard, linear_scores
-from nemo_like.batch.columns import PREV_LOGPROBS
+from nemo_like.batch.columns import GENERATION_LOGPROBS, PREV_LOGPROBS
 from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.batch.tags import ADVANTAGE, SAMPLE_MASK
 from nemo_like.config.loader import load_config
@@ -170,7 +170,8 @@ class Bench:
         return self.worker.logprobs(self.batch(), self.schedule("logprobs"))
 
     def train(self, prev: torch.Tensor) -> dict[str, Any]:
-        batch = self.batch(**{PREV_LOGPROBS.name: prev.numpy()})
+        columns = (PREV_LOGPROBS, GENERATION_LOGPROBS)
+        batch = self.batch(**{column.name: prev.numpy() for column in columns})
         return self.worker.train(batch, self.schedule("train"))
 
     def seconds(self, function: Callable[[], Any]) -> float:

@@ -25,13 +25,16 @@ _COLLECTIVE_TIMEOUT = datetime.timedelta(seconds=60)
 class WorldPool:
     """Processes that form one world after the other, since starting them costs more than a tiny world.
 
-    No process outlives the ``with`` block.
+    No process outlives the ``with`` block. On a GPU each imports for itself: a process whose parent has asked
+    for GPUs, as some imports do, cannot use them once it is forked.
     """
 
-    def __init__(self) -> None:
-        self._context = multiprocessing.get_context("forkserver")
-        backends = [f"nemo_like.policy.{backend.value}.backend" for backend in PolicyBackend]
-        self._context.set_forkserver_preload([*backends, "tests.functional.policy_fixtures", __name__])
+    def __init__(self, device: Device = Device.cpu) -> None:
+        self._device = device
+        self._context: Any = multiprocessing.get_context("forkserver" if device is Device.cpu else "spawn")
+        if device is Device.cpu:
+            backends = [f"nemo_like.policy.{backend.value}.backend" for backend in PolicyBackend]
+            self._context.set_forkserver_preload([*backends, "tests.functional.policy_fixtures", __name__])
         self._processes: list[BaseProcess] = []
         self._connections: list[Connection] = []
 
@@ -46,7 +49,6 @@ class WorldPool:
         function: Callable[..., Any],
         layout: ParallelLayout,
         *args: Any,
-        device: Device = Device.cpu,
         timeout_s: float = 100.0,
     ) -> list[Any]:
         """``function(coordinates, *args)`` on every rank with torch.distributed ready; results by rank.
@@ -59,7 +61,7 @@ class WorldPool:
         port = free_port()
         connections = self._connections[: layout.world_size]
         for rank, connection in enumerate(connections):
-            connection.send((function, layout.coordinates(rank), device, port, args))
+            connection.send((function, layout.coordinates(rank), self._device, port, args))
         try:
             return _collect(connections, timeout_s)
         except BaseException:
@@ -94,8 +96,8 @@ def run_world(
     timeout_s: float = 100.0,
 ) -> list[Any]:
     """One world in processes of its own, as ``WorldPool.run``."""
-    with WorldPool() as pool:
-        return pool.run(function, layout, *args, device=device, timeout_s=timeout_s)
+    with WorldPool(device) as pool:
+        return pool.run(function, layout, *args, timeout_s=timeout_s)
 
 
 def free_port() -> int:

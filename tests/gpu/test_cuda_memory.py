@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,16 @@ class World:
     device: str
     sender: BucketSender | BucketChannel
     readers: list[Connection]
+    processes: list[BaseProcess]
+
+    def close(self) -> None:
+        """End the readers, which release what they have mapped, and then the sender."""
+        for reader, process in zip(self.readers, self.processes, strict=True):
+            reader.send(None)
+            process.join(TIMEOUT_S)
+            assert process.exitcode == 0
+        self.sender.close()
+        self.readers, self.processes = [], []
 
     def send(self, transfer: Transfer) -> list[list[dict[str, float]]]:
         """What each reader has got so far."""
@@ -102,14 +113,9 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
             assert channel.address.transport is WeightTransport.cuda_ipc
             channel.open()
         sender = channel or file_sender(listening, Path(directory), BUCKET_BYTES)
-        readers = [ours for ours, _ in pipes]
-        yield World(request.param, sender, readers)
-        for reader in readers:
-            reader.send(None)
-        for process in processes:
-            process.join(TIMEOUT_S)
-            assert process.exitcode == 0
-        sender.close()
+        started = World(request.param, sender, [ours for ours, _ in pipes], list(processes))
+        yield started
+        started.close()
 
 
 @pytest.mark.parametrize("world", ["cpu", ON_GPU], indirect=True)
@@ -122,7 +128,7 @@ def test_every_version_arrives_and_none_is_overwritten_by_the_next(world: World)
 
 
 @pytest.mark.parametrize("world", [ON_GPU], indirect=True)
-def test_the_sender_never_has_more_than_two_buckets(world: World) -> None:
+def test_the_sender_never_has_more_than_two_buckets_and_none_once_all_have_closed(world: World) -> None:
     world.send(Transfer(1, 1))
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -130,5 +136,6 @@ def test_the_sender_never_has_more_than_two_buckets(world: World) -> None:
     world.send(Transfer(2, 2))
     # The values themselves are on the GPU too.
     assert torch.cuda.max_memory_allocated() - before < weights + BUCKET_BYTES
-    world.sender.close()
+    world.close()
+    torch.cuda.ipc_collect()
     assert before - torch.cuda.memory_allocated() >= 2 * BUCKET_BYTES
