@@ -17,6 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
+from nemo_like.config.policy_memory import LOGIT_CHUNK_BYTES
+from nemo_like.config.schema import Device
+
 _BYTES_PER_FLOAT = 4
 # The logit of a token that cannot be sampled. It is finite, since a probability of 0 times minus infinity
 # would make the entropy NaN.
@@ -73,7 +76,8 @@ class VocabularyShard:
 class LogprobSettings:
     temperature: float  # logits are divided by it, as the generation engine does
     with_entropy: bool = False  # costs another pass over every chunk of logits
-    max_chunk_bytes: int = 1 << 28  # of float32 logits that exist at once; twice that with entropy
+    # Of float32 logits that exist at once, and twice that with entropy; None is what suits the device.
+    max_chunk_bytes: int | None = None
     forbidden_ids: tuple[int, ...] = ()  # tokens that the generation engine gives a probability of 0
     top_k: int = 0  # most likely tokens in the place of each scored one, which get log-probs as well
 
@@ -127,7 +131,7 @@ def most_likely_ids(
     num_here = min(k, shard.num_valid)
     logits = hidden.new_full((len(hidden), k), -torch.inf, dtype=_score_dtype(hidden))
     ids = torch.zeros(len(hidden), k, dtype=torch.int64, device=hidden.device)
-    for part in _chunks(len(hidden), shard.num_valid, settings.max_chunk_bytes):
+    for part in _chunks(len(hidden), shard.num_valid, _chunk_bytes(hidden, settings)):
         all_logits = _logits(hidden[part], rows, shard, settings)
         local_ids = _places_of_largest(all_logits, num_here)
         logits[part, :num_here] = all_logits.gather(1, local_ids)
@@ -159,7 +163,7 @@ class _LinearScores(torch.autograd.Function):
         normaliser = hidden.new_empty(len(hidden), dtype=_score_dtype(hidden))
         picked = normaliser.new_empty(ids.shape)
         entropy = torch.empty_like(normaliser) if settings.with_entropy else None
-        for part in _chunks(len(hidden), shard.num_valid, settings.max_chunk_bytes):
+        for part in _chunks(len(hidden), shard.num_valid, _chunk_bytes(hidden, settings)):
             logits = _logits(hidden[part], rows, shard, settings)
             torch.logsumexp(logits, dim=-1, out=normaliser[part])
             torch.gather(logits, 1, local_ids[part], out=picked[part])
@@ -184,7 +188,7 @@ class _LinearScores(torch.autograd.Function):
         of_normaliser, grad = grad.sum(dim=1), grad * is_local
         grad_hidden = torch.zeros_like(hidden)
         grad_weight = torch.zeros(weight.shape, dtype=normaliser.dtype, device=weight.device)
-        for part in _chunks(len(hidden), ctx.shard.num_valid, ctx.settings.max_chunk_bytes):
+        for part in _chunks(len(hidden), ctx.shard.num_valid, _chunk_bytes(hidden, ctx.settings)):
             logits = _logits(hidden[part], rows, ctx.shard, ctx.settings)
             logprobs = logits.sub_(normaliser[part, None])
             # d logp / d logits = onehot - p
@@ -213,6 +217,10 @@ def _logits(hidden: Tensor, rows: Tensor, shard: VocabularyShard, settings: Logp
     if forbidden := [place for place in places if 0 <= place < shard.num_valid]:
         logits.index_fill_(1, torch.tensor(forbidden, device=logits.device), _IMPOSSIBLE)
     return logits
+
+
+def _chunk_bytes(hidden: Tensor, settings: LogprobSettings) -> int:
+    return settings.max_chunk_bytes or LOGIT_CHUNK_BYTES[Device[hidden.device.type]]
 
 
 def _chunks(num_positions: int, vocabulary: int, max_bytes: int) -> Iterator[slice]:

@@ -9,8 +9,8 @@ A ticket is good for one reader only. PyTorch counts the tickets that are out, a
 has been used and its reader has released the memory, even when the owner released it long before. A reader on
 another device than the buffer's reads it over peer access (NVLink, PCIe); without it, mapping fails.
 
-PyTorch's own tickets also have a CUDA event for the reader to wait for, which belongs to the owner's device. A
-reader on another device would open it on its own, so here the owner waits instead, and no reader opens it.
+PyTorch's own tickets also have a CUDA event for the reader to wait for, which belongs to the owner's device.
+A reader on another device would open it on its own, so here the owner waits instead, and no reader opens it.
 """
 
 from __future__ import annotations

@@ -365,7 +365,7 @@ def checkpoint(bench: Bench) -> dict[str, Any]:
 
 @contextmanager
 def _host_growth() -> Iterator[list[float]]:
-    """Give by how many GiB this process' memory on the host was at most above what it was before the block."""
+    """Give by how many GiB the memory of this process on the host grew at most within the block."""
     growth = [0.0]
     Path("/proc/self/clear_refs").write_text("5")  # begins to look for the peak anew
     before = _status("VmRSS")

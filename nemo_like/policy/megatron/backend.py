@@ -62,7 +62,7 @@ from nemo_like.policy.megatron.expert_load import ExpertLoad
 from nemo_like.policy.megatron.foreach import use_torch_kernels
 from nemo_like.policy.megatron.lora import AdapterSettings, MegatronAdapters, add_adapters
 from nemo_like.policy.megatron.model import OUTPUT_LAYER, ScoringGPTModel, transformer_config
-from nemo_like.policy.megatron.optimizer import adam_state, build_optimizer
+from nemo_like.policy.megatron.optimizer import adam_state, begin, build_optimizer, tensors_beside_model
 from nemo_like.policy.megatron.parallel_groups import initialise_parallel_state
 from nemo_like.policy.megatron.pipeline import Pipeline
 from nemo_like.policy.megatron.router_replay import RouteReplay
@@ -91,6 +91,7 @@ class MegatronBackend(ScoringBackend):
         self.device = compute_device(cfg.device)
         self.num_updates = 0
         self._accumulated: TrainMetrics | None = None  # of the gradients that are held for the next update
+        self._parking: HostParking | None = None  # of the optimizer's state, if that leaves the device
         self._dtype = DTYPES[cfg.precision]
         self._source = Path(cfg.model_name)
         self._model_info = read_model_info(cfg.model_name, cfg.backend)
@@ -152,7 +153,8 @@ class MegatronBackend(ScoringBackend):
         self._optimizer = build_optimizer(self.cfg, self._ddp, trained_dtype)
         config.no_sync_func = self._ddp.no_sync
         if self.cfg.offload_optimizer_for_logprob:
-            self._offload_optimizer()
+            self._ddp.offload_grad_buffers()
+            self._park_optimizer()
 
     # Log-probs and values
 
@@ -282,16 +284,22 @@ class MegatronBackend(ScoringBackend):
         if not self.cfg.offload_optimizer_for_logprob:
             yield
             return
-        self._optimizer.restore_from_cpu()
-        self._ddp.restore_grad_buffers()
-        try:
-            yield
-        finally:
-            self._offload_optimizer()
+        with self._optimizer_state_on_device():
+            self._ddp.restore_grad_buffers()
+            try:
+                yield
+            finally:
+                self._ddp.offload_grad_buffers()
 
-    def _offload_optimizer(self) -> None:
-        self._optimizer.offload_to_cpu()
-        self._ddp.offload_grad_buffers()
+    def _optimizer_state_on_device(self) -> AbstractContextManager[None]:
+        """Return a context that has the optimizer's state on the device, without gradients."""
+        return self._parking.in_use() if self._parking is not None else stays_on_device()
+
+    def _park_optimizer(self) -> None:
+        """Keep the optimizer's state on the host from now on, but where ``_optimizer_state_on_device`` has it
+        on the device."""
+        begin(self._optimizer)
+        self._parking = HostParking(tensors_beside_model(self._optimizer, self._all_parameters()))
 
     def _internals(self) -> Internals:
         """Return what this rank holds of weights and optimizer, which must be in use."""
@@ -392,7 +400,7 @@ class MegatronBackend(ScoringBackend):
     def save_checkpoint(self, path: Path, writer: CheckpointWriter) -> None:
         """Hand what trains, the optimizer and the update count to ``writer``, which writes them into the
         empty directory ``path``; every rank calls it."""
-        with self._megatron(), self._weights_in_use():
+        with self._megatron(), self._weights_in_use(), self._optimizer_state_on_device():
             counters = {"num_updates": self.num_updates}
             save_checkpoint(path, self._stored(), self._optimizer, counters, writer)
 
@@ -401,7 +409,11 @@ class MegatronBackend(ScoringBackend):
         was accumulated is dropped."""
         self.drop_accumulated()
         with self._megatron(), self._weights_in_use():
+            if self._parking is not None:
+                self._parking.end()
             self.num_updates = load_checkpoint(path, self._stored(), self._optimizer)["num_updates"]
+            if self._parking is not None:
+                self._park_optimizer()  # some of the state's tensors are new ones
 
     def _stored(self) -> torch.nn.Module:
         """Return the module that checkpoints hold."""

@@ -30,6 +30,7 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from nemo_like.policy.checkpoint_writer import CheckpointWriter
+from nemo_like.policy.megatron.optimizer import begin
 
 _FORMAT = ("torch_dist", 1)
 _IS_SHARDED = "optimizer_is_sharded"
@@ -72,7 +73,7 @@ def save_checkpoint(
 ) -> None:
     """Hand this rank's part to ``writer``, which writes it into the empty directory ``path``; every rank
     calls this with equal ``counters``."""
-    _begin(optimizer)
+    begin(optimizer)  # a checkpoint without moments could not be loaded
     state = {**_sharded_state(model, optimizer, _METADATA, is_loading=False), **counters}
     state[_IS_SHARDED] = _is_sharded(optimizer)
     dist_checkpointing.save(state, str(path), _InProcessSave(writer), content_metadata=_METADATA)
@@ -110,14 +111,6 @@ def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: MegatronOptim
         moments = {key: _completed(moments.get(key), value) for key, value in own.items()}
     optimizer.load_state_dict(moments)
     return {name: value for name, value in state.items() if isinstance(value, int)}
-
-
-def _begin(optimizer: MegatronOptimizer) -> None:
-    """Give Adam the state with which it makes its first update, where it has made none yet: a checkpoint
-    without moments could not be loaded."""
-    for part in _parts(optimizer):
-        if not part.is_stub_optimizer:
-            part.init_state_fn(part.optimizer, part.config)
 
 
 def _parts(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:

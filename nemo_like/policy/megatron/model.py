@@ -36,7 +36,6 @@ from nemo_like.policy.devices import DTYPES
 from nemo_like.policy.megatron.convert import Cut, ModelPart, rule_for, single_experts
 from nemo_like.policy.megatron.lora import without_fused_norms
 from nemo_like.policy.megatron.modules import (
-    PromptSharingRow,
     groups_experts,
     layer_spec,
     uses_transformer_engine,
@@ -192,14 +191,15 @@ class ScoringGPTModel(GPTModel):
 
     def _preprocess(self, input_ids: Tensor, position_ids: Tensor, *args: Any, **options: Any) -> Any:
         """Preprocess as Megatron-core does, but have the input of the layers take part in the backward pass
-        where layers are recomputed. Where prompts are shared give each token the rotation of its position:
-        positions then do not follow from a token's place in the row."""
+        where layers are recomputed. In a row that is one sample to Megatron-core give each token the rotation
+        of its position, which does not follow from its place in the row."""
         decoder_input, rotations, *rest = super()._preprocess(input_ids, position_ids, *args, **options)
         if decoder_input is not None and self.config.recompute_granularity and torch.is_grad_enabled():
             # A layer that is recomputed passes gradients on to its parameters only if its input has one, and
             # that of frozen embeddings has none.
             decoder_input.requires_grad_(True)
-        if isinstance(options.get("packed_seq_params"), PromptSharingRow):
+        packed = options.get("packed_seq_params")
+        if packed is not None and packed.qkv_format == "sbhd" and rotations is not None:
             rotations = rotations[position_ids[0]]  # [T, 1, 1, d]
         return (decoder_input, rotations, *rest)
 

@@ -91,25 +91,30 @@ class TorchCoreAttention(MegatronModule):
         packed_seq_params: Any = None,
     ) -> Tensor:
         """Compute the attention. query: [T, n, heads, d]; key, value: [T, n, groups, d]. Returns
-        [T, n, heads x d].
+        [T, n, heads x d]. T counts this rank's tokens.
 
-        For packed samples the arguments are without n, each sample attends to itself alone, and the result is
-        [T, heads, d]. T counts this rank's tokens.
+        In a row of packed samples n is 1, and each sample attends to itself alone. In the format "thd" the
+        arguments are without n, and the result is [T, heads, d].
         """
-        if isinstance(packed_seq_params, PromptSharingRow):
-            assert packed_seq_params.prompts is not None
-            attention = packed_seq_params.prompts.attention
-            row = attention.attend(query[:, 0], key[:, 0], value[:, 0], self.softmax_scale)
-            return row.flatten(1)[:, None]
         if packed_seq_params is not None:
-            if has_varlen_kernel(query):
-                return self._packed_in_one_kernel(query, key, value, packed_seq_params)
-            return self._packed(query, key, value, packed_seq_params.lengths)
+            if packed_seq_params.qkv_format == "thd":
+                return self._in_row(query, key, value, packed_seq_params)
+            return self._in_row(query[:, 0], key[:, 0], value[:, 0], packed_seq_params).flatten(1)[:, None]
         key, value = self._of_all_ranks(key), self._of_all_ranks(value)
         query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         context = self._attend(query, key, value)
         num_samples, num_heads, num_positions, head_size = context.shape
         return context.permute(2, 0, 1, 3).reshape(num_positions, num_samples, num_heads * head_size)
+
+    def _in_row(
+        self, query: Tensor, key: Tensor, value: Tensor, packed: PackedSequences | PromptSharingRow
+    ) -> Tensor:
+        if isinstance(packed, PromptSharingRow):
+            assert packed.prompts is not None
+            return packed.prompts.attention.attend(query, key, value, self.softmax_scale)
+        if has_varlen_kernel(query):
+            return self._packed_in_one_kernel(query, key, value, packed)
+        return self._packed(query, key, value, packed.lengths)
 
     def _packed(self, query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int]) -> Tensor:
         num_ranks = self._context.size()
@@ -236,9 +241,16 @@ class PromptSharingRow(PackedSeqParams):
     prompts: SharedPrompts | None = None
 
 
-def packed_parameters(inputs: ModelInputs) -> PackedSequences | PromptSharingRow | None:
+def packed_parameters(
+    inputs: ModelInputs, *, rotates_by_length: bool
+) -> PackedSequences | PromptSharingRow | None:
     """Return what Megatron-core and Transformer Engine need to know of a packed row or of one that shares
-    prompts; None for padded samples."""
+    prompts; None for padded samples.
+
+    With ``rotates_by_length`` queries and keys are rotated by the samples' lengths (format "thd"). Where no
+    fused kernel does that, Megatron-core reads the lengths from the device in every layer; so else the row
+    is one sample to it, whose tokens have the rotations of their positions.
+    """
     sharing, packing = inputs.sharing, inputs.packing
     if sharing is not None:
         length = sharing.max_length
@@ -246,7 +258,7 @@ def packed_parameters(inputs: ModelInputs) -> PackedSequences | PromptSharingRow
     if packing is None:
         return None
     return PackedSequences(
-        qkv_format="thd",
+        qkv_format="thd" if rotates_by_length else "sbhd",
         cu_seqlens_q=packing.cu_seqlens,
         cu_seqlens_kv=packing.cu_seqlens,
         max_seqlen_q=packing.max_length,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -25,13 +26,37 @@ def adam_state(optimizer: MegatronOptimizer) -> AdamState:
     """Return the state of an optimizer that ``build_optimizer`` built; the tensors are its own."""
     moments: list[Tensor] = []
     steps: list[int] = []
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
-        if part.is_stub_optimizer:
-            continue
+    for part in _parts(optimizer):
         adam = part.optimizer
         moments += [state["exp_avg"] for state in adam.state.values() if "exp_avg" in state]
         steps += [int(group["step"]) for group in adam.param_groups if "step" in group]
     return AdamState(moments, steps)
+
+
+def begin(optimizer: MegatronOptimizer) -> None:
+    """Give Adam the state with which it makes its first update, where it has made none yet."""
+    for part in _parts(optimizer):
+        part.init_state_fn(part.optimizer, part.config)
+
+
+def tensors_beside_model(optimizer: MegatronOptimizer, weights: Iterable[Tensor]) -> list[Tensor]:
+    """Return what an optimizer that has begun holds beside the model's ``weights``: both moments, and master
+    weights where it has its own, each [parameters of this rank's part] float32; the tensors are its own."""
+    tensors: list[Tensor] = []
+    for part in _parts(optimizer):
+        adam = part.optimizer
+        tensors += [weight.data for group in adam.param_groups for weight in group["params"]]
+        tensors += [
+            value for state in adam.state.values() for value in state.values() if isinstance(value, Tensor)
+        ]
+    of_model = {weight.untyped_storage().data_ptr() for weight in weights}
+    return [tensor for tensor in tensors if tensor.untyped_storage().data_ptr() not in of_model]
+
+
+def _parts(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
+    """Return the optimizers of a chain, or the one, that have anything to update."""
+    parts = getattr(optimizer, "chained_optimizers", [optimizer])
+    return [part for part in parts if not part.is_stub_optimizer]
 
 
 def build_optimizer(cfg: PolicyConfig, model: torch.nn.Module, dtype: torch.dtype) -> MegatronOptimizer:

@@ -16,7 +16,7 @@ from torch import Tensor
 from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, Schedule
 from nemo_like.policy.batch import ContextRank, ModelInputs, PolicyBatch
 from nemo_like.policy.megatron.cpu_shim import plain_torch
-from nemo_like.policy.megatron.modules import packed_parameters
+from nemo_like.policy.megatron.modules import packed_parameters, uses_transformer_engine
 from nemo_like.policy.megatron.router_replay import RouteReplay
 from nemo_like.policy.objective import LossFunction
 
@@ -100,6 +100,9 @@ class Pipeline:
         score: Callable[..., Any],
         **options: Any,
     ) -> None:
+        # With several context ranks Megatron-core finds the positions of a rank's tokens only by the lengths.
+        by_length = uses_transformer_engine(batch.device) or self._context.size > 1
+
         def step(specs_left: Any, model: torch.nn.Module) -> tuple[Tensor, Callable[..., Any]]:
             with self._forward_mode():
                 inputs = batch.micro_batch(next(specs_left), schedule, self._context)
@@ -109,7 +112,7 @@ class Pipeline:
                         inputs.position_ids,
                         None,
                         labels=inputs,
-                        packed_seq_params=packed_parameters(inputs),
+                        packed_seq_params=packed_parameters(inputs, rotates_by_length=by_length),
                     )
             if isinstance(output, Tensor):
                 return output, score  # an earlier stage scores nothing

@@ -48,7 +48,7 @@ def test_a_swapped_reference_holds_one_model_on_the_host() -> None:
     with torch.no_grad():
         model[0].fill_(5.0)
     with reference.in_place():
-        assert [held.tolist() for held in reference._held] == [[5.0, 5.0], [3.0]]
+        assert [held.tolist() for held in reference.held] == [[5.0, 5.0], [3.0]]
 
 
 @pytest.mark.parametrize("placement", ReferencePlacement)
@@ -59,3 +59,13 @@ def test_weights_keep_their_storage(placement: ReferencePlacement) -> None:
     with KeptWeights(lambda: model, placement).in_place():
         assert [parameter.data_ptr() for parameter in model] == places
     assert [parameter.data_ptr() for parameter in model] == places
+
+
+@pytest.mark.parametrize("placement", ReferencePlacement)
+def test_no_swap_takes_new_memory_on_the_host(placement: ReferencePlacement) -> None:
+    model = parameters()
+    reference = KeptWeights(lambda: model, placement)
+    places = [held.data_ptr() for held in reference.held]
+    for _ in range(2):
+        with reference.in_place():
+            assert [held.data_ptr() for held in reference.held] == places

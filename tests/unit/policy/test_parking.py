@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nemo_like.policy.parking import HostParking
+from nemo_like.policy.parking import HostMemory, HostParking
 
 
 def test_tensors_have_memory_only_while_they_are_in_use() -> None:
@@ -54,3 +54,28 @@ def test_a_phase_that_fails_leaves_its_tensors_parked() -> None:
     assert tensor.untyped_storage().size() == 0
     with parking.in_use():
         assert tensor.tolist() == [1, 1]
+
+
+def test_every_offload_uses_the_same_memory_on_the_host() -> None:
+    tensors = [torch.ones(3), torch.full((5,), 2.0)]
+    parking = HostParking(tensors)
+    places = [piece.data_ptr() for piece in parking._on_host.pieces]
+    for _ in range(2):
+        with parking.in_use():
+            assert [tensor.tolist() for tensor in tensors] == [[1.0] * 3, [2.0] * 5]
+    assert [piece.data_ptr() for piece in parking._on_host.pieces] == places
+
+
+def test_tensors_that_are_parked_no_more_stay_on_their_device() -> None:
+    tensor = torch.ones(2)
+    HostParking([tensor]).end()
+    assert tensor.tolist() == [1, 1]
+
+
+def test_pieces_of_host_memory_have_their_sizes_and_can_be_seen_as_any_dtype() -> None:
+    first, empty, last = HostMemory([3, 0, 16], is_pinned=False).pieces
+    assert [len(piece) for piece in (first, empty, last)] == [3, 0, 16]
+    first.fill_(1)
+    last.view(torch.float64).fill_(0.0)
+    assert first.tolist() == [1, 1, 1]
+    assert last.data_ptr() - first.data_ptr() == 64
