@@ -9,7 +9,6 @@ from vllm import EngineArgs
 from nemo_like.config.derived import EngineAdapter
 from nemo_like.config.model_info import has_vision_tower
 from nemo_like.config.schema import Device, GenerationConfig, Precision, Quantization
-from nemo_like.generation.no_placeholders import NoPlaceholders
 from nemo_like.generation.worker_extension import WorkerExtension
 
 # vLLM's attention on CPU reads the KV cache in blocks of a multiple of this many tokens.
@@ -20,7 +19,8 @@ _QUANTIZATIONS = {None: None, Quantization.fp8: "fp8_per_channel"}
 _FOR_IMAGES: dict[str, Any] = {
     "limit_mm_per_prompt": {"video": 0},
     "mm_processor_cache_gb": 0,  # all first turns of a prompt's samples are one request: images come once
-    "logits_processors": [NoPlaceholders],
+    # By name: of what vLLM needs to load it, engines without images need nothing.
+    "logits_processors": ["nemo_like.generation.no_placeholders:NoPlaceholders"],
 }
 # The sizes for which vLLM can allocate an adapter.
 _MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

@@ -10,20 +10,25 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
+from vllm.v1.sample.logits_processor import BatchUpdate
+from vllm.v1.sample.logits_processor import LogitsProcessor as ForFirstRunner
+from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as ForSecondRunner
 
 from nemo_like.config.model_info import placeholder_ids
 
 
-class NoPlaceholders(LogitsProcessor):
-    """A logits processor of vLLM, for all requests alike; vLLM applies it before the temperature."""
+class NoPlaceholders(ForFirstRunner, ForSecondRunner):
+    """A logits processor of either of vLLM's model runners, for all requests alike; vLLM applies it before
+    the temperature."""
 
-    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+    def __init__(self, vllm_config: Any, where: Any, is_pin_memory: bool = False) -> None:
+        """``where`` is the first runner's device, or what the second one holds of its requests."""
+        device = where if isinstance(where, torch.device) else where.device
         ids = placeholder_ids(vllm_config.model_config.hf_config.to_dict())
         self._forbidden = torch.tensor(ids, dtype=torch.int64, device=device)
 
-    def apply(self, logits: Tensor) -> Tensor:
-        """Give the tokens a probability of 0. logits: [requests, vocabulary], changed in place."""
+    def apply(self, logits: Tensor, context: Any = None) -> Tensor:
+        """Give the tokens a probability of 0. logits: [rows, vocabulary], changed in place."""
         return logits.index_fill_(1, self._forbidden, float("-inf"))
 
     def is_argmax_invariant(self) -> bool:

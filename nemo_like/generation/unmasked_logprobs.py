@@ -8,6 +8,9 @@ trainer knows no mask: the log-probs that it compares are those of the whole dis
 Where the mask took most of what the policy would have sampled, the token is the grammar's and not the
 policy's choice. It must not train: it is sampled however unlikely the policy finds it, so that its log-prob
 would be pushed down without end. vLLM's rank of such a token is replaced by ``FORCED_RANK``.
+
+vLLM has two model runners. The first one samples on CPUs, the second one, V2, wherever there is Triton. Each
+is watched at its own doors: where it masks, and where it samples.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner as SecondRunner
 
 # A token is the policy's own choice where the mask left at least this share of the probability. It is the
 # lower end of the usual clip range: PPO takes no gradient of tokens that have become less likely than that.
@@ -31,25 +36,44 @@ class UnmaskedLogprobsExtension:
     def return_unmasked_logprobs(self) -> None:
         """From now on, return log-probs without the mask of structured outputs.
 
-        Raises RuntimeError with a model runner of vLLM that samples in another way.
+        Raises RuntimeError where vLLM samples in a way that does not show its logits before they are masked.
         """
-        runner = self.model_runner
-        if not all(hasattr(runner, name) for name in ("execute_model_state", "sample_tokens", "_sample")):
-            raise RuntimeError(
-                f"vLLM samples with {type(runner).__name__}, which does not show its logits before "
-                "structured outputs mask them; set VLLM_USE_V2_MODEL_RUNNER=0"
-            )
-        vars(self)["_unmasked_logprobs"] = _UnmaskedLogprobs(runner)
+        is_second = isinstance(self.model_runner, SecondRunner)
+        watch = _SecondRunnerWatch if is_second else _FirstRunnerWatch
+        vars(self)["_unmasked_logprobs"] = watch(self.model_runner)
 
 
-class _UnmaskedLogprobs:
-    """Watches a model runner: copies the logits that a mask will change, and corrects what is sampled."""
+class _Unmasked:
+    """The logits of rows that a mask will change in the step under way, before that."""
+
+    def __init__(self, rows: Tensor, logits: Tensor) -> None:
+        """rows: [masked] int64; logits: [rows of the batch, vocabulary], of which the rows are copied."""
+        self.rows, self._logits = rows, logits[rows].float()
+
+    def correct(self, found: Any, temperatures: Tensor | None) -> None:
+        """Write the log-probs without the mask, and the ranks of forced tokens, into what was sampled.
+
+        found: vLLM's LogprobsTensors of the whole batch; temperatures: [masked], None where all are 1.
+        """
+        logits = self._logits
+        if temperatures is not None:
+            # A temperature of 0 stands for greedy sampling, whose log-probs nobody trains on.
+            logits = logits / temperatures.clamp(min=1e-5)[:, None]
+        sampled = found.logprob_token_ids[self.rows, :1].long()
+        logprobs = logits.log_softmax(-1).gather(1, sampled)
+        share = (logprobs - found.logprobs[self.rows, :1]).exp()[:, 0]
+        ranks = found.selected_token_ranks[self.rows]
+        found.selected_token_ranks[self.rows] = ranks.masked_fill(share < _MIN_SHARE, FORCED_RANK)
+        found.logprobs[self.rows, :1] = logprobs
+
+
+class _FirstRunnerWatch:
+    """Watches vLLM's first model runner."""
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
         self._sample_tokens, self._sample = runner.sample_tokens, runner._sample
-        # Rows of the step under way that a mask will change, and their logits before that.
-        self._unmasked: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._unmasked: _Unmasked | None = None
         runner.sample_tokens, runner._sample = self._watched_step, self._corrected_sample
 
     def _watched_step(self, grammar_output: Any) -> Any:
@@ -58,8 +82,7 @@ class _UnmaskedLogprobs:
             return self._sample_tokens(grammar_output)
         places = self._runner.input_batch.req_id_to_index
         found = [places[name] for name in grammar_output.structured_output_request_ids if name in places]
-        rows = torch.tensor(sorted(found), device=state.logits.device)
-        self._unmasked = rows, state.logits[rows].float()
+        self._unmasked = _Unmasked(torch.tensor(sorted(found), device=state.logits.device), state.logits)
         try:
             return self._sample_tokens(grammar_output)
         finally:
@@ -67,18 +90,39 @@ class _UnmaskedLogprobs:
 
     def _corrected_sample(self, logits: Any, spec_decode_metadata: Any) -> Any:
         output = self._sample(logits, spec_decode_metadata)
-        found = output.logprobs_tensors
-        if self._unmasked is None or found is None:
-            return output
-        rows, unmasked = self._unmasked
-        temperature = self._runner.input_batch.sampling_metadata.temperature
-        if temperature is not None:
-            # A temperature of 0 stands for greedy sampling, whose log-probs nobody trains on.
-            unmasked = unmasked / temperature[rows].clamp(min=1e-5)[:, None]
-        sampled = found.logprob_token_ids[rows, :1].long()
-        logprobs = unmasked.log_softmax(-1).gather(1, sampled)
-        share = (logprobs - found.logprobs[rows, :1]).exp()[:, 0]
-        ranks = found.selected_token_ranks[rows]
-        found.selected_token_ranks[rows] = ranks.masked_fill(share < _MIN_SHARE, FORCED_RANK)
-        found.logprobs[rows, :1] = logprobs
+        if self._unmasked is not None and output.logprobs_tensors is not None:
+            temperature = self._runner.input_batch.sampling_metadata.temperature
+            of_rows = None if temperature is None else temperature[self._unmasked.rows]
+            self._unmasked.correct(output.logprobs_tensors, of_rows)
         return output
+
+
+class _SecondRunnerWatch:
+    """Watches vLLM's Model Runner V2."""
+
+    def __init__(self, runner: Any) -> None:
+        if runner.num_speculative_steps:
+            raise RuntimeError(
+                "log-probs without the mask of structured outputs need one row of logits for each request, "
+                "and speculative decoding has several; leave it off where there are agents"
+            )
+        self._runner = runner
+        self._unmasked: _Unmasked | None = None
+        masks = runner.structured_outputs_worker
+        self._mask, self._sample = masks.apply_grammar_bitmask, runner.sample
+        masks.apply_grammar_bitmask, runner.sample = self._watched_mask, self._corrected_sample
+
+    def _watched_mask(self, logits: Tensor, batch: Any, masked_ids: list[str], bitmask: Any) -> None:
+        wanted = set(masked_ids)
+        rows = [row for row, name in enumerate(batch.req_ids) if name in wanted]
+        self._unmasked = _Unmasked(torch.tensor(rows, device=logits.device), logits)
+        self._mask(logits, batch, masked_ids, bitmask)
+
+    def _corrected_sample(self, hidden_states: Any, batch: Any, grammar_output: Any) -> Any:
+        self._unmasked = None
+        results = self._sample(hidden_states, batch, grammar_output)
+        unmasked, found = self._unmasked, results[0].logprobs_tensors
+        if unmasked is not None and found is not None:
+            temperatures = self._runner.sampler.sampling_states.temperature.gpu
+            unmasked.correct(found, temperatures[batch.idx_mapping[unmasked.rows]])
+        return results
