@@ -299,12 +299,15 @@ def _of_worker(
         return {}
     has_weights = stage in own.all or not group.offload_parameters_between_phases
     has_optimizer = stage is own.training or not group.offload_optimizer_for_logprob
+    # What is to leave is made on the GPU too.
+    is_made = stage is GpuStage.policy_start and not has_optimizer
     activations: dict[GpuStage | None, int] = {
         own.scoring: memory.logprob_activations,
         own.training: memory.training_activations,
     }
     return {
         "weights": memory.weights * has_weights,
+        "start": memory.starting * is_made,
         "gradients": memory.gradients * has_optimizer,
         "optimizer": memory.optimizer * has_optimizer,
         **further,
@@ -370,7 +373,7 @@ def _remedies(cfg: Config, stage: GpuStage, held: Sequence[Holding]) -> Iterator
             yield f"{name}.megatron_cfg.use_distributed_optimizer=true"
         elif what == "weights" and is_idle:
             yield f"{name}.offload_parameters_between_phases=true"
-        elif what in ("gradients", "weights"):
+        elif what in ("gradients", "weights", "start"):
             yield "a larger tensor- or pipeline-parallel size"
         elif what.startswith("KV"):
             yield "a lower generation.vllm_cfg.gpu_memory_utilization"

@@ -32,6 +32,7 @@ class PolicyMemory:
     weights: int
     gradients: int
     optimizer: int  # master weights and moments
+    starting: int  # beside the weights, at most, until it is ready
     training_activations: int  # of the largest micro-batches, logits and gathered layers included
     logprob_activations: int
 
@@ -47,6 +48,7 @@ def policy_memory(policy: PolicyConfig, model: ModelInfo, rank: int) -> PolicyMe
         weights=held.weights,
         gradients=held.gradients,
         optimizer=held.optimizer,
+        starting=held.starting,
         training_activations=_training_bytes(policy, model, train_tokens) + held.gathered,
         logprob_activations=_forward_bytes(policy, model, logprob_tokens) + held.gathered,
     )
@@ -57,6 +59,7 @@ class _ModelState:
     weights: int
     gradients: int
     optimizer: int
+    starting: int
     gathered: int = 0  # whole layers that exist while the model computes
 
 
@@ -89,10 +92,18 @@ def _held(policy: PolicyConfig, model: ModelInfo, rank: int) -> _ModelState:
     copies = stage_size(policy) // tp if megatron.use_distributed_optimizer else 1
     expert_copies = stage_size(policy) // ep if megatron.use_distributed_optimizer else 1
     adapters = trained_others if policy.lora.enabled else 0
+    gradients = (trained_others + trained_experts) * _FLOAT32
+    updated = trained_others // copies + trained_experts // expert_copies
+    # Weights of a sharded optimizer move into one buffer, while those that were loaded are still there.
+    # Master weights are made beside the gradients, and moments when gradients may have left.
+    is_moved = megatron.use_distributed_optimizer and not policy.lora.enabled
+    moved = (trained_others + trained_experts) * _weight_bytes(policy) * is_moved
+    masters = updated * (per_parameter - _MOMENTS)
     return _ModelState(
         weights=(others + experts) * _weight_bytes(policy) + adapters * _FLOAT32,
-        gradients=(trained_others + trained_experts) * _FLOAT32,
-        optimizer=per_parameter * (trained_others // copies + trained_experts // expert_copies),
+        gradients=gradients,
+        optimizer=per_parameter * updated,
+        starting=max(gradients + max(moved, masters), per_parameter * updated),
     )
 
 
@@ -109,11 +120,12 @@ def _held_by_fsdp(policy: PolicyConfig, model: ModelInfo) -> _ModelState:
         trained, frozen = num_adapter_parameters(model, policy.lora), model.num_parameters
     gathered = (_GATHERED_LAYERS * counts.layer + counts.input_embeddings) * _weight_bytes(policy) // tp
     if policy.fsdp_cfg.cpu_offload:
-        return _ModelState(0, 0, 0, gathered)
+        return _ModelState(0, 0, 0, 0, gathered)
     return _ModelState(
         weights=(trained * _FLOAT32 + frozen * _weight_bytes(policy)) // ranks,
         gradients=trained * _FLOAT32 // ranks,
         optimizer=trained * _MOMENTS // ranks,
+        starting=trained * _MOMENTS // ranks,
         gathered=gathered,
     )
 

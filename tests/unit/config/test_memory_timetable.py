@@ -261,3 +261,13 @@ def test_a_reward_model_holds_its_weights_on_a_gpu_of_its_own(tmp_path: Path) ->
     timetable = memory_timetable(cfg, models, SIZE)
     for stage in gpu_stages(cfg):
         assert of_actor(timetable, "reward_model", stage) == {"weights": 2 * 4096, "context": GIB}
+
+
+def test_what_leaves_the_gpu_is_made_on_it_at_the_start() -> None:
+    """Of two tensor-parallel ranks each has half of the model, and with two replicas half of its optimizer
+    state. Gradients of 4 bytes and the buffer of 2 bytes into which weights move are as much as that."""
+    timetable = memory_timetable(*qwen3_8b(*COLOCATED, *OFFLOADS), SIZE)
+    held = {one.what: one.num_bytes for one in timetable.holdings[0, 0][GpuStage.policy_start]}
+    training = {one.what: one.num_bytes for one in timetable.holdings[0, 0][GpuStage.policy_training]}
+    assert held["start"] == training["gradients"] + training["weights"]
+    assert held["start"] == pytest.approx(training["optimizer"], rel=1e-6)
