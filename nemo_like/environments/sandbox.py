@@ -23,13 +23,14 @@ import sysconfig
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
 from pathlib import Path
 from random import SystemRandom
 
 from nemo_like.config.sandbox_rules import bubblewrap_failure
+from nemo_like.environments.cpu_account import ControlGroup, control_group
 from nemo_like.environments.inside.confine import KEEP_USER
 from nemo_like.environments.syscalls import filter_program
 
@@ -54,7 +55,7 @@ _PROBE_TIMEOUT_S = 30.0
 class ProgramLimits:
     """What a program may use."""
 
-    timeout_s: float
+    timeout_s: float  # by the clock and of the CPUs, all of its processes together; see ``time_limit``
     memory_mib: int  # address space of one process
     max_processes: int  # and threads; only a sandbox counts them
 
@@ -67,6 +68,7 @@ class SandboxStart:
     pass_fds: Sequence[int]
     cwd: str
     env: dict[str, str]
+    group: ControlGroup | None  # that counts the CPU time of what is started
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ class Sandbox:
         with data_file(source) as descriptor:
             arguments = ["program", mode, str(descriptor)]
             with self._start(arguments, own) as start:
-                yield SandboxStart(start.command, [*start.pass_fds, descriptor], start.cwd, start.env)
+                yield replace(start, pass_fds=[*start.pass_fds, descriptor])
 
     @contextmanager
     def harness(self) -> Iterator[SandboxStart]:
@@ -121,6 +123,21 @@ class Sandbox:
         words: Sequence[str] = (),
         place: CommandPlace | None = None,
     ) -> Iterator[SandboxStart]:
+        with (
+            control_group() as group,
+            self._confined(arguments, own_limits, words, place) as start,
+        ):
+            command = start.command if group is None else group.entered(start.command)
+            yield replace(start, command=command, group=group)
+
+    @contextmanager
+    def _confined(
+        self,
+        arguments: Sequence[str],
+        own_limits: dict[str, int],
+        words: Sequence[str],
+        place: CommandPlace | None,
+    ) -> Iterator[SandboxStart]:
         common = {"CORE": 0, "FSIZE": FOLDER_MIB * 2**20, "NOFILE": _MAX_OPEN_FILES}
         limits = {"AS": self.limits.memory_mib * 2**20, **common, **own_limits}
         if self.is_real:
@@ -134,7 +151,7 @@ class Sandbox:
                     "--",
                     *python,
                 ]
-                yield SandboxStart(command, [filter_fd], "/", _environment(_FOLDER))
+                yield SandboxStart(command, [filter_fd], "/", _environment(_FOLDER), None)
             return
         # Without a namespace, all other processes of the user would count against this limit.
         limits.pop("NPROC")
@@ -142,7 +159,7 @@ class Sandbox:
         try:
             root = str(Path(__file__).parents[2])
             command = ["setpriv", "--pdeathsig", "KILL", *_python(root, arguments, KEEP_USER, limits, words)]
-            yield SandboxStart(command, [], folder, _environment(folder))
+            yield SandboxStart(command, [], folder, _environment(folder), None)
         finally:
             _remove(folder)
 
