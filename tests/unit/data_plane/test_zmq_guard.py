@@ -56,7 +56,7 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00%s" + bytes(32)
 
 
 @pytest.mark.parametrize(("ip", "mechanism"), [("127.0.0.1", b"PLAIN"), ("10.0.0.7", b"CURVE")])
-def test_a_stranger_cannot_fill_a_servers_memory_and_a_client_may_send_a_lot(
+def test_a_stranger_cannot_fill_a_servers_memory_but_a_client_may_send_a_lot(
     ip: str, mechanism: bytes
 ) -> None:
     secret, context = Secret.new(), zmq.Context()
