@@ -19,6 +19,7 @@ import psutil
 import ray
 
 from nemo_like.cluster.actor_errors import ClusterError
+from nemo_like.cluster.caches import inductor_cache
 from nemo_like.cluster.gcs_watch import GcsWatch
 from nemo_like.cluster.janitor import MARK, clean_up
 from nemo_like.cluster.lean_ray import callers_signals, deferred_signals, few_services, processes_with
@@ -26,6 +27,7 @@ from nemo_like.cluster.lean_ray import callers_signals, deferred_signals, few_se
 # The longest path that Ray gives a socket below ``temporary_parent``; Linux allows 107 bytes for all of it.
 _LONGEST_SOCKET = "/job-abcdefgh/rayabcdefgh/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
 _MAX_PARENT_BYTES = 107 - len(_LONGEST_SOCKET)
+_SHORT_PARENT = "/tmp"
 # An attempt that fails sooner than this did not fail because the machine is busy.
 _QUICK_S = 10.0
 _MAX_QUICK_FAILURES = 3
@@ -36,8 +38,25 @@ def temporary_parent() -> str:
 
     A path is too long when the sockets that Ray makes below it would exceed Linux's limit.
     """
-    parent = tempfile.gettempdir()
-    return os.environ.get("RAY_TMPDIR") or (parent if len(parent) <= _MAX_PARENT_BYTES else "/tmp")
+    asked = tempfile.gettempdir()
+    return os.environ.get("RAY_TMPDIR") or (_SHORT_PARENT if _is_too_long(asked) else asked)
+
+
+def temporary_parent_note() -> str | None:
+    """Return a sentence where ``temporary_parent`` is not the directory for temporary files that was asked
+    for; None where it is."""
+    asked = tempfile.gettempdir()
+    if os.environ.get("RAY_TMPDIR") or not _is_too_long(asked):
+        return None
+    return (
+        f"TMPDIR={asked} has {len(os.fsencode(asked))} bytes, and a path of more than {_MAX_PARENT_BYTES} "
+        f"has no room for Ray's sockets below it; the run's temporary files are in {_SHORT_PARENT} instead. "
+        "Choose a shorter path"
+    )
+
+
+def _is_too_long(parent: str) -> bool:
+    return len(os.fsencode(parent)) > _MAX_PARENT_BYTES
 
 
 class PrivateRay:
@@ -132,8 +151,6 @@ def _protect_token() -> None:
 
 def _variables(directory: Path) -> dict[str, str]:
     """Return the environment variables for every process of a Ray in this directory."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nemo_like"
-    inductor = "TORCHINDUCTOR_CACHE_DIR"
     return {
         MARK: str(directory),
         "TMPDIR": str(directory),
@@ -141,8 +158,7 @@ def _variables(directory: Path) -> dict[str, str]:
         "SPT_NOENV": "1",
         # Start no workers that wait for tasks: a run has actors only, most with an environment of their own.
         "RAY_prestart_worker_first_driver": "0",
-        # By default this cache lies among the temporary files, which are removed with the run.
-        inductor: os.environ.get(inductor, str(cache / "inductor")),
+        **inductor_cache(),
     }
 
 
