@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shutil
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -130,7 +132,8 @@ class PrivateRay:
 
     def _start(self) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="ray"))
-        with callers_signals(), few_services(), processes_with(_variables(self._directory)):
+        variables = {**_variables(self._directory), **_token(self._directory)}
+        with callers_signals(), few_services(), processes_with(variables):
             ray.init(
                 address="local",
                 num_cpus=self._num_cpus,
@@ -146,7 +149,37 @@ class PrivateRay:
 def _protect_token() -> None:
     """Let no other user read the token that Ray made for this user; Ray writes a file that all can read."""
     with suppress(OSError):  # there is none, or it is another user's
-        (Path.home() / ".ray" / "auth_token").chmod(0o600)
+        _kept_token().chmod(0o600)
+
+
+def _kept_token() -> Path:
+    """Return where Ray keeps the user's token; a relative path where nobody knows of a home."""
+    return Path(os.path.expanduser("~"), ".ray", "auth_token")
+
+
+def _token(directory: Path) -> dict[str, str]:
+    """Return the variable that says where a Ray's token is, for a user whose home has none and takes none.
+
+    It is then in ``directory``, and for this user alone.
+    """
+    if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}.isdisjoint(os.environ):
+        return {}
+    kept = _kept_token()
+    if kept.is_absolute():
+        with suppress(OSError):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            if os.access(kept if kept.exists() else kept.parent, os.R_OK | os.W_OK):
+                return {}
+    path = directory / "auth_token"
+    path.touch(0o600)
+    path.write_text(_own_token(), encoding="ascii")
+    return {"RAY_AUTH_TOKEN_PATH": str(path)}
+
+
+@cache
+def _own_token() -> str:
+    """Make a token. It is one for all Rays of this process, which reads it once."""
+    return secrets.token_hex(32)
 
 
 def _variables(directory: Path) -> dict[str, str]:

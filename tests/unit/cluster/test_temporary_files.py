@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_like.cluster import caches
+from nemo_like.cluster import caches, private_ray
 from nemo_like.cluster.caches import INDUCTOR, cache_directory, inductor_cache
 from nemo_like.cluster.private_ray import temporary_parent, temporary_parent_note
 from nemo_like.preflight.child import ChildCall
@@ -15,7 +15,7 @@ from nemo_like.preflight.child import ChildCall
 
 @pytest.fixture(autouse=True)
 def variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RAY_TMPDIR", "XDG_CACHE_HOME", INDUCTOR):
+    for name in ("RAY_TMPDIR", "XDG_CACHE_HOME", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", INDUCTOR):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -56,6 +56,26 @@ def test_nobody_knows_of_a_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setattr(caches.os.path, "expanduser", lambda path: path)
     assert cache_directory() == Path("/elsewhere/nemo_like-cache")
     assert not list(tmp_path.iterdir())
+
+
+def test_rays_token_is_in_the_home_or_else_with_the_run_for_its_user_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    home, run = tmp_path / "home", tmp_path / "run"
+    home.mkdir()
+    run.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    assert private_ray._token(run) == {}
+    monkeypatch.setenv("HOME", "/proc")
+    assert private_ray._token(run) == {"RAY_AUTH_TOKEN_PATH": str(run / "auth_token")}
+    token = (run / "auth_token").read_text()
+    assert len(token) == 64 and (run / "auth_token").stat().st_mode & 0o777 == 0o600
+    # A process reads its token once, also where it starts a Ray again.
+    (run / "auth_token").unlink()
+    private_ray._token(run)
+    assert (run / "auth_token").read_text() == token
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "of the user's own")
+    assert private_ray._token(run) == {}
 
 
 def test_a_check_before_the_run_leaves_nothing_of_the_compiler_among_temporary_files(
