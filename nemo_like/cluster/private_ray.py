@@ -12,8 +12,8 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -132,8 +132,9 @@ class PrivateRay:
 
     def _start(self) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="ray"))
-        variables = {**_variables(self._directory), **_token(self._directory)}
-        with callers_signals(), few_services(), processes_with(variables):
+        token = _token(self._directory)
+        variables = {**_variables(self._directory), **token}
+        with callers_signals(), few_services(), processes_with(variables), _set(token):
             ray.init(
                 address="local",
                 num_cpus=self._num_cpus,
@@ -155,6 +156,17 @@ def _protect_token() -> None:
 def _kept_token() -> Path:
     """Return where Ray keeps the user's token; a relative path where nobody knows of a home."""
     return Path(os.path.expanduser("~"), ".ray", "auth_token")
+
+
+@contextmanager
+def _set(variables: Mapping[str, str]) -> Iterator[None]:
+    """Have these environment variables in this process for the block; none of them is set otherwise."""
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            del os.environ[name]
 
 
 def _token(directory: Path) -> dict[str, str]:
