@@ -21,10 +21,10 @@ import psutil
 import ray
 
 from nemo_like.cluster.actor_errors import ClusterError
-from nemo_like.cluster.caches import inductor_cache
 from nemo_like.cluster.gcs_watch import GcsWatch
 from nemo_like.cluster.janitor import MARK, clean_up
 from nemo_like.cluster.lean_ray import callers_signals, deferred_signals, few_services, processes_with
+from nemo_like.observability.caches import inductor_cache
 
 # The longest path that Ray gives a socket below ``temporary_parent``; Linux allows 107 bytes for all of it.
 _LONGEST_SOCKET = "/job-abcdefgh/rayabcdefgh/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"

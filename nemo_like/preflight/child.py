@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from nemo_like.cluster.caches import inductor_cache
+from nemo_like.observability.caches import inductor_cache
 
 _SHOWN_LINES = 3
 

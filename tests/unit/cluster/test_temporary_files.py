@@ -7,15 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from nemo_like.cluster import caches, private_ray
-from nemo_like.cluster.caches import INDUCTOR, cache_directory, inductor_cache
+from nemo_like.cluster import private_ray
 from nemo_like.cluster.private_ray import temporary_parent, temporary_parent_note
+from nemo_like.observability import caches
+from nemo_like.observability.caches import INDUCTOR, cache_directory, inductor_cache, matplotlib_directory
 from nemo_like.preflight.child import ChildCall
 
 
 @pytest.fixture(autouse=True)
 def variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RAY_TMPDIR", "XDG_CACHE_HOME", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", INDUCTOR):
+    for name in (
+        "RAY_TMPDIR",
+        "XDG_CACHE_HOME",
+        "XDG_CONFIG_HOME",
+        "RAY_AUTH_TOKEN",
+        "RAY_AUTH_TOKEN_PATH",
+        "MPLCONFIGDIR",
+        INDUCTOR,
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -43,7 +52,9 @@ def test_caches_of_who_has_no_home_are_temporary(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     if home == "/nonexistent":  # root can make it
         monkeypatch.setattr(Path, "mkdir", _refuses)
-    assert cache_directory() == tmp_path / "nemo_like-cache"
+    cache = tmp_path / "nemo_like-cache"
+    assert cache_directory() == cache
+    assert matplotlib_directory() == {"MPLCONFIGDIR": str(cache / "matplotlib")}
 
 
 def _refuses(path: Path, **_: object) -> None:
