@@ -28,11 +28,13 @@ class Program:
         return Look(self._share * (time.monotonic() - self._began_s), self._is_waiting)
 
 
-def how_it_ends(program: Program, monkeypatch: pytest.MonkeyPatch) -> tuple[type[BaseException], float]:
+def how_it_ends(
+    program: Program, monkeypatch: pytest.MonkeyPatch, limit_s: float = LIMIT_S
+) -> tuple[type[BaseException], float]:
     """The error that ends a block on a program which does not end by itself, and when it does."""
 
     async def run() -> None:
-        async with time_limit(LIMIT_S) as limit:
+        async with time_limit(limit_s) as limit:
             limit.watch(0, None)
             await asyncio.sleep(60)
 
@@ -45,17 +47,17 @@ def how_it_ends(program: Program, monkeypatch: pytest.MonkeyPatch) -> tuple[type
 
 def test_a_program_that_sleeps_runs_out_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
     kind, after_s = how_it_ends(Program(0.0, is_waiting=False), monkeypatch)
-    assert kind is TimeoutError and LIMIT_S < after_s < 3 * LIMIT_S
+    assert kind is TimeoutError and LIMIT_S < after_s < PATIENCE * LIMIT_S
 
 
 def test_processes_use_up_the_time_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    kind, after_s = how_it_ends(Program(8.0, is_waiting=True), monkeypatch)
-    assert kind is TimeoutError and after_s < LIMIT_S
+    kind, after_s = how_it_ends(Program(8.0, is_waiting=True), monkeypatch, limit_s=4.0)
+    assert kind is TimeoutError and 0.5 <= after_s < 4.0
 
 
 def test_a_program_with_half_a_cpu_has_twice_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     kind, after_s = how_it_ends(Program(0.5, is_waiting=True), monkeypatch)
-    assert kind is TimeoutError and 2 * LIMIT_S < after_s < 4 * LIMIT_S
+    assert kind is TimeoutError and 1.9 * LIMIT_S < after_s < PATIENCE * LIMIT_S
 
 
 def test_a_program_that_gets_nothing_is_starved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,8 +114,9 @@ def test_the_time_of_children_that_live_and_that_ended_is_counted(group: Control
 
 def test_a_process_that_is_gone_has_used_what_was_seen_last() -> None:
     with subprocess.Popen([sys.executable, "-I", "-S", "-c", "while True: pass"]) as process:
-        trees = ProcessTrees([process.pid])
-        time.sleep(0.3)
-        seen = trees.look()
+        trees, deadline_s = ProcessTrees([process.pid]), time.monotonic() + 30
+        while (seen := trees.look()).cpu_s == 0:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
         process.kill()
-    assert 0 < seen.cpu_s == trees.look().cpu_s and not trees.look().is_waiting
+    assert seen.cpu_s == trees.look().cpu_s and not trees.look().is_waiting
