@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -22,10 +24,12 @@ from nemo_like.cluster.actor_errors import ClusterError
 from nemo_like.cluster.gcs_watch import GcsWatch
 from nemo_like.cluster.janitor import MARK, clean_up
 from nemo_like.cluster.lean_ray import callers_signals, deferred_signals, few_services, processes_with
+from nemo_like.observability.caches import inductor_cache
 
 # The longest path that Ray gives a socket below ``temporary_parent``; Linux allows 107 bytes for all of it.
 _LONGEST_SOCKET = "/job-abcdefgh/rayabcdefgh/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
 _MAX_PARENT_BYTES = 107 - len(_LONGEST_SOCKET)
+_SHORT_PARENT = "/tmp"
 # An attempt that fails sooner than this did not fail because the machine is busy.
 _QUICK_S = 10.0
 _MAX_QUICK_FAILURES = 3
@@ -36,8 +40,25 @@ def temporary_parent() -> str:
 
     A path is too long when the sockets that Ray makes below it would exceed Linux's limit.
     """
-    parent = tempfile.gettempdir()
-    return os.environ.get("RAY_TMPDIR") or (parent if len(parent) <= _MAX_PARENT_BYTES else "/tmp")
+    asked = tempfile.gettempdir()
+    return os.environ.get("RAY_TMPDIR") or (_SHORT_PARENT if _is_too_long(asked) else asked)
+
+
+def temporary_parent_note() -> str | None:
+    """Return a sentence where ``temporary_parent`` is not the directory for temporary files that was asked
+    for; None where it is."""
+    asked = tempfile.gettempdir()
+    if os.environ.get("RAY_TMPDIR") or not _is_too_long(asked):
+        return None
+    return (
+        f"TMPDIR={asked} has {len(os.fsencode(asked))} bytes, and a path of more than {_MAX_PARENT_BYTES} "
+        f"has no room for Ray's sockets below it; the run's temporary files are in {_SHORT_PARENT} instead. "
+        "Choose a shorter path"
+    )
+
+
+def _is_too_long(parent: str) -> bool:
+    return len(os.fsencode(parent)) > _MAX_PARENT_BYTES
 
 
 class PrivateRay:
@@ -111,7 +132,9 @@ class PrivateRay:
 
     def _start(self) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="ray"))
-        with callers_signals(), few_services(), processes_with(_variables(self._directory)):
+        token = _token(self._directory)
+        variables = {**_variables(self._directory), **token}
+        with callers_signals(), few_services(), processes_with(variables), _set(token):
             ray.init(
                 address="local",
                 num_cpus=self._num_cpus,
@@ -127,13 +150,52 @@ class PrivateRay:
 def _protect_token() -> None:
     """Let no other user read the token that Ray made for this user; Ray writes a file that all can read."""
     with suppress(OSError):  # there is none, or it is another user's
-        (Path.home() / ".ray" / "auth_token").chmod(0o600)
+        _kept_token().chmod(0o600)
+
+
+def _kept_token() -> Path:
+    """Return where Ray keeps the user's token; a relative path where nobody knows of a home."""
+    return Path(os.path.expanduser("~"), ".ray", "auth_token")
+
+
+@contextmanager
+def _set(variables: Mapping[str, str]) -> Iterator[None]:
+    """Have these environment variables in this process for the block; none of them is set otherwise."""
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            del os.environ[name]
+
+
+def _token(directory: Path) -> dict[str, str]:
+    """Return the variable that says where a Ray's token is, for a user whose home has none and takes none.
+
+    It is then in ``directory``, and for this user alone.
+    """
+    if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}.isdisjoint(os.environ):
+        return {}
+    kept = _kept_token()
+    if kept.is_absolute():
+        with suppress(OSError):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            if os.access(kept if kept.exists() else kept.parent, os.R_OK | os.W_OK):
+                return {}
+    path = directory / "auth_token"
+    path.touch(0o600)
+    path.write_text(_own_token(), encoding="ascii")
+    return {"RAY_AUTH_TOKEN_PATH": str(path)}
+
+
+@cache
+def _own_token() -> str:
+    """Make a token. It is one for all Rays of this process, which reads it once."""
+    return secrets.token_hex(32)
 
 
 def _variables(directory: Path) -> dict[str, str]:
     """Return the environment variables for every process of a Ray in this directory."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nemo_like"
-    inductor = "TORCHINDUCTOR_CACHE_DIR"
     return {
         MARK: str(directory),
         "TMPDIR": str(directory),
@@ -141,8 +203,7 @@ def _variables(directory: Path) -> dict[str, str]:
         "SPT_NOENV": "1",
         # Start no workers that wait for tasks: a run has actors only, most with an environment of their own.
         "RAY_prestart_worker_first_driver": "0",
-        # By default this cache lies among the temporary files, which are removed with the run.
-        inductor: os.environ.get(inductor, str(cache / "inductor")),
+        **inductor_cache(),
     }
 
 

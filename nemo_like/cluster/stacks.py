@@ -23,6 +23,8 @@ from pathlib import Path
 
 import psutil
 
+from nemo_like.config.secrets import masked
+
 _SIGNAL = signal.SIGUSR2
 _PY_SPY_TIMEOUT_S = 10.0
 # How long a process has to write its stacks after the signal; it writes them without running any Python.
@@ -149,7 +151,7 @@ def _processes(log_paths: Mapping[str, str]) -> Iterator[tuple[str, psutil.Proce
 
 def _dump(actor: str, process: psutil.Process) -> ProcessDump:
     try:
-        state, command = process.status(), " ".join(process.cmdline()).strip()[:200]
+        state, command = process.status(), masked(" ".join(process.cmdline()).strip())[:200]
     except psutil.NoSuchProcess:
         return ProcessDump(actor, process.pid, "gone", "", (), "it ended while it was looked at")
     threads, problem = _ask_py_spy(process.pid)

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from nemo_like.config import fields
 from nemo_like.config.problems import Problem
 from nemo_like.config.schema import Device, EnvConfig, EnvironmentKind, Precision
@@ -314,8 +312,7 @@ _POSITIVE = (
 
 def options_of(env: EnvConfig) -> Any:
     """Return an environment's options as an instance of its kind's options class."""
-    kind = _OPTIONS[env.kind]
-    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), _current(env)))
+    return fields.typed(_current(env), _OPTIONS[env.kind])
 
 
 def replaced_options(name: str, env: EnvConfig) -> Iterator[str]:

@@ -7,6 +7,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
+from nemo_like.config.resolvers import register_resolvers
+
 _STEP = re.compile(r"step_(\d+)")
 
 
@@ -55,11 +59,11 @@ def _converted(run: Path, step: int, source: Path) -> EvaluatedCheckpoint:
 
 
 def _saved(run: Path) -> list[Path]:
-    """Return the checkpoints of a run, where its configuration puts them."""
-    import yaml
-
-    elsewhere = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["checkpointing"]
-    directory = elsewhere["checkpoint_dir"]
+    """Return the checkpoints of a run, where its configuration puts them. Raises ValueError where that asks
+    for an environment variable which is not set."""
+    register_resolvers()
+    written = OmegaConf.load(run / "config.yaml")
+    directory = OmegaConf.select(written, "checkpointing.checkpoint_dir", throw_on_resolution_failure=True)
     return [*(run / "checkpoints" if directory is None else Path(directory)).glob("step_*")]
 
 

@@ -14,6 +14,7 @@ from nemo_like.config.plan import process_table
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.roles import ray_cpus, roles
 from nemo_like.config.schema import Config, EvaluationConfig
+from nemo_like.config.secrets import as_written
 from nemo_like.config.tasks import source_name
 
 
@@ -81,7 +82,8 @@ def evaluation_problems(cfg: Config, machine: Machine) -> Iterator[Problem]:
 def format_evaluation_plan(cfg: Config, evaluation: EvaluationConfig) -> str:
     """Return what would be evaluated, and by which processes, as text for a terminal."""
     size, limit = cfg.grpo.num_val_generations_per_prompt, cfg.grpo.max_val_samples
-    by_server = f"{evaluation.model} at {evaluation.base_url}, tokens counted by {cfg.policy.model_name}"
+    url = as_written(evaluation.base_url or "")
+    by_server = f"{evaluation.model} at {url}, tokens counted by {cfg.policy.model_name}"
     names = ", ".join(map(source_name, cfg.data.validation))
     lines = [
         *process_table(roles(cfg), ray_cpus(cfg), sum(gpus_by_node(placement(cfg)).values())),

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any, TypeGuard, Union, get_args, get_origin, get_type_hints
 
 from nemo_like.config.problems import Problem
+from nemo_like.config.secrets import reference_of, referring
 
 _SCALAR_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 
@@ -219,6 +220,12 @@ def typed(value: Any, annotation: Any) -> Any:
     kind = without_none(annotation)
     if value is None or kind is Any:
         return value
+    if reference := reference_of(value):
+        return referring(_typed(value, kind), reference)
+    return _typed(value, kind)
+
+
+def _typed(value: Any, kind: Any) -> Any:
     if is_group(kind):
         return kind(**{name: typed(value[name], inner) for name, inner in hints(kind).items()})
     origin, parameters = get_origin(kind), get_args(kind)

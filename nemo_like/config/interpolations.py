@@ -10,17 +10,24 @@ from omegaconf.errors import OmegaConfBaseException
 
 from nemo_like.config import fields
 
+KeyPath = tuple[str | int, ...]  # names of keys, and places in lists
 
-def interpolations(key: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield (full key, text) of every interpolation in ``value``, which is found under ``key``."""
+
+def interpolations(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    """Yield (path, text) of every interpolation in ``value``, which is found under ``path``."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from interpolations(f"{key}.{name}" if key else str(name), inner)
+            yield from interpolations(inner, (*path, name))
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            yield from interpolations(f"{key}[{index}]", inner)
+            yield from interpolations(inner, (*path, index))
     elif fields.is_interpolation(value):
-        yield key, value
+        yield path, value
+
+
+def full_key(path: KeyPath) -> str:
+    """Return the full key of a path, as ``data.train[0].path``."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
 
 
 def values_of_texts(tree: Mapping[str, Any], resolved: Mapping[str, Any], group: type) -> dict[str, Any]:

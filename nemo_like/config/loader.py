@@ -12,12 +12,17 @@ anywhere::
 
 What Hydra leaves open is checked here: a key that the schema does not know is an error, and so is a key that
 is left without a value, or with one of another type.
+
+A text that environment variables gave is written as the interpolation that asked for it (``secrets``), so
+who loads a written configuration needs the variables again.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +32,15 @@ from omegaconf.errors import OmegaConfBaseException
 from nemo_like.config import fields
 from nemo_like.config.arguments import MISSING, Arguments, read_arguments
 from nemo_like.config.composition import composing
-from nemo_like.config.interpolations import interpolations, values_of_texts
+from nemo_like.config.interpolations import KeyPath, full_key, interpolations, values_of_texts
 from nemo_like.config.lists import complete_lists, make_lists, single_groups
 from nemo_like.config.problems import ConfigError, Problem
-from nemo_like.config.resolvers import register_resolvers
+from nemo_like.config.resolvers import environment_reads, register_resolvers
 from nemo_like.config.schema import Config
+from nemo_like.config.secrets import is_masked, masked, reference_of, referring
+
+# In the value of a key: what would be read as an interpolation, with the backslashes before it.
+_INTERPOLATION_START = re.compile(r"(\\*)\$\{")
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -71,15 +80,33 @@ def load_sweep(path: str | Path, overrides: Sequence[str]) -> Sweep:
 
 
 def to_yaml(cfg: Config) -> str:
-    """Return the configuration as YAML that ``load_config`` reads back to an equal one."""
+    """Return the configuration as YAML that ``load_config`` reads back to an equal one, given the same
+    environment variables. The password in a URL is masked, and has to be given again."""
     return OmegaConf.to_yaml(OmegaConf.create(to_dict(cfg)))
 
 
 def to_dict(cfg: Config) -> dict[str, Any]:
-    """Return the configuration as nested dicts of plain values, Enum members by name."""
-    plain = OmegaConf.to_container(OmegaConf.structured(cfg), resolve=True, enum_to_str=True)
+    """Return the configuration as nested dicts of plain values, as ``to_yaml`` has them: Enum members by
+    name, texts from the environment as interpolations."""
+    plain = _plain(cfg)
     assert isinstance(plain, dict)
-    return single_groups({str(group): keys for group, keys in plain.items()}, Config)
+    return single_groups(plain, Config)
+
+
+def _plain(value: Any) -> Any:
+    if reference := reference_of(value):
+        return masked(reference)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: _plain(getattr(value, name)) for name in fields.hints(type(value))}
+    if isinstance(value, Mapping):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, str):
+        return _INTERPOLATION_START.sub(lambda start: start[1] * 2 + "\\${", masked(value))
+    return value
 
 
 def _raise(problems: Sequence[Problem]) -> None:
@@ -95,13 +122,15 @@ def _finish(tree: dict[str, Any], arguments: Arguments, path: str) -> Config:
             tree[name] = None
     complete_lists(tree, Config)
     unresolved = OmegaConf.create(tree)
-    found = (_unresolvable(unresolved, key, text) for key, text in interpolations("", tree))
-    _raise([replace(problem, where=arguments.source_of(problem.key, "")) for problem in found if problem])
+    problems, references = _references(unresolved, tree)
+    _raise([replace(problem, where=arguments.source_of(problem.key, "")) for problem in problems])
     container = OmegaConf.to_container(unresolved, resolve=True)
     assert isinstance(container, dict)
     resolved = values_of_texts(tree, {str(name): value for name, value in container.items()}, Config)
+    for place, text in references.items():
+        _refer(resolved, place, text)
     make_lists(resolved, Config)
-    wrong = fields.check_tree(resolved, Config, path, root=Config)
+    wrong = [*fields.check_tree(resolved, Config, path, root=Config), *_masked_passwords(resolved)]
     problems = [replace(problem, where=arguments.source_of(problem.key, path)) for problem in wrong]
     _raise([*problems, *_missing(resolved, Config, "", path)])
     typed = fields.typed(resolved, Config)
@@ -109,13 +138,60 @@ def _finish(tree: dict[str, Any], arguments: Arguments, path: str) -> Config:
     return typed
 
 
+def _references(unresolved: DictConfig, tree: Mapping[str, Any]) -> tuple[list[Problem], dict[KeyPath, str]]:
+    """Return the problems of the interpolations, and the text of each that reads the environment by place."""
+    problems, references = [], {}
+    for place, text in interpolations(tree):
+        key = full_key(place)
+        with environment_reads() as names:
+            if problem := _unresolvable(unresolved, key, text):
+                problems.append(problem)
+        if names:
+            references[place] = text
+            if _holds_groups(place):
+                rule = f"cannot come whole from the environment ({', '.join(names)})"
+                problems.append(Problem(key=f"{key}={text}", rule=rule, remedy="set its keys one by one"))
+    return problems, references
+
+
+def _holds_groups(place: KeyPath) -> bool:
+    kind = fields.without_none(fields.find(Config, ".".join(part for part in place if isinstance(part, str))))
+    return bool(fields.is_group(kind) or fields.item_group(kind) or fields.entry_group(kind))
+
+
+def _refer(tree: Any, place: KeyPath, text: str) -> None:
+    """Have the value at ``place`` remember the interpolation that gave it; changes ``tree`` itself."""
+    *parents, last = place
+    for part in parents:
+        tree = tree[part]
+    tree[last] = referring(tree[last], text)
+
+
 def _unresolvable(tree: DictConfig, key: str, text: str) -> Problem | None:
     try:
-        OmegaConf.select(tree, key, throw_on_missing=True, throw_on_resolution_failure=True)
+        value = OmegaConf.select(tree, key, throw_on_missing=True, throw_on_resolution_failure=True)
+        if OmegaConf.is_config(value):
+            OmegaConf.to_container(value, resolve=True)
     except (OmegaConfBaseException, ValueError) as error:
         rule = f"cannot be resolved: {str(error).splitlines()[0]}"
         return Problem(key=f"{key}={text}", rule=rule, remedy="")
     return None
+
+
+def _masked_passwords(value: Any, place: KeyPath = ()) -> Iterator[Problem]:
+    """Yield a problem for each URL whose password was left out when a run wrote its configuration."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _masked_passwords(inner, (*place, name))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _masked_passwords(inner, (*place, index))
+    elif isinstance(value, str) and is_masked(value):
+        yield Problem(
+            key=f"{full_key(place)}={value}",
+            rule="has a mask in the place of a password",
+            remedy="give the key anew; of a password written as ${oc.env:NAME} a run keeps these words",
+        )
 
 
 def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:

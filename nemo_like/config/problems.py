@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+from nemo_like.config.secrets import masked, referring_texts, without_referred
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +21,7 @@ class Problem:
     def __str__(self) -> str:
         subject = f"{self.key} {self.rule}".strip()
         prefix = f"{self.where}: " if self.where else ""
-        return f"{prefix}{subject}" + (f"; {self.remedy}" if self.remedy else "")
+        return masked(f"{prefix}{subject}" + (f"; {self.remedy}" if self.remedy else ""))
 
 
 def told_of(group: str, problems: Iterable[Problem]) -> Iterator[Problem]:
@@ -27,6 +30,17 @@ def told_of(group: str, problems: Iterable[Problem]) -> Iterator[Problem]:
     for one in problems:
         key, rule, remedy = (text.replace("policy.", f"{group}.") for text in (one.key, one.rule, one.remedy))
         yield replace(one, key=key, rule=rule, remedy=remedy)
+
+
+def without_secrets(problems: Iterable[Problem], cfg: Any) -> Iterator[Problem]:
+    """Yield the problems of a configuration without the texts that environment variables gave to it."""
+    given = {key: (value, reference) for key, value, reference in referring_texts(cfg)}
+    for one in problems:
+        key, equals, value = one.key.partition("=")
+        if key in given and value == given[key][0]:
+            value = given[key][1]
+        rule, remedy = (without_referred(text, cfg) for text in (one.rule, one.remedy))
+        yield replace(one, key=f"{key}{equals}{value}", rule=rule, remedy=remedy)
 
 
 class ConfigError(ValueError):

@@ -1,19 +1,49 @@
-"""Arithmetic inside YAML: ``${mul:${grpo.num_prompts_per_step},8}``; also ``add``, ``sub`` and ``div``."""
+"""Arithmetic inside YAML, ``${mul:${grpo.num_prompts_per_step},8}``; also ``add``, ``sub`` and ``div``.
+
+OmegaConf's own ``oc.env`` is one that tells what it has read.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from omegaconf import OmegaConf
+from omegaconf.resolvers import oc
 
 Number = int | float
+
+_read: ContextVar[list[str] | None] = ContextVar("read", default=None)
 
 
 def register_resolvers() -> None:
     """Register the resolvers with OmegaConf; a second call does no harm."""
-    for name, function in {"add": _add, "sub": _sub, "mul": _mul, "div": _div}.items():
+    arithmetic = {"add": _add, "sub": _sub, "mul": _mul, "div": _div}
+    resolvers: dict[str, Callable[..., Any]] = {**arithmetic, "oc.env": _environment_variable}
+    for name, function in resolvers.items():
         OmegaConf.register_new_resolver(name, function, replace=True)
+
+
+@contextmanager
+def environment_reads() -> Iterator[list[str]]:
+    """Yield a list that gets the name of each environment variable which is read to resolve an interpolation
+    within the block."""
+    names: list[str] = []
+    before = _read.set(names)
+    try:
+        yield names
+    finally:
+        _read.reset(before)
+
+
+def _environment_variable(name: str, *default: Any) -> str | None:
+    """Return an environment variable, or else a default, as OmegaConf's ``oc.env`` does."""
+    if (names := _read.get()) is not None:
+        names.append(name)
+    return oc.env(name, *default)
 
 
 def _numbers(name: str, values: tuple[Any, ...], count: int | None) -> tuple[Number, ...]:

@@ -24,7 +24,7 @@ from nemo_like.config.overlap_rules import overlap_problems
 from nemo_like.config.placement_rules import placement_problems
 from nemo_like.config.plan import updates_per_step
 from nemo_like.config.policy_rules import policy_problems
-from nemo_like.config.problems import ConfigError, Problem, told_of
+from nemo_like.config.problems import ConfigError, Problem, told_of, without_secrets
 from nemo_like.config.reward_rules import reward_problems
 from nemo_like.config.rollout_rules import rollout_problems
 from nemo_like.config.schema import (
@@ -88,7 +88,7 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
     problems += teacher_problems(cfg)
     problems += machine_problems(cfg, machine)
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError(list(without_secrets(problems, cfg)))
 
 
 def _as_policies(cfg: Config) -> dict[str, Config]:

@@ -1,4 +1,4 @@
-"""The storage that is a TransferQueue. Only this module and ``zmq_guard`` import it.
+"""The storage that is a TransferQueue. Only this module, ``zmq_guard`` and ``mooncake_digests`` import it.
 
 A run builds a TransferQueue of its own from its public classes. Controller and storage units are actors
 without a public name, so two runs on one Ray cluster never meet, and neither can close the other's. The
@@ -33,6 +33,7 @@ from nemo_like.cluster.actors import log_to
 from nemo_like.config.schema import DataPlaneConfig, StorageBackend
 from nemo_like.data_plane.client import Stored
 from nemo_like.data_plane.mooncake import Master, MooncakeStorageUnit, client_settings, environment
+from nemo_like.data_plane.mooncake_digests import DigestingClient
 from nemo_like.data_plane.segments import Segment
 from nemo_like.data_plane.spec import TRANSFER_QUEUE_ENVIRONMENT, import_storage
 from nemo_like.data_plane.storage_errors import CapacityExceeded, CorruptData, DeadlineExceeded, StorageFailed
@@ -95,6 +96,9 @@ def _connected(addresses: StorageAddresses, client_id: str) -> AsyncTransferQueu
         with guarding(addresses.secret):
             client.initialize_storage_manager(addresses.backend, dict(addresses.backend_config))
         guard(addresses.secret, client.storage_manager.zmq_context)
+        if addresses.backend == _MOONCAKE:
+            manager = client.storage_manager
+            manager.storage_client = DigestingClient(manager.storage_client)
     except (ImportError, RuntimeError, TimeoutError) as error:
         raise StorageFailed(f"{addresses.backend} can't be reached from this process: {error}") from error
     return client
@@ -291,7 +295,8 @@ class TransferQueueStore:
     def load(self, segments: Sequence[Segment], columns: Sequence[str], timeout_s: float) -> Stored:
         """Return the columns' values, one array per segment.
 
-        Raises StorageFailed, DeadlineExceeded, or CorruptData when a key has the values of another segment.
+        Raises StorageFailed, DeadlineExceeded, or CorruptData when a key has the values of another segment,
+        or others than were saved.
         """
         meta = _described(segments).select_fields([*columns, _KEY_COLUMN])
         getting = _unblocked(self._addresses, self._client.async_get_data(meta))
@@ -316,7 +321,7 @@ class TransferQueueStore:
         """Wait until TransferQueue has done ``work``, and return the result.
 
         Raises StorageFailed when the work fails or a process of the storage dies, DeadlineExceeded after
-        ``timeout_s``.
+        ``timeout_s``, and CorruptData where the work does.
         """
         num_threads = torch.get_num_threads()
         running = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -333,6 +338,8 @@ class TransferQueueStore:
                 "though the storage's processes live"
             )
         error = running.exception()
+        if isinstance(error, CorruptData):
+            raise error
         if error is not None:
             concurrent.futures.wait([self._failure], timeout=_CAUSE_GRACE_S)
             cause = self._cause() if self._failure.done() else f"{type(error).__name__}: {error}"

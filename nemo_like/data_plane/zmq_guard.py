@@ -25,6 +25,8 @@ from transfer_queue.storage.managers import base
 from transfer_queue.utils import zmq_utils
 from zmq.auth.thread import ThreadAuthenticator
 
+from nemo_like.data_plane.zmq_doorkeeper import keep_door
+
 _MODULES: tuple[Any, ...] = (zmq_utils, controller, simple_storage, base)
 _create_zmq_socket = zmq_utils.create_zmq_socket
 
@@ -96,6 +98,7 @@ def _guarded_socket(
     is_server = socket_type == zmq.ROUTER
     if is_server:
         _authenticate(secret, ctx)
+        keep_door(socket)
     (_use_password if ip.startswith(_LOOPBACK) else _use_keys)(socket, secret, is_server)
     return socket
 

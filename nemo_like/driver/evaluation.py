@@ -18,6 +18,7 @@ from nemo_like.algorithms.held_out import held_out_estimates
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import AS_LOADED, DIFFICULTY, IS_JUDGED, TASK
 from nemo_like.config.schema import Config, EvaluationConfig, GRPOConfig
+from nemo_like.config.secrets import as_written
 from nemo_like.driver.interface import Partitions, Recovery, Rollout
 from nemo_like.driver.validation import (
     ValidationReport,
@@ -95,7 +96,7 @@ class EvaluationDriver:
         if asked.base_url is None:
             source: dict[str, Any] = {"checkpoint": self.cfg.policy.model_name}
         else:
-            source = {"endpoint": asked.base_url, "model": asked.model}
+            source = {"endpoint": as_written(asked.base_url), "model": asked.model}
         return {
             **source,
             "step": asked.step,

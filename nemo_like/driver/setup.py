@@ -21,7 +21,7 @@ from nemo_like.cluster.actor_errors import ActorDied, ActorFailed, ClusterError,
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.janitor import swept_directory
-from nemo_like.cluster.private_ray import temporary_parent
+from nemo_like.cluster.private_ray import temporary_parent, temporary_parent_note
 from nemo_like.cluster.runtime import RayNeeds, ray_runtime
 from nemo_like.config.derived import JOURNAL_FOLDER, Stage, deadline_s, shares_gpus
 from nemo_like.config.gpu_stages import EngineHolds
@@ -116,9 +116,10 @@ def run_in(directory: RunDirectory, cfg: Config, on_step: OnStep | None = None) 
     """
     with _writable(cfg):
         held = HeldDirectories(_written_directories(cfg, directory))
+    replaced = temporary_parent_note()
     try:
         with swept_directory(temporary_parent()):
-            return _run_in(directory, cfg, held, StopRequests(cfg.checkpointing, on_step))
+            return _run_in(directory, cfg, held, StopRequests(cfg.checkpointing, on_step), replaced)
     except (CheckpointError, DiskFull, OSError) as error:  # before there is a logger to tell it
         raise RunFailed(f"the run cannot be started: {failure_reason(error, directory.path)}") from error
     finally:
@@ -136,9 +137,13 @@ def _writable(cfg: Config) -> Iterator[None]:
 
 
 def _run_in(
-    directory: RunDirectory, cfg: Config, held: HeldDirectories, stop_requests: StopRequests
+    directory: RunDirectory,
+    cfg: Config,
+    held: HeldDirectories,
+    stop_requests: StopRequests,
+    warning: str | None,
 ) -> RunEnd:
-    """Make the run in a directory that this process holds, and say how it ended."""
+    """Make the run in a directory that this process holds, after a ``warning``, and say how it ended."""
     resolved = to_yaml(cfg)
     directory.write_config(resolved)
     checkpoints = run_checkpoints(cfg, directory)
@@ -150,6 +155,8 @@ def _run_in(
         wandb_run_id=checkpoints.wandb_run_id,
     )
     with logger, held.renewing(logger.warn):
+        if warning is not None:
+            logger.warn(warning)
         end = _end(cfg, directory, logger, checkpoints, stop_requests)
         if held.lost is not None:
             outcome = f"was stopped, and wrote no results: {held.lost}"

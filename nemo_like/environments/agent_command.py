@@ -24,8 +24,10 @@ from urllib.parse import urlsplit
 from nemo_like.cluster.proxies import no_proxy
 from nemo_like.config.environment_options import AgentOptions, SandboxMode
 from nemo_like.data.messages import as_record
+from nemo_like.environments.cpu_account import ControlGroup
 from nemo_like.environments.interface import AgentAccess, FailureKind, Turn
 from nemo_like.environments.sandbox import CommandPlace, ProgramLimits, Sandbox, check_sandbox
+from nemo_like.environments.time_limit import until_cpu_is_used_up
 
 _CHUNK_BYTES = 65536
 _SHOWN_CHARACTERS = 2000
@@ -83,11 +85,13 @@ class CommandRunner:
                 process_group=0,
             )
             reads = [asyncio.create_task(self._read(one)) for one in (process.stdout, process.stderr)]
+            ending = asyncio.create_task(self._end_when_used_up(process.pid, start.group))
             try:
                 await asyncio.gather(*reads, _give(process, task))
                 said, complained = (read.result() for read in reads)
                 code = await process.wait()
             finally:
+                ending.cancel()
                 # Also when it has ended by itself: what it started is in its process group.
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -103,12 +107,22 @@ class CommandRunner:
         if complained.strip():
             sys.stderr.write(complained[-_SHOWN_CHARACTERS:])
             sys.stderr.flush()
+        if ending.done() and not ending.cancelled():
+            limit = f"options.timeout_s={self._options.timeout_s:g} s"
+            reason = f"the processes of the agent's command used {limit} of CPU time together"
+            raise CommandFailed(reason, FailureKind.timed_out)
         if code:
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             kind = FailureKind.died if code < 0 else FailureKind.raised
             last = (complained.strip() or said.strip())[-_SHOWN_CHARACTERS:]
             raise CommandFailed(f"the agent's command ended with {how}: {last}", kind)
         return _reward(said)
+
+    async def _end_when_used_up(self, process: int, group: ControlGroup | None) -> None:
+        """Kill the command once its processes have used the time of a session as CPU time."""
+        await until_cpu_is_used_up(process, group, self._options.timeout_s)
+        with suppress(ProcessLookupError):
+            os.killpg(process, signal.SIGKILL)
 
     @asynccontextmanager
     async def _place(self, access: AgentAccess) -> AsyncIterator[CommandPlace | None]:

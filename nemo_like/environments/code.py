@@ -12,8 +12,10 @@ from nemo_like.environments.interface import FailureKind, Feedback, Turn
 from nemo_like.environments.per_turn import extract_answer
 from nemo_like.environments.programs import Harness, passes_beside, run_program
 from nemo_like.environments.sandbox import ProgramLimits, Sandbox, check_sandbox
+from nemo_like.environments.time_limit import Starved
 
 _log = logging.getLogger(__name__)
+_BLANKS = " \t"
 
 
 class CodeEnvironment:
@@ -42,6 +44,17 @@ class CodeEnvironment:
         return list(await asyncio.gather(*(self._judge(turn) for turn in turns)))
 
     async def _judge(self, turn: Turn) -> Feedback:
+        try:
+            return await self._judged(turn)
+        except Starved as error:
+            limit = f"options.timeout_s={self._options.timeout_s:g} s"
+            return Feedback.failed(
+                FailureKind.timed_out,
+                f"the program neither ended nor used up {limit}: {error}; run fewer at once "
+                "(options.max_parallel, num_actors) or keep the CPUs free for them",
+            )
+
+    async def _judged(self, turn: Turn) -> Feedback:
         program = extract_answer(turn.response, self._options.program_pattern)
         tests = turn.data[self._options.tests_key]
         if program is None:
@@ -49,8 +62,11 @@ class CodeEnvironment:
         if isinstance(tests, str):
             return await self._called(program, tests)
         runs = (self._prints(program, str(test["input"]), str(test["output"])) for test in tests)
-        passed = await asyncio.gather(*runs)
-        return self._feedback(sum(passed) / len(passed) if passed else 0.0)
+        passed = await asyncio.gather(*runs, return_exceptions=True)
+        for each in passed:
+            if isinstance(each, BaseException):
+                raise each
+        return self._feedback(passed.count(True) / len(passed) if passed else 0.0)
 
     async def _called(self, program: str, tests: str) -> Feedback:
         async with self._slots:
@@ -74,4 +90,9 @@ class CodeEnvironment:
 
 
 def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.rstrip().splitlines()]
+    """Return the lines of what was printed. A form feed, and what else ``str.splitlines`` takes for an end of
+    a line, is a part of its line."""
+    lines = [line.rstrip(_BLANKS) for line in text.replace("\r\n", "\n").split("\n")]
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines

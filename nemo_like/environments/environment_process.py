@@ -23,6 +23,7 @@ from nemo_like.config.schema import EnvConfig
 from nemo_like.environments.frames import LENGTH_BYTES, CallRaised, Refused, frame
 from nemo_like.environments.interface import Feedback, Turn
 from nemo_like.environments.registry import build_environment, is_harmless, start_timeout_s, written_columns
+from nemo_like.observability.caches import inductor_cache
 
 # How long the guardian has to end everything that the environment started.
 _END_TIMEOUT_S = 10.0
@@ -112,7 +113,11 @@ class ProcessWorker:
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "nemo_like.environments.environment_main"),
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+                env={
+                    **os.environ,
+                    **inductor_cache(),
+                    "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+                },
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 start_new_session=True,

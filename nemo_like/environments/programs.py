@@ -9,12 +9,13 @@ import secrets
 import signal
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 
 from nemo_like.environments.inside.harness import TestOutcome
 from nemo_like.environments.sandbox import Sandbox, data_file
+from nemo_like.environments.time_limit import PATIENCE, TimeLimit, time_limit
 
 MAX_OUTPUT_BYTES = 1_000_000
 _CHUNK_BYTES = 65536
@@ -38,12 +39,16 @@ class Verdict:
 
 
 async def run_program(source: str, stdin: str, sandbox: Sandbox) -> ProgramResult:
-    """Run a program and return what it prints, of which about MAX_OUTPUT_BYTES are read."""
+    """Run a program and return what it prints, of which about MAX_OUTPUT_BYTES are read.
+
+    Raises Starved where it had too little of the CPUs for its time.
+    """
     with data_file(stdin) as given, closing(_Pipe()) as printed:
         try:
-            async with asyncio.timeout(sandbox.limits.timeout_s), asyncio.TaskGroup() as tasks:
+            async with time_limit(sandbox.limits.timeout_s) as limit, asyncio.TaskGroup() as tasks:
                 reading = tasks.create_task(_read(printed.take_reader()))
-                async with _running(sandbox, "stdin", source, given, printed.writer) as process:
+                channels = Channels(given, printed.writer)
+                async with _running(sandbox, "stdin", source, channels, limit) as process:
                     printed.close_writer()
                     exit_code = await process.wait()
         except TimeoutError:
@@ -55,14 +60,14 @@ async def passes_beside(source: str, tests: str, sandbox: Sandbox) -> bool:
     """Run the program and then its tests in the same process; return whether the tests reached their end.
 
     A program can deceive tests with which it shares objects, but not by ending early: the process must give
-    back, after the tests, a random word that came with them.
+    back, after the tests, a random word that came with them. Raises Starved like ``run_program``.
     """
     word = secrets.token_hex()
     with data_file(f"{word}\n{tests}") as given, closing(_Pipe()) as said:
         try:
             async with (
-                asyncio.timeout(sandbox.limits.timeout_s),
-                _running(sandbox, "shared", source, given, said.writer),
+                time_limit(sandbox.limits.timeout_s) as limit,
+                _running(sandbox, "shared", source, Channels(given, said.writer), limit),
             ):
                 said.close_writer()
                 return await _read(said.take_reader()) == word.encode()
@@ -85,18 +90,29 @@ class Harness:
     async def judge(self, source: str, tests: str) -> Verdict:
         """Run tests that call the program's functions by value, and return their verdict.
 
-        Raises RuntimeError when the process that runs tests ends before it has taken them.
+        Raises RuntimeError when the process that runs tests ends before it has taken them, and Starved like
+        ``run_program``.
         """
         timeout_s = self._sandbox.limits.timeout_s
         with ExitStack() as open_files:
             calls, replies, verdict = (open_files.enter_context(closing(_Pipe())) for _ in range(3))
             given = open_files.enter_context(data_file(tests))
             try:
+                self._start_if_ended()
                 async with (
-                    asyncio.timeout(timeout_s),
-                    _running(self._sandbox, "calls", source, calls.reader, replies.writer),
+                    time_limit(timeout_s) as limit,
+                    _running(
+                        self._sandbox,
+                        "calls",
+                        source,
+                        Channels(calls.reader, replies.writer),
+                        limit,
+                        helper=self._process,
+                    ),
                 ):
-                    self._ask(timeout_s, [given, calls.writer, replies.reader, verdict.writer])
+                    descriptors = [given, calls.writer, replies.reader, verdict.writer]
+                    request = f"{timeout_s} {PATIENCE * timeout_s}".encode()
+                    socket.send_fds(self._requests, [request], descriptors)
                     for pipe in (calls, replies, verdict):
                         pipe.close_writer()
                     content = await _read(verdict.take_reader())
@@ -120,14 +136,11 @@ class Harness:
     def __del__(self) -> None:
         self.close()
 
-    def _ask(self, timeout_s: float, descriptors: Sequence[int]) -> None:
-        """Send a request to the process that runs tests; start one if there is none or it has ended."""
-        if self._process is None or self._process.poll() is not None:
-            self.close()
-            self._start()
-        socket.send_fds(self._requests, [str(timeout_s).encode()], descriptors)
-
-    def _start(self) -> None:
+    def _start_if_ended(self) -> None:
+        """Start the process that runs tests if there is none or it has ended."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.close()
         start = self._resources.enter_context(self._sandbox.harness())
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._requests = self._resources.enter_context(ours)
@@ -141,6 +154,14 @@ class Harness:
                 stdout=subprocess.DEVNULL,
                 process_group=0,
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """The descriptors that a program has as standard input and output."""
+
+    stdin: int
+    stdout: int
 
 
 class _Pipe:
@@ -179,23 +200,31 @@ async def _read(descriptor: int) -> bytes:
 
 @asynccontextmanager
 async def _running(
-    sandbox: Sandbox, mode: str, source: str, stdin: int, stdout: int
+    sandbox: Sandbox,
+    mode: str,
+    source: str,
+    channels: Channels,
+    limit: TimeLimit,
+    helper: subprocess.Popen[bytes] | None = None,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a program's process for the block; at its end, kill the process and its process group."""
+    """Run a program's process for the block, on which ``limit`` is; at its end, kill the process and its
+    process group. The program may wait for what ``helper`` does."""
     with sandbox.program(mode, source) as start:
         process = await asyncio.create_subprocess_exec(
             *start.command,
             pass_fds=start.pass_fds,
             cwd=start.cwd,
             env=start.env,
-            stdin=stdin,
-            stdout=stdout,
+            stdin=channels.stdin,
+            stdout=channels.stdout,
             stderr=subprocess.DEVNULL,
             process_group=0,
         )
+        limit.watch(process.pid, start.group, *([] if helper is None else [helper.pid]))
         try:
             yield process
         finally:
+            limit.stop()
             # Also when the process has ended by itself: what it started is in its process group.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

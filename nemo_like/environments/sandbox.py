@@ -1,7 +1,7 @@
 """Starts processes that run other people's Python: in a sandbox, or with limits alone.
 
 The sandbox is bubblewrap's. A process in it has mount, process, network, IPC and host-name namespaces of
-its own; sees read-only what Python needs and two small file systems in memory, none of the host's other
+its own; sees read-only what Python needs and three small file systems in memory, none of the host's other
 files; has no capability and cannot gain one; is another user than root; and has a filter on its system
 calls (``syscalls.py``). It ends with whoever started it.
 
@@ -23,20 +23,20 @@ import sysconfig
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
 from pathlib import Path
 from random import SystemRandom
 
 from nemo_like.config.sandbox_rules import bubblewrap_failure
+from nemo_like.environments.cpu_account import ControlGroup, control_group
 from nemo_like.environments.inside.confine import KEEP_USER
 from nemo_like.environments.syscalls import filter_program
 
 FOLDER_MIB = 64
 SHARED_MEMORY_MIB = 16
-_FOLDER = "/tmp"
-_SOCKET = "/endpoint"
+_TEMPORARY = "/tmp"  # of its own, in which what it may read can lie
 _MAX_OPEN_FILES = 128
 # For the process that runs tests: a child for each program tested at the same time, and what tests start.
 _MAX_HARNESS_PROCESSES = 64
@@ -54,7 +54,7 @@ _PROBE_TIMEOUT_S = 30.0
 class ProgramLimits:
     """What a program may use."""
 
-    timeout_s: float
+    timeout_s: float  # by the clock and of the CPUs, all of its processes together; see ``time_limit``
     memory_mib: int  # address space of one process
     max_processes: int  # and threads; only a sandbox counts them
 
@@ -67,6 +67,7 @@ class SandboxStart:
     pass_fds: Sequence[int]
     cwd: str
     env: dict[str, str]
+    group: ControlGroup | None  # that counts the CPU time of what is started
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class Sandbox:
         with data_file(source) as descriptor:
             arguments = ["program", mode, str(descriptor)]
             with self._start(arguments, own) as start:
-                yield SandboxStart(start.command, [*start.pass_fds, descriptor], start.cwd, start.env)
+                yield replace(start, pass_fds=[*start.pass_fds, descriptor])
 
     @contextmanager
     def harness(self) -> Iterator[SandboxStart]:
@@ -108,7 +109,7 @@ class Sandbox:
         """Prepare the start of a command by ``inside/agent_main.py``, in a folder of its own; in a real
         sandbox that leads it to ``place``."""
         own = {"CPU": math.ceil(self.limits.timeout_s), "NPROC": self.limits.max_processes}
-        port, path = (str(place.port), _SOCKET) if place is not None else ("0", "")
+        port, path = (str(place.port), _absent("endpoint")) if place is not None else ("0", "")
         arguments = ["agent_main", port, path, str(len(command))]
         with self._start(arguments, own, command, place) as start:
             yield start
@@ -121,11 +122,26 @@ class Sandbox:
         words: Sequence[str] = (),
         place: CommandPlace | None = None,
     ) -> Iterator[SandboxStart]:
+        with (
+            control_group() as group,
+            self._confined(arguments, own_limits, words, place) as start,
+        ):
+            command = start.command if group is None else group.entered(start.command)
+            yield replace(start, command=command, group=group)
+
+    @contextmanager
+    def _confined(
+        self,
+        arguments: Sequence[str],
+        own_limits: dict[str, int],
+        words: Sequence[str],
+        place: CommandPlace | None,
+    ) -> Iterator[SandboxStart]:
         common = {"CORE": 0, "FSIZE": FOLDER_MIB * 2**20, "NOFILE": _MAX_OPEN_FILES}
         limits = {"AS": self.limits.memory_mib * 2**20, **common, **own_limits}
         if self.is_real:
             user = SystemRandom().choice(_USER_IDS) if os.geteuid() == 0 else KEEP_USER
-            python = _python("/runner", arguments, user, limits, words)
+            python = _python(_absent("runner"), arguments, user, limits, words)
             with data_file(filter_program()) as filter_fd:
                 command = [
                     *_bubblewrap(self.readable_paths, place),
@@ -134,7 +150,7 @@ class Sandbox:
                     "--",
                     *python,
                 ]
-                yield SandboxStart(command, [filter_fd], "/", _environment(_FOLDER))
+                yield SandboxStart(command, [filter_fd], "/", _environment(_absent("program")), None)
             return
         # Without a namespace, all other processes of the user would count against this limit.
         limits.pop("NPROC")
@@ -142,7 +158,7 @@ class Sandbox:
         try:
             root = str(Path(__file__).parents[2])
             command = ["setpriv", "--pdeathsig", "KILL", *_python(root, arguments, KEEP_USER, limits, words)]
-            yield SandboxStart(command, [], folder, _environment(folder))
+            yield SandboxStart(command, [], folder, _environment(folder), None)
         finally:
             _remove(folder)
 
@@ -231,16 +247,26 @@ def _bubblewrap(readable_paths: Sequence[str], place: CommandPlace | None) -> li
         user = ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         user = ["--unshare-user", "--uid", "65534", "--gid", "65534"]
+    folder, in_memory = _absent("program"), ("--perms", "1777", "--size", str(FOLDER_MIB * 2**20))
     return [
         *(str(shutil.which("bwrap")), "--die-with-parent", "--new-session", *user),
         *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--hostname", "program"),
-        *("--perms", "1777", "--size", str(FOLDER_MIB * 2**20), "--tmpfs", _FOLDER),
+        *(*in_memory, "--tmpfs", _TEMPORARY),
         *_readable(readable_paths),
-        *(("--ro-bind", place.socket, _SOCKET) if place is not None else ()),
+        *(*in_memory, "--tmpfs", folder),
+        *(("--ro-bind", place.socket, _absent("endpoint")) if place is not None else ()),
         *("--proc", "/proc", "--dev", "/dev"),
         *("--perms", "1777", "--size", str(SHARED_MEMORY_MIB * 2**20), "--tmpfs", "/dev/shm"),
-        *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", _FOLDER),
+        *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", folder),
     ]
+
+
+@cache
+def _absent(name: str) -> str:
+    """Return a path of a sandbox's own, below which lies nothing that the machine has: what a sandbox shows
+    of the machine has the same path there."""
+    paths = (f"/{name}{'-' * bool(number)}{number or ''}" for number in count())
+    return next(path for path in paths if not os.path.lexists(path))
 
 
 def _readable(readable_paths: Sequence[str]) -> Iterator[str]:
@@ -253,7 +279,7 @@ def _readable(readable_paths: Sequence[str]) -> Iterator[str]:
     for file in _SYSTEM_FILES:
         yield from ("--ro-bind-try", file, file)
     shown = (os.path.realpath(sys.base_prefix), *_package_folders(), *readable_paths)
-    pairs = {path: path for path in shown} | {str(_INSIDE): f"/runner/{_PACKAGE}"}
+    pairs = {path: path for path in shown} | {str(_INSIDE): f"{_absent('runner')}/{_PACKAGE}"}
     for there, here in pairs.items():
         # Made here, since bubblewrap would make the folders above for its own user alone.
         for parent in reversed(Path(here).parents[:-1]):

@@ -14,6 +14,7 @@ from dataclasses import replace
 from nemo_like.batch.columnar import Columnar
 from nemo_like.batch.columns import Column
 from nemo_like.config.schema import EnvConfig
+from nemo_like.config.secrets import without_referred
 from nemo_like.environments.environment_process import RewardRaised, Worker, WorkerDied, start_worker
 from nemo_like.environments.feedback import checked
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
@@ -69,7 +70,9 @@ class EnvironmentServer:
                 answers = zip(await self._asked(turns), turns, strict=True)
                 return Columnar(
                     [
-                        checked(answer, worker.columns, len(turn.response_ids), turn.number)
+                        self._without_secrets(
+                            checked(answer, worker.columns, len(turn.response_ids), turn.number)
+                        )
                         for answer, turn in answers
                     ]
                 )
@@ -77,6 +80,13 @@ class EnvironmentServer:
                 reason = f"the environment's process could not be started again: {error}"
                 failed = Feedback.failed(FailureKind.died, reason)
                 return Columnar([replace(failed, turn_number=turn.number) for turn in turns])
+
+    def _without_secrets(self, feedback: Feedback) -> Feedback:
+        """Return feedback whose failure does not say what the options have from the environment."""
+        if feedback.failure is None:
+            return feedback
+        reason = without_referred(feedback.failure.reason, self._cfg.options)
+        return replace(feedback, failure=replace(feedback.failure, reason=reason))
 
     async def _asked(self, turns: Sequence[Turn]) -> Sequence[Feedback]:
         """Ask about all turns at once, and about each alone if that goes wrong.

@@ -2,8 +2,9 @@
 
 The filter denies what an ordinary user may do otherwise and no honest program needs: to make new namespaces,
 whose capabilities bring the next bug of the kernel into reach; to access other processes' memory; to use
-memory that no limit counts (System V and memfd segments); tracing, key rings and io_uring; and kinds of
-sockets that a network namespace does not hold, such as the one between a virtual machine and its host.
+memory that no limit counts (System V and memfd segments); tracing, key rings and io_uring; to ask for less of
+the CPUs, as if others took them; and kinds of sockets that a network namespace does not hold, such as the one
+between a virtual machine and its host.
 """
 
 from __future__ import annotations
@@ -37,8 +38,12 @@ DENIED = {  # name: (x86_64, aarch64)
     "process_vm_writev": (311, 271),
     "ptrace": (101, 117),
     "request_key": (249, 218),
+    "sched_setattr": (314, 274),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
     "semget": (64, 190),
     "setns": (308, 268),
+    "setpriority": (141, 140),
     "shmget": (29, 194),
     "unshare": (272, 97),
     "userfaultfd": (323, 282),

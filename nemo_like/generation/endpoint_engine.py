@@ -18,6 +18,7 @@ import openai
 from nemo_like.batch.tags import AS_LOADED
 from nemo_like.config.gpu_stages import EngineHolds
 from nemo_like.config.schema import EvaluationConfig
+from nemo_like.config.secrets import as_written
 from nemo_like.config.tasks import SamplingSettings
 from nemo_like.data.messages import as_openai, is_begun
 from nemo_like.data.tokenizer import Tokenizer
@@ -158,7 +159,7 @@ class EndpointEngine:
         if isinstance(error.__cause__, Exception):
             came_back += f" ({type(error.__cause__).__name__}: {error.__cause__})"
         shown = came_back if self._key == _NO_KEY else came_back.replace(self._key, "***")
-        where = f"the server at {self._cfg.base_url} (model {self._cfg.model})"
+        where = f"the server at {as_written(self._cfg.base_url or '')} (model {self._cfg.model})"
         return f"{where} gave {shown[:_MAX_SHOWN_CHARACTERS]}"
 
 

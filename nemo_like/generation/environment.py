@@ -10,6 +10,7 @@ from pathlib import Path
 
 from nemo_like.cluster.cpu_environment import CPU_ENVIRONMENT
 from nemo_like.config.schema import Device
+from nemo_like.observability.caches import INDUCTOR, cache_directory
 
 # An engine that takes weights while samples are under way runs these in threads (``ActorSpec.in_threads``),
 # since other calls must get through meanwhile.
@@ -24,7 +25,7 @@ def engine_environment(device: Device) -> dict[str, str]:
         # This cache is kept between runs: filling an empty one costs about ten seconds at every start.
         "VLLM_CACHE_ROOT": str(_cache_root()),
         # This one is kept too; by default it lies among the temporary files, which are removed with the run.
-        "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(_cache_root() / "inductor")),
+        INDUCTOR: os.environ.get(INDUCTOR, str(_cache_root() / "inductor")),
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
         "VLLM_NO_USAGE_STATS": "1",
         # Checkpoints are directories; nothing is ever looked up on a network.
@@ -44,5 +45,4 @@ _CPU = {
 
 
 def _cache_root() -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get("VLLM_CACHE_ROOT") or cache / "nemo_like" / "vllm")
+    return Path(os.environ.get("VLLM_CACHE_ROOT") or cache_directory() / "vllm")

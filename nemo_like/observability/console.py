@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Protocol, TextIO
 
 from nemo_like.config.schema import ConsoleMode
+from nemo_like.config.secrets import masked
 from nemo_like.observability.printable import accept_all_characters, printable
 from nemo_like.observability.progress import (
     RunProgress,
@@ -96,7 +97,7 @@ class PlainConsole:
     def note(self, text: str) -> None:
         for stream in (self._stream, sys.stderr):
             try:
-                stream.write(f"{printable(text)}\n")
+                stream.write(f"{printable(masked(text))}\n")
                 stream.flush()
             except OSError:
                 _drop_output(stream)

@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
@@ -60,14 +60,19 @@ def space_for(
 ) -> Iterator[None]:
     """Run a block that writes below ``directory``.
 
-    When it raises because the disk is full, raise DiskFull.
+    When it raises because the disk is full, raise DiskFull. Another OSError always names a path.
     """
     try:
         yield
     except Exception as error:
-        if isinstance(error, DiskFull) or not is_disk_full(error, directory):
-            raise
-        raise disk_full(what, directory, needed_bytes, remedy) from error
+        if not isinstance(error, DiskFull) and is_disk_full(error, directory):
+            raise disk_full(what, directory, needed_bytes, remedy) from error
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            # What fails on an open file does not say which.
+            raise OSError(
+                error.errno, f"{error.strerror} while {what} was written", str(directory)
+            ) from error
+        raise
 
 
 def write_whole(path: Path, contents: bytes | memoryview, what: str) -> None:
@@ -92,9 +97,10 @@ def append_whole(file: FileIO, line: bytes) -> None:
         written = 0
         while written < len(line):
             written += file.write(line[written:])
-    except OSError:
-        file.truncate(size)
-        raise
+    except OSError as error:
+        with suppress(OSError):  # the first error says why
+            file.truncate(size)
+        raise OSError(error.errno, error.strerror, os.fspath(file.name)) from error
 
 
 @contextmanager

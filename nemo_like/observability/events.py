@@ -17,6 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from nemo_like.config.secrets import masked
 from nemo_like.observability.disk import append_whole
 
 
@@ -61,7 +62,7 @@ class EventsFile:
     ) -> None:
         """Append an event of now; another thread than the run's may call it."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        event = {"time": now, "kind": kind.value, "text": text, "step": step, "exit_code": exit_code}
+        event = {"time": now, "kind": kind.value, "text": masked(text), "step": step, "exit_code": exit_code}
         try:
             with self._path.open("ab", buffering=0) as file:
                 append_whole(file, json.dumps(event, sort_keys=True).encode() + b"\n")

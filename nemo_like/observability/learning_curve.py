@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 
+from nemo_like.observability.caches import matplotlib_directory
 from nemo_like.observability.disk import write_whole
 
 _REWARD_COLOUR = "#7aa6d8"
@@ -28,9 +30,12 @@ class CurvePoints:
 
 def write_learning_curve(path: Path, points: CurvePoints, title: str) -> None:
     """Draw ``points`` into a PNG file. It needs no display. Raises DiskFull or OSError."""
+    os.environ.update(own := matplotlib_directory())
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    for name in own:
+        del os.environ[name]
     figure = Figure(figsize=(8.0, 4.5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()

@@ -8,6 +8,7 @@ from typing import TextIO
 from rich.console import Console as Terminal
 from rich.live import Live
 
+from nemo_like.config.secrets import masked
 from nemo_like.observability.printable import printable
 from nemo_like.observability.progress import RunProgress
 from nemo_like.observability.run_panel import RunPanel
@@ -41,7 +42,7 @@ class LiveConsole:
         self._progress.status = ""
 
     def note(self, text: str) -> None:
-        self._terminal.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+        self._terminal.print(printable(masked(text)), markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         self._live.stop()

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from nemo_like.config.schema import LoggerConfig, WandbMode
+from nemo_like.config.secrets import as_written
 from nemo_like.observability.background import BackgroundLogger
 from nemo_like.observability.console import make_console
 from nemo_like.observability.disk import DiskFull, write_whole
@@ -257,7 +258,6 @@ class RunLogger:
         elif cfg.wandb.mode is WandbMode.online:
             places["W&B files"] = f"{directory.wandb_path} (run {self.wandb_run_id} of {cfg.wandb.project})"
         if cfg.mlflow.enabled:
-            places["MLflow"] = (
-                f"{tracking_uri(cfg.mlflow) or 'its own default'}, experiment {cfg.mlflow.experiment_name}"
-            )
+            server = as_written(tracking_uri(cfg.mlflow) or "its own default")
+            places["MLflow"] = f"{server}, experiment {cfg.mlflow.experiment_name}"
         return places

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -44,6 +46,12 @@ class WandbRecorder:
         # W&B logs into the run directory. On a full disk each of its lines would print a traceback.
         logging.raiseExceptions = False
         self._wandb = wandb
+        self._variables = _set_absent(
+            # W&B's own log of its processes, of which the run's directory gets a copy.
+            WANDB_CACHE_DIR=tempfile.gettempdir(),
+            # What uploads of an offline run need besides its files.
+            WANDB_DATA_DIR=str(directory / "wandb"),
+        )
         if cfg.mode is WandbMode.online and not wandb.login(prompt=False):
             raise PermissionError(
                 "no API key for logger.wandb.mode=online; run `wandb login` once, or set mode=offline"
@@ -90,6 +98,10 @@ class WandbRecorder:
         rows = [[getattr(answer, name) for name in columns] for answer in answers]
         table = self._wandb.Table(columns=columns, data=rows)
         self._run.log({"validation/answers": table}, step=step)
+        # Besides what it uploads, W&B keeps each table among the temporary files until this process ends.
+        target = table._artifact_target
+        if target is not None and (copy := target.artifact._tmp_dir) is not None:
+            copy.cleanup()
 
     def _is_open(self, step: int) -> bool:
         """Return whether W&B still takes values of this step.
@@ -110,4 +122,15 @@ class WandbRecorder:
         Raises OSError when that process is gone already. Without this call, W&B would notice that when this
         process exits, and print a traceback.
         """
-        self._wandb.teardown()
+        try:
+            self._wandb.teardown()
+        finally:
+            for name in self._variables:
+                os.environ.pop(name, None)
+
+
+def _set_absent(**variables: str) -> list[str]:
+    """Set those environment variables that are not set, and return their names."""
+    absent = [name for name in variables if name not in os.environ]
+    os.environ.update({name: variables[name] for name in absent})
+    return absent

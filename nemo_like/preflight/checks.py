@@ -27,7 +27,7 @@ from nemo_like.config.hub_rules import has_interpreter
 from nemo_like.config.machine_rules import Machine
 from nemo_like.config.model_info import model_of, shipped_shape
 from nemo_like.config.overlap_rules import staleness_notes
-from nemo_like.config.problems import ConfigError, Problem
+from nemo_like.config.problems import ConfigError, Problem, without_secrets
 from nemo_like.config.recordings import read_manifest
 from nemo_like.config.schema import (
     Config,
@@ -108,7 +108,7 @@ def preflight(cfg: Config, machine: Machine, say: Callable[[str], None]) -> Pref
             problems.append(Problem(key="", rule=str(error), remedy=""))
     problems += _more_tokens_than_there_are(cfg, columns)
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError(list(without_secrets(problems, cfg)))
     return Preflight(sorted(notes, key=lambda note: [*Seen].index(note.seen)), columns)
 
 

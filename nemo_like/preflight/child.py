@@ -17,6 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from nemo_like.observability.caches import inductor_cache
+
 _SHOWN_LINES = 3
 
 
@@ -58,6 +60,7 @@ class ChildCall:
             [sys.executable, "-m", "nemo_like.preflight.child_main"],
             env={
                 **os.environ,
+                **inductor_cache(),
                 "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
                 # A check does not download what is only on the hub.
                 "HF_HUB_OFFLINE": "1",

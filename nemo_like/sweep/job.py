@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
 
+from nemo_like.config.secrets import masked
 from nemo_like.driver.exit_codes import FAILED, FINISHED, INTERRUPTED, PREEMPTED, REFUSED, REWARDS_FAILED
 from nemo_like.observability.disk import write_whole
 from nemo_like.observability.jsonl import read_metrics
@@ -83,7 +84,7 @@ class Job:
         values = [record[self.metric] for record in records if record.get(self.metric) is not None]
         return JobResult(
             number=self.number,
-            arguments=list(self.arguments),
+            arguments=[masked(argument) for argument in self.arguments],
             exit_code=exit_code,
             metric=self.metric,
             value=values[-1] if values else None,

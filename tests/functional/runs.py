@@ -117,10 +117,8 @@ def temporary_directory(mark: str) -> Path:
 
 
 def temporary_files(mark: str) -> list[str]:
-    """Names of what the run has there, but for the cache of PyTorch's compiler, which one run keeps for
-    the next."""
-    names = (path.name for path in temporary_directory(mark).iterdir())
-    return sorted(name for name in names if not name.startswith("torchinductor_"))
+    """Names of what the run has there."""
+    return sorted(path.name for path in temporary_directory(mark).iterdir())
 
 
 def run_grpo(

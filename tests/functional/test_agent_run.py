@@ -30,6 +30,7 @@ def test_two_steps_train_on_the_sessions_of_an_agent(
     assert run.metrics("train/num_failed_rewards") == [0, 0]
     assert min(run.metrics("train/grad_norm")) > 0
     assert len(run.metrics("validation/accuracy")) == 1
+    assert run.temporary_files == []
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from nemo_like.config.secrets import referring
 from nemo_like.environments.interface import Exchange, FailureKind, Feedback, Turn
 from nemo_like.environments.server import EnvironmentServer
 from tests.unit.environments.asking import ask, turn
@@ -139,6 +140,25 @@ def test_a_malformed_entry_of_a_server_costs_its_own_sample(
     assert malformed.failure is not None
     assert malformed.failure.kind is kind
     assert reason in malformed.failure.reason
+
+
+def test_a_failure_does_not_tell_what_an_environment_variable_said() -> None:
+    with serving(lambda body: (200, {})) as gone:
+        pass
+    cfg = env_config("http", options={"url": gone})
+    cfg.options["url"] = referring(gone + "/hunter2", "${oc.env:URL}")
+
+    async def step() -> list[Feedback]:
+        server = EnvironmentServer("judge", cfg)
+        try:
+            return await server.step([turn("a")])
+        finally:
+            await server.close()
+
+    (feedback,) = asyncio.run(step())
+    assert feedback.failure is not None
+    assert "POST ${oc.env:URL} gave ConnectError" in feedback.failure.reason
+    assert "hunter2" not in feedback.failure.reason
 
 
 def test_a_server_that_is_not_there_fails_the_samples() -> None:

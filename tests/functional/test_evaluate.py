@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.whole_run]
 
 NUM_PROBLEMS, NUM_ANSWERS, NUM_STEPS = 20, 4, 2
 VARIABLE = "KEY_OF_THE_SERVER"
+SECRET, TOKEN = "KEY_OF_THE_RUN", "hunter2-hunter2"
 SHOWN = ("accuracy", "reward", "pass@1", "pass@2", "pass@4", "mean@4", "majority@4", "avg_length")
 
 
@@ -46,20 +47,22 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def trained(
     arithmetic_model: str, settings: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> FinishedRun:
-    run = run_grpo(
-        tmp_path_factory.mktemp("trained"),
-        [
-            *settings,
-            f"grpo.max_num_steps={NUM_STEPS}",
-            "grpo.num_prompts_per_step=16",
-            "policy.train_global_batch_size=64",
-            "policy.data_parallel_size=1",
-            "policy.scheduler.warmup_updates=0",
-            "grpo.val_at_start=false",
-            "rollout.dump_validation=true",
-            "checkpointing.enabled=true",
-        ],
-    )
+    overrides = [
+        *settings,
+        f"grpo.max_num_steps={NUM_STEPS}",
+        "grpo.num_prompts_per_step=16",
+        "policy.train_global_batch_size=64",
+        "policy.data_parallel_size=1",
+        "policy.scheduler.warmup_updates=0",
+        "grpo.val_at_start=false",
+        "rollout.dump_validation=true",
+        "checkpointing.enabled=true",
+        "logger.wandb.mode=offline",
+        f"vars.token=${{oc.env:{SECRET}}}",
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SECRET, TOKEN)
+        run = run_grpo(tmp_path_factory.mktemp("trained"), overrides)
     assert run.returncode == 0, run.output
     return run
 
@@ -104,6 +107,15 @@ def test_the_numbers_and_answers_are_those_of_the_runs_last_validation(
     assert {f"validation/{name}" for name in SHOWN} <= found(trained).keys()
     assert answers(evaluated) == answers(trained)
     assert len(answers(trained)) == 2 * NUM_PROBLEMS * NUM_ANSWERS
+
+
+def test_no_file_of_a_run_has_what_an_environment_variable_said(trained: FinishedRun) -> None:
+    files = [path for path in trained.run_dir.rglob("*") if path.is_file()]
+    assert [path for path in files if TOKEN.encode() in path.read_bytes()] == []
+    asked = f"${{oc.env:{SECRET}}}"
+    assert f"token: {asked}\n" in (trained.run_dir / "config.yaml").read_text()
+    assert any(path.suffix == ".wandb" and asked.encode() in path.read_bytes() for path in files)
+    assert TOKEN not in trained.output
 
 
 def test_numbers_have_errors_and_are_told_by_set_and_difficulty(evaluated: FinishedRun) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from nemo_like.environments.cpu_account import Look
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
 from tests.functional.sandboxes import needs_sandbox
 from tests.unit.environments.asking import ask, turn
@@ -132,6 +134,37 @@ ENDLESS = sections("endless")
 @pytest.mark.parametrize("program", ENDLESS.values(), ids=ENDLESS)
 def test_a_program_that_does_not_end_earns_nothing_when_its_time_is_over(program: str) -> None:
     assert reward(program, "for _ in range(double(3)): pass", timeout_s=2.0) == 0.0
+
+
+# It has 16 processes that compute for as long as they may.
+SPINS = "import os\nfor _ in range(15):\n    if os.fork() == 0: break\nwhile True: pass"
+COMPUTES = "import time\nwhile time.process_time() < 0.75: pass\ndef double(x): return 2 * x\nprint(5)"
+
+
+@pytest.mark.parametrize("tests", [[{"input": "", "output": "5"}], DOUBLE], ids=["printed", "called"])
+def test_a_program_loses_nothing_to_one_that_takes_the_cpus(tests: Any) -> None:
+    spinning, honest = judge_all([(SPINS, tests), (COMPUTES, tests)], timeout_s=2.0, max_parallel=2)
+    assert (spinning.failure, spinning.rewards) == (None, {"passed": 0.0})
+    assert (honest.failure, honest.rewards) == (None, {"passed": 1.0})
+
+
+def test_a_program_that_gets_no_cpu_fails_its_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    always = Look(cpu_s=0.0, is_waiting=True)
+    monkeypatch.setattr(
+        "nemo_like.environments.time_limit.ProcessTrees", lambda roots: Mock(look=lambda: always)
+    )
+    feedback = judge(ENDLESS["sleeps"], DOUBLE, timeout_s=0.5)
+    assert feedback.failure is not None and feedback.failure.kind is FailureKind.timed_out
+    assert "neither ended nor used up options.timeout_s=0.5 s: it had" in feedback.failure.reason
+
+
+@pytest.mark.parametrize(
+    ("printed", "passed"),
+    [("1\\n2\\n\\n", 1.0), ("1 \\r\\n2\\t", 1.0), ("1\\x0c2", 0.0), ("1\\x852", 0.0), ("1\\n2\\x0c", 0.0)],
+)
+def test_only_an_end_of_a_line_is_one(printed: str, passed: float) -> None:
+    program = f"import sys\nsys.stdout.write('{printed}')"
+    assert reward(program, [{"input": "", "output": "1\n2"}]) == passed
 
 
 OUTPUT_TRICKS = sections("output_tricks")

@@ -27,6 +27,7 @@ from nemo_like.environments.sandbox import (
     SHARED_MEMORY_MIB,
     ProgramLimits,
     Sandbox,
+    _absent,
     check_sandbox,
     data_file,
 )
@@ -80,7 +81,7 @@ print([path for path in paths if os.access(path, os.W_OK)])
 """
     lines = says(program).splitlines()
     assert lines[:4] == ["False", "False", "False False", "False False"]
-    assert lines[4:] == ["['/proc', '/tmp']", "[]"]
+    assert lines[4:] == ["['/proc', '/program', '/tmp']", "[]"]
 
 
 def test_no_other_namespace_can_be_made_or_entered() -> None:
@@ -184,6 +185,20 @@ print(tried(socket.socket(socket.AF_UNIX).connect, {name!r}), os.path.exists("/d
             memory.unlink()
 
 
+def test_its_folder_is_empty_wherever_what_it_may_read_lies(tmp_path: Path) -> None:
+    folders = [tmp_path / "checkout", tmp_path / "program"]
+    for folder in folders:
+        folder.mkdir()
+    sandbox = Sandbox(SANDBOX.limits, readable_paths=tuple(map(str, folders)))
+    program = f"print(os.listdir('.'), all(map(os.path.isdir, {[*map(str, folders)]})), os.getcwd())"
+    assert says(program, sandbox) == "[] True /program"
+
+
+def test_a_path_of_its_own_is_one_that_the_machine_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.path.lexists", {"/there", "/there-1"}.__contains__)
+    assert _absent("there") == "/there-2" and _absent("elsewhere") == "/elsewhere"
+
+
 def test_its_file_systems_and_files_have_a_size() -> None:
     program = """
 def filled(folder):
@@ -193,11 +208,12 @@ def filled(folder):
             with open(f"{folder}/{index}", "wb", buffering=0) as file: total += file.write(bytes(2**20))
         except OSError: break
     return total >> 20
-print(filled("/tmp"), filled("/dev/shm"))
+print(filled("."), filled("/tmp"), filled("/dev/shm"))
 """
     used = shutil.disk_usage("/dev/shm").used
-    in_folder, in_memory = (int(word) for word in says(program).split())
-    assert FOLDER_MIB - 2 <= in_folder <= FOLDER_MIB
+    in_folder, in_temporary, in_memory = (int(word) for word in says(program).split())
+    for filled in (in_folder, in_temporary):
+        assert FOLDER_MIB - 2 <= filled <= FOLDER_MIB
     assert SHARED_MEMORY_MIB - 2 <= in_memory <= SHARED_MEMORY_MIB
     assert shutil.disk_usage("/dev/shm").used <= used + SHARED_MEMORY_MIB * 2**20 // 2
 

@@ -62,7 +62,8 @@ def main(user_id: str, limits: str, *package_folders: str) -> None:
             if child == 0:
                 requests.close()
                 os.chdir(folder)
-                _judge_and_exit(float(message), *descriptors)
+                cpu_s, wall_s = map(float, message.split())
+                _judge_and_exit(cpu_s, wall_s, *descriptors)
             folders[child] = folder
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -75,9 +76,10 @@ def _clear_after_ended(folders: dict[int, str]) -> None:
             shutil.rmtree(folders.pop(child), ignore_errors=True)
 
 
-def _judge_and_exit(timeout_s: float, tests: int, calls: int, replies: int, verdict: int) -> None:
-    # The alarm's default action ends the process, also inside a single endless operation.
-    signal.setitimer(signal.ITIMER_REAL, timeout_s)
+def _judge_and_exit(cpu_s: float, wall_s: float, tests: int, calls: int, replies: int, verdict: int) -> None:
+    # The default action of both ends the process, also inside a single endless operation.
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
+    signal.setitimer(signal.ITIMER_REAL, wall_s)
     os.write(verdict, b"\n")
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import pkgutil
+import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import transfer_queue
 import zmq
 
-from nemo_like.data_plane import zmq_guard
+from nemo_like.data_plane import zmq_doorkeeper, zmq_guard
 from nemo_like.data_plane.zmq_guard import Secret, guard, guarding
 
 
@@ -47,6 +49,58 @@ def test_a_server_hears_only_who_knows_the_secret(ip: str) -> None:
     for one in (others, strangers, context):
         one.destroy(linger=0)
     assert heard == [b"with the secret"]
+
+
+# What a client says first in ZMTP 3: version, mechanism, that it is no server.
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00%s" + bytes(32)
+
+
+@pytest.mark.parametrize(("ip", "mechanism"), [("127.0.0.1", b"PLAIN"), ("10.0.0.7", b"CURVE")])
+def test_a_stranger_cannot_fill_a_servers_memory_but_a_client_may_send_a_lot(
+    ip: str, mechanism: bytes
+) -> None:
+    secret, context = Secret.new(), zmq.Context()
+    server = opened(secret, context, zmq.ROUTER, ip)
+    port = server.bind_to_random_port("tcp://127.0.0.1")
+    chunk, sent = bytes(1 << 20), 0
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.settimeout(20)
+        stranger.sendall(GREETING % mechanism.ljust(20, b"\0"))
+        with pytest.raises(ConnectionError):
+            # A command of 4 GiB, which ZeroMQ keeps until it is whole.
+            stranger.sendall(b"\x06" + (4 << 30).to_bytes(8, "big"))
+            while sent < 2 << 30:
+                stranger.sendall(chunk)
+                sent += len(chunk)
+    client = opened(secret, context, zmq.DEALER, ip)
+    client.connect(f"tcp://127.0.0.1:{port}")
+    client.send(bytes(100 << 20))
+    assert server.poll(20_000) and len(server.recv_multipart()[1]) == 100 << 20
+    zmq_guard._authenticators[context].stop()
+    client.close(linger=0)
+    server.close(linger=0)
+    context.term()  # the thread at the door lets go of it
+
+
+def test_connections_that_say_nothing_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zmq_doorkeeper, "_MAX_STRANGERS", 4)
+    context = zmq.Context()
+    server = opened(Secret.new(), context, zmq.ROUTER, "127.0.0.1")
+    port = server.bind_to_random_port("tcp://127.0.0.1")
+    with ExitStack() as opened_ones:
+        silent = [
+            opened_ones.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+            for _ in range(6)
+        ]
+        for one in silent[:2]:
+            while one.recv(64):
+                pass
+        silent[-1].settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            while silent[-1].recv(64):
+                pass
+    zmq_guard._authenticators[context].stop()
+    context.destroy(linger=0)
 
 
 def test_every_module_that_opens_sockets_is_guarded() -> None:

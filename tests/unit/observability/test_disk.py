@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import io
 import os
 import stat
@@ -10,6 +11,7 @@ import pytest
 
 from nemo_like.observability.disk import (
     DiskFull,
+    append_whole,
     check_space,
     give_usual_mode,
     is_disk_full,
@@ -41,6 +43,30 @@ def test_a_file_that_does_not_fit_leaves_the_one_before_it_and_says_what_is_free
         write_whole(disk / "config.yaml", b"x" * 9000, "the configuration")
     assert (disk / "config.yaml").read_bytes() == b"old"
     assert sorted(path.name for path in disk.iterdir()) == ["config.yaml", "filler"]
+
+
+def test_what_the_system_does_not_permit_is_told_with_a_path(tmp_path: Path) -> None:
+    told = f"Operation not permitted while the journal was written: '{tmp_path}'"
+    with pytest.raises(PermissionError, match=told), space_for("the journal", tmp_path):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+    with pytest.raises(FileNotFoundError, match=str(tmp_path / "gone")), space_for("a file", tmp_path):
+        (tmp_path / "gone").read_bytes()
+
+
+def test_a_file_that_takes_no_more_is_named(tmp_path: Path) -> None:
+    class Sealed(io.FileIO):
+        def write(self, data: object) -> int:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+        def truncate(self, size: int | None = None) -> int:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    path = tmp_path / "metrics.jsonl"
+    with (
+        Sealed(path, "a") as file,
+        pytest.raises(PermissionError, match=f"Operation not permitted: '{path}'"),
+    ):
+        append_whole(file, b"line")
 
 
 def test_metrics_are_whole_lines_also_on_a_full_disk_and_go_on_when_there_is_space_again(disk: Path) -> None:

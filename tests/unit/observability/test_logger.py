@@ -55,6 +55,17 @@ def logger_config(directory, mode=WandbMode.disabled, tensorboard=False, mlflow=
     )
 
 
+def test_passwords_reach_neither_the_terminal_nor_the_files(directory):
+    stream = io.StringIO()
+    with make_logger(directory, stream) as logger:
+        logger.status("asking http://me:secret@host")
+        logger.warn("http://me:secret@host said no")
+        logger.finish(RunSummary(outcome="failed: http://me:secret@host/x?token=secret", exit_code=1))
+    told = stream.getvalue() + directory.events_path.read_text()
+    assert "secret" not in told
+    assert "warning: http://me:***@host said no" in told and "http://me:***@host/x?token=***" in told
+
+
 def make_logger(directory, stream, mode=WandbMode.disabled, **backends):
     cfg = logger_config(directory, mode, **backends)
     return RunLogger(cfg, directory, resolved_config={}, max_num_steps=2, stream=stream)

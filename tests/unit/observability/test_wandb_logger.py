@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -46,6 +47,30 @@ def test_offline_leaves_a_run_directory_with_what_was_logged(tmp_path):
     assert b"train/reward" in stored.read_bytes()
     (table,) = stored.parent.glob("files/media/table/validation/answers*.json")
     assert json.loads(table.read_text())["data"] == [["21+43=", "650", "640", 0.0, False, None]]
+
+
+def test_nothing_of_a_run_is_left_elsewhere_and_its_tables_lie_there_once(tmp_path, monkeypatch):
+    home, temporary, directory = (tmp_path / name for name in ("home", "temporary", "run"))
+    for path in (home, temporary, directory):
+        path.mkdir()
+    for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    logger = start(WandbMode.offline, directory, new_run_id())
+    for step in range(5):
+        logger.log_answers(step, [SampleAnswer("21+43=", "650", "640", 0.0, False)])
+    assert logger.finish(timeout_s=60.0) is None
+    files = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()]
+    assert [path for path in files if path.parts[0] == "home"] == []
+    assert [
+        path for path in files if path.name.endswith("answers.table.json") and path.parts[0] != "run"
+    ] == []
+    # Of what remains there until the run's end, W&B's own log alone.
+    assert [path.parts[:3] for path in files if path.parts[0] == "temporary"] == [
+        ("temporary", "wandb", "logs")
+    ]
+    assert not {"WANDB_CACHE_DIR", "WANDB_DATA_DIR"} & {*os.environ}
 
 
 def test_a_run_that_is_continued_keeps_its_id(tmp_path):

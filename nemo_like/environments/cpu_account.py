@@ -1,0 +1,150 @@
+"""What the processes of a program have of the CPUs: how much they used, and whether they wait for more.
+
+A program's processes are all those below the one that was started. Where a control group is delegated to
+this process (cgroup v2, https://docs.kernel.org/admin-guide/cgroup-v2.html), the program gets one of its own,
+which counts the CPU time of every process that was ever in it. Elsewhere the processes are looked at again
+and again in /proc; what lived and ended between two looks, without anybody waiting for it, is missed.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+# Fields of /proc/PID/stat behind the name in parentheses: the state, and the times of a process and of the
+# children that it waited for, in ticks.
+_STATE, _TIMES, _CHILDRENS_TIMES = 0, (11, 12), (13, 14)
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_RUNNABLE = "R"
+# Moves the process itself into a control group, then becomes the command.
+_ENTER = ("/bin/sh", "-c", 'echo 0 > "$0" && exec "$@"')
+
+_unremoved: set[Path] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What processes have of the CPUs at one time."""
+
+    cpu_s: float  # that they used so far, together
+    is_waiting: bool  # one of their threads runs, or would if it had a CPU
+
+
+@dataclass(slots=True)
+class ProcessTrees:
+    """The processes ``roots`` and all below them, as /proc shows them."""
+
+    roots: Sequence[int]
+    _own_s: dict[int, float] = field(default_factory=dict)  # by process, what it had used when last seen
+
+    def look(self) -> Look:
+        alive_s, is_waiting = 0.0, False
+        found = list(self.roots)
+        for process in found:  # grows on the way
+            with suppress(OSError, ValueError, IndexError):
+                times = _stat(f"/proc/{process}/stat")
+                own_s = _seconds(times, _TIMES)
+                alive_s += own_s + _seconds(times, _CHILDRENS_TIMES)
+                self._own_s[process] = own_s
+                for thread in os.listdir(f"/proc/{process}/task"):
+                    folder = f"/proc/{process}/task/{thread}"
+                    is_waiting = is_waiting or _stat(f"{folder}/stat")[_STATE] == _RUNNABLE
+                    found += map(int, _read(f"{folder}/children").split())
+        # Children that ended count as times of who waited for them, or as they were when last seen.
+        return Look(max(alive_s, sum(self._own_s.values())), is_waiting)
+
+
+class ControlGroup:
+    """A control group of its own for one program."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def entered(self, command: Sequence[str]) -> list[str]:
+        """Return a command that enters the group and then is ``command``."""
+        return [*_ENTER, str(self._path / "cgroup.procs"), *command]
+
+    def cpu_s(self) -> float:
+        """Return the CPU time of all processes that have been in the group."""
+        counts = dict(line.split() for line in _read(self._path / "cpu.stat").splitlines())
+        return int(counts["usage_usec"]) / 1e6
+
+
+@contextmanager
+def control_group() -> Iterator[ControlGroup | None]:
+    """Make a control group for the block; None where this process may make none.
+
+    What is in it at the end of the block is killed.
+    """
+    parent = _delegated()
+    if parent is None:
+        yield None
+        return
+    for path in list(_unremoved):
+        _remove(path)
+    path = parent / f"program-{os.getpid()}-{secrets.token_hex(4)}"
+    path.mkdir()
+    try:
+        yield ControlGroup(path)
+    finally:
+        with suppress(OSError):
+            (path / "cgroup.kill").write_text("1")
+        _remove(path)
+
+
+@cache
+def _delegated() -> Path | None:
+    """Return this process's own control group where it may make others below it, and move processes there."""
+    mounts = [line.split() for line in _read("/proc/self/mountinfo").splitlines()]
+    mounted = [mount[4] for mount in mounts if "cgroup2" in mount[mount.index("-") :]]
+    own = [line[3:] for line in _read("/proc/self/cgroup").splitlines() if line.startswith("0::")]
+    if not mounted or not own:
+        return None
+    path = Path(mounted[0] + own[0])
+    trial = path / f"program-{os.getpid()}-trial"
+    try:
+        trial.mkdir()
+    except OSError:
+        return None
+    try:
+        ControlGroup(trial).cpu_s()
+        return path if os.access(path / "cgroup.procs", os.W_OK) else None
+    except (OSError, KeyError):
+        return None
+    finally:
+        _remove(trial)
+        _remove_left_behind(path)
+
+
+def _remove_left_behind(parent: Path) -> None:
+    """Remove the groups of processes that were killed before they could."""
+    for path in parent.glob("program-*-*"):
+        if not os.path.exists(f"/proc/{path.name.split('-')[1]}"):
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Remove a group, or leave that to who makes the next one: a process in it may not have ended yet."""
+    try:
+        path.rmdir()
+        _unremoved.discard(path)
+    except OSError:
+        _unremoved.add(path)
+
+
+def _stat(path: str) -> list[str]:
+    return _read(path).rpartition(")")[2].split()
+
+
+def _seconds(stat: Sequence[str], places: Sequence[int]) -> float:
+    return sum(int(stat[place]) for place in places) / _TICKS_PER_S
+
+
+def _read(path: str | Path) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()

@@ -1,0 +1,97 @@
+"""The time that a program may take, where other programs take the CPUs at the same time.
+
+A program has ``timeout_s`` of CPU time, all of its processes together, and as much time by the clock. Time in
+which it waits for a CPU that others have does not count, so that who shares a machine does not decide what is
+a wrong answer. Such waiting has an end too, after which nothing can be said about the program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from nemo_like.environments.cpu_account import ControlGroup, ProcessTrees
+
+_PERIOD_S = 0.05  # from one look at the processes to the next
+_SLOW_PERIOD_S = 0.5  # of processes of which only the CPU time matters
+# A later look says that this process itself waited for a CPU.
+_LONGEST_PERIOD_S = 3 * _PERIOD_S
+# So many times the limit may pass by the clock.
+PATIENCE = 10.0
+
+
+class Starved(Exception):
+    """A program was ended that had used little of its time, as it waited for a CPU; figures say how long."""
+
+
+class TimeLimit:
+    """Ends a block when the time of a program is over; see ``time_limit``."""
+
+    def __init__(self, limit_s: float, deadline: asyncio.Timeout) -> None:
+        self._limit_s, self._deadline = limit_s, deadline
+        self._watching: asyncio.Task[None] | None = None
+        self.cpu_s = self.passed_s = self.waited_s = 0.0
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether the time by the clock was over, and the program's own was not."""
+        return self.cpu_s < self._limit_s and self.passed_s - self.waited_s < self._limit_s
+
+    def watch(self, process: int, group: ControlGroup | None, *helpers: int) -> None:
+        """Begin to count: ``process`` is the program, in ``group`` if there is one; it may wait for work of
+        the processes ``helpers``, whose CPU time is not the program's."""
+        self._watching = asyncio.create_task(self._watch(process, group, helpers))
+
+    def stop(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+
+    async def _watch(self, process: int, group: ControlGroup | None, helpers: tuple[int, ...]) -> None:
+        now = asyncio.get_running_loop().time
+        own, all_of_them = ProcessTrees([process]), ProcessTrees([process, *helpers])
+        began_s = before_s = now()
+        cpu_before_s = all_of_them.look().cpu_s
+        while True:
+            await asyncio.sleep(_PERIOD_S)
+            look, period_s = all_of_them.look(), now() - before_s
+            used_s = max(0.0, look.cpu_s - cpu_before_s)
+            own_s = used_s if look.is_waiting else max(used_s, _LONGEST_PERIOD_S)
+            self.waited_s += max(0.0, period_s - own_s)
+            before_s, cpu_before_s = before_s + period_s, look.cpu_s
+            self.cpu_s = own.look().cpu_s if group is None else group.cpu_s()
+            self.passed_s = before_s - began_s
+            if not self.is_starved or self.passed_s > PATIENCE * self._limit_s:
+                self._deadline.reschedule(now())
+                return
+
+
+async def until_cpu_is_used_up(process: int, group: ControlGroup | None, limit_s: float) -> None:
+    """Return once the process and all below it have used ``limit_s`` of CPU time together."""
+    own = ProcessTrees([process])
+    while (own.look().cpu_s if group is None else group.cpu_s()) < limit_s:
+        await asyncio.sleep(_SLOW_PERIOD_S)
+
+
+@asynccontextmanager
+async def time_limit(limit_s: float) -> AsyncIterator[TimeLimit]:
+    """Yield a limit, which counts from when its ``watch`` is called.
+
+    Raises TimeoutError when the program's time is over in the block, and Starved when it had to wait for CPUs
+    for too long.
+    """
+    limit: TimeLimit | None = None
+    try:
+        async with asyncio.timeout(None) as deadline:
+            limit = TimeLimit(limit_s, deadline)
+            try:
+                yield limit
+            finally:
+                limit.stop()
+    except TimeoutError:
+        if limit is not None and limit.is_starved:
+            raise Starved(
+                f"it had {limit.cpu_s:.2f} s of CPU in {limit.passed_s:.1f} s, and waited for a CPU for "
+                f"{limit.waited_s:.1f} s of them"
+            ) from None
+        raise
