@@ -23,6 +23,7 @@ from tests.unit.config.checkpoints import DEMO, REPOSITORY
 
 SIZE = 79 * GIB
 COLOCATED = ("cluster.placement=colocated", "policy.data_parallel_size=2", "generation.num_engines=8")
+SHARDED = "policy.megatron_cfg.use_distributed_optimizer=true"
 OFFLOADS = ("policy.offload_optimizer_for_logprob=true", "policy.offload_parameters_between_phases=true")
 
 
@@ -264,9 +265,9 @@ def test_a_reward_model_holds_its_weights_on_a_gpu_of_its_own(tmp_path: Path) ->
 
 
 def test_what_leaves_the_gpu_is_made_on_it_at_the_start() -> None:
-    """Of two tensor-parallel ranks each has half of the model, and with two replicas half of its optimizer
-    state. Gradients of 4 bytes and the buffer of 2 bytes into which weights move are as much as that."""
-    timetable = memory_timetable(*qwen3_8b(*COLOCATED, *OFFLOADS), SIZE)
+    """With two replicas a rank has half of the optimizer state of its part of the model. Gradients of 4 bytes
+    and the buffer of 2 bytes into which weights move are as much as that."""
+    timetable = memory_timetable(*qwen3_8b(*COLOCATED, *OFFLOADS, SHARDED), SIZE)
     held = {one.what: one.num_bytes for one in timetable.holdings[0, 0][GpuStage.policy_start]}
     training = {one.what: one.num_bytes for one in timetable.holdings[0, 0][GpuStage.policy_training]}
     assert held["start"] == training["gradients"] + training["weights"]
