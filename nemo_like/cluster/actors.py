@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import shlex
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +22,7 @@ from typing import Any
 
 import ray
 
+from nemo_like.cluster.breakdown import Breakdown, breakdown
 from nemo_like.cluster.imports import load_target
 from nemo_like.cluster.proxies import bypass_proxies
 from nemo_like.cluster.runtime import interface_of
@@ -88,9 +89,10 @@ class ActorHandle:
         return Call(self.name, method, self._remote.call.remote(method, *args, **kwargs))
 
     def watch(self) -> Call:
-        """Start a call that lasts as long as the actor lives.
+        """Start a call that lasts as long as the actor is of use.
 
-        It fails as soon as the actor dies, and also when its constructor raised.
+        It fails as soon as the actor dies, and also when its constructor raised. It returns a ``Breakdown``
+        when the process says that it is of no more use.
         """
         return Call(self.name, "watch", self._remote.watch.remote())
 
@@ -207,9 +209,9 @@ class _SerialShell(_Shell):
             return self._call(method, args, kwargs)
 
     @ray.method(concurrency_group="control")
-    def watch(self) -> None:
+    def watch(self) -> Breakdown:
         self._raise_failure()
-        threading.Event().wait()
+        return breakdown().result()
 
 
 class _AsyncShell(_Shell):
@@ -220,9 +222,21 @@ class _AsyncShell(_Shell):
             result = self._call(method, args, kwargs)
             return await result if asyncio.iscoroutine(result) else result
 
-    async def watch(self) -> None:
+    async def watch(self) -> Breakdown:
         self._raise_failure()
-        await asyncio.Event().wait()
+        return await asyncio.wrap_future(breakdown())
+
+
+def runtime_env(variables: Mapping[str, str]) -> dict[str, Any]:
+    """Return Ray's description of a process that has these environment variables.
+
+    A shell starts such a process, to which Ray gives the interpreter's path as it is: a path with a space
+    would be taken for a command and an argument, and Ray would try again for ever.
+    """
+    described: dict[str, Any] = {"env_vars": dict(variables)}
+    if (quoted := shlex.quote(sys.executable)) != sys.executable:
+        described["py_executable"] = quoted
+    return described
 
 
 def start_actor(spec: ActorSpec, **options: Any) -> ActorHandle:
@@ -233,7 +247,7 @@ def start_actor(spec: ActorSpec, **options: Any) -> ActorHandle:
     resources: dict[str, Any] = {
         "name": spec.name,
         "num_cpus": spec.num_cpus,
-        "runtime_env": {"env_vars": dict(spec.env)},
+        "runtime_env": runtime_env(spec.env),
         "max_restarts": 0,
         **options,
     }

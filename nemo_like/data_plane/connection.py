@@ -8,6 +8,7 @@ from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
 
+from nemo_like.cluster.breakdown import in_short
 from nemo_like.cluster.imports import lasting_imports
 from nemo_like.config.schema import StorageBackend
 from nemo_like.data_plane.client import DataPlaneClient, Store
@@ -37,9 +38,9 @@ class ActorHost:
         except RayTaskError as error:
             if isinstance(error.cause, DataPlaneError | ValueError):
                 raise error.cause from None
-            raise StorageFailed(
-                f"partition {partition!r}: {method} failed: {error.cause or error}"
-            ) from error
+            reason = f"partition {partition!r}: {method} failed: {in_short(error.cause or error)}"
+            self._handle.submit("fail", reason)  # since no check of the host raised
+            raise StorageFailed(reason) from error
         except RayActorError as error:
             raise StorageFailed(
                 f"partition {partition!r}: the data plane's host died ({type(error).__name__}), noticed in "

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from nemo_like.cluster.actor_errors import ActorDied, ActorFailed
+from nemo_like.cluster.actor_errors import ActorBroken, ActorDied, ActorFailed
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.config.schema import ClusterConfig
@@ -27,6 +27,7 @@ from nemo_like.driver.observation import StepObservation
 from nemo_like.driver.processes import Actors, Starter, write_process_ids
 from nemo_like.driver.rollout_schedule import RolloutSchedule
 from nemo_like.driver.run_failures import RunFailed
+from nemo_like.observability.disk import is_disk_full
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.policy.group import PolicyWorkerGroup, WorkerGroup
@@ -65,6 +66,7 @@ class ActorRecovery:
         self._cfg, self._parts = cfg, parts
         self._num_recoveries = 0
         self._not_connected: set[str] = set()  # names of actors started again but not yet connected
+        self._broken_in: tuple[str, str] | None = None  # the work and the error of the latest breakdown
 
     def completed(self, name: str, policy_version: int, work: Callable[[], T]) -> T:
         """Do ``work`` until it ends without a death, and return its result; see ``interface.Recovery``.
@@ -95,7 +97,7 @@ class ActorRecovery:
         Raises ActorDied when a process cannot be replaced, or when replacing it would not save the run.
         """
         while True:
-            self._check(death, versions)
+            self._check(death, name, versions)
             self._num_recoveries += 1
             self._parts.logger.warn(
                 f"{death}\nreplacing what died and doing {name} again (recovery {self._num_recoveries} of "
@@ -107,12 +109,19 @@ class ActorRecovery:
             except ActorDied as another:
                 death = another
 
-    def _check(self, death: ActorDied, versions: Sequence[int]) -> None:
+    def _check(self, death: ActorDied, name: str, versions: Sequence[int]) -> None:
         """Raise ``death`` unless the run can go on once the actor is replaced.
 
-        It cannot when a training worker died, a node was lost, recoveries are used up, or the groups are no
-        longer at ``versions``.
+        It cannot when a training worker died, a node was lost, recoveries are used up, the same error came
+        when the work ``name`` was done before, the disk is full, or the groups are no longer at ``versions``.
         """
+        if isinstance(death, ActorBroken):
+            if self._broken_in == (name, death.kind):
+                self._parts.logger.warn(f"{death.kind} came again when {name} was done again")
+                raise death
+            self._broken_in = name, death.kind
+        if is_disk_full(death, self._parts.directory.path):
+            raise death
         is_worker = death.actor in {worker.name for worker in self._parts.actors.workers}
         if is_worker or death.lost_nodes or self._num_recoveries == self._cfg.max_recoveries:
             raise death

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nemo_like.cluster.actor_errors import ActorDied, ActorFailed
+from nemo_like.cluster.actor_errors import ActorBroken, ActorDied, ActorFailed
 from nemo_like.config.roles import Role
 from nemo_like.data.interface import SourceReport
 from nemo_like.data.sampler import MixtureSampler
@@ -128,15 +128,21 @@ class Run:
     def data_plane(self, host: Process) -> str:
         return "data plane"
 
-    def work(self, *deaths: str, lost_nodes: Sequence[str] = ()) -> Callable[[], tuple[int, ...]]:
-        """Takes two prompts, then one of these processes dies; nothing happens once all of them have."""
+    def work(
+        self, *deaths: str, lost_nodes: Sequence[str] = (), raising: str | None = None
+    ) -> Callable[[], tuple[int, ...]]:
+        """Takes two prompts, then one of these processes dies, or raises an error of class ``raising``;
+        nothing happens once all of them have."""
         left = list(deaths)
 
         def take() -> tuple[int, ...]:
             prompts = self.sampler.next(2)
             if left:
                 self.dead_names.add(left[0])
-                death = ActorDied(left.pop(0), "generation", None)
+                name = left.pop(0)
+                death = ActorDied(name, "generation", None)
+                if raising is not None:
+                    death = ActorBroken(name, "generation", None, f"{raising}: full", raising)
                 death.lost_nodes = lost_nodes
                 raise death
             return prompts
@@ -246,5 +252,31 @@ def test_a_death_that_cost_more_than_a_process_is_not_recovered(
 def test_a_policy_worker_that_died_too_is_not_recovered(run: Run) -> None:
     run.dead_names = {"policy_worker"}
     with pytest.raises(ActorDied, match="'policy_worker' died during stage 'recovery'"):
+        run.recovery.completed("step 5", VERSION, run.work("engine-0"))
+    assert run.started == []
+
+
+def test_an_engine_that_raised_is_replaced_as_one_that_died(run: Run) -> None:
+    assert run.recovery.completed("step 5", VERSION, run.work("engine-1", raising="MemoryError")) == (0, 1)
+    assert run.started == ["engine-1"]
+    assert run.warnings[0].startswith("actor 'engine-1' failed during stage 'generation': MemoryError: full;")
+
+
+def test_an_error_that_comes_again_in_the_same_step_is_not_recovered_a_second_time(run: Run) -> None:
+    with pytest.raises(ActorBroken, match="'engine-1' failed"):
+        run.recovery.completed("step 5", VERSION, run.work("engine-0", "engine-1", raising="MemoryError"))
+    assert run.started == ["engine-0"]
+    assert run.warnings[-1] == "MemoryError came again when step 5 was done again"
+
+
+def test_the_same_error_in_another_step_is_recovered(run: Run) -> None:
+    for step in ("step 5", "step 6"):
+        run.recovery.completed(step, VERSION, run.work("engine-0", raising="MemoryError"))
+    assert run.started == ["engine-0", "engine-0"]
+
+
+def test_nothing_is_replaced_on_a_full_disk(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nemo_like.observability.disk._free_bytes", lambda directory: 0)
+    with pytest.raises(ActorDied, match="'engine-0' died"):
         run.recovery.completed("step 5", VERSION, run.work("engine-0"))
     assert run.started == []
