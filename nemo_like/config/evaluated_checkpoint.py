@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from nemo_like.config.resolved import read_resolved
+
 _STEP = re.compile(r"step_(\d+)")
 
 
@@ -55,11 +57,9 @@ def _converted(run: Path, step: int, source: Path) -> EvaluatedCheckpoint:
 
 
 def _saved(run: Path) -> list[Path]:
-    """Return the checkpoints of a run, where its configuration puts them."""
-    import yaml
-
-    elsewhere = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["checkpointing"]
-    directory = elsewhere["checkpoint_dir"]
+    """Return the checkpoints of a run, where its configuration puts them. Raises ValueError where that
+    cannot be read."""
+    directory = read_resolved(run / "config.yaml", "checkpointing")["checkpointing"].get("checkpoint_dir")
     return [*(run / "checkpoints" if directory is None else Path(directory)).glob("step_*")]
 
 

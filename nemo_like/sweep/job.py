@@ -14,7 +14,8 @@ from typing import TextIO
 
 from nemo_like.driver.exit_codes import FAILED, FINISHED, INTERRUPTED, PREEMPTED, REFUSED, REWARDS_FAILED
 from nemo_like.observability.disk import write_whole
-from nemo_like.observability.jsonl import read_metrics
+from nemo_like.observability.jsonl import json_object, read_metrics
+from nemo_like.observability.printable import warn_on_stderr
 from nemo_like.observability.run_directory import RunDirectory
 
 RESULT = "job.json"
@@ -79,7 +80,7 @@ class Job:
 
     def _result(self, exit_code: int, seconds: float) -> JobResult:
         path = RunDirectory(self.directory).metrics_path
-        records = read_metrics(path) if path.is_file() else []
+        records = read_metrics(path, warn_on_stderr) if path.is_file() else []
         values = [record[self.metric] for record in records if record.get(self.metric) is not None]
         return JobResult(
             number=self.number,
@@ -93,8 +94,17 @@ class Job:
 
 
 def read_results(sweep: Path) -> list[JobResult]:
-    """Return the results below a sweep's directory, in the order of the jobs."""
-    found = [JobResult(**json.loads(file.read_text(encoding="utf-8"))) for file in sweep.rglob(RESULT)]
+    """Return the results below a sweep's directory, in the order of the jobs; warn of a file that holds
+    none."""
+    found: list[JobResult] = []
+    for file in sorted(sweep.rglob(RESULT)):
+        content = json_object(file.read_bytes())
+        try:
+            result = JobResult(**(content or {}))
+        except TypeError:
+            warn_on_stderr(f"{file} holds no result of a job; its job is left out of the table")
+            continue
+        found.append(result)
     return sorted(found, key=lambda result: result.number)
 
 

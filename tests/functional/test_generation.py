@@ -282,7 +282,7 @@ def test_a_failing_step_reaches_the_sink_and_the_driver_as_a_death_does(generati
         if any("VllmEngine" in part or "_SerialShell" in part for part in process.cmdline())
     )
     generation.submit([request("poison", prompt=[5, VOCAB_SIZE, 5])])
-    engine, message = generation.call(generation.sink.submit("wait_for_error", TIMEOUT_S))
+    engine, message = generation.sink.submit("wait_for_error", TIMEOUT_S).result(TIMEOUT_S)
     assert engine == "engine"
     assert "Error: " in message
     assert "\n" not in message
