@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -27,6 +28,7 @@ from nemo_like.cluster.imports import load_target
 from nemo_like.cluster.proxies import bypass_proxies
 from nemo_like.cluster.runtime import interface_of
 from nemo_like.cluster.stacks import dump_stacks_on_signal
+from nemo_like.observability.bounded_log import keep_short
 from nemo_like.observability.printable import accept_all_characters
 from nemo_like.observability.process import ProcessObserver
 from nemo_like.observability.trace import span
@@ -111,7 +113,7 @@ class ActorHandle:
 def log_to(log_path: str) -> None:
     """Send this process's stdout and stderr, also those of C++ code, to the file ``log_path``.
 
-    From then on SIGUSR2 makes the process write its threads' stacks there too.
+    From then on SIGUSR2 makes the process write its threads' stacks there too, and the file is kept short.
     """
     os.makedirs(os.path.dirname(log_path), exist_ok=True)
     descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -122,6 +124,7 @@ def log_to(log_path: str) -> None:
     os.close(descriptor)
     accept_all_characters()
     dump_stacks_on_signal()
+    keep_short(Path(log_path))
 
 
 def _end_at_sigterm() -> None:

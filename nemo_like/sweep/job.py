@@ -6,13 +6,14 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO
 
 from nemo_like.driver.exit_codes import FAILED, FINISHED, INTERRUPTED, PREEMPTED, REFUSED, REWARDS_FAILED
+from nemo_like.observability.bounded_log import kept_short
 from nemo_like.observability.disk import write_whole
 from nemo_like.observability.jsonl import json_object, read_metrics
 from nemo_like.observability.printable import warn_on_stderr
@@ -67,7 +68,7 @@ class Job:
         """Run it to its end. An interrupt is passed on to the run, and raised again when that has ended."""
         started = time.monotonic()
         place = [f"logger.log_dir='{self.directory.parent}'", f"logger.run_name='{self.directory.name}'"]
-        with open(self.log, "w", encoding="utf-8") if self.log else nullcontext() as output:
+        with _new_log(self.log) if self.log else nullcontext() as output:
             exit_code, was_interrupted = _wait_for(
                 [*self.command, *self.names, *self.arguments, *place], output
             )
@@ -108,7 +109,15 @@ def read_results(sweep: Path) -> list[JobResult]:
     return sorted(found, key=lambda result: result.number)
 
 
-def _wait_for(command: Sequence[str], output: TextIO | None) -> tuple[int, bool]:
+@contextmanager
+def _new_log(path: Path) -> Iterator[BinaryIO]:
+    """Open a log in place of one that may be there, and keep it short."""
+    path.unlink(missing_ok=True)
+    with path.open("ab") as file, kept_short(path):
+        yield file
+
+
+def _wait_for(command: Sequence[str], output: BinaryIO | None) -> tuple[int, bool]:
     """Run a command to its end; return its exit code, and whether it was interrupted."""
     # In a process group of its own, a run gets the terminal's interrupt from here only, and so only once.
     process = subprocess.Popen(command, stdout=output, stderr=output, process_group=0)
