@@ -72,7 +72,7 @@ from nemo_like.driver.sync_grpo import Components, SyncGRPODriver
 from nemo_like.driver.validation import ValidationSet, reached_goal, validation_sets
 from nemo_like.environments.interface import EnvironmentCheckFailed
 from nemo_like.generation.engine_journal import EngineJournal
-from nemo_like.observability.disk import DiskFull, is_disk_full, space_for
+from nemo_like.observability.disk import DiskFull, full_directory, space_for
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.observability.summary import RunSummary, SampleAnswer
@@ -192,7 +192,7 @@ def _end(
     except RewardsFailed as error:
         return RunEnd(f"failed: {error}", exit_codes.REWARDS_FAILED, error=error)
     except (ClusterError, RunFailed, CheckpointError, DiskFull, OSError) as error:
-        reason = failure_reason(error, directory.path)
+        reason = failure_reason(error, *_filled_directories(cfg, directory))
         return RunEnd(f"failed: {reason}", exit_codes.FAILED, error=error)
 
 
@@ -236,7 +236,8 @@ def _is_final(error: ClusterError, cfg: Config, directory: RunDirectory) -> bool
     """Return whether no restart is to follow: without checkpoints, after a stage's timeout when
     ``cluster.on_stage_timeout`` is ``stop``, and where the disk is full, on which a start would fail too."""
     shall_stop = isinstance(error, StageTimeout) and cfg.cluster.on_stage_timeout is TimeoutAction.stop
-    return shall_stop or not cfg.checkpointing.enabled or is_disk_full(error, directory.path)
+    is_full = full_directory(error, *_filled_directories(cfg, directory)) is not None
+    return shall_stop or not cfg.checkpointing.enabled or is_full
 
 
 def run_checkpoints(cfg: Config, directory: RunDirectory) -> RunCheckpoints:
@@ -307,6 +308,11 @@ def _written_directories(cfg: Config, directory: RunDirectory) -> list[Path]:
     """Return every directory that this run writes, and that no other run may write at the same time."""
     elsewhere = cfg.checkpointing.checkpoint_dir if cfg.checkpointing.enabled else None
     return [directory.path, *([] if elsewhere is None else [Path(elsewhere).absolute()])]
+
+
+def _filled_directories(cfg: Config, directory: RunDirectory) -> list[Path]:
+    """Return every directory to which processes of this run write."""
+    return [*_written_directories(cfg, directory), Path(temporary_parent())]
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ class Runs:
     def make(self, directory: Path, **changed: Any) -> RunEnd:
         cfg: Any = SimpleNamespace(
             cluster=SimpleNamespace(max_restarts=3, on_stage_timeout=TimeoutAction.restart),
-            checkpointing=SimpleNamespace(enabled=True),
+            checkpointing=SimpleNamespace(enabled=True, checkpoint_dir=None),
         )
         for name, value in changed.items():
             part, _, key = name.partition("__")
@@ -75,11 +75,18 @@ def test_deaths_other_errors_and_those_after_some_progress_start_all_again(tmp_p
     assert Runs([BROKEN, BROKEN], [4, 4, 6]).make(tmp_path).exit_code == 0
 
 
-def test_nothing_starts_again_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nemo_like.observability.disk._free_bytes", lambda directory: 4096)
+@pytest.mark.parametrize("disk_name", ["run", "checkpoints", "temporary"])
+def test_nothing_starts_again_on_a_full_disk(
+    disk_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = tmp_path / disk_name
+    monkeypatch.setattr(
+        "nemo_like.observability.disk._free_bytes", lambda directory: 4096 if directory == disk else 1 << 30
+    )
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "temporary"))
     runs = Runs([DIED], [4])
     with pytest.raises(ActorDied):
-        runs.make(tmp_path)
+        runs.make(tmp_path / "run", checkpointing__checkpoint_dir=str(tmp_path / "checkpoints"))
     assert runs.num_starts == 1
 
 
