@@ -46,6 +46,7 @@ class ActorFailed(ClusterError):
             + (f"\nits log is {log_path}" if log_path else "")
         )
         self.actor, self.method, self.stage, self.cause = actor, method, stage, cause
+        self.log_path = log_path
 
 
 class RayDied(ClusterError):

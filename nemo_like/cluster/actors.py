@@ -227,7 +227,7 @@ class _AsyncShell(_Shell):
 
     async def watch(self) -> Breakdown:
         self._raise_failure()
-        return await asyncio.wrap_future(breakdown())
+        return await asyncio.shield(asyncio.wrap_future(breakdown()))
 
 
 def runtime_env(variables: Mapping[str, str]) -> dict[str, Any]:

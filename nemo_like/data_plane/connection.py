@@ -8,7 +8,7 @@ from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
 
-from nemo_like.cluster.breakdown import in_short
+from nemo_like.cluster.breakdown import CODE_ERRORS, in_short
 from nemo_like.cluster.imports import lasting_imports
 from nemo_like.config.schema import StorageBackend
 from nemo_like.data_plane.client import DataPlaneClient, Store
@@ -39,7 +39,8 @@ class ActorHost:
             if isinstance(error.cause, DataPlaneError | ValueError):
                 raise error.cause from None
             reason = f"partition {partition!r}: {method} failed: {in_short(error.cause or error)}"
-            self._handle.submit("fail", reason)  # since no check of the host raised
+            if not isinstance(error.cause, CODE_ERRORS):
+                self._handle.submit("fail", reason)  # since no check of the host raised
             raise StorageFailed(reason) from error
         except RayActorError as error:
             raise StorageFailed(

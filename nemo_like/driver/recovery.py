@@ -13,12 +13,14 @@ here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
 from nemo_like.cluster.actor_errors import ActorBroken, ActorDied, ActorFailed
 from nemo_like.cluster.actors import ActorHandle
+from nemo_like.cluster.breakdown import in_short
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.config.schema import ClusterConfig
 from nemo_like.data_plane.partition_control import PartitionControl
@@ -139,12 +141,13 @@ class ActorRecovery:
             parts.rollout.abandon()
         dead |= {engine.name for engine in actors.engines if not self._abort_requests(engine)}
         parts.partitions.take_operations()
-        self._start_again(dead)
-        self._not_connected |= dead
-        started = [handle for handle in actors.all() if handle.name in self._not_connected]
-        ready = parts.cluster.gather(
-            actors.readiness(started), stage=_STAGE, timeout_s=self._cfg.start_timeout_s
-        )
+        with _failed_starts_as_deaths():
+            self._start_again(dead)
+            self._not_connected |= dead
+            started = [handle for handle in actors.all() if handle.name in self._not_connected]
+            ready = parts.cluster.gather(
+                actors.readiness(started), stage=_STAGE, timeout_s=self._cfg.start_timeout_s
+            )
         for handle, answer in zip(started, ready, strict=True):
             if handle.name == actors.rollout.name:
                 self._check_sources(answer)
@@ -212,3 +215,16 @@ class ActorRecovery:
             parts.observation.mark_ranges(new_engines)
             if parts.policy:
                 parts.policy.connect_weights(actors.engines)
+
+
+@contextmanager
+def _failed_starts_as_deaths() -> Iterator[None]:
+    """Raise ActorDied where a new process cannot start, so that another takes its place.
+
+    The memory of the one before may not be free yet.
+    """
+    try:
+        yield
+    except ActorFailed as error:
+        reason, kind = in_short(error.cause), type(error.cause).__name__
+        raise ActorBroken(error.actor, _STAGE, error.log_path, reason, kind) from error

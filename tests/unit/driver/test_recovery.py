@@ -51,6 +51,7 @@ class Run:
         self.failed_engines: set[str] = set()
         self.settled_version: int | None = VERSION
         self.dies_during: dict[tuple[str, str], str] = {}  # a call, and who dies while it is waited for
+        self.cannot_start: set[str] = set()  # names of engines of which the first new one fails
         self.asked: list[tuple[str, str]] = []
         self.started: list[str] = []
         self.warnings: list[str] = []
@@ -106,6 +107,10 @@ class Run:
             if victim := self.dies_during.pop((name, method), None):
                 self.dead_names.add(victim)
                 raise ActorDied(victim, "recovery", None)
+            if name in self.cannot_start and method == "stats":
+                self.cannot_start.remove(name)
+                self.dead_names.add(name)
+                raise ActorFailed(name, "__init__", "recovery", RuntimeError("no free memory"), None)
             if method == "abort_all" and name in self.dead_names:
                 raise ActorDied(name, "recovery", None)
             if method == "abort_all" and name in self.failed_engines:
@@ -280,3 +285,11 @@ def test_nothing_is_replaced_on_a_full_disk(run: Run, monkeypatch: pytest.Monkey
     with pytest.raises(ActorDied, match="'engine-0' died"):
         run.recovery.completed("step 5", VERSION, run.work("engine-0"))
     assert run.started == []
+
+
+def test_a_replacement_that_cannot_start_is_replaced_too(run: Run) -> None:
+    run.cannot_start = {"engine-1"}
+    assert run.recovery.completed("step 5", VERSION, run.work("engine-1")) == (0, 1)
+    assert run.started == ["engine-1", "engine-1"]
+    assert "failed during stage 'recovery': RuntimeError: no free memory" in run.warnings[1]
+    assert run.dead_names == set()
