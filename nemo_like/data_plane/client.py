@@ -187,11 +187,10 @@ class DataPlaneClient:
             by_column = {name: [values[name] for _, values in saved] for name in segments[0].columns}
             segments = at(segments, self._store.save(segments, by_column, deadline.remaining()))
             self._ask("commit", info, deadline, info.storage_id, Commit(self._writer, segments, new_chunks))
-        except DataPlaneError as error:
+        except DataPlaneError:
             # A dead storage fails this call too, but the first error is the one to report.
             with suppress(DataPlaneError):
                 self._ask("discard", info, deadline, info.storage_id, segments)
-            self._tell_host(error)
             raise
 
     def _fetch(
@@ -215,11 +214,10 @@ class DataPlaneClient:
         chunks = {chunk.key: chunk for chunk in meta.chunks}
         try:
             loaded = self._load_segments(info, segments, chunks, deadline)
-        except (StorageFailed, CorruptData) as error:
+        except (StorageFailed, CorruptData):
             # The samples may have been cleared meanwhile, and their keys given to other segments: then this
             # call raises UnknownSamples or UnknownPartition, which says more than the storage's error.
             self._locate(info, meta, wants, deadline)
-            self._tell_host(error)
             raise
         with self._lock:
             cache = self._cache(info)
@@ -256,13 +254,6 @@ class DataPlaneClient:
                     cutting.check_loaded(info, info.columns[name], segment, array)
                 loaded.append((segment, of_segment))
         return loaded
-
-    def _tell_host(self, error: DataPlaneError) -> None:
-        """Have the host count the storage as failed where a transfer failed, though it may live: the driver
-        then replaces it."""
-        if isinstance(error, StorageFailed):
-            with suppress(DataPlaneError):
-                self._host.ask("fail", "", self._timeout_s, str(error))
 
     def _clear(self, info: PartitionInfo, cleared: Sequence[Extent]) -> None:
         with self._lock:

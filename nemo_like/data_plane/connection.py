@@ -8,7 +8,6 @@ from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
 
-from nemo_like.cluster.breakdown import CODE_ERRORS, in_short
 from nemo_like.cluster.imports import lasting_imports
 from nemo_like.config.schema import StorageBackend
 from nemo_like.data_plane.client import DataPlaneClient, Store
@@ -38,10 +37,9 @@ class ActorHost:
         except RayTaskError as error:
             if isinstance(error.cause, DataPlaneError | ValueError):
                 raise error.cause from None
-            reason = f"partition {partition!r}: {method} failed: {in_short(error.cause or error)}"
-            if not isinstance(error.cause, CODE_ERRORS):
-                self._handle.submit("fail", reason)  # since no check of the host raised
-            raise StorageFailed(reason) from error
+            raise StorageFailed(
+                f"partition {partition!r}: {method} failed: {error.cause or error}"
+            ) from error
         except RayActorError as error:
             raise StorageFailed(
                 f"partition {partition!r}: the data plane's host died ({type(error).__name__}), noticed in "

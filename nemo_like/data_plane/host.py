@@ -12,7 +12,6 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from nemo_like.batch.columns import Column
-from nemo_like.cluster.breakdown import CODE_ERRORS, in_short
 from nemo_like.config.schema import DataPlaneConfig, StorageBackend
 from nemo_like.data_plane.capacity import Capacity
 from nemo_like.data_plane.catalog import Catalog
@@ -100,16 +99,8 @@ class DataPlaneHost:
         return str(self._num_clients), address
 
     async def storage_failure(self) -> str:
-        """Wait until the storage is of no more use, and return why: which of its processes died, or what
-        failed although they live."""
+        """Wait until one of the storage's processes dies, and return which one."""
         return await asyncio.shield(self._failed)
-
-    async def fail(self, reason: str) -> None:
-        """Count the storage as failed from now on. A process tells the host so whose transfer, or whose call
-        of the host, raised what no check raised. Only the first reason counts."""
-        if not self._failed.done():
-            self._failed.set_result(reason)
-            self._notify()
 
     async def open_partition(
         self, name: str, columns: Sequence[Column], num_readers: int | None = None
@@ -228,7 +219,8 @@ class DataPlaneHost:
 
     def _watch_storage(self, starting: asyncio.Task[Any]) -> None:
         async def watch() -> None:
-            await self.fail(await self._storage.death())
+            self._failed.set_result(await self._storage.death())
+            self._notify()
 
         if not starting.cancelled() and starting.exception() is None:
             self._watch = asyncio.create_task(watch())
@@ -284,10 +276,7 @@ class DataPlaneHost:
             )
         error = done.exception()
         if error is not None and not isinstance(error, DataPlaneError):
-            reason = f"{doing} failed: {in_short(error)}"
-            if not isinstance(error, CODE_ERRORS):
-                await self.fail(reason)
-            raise StorageFailed(reason) from error
+            raise StorageFailed(f"{doing} failed: {type(error).__name__}: {error}") from error
         return done.result()
 
     def _check_storage(self, doing: str) -> None:

@@ -20,10 +20,11 @@ from typing import TypeVar
 
 from nemo_like.cluster.actor_errors import ActorBroken, ActorDied, ActorFailed
 from nemo_like.cluster.actors import ActorHandle
-from nemo_like.cluster.breakdown import in_short
+from nemo_like.cluster.breakdown import CODE_ERRORS, in_short, is_own
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.config.schema import ClusterConfig
 from nemo_like.data_plane.partition_control import PartitionControl
+from nemo_like.data_plane.storage_errors import StorageFailed
 from nemo_like.driver.data_identity import other_held_out_data, other_training_data, saved_data
 from nemo_like.driver.observation import StepObservation
 from nemo_like.driver.processes import Actors, Starter, write_process_ids
@@ -68,12 +69,14 @@ class ActorRecovery:
         self._cfg, self._parts = cfg, parts
         self._num_recoveries = 0
         self._not_connected: set[str] = set()  # names of actors started again but not yet connected
+        self._has_broken_host = False  # the data plane lives, and is to be replaced
         self._broken_in: tuple[str, str] | None = None  # the work and the error of the latest breakdown
 
     def completed(self, name: str, policy_version: int, work: Callable[[], T]) -> T:
         """Do ``work`` until it ends without a death, and return its result; see ``interface.Recovery``.
 
-        A run recovers ``cluster.max_recoveries`` times at most; the death after that is raised.
+        A data plane that fails although it lives counts as dead too. A run recovers
+        ``cluster.max_recoveries`` times at most; the death after that is raised.
         """
         schedule, weight_sync = self._parts.schedule, self._parts.weight_sync
         prompt_order, served_version = schedule.state_dict(), weight_sync.version
@@ -86,12 +89,25 @@ class ActorRecovery:
                     # needs must not count as the work's own.
                     weight_sync.ensure_version(policy_version)
                 return work()
-            except ActorDied as death:
+            except (ActorDied, ActorFailed) as error:
+                death = error if isinstance(error, ActorDied) else self._broken_host(error)
                 schedule.abandon(name)
                 self._recover(death, name, versions)
             schedule.load_state_dict(prompt_order)
             weight_sync.forget()
             is_again = True
+
+    def _broken_host(self, error: ActorFailed) -> ActorDied:
+        """Return the error for a data plane of no more use, which is to blame for ``error`` although its
+        processes live; raise ``error`` where another is."""
+        host = self._parts.actors.host
+        is_by_check = is_own(error.cause) or isinstance(error.cause, CODE_ERRORS)
+        is_of_host = error.actor == host.name and not is_by_check
+        if not (is_of_host or isinstance(error.cause, StorageFailed)):
+            raise error
+        self._has_broken_host = True
+        kind = type(error.cause).__name__
+        return ActorBroken(host.name, error.stage, host.log_path, in_short(error.cause), kind)
 
     def _recover(self, death: ActorDied, name: str, versions: Sequence[int]) -> None:
         """Replace what died, until every process is alive, connected and idle.
@@ -134,6 +150,9 @@ class ActorRecovery:
     def _replace_dead(self) -> None:
         parts, actors = self._parts, self._parts.actors
         dead = set(parts.cluster.dead())
+        if self._has_broken_host:
+            dead.add(actors.host.name)
+            self._has_broken_host = False
         for worker in actors.workers:
             if worker.name in dead:
                 raise ActorDied(worker.name, _STAGE, worker.log_path)

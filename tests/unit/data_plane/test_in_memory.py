@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 
 from nemo_like.batch.columns import ROLLOUT_COLUMNS, Column
-from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.cluster.breakdown import in_short
 from nemo_like.data_plane.in_memory import InMemoryDataPlane, LocalHost
-from nemo_like.data_plane.storage_errors import StorageFailed
 from tests.unit.data_plane.contract import DataPlaneContract
 
 
@@ -74,42 +71,3 @@ def test_a_client_that_only_puts_keeps_nothing_of_partitions_that_are_closed() -
         plane.put(name, {"input_ids": np.zeros(3, np.int32)}, lengths=(3,), chunk_sizes=(1,), tags={})
         plane.close_partition(name)
     assert list(plane._infos) == ["train-19"]
-
-
-def put_three(plane: InMemoryDataPlane) -> KVBatchMeta:
-    return plane.put("p", {"input_ids": np.zeros(3, np.int32)}, lengths=(3,), chunk_sizes=(1,), tags={})
-
-
-@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), MemoryError()])
-def test_a_storage_that_lives_and_raises_has_failed_for_all(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plane = InMemoryDataPlane()
-    plane.open_partition("p", ROLLOUT_COLUMNS)
-
-    async def register(storage_id: str, keys: Sequence[str]) -> str:
-        raise error
-
-    monkeypatch.setattr(plane.host.storage, "register", register)
-    with pytest.raises(StorageFailed, match=type(error).__name__):
-        put_three(plane)
-    assert plane.host.ask("storage_failure", "", 1.0) == (
-        f"a put into partition 'p' failed: {in_short(error)}"
-    )
-
-
-def test_the_host_learns_of_a_transfer_that_failed_though_its_storage_lives(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    plane = InMemoryDataPlane()
-    plane.open_partition("p", ROLLOUT_COLUMNS)
-    meta = put_three(plane)
-    other = InMemoryDataPlane(plane.host)
-    monkeypatch.setattr(other.host.storage, "load", failing_load)
-    with pytest.raises(StorageFailed, match="the socket is gone"):
-        other.fetch(meta, ["input_ids"])
-    assert plane.host.ask("storage_failure", "", 1.0) == "the socket is gone"
-
-
-def failing_load(*_: object) -> None:
-    raise StorageFailed("the socket is gone")

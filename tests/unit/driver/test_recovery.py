@@ -13,6 +13,7 @@ from nemo_like.cluster.actor_errors import ActorBroken, ActorDied, ActorFailed
 from nemo_like.config.roles import Role
 from nemo_like.data.interface import SourceReport
 from nemo_like.data.sampler import MixtureSampler
+from nemo_like.data_plane.storage_errors import CapacityExceeded, CorruptData, StorageFailed
 from nemo_like.driver.processes import Actors
 from nemo_like.driver.recovery import ActorRecovery, Recoverable
 from nemo_like.driver.run_failures import RunFailed
@@ -134,17 +135,23 @@ class Run:
         return "data plane"
 
     def work(
-        self, *deaths: str, lost_nodes: Sequence[str] = (), raising: str | None = None
+        self,
+        *deaths: str,
+        lost_nodes: Sequence[str] = (),
+        raising: str | None = None,
+        failing: Exception | None = None,
     ) -> Callable[[], tuple[int, ...]]:
-        """Takes two prompts, then one of these processes dies, or raises an error of class ``raising``;
-        nothing happens once all of them have."""
+        """Takes two prompts, then one of these processes dies, or breaks down by an error of class
+        ``raising``, or a call of it raises ``failing``; nothing happens once all of them have."""
         left = list(deaths)
 
         def take() -> tuple[int, ...]:
             prompts = self.sampler.next(2)
             if left:
-                self.dead_names.add(left[0])
                 name = left.pop(0)
+                if failing is not None:
+                    raise ActorFailed(name, "train", "policy.train", failing, "worker.log")
+                self.dead_names.add(name)
                 death = ActorDied(name, "generation", None)
                 if raising is not None:
                     death = ActorBroken(name, "generation", None, f"{raising}: full", raising)
@@ -293,3 +300,42 @@ def test_a_replacement_that_cannot_start_is_replaced_too(run: Run) -> None:
     assert run.started == ["engine-1", "engine-1"]
     assert "failed during stage 'recovery': RuntimeError: no free memory" in run.warnings[1]
     assert run.dead_names == set()
+
+
+@pytest.mark.parametrize(
+    ("who", "error"),
+    [
+        ("policy_worker", StorageFailed("a put failed: ZMQError: no memory")),
+        ("rollout", StorageFailed("partition 'train-5': reserve failed: OSError: no file")),
+        ("data_plane", OSError(24, "Too many open files")),
+    ],
+)
+def test_a_data_plane_that_lives_and_fails_is_replaced(run: Run, who: str, error: Exception) -> None:
+    assert run.recovery.completed("step 5", VERSION, run.work(who, failing=error)) == (0, 1)
+    assert run.started == ["data_plane"]
+    assert run.warnings[0].startswith("actor 'data_plane' failed during stage 'policy.train': ")
+    assert ("", "reconnect_data_plane") in run.asked
+
+
+@pytest.mark.parametrize(
+    ("who", "error"),
+    [
+        ("policy_worker", RuntimeError("shapes differ")),
+        ("rollout", CapacityExceeded("no room for the write")),
+        ("rollout", CorruptData("of another segment")),
+        ("data_plane", KeyError("a mistake in the catalogue")),
+    ],
+)
+def test_what_a_check_raised_or_another_process_is_no_fault_of_the_data_plane(
+    run: Run, who: str, error: Exception
+) -> None:
+    with pytest.raises(ActorFailed):
+        run.recovery.completed("step 5", VERSION, run.work(who, failing=error))
+    assert run.started == []
+
+
+def test_a_data_plane_that_fails_the_same_way_again_ends_it(run: Run) -> None:
+    error = StorageFailed("a put failed")
+    with pytest.raises(ActorBroken, match="data_plane"):
+        run.recovery.completed("step 5", VERSION, run.work("rollout", "rollout", failing=error))
+    assert run.started == ["data_plane"]
