@@ -110,7 +110,7 @@ def json_object(line: bytes) -> dict[str, Any] | None:
 def left_out(path: Path, numbers: Sequence[int], what: str) -> str:
     """Return a sentence about the lines of a file, counted from 1, that are no ``what``."""
     first, *others = numbers
-    more = f", and neither are {len(others)} others" if others else ""
+    more = f", and {len(others)} more are none" if others else ""
     return f"{path}:{first} is no line of {what}{more}; left out"
 
 

@@ -99,14 +99,22 @@ def read_results(sweep: Path) -> list[JobResult]:
     none."""
     found: list[JobResult] = []
     for file in sorted(sweep.rglob(RESULT)):
-        content = json_object(file.read_bytes())
-        try:
-            result = JobResult(**(content or {}))
-        except TypeError:
+        result = _result_in(file)
+        if result is None:
             warn_on_stderr(f"{file} holds no result of a job; its job is left out of the table")
-            continue
-        found.append(result)
+        else:
+            found.append(result)
     return sorted(found, key=lambda result: result.number)
+
+
+def _result_in(file: Path) -> JobResult | None:
+    try:
+        result = JobResult(**(json_object(file.read_bytes()) or {}))
+    except TypeError:
+        return None
+    numbers, arguments = (result.number, result.exit_code, result.steps), result.arguments
+    is_result = all(type(one) is int for one in numbers) and isinstance(arguments, list)
+    return result if is_result and isinstance(result.seconds, int | float) else None
 
 
 @contextmanager

@@ -168,5 +168,5 @@ def test_a_last_line_that_was_cut_short_is_left_out_without_a_word(tmp_path):
 def test_many_lines_that_are_no_metrics_make_one_warning(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'x\ny\n{"step": 1}\nz\n')
-    with pytest.warns(UserWarning, match=r"metrics\.jsonl:1 is no line of metrics, and neither are 2 others"):
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl:1 is no line of metrics, and 2 more are none"):
         assert read_metrics(path) == [{"step": 1}]

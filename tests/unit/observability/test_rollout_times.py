@@ -62,4 +62,4 @@ def test_single_lines_of_anything_else_are_left_out_with_a_warning(tmp_path: Pat
     path.write_bytes(b'{"step": 3, "first_' + path.read_bytes() + b"\xff\n" + path.read_bytes())
     told: list[str] = []
     assert read_rollout_times(path, told.append) == [ROLLOUT]
-    assert told == [f"{path}:1 is no line of rollout times, and neither are 1 others; left out"]
+    assert told == [f"{path}:1 is no line of rollout times, and 1 more are none; left out"]

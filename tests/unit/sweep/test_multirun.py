@@ -186,10 +186,11 @@ def test_hydras_directory_of_a_sweep_is_kept_where_it_is_set(resolved_demo: Path
 def test_a_damaged_result_costs_its_job_a_line_of_the_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for number, content in enumerate([b"{", b"[1]", b'{"number": 1}', b"\xff"]):
+    whole = JobResult(number=4, arguments=["a=1"], exit_code=0, metric="m", value=1.0, steps=3, seconds=2.0)
+    strange = json.dumps({**asdict(whole), "number": "4"}).encode()
+    for number, content in enumerate([b"{", b"[1]", b'{"number": 1}', strange]):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "job.json").write_bytes(content)
-    whole = JobResult(number=4, arguments=["a=1"], exit_code=0, metric="m", value=1.0, steps=3, seconds=2.0)
     (tmp_path / "4").mkdir()
     (tmp_path / "4" / "job.json").write_text(json.dumps(asdict(whole)))
     assert read_results(tmp_path) == [whole]
