@@ -118,12 +118,12 @@ def _metrics_lines(path: Path, warn: Callable[[str], None]) -> list[tuple[bytes,
     """Return the lines of a ``metrics.jsonl`` with their objects; see ``read_metrics``."""
     found: list[tuple[bytes, dict[str, Any]]] = []
     bad: list[int] = []
-    whole, _, _ = path.read_bytes().rpartition(b"\n")
-    for number, line in enumerate(whole.split(b"\n") if whole else (), start=1):
+    *lines, last = path.read_bytes().split(b"\n")
+    for number, line in enumerate([*lines, last], start=1):
         record = json_object(line)
         if record is not None and is_metrics(record):
             found.append((line + b"\n", record))
-        else:
+        elif number <= len(lines):
             bad.append(number)
     if bad:
         warn(left_out(path, bad, "metrics"))
