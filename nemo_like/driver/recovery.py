@@ -8,7 +8,7 @@ work again ◀──────── the prompt order goes back to where the w
 
 Every response has a seed of its own, so the work gives the second time what it would have given the first.
 A training worker holds weights and optimizer state that no other process has: its death is not recovered
-here.
+here. A process that raises an error after which it is of no more use counts as dead (``cluster.breakdown``).
 """
 
 from __future__ import annotations
