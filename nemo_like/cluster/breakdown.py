@@ -21,7 +21,8 @@ from nemo_like.observability.printable import printable
 
 # What code raises that was given something wrong: it would raise the same again.
 CODE_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError)
-_OUT_OF_MEMORY = {"MemoryError", "OutOfMemoryError"}
+# Classes of errors, of Python and of libraries, that no death of another process causes.
+OUT_OF_MEMORY = {"MemoryError", "OutOfMemoryError"}
 _SAID_OUT_OF_MEMORY = ("out of memory", "can't allocate memory")
 _MAX_CHARACTERS = 300
 _PACKAGE = __name__.partition(".")[0]
@@ -75,7 +76,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether memory is missing, of the machine or of a GPU. Libraries have classes of their own for
     it, and some say it only in the text."""
     names = {kind.__name__ for kind in type(error).__mro__}
-    return bool(names & _OUT_OF_MEMORY) or any(text in str(error).lower() for text in _SAID_OUT_OF_MEMORY)
+    return bool(names & OUT_OF_MEMORY) or any(text in str(error).lower() for text in _SAID_OUT_OF_MEMORY)
 
 
 def in_short(error: BaseException) -> str:

@@ -22,7 +22,7 @@ from nemo_like.cluster.actor_errors import (
     StageTimeout,
 )
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Call, start_actor
-from nemo_like.cluster.breakdown import CODE_ERRORS, Breakdown
+from nemo_like.cluster.breakdown import CODE_ERRORS, OUT_OF_MEMORY, Breakdown
 from nemo_like.cluster.placement import Bundle, Reservation, reserve
 from nemo_like.cluster.watchdog import Watchdog, end_processes
 
@@ -210,7 +210,7 @@ class Cluster:
         first = error = self._ended(watch, stage)
         watches = list(self._watches)
         deadline = time.monotonic() + _CAUSE_GRACE_S
-        while isinstance(error, ActorBroken):
+        while isinstance(error, ActorBroken) and error.kind not in OUT_OF_MEMORY:
             watches.remove(watch)
             left_s = max(0.0, deadline - time.monotonic())
             ready, _ = ray.wait(watches, num_returns=1, timeout=left_s) if watches else ([], [])

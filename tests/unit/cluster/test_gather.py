@@ -14,8 +14,8 @@ from nemo_like.cluster.cluster import Cluster
 
 
 class Ray:
-    """References are strings; those in ``ended`` can be had. What is "killed" is gone, what is "broken" says
-    that it broke down."""
+    """References are strings; those in ``ended`` can be had. What is "killed" is gone, what is "broken" or
+    "full" says that it broke down."""
 
     def __init__(self, *ended: str) -> None:
         self.ended = set(ended)
@@ -29,7 +29,9 @@ class Ray:
     def get(self, ref: str, timeout: float) -> str | Breakdown:
         if ref.startswith("killed"):
             raise RayActorError
-        return Breakdown("MemoryError", f"{ref}: no memory") if "broken" in ref else f"result of {ref}"
+        if ref.startswith("full"):
+            return Breakdown("MemoryError", f"{ref}: no memory")
+        return Breakdown("OSError", f"{ref}: reset") if ref.startswith("broken") else f"result of {ref}"
 
 
 def calls(*refs: str) -> list[Call]:
@@ -73,10 +75,10 @@ def test_a_process_that_says_that_it_is_of_no_more_use_counts_as_dead() -> None:
     with pytest.raises(ActorBroken) as caught:
         gathered(cluster, Ray("broken"), "call 0")
     assert str(caught.value) == (
-        "actor 'policy-1' failed during stage 'policy.train': broken: no memory; its log is logs/policy.log"
+        "actor 'policy-1' failed during stage 'policy.train': broken: reset; its log is logs/policy.log"
     )
     assert isinstance(caught.value, ActorDied)
-    assert caught.value.kind == "MemoryError"
+    assert caught.value.kind == "OSError"
 
 
 def test_a_breakdown_is_put_down_to_the_death_behind_it() -> None:
@@ -84,3 +86,10 @@ def test_a_breakdown_is_put_down_to_the_death_behind_it() -> None:
     cluster = watching("broken 1", "broken 2", "killed 3")
     with pytest.raises(ActorDied, match="actor 'policy-3' died"):
         gathered(cluster, Ray("broken 1", "broken 2", "killed 3"), "call 0")
+
+
+def test_missing_memory_has_no_death_behind_it() -> None:
+    ray = Ray("full 1", "killed 2")
+    with pytest.raises(ActorBroken, match="policy-1"):
+        gathered(watching("full 1", "killed 2"), ray, "call 0")
+    assert ray.num_waits == 1
