@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 _SHOWN_LINES = 3
+_SHOWN_CHARACTERS = 500  # of each
 _TAIL_BYTES = 1 << 16
 _PIPE_GRACE_S = 1.0
 
@@ -130,5 +131,9 @@ def _ending(code: int) -> str:
 
 
 def _last_lines(errors: bytes) -> str:
-    lines = [line.strip() for line in errors.decode(errors="replace").splitlines() if line.strip()]
+    lines = [
+        line.strip()[:_SHOWN_CHARACTERS]
+        for line in errors.decode(errors="replace").splitlines()
+        if line.strip()
+    ]
     return ": " + " | ".join(lines[-_SHOWN_LINES:]) if lines else ""
