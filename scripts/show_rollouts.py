@@ -19,6 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from nemo_like.algorithms.rewards import Outcome
 from nemo_like.observability.printable import accept_all_characters, printable
 from nemo_like.observability.report.sample_files import ReportProblem, sample_lines
