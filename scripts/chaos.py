@@ -32,7 +32,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from nemo_like.observability.jsonl import read_metrics, without_measurements
+from nemo_like.observability.jsonl import json_object, read_metrics, without_measurements
 from nemo_like.observability.printable import accept_all_characters
 from tests.chaos.disturbed_run import DisturbedRun, Speed
 from tests.chaos.leftovers import Traces, unfinished
@@ -71,8 +71,11 @@ class Campaign:
     def __init__(self, output: Path, seed: int, variants: Sequence[str], per_run: int) -> None:
         self._output, self._seed, self._variants, self._per_run = output, seed, variants, per_run
         self._results = output / "results.jsonl"
-        lines = self._results.read_text(encoding="utf-8").splitlines() if self._results.exists() else []
-        self.done: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        lines = self._results.read_bytes().splitlines() if self._results.exists() else []
+        # A line that a kill cut short is made again.
+        self.done = [result for line in lines if (result := json_object(line)) is not None]
+        if len(self.done) < len(lines):
+            self._results.write_text("".join(json.dumps(result) + "\n" for result in self.done))
 
     @property
     def num_disturbances(self) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from shlex import quote
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -66,7 +67,7 @@ def _next(output: Path) -> list[str]:
         load_config(output)
     except ConfigError as error:
         return [f"{output} lacks what the configuration did not have:", str(error)]
-    return [f"{output} loads. Check it: python run_grpo.py --config {output} --dry-run"]
+    return [f"{output} loads. Check it: python run_grpo.py --config {quote(str(output))} --dry-run"]
 
 
 def _parse() -> argparse.Namespace:

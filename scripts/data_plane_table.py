@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nemo_like.observability.jsonl import read_metrics
-from nemo_like.observability.printable import accept_all_characters
+from nemo_like.observability.printable import accept_all_characters, warn_on_stderr
 
 _PREFIX = "data_plane/"
 
@@ -39,7 +39,9 @@ def main() -> int:
     if not path.is_file():
         print(f"{path} does not exist; give the directory of a run", file=sys.stderr)
         return 2
-    records = [record for record in read_metrics(path) if options.step in (None, record["step"])]
+    records = [
+        record for record in read_metrics(path, warn_on_stderr) if options.step in (None, record["step"])
+    ]
     groups = operation_groups(records)
     if not groups:
         print(f"{path} has no {_PREFIX} metrics: data_plane.log_operations=false?", file=sys.stderr)

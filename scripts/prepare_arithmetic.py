@@ -131,7 +131,12 @@ def is_there(output: Path, kind: Kind) -> bool:
             f"{output} exists but is no complete checkpoint, {', '.join(missing)} missing; "
             "remove it or choose another --output"
         )
-    record = Record(**json.loads((output / RECORD_FILE).read_text(encoding="utf-8")))
+    try:
+        record = Record(**json.loads((output / RECORD_FILE).read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"{output / RECORD_FILE} is damaged ({error}); remove {output} or choose another --output"
+        ) from None
     found = Kind(record.digits, record.seed, record.experts, record.hidden_size, record.target)
     if found != kind:
         raise ValueError(f"{output} was made with {found}, not {kind}; remove it or choose another --output")

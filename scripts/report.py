@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from nemo_like.observability.disk import DiskFull
-from nemo_like.observability.printable import accept_all_characters
+from nemo_like.observability.printable import accept_all_characters, printable
 from nemo_like.observability.report.run_page import MAX_SAMPLES, RunData, write_report
 from nemo_like.observability.report.sample_files import ReportProblem
 from nemo_like.observability.run_directory import RunDirectory
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             run.update()
         write_report(output, runs)
     except (ReportProblem, DiskFull, OSError) as error:
-        print(f"report: {error}", file=sys.stderr)
+        print(printable(f"report: {error}"), file=sys.stderr)
         return 2
     print(output)
     return 0

@@ -12,18 +12,31 @@ Needs rollouts/step_N.jsonl, which a run writes with rollout.dump_period=1 (or m
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from nemo_like.algorithms.rewards import Outcome
 from nemo_like.observability.printable import accept_all_characters, printable
+from nemo_like.observability.report.sample_files import ReportProblem, sample_lines
 
 Sample = dict[str, Any]
+
+# What is shown of a sample; rewards are null where they failed.
+_NONE = object()
+_NUMBER = int | float | type(None)
+_SHOWN: Mapping[str, Any] = {
+    **dict.fromkeys(("reward", "scaled_reward", "shaped_reward"), _NUMBER),
+    "is_truncated": int,
+    "outcome": str,
+    "answer": object,
+    "failure": str | type(None),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,8 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     try:
         groups = read_groups(options.run_dir, options.step)
-    except FileNotFoundError as error:
-        print(error, file=sys.stderr)
+    except (OSError, ReportProblem) as error:
+        print(printable(str(error)), file=sys.stderr)
         return 2
     chosen_of: Callable[[Sequence[Sample]], list[Sample]]
     if options.outcome is not None:
@@ -57,7 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def read_groups(run_dir: Path, step: int | None = None) -> dict[int, list[Sample]]:
     """Read the samples of a step, or of the latest that there is, by group number. Raises FileNotFoundError,
-    which names the steps that there are, when this step has no file."""
+    which names the steps that there are, when this step has no file, and ReportProblem for a line that is no
+    sample."""
     if not run_dir.is_dir():
         raise FileNotFoundError(f"{run_dir} is not a directory; name that of a run")
     folder = run_dir / "rollouts"
@@ -69,9 +83,15 @@ def read_groups(run_dir: Path, step: int | None = None) -> dict[int, list[Sample
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; there are steps {', '.join(map(str, steps))}")
     groups: dict[int, list[Sample]] = {}
-    with path.open(encoding="utf-8", newline="\n") as lines:  # a text may hold other ends of lines
-        for sample in map(json.loads, lines):
-            groups.setdefault(sample["group"], []).append(sample)
+    for number, sample, _ in sample_lines(path):
+        if wrong := [
+            name for name, kinds in _SHOWN.items() if not isinstance(sample.get(name, _NONE), kinds)
+        ]:
+            raise ReportProblem(
+                f"{path}:{number}: the sample's {', '.join(wrong)} are not what a run writes; remove the "
+                "line, or the file"
+            )
+        groups.setdefault(sample["group"], []).append(sample)
     return groups
 
 

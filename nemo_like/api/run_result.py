@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_like.observability.jsonl import read_metrics
-from nemo_like.observability.report.sample_files import json_lines, sample_files
+from nemo_like.observability.report.sample_files import SampleFile, sample_files, sample_lines
 from nemo_like.observability.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class RunResult:
     def metrics(self) -> pd.DataFrame:
         """A row per step and a column per metric (docs/metrics.md); NaN where a step did not measure it.
 
-        Raises FileNotFoundError when there is no such run.
+        Warns of lines that are no metrics. Raises FileNotFoundError when there is no such run.
         """
         import pandas as pd
 
@@ -50,7 +50,7 @@ class RunResult:
 
         ``mode`` is training or validation. ``response`` is all that followed the prompt, of which ``turns``
         has the parts. The reward of a sample is NaN where it failed. Raises FileNotFoundError when the run
-        kept no samples.
+        kept no samples, and ValueError, which names file and line, for a line that is no sample.
         """
         import pandas as pd
 
@@ -60,7 +60,7 @@ class RunResult:
                 f"{self.run_directory} has no samples; rollout.dump_period=1 keeps those of every step, "
                 "rollout.dump_validation=true those of every validation"
             )
-        return pd.DataFrame(_row(file.mode, line.value) for file in files for line in json_lines(file.path))
+        return pd.DataFrame(_row(file, line.value) for file in files for line in sample_lines(file.path))
 
     @property
     def model_path(self) -> Path | None:
@@ -69,10 +69,10 @@ class RunResult:
         return path if path.is_dir() else None
 
 
-def _row(mode: str, sample: Mapping[str, Any]) -> dict[str, Any]:
+def _row(file: SampleFile, sample: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "mode": mode,
-        "step": sample["step"],
+        "mode": file.mode,
+        "step": file.step,
         "prompt": sample["prompt"],
         "response": "".join(turn["content"] for turn in sample["turns"]),
         **{name: sample.get(name) for name in _OF_A_SAMPLE},

@@ -27,6 +27,14 @@ class ActorDied(ClusterError):
         self.actor, self.stage = actor, stage
 
 
+class ActorBroken(ActorDied):
+    """A process lives, but raised an error of class ``kind`` after which it is of no more use."""
+
+    def __init__(self, actor: str, stage: str, log_path: str | None, reason: str, kind: str) -> None:
+        super().__init__(actor, stage, log_path, reason)
+        self.kind = kind
+
+
 class ActorFailed(ClusterError):
     """A method of an actor raised ``cause``; the message contains that exception's type and text."""
 
@@ -38,6 +46,7 @@ class ActorFailed(ClusterError):
             + (f"\nits log is {log_path}" if log_path else "")
         )
         self.actor, self.method, self.stage, self.cause = actor, method, stage, cause
+        self.log_path = log_path
 
 
 class RayDied(ClusterError):

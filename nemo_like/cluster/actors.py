@@ -10,22 +10,25 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import shlex
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import ray
 
+from nemo_like.cluster.breakdown import Breakdown, breakdown
 from nemo_like.cluster.imports import load_target
 from nemo_like.cluster.proxies import bypass_proxies
 from nemo_like.cluster.runtime import interface_of
 from nemo_like.cluster.stacks import dump_stacks_on_signal
+from nemo_like.observability.bounded_log import keep_short
 from nemo_like.observability.printable import accept_all_characters
 from nemo_like.observability.process import ProcessObserver
 from nemo_like.observability.trace import span
@@ -88,9 +91,10 @@ class ActorHandle:
         return Call(self.name, method, self._remote.call.remote(method, *args, **kwargs))
 
     def watch(self) -> Call:
-        """Start a call that lasts as long as the actor lives.
+        """Start a call that lasts as long as the actor is of use.
 
-        It fails as soon as the actor dies, and also when its constructor raised.
+        It fails as soon as the actor dies, and also when its constructor raised. It returns a ``Breakdown``
+        when the process says that it is of no more use.
         """
         return Call(self.name, "watch", self._remote.watch.remote())
 
@@ -109,7 +113,7 @@ class ActorHandle:
 def log_to(log_path: str) -> None:
     """Send this process's stdout and stderr, also those of C++ code, to the file ``log_path``.
 
-    From then on SIGUSR2 makes the process write its threads' stacks there too.
+    From then on SIGUSR2 makes the process write its threads' stacks there too, and the file is kept short.
     """
     os.makedirs(os.path.dirname(log_path), exist_ok=True)
     descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -120,6 +124,7 @@ def log_to(log_path: str) -> None:
     os.close(descriptor)
     accept_all_characters()
     dump_stacks_on_signal()
+    keep_short(Path(log_path))
 
 
 def _end_at_sigterm() -> None:
@@ -207,9 +212,9 @@ class _SerialShell(_Shell):
             return self._call(method, args, kwargs)
 
     @ray.method(concurrency_group="control")
-    def watch(self) -> None:
+    def watch(self) -> Breakdown:
         self._raise_failure()
-        threading.Event().wait()
+        return breakdown().result()
 
 
 class _AsyncShell(_Shell):
@@ -220,9 +225,21 @@ class _AsyncShell(_Shell):
             result = self._call(method, args, kwargs)
             return await result if asyncio.iscoroutine(result) else result
 
-    async def watch(self) -> None:
+    async def watch(self) -> Breakdown:
         self._raise_failure()
-        await asyncio.Event().wait()
+        return await asyncio.shield(asyncio.wrap_future(breakdown()))
+
+
+def runtime_env(variables: Mapping[str, str]) -> dict[str, Any]:
+    """Return Ray's description of a process that has these environment variables.
+
+    A shell starts such a process, to which Ray gives the interpreter's path as it is: a path with a space
+    would be taken for a command and an argument, and Ray would try again for ever.
+    """
+    described: dict[str, Any] = {"env_vars": dict(variables)}
+    if (quoted := shlex.quote(sys.executable)) != sys.executable:
+        described["py_executable"] = quoted
+    return described
 
 
 def start_actor(spec: ActorSpec, **options: Any) -> ActorHandle:
@@ -233,7 +250,7 @@ def start_actor(spec: ActorSpec, **options: Any) -> ActorHandle:
     resources: dict[str, Any] = {
         "name": spec.name,
         "num_cpus": spec.num_cpus,
-        "runtime_env": {"env_vars": dict(spec.env)},
+        "runtime_env": runtime_env(spec.env),
         "max_restarts": 0,
         **options,
     }

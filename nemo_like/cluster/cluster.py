@@ -13,6 +13,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from nemo_like.cluster.actor_errors import (
+    ActorBroken,
     ActorDied,
     ActorFailed,
     ClusterError,
@@ -21,14 +22,14 @@ from nemo_like.cluster.actor_errors import (
     StageTimeout,
 )
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Call, start_actor
+from nemo_like.cluster.breakdown import CODE_ERRORS, OUT_OF_MEMORY, Breakdown
 from nemo_like.cluster.placement import Bundle, Reservation, reserve
 from nemo_like.cluster.watchdog import Watchdog, end_processes
 
-# When a call fails, another actor's death may have caused it. The wait for that death is this long, since a
-# dying process closes its connections at once but takes seconds to be gone.
+# When a call fails, or a process breaks down, another actor's death may have caused it. The wait for that
+# death is this long, since a dying process closes its connections at once but takes seconds to be gone. No
+# death causes the errors of code that was given something wrong.
 _CAUSE_GRACE_S = 10.0
-# Errors that no death of another process causes: the code that raised them was given something wrong.
-_OWN_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError)
 # How often a waiting ``gather`` checks whether Ray itself still lives.
 _RAY_PERIOD_S = 1.0
 # When an actor has died: how long to wait for the deaths of the others on its node.
@@ -102,7 +103,8 @@ class Cluster:
     def watch(self, handle: ActorHandle, call: Call) -> None:
         """Take the end of ``call``, one of this actor's, for the actor's failure from now on.
 
-        Every ``gather`` then raises: the call's error, or ActorDied with the text that the call returned.
+        Every ``gather`` then raises: the call's error, or ActorDied with what the call returned: a text, or
+        a ``Breakdown``.
         """
         self._watches[call.ref] = handle
 
@@ -127,10 +129,10 @@ class Cluster:
     ) -> list[Any]:
         """Wait until all calls have ended and return their results in order.
 
-        Raises ActorDied when any actor of the run dies meanwhile (with ``watching``: any of these, or, once a
-        call has failed, any other), RayDied when Ray itself dies, ActorFailed when a call or an actor's
-        constructor raises, and StageTimeout when ``timeout_s`` passes or when a call raises because a
-        deadline inside its actor has passed.
+        Raises ActorDied when any actor of the run dies or breaks down meanwhile (with ``watching``: any of
+        these, or, once a call has failed, any other), RayDied when Ray itself dies, ActorFailed when a call
+        or an actor's constructor raises, and StageTimeout when ``timeout_s`` passes or when a call raises
+        because a deadline inside its actor has passed.
         """
         watches = list(self._watches)
         if watching is not None:
@@ -192,7 +194,7 @@ class Cluster:
             return ray.get(call.ref, timeout=0)
         except (RayActorError, RayTaskError) as error:
             cause = error.cause if isinstance(error, RayTaskError) else error
-            grace_s = 0.0 if isinstance(cause, _OWN_ERRORS) else _CAUSE_GRACE_S
+            grace_s = 0.0 if isinstance(cause, CODE_ERRORS) else _CAUSE_GRACE_S
             ready, _ = ray.wait(list(self._watches), num_returns=1, timeout=grace_s)
             if ready:
                 raise self._death(ready[0], stage) from error
@@ -203,13 +205,32 @@ class Cluster:
             ) from error
 
     def _death(self, watch: ray.ObjectRef, stage: str) -> Exception:
+        """Return the error for a watched call that has ended; where its process broke down, that for a death
+        which follows within moments, and so was the cause."""
+        first = error = self._ended(watch, stage)
+        watches = list(self._watches)
+        deadline = time.monotonic() + _CAUSE_GRACE_S
+        while isinstance(error, ActorBroken) and error.kind not in OUT_OF_MEMORY:
+            watches.remove(watch)
+            left_s = max(0.0, deadline - time.monotonic())
+            ready, _ = ray.wait(watches, num_returns=1, timeout=left_s) if watches else ([], [])
+            if not ready:
+                return first
+            watch = ready[0]
+            error = self._ended(watch, stage)
+        return error
+
+    def _ended(self, watch: ray.ObjectRef, stage: str) -> Exception:
         """Return the error for a watched call that has ended.
 
         The process is gone, its target could not be built, or the call returned the reason itself.
         """
         handle = self._watches[watch]
         try:
-            return ActorDied(handle.name, stage, handle.log_path, ray.get(watch, timeout=0))
+            reason = ray.get(watch, timeout=0)
+            if isinstance(reason, Breakdown):
+                return ActorBroken(handle.name, stage, handle.log_path, reason.reason, reason.kind)
+            return ActorDied(handle.name, stage, handle.log_path, reason)
         except RayTaskError as error:
             return ActorFailed(handle.name, "__init__", stage, error.cause or error, handle.log_path)
         except RayActorError:

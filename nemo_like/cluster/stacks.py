@@ -31,7 +31,11 @@ _PY_SPY_TIMEOUT_S = 10.0
 _SIGNAL_GRACE_S = 1.0
 _NUM_SHOWN_FRAMES = 4
 _PACKAGE = f"{os.sep}nemo_like{os.sep}"
-_SHELL = os.path.join("nemo_like", "cluster", "actors.py")  # its code calls the methods of an actor
+# Their code calls the methods of an actor, and looks after its log.
+_SHELL = (
+    os.path.join("nemo_like", "cluster", "actors.py"),
+    os.path.join("nemo_like", "observability", "bounded_log.py"),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from shlex import quote
 
 from nemo_like.config.adapter_layers import ATTENTION_LAYERS, FEED_FORWARD_LAYERS, adapted_layers
 from nemo_like.config.derived import stage_size
@@ -136,7 +137,7 @@ def _how_to_get(cfg: Config, name: str) -> str:
         seed = re.search(r"-s(\d+)$", name)
         is_mixture = "-moe-" in Path(name).name
         return (
-            f"make it with: .venv/bin/python scripts/prepare_arithmetic.py --output {name} "
+            f"make it with: .venv/bin/python scripts/prepare_arithmetic.py --output {quote(name)} "
             f"--digits {digits[0]} --seed {seed[1] if seed else cfg.grpo.seed}{' --experts 8' * is_mixture} "
             f"(scripts/demo.sh{' --experts' * is_mixture} does)"
         )
@@ -144,11 +145,17 @@ def _how_to_get(cfg: Config, name: str) -> str:
     if path.name.startswith("shapes-s"):
         return "scripts/demo.sh --images makes it, and its pictures"
     if len(path.parts) == 2 and not path.parent.is_dir() and path.parts[0] in _OWNERS.values():
-        return f"download it: hf download {name} --local-dir models/{path.name}, and name that directory"
+        directory = quote(f"models/{path.name}")
+        return f"download it: hf download {quote(name)} --local-dir {directory}, and name that directory"
     owner = next((owner for family, owner in _OWNERS.items() if path.name.startswith(family)), None)
     if owner is None:
-        return f"download a model, for example: hf download OWNER/{path.name} --local-dir {name}"
-    return f"download it: hf download {owner}/{path.name} --local-dir {name}"
+        return f"download a model, for example: {_download('OWNER', path)}"
+    return f"download it: {_download(owner, path)}"
+
+
+def _download(owner: str, path: Path) -> str:
+    """Return the command that downloads ``path.name`` of an owner into ``path``, for a shell."""
+    return f"hf download {quote(f'{owner}/{path.name}')} --local-dir {quote(str(path))}"
 
 
 def _missing_files(name: str, path: Path) -> Iterator[Problem]:

@@ -7,9 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
-from nemo_like.config.resolvers import register_resolvers
+from nemo_like.config.resolved import read_resolved
 
 _STEP = re.compile(r"step_(\d+)")
 
@@ -59,11 +57,9 @@ def _converted(run: Path, step: int, source: Path) -> EvaluatedCheckpoint:
 
 
 def _saved(run: Path) -> list[Path]:
-    """Return the checkpoints of a run, where its configuration puts them. Raises ValueError where that asks
-    for an environment variable which is not set."""
-    register_resolvers()
-    written = OmegaConf.load(run / "config.yaml")
-    directory = OmegaConf.select(written, "checkpointing.checkpoint_dir", throw_on_resolution_failure=True)
+    """Return the checkpoints of a run, where its configuration puts them. Raises ValueError where that
+    cannot be read."""
+    directory = read_resolved(run / "config.yaml", "checkpointing")["checkpointing"].get("checkpoint_dir")
     return [*(run / "checkpoints" if directory is None else Path(directory)).glob("step_*")]
 
 

@@ -41,6 +41,8 @@ def read_manifest(directory: Path) -> RecordingManifest:
         return RecordingManifest(**json.loads(path.read_text(encoding="utf-8")))
     except TypeError as error:
         raise ValueError(f"{path} was written by another version of nemo_like: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({error}); record the rollouts anew") from None
 
 
 def recorded_steps(directory: Path) -> set[int]:

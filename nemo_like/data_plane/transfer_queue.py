@@ -29,7 +29,7 @@ from tensordict import NonTensorStack, TensorDict
 from transfer_queue.client import AsyncTransferQueueClient
 from transfer_queue.metadata import BatchMeta
 
-from nemo_like.cluster.actors import log_to
+from nemo_like.cluster.actors import log_to, runtime_env
 from nemo_like.config.schema import DataPlaneConfig, StorageBackend
 from nemo_like.data_plane.client import Stored
 from nemo_like.data_plane.mooncake import Master, MooncakeStorageUnit, client_settings, environment
@@ -238,7 +238,7 @@ class TransferQueueStorage:
         options = {
             "num_cpus": 1,
             "scheduling_strategy": "SPREAD",
-            "runtime_env": {"env_vars": {**TRANSFER_QUEUE_ENVIRONMENT, **_STORAGE_MEMORY, **_IMPORTS}},
+            "runtime_env": runtime_env({**TRANSFER_QUEUE_ENVIRONMENT, **_STORAGE_MEMORY, **_IMPORTS}),
         }
         self._actors[name] = ray.remote(actor_class).options(**options).remote(**kwargs)
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from nemo_like.checkpoint.state import TrainingState
@@ -162,8 +163,8 @@ class RunCheckpoints:
             raise CheckpointError(
                 f"checkpoint {path} cannot be continued: its training data were others: {difference}. Give "
                 "this run the data of before; a file may have another path. To train on with other data, "
-                f"begin a new run from its model: python scripts/convert_checkpoint.py {path} --output DIR, "
-                "then policy.model_name=DIR with another logger.run_name"
+                "begin a new run from its model: python scripts/convert_checkpoint.py "
+                f"{quote(str(path))} --output DIR, then policy.model_name=DIR with another logger.run_name"
             )
         if (difference := other_held_out_data(saved, sources)) is not None:
             self.warnings.append(

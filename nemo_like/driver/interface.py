@@ -173,9 +173,9 @@ class Recovery(Protocol):
     def completed(self, name: str, policy_version: int, work: Callable[[], T]) -> T:
         """Do ``work`` and return what it returns; ``name`` says in warnings what it is.
 
-        When a process that can be replaced dies meanwhile, replace it and do the work again with the same
-        prompts. Raises ActorDied when the process cannot be replaced, or when the policy is no longer at
-        ``policy_version``.
+        When a process that can be replaced dies meanwhile, or raises an error after which it is of no more
+        use, replace it and do the work again with the same prompts. Raises ActorDied when the process cannot
+        be replaced, when the same error comes again, or when the policy is no longer at ``policy_version``.
         """
 
 

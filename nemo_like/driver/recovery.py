@@ -8,25 +8,29 @@ work again ◀──────── the prompt order goes back to where the w
 
 Every response has a seed of its own, so the work gives the second time what it would have given the first.
 A training worker holds weights and optimizer state that no other process has: its death is not recovered
-here.
+here. A process that raises an error after which it is of no more use counts as dead (``cluster.breakdown``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from nemo_like.cluster.actor_errors import ActorDied, ActorFailed
+from nemo_like.cluster.actor_errors import ActorBroken, ActorDied, ActorFailed
 from nemo_like.cluster.actors import ActorHandle
+from nemo_like.cluster.breakdown import CODE_ERRORS, in_short, is_own
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.config.schema import ClusterConfig
 from nemo_like.data_plane.partition_control import PartitionControl
+from nemo_like.data_plane.storage_errors import StorageFailed
 from nemo_like.driver.data_identity import other_held_out_data, other_training_data, saved_data
 from nemo_like.driver.observation import StepObservation
 from nemo_like.driver.processes import Actors, Starter, write_process_ids
 from nemo_like.driver.rollout_schedule import RolloutSchedule
 from nemo_like.driver.run_failures import RunFailed
+from nemo_like.observability.disk import is_disk_full
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.policy.group import PolicyWorkerGroup, WorkerGroup
@@ -65,11 +69,14 @@ class ActorRecovery:
         self._cfg, self._parts = cfg, parts
         self._num_recoveries = 0
         self._not_connected: set[str] = set()  # names of actors started again but not yet connected
+        self._has_broken_host = False  # the data plane lives, and is to be replaced
+        self._broken_in: tuple[str, str] | None = None  # the work and the error of the latest breakdown
 
     def completed(self, name: str, policy_version: int, work: Callable[[], T]) -> T:
         """Do ``work`` until it ends without a death, and return its result; see ``interface.Recovery``.
 
-        A run recovers ``cluster.max_recoveries`` times at most; the death after that is raised.
+        A data plane that fails although it lives counts as dead too. A run recovers
+        ``cluster.max_recoveries`` times at most; the death after that is raised.
         """
         schedule, weight_sync = self._parts.schedule, self._parts.weight_sync
         prompt_order, served_version = schedule.state_dict(), weight_sync.version
@@ -82,12 +89,25 @@ class ActorRecovery:
                     # needs must not count as the work's own.
                     weight_sync.ensure_version(policy_version)
                 return work()
-            except ActorDied as death:
+            except (ActorDied, ActorFailed) as error:
+                death = error if isinstance(error, ActorDied) else self._broken_host(error)
                 schedule.abandon(name)
                 self._recover(death, name, versions)
             schedule.load_state_dict(prompt_order)
             weight_sync.forget()
             is_again = True
+
+    def _broken_host(self, error: ActorFailed) -> ActorDied:
+        """Return the error for a data plane of no more use, which is to blame for ``error`` although its
+        processes live; raise ``error`` where another is."""
+        host = self._parts.actors.host
+        is_by_check = is_own(error.cause) or isinstance(error.cause, CODE_ERRORS)
+        is_of_host = error.actor == host.name and not is_by_check
+        if not (is_of_host or isinstance(error.cause, StorageFailed)):
+            raise error
+        self._has_broken_host = True
+        kind = type(error.cause).__name__
+        return ActorBroken(host.name, error.stage, host.log_path, in_short(error.cause), kind)
 
     def _recover(self, death: ActorDied, name: str, versions: Sequence[int]) -> None:
         """Replace what died, until every process is alive, connected and idle.
@@ -95,7 +115,7 @@ class ActorRecovery:
         Raises ActorDied when a process cannot be replaced, or when replacing it would not save the run.
         """
         while True:
-            self._check(death, versions)
+            self._check(death, name, versions)
             self._num_recoveries += 1
             self._parts.logger.warn(
                 f"{death}\nreplacing what died and doing {name} again (recovery {self._num_recoveries} of "
@@ -107,12 +127,19 @@ class ActorRecovery:
             except ActorDied as another:
                 death = another
 
-    def _check(self, death: ActorDied, versions: Sequence[int]) -> None:
+    def _check(self, death: ActorDied, name: str, versions: Sequence[int]) -> None:
         """Raise ``death`` unless the run can go on once the actor is replaced.
 
-        It cannot when a training worker died, a node was lost, recoveries are used up, or the groups are no
-        longer at ``versions``.
+        It cannot when a training worker died, a node was lost, recoveries are used up, the same error came
+        when the work ``name`` was done before, the disk is full, or the groups are no longer at ``versions``.
         """
+        if isinstance(death, ActorBroken):
+            if self._broken_in == (name, death.kind):
+                self._parts.logger.warn(f"{death.kind} came again when {name} was done again")
+                raise death
+            self._broken_in = name, death.kind
+        if is_disk_full(death, self._parts.directory.path):
+            raise death
         is_worker = death.actor in {worker.name for worker in self._parts.actors.workers}
         if is_worker or death.lost_nodes or self._num_recoveries == self._cfg.max_recoveries:
             raise death
@@ -123,6 +150,9 @@ class ActorRecovery:
     def _replace_dead(self) -> None:
         parts, actors = self._parts, self._parts.actors
         dead = set(parts.cluster.dead())
+        if self._has_broken_host:
+            dead.add(actors.host.name)
+            self._has_broken_host = False
         for worker in actors.workers:
             if worker.name in dead:
                 raise ActorDied(worker.name, _STAGE, worker.log_path)
@@ -130,12 +160,13 @@ class ActorRecovery:
             parts.rollout.abandon()
         dead |= {engine.name for engine in actors.engines if not self._abort_requests(engine)}
         parts.partitions.take_operations()
-        self._start_again(dead)
-        self._not_connected |= dead
-        started = [handle for handle in actors.all() if handle.name in self._not_connected]
-        ready = parts.cluster.gather(
-            actors.readiness(started), stage=_STAGE, timeout_s=self._cfg.start_timeout_s
-        )
+        with _failed_starts_as_deaths():
+            self._start_again(dead)
+            self._not_connected |= dead
+            started = [handle for handle in actors.all() if handle.name in self._not_connected]
+            ready = parts.cluster.gather(
+                actors.readiness(started), stage=_STAGE, timeout_s=self._cfg.start_timeout_s
+            )
         for handle, answer in zip(started, ready, strict=True):
             if handle.name == actors.rollout.name:
                 self._check_sources(answer)
@@ -203,3 +234,16 @@ class ActorRecovery:
             parts.observation.mark_ranges(new_engines)
             if parts.policy:
                 parts.policy.connect_weights(actors.engines)
+
+
+@contextmanager
+def _failed_starts_as_deaths() -> Iterator[None]:
+    """Raise ActorDied where a new process cannot start, so that another takes its place.
+
+    The memory of the one before may not be free yet.
+    """
+    try:
+        yield
+    except ActorFailed as error:
+        reason, kind = in_short(error.cause), type(error.cause).__name__
+        raise ActorBroken(error.actor, _STAGE, error.log_path, reason, kind) from error

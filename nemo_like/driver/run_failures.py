@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from nemo_like.cluster.actor_errors import ActorFailed
-from nemo_like.observability.disk import DiskFull, disk_full, is_disk_full
+from nemo_like.observability.disk import DiskFull, disk_full, full_directory
 
 
 class RunFailed(RuntimeError):
@@ -20,11 +20,15 @@ class CallbackFailed(RunFailed):
     """The function that a program wants called after every step raised; ``__cause__`` is what it raised."""
 
 
-def failure_reason(error: Exception, run_directory: Path) -> str:
-    """Return why a run failed; when a full disk did it, say so, whichever process noticed it first."""
+def failure_reason(error: Exception, run_directory: Path, *others: Path) -> str:
+    """Return why a run failed; when a full disk did it, say so, whichever process noticed it first.
+
+    ``others`` are directories besides the run's that it writes.
+    """
     cause = error.cause if isinstance(error, ActorFailed) else error
     if isinstance(cause, DiskFull):
         return str(cause)
-    if is_disk_full(error, run_directory):
-        return f"{disk_full('what the run writes', run_directory, None)}. It was noticed by: {error}"
+    directory = full_directory(error, run_directory, *others)
+    if directory is not None:
+        return f"{disk_full('what the run writes', directory, None)}. It was noticed by: {error}"
     return str(error)

@@ -158,7 +158,7 @@ class RunJournal:
             # A kill may have cut the last line short.
             events = [json.loads(line) for line in lines if line.endswith("\n")]
             return self._followed_of(path, events)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise RunFailed(
                 f"the journal {path} cannot be followed: {type(error).__name__}: {error}; "
                 "rollout.follow_journal needs a run with the same checkpointing.save_period; without a "
@@ -206,7 +206,7 @@ class RunJournal:
 def _length(stretch: Path) -> int:
     """Return how many rollouts, parts and steps a stretch has; 0 where there is no such stretch."""
     try:
-        lines = (stretch / _DRIVER_FILE).read_text(encoding="utf-8").splitlines()
+        lines = (stretch / _DRIVER_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return 0
     return sum(line.startswith(_OF_ROLLOUTS) for line in lines)

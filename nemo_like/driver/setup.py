@@ -17,7 +17,14 @@ import yaml
 
 from nemo_like.batch.columns import Column, ColumnError, gather_columns
 from nemo_like.checkpoint.store import POLICY_GROUP, VALUE_GROUP, CheckpointError
-from nemo_like.cluster.actor_errors import ActorDied, ActorFailed, ClusterError, RayDied, StageTimeout
+from nemo_like.cluster.actor_errors import (
+    ActorBroken,
+    ActorDied,
+    ActorFailed,
+    ClusterError,
+    RayDied,
+    StageTimeout,
+)
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.janitor import swept_directory
@@ -65,7 +72,7 @@ from nemo_like.driver.sync_grpo import Components, SyncGRPODriver
 from nemo_like.driver.validation import ValidationSet, reached_goal, validation_sets
 from nemo_like.environments.interface import EnvironmentCheckFailed
 from nemo_like.generation.engine_journal import EngineJournal
-from nemo_like.observability.disk import DiskFull, space_for
+from nemo_like.observability.disk import DiskFull, full_directory, space_for
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.observability.summary import RunSummary, SampleAnswer
@@ -192,7 +199,7 @@ def _end(
     except RewardsFailed as error:
         return RunEnd(f"failed: {error}", exit_codes.REWARDS_FAILED, error=error)
     except (ClusterError, RunFailed, CheckpointError, DiskFull, OSError) as error:
-        reason = failure_reason(error, directory.path)
+        reason = failure_reason(error, *_filled_directories(cfg, directory))
         return RunEnd(f"failed: {reason}", exit_codes.FAILED, error=error)
 
 
@@ -205,10 +212,10 @@ def _run_with_restarts(
 ) -> RunEnd:
     """Make the run; when a process dies or hangs, start all processes again from the latest checkpoint.
 
-    Raises the error without a restart when checkpoints are not enabled, when ``cluster.max_restarts`` are
-    used up, or for a stage's timeout when ``cluster.on_stage_timeout`` is ``stop``.
+    Raises the error without a restart when ``_is_final`` says so, or when ``cluster.max_restarts`` are used
+    up.
     """
-    num_restarts = 0
+    num_restarts, broken = 0, None
     while True:
         for warning in checkpoints.warnings:
             logger.warn(warning)
@@ -216,17 +223,28 @@ def _run_with_restarts(
         try:
             return _run(cfg, directory, logger, checkpoints, stop_requests)
         except (ActorDied, RayDied, StageTimeout) as error:
-            shall_stop = (
-                isinstance(error, StageTimeout) and cfg.cluster.on_stage_timeout is TimeoutAction.stop
-            )
-            if shall_stop or not cfg.checkpointing.enabled or num_restarts == cfg.cluster.max_restarts:
+            if _is_final(error, cfg, directory) or num_restarts == cfg.cluster.max_restarts:
                 raise
+            latest = run_checkpoints(cfg, directory)
+            if isinstance(error, ActorBroken):
+                if broken == (error.kind, latest.last_step):
+                    logger.warn(f"{error.kind} came again after all processes were started again")
+                    raise
+                broken = error.kind, latest.last_step
             num_restarts += 1
             logger.warn(
                 f"{error}\nstarting all processes again (restart {num_restarts} of "
                 f"{cfg.cluster.max_restarts})"
             )
-        checkpoints = run_checkpoints(cfg, directory)
+        checkpoints = latest
+
+
+def _is_final(error: ClusterError, cfg: Config, directory: RunDirectory) -> bool:
+    """Return whether no restart is to follow: without checkpoints, after a stage's timeout when
+    ``cluster.on_stage_timeout`` is ``stop``, and where the disk is full, on which a start would fail too."""
+    shall_stop = isinstance(error, StageTimeout) and cfg.cluster.on_stage_timeout is TimeoutAction.stop
+    is_full = full_directory(error, *_filled_directories(cfg, directory)) is not None
+    return shall_stop or not cfg.checkpointing.enabled or is_full
 
 
 def run_checkpoints(cfg: Config, directory: RunDirectory) -> RunCheckpoints:
@@ -297,6 +315,11 @@ def _written_directories(cfg: Config, directory: RunDirectory) -> list[Path]:
     """Return every directory that this run writes, and that no other run may write at the same time."""
     elsewhere = cfg.checkpointing.checkpoint_dir if cfg.checkpointing.enabled else None
     return [directory.path, *([] if elsewhere is None else [Path(elsewhere).absolute()])]
+
+
+def _filled_directories(cfg: Config, directory: RunDirectory) -> list[Path]:
+    """Return every directory to which processes of this run write."""
+    return [*_written_directories(cfg, directory), Path(temporary_parent())]
 
 
 @dataclass(frozen=True, slots=True)

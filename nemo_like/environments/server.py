@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from nemo_like.batch.columnar import Columnar
 from nemo_like.batch.columns import Column
+from nemo_like.cluster.breakdown import breaking_down
 from nemo_like.config.schema import EnvConfig
 from nemo_like.config.secrets import without_referred
 from nemo_like.environments.environment_process import RewardRaised, Worker, WorkerDied, start_worker
@@ -65,21 +66,25 @@ class EnvironmentServer:
         proper ``Feedback`` has its ``failure`` set.
         """
         async with self._slots:
-            try:
-                worker = await self._shared_worker()
-                answers = zip(await self._asked(turns), turns, strict=True)
-                return Columnar(
-                    [
-                        self._without_secrets(
-                            checked(answer, worker.columns, len(turn.response_ids), turn.number)
-                        )
-                        for answer, turn in answers
-                    ]
-                )
-            except RuntimeError as error:
-                reason = f"the environment's process could not be started again: {error}"
-                failed = Feedback.failed(FailureKind.died, reason)
-                return Columnar([replace(failed, turn_number=turn.number) for turn in turns])
+            with breaking_down():
+                return await self._step(turns)
+
+    async def _step(self, turns: Sequence[Turn]) -> list[Feedback]:
+        try:
+            worker = await self._shared_worker()
+            answers = zip(await self._asked(turns), turns, strict=True)
+            return Columnar(
+                [
+                    self._without_secrets(
+                        checked(answer, worker.columns, len(turn.response_ids), turn.number)
+                    )
+                    for answer, turn in answers
+                ]
+            )
+        except RuntimeError as error:
+            reason = f"the environment's process could not be started again: {error}"
+            failed = Feedback.failed(FailureKind.died, reason)
+            return Columnar([replace(failed, turn_number=turn.number) for turn in turns])
 
     def _without_secrets(self, feedback: Feedback) -> Feedback:
         """Return feedback whose failure does not say what the options have from the environment."""

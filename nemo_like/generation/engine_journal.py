@@ -199,7 +199,8 @@ def read_journal(path: Path) -> WrittenJournal:
 
     Raises JournalError for a file that is none, OSError when it cannot be read.
     """
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    # What is no UTF-8 is replaced by a character that no number and no name has, and so is refused below.
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         lines.pop()
     if not lines:
@@ -223,7 +224,7 @@ def read_journal(path: Path) -> WrittenJournal:
 def _parsed(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise JournalError(f"{path}:{number}: is no JSON: {error}") from None
     if not isinstance(value, dict):
         raise JournalError(f"{path}:{number}: is no JSON object")

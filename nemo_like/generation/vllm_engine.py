@@ -37,6 +37,7 @@ from vllm.lora.request import LoRARequest
 
 from nemo_like.batch.columns import Column
 from nemo_like.batch.tags import AS_LOADED
+from nemo_like.cluster.breakdown import break_down, in_short, is_out_of_memory, is_own
 from nemo_like.cluster.gloo import one_gloo_device
 from nemo_like.cluster.runtime import use_temporary_directory_of_session
 from nemo_like.config.derived import EngineAdapter
@@ -331,8 +332,8 @@ class VllmEngine:
                     self._step()
                 case WaitFor():
                     self._tally.clock.enter(EngineActivity.paused if is_paused else EngineActivity.idle)
-        except Exception:
-            self._fail(traceback.format_exc())
+        except Exception as error:
+            self._fail(error)
             return WaitFor()
         return action
 
@@ -343,6 +344,8 @@ class VllmEngine:
         try:
             command.done.set_result(command.run())
         except Exception as error:
+            if is_out_of_memory(error) and self._failure is None and not self._did_not_start:
+                self._fail(error)
             command.done.set_exception(error)
 
     def _step(self) -> None:
@@ -381,19 +384,25 @@ class VllmEngine:
         for sink, results in by_sink.values():
             sink.submit("on_groups", results)
 
-    def _fail(self, trace: str) -> None:
+    def _fail(self, error: Exception, doing: str = "") -> None:
         """Tell every sink that waits for results that the engine failed; every later call raises.
 
-        When a worker process is gone, end this process instead.
+        The stack goes to this process's log. What vLLM raised makes the process count as dead, so that it is
+        replaced; what a check of this project raised would come again. When a worker process is gone, end
+        this process instead.
         """
+        traceback.print_exception(error)
         if len(multiprocessing.active_children()) < self._num_processes:
             _end_process()
-        self._failure = f"engine {self._name!r} failed:\n{trace}"
+        reason = f"{doing}{in_short(error)}"
+        self._failure = f"engine {self._name!r} failed: {reason}"
+        if doing or not is_own(error):
+            break_down(error, doing)
         waiting = self._queue.fail(GenerationError(self._failure))
         sinks = {id(entry.sink): entry.sink for entry in (*self._unfinished.values(), *waiting)}
         self._unfinished.clear()
         for sink in sinks.values():
-            sink.submit("on_engine_error", self._name, trace)
+            sink.submit("on_engine_error", self._name, reason)
         try:
             self._queue.flush()
         except Exception:
@@ -545,8 +554,8 @@ class VllmEngine:
         try:
             while len(finished) < len(names):
                 finished |= {one.request_id: one for one in self._engine.step() if one.finished}
-        except Exception:
-            self._fail(traceback.format_exc())
+        except Exception as error:
+            self._fail(error)
             raise
         self._routes.forget(engine_ids)
         return packed_scores([len(one) for one in sequences], [finished[name] for name in names], top_k)
@@ -608,12 +617,10 @@ class VllmEngine:
             load = self._load_adapter if self._has_adapters else self._load_model
             self._weights_digest = load(groups)
             self._forget_old_values()
-        except Exception:
-            self._fail(
-                f"loading policy version {version} broke off, and half-loaded weights serve nobody\n"
-                + traceback.format_exc()
-            )
-            raise
+        except Exception as error:
+            # Half-loaded weights serve nobody, whatever went wrong.
+            self._fail(error, f"loading policy version {version} broke off: ")
+            raise GenerationError(self._failure) from error
         self._policy_version, self._paused_for = version, None
         self._num_loads += 1
         self._engine.set_weight_version(str(version))

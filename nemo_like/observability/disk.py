@@ -48,6 +48,13 @@ def is_disk_full(error: BaseException, directory: Path) -> bool:
     return False
 
 
+def full_directory(error: BaseException, *directories: Path) -> Path | None:
+    """Return the directory whose full disk an error is about; None where it is about none. An error that
+    names no directory is about the one where nothing is free, or else the first."""
+    full = [directory for directory in directories if _free_bytes(directory) < _FULL_BYTES]
+    return next(iter(full), directories[0] if is_disk_full(error, directories[0]) else None)
+
+
 def check_space(what: str, directory: Path, needed_bytes: int, remedy: str = _REMEDY) -> None:
     """Raise DiskFull when the disk of ``directory`` has less than ``needed_bytes`` free."""
     if _free_bytes(directory) < needed_bytes:

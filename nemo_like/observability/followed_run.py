@@ -21,7 +21,7 @@ import yaml
 
 from nemo_like.observability.console import Console, QuietConsole
 from nemo_like.observability.events import Event, EventKind
-from nemo_like.observability.jsonl import FollowedLines
+from nemo_like.observability.jsonl import FollowedLines, is_metrics
 from nemo_like.observability.progress import RunProgress, format_duration
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.observability.run_lock import latest_start
@@ -139,7 +139,7 @@ class FollowedRun:
         metrics = self._metrics.new()
         if metrics.is_replaced:
             self.progress.forget()
-        for number, record in enumerate(metrics.values, start=1):
+        for number, record in enumerate(filter(is_metrics, metrics.values), start=1):
             is_old = self._step_times_s.get(record["step"], 0.0) < self._began_s
             if metrics.is_replaced or (is_first and is_old and number < len(metrics.values)):
                 self.progress.recall(record["step"], _numbers(record))

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -50,16 +51,17 @@ class MetricsFile:
             with space_for(what, self._path.parent, len(line)):
                 append_whole(self._file, line)
 
-    def rewind(self, last_step: int) -> None:
-        """Remove the lines after ``last_step``, which will be written again, and one that was cut short."""
+    def rewind(self, last_step: int, warn: Callable[[str], None] = warnings.warn) -> None:
+        """Remove the lines after ``last_step``, which will be written again, one that was cut short, and
+        those that are no lines of metrics; ``warn`` is told of the last."""
         self._pending = None
         self._file.close()
         kept = []
-        for line in self._path.read_text(encoding="utf-8").splitlines(keepends=True):
-            if not line.endswith("\n") or json.loads(line)["step"] > last_step:
+        for line, record in _metrics_lines(self._path, warn):
+            if record["step"] > last_step:
                 break
             kept.append(line)
-        write_whole(self._path, "".join(kept).encode(), "the metrics of earlier steps")
+        write_whole(self._path, b"".join(kept), "the metrics of earlier steps")
         self._file = _open(self._path)
 
     def abandon(self) -> None:
@@ -81,9 +83,51 @@ def _open(path: Path) -> FileIO:
     return path.open("ab", buffering=0)
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a ``metrics.jsonl``, one per step, in order."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def read_metrics(path: Path, warn: Callable[[str], None] = warnings.warn) -> list[dict[str, Any]]:
+    """Return the objects of a ``metrics.jsonl``, one per step, in order.
+
+    A last line that was cut short is left out, and so are lines that are no lines of metrics, of which
+    ``warn`` is told. Raises OSError when the file cannot be read.
+    """
+    return [record for _, record in _metrics_lines(path, warn)]
+
+
+def is_metrics(value: Mapping[str, Any]) -> bool:
+    """Return whether an object is a step's metrics: a step, and otherwise numbers and null."""
+    is_of_step = type(value.get("step")) is int
+    return is_of_step and all(one is None or isinstance(one, int | float) for one in value.values())
+
+
+def json_object(line: bytes) -> dict[str, Any] | None:
+    """Return the object of a line; None where it has none, or is no UTF-8."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def left_out(path: Path, numbers: Sequence[int], what: str) -> str:
+    """Return a sentence about the lines of a file, counted from 1, that are no ``what``."""
+    first, *others = numbers
+    more = f", and {len(others)} more are none" if others else ""
+    return f"{path}:{first} is no line of {what}{more}; left out"
+
+
+def _metrics_lines(path: Path, warn: Callable[[str], None]) -> list[tuple[bytes, dict[str, Any]]]:
+    """Return the lines of a ``metrics.jsonl`` with their objects; see ``read_metrics``."""
+    found: list[tuple[bytes, dict[str, Any]]] = []
+    bad: list[int] = []
+    *lines, last = path.read_bytes().split(b"\n")
+    for number, line in enumerate([*lines, last], start=1):
+        record = json_object(line)
+        if record is not None and is_metrics(record):
+            found.append((line + b"\n", record))
+        elif number <= len(lines):
+            bad.append(number)
+    if bad:
+        warn(left_out(path, bad, "metrics"))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +167,7 @@ class FollowedLines:
         except FileNotFoundError:
             return NewLines([], is_replaced=False)
         self._offset = start + len(whole) + 1 if whole else start
-        return NewLines([value for line in whole.splitlines() if (value := _object(line))], is_replaced)
-
-
-def _object(line: bytes) -> dict[str, Any] | None:
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
+        return NewLines([value for line in whole.splitlines() if (value := json_object(line))], is_replaced)
 
 
 def without_measurements(record: Mapping[str, Any]) -> dict[str, Any]:

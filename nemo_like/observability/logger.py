@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from shlex import quote
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -28,6 +30,7 @@ from nemo_like.observability.wandb_logger import WandbRecorder, end_processes, n
 # How long the user may have to wait for the back ends when a run finishes, and when it was cut short.
 _FINISH_S = 10.0
 _ABANDON_S = 3.0
+_WANDB_RUN_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
 class _SentSteps:
@@ -76,13 +79,19 @@ class RunLogger:
         self._progress = RunProgress(max_num_steps)
         self._points = CurvePoints()
         self._sent = _SentSteps()
-        self.wandb_run_id = wandb_run_id or self._earlier_wandb_run_id() or new_run_id()
+        earlier = self._earlier_wandb_run_id()
+        has_id = earlier is None or _WANDB_RUN_ID.fullmatch(earlier) is not None
+        self.wandb_run_id = wandb_run_id or (earlier if has_id else None) or new_run_id()
         if cfg.wandb.mode is not WandbMode.disabled:
             write_whole(directory.wandb_run_id_path, self.wandb_run_id.encode(), "the W&B run's id")
         self._backends = list(self._start_backends(resolved_config))
         self._metrics_file = MetricsFile(directory.metrics_path)
         self._events = EventsFile(directory.events_path)
         self._console = make_console(cfg.console, stream or sys.stdout, directory.name, self._progress)
+        if not has_id:
+            self.warn(
+                f"{directory.wandb_run_id_path} held no id of a W&B run, so this run has a new one there"
+            )
 
     def __enter__(self) -> RunLogger:
         return self
@@ -94,7 +103,7 @@ class RunLogger:
 
     def continue_after(self, step: int) -> None:
         """Go back to where the run stood after ``step``: remove the later steps from the metrics file."""
-        self._metrics_file.rewind(step)
+        self._metrics_file.rewind(step, self.warn)
         self._points = CurvePoints()
         self._progress.forget()
         for record in read_metrics(self._directory.metrics_path):
@@ -211,8 +220,11 @@ class RunLogger:
             )
 
     def _earlier_wandb_run_id(self) -> str | None:
+        """Return what an earlier process in this directory wrote as its id; None where it wrote none."""
         path = self._directory.wandb_run_id_path
-        return path.read_text(encoding="utf-8").strip() or None if path.is_file() else None
+        if not path.is_file():
+            return None
+        return path.read_text(encoding="utf-8", errors="replace").strip() or None
 
     def _finish_backends(self, timeout_s: float) -> list[str]:
         """Let all back ends close, wait for them about ``timeout_s`` together, and return what went wrong."""
@@ -252,9 +264,8 @@ class RunLogger:
         directory, cfg = self._directory, self._cfg
         places = {label: str(path) for label, path in directory.outputs().items()}
         if cfg.wandb.mode is WandbMode.offline:
-            places["W&B files"] = (
-                f"{directory.wandb_path} (upload: wandb sync {directory.wandb_path}/offline-run-*)"
-            )
+            upload = f"wandb sync {quote(str(directory.wandb_path))}/offline-run-*"
+            places["W&B files"] = f"{directory.wandb_path} (upload: {upload})"
         elif cfg.wandb.mode is WandbMode.online:
             places["W&B files"] = f"{directory.wandb_path} (run {self.wandb_run_id} of {cfg.wandb.project})"
         if cfg.mlflow.enabled:

@@ -24,6 +24,11 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(lambda found: repr(found[0])[1:-1], text.replace("\r\n", "\n"))
 
 
+def warn_on_stderr(text: str) -> None:
+    """Print a warning on standard error."""
+    sys.stderr.write(printable(f"warning: {text}\n"))
+
+
 def accept_all_characters() -> None:
     """Have this process's standard output and error write what their encoding lacks with backslashes.
 

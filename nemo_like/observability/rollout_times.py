@@ -14,12 +14,14 @@ the last one counts. Standard library only.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from nemo_like.observability.disk import append_whole, space_for
+from nemo_like.observability.jsonl import left_out
 
 
 class TurnTimes(NamedTuple):
@@ -67,19 +69,26 @@ def append_rollout_times(path: Path, times: RolloutTimes) -> None:
         append_whole(file, contents)
 
 
-def read_rollout_times(path: Path) -> list[RolloutTimes]:
+def read_rollout_times(path: Path, warn: Callable[[str], None] = warnings.warn) -> list[RolloutTimes]:
     """Return the rollouts of a file by step and first group, of each the last time that it was made.
 
-    A last line that was cut short is left out. Raises FileNotFoundError, and ValueError for another format.
+    A last line that was cut short is left out, and so are lines of anything else, of which ``warn`` is told.
+    Raises FileNotFoundError, and ValueError when all lines are of anything else.
     """
     found: dict[tuple[int, int], RolloutTimes] = {}
-    whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
-    for number, line in enumerate(whole.splitlines(), start=1):
+    bad: list[int] = []
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    for number, line in enumerate(whole.split(b"\n") if whole else (), start=1):
         try:
             times = _from_json(json.loads(line))
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise ValueError(f"{path}:{number} is no line of rollout times: {error!r}") from None
+        except (KeyError, IndexError, TypeError, ValueError, RecursionError):
+            bad.append(number)
+            continue
         found[times.step, times.first_group] = times
+    if bad and not found:
+        raise ValueError(f"{path}:{bad[0]} is no line of rollout times")
+    if bad:
+        warn(left_out(path, bad, "rollout times"))
     return [found[key] for key in sorted(found)]
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import time
 import uuid
 from collections.abc import Mapping
@@ -28,6 +29,7 @@ from pathlib import Path
 from socket import gethostname
 
 LEASE_S = 60.0
+_START = re.compile(r"([0-9]{1,9})\.json")
 
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
@@ -120,10 +122,10 @@ def latest_start(directory: Path) -> LatestStart | None:
     The age of a sign of life from another machine is by this machine's clock, which must not be off by much
     of ``LEASE_S``.
     """
-    numbers = [int(path.stem) for path in (directory / "starts").glob("[0-9]*.json")]
-    if not numbers:
+    number = _latest_number(directory / "starts")
+    if not number:
         return None
-    path = directory / "starts" / f"{max(numbers)}.json"
+    path = directory / "starts" / f"{number}.json"
     start, last_sign_s = _read(path), path.stat().st_mtime
     if start is None:
         return None
@@ -182,7 +184,7 @@ class DirectoryLock:
         candidate = self._starts / f".{uuid.uuid4().hex}"
         try:
             _write(candidate, self._start)
-            number = max((int(path.stem) for path in self._starts.glob("[0-9]*.json")), default=0)
+            number = _latest_number(self._starts)
             while True:
                 if number:
                     self._check_over(self._path(number), candidate)
@@ -214,6 +216,12 @@ class DirectoryLock:
         return self._starts / f"{number}.json"
 
 
+def _latest_number(starts: Path) -> int:
+    """Return the number of the latest start; 0 where there was none. Files of other names are no starts."""
+    found = (_START.fullmatch(path.name) for path in starts.iterdir()) if starts.is_dir() else ()
+    return max((int(match[1]) for match in found if match), default=0)
+
+
 def _create(path: Path, candidate: Path, start: RunStart) -> bool:
     """Give ``candidate`` the name ``path`` too and return True, or False when another file has that name."""
     try:
@@ -239,9 +247,16 @@ def _write(path: Path, start: RunStart) -> None:
 def _read(path: Path) -> RunStart | None:
     """Return the start that a file describes, or None when the file cannot be understood."""
     try:
-        return RunStart(**json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError):
+        start = RunStart(**json.loads(path.read_text(encoding="utf-8")))
+        for moment in (start.began, start.ended):
+            if moment is not None:
+                _seconds(moment)
+    except (ValueError, TypeError, RecursionError):
         return None
+    numbers = (start.pid, start.process_began, start.slurm_restarts)
+    texts = (start.host, start.boot_id, start.pid_namespace or "", start.slurm_job or "")
+    is_start = all(type(one) is int for one in numbers) and all(isinstance(one, str) for one in texts)
+    return start if is_start else None
 
 
 def _pid_namespace() -> str | None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from nemo_like.algorithms.losses import LOGGED_MEANS, LossTerms, LossTokens
 from nemo_like.batch.columns import Column, Layout, declared_by
+from nemo_like.cluster.breakdown import is_out_of_memory
 from nemo_like.config.derived import is_own_loss
 from nemo_like.config.named_functions import FunctionRole, load_function
 from nemo_like.config.schema import LossConfig
@@ -84,6 +85,8 @@ class CheckedLoss:
         try:
             terms = self._compute(tokens, self._cfg, **self._cfg.arguments)
         except Exception as error:
+            if is_out_of_memory(error):
+                raise  # which is no fault of the loss
             last = traceback.extract_tb(error.__traceback__)[-1]
             text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
             where = f"{Path(last.filename).name}:{last.lineno}"

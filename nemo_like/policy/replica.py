@@ -17,7 +17,7 @@ from nemo_like.cluster.actor_errors import Overdue
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.data_plane import codec
 from nemo_like.data_plane.interface import ColumnData
-from nemo_like.data_plane.storage_errors import DataPlaneError, DeadlineExceeded
+from nemo_like.data_plane.storage_errors import DataPlaneError, DeadlineExceeded, StorageFailed
 
 
 class Replica:
@@ -46,15 +46,15 @@ class Replica:
         """Raise on every worker when any worker has a failure; every worker of the world calls this.
 
         A worker that has a ``failure`` raises it. The others raise DeadlineExceeded when any failure was a
-        missed deadline, else DataPlaneError.
+        missed deadline, else StorageFailed when any was one, else DataPlaneError.
         """
-        severity = torch.tensor(0 if failure is None else 2 if isinstance(failure, Overdue) else 1)
+        severity = torch.tensor(_severity(failure))
         if self._coordinates.layout.world_size > 1:
             dist.all_reduce(severity, dist.ReduceOp.MAX, group=self._world)
         if failure is not None:
             raise failure
         if severity.item():
-            kind = DeadlineExceeded if severity.item() == 2 else DataPlaneError
+            kind = (DataPlaneError, StorageFailed, DeadlineExceeded)[severity.item() - 1]
             raise kind("another worker of the group could not fetch its samples")
 
     def share(
@@ -114,3 +114,9 @@ class Replica:
         sizes = torch.tensor([wired[column.name].nbytes if wired else 0 for column in columns])
         dist.broadcast(sizes, src=self._leader, group=self._group)
         return {column.name: (size,) for column, size in zip(columns, sizes.tolist(), strict=True)}
+
+
+def _severity(failure: DataPlaneError | None) -> int:
+    if failure is None:
+        return 0
+    return 3 if isinstance(failure, Overdue) else 2 if isinstance(failure, StorageFailed) else 1

@@ -15,6 +15,7 @@ from nemo_like.batch.columns import (
     Declaration,
 )
 from nemo_like.batch.meta import KVBatchMeta
+from nemo_like.cluster.breakdown import breaking_down
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.model_info import read_model_info
 from nemo_like.config.schema import LossConfig, TeacherConfig
@@ -76,6 +77,7 @@ class TeacherWorker(GroupWorker):
         """Return the columns that the teacher writes and reads."""
         return (teacher_declaration(self._columns),)
 
+    @breaking_down()
     def compute_teacher_logprobs(self, meta: KVBatchMeta, model: str) -> WorkerScores | None:
         """Score the shard's samples by ``model``, and write the columns that the loss reads of those that it
         teaches; return when they are stored.

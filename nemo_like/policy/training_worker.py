@@ -14,6 +14,7 @@ from nemo_like.batch.columns import Column
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import GROUP_ID
 from nemo_like.checkpoint.digests import differing_files, own_share
+from nemo_like.cluster.breakdown import breaking_down
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.schema import CheckpointWriting
 from nemo_like.data_plane.operations import Operation
@@ -38,6 +39,7 @@ class TrainingWorker(GroupWorker):
     def training_reads(self) -> Sequence[Column]:
         """Return the columns that ``train`` fetches."""
 
+    @breaking_down()
     def train(self, meta: KVBatchMeta) -> WorkerUpdate | None:
         """Make the schedule's optimizer updates, and count the version up by one. The leader returns the
         result, the other ranks None.
@@ -63,6 +65,7 @@ class TrainingWorker(GroupWorker):
             return None
         return WorkerUpdate(metrics, self.version, compute.seconds, operations, measured)
 
+    @breaking_down()
     def skip(self, partition: str) -> Sequence[Operation]:
         """End a step without training: wait for the write under way and forget the step's samples. The leader
         returns what it did in the data plane. Raises DataPlaneError when this worker's write failed."""

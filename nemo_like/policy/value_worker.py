@@ -27,6 +27,7 @@ from nemo_like.batch.tags import (
     TOKEN_ADVANTAGE_SQUARE_SUM,
     TOKEN_ADVANTAGE_SUM,
 )
+from nemo_like.cluster.breakdown import breaking_down
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.config.schema import LossConfig, ValueConfig
 from nemo_like.data_plane.interface import DataPlane
@@ -79,6 +80,7 @@ class ValueWorker(TrainingWorker):
         """Return the columns that ``train`` fetches."""
         return INPUT_IDS, RESPONSE_MASK, VALUES, RETURNS
 
+    @breaking_down()
     def compute_values(self, meta: KVBatchMeta) -> WorkerScores | None:
         """Value the shard's samples, estimate advantages and returns of their tokens, and start to write all
         three columns; needs tags shaped_reward, is_truncated and sample_mask.

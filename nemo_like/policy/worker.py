@@ -28,6 +28,7 @@ from nemo_like.batch.tags import (
     SAMPLE_MASK,
     named,
 )
+from nemo_like.cluster.breakdown import breaking_down, is_out_of_memory
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.cluster.imports import load_target
 from nemo_like.config.schema import LoraSync, LossConfig, PolicyConfig, Tripwires
@@ -129,6 +130,7 @@ class PolicyWorker(TrainingWorker):
         """Return the columns that ``train`` fetches."""
         return training_reads(self.loss, self._own_reads, self._model_reads)
 
+    @breaking_down()
     def compute_logprobs(self, meta: KVBatchMeta, columns: Sequence[Column]) -> WorkerScores | None:
         """Compute log-probs of the shard's samples and start to write them, all columns in one write.
 
@@ -174,6 +176,7 @@ class PolicyWorker(TrainingWorker):
             found[REFERENCE_LOGPROBS] = self._backend.reference_logprobs(batch, schedule)
         return found
 
+    @breaking_down()
     def accumulate(self, meta: KVBatchMeta) -> float | None:
         """Add the gradient of the loss of the shard's samples, not normalised, to what this worker holds for
         the first update of the next ``train``. The leader returns the seconds that it took inside the model,
@@ -187,6 +190,7 @@ class PolicyWorker(TrainingWorker):
             self._backend.accumulate(batch, schedule_of(meta), losses)
         return compute.seconds if self.coordinates.is_leader else None
 
+    @breaking_down()
     def canary_logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """Return the log-probs of all tokens but the first, at temperature 1, nats; every rank calls it."""
         length = len(token_ids)
@@ -224,6 +228,7 @@ class PolicyWorker(TrainingWorker):
                 weights = self._backend.adapter_metadata()
             self._weight_sender.connect(receivers, weights, adapter)
 
+    @breaking_down(is_out_of_memory)  # an engine's death raises other errors here
     def push_weights(self, version: int) -> dict[str, Metric]:
         """Send the weights of this pipeline stage as policy version ``version``; every rank that gathers
         weights calls it, and only the sender returns metrics.

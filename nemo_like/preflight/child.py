@@ -11,15 +11,19 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 from nemo_like.observability.caches import inductor_cache
 
 _SHOWN_LINES = 3
+_SHOWN_CHARACTERS = 500  # of each
+_TAIL_BYTES = 1 << 16
+_PIPE_GRACE_S = 1.0
 
 
 class ChildFailed(Exception):
@@ -75,6 +79,9 @@ class ChildCall:
         with suppress(BrokenPipeError), self._process.stdin as stdin:
             stdin.write(pickle.dumps((function, arguments)))
         self._process.stdin = None
+        assert self._process.stderr is not None
+        self._errors = _Tail(self._process.stderr)
+        self._process.stderr = None
 
     def __enter__(self) -> ChildCall:
         return self
@@ -91,16 +98,35 @@ class ChildCall:
         """
         try:
             remaining_s = max(0.0, self._end_s - time.monotonic())
-            answer, errors = self._process.communicate(timeout=remaining_s)
+            answer, _ = self._process.communicate(timeout=remaining_s)
         except subprocess.TimeoutExpired:
             raise ChildIsLate(f"no answer within {self._timeout_s:g} s") from None
         if not answer:
             code = self._process.returncode
-            raise ChildFailed(f"its process ended with {_ending(code)}{_last_lines(errors)}")
+            raise ChildFailed(f"its process ended with {_ending(code)}{_last_lines(self._errors.read())}")
         outcome = pickle.loads(answer)
         if isinstance(outcome, Raised):
             raise ChildFailed(outcome.message)
         return outcome.value
+
+
+class _Tail:
+    """The end of what comes through a pipe; what comes before is read and forgotten."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self._pipe, self._end = pipe, b""
+        self._reading = threading.Thread(target=self._read, name="errors", daemon=True)
+        self._reading.start()
+
+    def read(self) -> bytes:
+        """Wait for the pipe's end, briefly where something else still holds it, and return the tail."""
+        self._reading.join(_PIPE_GRACE_S)
+        return self._end
+
+    def _read(self) -> None:
+        with self._pipe:
+            while chunk := os.read(self._pipe.fileno(), _TAIL_BYTES):
+                self._end = (self._end + chunk)[-_TAIL_BYTES:]
 
 
 def _ending(code: int) -> str:
@@ -108,5 +134,9 @@ def _ending(code: int) -> str:
 
 
 def _last_lines(errors: bytes) -> str:
-    lines = [line.strip() for line in errors.decode(errors="replace").splitlines() if line.strip()]
+    lines = [
+        line.strip()[:_SHOWN_CHARACTERS]
+        for line in errors.decode(errors="replace").splitlines()
+        if line.strip()
+    ]
     return ": " + " | ".join(lines[-_SHOWN_LINES:]) if lines else ""

@@ -23,6 +23,7 @@ from nemo_like.batch.columns import INPUT_IDS, MESSAGES, ROLLOUT_COLUMNS, Column
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import ANSWER_ID, DIFFICULTY, MAX_RESPONSE_TOKENS, SAMPLE_DIGEST, TASK
 from nemo_like.cluster.actors import ActorHandle
+from nemo_like.cluster.breakdown import breaking_down, is_out_of_memory
 from nemo_like.cluster.placement import node_address
 from nemo_like.config.derived import asks_endpoint, deadline_s, dumps_rollouts_of
 from nemo_like.config.environment_options import options_of
@@ -199,7 +200,7 @@ class SyncRolloutActor(DataPlaneUser):
         timeout_s = deadline_s(self._cfg.cluster, prompts.mode.stage)
         is_over = True
         try:
-            with rollout.at_work():
+            with rollout.at_work(), breaking_down(is_out_of_memory):
                 part = await rollout.next_groups(wanted, timeout_s)
                 is_over = part.is_last
                 return await self._result(rollout, part)

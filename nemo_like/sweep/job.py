@@ -6,16 +6,18 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO
 
 from nemo_like.config.secrets import masked
 from nemo_like.driver.exit_codes import FAILED, FINISHED, INTERRUPTED, PREEMPTED, REFUSED, REWARDS_FAILED
+from nemo_like.observability.bounded_log import kept_short
 from nemo_like.observability.disk import write_whole
-from nemo_like.observability.jsonl import read_metrics
+from nemo_like.observability.jsonl import json_object, read_metrics
+from nemo_like.observability.printable import warn_on_stderr
 from nemo_like.observability.run_directory import RunDirectory
 
 RESULT = "job.json"
@@ -67,7 +69,7 @@ class Job:
         """Run it to its end. An interrupt is passed on to the run, and raised again when that has ended."""
         started = time.monotonic()
         place = [f"logger.log_dir='{self.directory.parent}'", f"logger.run_name='{self.directory.name}'"]
-        with open(self.log, "w", encoding="utf-8") if self.log else nullcontext() as output:
+        with _new_log(self.log) if self.log else nullcontext() as output:
             exit_code, was_interrupted = _wait_for(
                 [*self.command, *self.names, *self.arguments, *place], output
             )
@@ -80,7 +82,7 @@ class Job:
 
     def _result(self, exit_code: int, seconds: float) -> JobResult:
         path = RunDirectory(self.directory).metrics_path
-        records = read_metrics(path) if path.is_file() else []
+        records = read_metrics(path, warn_on_stderr) if path.is_file() else []
         values = [record[self.metric] for record in records if record.get(self.metric) is not None]
         return JobResult(
             number=self.number,
@@ -94,12 +96,37 @@ class Job:
 
 
 def read_results(sweep: Path) -> list[JobResult]:
-    """Return the results below a sweep's directory, in the order of the jobs."""
-    found = [JobResult(**json.loads(file.read_text(encoding="utf-8"))) for file in sweep.rglob(RESULT)]
+    """Return the results below a sweep's directory, in the order of the jobs; warn of a file that holds
+    none."""
+    found: list[JobResult] = []
+    for file in sorted(sweep.rglob(RESULT)):
+        result = _result_in(file)
+        if result is None:
+            warn_on_stderr(f"{file} holds no result of a job; its job is left out of the table")
+        else:
+            found.append(result)
     return sorted(found, key=lambda result: result.number)
 
 
-def _wait_for(command: Sequence[str], output: TextIO | None) -> tuple[int, bool]:
+def _result_in(file: Path) -> JobResult | None:
+    try:
+        result = JobResult(**(json_object(file.read_bytes()) or {}))
+    except TypeError:
+        return None
+    numbers, arguments = (result.number, result.exit_code, result.steps), result.arguments
+    is_result = all(type(one) is int for one in numbers) and isinstance(arguments, list)
+    return result if is_result and isinstance(result.seconds, int | float) else None
+
+
+@contextmanager
+def _new_log(path: Path) -> Iterator[BinaryIO]:
+    """Open a log in place of one that may be there, and keep it short."""
+    path.unlink(missing_ok=True)
+    with path.open("ab") as file, kept_short(path):
+        yield file
+
+
+def _wait_for(command: Sequence[str], output: BinaryIO | None) -> tuple[int, bool]:
     """Run a command to its end; return its exit code, and whether it was interrupted."""
     # In a process group of its own, a run gets the terminal's interrupt from here only, and so only once.
     process = subprocess.Popen(command, stdout=output, stderr=output, process_group=0)

@@ -15,10 +15,10 @@ from itertools import accumulate, combinations
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from nemo_like.config.resolved import read_resolved
 from nemo_like.config.schema import EnvironmentKind, WeightUpdates
 from nemo_like.observability.jsonl import read_metrics
+from nemo_like.observability.printable import warn_on_stderr
 from nemo_like.observability.rollout_times import RolloutTimes, SampleTimes, read_rollout_times
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.what_if.workload import (
@@ -74,7 +74,10 @@ def read_run(path: Path) -> RecordedRun:
     ):
         if not needed.is_file():
             raise UnfitRun(f"--what-if={path}: there is no {needed.name}; {remedy}")
-    config = yaml.safe_load(directory.config_path.read_text(encoding="utf-8"))
+    try:
+        config = read_resolved(directory.config_path, "grpo", "policy", "generation")
+    except ValueError as error:
+        raise UnfitRun(f"--what-if={path}: {error}; name a run whose configuration is whole") from None
     if str(config["grpo"].get("overlap") or "off") not in ("off", "False"):
         raise UnfitRun(
             f"--what-if={path}: with grpo.overlap={config['grpo']['overlap']} the run's stages overlap, so "
@@ -93,12 +96,18 @@ def read_run(path: Path) -> RecordedRun:
             f"--what-if={path}: env.{agents[0]}.kind=agent, and the times of an agent's calls are not kept; "
             "name a run without agents"
         )
-    metrics = {record["step"]: record for record in read_metrics(directory.metrics_path)}
+    metrics = {record["step"]: record for record in read_metrics(directory.metrics_path, warn_on_stderr)}
     try:
-        times = read_rollout_times(directory.rollout_times_path)
+        times = read_rollout_times(directory.rollout_times_path, warn_on_stderr)
     except ValueError as error:
         raise UnfitRun(f"--what-if={path}: {error}") from None
-    return calibrated(path, config, metrics, times)
+    try:
+        return calibrated(path, config, metrics, times)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UnfitRun(
+            f"--what-if={path}: {directory.config_path} or {directory.metrics_path} is not what a run writes "
+            f"({error!r}); name another run"
+        ) from None
 
 
 def calibrated(

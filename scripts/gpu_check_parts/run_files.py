@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nemo_like.observability.jsonl import read_metrics
+from nemo_like.observability.printable import warn_on_stderr
+
 Record = Mapping[str, Any]
 
 
@@ -36,9 +39,10 @@ class RunFiles:
 
 def read_run(run_dir: Path) -> RunFiles:
     """Read a run directory; what is missing in it is empty."""
+    metrics = run_dir / "metrics.jsonl"
     traces = sorted(run_dir.glob("trace_step_*.json"), key=lambda path: int(path.stem.rpartition("_")[2]))
     return RunFiles(
-        records=_lines(run_dir / "metrics.jsonl"),
+        records=read_metrics(metrics, warn_on_stderr) if metrics.is_file() else [],
         stages=[span for path in traces for span in driver_spans(json.loads(path.read_text()))],
         processes={pid: name for name, pid in _content(run_dir / "processes.json").items()},
     )
@@ -61,10 +65,6 @@ def driver_spans(trace: Mapping[str, Any]) -> list[Span]:
         for event in events
         if event["ph"] == "X" and event["pid"] in drivers
     ]
-
-
-def _lines(path: Path) -> list[Record]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
 def _content(path: Path) -> dict[str, int]:

@@ -2,7 +2,8 @@
 
 The driver's process kills the victim the moment it begins to wait for the stage, so that every kill hits the
 stage that it is meant for; with an empty plan nothing is killed. A victim is an actor's name in
-processes.json, "driver", or a process of TransferQueue or Ray by a part of its command line.
+processes.json, "driver", or a process of TransferQueue or Ray by a part of its command line. An engine or a
+policy worker with "out-of-memory/" before its name lives, and raises in what it computes next.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 import run_grpo
+from nemo_like.cluster.actors import ActorHandle, ActorSpec
 from nemo_like.cluster.cluster import Cluster
 
 STAGES = {
@@ -32,6 +35,16 @@ OTHER_STAGES = {
     "value_train": "value.train",
     "teacher_logprobs": "teacher.compute_teacher_logprobs",
 }
+OUT_OF_MEMORY = "out-of-memory/"
+FLAG = "OUT_OF_MEMORY_FLAG"  # the variable with the file that makes a process raise
+RAISING = {
+    "nemo_like.generation.vllm_engine:VllmEngine": "tests.functional.out_of_memory_engine:RaisingEngine",
+    "nemo_like.policy.worker:PolicyWorker": "tests.functional.out_of_memory_worker:RaisingWorker",
+}
+
+
+def flag_of(run_dir: Path, actor: str) -> Path:
+    return run_dir / f"out-of-memory-{actor}"
 
 
 class Killer:
@@ -45,14 +58,24 @@ class Killer:
             stage, step = when.split("@")
             self._plan[{**STAGES, **OTHER_STAGES}[stage], int(step)] = victim
         self._step = 0
-        self._gather = Cluster.gather
+        self._gather, self._start = Cluster.gather, Cluster.start
 
     def gather(self, cluster: Cluster, calls: Any, *, stage: str, **options: Any) -> list[Any]:
         if stage.startswith("opening partition 'train-"):
             self._step = int(stage.split("-")[1].rstrip("'"))
         if (victim := self._plan.pop((stage, self._step), None)) is not None:
-            os.kill(self._pid(victim), signal.SIGKILL)
+            if victim.startswith(OUT_OF_MEMORY):
+                flag_of(self._run_dir, victim.removeprefix(OUT_OF_MEMORY)).touch()
+            else:
+                os.kill(self._pid(victim), signal.SIGKILL)
         return self._gather(cluster, calls, stage=stage, **options)
+
+    def start(self, cluster: Cluster, spec: ActorSpec, **options: Any) -> ActorHandle:
+        """Start processes that can raise in the place of those that cannot."""
+        if spec.target in RAISING:
+            flag = str(flag_of(self._run_dir, spec.name))
+            spec = replace(spec, target=RAISING[spec.target], env={**spec.env, FLAG: flag})
+        return self._start(cluster, spec, **options)
 
     def _pid(self, victim: str) -> int:
         if victim == "driver":
@@ -71,7 +94,11 @@ def main(plan: str, *arguments: str) -> int:
     def gather(cluster: Cluster, calls: Any, **options: Any) -> list[Any]:
         return killer.gather(cluster, calls, **options)
 
+    def start(cluster: Cluster, spec: ActorSpec, **options: Any) -> ActorHandle:
+        return killer.start(cluster, spec, **options)
+
     Cluster.gather = gather  # type: ignore[method-assign]
+    Cluster.start = start  # type: ignore[method-assign]
     return run_grpo.main(arguments)
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -14,6 +17,7 @@ import pytest
 from nemo_like.cluster.actor_errors import ActorDied, ActorFailed, StageTimeout
 from nemo_like.cluster.actors import ActorSpec, Concurrency
 from nemo_like.cluster.cluster import Cluster
+from nemo_like.observability.bounded_log import MAX_BYTES
 
 WORKER = "tests.functional.test_cluster:Worker"
 
@@ -27,6 +31,14 @@ class Worker:
 
     def pid(self) -> int:
         return os.getpid()
+
+    def flood(self, num_mib: int) -> None:
+        for _ in range(num_mib):
+            print("x" * (2**20 - 1))
+        print("the end", flush=True)
+
+    def interpreter(self) -> str:
+        return sys.executable
 
     def thread(self) -> int:
         return threading.get_ident()
@@ -82,6 +94,32 @@ def test_calls_return_in_order_and_output_goes_to_the_log(cluster: Cluster, tmp_
     calls = [worker.submit("shout", text) for text in ("one", "two")]
     assert cluster.gather(calls, stage="shouting", timeout_s=60) == ["ONE", "TWO"]
     assert log.read_text() == "one\ntwo\n"
+
+
+def test_an_actor_that_prints_without_end_leaves_the_beginning_and_the_end(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    log = tmp_path / "worker.log"
+    worker = cluster.start(ActorSpec("worker", WORKER, log_path=str(log)))
+    calls = [worker.submit("shout", "the beginning"), worker.submit("flood", 96)]
+    cluster.gather(calls, stage="shouting", timeout_s=60)
+    deadline = time.monotonic() + 30
+    # It may be read in the middle of a cut.
+    while len(content := log.read_bytes()) > MAX_BYTES or not content.endswith(b"\nthe end\n"):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert content.startswith(b"the beginning\n")
+    assert b" bytes were left out here ---\n" in content
+
+
+def test_an_interpreter_whose_path_has_a_space_and_a_quote_is_started(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my project's").symlink_to(sys.prefix)
+    interpreter = str(tmp_path / "my project's" / "bin" / "python")
+    monkeypatch.setattr(sys, "executable", interpreter)
+    worker = cluster.start(ActorSpec("worker", WORKER))
+    assert cluster.gather([worker.submit("interpreter")], stage="start", timeout_s=60) == [interpreter]
 
 
 def test_a_serial_actor_works_on_one_thread(cluster: Cluster) -> None:

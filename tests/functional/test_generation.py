@@ -14,9 +14,10 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from ray.exceptions import RayActorError, RayTaskError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from nemo_like.cluster.actor_errors import ActorDied, ActorFailed
+from nemo_like.cluster.actor_errors import ActorBroken, ActorFailed
 from nemo_like.cluster.actors import ActorHandle, Call
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.config.checkpoint_rules import CPU_HEAD_SIZES
@@ -273,7 +274,7 @@ def test_one_request_that_cannot_be_served_refuses_the_whole_call(generation: Ge
     assert "in-front" not in generation.received()
 
 
-def test_a_failing_step_reaches_the_sink_and_a_killed_engine_the_driver(generation: Generation) -> None:
+def test_a_failing_step_reaches_the_sink_and_the_driver_as_a_death_does(generation: Generation) -> None:
     """Last, since it ends the engine."""
     pid = next(
         process.pid
@@ -281,14 +282,18 @@ def test_a_failing_step_reaches_the_sink_and_a_killed_engine_the_driver(generati
         if any("VllmEngine" in part or "_SerialShell" in part for part in process.cmdline())
     )
     generation.submit([request("poison", prompt=[5, VOCAB_SIZE, 5])])
-    engine, message = generation.call(generation.sink.submit("wait_for_error", TIMEOUT_S))
+    engine, message = generation.sink.submit("wait_for_error", TIMEOUT_S).result(TIMEOUT_S)
     assert engine == "engine"
-    assert "Error" in message
-    with pytest.raises(ActorFailed, match="engine 'engine' failed"):
-        generation.submit([request("after-failure")])
-    os.kill(pid, signal.SIGKILL)
-    with pytest.raises(ActorDied, match="actor 'engine' died during stage 'test'"):
+    assert "Error: " in message
+    assert "\n" not in message
+    with pytest.raises(ActorBroken) as caught:
         generation.call(generation.sink.submit("wait_for", ["never"], TIMEOUT_S))
+    assert str(caught.value).startswith(f"actor 'engine' failed during stage 'test': {message}; its log is ")
+    with pytest.raises(RayTaskError, match="engine 'engine' failed"):
+        generation.engine.submit("stats").result(TIMEOUT_S)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(RayActorError):
+        generation.engine.submit("stats").result(TIMEOUT_S)
 
 
 def test_the_head_sizes_that_a_configuration_may_have_on_the_cpu_are_vllms() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import PurePath
+from shlex import quote
 from typing import Any
 
 from nemo_like.config.frameworks.entries import LEFT_OUT, Convert, Noted, Theirs, Untranslatable
@@ -35,7 +36,8 @@ def model_directory(value: Any, theirs: Theirs) -> Any:
     if len(PurePath(name).parts) != 2 or name.startswith((".", "/", "~")):
         return home(name)
     directory = f"models/{PurePath(name).name}"
-    return Noted(directory, f"a model is a directory here: hf download {name} --local-dir {directory}")
+    download = f"hf download {quote(name)} --local-dir {quote(directory)}"
+    return Noted(directory, f"a model is a directory here: {download}")
 
 
 def home(path: str) -> str:

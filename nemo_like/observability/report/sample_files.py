@@ -9,14 +9,30 @@ import base64
 import gzip
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nemo_like.observability.jsonl import is_metrics
+
 _FILE = re.compile(r"(step|validation)_(\d+)\.jsonl")
 _MODES = {"step": "training", "validation": "validation"}
 _NEEDED = ("group", "generation", "env", "prompt", "turns", "rewards")
+# What the values of a sample are, of which some may be missing.
+_ABSENT = type(None)
+_KINDS: Mapping[str, Any] = {
+    "group": int,
+    "generation": int,
+    "env": str,
+    "prompt": str,
+    "turns": list,
+    "rewards": dict,
+    "reward": float | int | _ABSENT,
+    "num_response_tokens": int | _ABSENT,
+    "outcome": str | _ABSENT,
+    "failure": str | _ABSENT,
+}
 _MAX_EXCERPT = 160  # characters of a prompt or of a failure's reason in tables
 
 
@@ -74,7 +90,7 @@ class JsonLine(NamedTuple):
 
     number: int  # from 1
     value: dict[str, Any]
-    size: int  # characters
+    size: int  # bytes
 
 
 def sample_files(run_directory: Path) -> list[SampleFile]:
@@ -84,31 +100,57 @@ def sample_files(run_directory: Path) -> list[SampleFile]:
 
 
 def read_shard(file: SampleFile, *, max_samples: int, max_size: int) -> Shard:
-    """Read a file of dumped samples. Of more samples or characters, only the first whole groups are kept.
+    """Read a file of dumped samples. Of more samples or bytes, only the first whole groups are kept.
 
     Raises ReportProblem when a line is no sample.
     """
     kept = _first_groups(file.path, max_samples, max_size)
-    return Shard(mode=file.mode, step=file.step, rows=tuple(map(SampleRow.of, kept)), packed=packed(kept))
+    rows = tuple(row for row, _ in kept)
+    return Shard(mode=file.mode, step=file.step, rows=rows, packed=packed([line.value for _, line in kept]))
 
 
-def _first_groups(path: Path, max_samples: int, max_size: int) -> list[dict[str, Any]]:
+def _first_groups(path: Path, max_samples: int, max_size: int) -> list[tuple[SampleRow, JsonLine]]:
     """Return samples until there are too many, without the group then begun; at least the first group."""
-    kept: list[dict[str, Any]] = []
+    kept: list[tuple[SampleRow, JsonLine]] = []
     group_start = size = 0
+    for line in sample_lines(path):
+        row = SampleRow.of(line.value)
+        size += line.size
+        if kept and row.group != kept[-1][0].group:
+            group_start = len(kept)
+        if group_start and (len(kept) >= max_samples or size > max_size):
+            return kept[:group_start]
+        kept.append((row, line))
+    return kept
+
+
+def sample_lines(path: Path) -> Iterator[JsonLine]:
+    """Yield the lines of a file of dumped samples. Raises ReportProblem for one that is no sample."""
     for line in json_lines(path):
         missing = [name for name in _NEEDED if name not in line.value]
         if missing:
             raise ReportProblem(
                 f"{path}:{line.number}: the sample has no {', '.join(missing)}; remove the line, or the file"
             )
-        size += line.size
-        if kept and line.value["group"] != kept[-1]["group"]:
-            group_start = len(kept)
-        if group_start and (len(kept) >= max_samples or size > max_size):
-            return kept[:group_start]
-        kept.append(line.value)
-    return kept
+        wrong = [name for name, kinds in _KINDS.items() if not isinstance(line.value.get(name), kinds)]
+        if wrong or not _are_turns(line.value["turns"]) or not _are_rewards(line.value["rewards"]):
+            what = ", ".join(wrong) or "turns or rewards"
+            raise ReportProblem(
+                f"{path}:{line.number}: the sample's {what} are not what a run writes; remove the line, or "
+                "the file"
+            )
+        yield line
+
+
+def _are_turns(turns: Sequence[Any]) -> bool:
+    return all(
+        isinstance(turn, dict) and isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str)
+        for turn in turns
+    )
+
+
+def _are_rewards(rewards: Mapping[str, Any]) -> bool:
+    return all(value is None or isinstance(value, int | float) for value in rewards.values())
 
 
 def read_curves(path: Path) -> dict[str, Any]:
@@ -117,6 +159,8 @@ def read_curves(path: Path) -> dict[str, Any]:
     for number, record, _ in json_lines(path) if path.is_file() else ():
         if not isinstance(record.get("step"), int):
             raise ReportProblem(f"{path}:{number}: the line has no step; remove it")
+        if not is_metrics(record):
+            raise ReportProblem(f"{path}:{number}: the line has other values than numbers; remove it")
         records.setdefault(record["step"], {}).update(record)
     steps = sorted(records)
     names = sorted({name for record in records.values() for name in record} - {"step"})
@@ -130,14 +174,15 @@ def json_lines(path: Path) -> Iterator[JsonLine]:
     A last line without its end is left out: it is being written. Raises ReportProblem for any other line that
     is no JSON object.
     """
-    with path.open(encoding="utf-8") as lines:
+    # The end of a line is a line feed: a text may hold other ends.
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             try:
                 value = json.loads(line)
                 if not isinstance(value, dict):
                     raise ValueError("it is a list or a plain value")
-            except ValueError as error:
-                if not line.endswith("\n"):
+            except (ValueError, RecursionError) as error:
+                if not line.endswith(b"\n"):
                     return
                 raise ReportProblem(
                     f"{path}:{number}: no JSON object ({error}); remove the line, or the file"

@@ -59,3 +59,12 @@ def test_what_a_run_did_not_keep_is_said(tmp_path: Path) -> None:
     assert RunResult(tmp_path).model_path is None
     (tmp_path / "final_hf").mkdir()
     assert RunResult(str(tmp_path)).model_path == tmp_path / "final_hf"
+
+
+def test_damaged_lines_of_metrics_are_left_out_and_samples_refused(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1, "train/reward": 0.5}\n{"st\xff\n{"step": 2}\n')
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl:2 is no line of metrics"):
+        assert [*RunResult(tmp_path).metrics.index] == [1, 2]
+    lines(tmp_path / "rollouts" / "step_10.jsonl", {"step": 10})
+    with pytest.raises(ValueError, match=r"step_10\.jsonl:1: the sample has no group"):
+        _ = RunResult(tmp_path).samples

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from ray.exceptions import RayActorError
 
-from nemo_like.cluster.actor_errors import ActorDied
+from nemo_like.cluster.actor_errors import ActorBroken, ActorDied
 from nemo_like.cluster.actors import ActorHandle, Call
+from nemo_like.cluster.breakdown import Breakdown
 from nemo_like.cluster.cluster import Cluster
 
 
 class Ray:
-    """References are strings; those in ``ended`` can be had."""
+    """References are strings; those in ``ended`` can be had. What is "killed" is gone, what is "broken" or
+    "full" says that it broke down."""
 
     def __init__(self, *ended: str) -> None:
         self.ended = set(ended)
@@ -23,8 +26,12 @@ class Ray:
         ready = [ref for ref in refs if ref in self.ended][:num_returns]
         return ready, [ref for ref in refs if ref not in ready]
 
-    def get(self, ref: str, timeout: float) -> str:
-        return f"result of {ref}"
+    def get(self, ref: str, timeout: float) -> str | Breakdown:
+        if ref.startswith("killed"):
+            raise RayActorError
+        if ref.startswith("full"):
+            return Breakdown("MemoryError", f"{ref}: no memory")
+        return Breakdown("OSError", f"{ref}: reset") if ref.startswith("broken") else f"result of {ref}"
 
 
 def calls(*refs: str) -> list[Call]:
@@ -37,9 +44,11 @@ def gathered(cluster: Cluster, ray: Ray, *refs: str) -> list[str]:
         return cluster.gather(calls(*refs), stage="policy.train", timeout_s=1.0)
 
 
-def watching(ref: str) -> Cluster:
+def watching(*refs: str) -> Cluster:
     cluster = Cluster()
-    cluster.watch(ActorHandle("policy-1", None, None), Call("policy-1", "watch", ref))
+    for number, ref in enumerate(refs, start=1):
+        name = f"policy-{number}"
+        cluster.watch(ActorHandle(name, "logs/policy.log", None), Call(name, "watch", ref))
     return cluster
 
 
@@ -59,3 +68,28 @@ def test_a_death_ends_the_wait_for_what_has_not_ended() -> None:
     ray = Ray("call 0", "watch")
     with pytest.raises(ActorDied, match="policy-1"):
         gathered(watching("watch"), ray, "call 0", "call 1")
+
+
+def test_a_process_that_says_that_it_is_of_no_more_use_counts_as_dead() -> None:
+    cluster = watching("broken", "alive")
+    with pytest.raises(ActorBroken) as caught:
+        gathered(cluster, Ray("broken"), "call 0")
+    assert str(caught.value) == (
+        "actor 'policy-1' failed during stage 'policy.train': broken: reset; its log is logs/policy.log"
+    )
+    assert isinstance(caught.value, ActorDied)
+    assert caught.value.kind == "OSError"
+
+
+def test_a_breakdown_is_put_down_to_the_death_behind_it() -> None:
+    """A worker whose peer is killed may say that it broke down before the peer is gone."""
+    cluster = watching("broken 1", "broken 2", "killed 3")
+    with pytest.raises(ActorDied, match="actor 'policy-3' died"):
+        gathered(cluster, Ray("broken 1", "broken 2", "killed 3"), "call 0")
+
+
+def test_missing_memory_has_no_death_behind_it() -> None:
+    ray = Ray("full 1", "killed 2")
+    with pytest.raises(ActorBroken, match="policy-1"):
+        gathered(watching("full 1", "killed 2"), ray, "call 0")
+    assert ray.num_waits == 1

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import socket
+import sys
 
 import psutil
+import pytest
 from ray.exceptions import AuthenticationError
 
+from nemo_like.cluster.actors import runtime_env
 from nemo_like.cluster.runtime import free_port, interface_of, no_ray
 
 
@@ -40,3 +43,15 @@ def test_a_ray_that_asks_for_a_token_is_told_from_one_that_is_not_there() -> Non
             raise ConnectionError("Failed to connect") from error
     except ConnectionError as error:
         assert "Set RAY_AUTH_MODE=token" in no_ray(error)
+
+
+def test_ray_is_given_a_quoted_path_where_a_shell_would_split_the_interpreters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/opt/env/bin/python")
+    assert runtime_env({"A": "1"}) == {"env_vars": {"A": "1"}}
+    monkeypatch.setattr(sys, "executable", "/opt/my env/bin/python")
+    assert runtime_env({"A": "1"}) == {
+        "env_vars": {"A": "1"},
+        "py_executable": "'/opt/my env/bin/python'",
+    }

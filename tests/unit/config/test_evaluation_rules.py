@@ -150,3 +150,13 @@ def test_what_is_no_checkpoint_says_what_would_be(tmp_path: Path) -> None:
         evaluated_checkpoint(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"the run left neither final_hf nor a checkpoint; it needs"):
         evaluated_checkpoint(made(tmp_path / "bare", exported=None))
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"a: [", b"[]", b"checkpointing: 5"])
+def test_a_run_whose_configuration_is_damaged_is_refused_with_its_name(
+    tmp_path: Path, content: bytes
+) -> None:
+    run = made(tmp_path / "run", exported=8)
+    (run / "config.yaml").write_bytes(content)
+    with pytest.raises(ValueError, match=r"run/config\.yaml is not the configuration of a run"):
+        evaluated_checkpoint(run)

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from nemo_like.cluster.actor_errors import ActorDied, ActorFailed
+from nemo_like.cluster.actor_errors import ActorBroken, ActorDied, ActorFailed
 from nemo_like.config.roles import Role
 from nemo_like.data.interface import SourceReport
 from nemo_like.data.sampler import MixtureSampler
+from nemo_like.data_plane.storage_errors import CapacityExceeded, CorruptData, StorageFailed
 from nemo_like.driver.processes import Actors
 from nemo_like.driver.recovery import ActorRecovery, Recoverable
 from nemo_like.driver.run_failures import RunFailed
@@ -51,6 +52,7 @@ class Run:
         self.failed_engines: set[str] = set()
         self.settled_version: int | None = VERSION
         self.dies_during: dict[tuple[str, str], str] = {}  # a call, and who dies while it is waited for
+        self.cannot_start: set[str] = set()  # names of engines of which the first new one fails
         self.asked: list[tuple[str, str]] = []
         self.started: list[str] = []
         self.warnings: list[str] = []
@@ -106,6 +108,10 @@ class Run:
             if victim := self.dies_during.pop((name, method), None):
                 self.dead_names.add(victim)
                 raise ActorDied(victim, "recovery", None)
+            if name in self.cannot_start and method == "stats":
+                self.cannot_start.remove(name)
+                self.dead_names.add(name)
+                raise ActorFailed(name, "__init__", "recovery", RuntimeError("no free memory"), None)
             if method == "abort_all" and name in self.dead_names:
                 raise ActorDied(name, "recovery", None)
             if method == "abort_all" and name in self.failed_engines:
@@ -128,15 +134,27 @@ class Run:
     def data_plane(self, host: Process) -> str:
         return "data plane"
 
-    def work(self, *deaths: str, lost_nodes: Sequence[str] = ()) -> Callable[[], tuple[int, ...]]:
-        """Takes two prompts, then one of these processes dies; nothing happens once all of them have."""
+    def work(
+        self,
+        *deaths: str,
+        lost_nodes: Sequence[str] = (),
+        raising: str | None = None,
+        failing: Exception | None = None,
+    ) -> Callable[[], tuple[int, ...]]:
+        """Takes two prompts, then one of these processes dies, or breaks down by an error of class
+        ``raising``, or a call of it raises ``failing``; nothing happens once all of them have."""
         left = list(deaths)
 
         def take() -> tuple[int, ...]:
             prompts = self.sampler.next(2)
             if left:
-                self.dead_names.add(left[0])
-                death = ActorDied(left.pop(0), "generation", None)
+                name = left.pop(0)
+                if failing is not None:
+                    raise ActorFailed(name, "train", "policy.train", failing, "worker.log")
+                self.dead_names.add(name)
+                death = ActorDied(name, "generation", None)
+                if raising is not None:
+                    death = ActorBroken(name, "generation", None, f"{raising}: full", raising)
                 death.lost_nodes = lost_nodes
                 raise death
             return prompts
@@ -248,3 +266,76 @@ def test_a_policy_worker_that_died_too_is_not_recovered(run: Run) -> None:
     with pytest.raises(ActorDied, match="'policy_worker' died during stage 'recovery'"):
         run.recovery.completed("step 5", VERSION, run.work("engine-0"))
     assert run.started == []
+
+
+def test_an_engine_that_raised_is_replaced_as_one_that_died(run: Run) -> None:
+    assert run.recovery.completed("step 5", VERSION, run.work("engine-1", raising="MemoryError")) == (0, 1)
+    assert run.started == ["engine-1"]
+    assert run.warnings[0].startswith("actor 'engine-1' failed during stage 'generation': MemoryError: full;")
+
+
+def test_an_error_that_comes_again_in_the_same_step_is_not_recovered_a_second_time(run: Run) -> None:
+    with pytest.raises(ActorBroken, match="'engine-1' failed"):
+        run.recovery.completed("step 5", VERSION, run.work("engine-0", "engine-1", raising="MemoryError"))
+    assert run.started == ["engine-0"]
+    assert run.warnings[-1] == "MemoryError came again when step 5 was done again"
+
+
+def test_the_same_error_in_another_step_is_recovered(run: Run) -> None:
+    for step in ("step 5", "step 6"):
+        run.recovery.completed(step, VERSION, run.work("engine-0", raising="MemoryError"))
+    assert run.started == ["engine-0", "engine-0"]
+
+
+def test_nothing_is_replaced_on_a_full_disk(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nemo_like.observability.disk._free_bytes", lambda directory: 0)
+    with pytest.raises(ActorDied, match="'engine-0' died"):
+        run.recovery.completed("step 5", VERSION, run.work("engine-0"))
+    assert run.started == []
+
+
+def test_a_replacement_that_cannot_start_is_replaced_too(run: Run) -> None:
+    run.cannot_start = {"engine-1"}
+    assert run.recovery.completed("step 5", VERSION, run.work("engine-1")) == (0, 1)
+    assert run.started == ["engine-1", "engine-1"]
+    assert "failed during stage 'recovery': RuntimeError: no free memory" in run.warnings[1]
+    assert run.dead_names == set()
+
+
+@pytest.mark.parametrize(
+    ("who", "error"),
+    [
+        ("policy_worker", StorageFailed("a put failed: ZMQError: no memory")),
+        ("rollout", StorageFailed("partition 'train-5': reserve failed: OSError: no file")),
+        ("data_plane", OSError(24, "Too many open files")),
+    ],
+)
+def test_a_data_plane_that_lives_and_fails_is_replaced(run: Run, who: str, error: Exception) -> None:
+    assert run.recovery.completed("step 5", VERSION, run.work(who, failing=error)) == (0, 1)
+    assert run.started == ["data_plane"]
+    assert run.warnings[0].startswith("actor 'data_plane' failed during stage 'policy.train': ")
+    assert ("", "reconnect_data_plane") in run.asked
+
+
+@pytest.mark.parametrize(
+    ("who", "error"),
+    [
+        ("policy_worker", RuntimeError("shapes differ")),
+        ("rollout", CapacityExceeded("no room for the write")),
+        ("rollout", CorruptData("of another segment")),
+        ("data_plane", KeyError("a mistake in the catalogue")),
+    ],
+)
+def test_what_a_check_raised_or_another_process_is_no_fault_of_the_data_plane(
+    run: Run, who: str, error: Exception
+) -> None:
+    with pytest.raises(ActorFailed):
+        run.recovery.completed("step 5", VERSION, run.work(who, failing=error))
+    assert run.started == []
+
+
+def test_a_data_plane_that_fails_the_same_way_again_ends_it(run: Run) -> None:
+    error = StorageFailed("a put failed")
+    with pytest.raises(ActorBroken, match="data_plane"):
+        run.recovery.completed("step 5", VERSION, run.work("rollout", "rollout", failing=error))
+    assert run.started == ["data_plane"]

@@ -242,3 +242,14 @@ def test_a_stretch_that_begins_again_follows_what_it_was_to_follow(opened: Calla
     again.journal.begin_stretch(0)
     assert again.notes == []
     assert _steps_of(again.journal, 1, 2) == expected
+
+
+@pytest.mark.parametrize("damage", [b"\xff\xfe\x00", b"{\n", b"[1]\n", b"[" * 100_000 + b"\n"])
+def test_a_journal_that_is_damaged_is_refused_with_a_remedy(
+    opened: Callable[..., Opened], tmp_path: Path, damage: bytes
+) -> None:
+    opened("run").writes((0, 1), (2,))
+    (path,) = (tmp_path / "run" / "journal").glob("*/driver.jsonl")
+    path.write_bytes(path.read_bytes() + damage + b"\n")
+    with pytest.raises(RunFailed, match=r"cannot be followed: .*rollout\.journal=false"):
+        opened("run")

@@ -127,6 +127,7 @@ def test_a_line_that_was_cut_short_at_the_end_is_left_out(tmp_path: Path) -> Non
         ([{"step": 0, "event": "weights", "version": 0}], r"bad\.jsonl:1: is no .*and so no journal"),
         ([START, "{"], r"bad\.jsonl:2: is no JSON"),
         ([START, "[1]"], r"bad\.jsonl:2: is no JSON object"),
+        ([START, "[" * 100_000], r"bad\.jsonl:2: is no JSON"),
         (
             [START, {"step": 0, "event": "wights"}],
             r"bad\.jsonl:2: has event='wights'; known are add, abort",
@@ -174,3 +175,10 @@ def test_a_digest_tells_apart_what_gives_other_responses() -> None:
     digests = [request_digest(*other) for other in others]
     assert len({request_digest(one, SAMPLING), *digests}) == len(others) + 1
     assert request_digest(dataclasses.replace(one, request_id="b"), SAMPLING) == request_digest(one, SAMPLING)
+
+
+def test_a_journal_that_is_no_utf_8_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "bad.jsonl", START)
+    path.write_bytes(path.read_bytes() + b"\xff\xfe\n")
+    with pytest.raises(JournalError, match=r"bad\.jsonl:2: is no JSON"):
+        read_journal(path)

@@ -231,3 +231,12 @@ def test_the_command_prints_a_run_once(
     shown = capsys.readouterr().out
     assert "The run was stopped: received SIGTERM. 2 of 8 steps in 0:0" in shown
     assert shown.endswith(f"run_dir: {directory.path}\n")
+
+
+def test_lines_that_are_no_metrics_are_passed_over(directory: RunDirectory, lock: DirectoryLock) -> None:
+    run = FollowedRun(directory)
+    directory.metrics_path.write_bytes(
+        b'{"train/reward": 1}\n{"step": 1, "train/reward": "high"}\n\xff\n{"step": 2, "train/reward": 0.5}\n'
+    )
+    seen(run)
+    assert run.progress.step == 2

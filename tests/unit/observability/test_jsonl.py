@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import math
 
+import pytest
+
 from nemo_like.observability.jsonl import FollowedLines, MetricsFile, read_metrics, without_measurements
 
 
@@ -124,3 +126,47 @@ def test_who_follows_a_file_is_told_that_the_run_went_back(tmp_path):
     assert [record["step"] for record in new.values] == [0, 1, 2]
     assert new.is_replaced
     assert not followed.new().is_replaced
+
+
+BAD_LINES = [
+    b"{",
+    b"[1]",
+    b'{"train/reward": 0.5}',
+    b'{"step": "2"}',
+    b'{"step": 2, "train/reward": "high"}',
+    b"\xff\xfe",
+    bytes(40),
+    b"[" * 100_000,
+    b"",
+]
+
+
+@pytest.mark.parametrize("bad", BAD_LINES, ids=range(len(BAD_LINES)))
+def test_a_line_that_is_no_metrics_is_left_out_with_one_warning_that_names_it(tmp_path, bad):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + bad + b'\n{"step": 3}\n')
+    told = []
+    assert read_metrics(path, told.append) == [{"step": 1}, {"step": 3}]
+    assert told == [f"{path}:2 is no line of metrics; left out"]
+    told.clear()
+    metrics = MetricsFile(path)
+    metrics.rewind(3, told.append)
+    assert len(told) == 1
+    metrics.write(4, {"train/reward": 0.5})
+    metrics.close()
+    assert [record["step"] for record in read_metrics(path)] == [1, 3, 4]
+
+
+def test_a_last_line_that_was_cut_short_is_left_out_without_a_word(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n{"step": 2, "tr')
+    told = []
+    assert read_metrics(path, told.append) == [{"step": 1}]
+    assert told == []
+
+
+def test_many_lines_that_are_no_metrics_make_one_warning(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'x\ny\n{"step": 1}\nz\n')
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl:1 is no line of metrics, and 2 more are none"):
+        assert read_metrics(path) == [{"step": 1}]

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import shlex
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -201,3 +203,33 @@ def test_every_back_end_that_is_enabled_gets_the_metrics(directory, monkeypatch)
     (events,) = directory.tensorboard_path.iterdir()
     assert b"train/reward" in events.read_bytes()
     assert list((directory.path / "mlruns").glob("*/*/metrics/train/reward"))
+
+
+@pytest.mark.parametrize("damaged", [b"\xff\xfe", b"two\nlines", b"a/b", b"x" * 200])
+def test_a_damaged_id_of_wandb_costs_a_warning_and_no_run(tmp_path, damaged):
+    directory = RunDirectory.create(str(tmp_path), "demo")
+    directory.wandb_run_id_path.write_bytes(damaged)
+    stream = io.StringIO()
+    with make_logger(directory, stream, mode=WandbMode.offline) as logger:
+        assert logger.wandb_run_id.isalnum()
+    assert f"warning: {directory.wandb_run_id_path} held no id" in stream.getvalue()
+    assert directory.wandb_run_id_path.read_text() == logger.wandb_run_id
+
+
+def test_a_run_continues_over_a_damaged_line_of_metrics_with_a_warning(directory):
+    directory.metrics_path.write_bytes(b'{"step": 1, "train/reward": 0.5}\n\xff{\n{"step": 2}\n{"step": 3}\n')
+    stream = io.StringIO()
+    with make_logger(directory, stream) as logger:
+        logger.continue_after(2)
+    assert stream.getvalue().count(f"warning: {directory.metrics_path}:2 is no line of metrics") == 1
+    assert [record["step"] for record in read_metrics(directory.metrics_path)] == [1, 2]
+
+
+def test_what_the_summary_prints_for_a_shell_can_be_pasted(tmp_path):
+    directory = RunDirectory.create(str(tmp_path / "my runs"), "a demo")
+    stream = io.StringIO()
+    with make_logger(directory, stream, mode=WandbMode.offline) as logger:
+        logger.finish(RunSummary(outcome="finished"))
+    command = re.search(r"upload: (wandb sync .*)\)", stream.getvalue())[1]
+    assert shlex.split(command) == ["wandb", "sync", f"{directory.wandb_path}/offline-run-*"]
+    assert "*'" not in command  # the shell shall expand it

@@ -213,3 +213,36 @@ def test_a_run_writes_the_page_seldom_and_at_its_end(run: Path) -> None:
     page.unlink()
     recorder.close()
     assert page.exists()
+
+
+DAMAGE = {
+    "metrics.jsonl": [b"\xff\n", b'{"step": 1, "train/loss": "low"}\n', b'{"step": null}\n'],
+    "rollouts/step_1.jsonl": [
+        b"\xff\xfe\n",
+        b"{}\n",
+        *(
+            json.dumps(sample(0, 0) | changes).encode() + b"\n"
+            for changes in (
+                {"rewards": [1.0]},
+                {"rewards": {"exact": "high"}},
+                {"turns": "none"},
+                {"turns": [{"content": 5}]},
+                {"prompt": None},
+                {"reward": "high"},
+                {"group": "first"},
+                {"failure": 5},
+            )
+        ),
+    ],
+}
+
+
+@pytest.mark.parametrize(("name", "line"), [(name, line) for name, lines in DAMAGE.items() for line in lines])
+def test_a_damaged_file_is_refused_with_its_line_and_a_remedy(
+    run: Path, name: str, line: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / name).write_bytes(line)
+    assert main([str(run)]) == 2
+    said = capsys.readouterr().err
+    assert f"{run / name}:1: " in said
+    assert "remove" in said

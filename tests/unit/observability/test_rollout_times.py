@@ -54,3 +54,12 @@ def test_a_line_that_was_cut_short_is_left_out_and_another_format_refused(tmp_pa
     path.write_text('{"step": 3}\n')
     with pytest.raises(ValueError, match=r"rollout_times\.jsonl:1 is no line of rollout times"):
         read_rollout_times(path)
+
+
+def test_single_lines_of_anything_else_are_left_out_with_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "rollout_times.jsonl"
+    append_rollout_times(path, ROLLOUT)
+    path.write_bytes(b'{"step": 3, "first_' + path.read_bytes() + b"\xff\n" + path.read_bytes())
+    told: list[str] = []
+    assert read_rollout_times(path, told.append) == [ROLLOUT]
+    assert told == [f"{path}:1 is no line of rollout times, and 1 more are none; left out"]

@@ -248,3 +248,27 @@ def test_a_start_on_another_machine_is_over_when_it_is_silent(tmp_path):
     rewrite(tmp_path, 1, silent_s=LEASE_S)
     assert latest_start(tmp_path).is_over
     lock.release()
+
+
+def test_files_that_are_no_starts_are_in_nobodys_way(tmp_path):
+    DirectoryLock(tmp_path).release()
+    for name in ("1_backup.json", "2 (copy).json", "1.json.orig", "\u00b2.json"):
+        shutil.copy(start_file(tmp_path, 1), tmp_path / "starts" / name)
+    assert latest_start(tmp_path).has_ended
+    lock = DirectoryLock(tmp_path)
+    assert start_file(tmp_path, 2).exists()
+    lock.release()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"pid": "4711"}, {"pid": None}, {"began": "yesterday"}, {"ended": 5}, {"host": None}, {"slurm_job": 7}],
+)
+def test_a_start_with_other_values_than_a_run_writes_cannot_be_understood(tmp_path, changed):
+    DirectoryLock(tmp_path).release()
+    rewrite(tmp_path, 1, **changed)
+    assert latest_start(tmp_path) is None
+    with pytest.raises(DirectoryInUse, match="cannot be read"):
+        DirectoryLock(tmp_path)
+    rewrite(tmp_path, 1, silent_s=LEASE_S)
+    DirectoryLock(tmp_path).release()

@@ -34,6 +34,13 @@ def leave() -> None:
     os._exit(7)
 
 
+def complain_at_length() -> None:
+    for number in range(1000):
+        print(f"{number}: {'x' * 10_000}", file=sys.stderr)
+    print("the last word", file=sys.stderr, flush=True)
+    os._exit(3)
+
+
 def hang_with_a_child(pid_file: str) -> None:
     child = subprocess.Popen(["sleep", "1000"])
     Path(pid_file).write_text(str(child.pid))
@@ -65,6 +72,13 @@ def test_the_answer_comes_back_whatever_the_function_prints(capfd: pytest.Captur
 def test_a_function_that_fails_is_told_with_its_reason(function, message: str) -> None:
     with ChildCall(function, timeout_s=TIMEOUT_S) as call, pytest.raises(ChildFailed, match=message):
         call.result()
+
+
+def test_of_what_a_function_complains_only_the_end_is_kept() -> None:
+    with ChildCall(complain_at_length, timeout_s=TIMEOUT_S) as call:
+        with pytest.raises(ChildFailed, match=r"exit code 3: .* \| the last word$"):
+            call.result()
+        assert len(call._errors.read()) <= 1 << 16
 
 
 def test_a_function_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:

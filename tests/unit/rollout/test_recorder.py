@@ -120,3 +120,10 @@ def test_a_manifest_of_another_version_is_refused_as_that(tmp_path: Path, conten
     (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(ValueError, match=r"manifest\.json was written by another version of nemo_like"):
         read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff", b"[1, 2]", b"{}"])
+def test_a_damaged_manifest_is_refused_with_its_name(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "manifest.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"manifest\.json (is damaged|was written by another version)"):
+        read_manifest(tmp_path)

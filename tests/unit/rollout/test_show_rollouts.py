@@ -125,3 +125,29 @@ def test_what_a_model_wrote_does_nothing_to_the_terminal(
     shown = capsys.readouterr().out
     assert "\\x1b]52;c;cHduZWQ=\\x07\n" in shown
     assert "\\udc80\n" in shown
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{",
+        b"\xff",
+        b"[1]",
+        b"{}",
+        *(
+            json.dumps({"group": 0, **sample(0, 1.0), **changed}).encode()
+            for changed in ({"reward": "high"}, {"turns": [1]}, {"failure": 5}, {"outcome": None})
+        ),
+        json.dumps({name: one for name, one in sample(0, 1.0).items() if name != "answer"}).encode(),
+    ],
+)
+def test_a_damaged_line_is_refused_with_its_number_and_a_remedy(
+    tmp_path: Path, line: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rollouts" / "step_1.jsonl"
+    path.parent.mkdir()
+    path.write_bytes(json.dumps({"group": 0, **sample(0, 1.0)}).encode() + b"\n" + line + b"\n")
+    assert main([str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert f"{path}:2: " in said
+    assert "remove the line, or the file" in said

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -179,3 +181,17 @@ def test_hydras_directory_of_a_sweep_is_kept_where_it_is_set(resolved_demo: Path
     assert load_sweep(resolved_demo, ["grpo.seed=1,2", "hydra.sweep.dir=/x/y"]).directory == "/x/y"
     directory = load_sweep(resolved_demo, ["grpo.seed=1,2", f"logger.log_dir={tmp_path}"]).directory
     assert re.fullmatch(rf"{tmp_path}/sweep-\d{{8}}-\d{{6}}", directory)
+
+
+def test_a_damaged_result_costs_its_job_a_line_of_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = JobResult(number=4, arguments=["a=1"], exit_code=0, metric="m", value=1.0, steps=3, seconds=2.0)
+    strange = json.dumps({**asdict(whole), "number": "4"}).encode()
+    for number, content in enumerate([b"{", b"[1]", b'{"number": 1}', strange]):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "job.json").write_bytes(content)
+    (tmp_path / "4").mkdir()
+    (tmp_path / "4" / "job.json").write_text(json.dumps(asdict(whole)))
+    assert read_results(tmp_path) == [whole]
+    assert f"warning: {tmp_path / '2' / 'job.json'} holds no result of a job" in capsys.readouterr().err

@@ -182,3 +182,26 @@ def test_a_run_without_steps_is_refused(tmp_path: Path) -> None:
     (run / "metrics.jsonl").write_text('{"step": 0, "validation/accuracy": 0.5}\n')
     with pytest.raises(UnfitRun, match="no step has both"):
         read_run(run)
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe\x00", b"a: [", b"5", b"grpo: {}", b"grpo: {}\npolicy: {}\ngeneration: {}"]
+)
+def test_a_damaged_configuration_is_refused_with_its_name(tmp_path: Path, content: bytes) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "config.yaml").write_bytes(content)
+    with pytest.raises(UnfitRun, match=r"config\.yaml .*name "):
+        read_run(run)
+
+
+def test_damaged_lines_are_left_out_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run")
+    whole = read_run(run)
+    for name in ("metrics.jsonl", "rollout_times.jsonl"):
+        (run / name).write_bytes(b"\xff\n" + (run / name).read_bytes())
+    assert read_run(run) == whole
+    said = capsys.readouterr().err
+    assert f"warning: {run / 'metrics.jsonl'}:1 is no line of metrics" in said
+    assert f"warning: {run / 'rollout_times.jsonl'}:1 is no line of rollout times" in said

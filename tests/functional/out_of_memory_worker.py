@@ -1,0 +1,28 @@
+"""A policy worker that finds no memory to train, once the file is there that ``OUT_OF_MEMORY_FLAG`` names."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from nemo_like.batch.meta import KVBatchMeta
+from nemo_like.policy.results import WorkerUpdate
+from nemo_like.policy.worker import PolicyWorker
+
+
+class RaisingWorker(PolicyWorker):
+    """To be hosted in the place of ``PolicyWorker``."""
+
+    def train(self, meta: KVBatchMeta) -> WorkerUpdate | None:
+        flag = Path(os.environ["OUT_OF_MEMORY_FLAG"])
+        if flag.exists():
+            flag.unlink()
+            self._backend = SimpleNamespace(train=_raise)
+        return super().train(meta)
+
+
+def _raise(*_: object) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.00 GiB.")
