@@ -187,7 +187,7 @@ class CallAnswerer:
         if wanted.messages[-1]["role"] == "assistant":
             return self._begun_prompt(wanted.messages, wanted.template)
         known = histories(wanted.template, wanted.messages)
-        parent, count = calls.known(known)
+        parent, count = calls.known(known, wanted.messages)
         if parent is None:
             text, before = self._prompts.whole(wanted.messages, wanted.template), None
         else:

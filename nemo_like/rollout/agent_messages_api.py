@@ -39,8 +39,8 @@ def message_answer(answered: Answered, body: Mapping[str, Any]) -> dict[str, Any
     if choice.parsed.content:
         content.append({"type": "text", "text": choice.parsed.content})
     for call in tool_calls(choice.parsed, choice.call_ids):
-        name, arguments = call["function"]["name"], call["function"]["arguments"]
-        content.append({"type": "tool_use", "id": call["id"], "name": name, "input": _object(arguments)})
+        name, given = call["function"]["name"], json.loads(call["function"]["arguments"])
+        content.append({"type": "tool_use", "id": call["id"], "name": name, "input": given})
     reasons = {"tool_calls": "tool_use", "length": "max_tokens", "stop": "end_turn"}
     ended_by = next((one for one in stop_strings(body, "stop_sequences") if _ends_with(answered, one)), None)
     return {
@@ -128,14 +128,6 @@ def _choice(choice: Any) -> dict[str, Any]:
     if kind not in _CHOICES:
         raise BadRequest(f"tool_choice must have the type auto, any, tool or none: {choice!r}")
     return {"tool_choice": _CHOICES[kind], **one_call}
-
-
-def _object(arguments: str) -> Any:
-    try:
-        found = json.loads(arguments)
-    except ValueError:  # cut short
-        found = None
-    return found if isinstance(found, dict) else {"arguments": arguments}
 
 
 def _ends_with(answered: Answered, stop: str) -> bool:

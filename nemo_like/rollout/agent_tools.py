@@ -9,7 +9,7 @@ import asyncio
 import importlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nemo_like.data.tokenizer import Tokenizer
@@ -96,17 +96,32 @@ class AgentTools:
 
 
 def parsed(text: str, use: ToolUse | None) -> ParsedText:
-    """Return what a response says, and which tools it calls."""
+    """Return what a response says, and which tools it calls.
+
+    A response is text throughout where the arguments of a call are no JSON object, which harnesses take for
+    granted. Beside calls, text of blanks is none: many clients leave it out of what they send back, and some
+    servers refuse it.
+    """
     if use is None or use.parser is None:
         return ParsedText(text)
-    if _is_plain_json(use):
-        return _of_json(text, use.request)
-    found = use.parser.extract_tool_calls(text, use.request)
-    if not found.tools_called:
+    found = _of_json(text, use.request) if _is_plain_json(use) else _of_parser(text, use)
+    if not found.calls or not all(_is_object(arguments) for _, arguments in found.calls):
         return ParsedText(text)
+    return found if (found.content or "").strip() else replace(found, content=None)
+
+
+def _of_parser(text: str, use: ToolUse) -> ParsedText:
+    found = use.parser.extract_tool_calls(text, use.request)
     return ParsedText(
         found.content, tuple((call.function.name, call.function.arguments) for call in found.tool_calls)
     )
+
+
+def _is_object(arguments: str) -> bool:
+    try:
+        return isinstance(json.loads(arguments), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _load() -> tuple[Any, Any]:
@@ -161,5 +176,5 @@ def _of_json(text: str, request: Any) -> ParsedText:
     try:
         calls = json.loads(text)
         return ParsedText(None, tuple((one["name"], json.dumps(one["parameters"])) for one in calls))
-    except (ValueError, KeyError, TypeError):  # cut short
+    except (ValueError, KeyError, TypeError, RecursionError):  # such as one that is cut short
         return ParsedText(text)
