@@ -11,6 +11,8 @@ from nemo_like.data.interface import Observation, Prompt
 
 # The metric of an environment, env/<name>/abstained_share/<component>: in how many samples one abstained.
 ABSTAINED_SHARE = "abstained_share"
+# The share of an agent's sessions that begin with a response which the policy never gave in them.
+UNSAID_SHARE = "unsaid_share"
 # The number of a turn that nobody numbered.
 UNNUMBERED = -1
 _TURN_BITS = 20  # of a turn's number, which count the turns of its conversation
