@@ -78,7 +78,7 @@ class FailureKind(Enum):
     malformed = "malformed"  # the answer is no proper feedback
     not_finite = "not_finite"  # NaN, infinite, or beyond float32
     unreachable = "unreachable"  # a remote server did not answer in time, or with an error
-    flooded = "flooded"  # an agent made too many calls, or printed too much
+    flooded = "flooded"  # an agent made too many calls, asked for or printed too much
     bad_image = "bad_image"  # an image of its prompt or of an observation cannot be read
 
 

@@ -85,7 +85,7 @@ class AgentTools:
         assert self._loading is not None
         protocol, parsers = self._loading.result()
         parser, own = json.loads(asked)
-        own, allowed = _narrowed(own)
+        own, allowed = narrowed(own)
         try:
             request = protocol.ChatCompletionRequest(messages=[{"role": "user", "content": ""}], **own)
             found = None
@@ -140,7 +140,7 @@ def _has_tools_or_mask(body: Mapping[str, Any]) -> bool:
     return any(body.get(key) for key in ("tools", "response_format", "structured_outputs"))
 
 
-def _narrowed(own: dict[str, Any]) -> tuple[dict[str, Any], frozenset[str] | None]:
+def narrowed(own: Mapping[str, Any]) -> tuple[Mapping[str, Any], frozenset[str] | None]:
     """Return the fields of a request whose tool_choice allows some of its tools, with these alone, and their
     names; the fields as they are and None for another tool_choice.
 
