@@ -229,7 +229,7 @@ class AgentEndpoint:
         is_stream = bool(body.fields.get("stream"))
 
         def written() -> bytes:
-            return ("".join(lines(events())) if is_stream else json.dumps(whole(), allow_nan=False)).encode()
+            return ("".join(lines(events())) if is_stream else json.dumps(whole())).encode()
 
         content = await self._work.run(body.num_bytes + answered.num_bytes, written)
         return Response(content, media_type="text/event-stream" if is_stream else "application/json")
@@ -335,7 +335,7 @@ def _model(name: str) -> dict[str, Any]:
 
 
 def _data(events: Iterator[Mapping[str, Any]]) -> Iterator[str]:
-    yield from (f"data: {json.dumps(event, allow_nan=False)}\n\n" for event in events)
+    yield from (f"data: {json.dumps(event)}\n\n" for event in events)
     yield "data: [DONE]\n\n"
 
 

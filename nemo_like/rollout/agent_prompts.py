@@ -79,7 +79,7 @@ class AgentPrompts:
 
         What the tokenizer and this package themselves give it, such as another template, is none of these.
         """
-        known = self.tokenizer.template_arguments
+        known = self.tokenizer.template_arguments if given else frozenset()
         if unread := sorted(given.keys() - known):
             raise BadRequest(
                 f"chat_template_kwargs has {', '.join(map(repr, unread))}, which the checkpoint's chat "

@@ -131,6 +131,7 @@ def _is_call(name: str, arguments: str, use: ToolUse) -> bool:
         return False
     try:
         given = json.loads(arguments)
+        json.dumps(given, allow_nan=False)  # JSON has no infinity, though Python reads it
     except (ValueError, RecursionError):
         return False
     return isinstance(given, dict) and is_shallow(given)

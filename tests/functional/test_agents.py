@@ -252,7 +252,7 @@ def test_a_crash_costs_its_own_sample_and_a_thread_that_hangs_its_own(host: Host
 def test_a_command_runs_in_a_sandbox_whose_only_network_is_the_endpoint(host: Host) -> None:
     (session,) = host.play(command(), ["12+34+56"])
     assert session["failure"] is None, session["reason"]
-    assert session["rewards"] == {"files": 1.0, "uid": 1.0, "others": 0.0}
+    assert session["rewards"] == {"files": 1.0, "uid": 1.0, "others": 0.0, "refused": 1.0}
     assert session["metrics"] == {"num_calls": 2, "num_branches": 1, "unsaid_share": 0}
 
 

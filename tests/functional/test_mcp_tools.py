@@ -75,10 +75,10 @@ def test_several_calls_of_a_response_are_answered_in_order() -> None:
 
 
 def test_a_call_that_cannot_be_made_is_told_to_the_policy() -> None:
-    deep = "[" * 100_000
+    deep = f"{'[' * 100_000}{']' * 100_000}"
     malformed, too_deep, no_unicode, unknown, lacking = ask(
         calling("<tool_call>{add}</tool_call>"),
-        calling(f'<tool_call>{{"name": "add", "arguments": {{"first": {deep}</tool_call>'),
+        calling(f'<tool_call>{{"name": "add", "arguments": {{"first": {deep}}}}}</tool_call>'),
         calling('<tool_call>{"name": "add", "arguments": {"first": "\\ud800"}}</tool_call>'),
         calling('<tool_call>{"name": "multiply"}</tool_call>'),
         calling('<tool_call>{"name": "add", "arguments": {"first": 1}}</tool_call>'),

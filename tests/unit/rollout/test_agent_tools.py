@@ -25,7 +25,9 @@ def use(*calls: tuple[str, str], content: str | None = None, **request: Any) -> 
     return ToolUse(parser, SimpleNamespace(**{"tool_choice": "auto", **request}), None)
 
 
-@pytest.mark.parametrize("arguments", ["[1, 2]", '"1"', "3", "null", '{"a": 1', "", "[" * 5000])
+@pytest.mark.parametrize(
+    "arguments", ["[1, 2]", '"1"', "3", "null", '{"a": 1', '{"a": NaN}', '{"a": 1e999}', "", "[" * 5000]
+)
 def test_a_call_whose_arguments_are_no_object_is_text(arguments: str) -> None:
     assert parsed(TEXT, use(("add", "{}"), ("add", arguments))) == ParsedText(TEXT)
     named = SimpleNamespace(function=SimpleNamespace(name="add"))
