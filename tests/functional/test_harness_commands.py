@@ -54,7 +54,6 @@ def environment(name: str) -> dict[str, Any]:
         "command": [str(folder / "bin/python"), str(HERE / name / "agent.py")],
         "variables": VARIABLES,
         "readable_paths": [str(folder), str(HERE / name)],
-        "memory_mib": 4096,
         "max_calls": 8,
         "timeout_s": 600.0,
     }
