@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -33,6 +34,8 @@ _SHORT_PARENT = "/tmp"
 # An attempt that fails sooner than this did not fail because the machine is busy.
 _QUICK_S = 10.0
 _MAX_QUICK_FAILURES = 3
+# The agent's last line, where it could not be loaded: a new attempt would end alike.
+_FAILED_IMPORT = re.compile(r"(?:\w*ImportError|ModuleNotFoundError): .*")
 
 
 def temporary_parent() -> str:
@@ -78,7 +81,8 @@ class PrivateRay:
         """Start Ray; try again until the deadline when an attempt fails, and tell ``warn`` each time.
 
         Ray itself gives up an attempt after half a minute, which may be too short on a busy machine. Raises
-        ClusterError when the deadline has passed or several attempts failed quickly.
+        ClusterError when the deadline has passed or several attempts failed quickly, and at once where Ray's
+        agent could not be loaded.
         """
         started_s = time.monotonic()
         num_quick = 0
@@ -90,10 +94,16 @@ class PrivateRay:
                 return
             # Ray also raises plain ``Exception``.
             except Exception as error:
+                of_agent = None if self._directory is None else failed_import(self._directory)
                 self.stop()
                 now_s = time.monotonic()
                 num_quick += now_s - attempt_s < _QUICK_S
                 reason = f"Ray did not start: {_first_line(error)}"
+                if of_agent is not None:
+                    raise ClusterError(
+                        f"Ray did not start, since its agent could not be loaded: {of_agent}. Install the "
+                        "versions of requirements/ (docs/dependencies.md)"
+                    ) from error
                 if now_s - started_s >= timeout_s or num_quick == _MAX_QUICK_FAILURES:
                     raise ClusterError(
                         f"{reason}. It was tried for {now_s - started_s:.0f} s; the deadline is "
@@ -145,6 +155,16 @@ class PrivateRay:
                 logging_level=logging.ERROR,
             )
         _protect_token()
+
+
+def failed_import(directory: Path) -> str | None:
+    """Return the error of the import that ended the agent of the Ray in this directory, which Ray's own error
+    leaves out; None where no import did."""
+    for log in directory.glob("session_*_*/logs/dashboard_agent.log"):
+        lines = log.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
+        if lines and (found := _FAILED_IMPORT.fullmatch(lines[-1].strip())):
+            return found[0].rstrip(" .")
+    return None
 
 
 def _protect_token() -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise, product
 from typing import Any
+
+from jinja2 import Environment, nodes
+from jinja2.ext import Extension
+from jinja2.meta import find_undeclared_variables
+from jinja2.parser import Parser
 
 from nemo_like.data.interface import Message
 from nemo_like.data.messages import BadMessage, plain_call, with_text_arguments
@@ -32,6 +38,20 @@ _MADE_UP: tuple[dict[str, Any], ...] = (
     {"role": "tool", "tool_call_id": MADE_UP_CALL_ID, "name": _NAME, "content": "!"},
 )
 
+
+class _Generation(Extension):
+    """The tag by which templates mark what the assistant says, and which transformers knows."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+# What transformers gives every template to call, beside what Jinja does.
+_FUNCTIONS = ("raise_exception", "strftime_now")
+_JINJA = Environment(extensions=[_Generation, "jinja2.ext.loopcontrols"])
 
 _Render = Callable[[Sequence[Mapping[str, Any]]], str]
 
@@ -75,6 +95,19 @@ class ChatRendering:
     def unread_fields(self) -> frozenset[str]:
         """What the template leaves out of checked prompts: fields of messages, and ``tools``."""
         return frozenset().union(*self._unread.values())
+
+    @cached_property
+    def arguments(self) -> frozenset[str]:
+        """The further arguments that a conversation may bring: variables that the template reads, but for
+        those that Jinja, transformers and this class give it."""
+        tokens = {*self._tokenizer.special_tokens_map, *self._tokenizer.SPECIAL_TOKENS_ATTRIBUTES}
+        own = {"messages", *_FUNCTIONS, *_JINJA.globals, *tokens}
+        own |= inspect.signature(self._tokenizer.apply_chat_template).parameters.keys()
+        templates = self._tokenizer.chat_template or ""
+        read: set[str] = set()
+        for template in templates.values() if isinstance(templates, dict) else (templates,):
+            read |= find_undeclared_variables(_JINJA.parse(template))
+        return frozenset(read - own)
 
     def render(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> str:
         """Return what the template makes of messages; ``template`` are its further arguments. Raises what the

@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import reprlib
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from nemo_like.data.interface import Message, Prompt
+from nemo_like.data.nesting import MAX_LEVELS, is_shallow
 
 # Fields whose value is a text wherever they are known.
 _TEXTS = ("name", "tool_call_id", "reasoning_content", "reasoning", "thinking")
@@ -77,7 +77,8 @@ def plain_call(call: Any) -> dict[str, Any]:
     """Return the call of a tool as chat templates read it: its arguments as a mapping where they are JSON of
     one, as OpenAI writes them; text that is no JSON stays.
 
-    Raises BadMessage for anything that has no function with a name and arguments.
+    Raises BadMessage for anything that has no function with a name and arguments, and for arguments that are
+    nested too deeply.
     """
     try:
         function = {key: value for key, value in call["function"].items() if value is not None}
@@ -88,13 +89,31 @@ def plain_call(call: Any) -> dict[str, Any]:
             f"a tool call needs a function with name and arguments, {_CALL}, and is {reprlib.repr(call)}"
         ) from error
     if isinstance(arguments, str):
-        with suppress(ValueError):  # a template writes what the policy wrote, where that is no JSON
-            arguments = json.loads(arguments or "{}")
+        arguments = _read_arguments(arguments)
+    if not is_shallow(arguments):
+        raise _too_deep()
     return {
         **fields,
         "type": "function",
         "function": {**function, "name": name, "arguments": arguments},
     }
+
+
+def _read_arguments(text: str) -> Any:
+    """Return arguments that are JSON; text that is none stays, since a template writes what the policy wrote.
+
+    Raises BadMessage for JSON that is nested too deeply.
+    """
+    try:
+        return json.loads(text or "{}")
+    except ValueError:
+        return text
+    except RecursionError:
+        raise _too_deep() from None
+
+
+def _too_deep() -> BadMessage:
+    return BadMessage(f"the arguments of a tool call are nested deeper than {MAX_LEVELS} levels")
 
 
 def _check_arguments(call: Mapping[str, Any]) -> None:

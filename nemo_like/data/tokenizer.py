@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,16 @@ class Tokenizer:
     def __len__(self) -> int:
         """Return the number of token ids, the special ones included."""
         return len(self._tokenizer)
+
+    @cached_property
+    def num_ids(self) -> int:
+        """One more than the largest token id: vocabularies may have gaps."""
+        return max(self._tokenizer.get_vocab().values()) + 1
+
+    @cached_property
+    def longest_token(self) -> int:
+        """How many characters a token stands for at most."""
+        return max(map(len, self._tokenizer.get_vocab()))
 
     def encode_prompt(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Return the token ids of a prompt, which a response continues, as ``encode_prompts`` does."""
@@ -199,6 +210,11 @@ class Tokenizer:
     def render_prompt(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> str:
         """Return the text that a response to messages continues, as ``ChatRendering.render_prompt`` does."""
         return self._chat.render_prompt(messages, **template)
+
+    @property
+    def template_arguments(self) -> frozenset[str]:
+        """What further arguments the chat template reads, as ``ChatRendering.arguments`` says."""
+        return self._chat.arguments
 
     @property
     def unread_fields(self) -> frozenset[str]:

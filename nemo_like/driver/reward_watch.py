@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from nemo_like.config.schema import EnvConfig
 from nemo_like.driver.run_failures import RewardsFailed
-from nemo_like.environments.interface import ABSTAINED_SHARE, FailureKind
+from nemo_like.environments.interface import ABSTAINED_SHARE, UNSAID_SHARE, FailureKind
 from nemo_like.observability.logger import RunLogger
 from nemo_like.rollout.prompts import FailedReward, PromptBatch, RolloutResult
 
@@ -20,7 +20,7 @@ class RewardWatch:
         sample."""
         self._envs, self._logger, self._log_path = envs, logger, log_path
         self._told: set[tuple[str, FailureKind]] = set()
-        self._silent: set[str] = set()
+        self._told_metrics: set[str] = set()
         self._reasons: dict[tuple[str, FailureKind], str] = {}  # the latest of each kind
         self._num_samples: Counter[str] = Counter()
         self._num_failed: Counter[str] = Counter()
@@ -40,6 +40,7 @@ class RewardWatch:
             self._tell(one, where)
         for name, env in self._envs.items():
             self._tell_of_silence(name, result, where)
+            self._tell_of_unsaid(name, result, where)
             self._count(name, result)
             if self._num_failed[name] > env.max_failed_share * self._num_samples[name]:
                 raise RewardsFailed(self._verdict(name, env, where))
@@ -60,12 +61,25 @@ class RewardWatch:
         """Warn once of each component that judged no sample of a rollout."""
         prefix = f"env/{env}/{ABSTAINED_SHARE}/"
         for metric, share in result.metrics.items():
-            if metric.startswith(prefix) and share.value == 1.0 and metric not in self._silent:
-                self._silent.add(metric)
+            if metric.startswith(prefix) and share.value == 1.0 and metric not in self._told_metrics:
+                self._told_metrics.add(metric)
                 self._logger.warn(
                     f"env.{env}: the component {metric.removeprefix(prefix)} was None for all samples in "
                     f"{where}, so it judged nothing; a function without a return statement returns None too"
                 )
+
+    def _tell_of_unsaid(self, env: str, result: RolloutResult, where: str) -> None:
+        """Warn once where agents begin with responses that the policy did not give."""
+        metric = f"env/{env}/{UNSAID_SHARE}"
+        share = result.metrics.get(metric)
+        if share is not None and share.value > 0 and metric not in self._told_metrics:
+            self._told_metrics.add(metric)
+            self._logger.warn(
+                f"env.{env}: {share.value:.0%} of the sessions in {where} begin with responses that the "
+                "policy did not give in them and that are not in the task's prompt: examples that the agent "
+                "shows it, which is fine, or what its client kept of earlier sessions in a cache, whose "
+                "calls do not train; turn such a cache off"
+            )
 
     def _count(self, name: str, result: RolloutResult) -> None:
         def number(metric: str) -> int:

@@ -184,7 +184,7 @@ def _reward(said: str) -> Any:
         return None
     try:
         found = json.loads(last)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CommandFailed(
             f"the last line that the agent's command printed is no reward as JSON: {last[:200]!r}",
             FailureKind.malformed,

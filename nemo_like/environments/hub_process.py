@@ -129,7 +129,7 @@ class HubProcess:
         reader = asyncio.StreamReader(limit=_LONGEST_LINE)
         protocol = asyncio.StreamReaderProtocol(reader)
         await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, self._process.stdout)
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             while line := await reader.readline():
                 answer = json.loads(line)
                 if (answered := self._calls.get(answer["id"])) is not None and not answered.done():

@@ -11,6 +11,8 @@ from nemo_like.data.interface import Observation, Prompt
 
 # The metric of an environment, env/<name>/abstained_share/<component>: in how many samples one abstained.
 ABSTAINED_SHARE = "abstained_share"
+# The share of an agent's sessions that begin with a response which the policy never gave in them.
+UNSAID_SHARE = "unsaid_share"
 # The number of a turn that nobody numbered.
 UNNUMBERED = -1
 _TURN_BITS = 20  # of a turn's number, which count the turns of its conversation
@@ -76,7 +78,7 @@ class FailureKind(Enum):
     malformed = "malformed"  # the answer is no proper feedback
     not_finite = "not_finite"  # NaN, infinite, or beyond float32
     unreachable = "unreachable"  # a remote server did not answer in time, or with an error
-    flooded = "flooded"  # an agent made too many calls, or printed too much
+    flooded = "flooded"  # an agent made too many calls, asked for or printed too much
     bad_image = "bad_image"  # an image of its prompt or of an observation cannot be read
 
 

@@ -29,9 +29,10 @@ def _judge(turn: Turn, options: JsonSchemaOptions) -> Feedback:
     found = extract_answer(turn.response, options.answer_pattern)
     try:
         answer = json.loads(found or "")
-    except ValueError:
+        is_valid = validator.is_valid(answer)
+    except (json.JSONDecodeError, RecursionError):  # no JSON, or nested too deeply to be read or compared
         return Feedback({"valid": 0.0}, metrics={"parses": 0.0})
-    return Feedback({"valid": float(validator.is_valid(answer))}, metrics={"parses": 1.0})
+    return Feedback({"valid": float(is_valid)}, metrics={"parses": 1.0})
 
 
 def schema_validator(schema: Any) -> Validator:

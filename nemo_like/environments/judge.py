@@ -138,7 +138,7 @@ class JudgeEndpoint:
                     temperature=openai.omit if options.temperature is None else options.temperature,
                     extra_body=dict(options.extra_body) or None,
                 )
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise NoVerdict(FailureKind.malformed, self._reason(f"no JSON: {error}")) from error
         except (openai.OpenAIError, TimeoutError) as error:
             came_back = f"{type(error).__name__}: {error}".rstrip(": ")

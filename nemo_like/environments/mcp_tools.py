@@ -82,7 +82,8 @@ class McpEnvironment:
             name, arguments = asked["name"], asked.get("arguments") or {}
             if not isinstance(name, str) or not isinstance(arguments, dict):
                 raise TypeError
-        except (ValueError, TypeError, KeyError, AttributeError):
+            json.dumps(arguments, ensure_ascii=False).encode()  # half of a surrogate pair has no UTF-8
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return 'error: a call is {"name": ..., "arguments": {...}} in JSON', False
         text, is_good = await servers.call(name, arguments)
         limit = self._options.max_result_characters

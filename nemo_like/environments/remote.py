@@ -117,7 +117,7 @@ def _entries(response: httpx.Response, count: int) -> list[Any]:
     """Return the server's entries, one per turn. Raises Malformed for any other answer."""
     try:
         answer = response.json()
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Malformed(f"the answer is no JSON ({error})") from None
     entries = answer.get("feedback") if isinstance(answer, Mapping) else None
     if not isinstance(entries, list):

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nemo_like.config.schema import PrometheusConfig
 from nemo_like.observability.metric_meanings import meaning_of
 from nemo_like.observability.summary import SampleAnswer
 
 if TYPE_CHECKING:
+    from wsgiref.simple_server import WSGIServer
+
     from prometheus_client.core import GaugeMetricFamily
 
 _PREFIX = "nemo_like_"
 _LABELS = ("run", "metric")
+_MAX_SILENCE_S = 30.0  # of a client
 _OF_THE_RUN = {
     "max_num_steps": "steps of the whole run, grpo.max_num_steps",
     "latest_step": "the latest step that ended",
@@ -54,6 +58,7 @@ class PrometheusRecorder:
         registry = CollectorRegistry()
         registry.register(self)
         self._server, self._thread = start_http_server(cfg.port, cfg.host, registry)
+        _end_silence(self._server)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show these metrics in place of those of the step or validation before."""
@@ -91,3 +96,16 @@ class PrometheusRecorder:
                 families[name] = GaugeMetricFamily(name, meaning_of(metric) or metric, labels=_LABELS)
             families[name].add_metric([self._run_name, metric], value)
         yield from families.values()
+
+
+def _end_silence(server: WSGIServer) -> None:
+    """Have a server close connections on which a client is silent: each of them holds a thread."""
+    own: Any = server.RequestHandlerClass
+    server.RequestHandlerClass = type(own.__name__, (own,), {"timeout": _MAX_SILENCE_S})
+    tell = server.handle_error
+
+    def handle_error(request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), TimeoutError):
+            tell(request, client_address)
+
+    server.handle_error = handle_error  # type: ignore[method-assign]

@@ -51,6 +51,7 @@ from nemo_like.preflight.data_scan import ScanReport, ScanRequest, SourceToScan,
 from nemo_like.preflight.engine_features import missing_engine_features
 from nemo_like.preflight.kernels import missing_kernels
 from nemo_like.preflight.notes import Note, Seen
+from nemo_like.preflight.ray_packages import unloadable_ray_packages
 from nemo_like.preflight.versions import untested_versions
 from nemo_like.rollout.rollout_columns import recorded_declarations, rollout_declarations
 
@@ -88,7 +89,9 @@ def preflight(cfg: Config, machine: Machine, say: Callable[[str], None]) -> Pref
     missing = missing_kernels(cfg) if machine is Machine.this else ()
     for line in (*untested_versions(), *missing, *staleness_notes(cfg)):
         say(f"warning: {line}")
-    problems = [*(missing_engine_features(cfg) if machine is Machine.this else ())]
+    problems = []
+    if machine is Machine.this:
+        problems += [*unloadable_ray_packages(cfg), *missing_engine_features(cfg)]
     notes = [*_unseen(cfg, machine)]
     declared: list[Declaration] = []
     with ExitStack() as children:

@@ -134,7 +134,8 @@ def _agent_problems(env: str, tool_parser: str | None, tokenizer: Tokenizer) -> 
     import numpy as np
 
     from nemo_like.generation.interface import Response
-    from nemo_like.rollout.agent_prompts import AgentPrompts, BadRequest
+    from nemo_like.rollout.agent_prompts import AgentPrompts
+    from nemo_like.rollout.agent_request import BadRequest
     from nemo_like.rollout.agent_session import AgentCall
 
     prompts = AgentPrompts(tokenizer)

@@ -19,21 +19,31 @@ from nemo_like.rollout.agent_calls import (
     Wanted,
     tool_calls,
 )
-from nemo_like.rollout.agent_prompts import BadRequest, plain_messages
+from nemo_like.rollout.agent_prompts import plain_messages
+from nemo_like.rollout.agent_request import (
+    BadRequest,
+    an_object,
+    objects,
+    refuse_fields,
+    stop_strings,
+    whole_number,
+)
 from nemo_like.rollout.agent_tools import ToolUse
 
 MODEL = "policy"
+# OpenAI's former way to call tools, and what to send in its place.
+_INSTEAD = {"functions": "send tools", "function_call": "send tool_choice"}
 
 
 def wanted_chat(body: Mapping[str, Any], tools: ToolUse | None) -> Wanted:
     """Read a request to /v1/chat/completions. Raises BadRequest where it is malformed."""
-    template: dict[str, Any] = dict(body.get("chat_template_kwargs") or {})
-    if tools is not None and tools.parser is not None:
-        template["tools"] = body["tools"]
+    refuse_fields(body, _INSTEAD)
+    an_object(body, "stream_options")
     limit = whole_number(body, "max_completion_tokens", None, 1)
     return Wanted(
         messages=plain_messages(body.get("messages")),
-        template=template,
+        template=an_object(body, "chat_template_kwargs"),
+        tool_schemas=objects(body, "tools") if tools is not None and tools.parser is not None else (),
         tools=tools,
         n=whole_number(body, "n", 1, 1, MAX_CHOICES) or 1,
         max_tokens=whole_number(body, "max_tokens", None, 1) if limit is None else limit,
@@ -46,6 +56,8 @@ def wanted_chat(body: Mapping[str, Any], tools: ToolUse | None) -> Wanted:
 def wanted_completion(body: Mapping[str, Any], tools: ToolUse | None) -> Wanted:
     """Read a request to /v1/completions, whose prompt is one text or the tokens of one. Raises BadRequest
     where it is malformed."""
+    refuse_fields(body, {"suffix": "the policy only continues texts"})
+    an_object(body, "stream_options")
     prompt = _completion_prompt(body)
     return Wanted(
         text=prompt if isinstance(prompt, str) else None,
@@ -66,33 +78,9 @@ def _completion_prompt(body: Mapping[str, Any]) -> str | list[int]:
         (prompt,) = prompt
     if isinstance(prompt, str):
         return prompt
-    if not isinstance(prompt, list) or not all(isinstance(one, int) for one in prompt):
+    if not isinstance(prompt, list) or not all(type(one) is int for one in prompt):
         raise BadRequest("prompt must be one text or one list of token ids")
     return prompt
-
-
-def whole_number(
-    body: Mapping[str, Any], key: str, default: int | None, least: int | None, most: int | None = None
-) -> int | None:
-    """Return a field that is a whole number; ``default`` where it is not there. Raises BadRequest for another
-    value."""
-    value = body.get(key)
-    if value is None:
-        return default
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    if not is_whole or (least is not None and value < least) or (most is not None and value > most):
-        bounds = f" from {least}" * (least is not None) + f" to {most}" * (most is not None)
-        raise BadRequest(f"{key}={value!r} must be a whole number{bounds}")
-    return int(value)
-
-
-def stop_strings(body: Mapping[str, Any], key: str = "stop") -> tuple[str, ...]:
-    """Return the texts that end a response. Raises BadRequest for anything else."""
-    stop = body.get(key) or []
-    stop = [stop] if isinstance(stop, str) else stop
-    if not isinstance(stop, list) or not all(isinstance(one, str) and one for one in stop):
-        raise BadRequest(f"{key} must be a text or a list of texts, none of them empty")
-    return tuple(stop)
 
 
 def usage(answered: Answered) -> dict[str, Any]:

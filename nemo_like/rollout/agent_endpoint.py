@@ -3,7 +3,8 @@
     agent ── key of its session ──▶ /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages
           ── a reward, if it reports one ──▶ /v1/reward
 
-Without a key, or with that of a session that has ended, every call is refused.
+Without a key, or with that of a session that has ended, every call is refused. What a request costs before
+and after it is sampled is done beside the loop (agent_work.py).
 """
 
 from __future__ import annotations
@@ -11,22 +12,25 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import reprlib
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.environments.feedback import as_number
 from nemo_like.rollout import agent_messages_api as messages_api
 from nemo_like.rollout import agent_responses_api as responses_api
-from nemo_like.rollout.agent_calls import AgentSession, Answered, CallAnswerer, assistant_message
+from nemo_like.rollout.agent_calls import AgentSession, Answered, CallAnswerer, Wanted, assistant_message
 from nemo_like.rollout.agent_chat_api import (
     MODEL,
     chat_answer,
@@ -36,12 +40,28 @@ from nemo_like.rollout.agent_chat_api import (
     wanted_chat,
     wanted_completion,
 )
-from nemo_like.rollout.agent_prompts import BadRequest, plain_messages
+from nemo_like.rollout.agent_connections import close_silent
+from nemo_like.rollout.agent_refusals import refusal
+from nemo_like.rollout.agent_request import BadRequest, read_body
 from nemo_like.rollout.agent_tools import AgentTools
+from nemo_like.rollout.agent_work import RequestWork
 
 _log = logging.getLogger(__name__)
 _MAX_BODY_BYTES = 32 * 2**20
 _BACKLOG = 4096
+_KEEP_ALIVE_S = 120
+_MAX_SILENCE_S = 60.0  # of a client that has begun to send a request
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What a request says."""
+
+    fields: dict[str, Any]
+    num_bytes: int
+
+
+Serve = Callable[[AgentSession, Body], Coroutine[Any, Any, Response]]
 
 
 class AgentEndpoint:
@@ -53,27 +73,38 @@ class AgentEndpoint:
         answerer: CallAnswerer,
         tools: AgentTools,
         tokenizer: Tokenizer,
+        work: RequestWork,
     ) -> None:
         self._sessions, self._answerer, self._tools = sessions, answerer, tools
-        self._tokenizer = tokenizer
+        self._tokenizer, self._work = tokenizer, work
         self._kept: dict[str, dict[str, list[dict[str, Any]]]] = {}  # messages of /v1/responses, by session
         self._server: uvicorn.Server | None = None
         self._serving: asyncio.Task[None] | None = None
+        self._closing_silent: asyncio.Task[None] | None = None
 
     async def start(self, host: str) -> str:
         """Begin to serve at a free port of ``host``, and return the base URL. Raises OSError when no port can
         be bound."""
         listening = socket.create_server((host, 0), backlog=_BACKLOG)
         config = uvicorn.Config(
-            self._app(), log_config=None, access_log=False, lifespan="off", timeout_keep_alive=120
+            self._app(),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            timeout_keep_alive=_KEEP_ALIVE_S,
         )
         self._server = uvicorn.Server(config)
         self._server.capture_signals = _no_signals  # type: ignore[method-assign]
-        self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[listening]))
+        loop = asyncio.get_running_loop()
+        self._serving = loop.create_task(self._server.serve(sockets=[listening]))
+        self._closing_silent = loop.create_task(close_silent(self._server, _KEEP_ALIVE_S))
         return f"http://{host}:{listening.getsockname()[1]}/v1"
 
     async def close(self) -> None:
         """Stop serving."""
+        if self._closing_silent is not None:
+            self._closing_silent.cancel()
         if self._server is not None and self._serving is not None:
             self._server.should_exit = self._server.force_exit = True
             await self._serving
@@ -83,36 +114,40 @@ class AgentEndpoint:
         self._kept.pop(session.key, None)
 
     def _app(self) -> Starlette:
-        posts: dict[str, Callable[[AgentSession, dict[str, Any]], Coroutine[Any, Any, Response]]] = {
+        posts: dict[str, Serve] = {
             "/v1/chat/completions": self._chat,
             "/v1/completions": self._completion,
             "/v1/messages": self._message,
+            "/v1/messages/count_tokens": self._count_tokens,
             "/v1/responses": self._response,
             "/v1/reward": self._reward,
             "/v1/session/restart": self._restart,
         }
-        routes = [Route(path, self._served(path, serve), methods=["POST"]) for path, serve in posts.items()]
-        # Anthropic's client adds /v1 itself: its base URL has none, or this one.
-        routes.append(Route("/v1/v1/messages", self._served("/v1/messages", self._message), methods=["POST"]))
-        return Starlette(routes=[*routes, Route("/v1/models", self._models)])
+        routes = []
+        for path, serve in posts.items():
+            served = self._served(path, serve)
+            routes.append(Route(path, served, methods=["POST"]))
+            if path.startswith("/v1/messages"):
+                # Anthropic's client adds /v1 itself: its base URL has none, or this one.
+                routes.append(Route(f"/v1{path}", served, methods=["POST"]))
+        models = [Route("/v1/models", self._models), Route("/v1/models/{name:path}", self._model)]
+        return Starlette(routes=[*routes, *models])
 
-    def _served(
-        self, path: str, serve: Callable[[AgentSession, dict[str, Any]], Coroutine[Any, Any, Response]]
-    ) -> Callable[[Request], Awaitable[Response]]:
-        is_anthropic = path == "/v1/messages"
-
+    def _served(self, path: str, serve: Serve) -> Callable[[Request], Awaitable[Response]]:
         async def served(request: Request) -> Response:
             try:
                 session = self._session(request)
-                return await _unless_gone(request, serve(session, await _body(request)))
+                content = await _content(request)
+                body = Body(await self._work.run(len(content), read_body, content), len(content))
+                return await _unless_gone(request, serve(session, body))
             except BadRequest as error:
-                return _refused(error, is_anthropic=is_anthropic)
+                return _refused(error, path)
             except asyncio.CancelledError:
                 raise
             except Exception as error:
                 _log.exception("a call of an agent to %s failed", path)
                 failed = BadRequest(f"{type(error).__name__}: {error}", status=500, code="server_error")
-                return _refused(failed, is_anthropic=is_anthropic)
+                return _refused(failed, path)
 
         return served
 
@@ -129,61 +164,110 @@ class AgentEndpoint:
             raise BadRequest("the session has ended", status=410, code="session_ended")
         return session
 
-    async def _chat(self, session: AgentSession, body: dict[str, Any]) -> Response:
-        answered = await self._complete(session, body)
-        if body.get("stream"):
-            return _stream(_data(chat_events(answered, body, self._tokenizer), end="[DONE]"))
-        return JSONResponse(chat_answer(answered, body, self._tokenizer))
+    async def _chat(self, session: AgentSession, body: Body) -> Response:
+        answered = await self._answerer.answer(session, await self._wanted_chat(session, body.fields, body))
+        told = answered, body.fields, self._tokenizer
+        whole, events = partial(chat_answer, *told), partial(chat_events, *told)
+        return await self._answer(body, answered, whole, events, _data)
 
-    async def _completion(self, session: AgentSession, body: dict[str, Any]) -> Response:
-        tools = await self._tools.of_request(body, None)
-        answered = await self._answerer.answer(session, wanted_completion(body, tools))
-        if body.get("stream"):
-            return _stream(_data(completion_events(answered, body, self._tokenizer), end="[DONE]"))
-        return JSONResponse(completion_answer(answered, body, self._tokenizer))
+    async def _completion(self, session: AgentSession, body: Body) -> Response:
+        await self._tools.prepare(body.fields)
 
-    async def _message(self, session: AgentSession, body: dict[str, Any]) -> Response:
-        answered = await self._complete(session, messages_api.as_chat(body))
-        if body.get("stream"):
-            return _stream(_named_events(messages_api.message_events(answered, body)))
-        return JSONResponse(messages_api.message_answer(answered, body))
+        def read() -> Wanted:
+            return wanted_completion(body.fields, self._tools.of_request(body.fields, None))
 
-    async def _response(self, session: AgentSession, body: dict[str, Any]) -> Response:
+        answered = await self._answerer.answer(session, await self._wanted(body, read))
+        told = answered, body.fields, self._tokenizer
+        whole, events = partial(completion_answer, *told), partial(completion_events, *told)
+        return await self._answer(body, answered, whole, events, _data)
+
+    async def _message(self, session: AgentSession, body: Body) -> Response:
+        chat = await self._work.run(body.num_bytes, messages_api.as_chat, body.fields)
+        answered = await self._answerer.answer(session, await self._wanted_chat(session, chat, body))
+        whole = partial(messages_api.message_answer, answered, body.fields)
+        events = partial(messages_api.message_events, answered, body.fields)
+        return await self._answer(body, answered, whole, events, _named_events)
+
+    async def _count_tokens(self, session: AgentSession, body: Body) -> Response:
+        chat = await self._work.run(body.num_bytes, messages_api.as_chat, body.fields)
+        wanted = await self._wanted_chat(session, chat, body)
+        return JSONResponse({"input_tokens": await self._answerer.count_tokens(session, wanted)})
+
+    async def _response(self, session: AgentSession, body: Body) -> Response:
         kept = self._kept.setdefault(session.key, {})
-        chat = responses_api.as_chat(body, kept)
-        answered = await self._complete(session, chat)
+        chat = await self._work.run(body.num_bytes, responses_api.as_chat, body.fields, {**kept})
+        wanted = await self._wanted_chat(session, chat, body)
+        answered = await self._answerer.answer(session, wanted)
         (choice,) = answered.choices
         said = assistant_message(choice.parsed, choice.call_ids)
-        kept[responses_api.response_id(answered)] = [*plain_messages(chat["messages"]), said]
-        if body.get("stream"):
-            return _stream(_named_events(responses_api.response_events(answered, body)))
-        return JSONResponse(responses_api.response_answer(answered, body))
+        kept[responses_api.response_id(answered)] = [*(wanted.messages or ()), said]
+        whole = partial(responses_api.response_answer, answered, body.fields)
+        events = partial(responses_api.response_events, answered, body.fields)
+        return await self._answer(body, answered, whole, events, _named_events)
 
-    async def _complete(self, session: AgentSession, chat: dict[str, Any]) -> Answered:
-        tools = await self._tools.of_request(chat, session.tool_parser)
-        return await self._answerer.answer(session, wanted_chat(chat, tools))
+    async def _wanted_chat(self, session: AgentSession, chat: dict[str, Any], body: Body) -> Wanted:
+        """Read a chat completion; ``body`` is that of the request that it comes from."""
+        await self._tools.prepare(chat)
 
-    async def _reward(self, session: AgentSession, body: dict[str, Any]) -> Response:
+        def read() -> Wanted:
+            return wanted_chat(chat, self._tools.of_request(chat, session.tool_parser))
+
+        return await self._wanted(body, read)
+
+    async def _wanted(self, body: Body, read: Callable[[], Wanted]) -> Wanted:
+        return replace(await self._work.run(body.num_bytes, read), num_bytes=body.num_bytes)
+
+    async def _answer(
+        self,
+        body: Body,
+        answered: Answered,
+        whole: Callable[[], Mapping[str, Any]],
+        events: Callable[[], Iterator[Mapping[str, Any]]],
+        lines: Callable[[Iterator[Mapping[str, Any]]], Iterator[str]],
+    ) -> Response:
+        """Return the answer to a call, whole or, where the request wants a stream, as ``lines`` of events."""
+        is_stream = bool(body.fields.get("stream"))
+
+        def written() -> bytes:
+            return ("".join(lines(events())) if is_stream else json.dumps(whole())).encode()
+
+        content = await self._work.run(body.num_bytes + answered.num_bytes, written)
+        return Response(content, media_type="text/event-stream" if is_stream else "application/json")
+
+    async def _reward(self, session: AgentSession, body: Body) -> Response:
         """Take the session's reward, as a number or as named numbers; the latest counts."""
-        given = body.get("reward")
+        given = body.fields.get("reward")
         values = given if isinstance(given, dict) else {"reward": given}
         rewards = {str(name): as_number(value) for name, value in values.items() if value is not None}
         if not rewards or None in rewards.values():
-            raise BadRequest(f"reward={given!r} must be a number, or named numbers, not all of them null")
+            raise BadRequest(
+                f"reward={reprlib.repr(given)} must be a number, or named numbers, not all of them null"
+            )
         session.reward = {str(name): rewards.get(str(name)) for name in values}
         return JSONResponse({"ok": True})
 
-    async def _restart(self, session: AgentSession, body: dict[str, Any]) -> Response:
+    async def _restart(self, session: AgentSession, body: Body) -> Response:
         """Forget what a session's agent did; an agent itself cannot have that."""
-        if body.get("restart_key") != session.restart_key:
+        if body.fields.get("restart_key") != session.restart_key:
             raise BadRequest("only who runs an agent begins its session again", status=403, code="forbidden")
         session.begin_again()
         self._kept.pop(session.key, None)
         return JSONResponse({"ok": True})
 
     async def _models(self, request: Request) -> Response:
-        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "nemo_like"}
-        return JSONResponse({"object": "list", "data": [model]})
+        return JSONResponse(
+            {
+                "object": "list",
+                "data": [_model(MODEL)],
+                "has_more": False,
+                "first_id": MODEL,
+                "last_id": MODEL,
+            }
+        )
+
+    async def _model(self, request: Request) -> Response:
+        """Every name is the policy's: calls may give any."""
+        return JSONResponse(_model(request.path_params["name"]))
 
 
 async def _unless_gone(request: Request, serving: Coroutine[Any, Any, Response]) -> Response:
@@ -204,49 +288,58 @@ async def _unless_gone(request: Request, serving: Coroutine[Any, Any, Response])
         departure.cancel()
 
 
-async def _body(request: Request) -> dict[str, Any]:
+async def _content(request: Request) -> bytes:
+    """Return a request's body. Raises BadRequest where it is too long, or stops coming."""
     length = request.headers.get("content-length", "0")
-    if not length.isdigit() or int(length) > _MAX_BODY_BYTES:
-        raise BadRequest(f"a request may have {_MAX_BODY_BYTES} bytes", status=413, code="too_large")
     content = bytearray()
-    async for chunk in request.stream():
-        content += chunk
-        if len(content) > _MAX_BODY_BYTES:
-            raise BadRequest(f"a request may have {_MAX_BODY_BYTES} bytes", status=413, code="too_large")
+    if not length.isdecimal() or len(length) > 16 or int(length) > _MAX_BODY_BYTES:
+        raise _too_large()
     try:
-        body = json.loads(bytes(content) or b"{}")
-    except ValueError as error:
-        raise BadRequest(f"the body is no JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise BadRequest("the body must be a JSON object")
-    return body
+        async with asyncio.timeout(_MAX_SILENCE_S) as silence:
+            async for chunk in request.stream():
+                silence.reschedule(asyncio.get_running_loop().time() + _MAX_SILENCE_S)
+                content += chunk
+                if len(content) > _MAX_BODY_BYTES:
+                    raise _too_large()
+    except TimeoutError as error:
+        reason = f"no more of the body came for {_MAX_SILENCE_S:g} s"
+        raise BadRequest(reason, status=408, code="request_timeout") from error
+    except ClientDisconnect as error:
+        raise BadRequest("the client has disconnected", status=499, code="disconnected") from error
+    return bytes(content)
 
 
-def _refused(error: BadRequest, *, is_anthropic: bool) -> Response:
-    message = str(error)
-    if is_anthropic:
-        content: dict[str, Any] = {"type": "error", "error": {"type": error.code, "message": message}}
-    else:
-        content = {"error": {"message": message, "type": error.code, "code": error.code, "param": None}}
+def _too_large() -> BadRequest:
+    return BadRequest(f"a request may have {_MAX_BODY_BYTES} bytes", status=413, code="too_large")
+
+
+def _refused(error: BadRequest, path: str) -> Response:
     # Clients ask again after some refusals; asking again would change none of these.
-    return JSONResponse(content, status_code=error.status, headers={"x-should-retry": "false"})
+    headers = {"x-should-retry": "false"}
+    return Response(
+        json.dumps(refusal(error, path)), error.status, headers=headers, media_type="application/json"
+    )
 
 
-def _stream(lines: Iterable[str]) -> Response:
-    return StreamingResponse(_sent(lines), media_type="text/event-stream")
+def _model(name: str) -> dict[str, Any]:
+    """Return a model as both OpenAI and Anthropic describe one."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "nemo_like",
+        "type": "model",
+        "display_name": name,
+        "created_at": "1970-01-01T00:00:00Z",
+    }
 
 
-async def _sent(lines: Iterable[str]) -> Any:
-    for line in lines:
-        yield line
-
-
-def _data(events: Iterable[Mapping[str, Any]], *, end: str) -> Iterator[str]:
+def _data(events: Iterator[Mapping[str, Any]]) -> Iterator[str]:
     yield from (f"data: {json.dumps(event)}\n\n" for event in events)
-    yield f"data: {end}\n\n"
+    yield "data: [DONE]\n\n"
 
 
-def _named_events(events: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def _named_events(events: Iterator[Mapping[str, Any]]) -> Iterator[str]:
     yield from (f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from nemo_like.batch.columnar import Columnar
 from nemo_like.generation.interface import CallSampling, GroupRequest, GroupResult
-from nemo_like.rollout.agent_prompts import BadRequest
+from nemo_like.rollout.agent_request import BadRequest
 from nemo_like.rollout.turn_loop import Engine
 
 

@@ -7,15 +7,27 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nemo_like.rollout.agent_calls import Answered, tool_calls
-from nemo_like.rollout.agent_chat_api import MODEL, pieces, stop_strings
-from nemo_like.rollout.agent_prompts import BadRequest
+from nemo_like.rollout.agent_chat_api import MODEL, pieces
+from nemo_like.rollout.agent_request import (
+    BadRequest,
+    an_object,
+    objects,
+    refuse_fields,
+    stop_strings,
+    text_of,
+)
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_INSTEAD = {
+    "mcp_servers": "the agent itself calls the tools of such servers",
+    "container": "the agent itself runs code",
+}
 
 
 def as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the chat completion that a request to /v1/messages asks for. Raises BadRequest where it is
     malformed."""
+    refuse_fields(body, _INSTEAD)
     messages: list[dict[str, Any]] = []
     if system := body.get("system"):
         messages.append({"role": "system", "content": system})
@@ -26,9 +38,9 @@ def as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     chat: dict[str, Any] = {"messages": messages, "max_tokens": body.get("max_tokens")}
     if stop := stop_strings(body, "stop_sequences"):
         chat["stop"] = list(stop)
-    if tools := body.get("tools"):
+    if tools := objects(body, "tools"):
         chat["tools"] = [_tool(tool) for tool in tools]
-        chat |= _choice(body.get("tool_choice") or {"type": "auto"})
+        chat |= _choice(an_object(body, "tool_choice") or {"type": "auto"})
     return chat
 
 
@@ -39,8 +51,8 @@ def message_answer(answered: Answered, body: Mapping[str, Any]) -> dict[str, Any
     if choice.parsed.content:
         content.append({"type": "text", "text": choice.parsed.content})
     for call in tool_calls(choice.parsed, choice.call_ids):
-        name, arguments = call["function"]["name"], call["function"]["arguments"]
-        content.append({"type": "tool_use", "id": call["id"], "name": name, "input": _object(arguments)})
+        name, given = call["function"]["name"], json.loads(call["function"]["arguments"])
+        content.append({"type": "tool_use", "id": call["id"], "name": name, "input": given})
     reasons = {"tool_calls": "tool_use", "length": "max_tokens", "stop": "end_turn"}
     ended_by = next((one for one in stop_strings(body, "stop_sequences") if _ends_with(answered, one)), None)
     return {
@@ -99,7 +111,7 @@ def _messages(message: Any) -> Iterator[dict[str, Any]]:
             result = {"tool_call_id": block.get("tool_use_id"), "content": block.get("content")}
             yield {"role": "tool", **result, **({"is_error": True} if block.get("is_error") else {})}
         elif kind == "tool_use":
-            function = {"name": block.get("name"), "arguments": json.dumps(block.get("input") or {})}
+            function = {"name": block.get("name"), "arguments": json.dumps(an_object(block, "input"))}
             calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind == "thinking":
             thoughts.append(str(block.get("thinking") or ""))
@@ -111,31 +123,23 @@ def _messages(message: Any) -> Iterator[dict[str, Any]]:
         yield {**said, "tool_calls": calls} if calls else said
 
 
-def _tool(tool: Any) -> dict[str, Any]:
-    if not isinstance(tool, dict) or "input_schema" not in tool:
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if "input_schema" not in tool:
         raise BadRequest(f"a tool needs name and input_schema; tools of the server are not served: {tool!r}")
     function = {"name": tool.get("name"), "parameters": tool["input_schema"]}
-    if tool.get("description"):
-        function["description"] = tool["description"]
+    if description := text_of(tool, "description"):
+        function["description"] = description
     return {"type": "function", "function": function}
 
 
-def _choice(choice: Any) -> dict[str, Any]:
-    kind = choice.get("type") if isinstance(choice, dict) else None
+def _choice(choice: Mapping[str, Any]) -> dict[str, Any]:
+    kind = text_of(choice, "type")
     one_call = {"parallel_tool_calls": False} if kind and choice.get("disable_parallel_tool_use") else {}
     if kind == "tool":
         return {"tool_choice": {"type": "function", "function": {"name": choice.get("name")}}, **one_call}
     if kind not in _CHOICES:
         raise BadRequest(f"tool_choice must have the type auto, any, tool or none: {choice!r}")
     return {"tool_choice": _CHOICES[kind], **one_call}
-
-
-def _object(arguments: str) -> Any:
-    try:
-        found = json.loads(arguments)
-    except ValueError:  # cut short
-        found = None
-    return found if isinstance(found, dict) else {"arguments": arguments}
 
 
 def _ends_with(answered: Answered, stop: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -9,15 +10,8 @@ from typing import Any
 from nemo_like.data.messages import BadMessage, plain_call
 from nemo_like.data.template_turns import TurnError, after_response, check_written
 from nemo_like.data.tokenizer import Tokenizer
-from nemo_like.rollout.agent_session import AgentCall
-
-
-class BadRequest(Exception):
-    """A request that cannot be served; the message says why. ``code`` is OpenAI's name of the error."""
-
-    def __init__(self, message: str, *, status: int = 400, code: str = "invalid_request_error") -> None:
-        super().__init__(message)
-        self.status, self.code = status, code
+from nemo_like.rollout.agent_request import BadRequest, PromptTooLong, objects
+from nemo_like.rollout.agent_session import AgentCall, without_thoughts
 
 
 def plain_messages(messages: Any) -> list[dict[str, Any]]:
@@ -36,13 +30,22 @@ def _plain_message(message: Any) -> dict[str, Any]:
     plain = {key: value for key, value in message.items() if value is not None}
     plain["role"] = "system" if message["role"] == "developer" else message["role"]
     plain["content"] = _text(message.get("content"))
-    if calls := message.get("tool_calls"):
-        try:
-            plain["tool_calls"] = [plain_call(call) for call in calls]
-        except BadMessage as error:
-            raise BadRequest(str(error)) from error
+    if calls := objects(message, "tool_calls"):
+        plain["tool_calls"] = [_plain_call(call) for call in calls]
     else:
         plain.pop("tool_calls", None)
+    return plain
+
+
+def _plain_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        plain = plain_call(call)
+    except BadMessage as error:
+        raise BadRequest(str(error)) from error
+    if not isinstance(plain["function"]["name"], str):
+        raise BadRequest(
+            f"the name of a called function is {reprlib.repr(plain['function']['name'])}, not text"
+        )
     return plain
 
 
@@ -70,6 +73,36 @@ class AgentPrompts:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
+
+    def check_arguments(self, given: Mapping[str, Any]) -> None:
+        """Raise BadRequest where a request brings the chat template an argument that it does not read.
+
+        What the tokenizer and this package themselves give it, such as another template, is none of these.
+        """
+        known = self.tokenizer.template_arguments if given else frozenset()
+        if unread := sorted(given.keys() - known):
+            raise BadRequest(
+                f"chat_template_kwargs has {', '.join(map(repr, unread))}, which the checkpoint's chat "
+                f"template does not take from a request; it takes {', '.join(sorted(known)) or 'none'}"
+            )
+
+    def check_length(self, messages: Sequence[Mapping[str, Any]], limit: int) -> None:
+        """Raise PromptTooLong where there are more messages than ``limit`` tokens, or more characters than so
+        many tokens can stand for.
+
+        Nobody then renders and encodes them to find that out. Thoughts do not count: templates leave them
+        out.
+        """
+        longest = self.tokenizer.longest_token
+        num_tokens = max(len(messages), sum(len(one["content"]) for one in messages) // longest)
+        if num_tokens > limit:
+            said = (
+                without_thoughts(one["content"]) if one["role"] == "assistant" else one["content"]
+                for one in messages
+            )
+            num_tokens = max(len(messages), sum(map(len, said)) // longest)
+        if num_tokens > limit:
+            raise PromptTooLong(num_tokens, limit)
 
     def whole(self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any]) -> str:
         """Return the text of a prompt, which ends as ``Tokenizer.render_prompt`` says; ``template`` is what
@@ -113,6 +146,10 @@ class AgentPrompts:
     def encode(self, text: str, before: int | None = None) -> tuple[int, ...]:
         """Return the tokens of a text, which has its special tokens already; it follows the token ``before``,
         where there is one."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # arguments of calls are JSON in JSON, which may spell such
+            raise BadRequest(f"the messages have a text that is no Unicode: {error.reason}") from error
         if before is None:
             return tuple(self.tokenizer.encode_text(text))
         return tuple(self.tokenizer.encode_after(text, before))

@@ -11,27 +11,35 @@ from typing import Any
 
 from nemo_like.rollout.agent_calls import Answered, tool_calls
 from nemo_like.rollout.agent_chat_api import MODEL, pieces
-from nemo_like.rollout.agent_prompts import BadRequest
+from nemo_like.rollout.agent_request import BadRequest, an_object, objects, refuse_fields, text_of
+
+# What would change what the policy reads, or when it answers.
+_INSTEAD = {
+    "conversation": "send input, with previous_response_id or all of the conversation",
+    "prompt": "the endpoint has no stored prompts; send instructions and input",
+    "background": "an answer comes when it is whole",
+}
 
 
 def as_chat(body: Mapping[str, Any], kept: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, Any]:
     """Return the chat completion that a request to /v1/responses asks for; ``kept`` are the messages of
     earlier responses by id. Raises BadRequest where it is malformed."""
+    refuse_fields(body, _INSTEAD)
     messages: list[dict[str, Any]] = []
     if body.get("instructions"):
         messages.append({"role": "system", "content": body["instructions"]})
-    if (previous := body.get("previous_response_id")) is not None:
+    if (previous := text_of(body, "previous_response_id")) is not None:
         if previous not in kept:
             raise BadRequest(f"no response {previous!r} in this session", status=404, code="not_found")
         messages += [one for one in kept[previous] if one["role"] != "system" or not body.get("instructions")]
     messages += _messages(body.get("input"))
     chat: dict[str, Any] = {"messages": messages, "max_tokens": body.get("max_output_tokens")}
-    if tools := body.get("tools"):
+    if tools := objects(body, "tools"):
         chat["tools"] = [_tool(tool) for tool in tools]
         chat["tool_choice"] = _choice(body.get("tool_choice") or "auto")
         if body.get("parallel_tool_calls") is not None:
             chat["parallel_tool_calls"] = body["parallel_tool_calls"]
-    if (form := (body.get("text") or {}).get("format")) and form.get("type") != "text":
+    if (form := an_object(an_object(body, "text"), "format")) and form.get("type") != "text":
         chat["response_format"] = (
             {"type": "json_schema", "json_schema": {key: form[key] for key in form if key != "type"}}
             if form.get("type") == "json_schema"
@@ -156,8 +164,8 @@ def _messages(given: Any) -> list[dict[str, Any]]:
             said = {"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")}
             messages.append(said)
         elif kind == "reasoning":
-            parts = item.get("content") or item.get("summary") or ()
-            thoughts += [str(part["text"]) for part in parts if isinstance(part, dict) and part.get("text")]
+            parts = objects(item, "content") or objects(item, "summary")
+            thoughts += [text for part in parts if (text := text_of(part, "text"))]
         else:
             raise BadRequest(f"input of type {kind!r} is not served")
     return [{key: value for key, value in one.items() if key != "is_open"} for one in messages]
@@ -170,8 +178,8 @@ def _reasoning(thoughts: list[str]) -> dict[str, str]:
     return {"reasoning_content": text} if text else {}
 
 
-def _tool(tool: Any) -> dict[str, Any]:
-    if not isinstance(tool, dict) or tool.get("type") != "function":
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if tool.get("type") != "function":
         raise BadRequest(f"only tools of type function are served, not {str(tool)[:80]!r}")
     names = ("name", "description", "parameters", "strict")
     function = {key: tool[key] for key in names if tool.get(key) is not None}
@@ -179,6 +187,13 @@ def _tool(tool: Any) -> dict[str, Any]:
 
 
 def _choice(choice: Any) -> Any:
-    if isinstance(choice, dict) and choice.get("type") == "function":
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    return choice
+    if not isinstance(choice, dict):
+        return choice
+    if choice.get("type") == "allowed_tools":
+        tools = [_named(tool) for tool in objects(choice, "tools")]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
+    return _named(choice) if choice.get("type") == "function" else choice
+
+
+def _named(tool: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": tool.get("name")}}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -21,6 +22,9 @@ from nemo_like.generation.interface import Response
 
 # A digest of a history: the tools, and all messages up to one.
 Digest = bytes
+
+# What models write around their thoughts. Clients cut these out of a text, or write them anew.
+_BEGINS_THOUGHT, _ENDS_THOUGHT = re.compile("<think(?:ing)?>"), re.compile("</think(?:ing)?>")
 
 
 @dataclass(eq=False, slots=True)
@@ -76,14 +80,22 @@ class SessionCalls:
 
     def __init__(self) -> None:
         self.calls: list[AgentCall] = []
-        self._by_history: dict[Digest, AgentCall] = {}
+        self._by_history: dict[Digest, list[AgentCall]] = {}
 
-    def known(self, history: Sequence[Digest]) -> tuple[AgentCall | None, int]:
-        """Return the call that a prompt with these histories continues, and how many of its messages are in
-        that call's tokens; None and 0 where it continues none. ``history[i]`` is that of i + 1 messages."""
+    def known(
+        self, history: Sequence[Digest], messages: Sequence[Mapping[str, Any]]
+    ) -> tuple[AgentCall | None, int]:
+        """Return the call that these messages continue, and how many of them are in that call's tokens; None
+        and 0 where they continue none. ``history[i]`` is the digest of i + 1 messages.
+
+        Of responses that differ in their thoughts alone it is the latest that was sent back with its own,
+        else the latest.
+        """
         for place in range(len(history) - 1, -1, -1):
-            if (call := self._by_history.get(history[place])) is not None:
-                return call, place + 1
+            if calls := self._by_history.get(history[place]):
+                said = messages[place].get("content") or ""
+                own = (call for call in reversed(calls) if call.text.startswith(said))
+                return next(own, calls[-1]), place + 1
         return None, 0
 
     def add(
@@ -103,12 +115,12 @@ class SessionCalls:
         if parent is not None:
             parent.children.append(call)
         if history is not None:
-            self._by_history[history] = call
+            self.know(history, call)
         return call
 
     def know(self, history: Digest, call: AgentCall) -> None:
         """Have prompts with this history, too, continue ``call``."""
-        self._by_history[history] = call
+        self._by_history.setdefault(history, []).append(call)
 
     def longest(self, is_beginning: Callable[[AgentCall], bool]) -> AgentCall | None:
         """Return the call with the most tokens for which this holds, or None."""
@@ -127,15 +139,31 @@ class SessionCalls:
 
 
 def canonical(message: Mapping[str, Any]) -> str:
-    """Return what of a message decides whether two are the same: clients add empty fields, write the
-    arguments of a call in other ways, and give calls other ids."""
+    """Return what of a message decides whether two are the same.
+
+    Clients add empty fields, write the arguments of a call in other ways, and give calls other ids. What the
+    assistant thought they move to a field of its own, write in other words, or leave out; they strip texts,
+    and leave out one of blanks beside a call.
+    """
     calls = [
         (call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()
     ]
-    kept = {"role": message.get("role"), "content": message.get("content") or "", "calls": calls}
-    if message.get("reasoning_content"):
-        kept["reasoning"] = message["reasoning_content"]
-    return json.dumps(kept, sort_keys=True, ensure_ascii=False)
+    role, content = message.get("role"), message.get("content") or ""
+    text = without_thoughts(content) if role == "assistant" else content
+    # ASCII: arguments of calls may have lone surrogates, which UTF-8 cannot encode.
+    return json.dumps({"role": role, "content": text, "calls": calls}, sort_keys=True)
+
+
+def without_thoughts(text: str) -> str:
+    """Return what the assistant said without its thoughts, and without blanks around the rest.
+
+    Templates may begin a thought themselves, so that a text has its end alone; a thought without an end is
+    no thought, since clients leave out its mark at most.
+    """
+    *ended, last = _ENDS_THOUGHT.split(text)
+    parts = [_BEGINS_THOUGHT.split(part)[0] for part in ended if _BEGINS_THOUGHT.search(part)]
+    parts.append(_BEGINS_THOUGHT.sub("", last))
+    return "\n\n".join(part.strip() for part in parts if part.strip())
 
 
 def histories(context: Any, messages: Sequence[Mapping[str, Any]]) -> list[Digest]:

@@ -9,13 +9,17 @@ import asyncio
 import importlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
+from nemo_like.data.nesting import is_shallow
 from nemo_like.data.tokenizer import Tokenizer
-from nemo_like.rollout.agent_prompts import BadRequest
+from nemo_like.rollout.agent_request import BadRequest, an_object, objects, text_of
 
 _MAX_KNOWN = 256
+# Fields of a request that say what may be sampled.
+_READ = ("tools", "tool_choice", "response_format", "structured_outputs", "parallel_tool_calls")
 _PROTOCOL = "vllm.entrypoints.openai.chat_completion.protocol"
 
 
@@ -26,6 +30,7 @@ class ToolUse:
     parser: Any  # None without tools
     request: Any  # vLLM's ChatCompletionRequest
     structured_outputs: str | None  # as ``CallSampling`` has it
+    allowed: frozenset[str] | None = None  # the tools that may be called, where not all of the prompt's may
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,8 @@ class AgentTools:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._loading: asyncio.Task[Any] | None = None
-        self._known: dict[str, ToolUse] = {}  # agents ask for the same again and again
+        # Agents ask for the same again and again.
+        self._read_once = lru_cache(_MAX_KNOWN)(self._read)
 
     def load(self) -> None:
         """Begin to load vLLM's modules, on a running event loop."""
@@ -59,24 +65,27 @@ class AgentTools:
             known = ", ".join(parsers.list_registered())
             raise ValueError(f"tool_parser={parser}: {error}; vLLM has {known}") from error
 
-    async def of_request(self, body: Mapping[str, Any], parser: str | None) -> ToolUse | None:
-        """Return the tools and the mask of a chat completion; None where it has neither.
+    async def prepare(self, body: Mapping[str, Any]) -> None:
+        """Wait for vLLM's modules where ``of_request`` will need them."""
+        if _has_tools_or_mask(body):
+            await self._modules()
 
-        Raises BadRequest where they are not as OpenAI's API has them.
+    def of_request(self, body: Mapping[str, Any], parser: str | None) -> ToolUse | None:
+        """Return the tools and the mask of a chat completion, which was prepared; None where it has neither.
+
+        May be called in any thread. Raises BadRequest where they are not as OpenAI's API has them.
         """
-        if not any(body.get(key) for key in ("tools", "response_format", "structured_outputs")):
+        if not _has_tools_or_mask(body):
             return None
-        protocol, parsers = await self._modules()
-        kept = ("tools", "tool_choice", "response_format", "structured_outputs", "parallel_tool_calls")
-        own = {key: body[key] for key in kept if body.get(key) is not None}
-        name = json.dumps([parser, own], sort_keys=True, default=str)
-        if (known := self._known.get(name)) is None:
-            known = self._known[name] = self._read(own, parser, protocol, parsers)
-            while len(self._known) > _MAX_KNOWN:
-                del self._known[next(iter(self._known))]
-        return known
+        own = {key: body[key] for key in _READ if body.get(key) is not None}
+        return self._read_once(json.dumps([parser, own], sort_keys=True))
 
-    def _read(self, own: dict[str, Any], parser: str | None, protocol: Any, parsers: Any) -> ToolUse:
+    def _read(self, asked: str) -> ToolUse:
+        """Read tools and mask; ``asked`` has the name of the tool parser and the fields of the request."""
+        assert self._loading is not None
+        protocol, parsers = self._loading.result()
+        parser, own = json.loads(asked)
+        own, allowed = narrowed(own)
         try:
             request = protocol.ChatCompletionRequest(messages=[{"role": "user", "content": ""}], **own)
             found = None
@@ -84,7 +93,7 @@ class AgentTools:
                 if parser is None:
                     raise ValueError("env.*.options.tool_parser is null, so no tools are served")
                 found = parsers.get_tool_parser(parser)(self._tokenizer.hf_tokenizer, request.tools)
-            return ToolUse(found, request, _structured_outputs(request, found))
+            return ToolUse(found, request, _structured_outputs(request, found), allowed)
         except Exception as error:  # pydantic's, vLLM's and the parsers' own
             raise BadRequest(f"tools or response_format: {error}") from error
 
@@ -96,17 +105,62 @@ class AgentTools:
 
 
 def parsed(text: str, use: ToolUse | None) -> ParsedText:
-    """Return what a response says, and which tools it calls."""
+    """Return what a response says, and which tools it calls.
+
+    A response is text throughout where the arguments of a call are no JSON object, which harnesses take for
+    granted, or where it calls a tool that the request does not allow. Beside calls, text of blanks is none:
+    many clients leave it out of what they send back, and some servers refuse it.
+    """
     if use is None or use.parser is None:
         return ParsedText(text)
-    if _is_plain_json(use):
-        return _of_json(text, use.request)
-    found = use.parser.extract_tool_calls(text, use.request)
-    if not found.tools_called:
+    found = _of_json(text, use.request) if _is_plain_json(use) else _of_parser(text, use)
+    if not found.calls or not all(_is_call(name, arguments, use) for name, arguments in found.calls):
         return ParsedText(text)
+    return found if (found.content or "").strip() else replace(found, content=None)
+
+
+def _of_parser(text: str, use: ToolUse) -> ParsedText:
+    found = use.parser.extract_tool_calls(text, use.request)
     return ParsedText(
         found.content, tuple((call.function.name, call.function.arguments) for call in found.tool_calls)
     )
+
+
+def _is_call(name: str, arguments: str, use: ToolUse) -> bool:
+    if use.allowed is not None and name not in use.allowed:
+        return False
+    try:
+        given = json.loads(arguments)
+        json.dumps(given, allow_nan=False)  # JSON has no infinity, though Python reads it
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(given, dict) and is_shallow(given)
+
+
+def _has_tools_or_mask(body: Mapping[str, Any]) -> bool:
+    return any(body.get(key) for key in ("tools", "response_format", "structured_outputs"))
+
+
+def narrowed(own: Mapping[str, Any]) -> tuple[Mapping[str, Any], frozenset[str] | None]:
+    """Return the fields of a request whose tool_choice allows some of its tools, with these alone, and their
+    names; the fields as they are and None for another tool_choice.
+
+    The prompt has all tools all the same: that is what this choice is for. Raises BadRequest where it is
+    malformed, or allows a tool that there is not.
+    """
+    choice = own.get("tool_choice")
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return own, None
+    given = an_object(choice, "allowed_tools")
+    names = frozenset(text_of(an_object(one, "function"), "name") or "" for one in objects(given, "tools"))
+    tools = {text_of(an_object(one, "function"), "name") or "": one for one in objects(own, "tools")}
+    if given.get("mode") not in ("auto", "required") or not names or names - tools.keys():
+        raise BadRequest(
+            "tool_choice of the type allowed_tools needs a mode, auto or required, and some of the tools of "
+            f"the request ({', '.join(sorted(tools))})"
+        )
+    kept = [one for name, one in tools.items() if name in names]
+    return {**own, "tools": kept, "tool_choice": given["mode"]}, names
 
 
 def _load() -> tuple[Any, Any]:
@@ -161,5 +215,5 @@ def _of_json(text: str, request: Any) -> ParsedText:
     try:
         calls = json.loads(text)
         return ParsedText(None, tuple((one["name"], json.dumps(one["parameters"])) for one in calls))
-    except (ValueError, KeyError, TypeError):  # cut short
+    except (ValueError, KeyError, TypeError, RecursionError):  # such as one that is cut short
         return ParsedText(text)

@@ -20,7 +20,15 @@ from nemo_like.batch.columns import BRANCH_STARTS
 from nemo_like.config.environment_options import AgentOptions, Credit
 from nemo_like.config.tasks import SamplingSettings
 from nemo_like.data.tokenizer import Tokenizer
-from nemo_like.environments.interface import AgentAccess, Exchange, Failure, FailureKind, Feedback, Turn
+from nemo_like.environments.interface import (
+    UNSAID_SHARE,
+    AgentAccess,
+    Exchange,
+    Failure,
+    FailureKind,
+    Feedback,
+    Turn,
+)
 from nemo_like.generation.interface import FORCED, TOP_LOGPROBS, TOP_TOKEN_IDS, GroupResult
 from nemo_like.rollout.agent_calls import AgentSession, CallAnswerer
 from nemo_like.rollout.agent_endpoint import AgentEndpoint
@@ -28,6 +36,7 @@ from nemo_like.rollout.agent_engines import EngineCalls
 from nemo_like.rollout.agent_prompts import AgentPrompts
 from nemo_like.rollout.agent_session import Step
 from nemo_like.rollout.agent_tools import AgentTools
+from nemo_like.rollout.agent_work import RequestWork
 from nemo_like.rollout.conversation import Conversation, EndReason, Passage
 from nemo_like.rollout.turn_loop import Engine
 
@@ -77,9 +86,9 @@ class Agents:
         ``on_groups``."""
         self._sessions: dict[str, AgentSession] = {}
         self._engines = EngineCalls(engines, sink)
-        self._tools = AgentTools(tokenizer)
-        answerer = CallAnswerer(AgentPrompts(tokenizer), self._engines, max_length)
-        self._endpoint = AgentEndpoint(self._sessions, answerer, self._tools, tokenizer)
+        self._tools, self._work = AgentTools(tokenizer), RequestWork()
+        answerer = CallAnswerer(AgentPrompts(tokenizer), self._engines, max_length, self._work)
+        self._endpoint = AgentEndpoint(self._sessions, answerer, self._tools, tokenizer, self._work)
         self._base_url = ""
 
     async def start(self, host: str, tool_parsers: Sequence[str]) -> None:
@@ -91,6 +100,7 @@ class Agents:
     async def close(self) -> None:
         """Stop serving."""
         await self._endpoint.close()
+        self._work.close()
 
     def move_to(self, engines: Sequence[Engine]) -> None:
         """Use these engines from now on, of which some may be new."""
@@ -159,9 +169,13 @@ def _end(session: AgentSession, feedback: Feedback, credit: Credit, max_tokens: 
         trained = branches if credit is Credit.session else [_last(branches)]
         _take_branches(session, trained)
     conversation.policy_version = session.policy_version
-    metrics = {"num_calls": len(session.calls.calls), "num_branches": len(branches)}
+    metrics = {
+        "num_calls": len(session.calls.calls),
+        "num_branches": len(branches),
+        UNSAID_SHARE: float(session.is_history_foreign),
+    }
     rewards = feedback.rewards or session.reward or {}
-    failure = feedback.failure or _failure(session, rewards)
+    failure = _failure(session, feedback.failure, rewards)
     if failure is None and conversation.num_tokens > max_tokens:
         failure = Failure(
             FailureKind.flooded,
@@ -174,7 +188,7 @@ def _end(session: AgentSession, feedback: Feedback, credit: Credit, max_tokens: 
     else:
         feedback = replace(feedback, rewards=rewards, metrics={**feedback.metrics, **metrics}, is_done=True)
     conversation.add_feedback(feedback)
-    if session.is_cut_off and failure is None:
+    if session.cut_off is not None and failure is None:
         conversation.end = EndReason.token_limit
 
 
@@ -185,12 +199,25 @@ def _keep_one_branch(conversation: Conversation) -> None:
         conversation.passages = conversation.passages[: is_start.index(True)]
 
 
-def _failure(session: AgentSession, rewards: Mapping[str, float | None]) -> Failure | None:
-    """Return why a session has no reward although its agent came to its end."""
+def _failure(
+    session: AgentSession, failed: Failure | None, rewards: Mapping[str, float | None]
+) -> Failure | None:
+    """Return why a session has no reward; ``failed`` is how its agent failed, None where it came to its end.
+
+    What the endpoint refused it comes first: most agents raise at that.
+    """
+    then = "" if failed is None else f"; then: {failed.reason}"
     if session.flood is not None:
-        return Failure(FailureKind.flooded, f"the agent {session.flood}")
+        return Failure(FailureKind.flooded, f"the agent {session.flood}{then}")
+    if session.cut_off is not None and not session.calls.calls:
+        return Failure(FailureKind.flooded, f"the agent's first call was refused: {session.cut_off}{then}")
+    if failed is not None:
+        return failed
     if not session.calls.calls:
-        return Failure(FailureKind.malformed, "the agent made no call to the endpoint")
+        return Failure(
+            FailureKind.malformed,
+            "the agent made no call to the endpoint; a client that keeps responses in a cache must not do so",
+        )
     if session.num_unanswered:
         return Failure(
             FailureKind.malformed,

@@ -42,6 +42,7 @@ def openai_sync(task: Task, base_url: str, api_key: str) -> float:
     messages: list[Any] = [{"role": "user", "content": task["prompt"]}]
     with openai.OpenAI(base_url=base_url, api_key=api_key) as client:
         assert [model.id for model in client.models.list()] == ["policy"]
+        assert client.models.retrieve("policy").id == "policy"
         for _ in range(3):
             said = client.chat.completions.create(
                 model="policy",
@@ -120,14 +121,22 @@ async def openai_streaming(task: Task, base_url: str, api_key: str) -> float:
         async with client.responses.stream(
             model="policy",
             input=task["prompt"],
-            tools=own,
-            tool_choice="required",
+            tools=[*own, {"type": "function", "name": "other", "parameters": {"type": "object"}}],
+            tool_choice={
+                "type": "allowed_tools",
+                "mode": "required",
+                "tools": [{"type": "function", "name": "add"}],
+            },
         ) as events:
             response = await events.get_final_response()
         item = next(one for one in response.output if one.type == "function_call")
         output = {"type": "function_call_output", "call_id": item.call_id, "output": _sum(item.arguments)}
         after = await client.responses.create(
-            model="policy", previous_response_id=response.id, input=[output], max_output_tokens=4, tools=own
+            model="policy",
+            previous_response_id=response.id,
+            input=[output],
+            max_output_tokens=4,
+            tools=response.tools,
         )
         assert after.usage.input_tokens_details.cached_tokens > 0
     return float(_sum(call.function.arguments))
@@ -140,6 +149,10 @@ async def anthropic_messages(task: Task, base_url: str, api_key: str) -> float:
     tools: Any = [{"name": "add", "description": "Add.", "input_schema": ADD["parameters"]}]
     messages: list[Any] = [{"role": "user", "content": task["prompt"]}]
     async with anthropic.AsyncAnthropic(base_url=base_url.removesuffix("/v1"), api_key=api_key) as client:
+        counted = await client.messages.count_tokens(
+            model="policy", messages=messages, tools=tools, system="Use the tool."
+        )
+        assert (await client.models.retrieve("policy")).id == "policy"
         said = await client.messages.create(
             model="policy",
             max_tokens=32,
@@ -149,6 +162,7 @@ async def anthropic_messages(task: Task, base_url: str, api_key: str) -> float:
             tool_choice={"type": "any", "disable_parallel_tool_use": True},
         )
         assert said.stop_reason == "tool_use"
+        assert said.usage.input_tokens == counted.input_tokens
         used = next(one for one in said.content if one.type == "tool_use")
         result = {"type": "tool_result", "tool_use_id": used.id, "content": "46"}
         messages += [

@@ -192,7 +192,7 @@ def test_a_compaction_and_two_sub_agents_are_branches_in_which_each_token_trains
     host.take_log()
     (session,) = host.play(environment("compacting"), ["12+34+56"])
     log = host.take_log()
-    assert session["metrics"] == {"num_calls": 10, "num_branches": 4}
+    assert session["metrics"] == {"num_calls": 10, "num_branches": 4, "unsaid_share": 0}
     assert sorted(trained_tokens([session])) == sorted(chosen_tokens(log))
     assert [sum(branch["mask"]) > 0 for branch in session["branches"]] == [True] * 4
 
@@ -231,10 +231,11 @@ def test_each_way_to_misbehave_is_named_and_costs_its_own_sample(host: Host) -> 
     env = environment("misbehaving", timeout_s=20.0, max_calls=8, arguments={"late_s": 1.0})
     played = host.play(env, ["12+34+56"] * 10)
     assert [one["failure"] for one in played] == [
-        *("raised", "timed_out", "raised", "raised", "malformed", "malformed", "not_finite"),
+        *("raised", "timed_out", "raised", "flooded", "malformed", "malformed", "not_finite"),
         *(None, None, None),
     ]
     assert "the harness broke" in played[0]["reason"]
+    assert "max_calls=8 calls; then: the agent raised PermissionDeniedError" in played[3]["reason"]
     assert "no call" in played[4]["reason"]
     assert "after it had ended" in played[5]["reason"]
     assert [*played[7]["rewards"].values()] == [403]
@@ -251,8 +252,8 @@ def test_a_crash_costs_its_own_sample_and_a_thread_that_hangs_its_own(host: Host
 def test_a_command_runs_in_a_sandbox_whose_only_network_is_the_endpoint(host: Host) -> None:
     (session,) = host.play(command(), ["12+34+56"])
     assert session["failure"] is None, session["reason"]
-    assert session["rewards"] == {"files": 1.0, "uid": 1.0, "others": 0.0}
-    assert session["metrics"] == {"num_calls": 2, "num_branches": 1}
+    assert session["rewards"] == {"files": 1.0, "uid": 1.0, "others": 0.0, "refused": 1.0}
+    assert session["metrics"] == {"num_calls": 2, "num_branches": 1, "unsaid_share": 0}
 
 
 @pytest.mark.parametrize(

@@ -75,15 +75,19 @@ def test_several_calls_of_a_response_are_answered_in_order() -> None:
 
 
 def test_a_call_that_cannot_be_made_is_told_to_the_policy() -> None:
-    malformed, unknown, lacking = ask(
+    deep = f"{'[' * 100_000}{']' * 100_000}"
+    malformed, too_deep, no_unicode, unknown, lacking = ask(
         calling("<tool_call>{add}</tool_call>"),
+        calling(f'<tool_call>{{"name": "add", "arguments": {{"first": {deep}}}}}</tool_call>'),
+        calling('<tool_call>{"name": "add", "arguments": {"first": "\\ud800"}}</tool_call>'),
         calling('<tool_call>{"name": "multiply"}</tool_call>'),
         calling('<tool_call>{"name": "add", "arguments": {"first": 1}}</tool_call>'),
     )
-    assert malformed.observation == 'error: a call is {"name": ..., "arguments": {...}} in JSON'
+    for one in (malformed, too_deep, no_unicode):
+        assert one.observation == 'error: a call is {"name": ..., "arguments": {...}} in JSON'
     assert unknown.observation == "error: there is no tool 'multiply'; there are add, leave"
     assert str(lacking.observation).startswith("error: ")
-    assert {one.metrics["refused_call_share"] for one in (malformed, unknown, lacking)} == {1.0}
+    assert {one.metrics["refused_call_share"] for one in (malformed, too_deep, unknown, lacking)} == {1.0}
 
 
 def test_a_call_in_the_last_turn_is_judged_as_an_answer() -> None:

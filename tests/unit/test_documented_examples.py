@@ -46,7 +46,12 @@ data:
 """
 MIXTURE = {"model_type": "qwen3_moe", "moe_intermediate_size": 16, "num_experts": 8, "num_experts_per_tok": 2}
 # Commands of other projects, or of the system, whose own documentation is theirs to keep.
-FOREIGN = ("bash examples/grpo_trainer/run_qwen3_8b_fsdp.sh", "python -m pip install --no-index")
+FOREIGN = (
+    "bash examples/grpo_trainer/run_qwen3_8b_fsdp.sh",
+    "python -m pip install --no-index",
+    "python3.11 -m venv /home/me/",
+    "/home/me/agents/strands/bin/pip install",
+)
 
 
 @pytest.fixture(scope="session")

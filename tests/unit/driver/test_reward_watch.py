@@ -63,6 +63,18 @@ def test_a_component_that_abstains_for_all_samples_is_told_of_once(watched: Call
     assert "env.sums: the component correct was None for all samples in training step 1" in warning
 
 
+def test_sessions_that_begin_with_what_the_policy_never_said_are_told_of_once(
+    watched: Callable[..., Watched],
+) -> None:
+    watch, warnings = watched()
+    for step, share in enumerate((0.0, 1.0, 2.0)):
+        found = {"env/sums/unsaid_share": mean(share, 4)}
+        result = failing(4, {})
+        watch.look(prompts(step), replace(result, metrics={**result.metrics, **found}))
+    (warning,) = warnings
+    assert "env.sums: 25% of the sessions in training step 1 begin with responses that the policy" in warning
+
+
 def test_the_first_failure_of_a_kind_is_told_with_sample_and_reason_and_no_later_one(
     watched: Callable[..., Watched],
 ) -> None:

@@ -23,6 +23,7 @@ SUM = {"metadata": {"source_dataset": "basic_arithmetic"}}
         ('{"name": "Ann"}', 0.0, 1.0),
         ('{"age": 3', 0.0, 0.0),
         ("", 0.0, 0.0),
+        ("[" * 100_000 + "]" * 100_000, 0.0, 0.0),
     ],
 )
 def test_json_is_rewarded_when_the_schema_accepts_it(response, valid, parses):

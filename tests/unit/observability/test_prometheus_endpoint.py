@@ -13,6 +13,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from nemo_like.config.schema import PrometheusConfig
+from nemo_like.observability import prometheus_endpoint
 from nemo_like.observability.prometheus_endpoint import PrometheusRecorder
 
 
@@ -50,6 +51,19 @@ def test_before_the_first_step_there_is_the_run(
     recorder: PrometheusRecorder, address: PrometheusConfig
 ) -> None:
     assert values(address) == {"nemo_like_max_num_steps": 80.0}
+
+
+def test_a_client_that_asks_nothing_is_left_and_nobody_hears_of_it(
+    address: PrometheusConfig, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(prometheus_endpoint, "_MAX_SILENCE_S", 0.2)
+    recorder = PrometheusRecorder(address, "demo", 80)
+    for begun in (b"", b"GET / HTTP/1.1\r\n"):
+        with socket.create_connection((address.host, address.port), timeout=30) as client:
+            client.sendall(begun)
+            assert client.recv(1) == b""
+    recorder.close()
+    assert capfd.readouterr().err == ""
 
 
 def test_a_metric_has_its_name_its_run_and_its_meaning(

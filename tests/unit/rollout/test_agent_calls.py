@@ -17,8 +17,10 @@ from nemo_like.rollout.agent_calls import AgentSession, CallAnswerer, Wanted
 from nemo_like.rollout.agent_chat_api import wanted_chat, wanted_completion
 from nemo_like.rollout.agent_engines import EngineCalls
 from nemo_like.rollout.agent_messages_api import as_chat as messages_as_chat
-from nemo_like.rollout.agent_prompts import AgentPrompts, BadRequest
+from nemo_like.rollout.agent_prompts import AgentPrompts
+from nemo_like.rollout.agent_request import BadRequest
 from nemo_like.rollout.agent_responses_api import as_chat as responses_as_chat
+from nemo_like.rollout.agent_work import RequestWork
 from scripts.demo_model.tool_tokenizer import TEMPLATE, save_tokenizer
 from tests.unit.data.tokenizers_at_tiny_size import BOS, BOS_ID, with_post_processor
 from tests.unit.rollout.conversations import conversation
@@ -66,7 +68,7 @@ class Host:
 
         async def answered() -> int:
             self._calls = EngineCalls([self], None)
-            answerer = CallAnswerer(AgentPrompts(self.tokenizer), self._calls, 1000)
+            answerer = CallAnswerer(AgentPrompts(self.tokenizer), self._calls, 1000, RequestWork())
             return (await answerer.answer(self._session, wanted)).num_continued
 
         num_continued = asyncio.run(answered())

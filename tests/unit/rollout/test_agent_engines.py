@@ -16,7 +16,8 @@ from nemo_like.generation.interface import CallSampling, GroupRequest
 from nemo_like.rollout.agent_calls import AgentSession, CallAnswerer, Wanted
 from nemo_like.rollout.agent_endpoint import _unless_gone
 from nemo_like.rollout.agent_engines import EngineCalls
-from nemo_like.rollout.agent_prompts import BadRequest
+from nemo_like.rollout.agent_request import BadRequest
+from nemo_like.rollout.agent_work import RequestWork
 from nemo_like.rollout.agents import AgentPlayer
 from tests.unit.rollout.conversations import conversation
 
@@ -142,7 +143,7 @@ class Agents:
     def __init__(self, engine: Engine) -> None:
         self.engine, self.session = engine, _session()
         self.calls = EngineCalls([engine], object())
-        self.answerer = CallAnswerer(_Prompts(), self.calls, max_length=100)  # type: ignore[arg-type]
+        self.answerer = CallAnswerer(_Prompts(), self.calls, 100, RequestWork())  # type: ignore[arg-type]
 
     def open(self, *args: Any) -> AgentSession:
         return self.session
@@ -159,7 +160,7 @@ class Agents:
 class _Prompts:
     """Needs no tokenizer: calls here have tokens."""
 
-    tokenizer = SimpleNamespace(decode=lambda ids: "")
+    tokenizer = SimpleNamespace(decode=lambda ids: "", num_ids=100)
 
 
 def test_an_agent_that_ends_before_its_call_is_answered_leaves_nothing_to_sample() -> None:

@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from nemo_like.generation.interface import Response
-from nemo_like.rollout.agent_session import AgentCall, SessionCalls, extended, histories
+from nemo_like.rollout.agent_session import (
+    AgentCall,
+    SessionCalls,
+    canonical,
+    extended,
+    histories,
+    without_thoughts,
+)
 
 TOOLS = {"tools": [{"name": "add"}]}
 
@@ -28,7 +35,7 @@ class Session:
 
     def ask(self, messages: list[dict[str, Any]], answer: str, context: Any = None) -> list[dict[str, Any]]:
         known = histories(context, messages)
-        parent, count = self.calls.known(known)
+        parent, count = self.calls.known(known, messages)
         text = "".join(one["content"] for one in messages[count:])
         ids = np.array([*map(ord, answer), 0], np.int32)
         response = Response(ids, np.zeros(len(ids), np.float32), is_truncated=False)
@@ -128,3 +135,78 @@ def test_the_longest_beginning_of_a_text_is_continued() -> None:
     call = session.calls.longest(lambda call: "ax and more".startswith(call.whole_text()))
     assert call is session.calls.calls[0]
     assert session.calls.longest(lambda call: "other".startswith(call.whole_text())) is None
+
+
+THOUGHT = "<think>\n1 and 2\n</think>\n\nIt is 3"
+
+
+@pytest.mark.parametrize(
+    "sent_back",
+    [
+        said(THOUGHT),
+        # As litellm, pydantic-ai and others send it: in a field, with other blanks, in other words, or not.
+        said("It is 3", reasoning_content="1 and 2"),
+        said("It is 3", reasoning="1 and 2", thinking_blocks=[]),
+        said("\n\nIt is 3"),
+        said("<think>\n1 and 2\n</think>\nIt is 3\n"),
+        said("<thinking>I added.</thinking> It is 3"),
+        said("It is 3"),
+    ],
+)
+def test_a_response_continues_whatever_a_client_made_of_its_thoughts(sent_back: dict[str, Any]) -> None:
+    session = Session()
+    session.ask([user("a")], THOUGHT)
+    session.ask([user("a"), sent_back, user("b")], "y")
+    assert session.branches() == [[(0, True), (1, True)]]
+    assert text_of(session.calls.calls[1]) == f"a{THOUGHT}|by|"
+
+
+@pytest.mark.parametrize("sent_back", ["It is 4", "It  is 3", "", "1 and 2"])
+def test_other_words_are_another_response(sent_back: str) -> None:
+    session = Session()
+    session.ask([user("a")], THOUGHT)
+    session.ask([user("a"), said(sent_back), user("b")], "y")
+    assert len(session.branches()) == 2
+
+
+def test_thoughts_of_others_than_the_assistant_are_texts() -> None:
+    assert canonical(user("<think>1</think>2")) != canonical(user("2"))
+    assert canonical(user(" 2")) != canonical(user("2"))
+
+
+def test_of_responses_that_differ_in_their_thoughts_the_one_sent_back_is_continued() -> None:
+    session = Session()
+    first = session.ask([user("a")], "<think>1</think>3")
+    session.ask([user("a")], "<think>2</think>3")
+    session.ask([*first, user("b")], "y")
+    session.ask([user("a"), said("3"), user("c")], "z")  # without its thoughts: the latest
+    assert session.branches() == [[(0, True), (2, True)], [(1, True), (3, True)]]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("", ""),
+        (" \n", ""),
+        ("3", "3"),
+        ("<think>1</think>", ""),
+        ("1</think>\n3", "3"),  # the template began the thought
+        ("<think>1", "1"),  # cut short: clients leave out the mark at most
+        ("one <think>1</think> two <think>2</think>three", "one\n\ntwo\n\nthree"),
+        ("<think><think>1</think>3", "3"),
+        ("</think></think>3", "3"),
+    ],
+)
+def test_thoughts_are_what_their_marks_enclose(text: str, shown: str) -> None:
+    assert without_thoughts(text) == shown
+
+
+def test_many_marks_take_no_longer_than_their_length() -> None:
+    # A search from each mark for its end would take minutes.
+    assert without_thoughts("<think>" * 500_000) == ""
+    assert without_thoughts("</think>" * 500_000) == ""
+
+
+def test_arguments_that_utf8_cannot_encode_have_a_history() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": "\ud800"}}}
+    assert len(histories(None, [said("", tool_calls=[call])])) == 1

@@ -1,0 +1,140 @@
+"""What is read of a request: its body, and fields of the types that the APIs give them. Pure.
+
+bytes ──▶ read_body ──▶ a JSON object ──▶ whole_number, text_of, an_object, objects, ...
+            └──────────────────────────────┴──▶ BadRequest, with what was wrong
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import reprlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nemo_like.data.nesting import MAX_LEVELS, is_shallow
+
+# How JSON writes one half of a surrogate pair. Such a half alone is no character, and has no UTF-8.
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_MAX_STOP_STRINGS = 128  # the engine looks for each of them after every token
+
+
+class BadRequest(Exception):
+    """A request that cannot be served; the message says why. ``code`` is OpenAI's name of the error."""
+
+    def __init__(self, message: str, *, status: int = 400, code: str = "invalid_request_error") -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+
+class PromptTooLong(BadRequest):
+    """A prompt that leaves no room for a response in the ``limit`` tokens that the model reads."""
+
+    def __init__(self, num_tokens: int, limit: int) -> None:
+        super().__init__(
+            f"the prompt has {num_tokens} tokens, which leaves no room for a response in {limit}",
+            code="context_length_exceeded",
+        )
+        self.num_tokens, self.limit = num_tokens, limit
+
+
+def read_body(content: bytes) -> dict[str, Any]:
+    """Return the JSON object that a body is; an empty one for an empty body.
+
+    Raises BadRequest for anything else, for an object that is nested too deeply, and for text that is no
+    Unicode.
+    """
+    try:
+        # By itself, json.loads lets surrogates in UTF-8 pass.
+        text = content.decode()
+        body = _parsed(text or "{}")
+        if _SURROGATE.search(text):
+            json.dumps(body, ensure_ascii=False).encode()
+        is_readable = is_shallow(body)
+    except RecursionError:
+        is_readable = False
+    except ValueError as error:  # of the decoders, and of the encoder
+        raise BadRequest(f"the body is no JSON in UTF-8: {error}") from error
+    if not is_readable:
+        raise BadRequest(f"the body is nested deeper than {MAX_LEVELS} levels")
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object")
+    return body
+
+
+def _parsed(text: str) -> Any:
+    """Return what JSON says. Python's collector of garbage rests meanwhile: it would find none, and look
+    through the whole process again and again, for twenty times as long as the JSON takes. The interpreter
+    does nothing else in that time."""
+    gc.disable()
+    try:
+        return json.loads(text)
+    finally:
+        gc.enable()
+
+
+def whole_number(
+    body: Mapping[str, Any], key: str, default: int | None, least: int | None, most: int | None = None
+) -> int | None:
+    """Return a field that is a whole number; ``default`` where it is not there. Raises BadRequest for another
+    value."""
+    value = body.get(key)
+    if value is None:
+        return default
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not is_whole or (least is not None and value < least) or (most is not None and value > most):
+        bounds = f" from {least}" * (least is not None) + f" to {most}" * (most is not None)
+        raise BadRequest(f"{key}={reprlib.repr(value)} must be a whole number{bounds}")
+    return int(value)
+
+
+def stop_strings(body: Mapping[str, Any], key: str = "stop") -> tuple[str, ...]:
+    """Return the texts that end a response. Raises BadRequest for anything else, and for too many."""
+    stop = body.get(key) or []
+    stop = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stop, list) or not all(isinstance(one, str) and one for one in stop):
+        raise BadRequest(f"{key} must be a text or a list of texts, none of them empty")
+    if len(stop) > _MAX_STOP_STRINGS:
+        raise BadRequest(f"{key} has {len(stop)} texts; at most {_MAX_STOP_STRINGS} are looked for")
+    return tuple(stop)
+
+
+def text_of(body: Mapping[str, Any], key: str) -> str | None:
+    """Return a field that is text, None where it is not there. Raises BadRequest for another value."""
+    value = body.get(key)
+    if not isinstance(value, str | None):
+        raise BadRequest(f"{key}={reprlib.repr(value)} must be text")
+    return value
+
+
+def an_object(body: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return a field that is an object, an empty one where it is not there. Raises BadRequest for another
+    value."""
+    value = body.get(key)
+    if not isinstance(value, dict | None):
+        raise BadRequest(f"{key}={reprlib.repr(value)} must be an object")
+    return value or {}
+
+
+def objects(body: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """Return a field that is a list of objects, an empty one where it is not there. Raises BadRequest for
+    another value."""
+    value = body.get(key)
+    if not isinstance(value, list | None) or not all(isinstance(one, dict) for one in value or ()):
+        raise BadRequest(f"{key}={reprlib.repr(value)} must be a list of objects")
+    return value or []
+
+
+def refuse_fields(body: Mapping[str, Any], instead: Mapping[str, str]) -> None:
+    """Raise BadRequest for a field that would change what an answer means and is not served; ``instead`` has
+    what to send in place of each."""
+    for key in instead.keys() & {key for key, value in body.items() if value}:
+        raise BadRequest(f"{key} is not served; {instead[key]}", code="unsupported_parameter")
+
+
+def check_token_ids(token_ids: Sequence[int], num_ids: int) -> None:
+    """Raise BadRequest where one is none of the ``num_ids`` that there are."""
+    for one in token_ids:
+        if not 0 <= one < num_ids:
+            raise BadRequest(f"prompt has the token id {reprlib.repr(one)}; ids are 0 to {num_ids - 1}")
