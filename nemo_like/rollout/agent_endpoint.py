@@ -40,7 +40,7 @@ from nemo_like.rollout.agent_chat_api import (
     wanted_chat,
     wanted_completion,
 )
-from nemo_like.rollout.agent_connections import close_silent
+from nemo_like.rollout.agent_connections import SilenceWatch
 from nemo_like.rollout.agent_refusals import refusal
 from nemo_like.rollout.agent_request import BadRequest, read_body
 from nemo_like.rollout.agent_tools import AgentTools
@@ -80,7 +80,7 @@ class AgentEndpoint:
         self._kept: dict[str, dict[str, list[dict[str, Any]]]] = {}  # messages of /v1/responses, by session
         self._server: uvicorn.Server | None = None
         self._serving: asyncio.Task[None] | None = None
-        self._closing_silent: asyncio.Task[None] | None = None
+        self._watch: SilenceWatch | None = None
 
     async def start(self, host: str) -> str:
         """Begin to serve at a free port of ``host``, and return the base URL. Raises OSError when no port can
@@ -96,15 +96,14 @@ class AgentEndpoint:
         )
         self._server = uvicorn.Server(config)
         self._server.capture_signals = _no_signals  # type: ignore[method-assign]
-        loop = asyncio.get_running_loop()
-        self._serving = loop.create_task(self._server.serve(sockets=[listening]))
-        self._closing_silent = loop.create_task(close_silent(self._server, _KEEP_ALIVE_S))
+        self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[listening]))
+        self._watch = SilenceWatch(self._server, _KEEP_ALIVE_S)
         return f"http://{host}:{listening.getsockname()[1]}/v1"
 
     async def close(self) -> None:
         """Stop serving."""
-        if self._closing_silent is not None:
-            self._closing_silent.cancel()
+        if self._watch is not None:
+            self._watch.stop()
         if self._server is not None and self._serving is not None:
             self._server.should_exit = self._server.force_exit = True
             await self._serving

@@ -67,8 +67,8 @@ def _parsed(text: str) -> Any:
     """Return what JSON says. Python's collector of garbage rests meanwhile: it would find none, and look
     through the whole process again and again, for twenty times as long as the JSON takes. The interpreter
     does nothing else in that time."""
-    gc.disable()
     try:
+        gc.disable()
         return json.loads(text)
     finally:
         gc.enable()
