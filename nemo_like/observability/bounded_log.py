@@ -45,6 +45,8 @@ class BoundedLog:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(head, size - self._kept_bytes - 1))
             end = file.read()
+            while more := file.read():  # what was written meanwhile
+                end += more
             tail = end[end.find(b"\n") + 1 :]  # whole lines, or a part of one that is longer
             num_left_out += os.fstat(file.fileno()).st_size - head - len(tail)
             file.truncate(head)
