@@ -244,7 +244,8 @@ class Cluster:
         watches = {ref: node_of[actor.name] for ref, actor in self._watches.items() if actor.name in node_of}
         # The actors are asked, since Ray takes a quarter of a minute to declare a node dead.
         ended, _ = ray.wait(list(watches), num_returns=len(watches), timeout=_NODE_GRACE_S)
-        alive = {node for ref, node in watches.items() if ref not in ended}
+        gone = {ref for ref in ended if not isinstance(self._ended(ref, ""), ActorBroken)}
+        alive = {node for ref, node in watches.items() if ref not in gone}
         return [node.address for node in dict.fromkeys(watches.values()) if node not in alive]
 
     def _log_path(self, actor: str) -> str | None:

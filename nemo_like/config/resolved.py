@@ -29,9 +29,9 @@ def read_resolved(path: Path, *sections: str) -> dict[str, Any]:
     if absent:
         raise ValueError(f"{path} is not the configuration of a run: it has no section {absent[0]}")
     register_resolvers()
-    wanted = OmegaConf.create({name: config[name] for name in sections})
+    whole = OmegaConf.create(config)  # its sections refer to each other
     try:
-        resolved: Any = OmegaConf.to_container(wanted, resolve=True)
+        resolved = {name: OmegaConf.to_container(whole[name], resolve=True) for name in sections}
     except OmegaConfBaseException as error:
         why = str(error).splitlines()[0]
         raise ValueError(f"{path} asks for what is not set: {why}") from None

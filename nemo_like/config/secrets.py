@@ -17,9 +17,11 @@ _SHORTEST_SECRET = 6  # characters
 _URL = re.compile(r"""[\w+.-]+://[^\s"'<>]+""")
 # What stands before the last @ of the server's part. A "/" is in the password where what follows the colon is
 # no port. What the environment will give is no password yet.
-_PASSWORD = re.compile(r"(?<=://)([^/?#@:]*:)(?!\$\{)(?!\d{1,5}[/?#])([^/?#]+(?=@)|[^@]+(?=@))")
+_PASSWORD = re.compile(r"(?<=://)(?!\[)([^/?#@:]*:)(?!\$\{)(?!\d{1,5}[/?#])([^/?#]+(?=@)|[^@]+(?=@))")
 _SECRET_FIELD = re.compile(
-    r"([?&][^=&#]*(?:token|key|secret|passw|signature|credential)[^=&#]*=)(?!\$\{)([^&#]+)", re.IGNORECASE
+    r"([?&](?:[^=&#]*[_-])?(?:access|api|auth|client|private)?"
+    r"(?:token|key|secret|password|passwd|signature|credentials?)=)(?!\$\{)([^&#]+)",
+    re.IGNORECASE,
 )
 
 

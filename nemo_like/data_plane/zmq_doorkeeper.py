@@ -12,6 +12,7 @@ import itertools
 import socket
 import struct
 import threading
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -46,6 +47,7 @@ def keep_door(server: zmq.Socket[Any]) -> None:
 
 def _keep(events: zmq.Socket[bytes]) -> None:
     strangers: dict[int, None] = {}  # descriptors, the oldest first
+    next_look_s = 0.0
     # The context is closed before the server in a process that ends.
     with suppress(zmq.ContextTerminated), events:
         while True:
@@ -56,7 +58,9 @@ def _keep(events: zmq.Socket[bytes]) -> None:
                 strangers.pop(event["value"], None)
                 if event["event"] == zmq.EVENT_ACCEPTED:
                     strangers[event["value"]] = None
-                    continue
+            if time.monotonic() < next_look_s:
+                continue  # who connects without end keeps nobody from being looked at
+            next_look_s = time.monotonic() + _PERIOD_MS / 1000
             for descriptor in list(strangers):
                 if not _is_stranger(descriptor, is_one_too_many=len(strangers) > _MAX_STRANGERS):
                     del strangers[descriptor]

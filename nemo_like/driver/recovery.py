@@ -133,7 +133,7 @@ class ActorRecovery:
         It cannot when a training worker died, a node was lost, recoveries are used up, the same error came
         when the work ``name`` was done before, the disk is full, or the groups are no longer at ``versions``.
         """
-        if isinstance(death, ActorBroken):
+        if isinstance(death, ActorBroken) and death.stage != _STAGE:
             if self._broken_in == (name, death.kind):
                 self._parts.logger.warn(f"{death.kind} came again when {name} was done again")
                 raise death
@@ -158,7 +158,8 @@ class ActorRecovery:
                 raise ActorDied(worker.name, _STAGE, worker.log_path)
         if actors.rollout.name not in dead | self._not_connected:
             parts.rollout.abandon()
-        dead |= {engine.name for engine in actors.engines if not self._abort_requests(engine)}
+        living = [engine for engine in actors.engines if engine.name not in dead]
+        dead |= {engine.name for engine in living if not self._abort_requests(engine)}
         parts.partitions.take_operations()
         with _failed_starts_as_deaths():
             self._start_again(dead)

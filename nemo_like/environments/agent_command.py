@@ -108,6 +108,7 @@ class CommandRunner:
             sys.stderr.write(complained[-_SHOWN_CHARACTERS:])
             sys.stderr.flush()
         if ending.done() and not ending.cancelled():
+            ending.result()  # raises what kept the time from being watched
             limit = f"options.timeout_s={self._options.timeout_s:g} s"
             reason = f"the processes of the agent's command used {limit} of CPU time together"
             raise CommandFailed(reason, FailureKind.timed_out)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _RUNNABLE = "R"
 # Moves the process itself into a control group, then becomes the command.
 _ENTER = ("/bin/sh", "-c", 'echo 0 > "$0" && exec "$@"')
+
+_TRIAL_TIMEOUT_S = 10.0
 
 _unremoved: set[Path] = set()
 
@@ -87,8 +90,12 @@ def control_group() -> Iterator[ControlGroup | None]:
         return
     for path in list(_unremoved):
         _remove(path)
-    path = parent / f"program-{os.getpid()}-{secrets.token_hex(4)}"
-    path.mkdir()
+    path = _new_path(parent)
+    try:
+        path.mkdir()
+    except OSError:  # there may be no more of them than the machine's owner allows
+        yield None
+        return
     try:
         yield ControlGroup(path)
     finally:
@@ -106,19 +113,27 @@ def _delegated() -> Path | None:
     if not mounted or not own:
         return None
     path = Path(mounted[0] + own[0])
-    trial = path / f"program-{os.getpid()}-trial"
+    trial = _new_path(path)
     try:
         trial.mkdir()
     except OSError:
         return None
     try:
-        ControlGroup(trial).cpu_s()
-        return path if os.access(path / "cgroup.procs", os.W_OK) else None
-    except (OSError, KeyError):
+        group = ControlGroup(trial)
+        group.cpu_s()
+        # Rights do not say all: a group may be one that takes no processes.
+        command = group.entered(["true"])
+        subprocess.run(command, check=True, stderr=subprocess.DEVNULL, timeout=_TRIAL_TIMEOUT_S)
+        return path
+    except (OSError, KeyError, subprocess.SubprocessError):
         return None
     finally:
         _remove(trial)
         _remove_left_behind(path)
+
+
+def _new_path(parent: Path) -> Path:
+    return parent / f"program-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def _remove_left_behind(parent: Path) -> None:

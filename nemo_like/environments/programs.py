@@ -224,7 +224,6 @@ async def _running(
         try:
             yield process
         finally:
-            limit.stop()
             # Also when the process has ended by itself: what it started is in its process group.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

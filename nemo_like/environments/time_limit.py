@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from nemo_like.environments.cpu_account import ControlGroup, ProcessTrees
 
@@ -59,7 +59,7 @@ class TimeLimit:
             own_s = used_s if look.is_waiting else max(used_s, _LONGEST_PERIOD_S)
             self.waited_s += max(0.0, period_s - own_s)
             before_s, cpu_before_s = before_s + period_s, look.cpu_s
-            self.cpu_s = own.look().cpu_s if group is None else group.cpu_s()
+            self.cpu_s = _cpu_s(own, group)
             self.passed_s = before_s - began_s
             if not self.is_starved or self.passed_s > PATIENCE * self._limit_s:
                 self._deadline.reschedule(now())
@@ -69,8 +69,16 @@ class TimeLimit:
 async def until_cpu_is_used_up(process: int, group: ControlGroup | None, limit_s: float) -> None:
     """Return once the process and all below it have used ``limit_s`` of CPU time together."""
     own = ProcessTrees([process])
-    while (own.look().cpu_s if group is None else group.cpu_s()) < limit_s:
+    while _cpu_s(own, group) < limit_s:
         await asyncio.sleep(_SLOW_PERIOD_S)
+
+
+def _cpu_s(processes: ProcessTrees, group: ControlGroup | None) -> float:
+    """Return what a program has used of the CPUs, as its group says while there is one."""
+    if group is not None:
+        with suppress(OSError, KeyError, ValueError):
+            return group.cpu_s()
+    return processes.look().cpu_s
 
 
 @asynccontextmanager

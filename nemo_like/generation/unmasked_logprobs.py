@@ -15,6 +15,7 @@ is watched at its own doors: where it masks, and where it samples.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -46,9 +47,10 @@ class UnmaskedLogprobsExtension:
 class _Unmasked:
     """The logits of rows that a mask will change in the step under way, before that."""
 
-    def __init__(self, rows: Tensor, logits: Tensor) -> None:
-        """rows: [masked] int64; logits: [rows of the batch, vocabulary], of which the rows are copied."""
-        self.rows, self._logits = rows, logits[rows].float()
+    def __init__(self, rows: Sequence[int], logits: Tensor) -> None:
+        """Copy the rows of the batch's logits, [rows of the batch, vocabulary]."""
+        self.rows = torch.tensor(rows, dtype=torch.int64, device=logits.device)
+        self._logits = logits[self.rows].float()
 
     def correct(self, found: Any, temperatures: Tensor | None) -> None:
         """Write the log-probs without the mask, and the ranks of forced tokens, into what was sampled.
@@ -82,7 +84,7 @@ class _FirstRunnerWatch:
             return self._sample_tokens(grammar_output)
         places = self._runner.input_batch.req_id_to_index
         found = [places[name] for name in grammar_output.structured_output_request_ids if name in places]
-        self._unmasked = _Unmasked(torch.tensor(sorted(found), device=state.logits.device), state.logits)
+        self._unmasked = _Unmasked(sorted(found), state.logits)
         try:
             return self._sample_tokens(grammar_output)
         finally:
@@ -115,13 +117,15 @@ class _SecondRunnerWatch:
     def _watched_mask(self, logits: Tensor, batch: Any, masked_ids: list[str], bitmask: Any) -> None:
         wanted = set(masked_ids)
         rows = [row for row, name in enumerate(batch.req_ids) if name in wanted]
-        self._unmasked = _Unmasked(torch.tensor(rows, device=logits.device), logits)
+        self._unmasked = _Unmasked(rows, logits)
         self._mask(logits, batch, masked_ids, bitmask)
 
     def _corrected_sample(self, hidden_states: Any, batch: Any, grammar_output: Any) -> Any:
-        self._unmasked = None
-        results = self._sample(hidden_states, batch, grammar_output)
-        unmasked, found = self._unmasked, results[0].logprobs_tensors
+        try:
+            results = self._sample(hidden_states, batch, grammar_output)
+            unmasked, found = self._unmasked, results[0].logprobs_tensors
+        finally:
+            self._unmasked = None
         if unmasked is not None and found is not None:
             temperatures = self._runner.sampler.sampling_states.temperature.gpu
             unmasked.correct(found, temperatures[batch.idx_mapping[unmasked.rows]])

@@ -51,6 +51,8 @@ class HostParking:
     def end(self) -> None:
         """Bring the tensors back to their device for good. Nothing may be using them."""
         self._return()
+        if self._is_on_gpu:
+            torch.cuda.current_stream().synchronize()  # the memory on the host may go when this object does
 
     @torch.no_grad()
     def _leave(self) -> None:

@@ -210,7 +210,8 @@ class CallAnswerer:
             request = GroupRequest(f"{session.request_ids}{attempt}/{name}", token_ids, seeds)
             result = await self._engines.sample(session.engine, request, sampling)
         except PromptTooLong as error:
-            session.cut_off = str(error)
+            if session.attempt == attempt:
+                session.cut_off = str(error)
             raise
         finally:
             session.num_unanswered -= session.attempt == attempt

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from nemo_like.environments import cpu_account
 from nemo_like.environments.cpu_account import Look
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
 from tests.functional.sandboxes import needs_sandbox
@@ -228,3 +229,11 @@ def test_with_shared_objects_ending_early_still_earns_nothing_but_deceiving_the_
     feedback = judge_all(((program, DOUBLE) for program in early), share_objects=True)
     assert {item.rewards["passed"] for item in feedback} == {0.0}
     assert reward(TRICKS["equal to everything"], DOUBLE, share_objects=True) == 1.0
+
+
+def test_a_child_that_left_and_keeps_the_output_open_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing may make control groups, such a child cannot be found."""
+    monkeypatch.setattr(cpu_account, "_delegated", lambda: None)
+    leaves_one = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(30)\nprint(3)"
+    tests = [{"input": "", "output": "3"}]
+    assert reward(leaves_one, tests, sandbox="none", timeout_s=1.0) == 0.0

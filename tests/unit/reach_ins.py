@@ -42,16 +42,21 @@ class ReachIn:
     name: str
 
 
-def reach_ins(package: Path) -> set[ReachIn]:
+def reach_ins(package: Path, *beside: Path) -> set[ReachIn]:
     """Return every reach-in of a package: private names, assignments to another project's objects, imports
-    of undocumented modules, and methods that replace a private one of another project's class."""
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(package.rglob("*.py"))}
-    own = {name for tree in trees.values() for name in _defined(tree)}
+    of undocumented modules, and methods that replace a private one of another project's class. What the
+    packages ``beside`` it define is of the same project."""
+    trees = _trees(package)
+    own = {name for one in (package, *beside) for tree in _trees(one).values() for name in _defined(tree)}
     found = set()
     for path, tree in trees.items():
         module = _Module(tree, own, package.name)
         found |= {ReachIn(path.relative_to(package).as_posix(), name) for name in module.names()}
     return found
+
+
+def _trees(package: Path) -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(package.rglob("*.py"))}
 
 
 class _Module:

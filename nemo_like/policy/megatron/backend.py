@@ -409,11 +409,15 @@ class MegatronBackend(ScoringBackend):
         was accumulated is dropped."""
         self.drop_accumulated()
         with self._megatron(), self._weights_in_use():
+            was_parked = self._parking is not None
             if self._parking is not None:
                 self._parking.end()
-            self.num_updates = load_checkpoint(path, self._stored(), self._optimizer)["num_updates"]
-            if self._parking is not None:
-                self._park_optimizer()  # some of the state's tensors are new ones
+                self._parking = None  # before there is another one, so that the host holds one copy
+            try:
+                self.num_updates = load_checkpoint(path, self._stored(), self._optimizer)["num_updates"]
+            finally:
+                if was_parked:
+                    self._park_optimizer()  # some of the state's tensors are new ones
 
     def _stored(self) -> torch.nn.Module:
         """Return the module that checkpoints hold."""

@@ -19,3 +19,12 @@ def test_what_a_run_left_to_the_environment_is_read_there(
     monkeypatch.delenv("MODEL")
     with pytest.raises(ValueError, match=r"config\.yaml asks for what is not set: .*MODEL"):
         read_resolved(path, "policy")
+
+
+def test_sections_refer_to_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "checkpointing:\n  checkpoint_dir: ${oc.env:SCRATCH}/${logger.run_name}\nlogger:\n  run_name: first\n"
+    )
+    monkeypatch.setenv("SCRATCH", "/scratch")
+    assert read_resolved(path, "checkpointing")["checkpointing"] == {"checkpoint_dir": "/scratch/first"}

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +73,28 @@ def test_a_block_that_ends_in_time_is_left_alone() -> None:
             return "done"
 
     assert asyncio.run(run()) == "done"
+
+
+class LostGroup(ControlGroup):
+    """A group that somebody removed."""
+
+    def cpu_s(self) -> float:
+        raise OSError("no such device")
+
+
+def test_a_program_whose_group_is_gone_still_runs_out_of_time() -> None:
+    async def run() -> None:
+        async with time_limit(LIMIT_S) as limit:
+            process = await asyncio.create_subprocess_exec("sleep", "60")
+            try:
+                limit.watch(process.pid, LostGroup(Path("/nowhere")))
+                await asyncio.sleep(60)
+            finally:
+                process.kill()
+                await process.wait()
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(run())
 
 
 SPINNERS = """
