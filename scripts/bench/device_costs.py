@@ -29,7 +29,8 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ from nemo_like.policy.megatron.backend import MegatronBackend
 from nemo_like.policy.megatron.optimizer import tensors_beside_model
 from nemo_like.policy.objective import PolicyObjective
 from nemo_like.policy.parallelism import logprob_strategy, parallel_layout, train_strategy
-from nemo_like.policy.parking import HostMemory, HostParking
+from nemo_like.policy.parking import HostMemory
 from scripts.gpu_check_parts.random_model import SHAPES, write_config, write_weights
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,6 +91,47 @@ def main() -> int:
     return int(any("error" in part for part in found.values()))
 
 
+class MeasuredBackend(MegatronBackend):
+    """A backend whose parts can be measured one by one."""
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(one.numel() for one in self._all_parameters())
+
+    def parameters(self) -> list[torch.Tensor]:
+        return self._all_parameters()
+
+    def weights_in_use(self) -> AbstractContextManager[None]:
+        return self._weights_in_use()
+
+    @contextmanager
+    def optimizer_stays(self) -> Iterator[None]:
+        """Have the optimizer's state stay on the device within the block."""
+        with self._optimizer_on_device():
+            moves, self.cfg.offload_optimizer_for_logprob = self.cfg.offload_optimizer_for_logprob, False
+            try:
+                yield
+            finally:
+                self.cfg.offload_optimizer_for_logprob = moves
+
+    def optimizer_state(self) -> AbstractContextManager[None] | None:
+        """Return a context that has the optimizer's state on the device; None where it never leaves."""
+        return None if self._parking is None else self._parking.in_use()
+
+    def optimizer_bytes(self) -> int:
+        """Return the size of the optimizer's state, which must be on the device."""
+        return sum(one.nbytes for one in tensors_beside_model(self._optimizer, self._all_parameters()))
+
+    def move_by_megatron(self, *, to_host: bool) -> None:
+        """Move the optimizer's state as Megatron-core does; it must be on the device, or have left so."""
+        (self._optimizer.offload_to_cpu if to_host else self._optimizer.restore_from_cpu)()
+
+    def park_again(self) -> None:
+        """Park the optimizer's state anew, after its tensors were replaced."""
+        self._parking = None
+        self._park_optimizer()
+
+
 class Bench:
     """One worker, made when the first part asks for it, and a batch for it."""
 
@@ -98,15 +140,15 @@ class Bench:
         self.device = torch.device(options.device, 0) if options.device == "cuda" else torch.device("cpu")
         self.start: dict[str, Any] = {}
         self.stack = ExitStack()  # of what later parts need too
-        self._worker: MegatronBackend | None = None
+        self._worker: MeasuredBackend | None = None
 
     @property
-    def worker(self) -> MegatronBackend:
+    def worker(self) -> MeasuredBackend:
         if self._worker is None:
             self._worker = self._made()
         return self._worker
 
-    def _made(self) -> MegatronBackend:
+    def _made(self) -> MeasuredBackend:
         model = self.directory / "model"
         write_config(model, self.options.size)
         started = time.perf_counter()
@@ -119,11 +161,11 @@ class Bench:
         kind = "nccl" if self.options.device == "cuda" else "gloo"
         dist.init_process_group(kind, init_method=f"file://{self.directory}/store", rank=0, world_size=1)
         objective = PolicyObjective(self.cfg.loss_fn, 1.0)
-        worker = MegatronBackend(self.cfg.policy, objective, parallel_layout(self.cfg.policy).coordinates(0))
+        worker = MeasuredBackend(self.cfg.policy, objective, parallel_layout(self.cfg.policy).coordinates(0))
         self.start = {
             "model_is_written_s": made - started,
             "worker_starts_s": time.perf_counter() - made,
-            "parameters": sum(one.numel() for one in worker._model.parameters()),
+            "parameters": worker.num_parameters,
             **self._memory(),
         }
         lengths = [self.options.tokens] * self.options.samples
@@ -218,7 +260,7 @@ def phases(bench: Bench) -> dict[str, Any]:
     for _ in range(bench.options.rounds):
         with bench.peak(logprob_memory):
             scoring.append(bench.seconds(bench.logprobs))
-        with bench.peak(train_memory), bench.worker._optimizer_on_device(), _stays(bench.worker):
+        with bench.peak(train_memory), bench.worker.optimizer_stays():
             training.append(bench.seconds(lambda: bench.train(prev)))
     num_tokens, num_parameters = sum(bench.meta.lengths), bench.start["parameters"]
     for name, seconds, factor in (("logprobs", scoring, 2), ("train", training, 6)):
@@ -229,17 +271,6 @@ def phases(bench: Bench) -> dict[str, Any]:
             "share_of_peak": factor * num_parameters * num_tokens / median / PEAK_FLOPS,
         }
     return found | {"logprob_memory": logprob_memory, "train_memory": train_memory}
-
-
-@contextmanager
-def _stays(worker: MegatronBackend) -> Iterator[None]:
-    """Have the optimizer's state stay where it is within the block."""
-    moves = worker.cfg.offload_optimizer_for_logprob
-    worker.cfg.offload_optimizer_for_logprob = False
-    try:
-        yield
-    finally:
-        worker.cfg.offload_optimizer_for_logprob = moves
 
 
 def waits(bench: Bench) -> dict[str, Any]:
@@ -280,26 +311,30 @@ def waits(bench: Bench) -> dict[str, Any]:
 def optimizer(bench: Bench) -> dict[str, Any]:
     """Megatron-core's own way, which copies tensor by tensor to memory that is not pinned, beside parking."""
     worker = bench.worker
-    if worker._parking is None:
-        return {"skipped": "this optimizer's state stays where it is"}
-    parked = worker._parking
-    size = sum(len(piece) for piece in parked._on_host.pieces)
-    seconds: dict[str, list[float]] = {"parked_back": [], "parked": [], "megatron": [], "megatron_back": []}
+    seconds: dict[str, list[float]] = collections.defaultdict(list)
+    size = 0
     for _ in range(bench.options.rounds):
-        seconds["parked_back"].append(bench.seconds(parked._return))
-        seconds["megatron"].append(bench.seconds(worker._optimizer.offload_to_cpu))
-        seconds["megatron_back"].append(bench.seconds(worker._optimizer.restore_from_cpu))
-        # The tensors have other storages now.
-        worker._parking = parked = HostParking(
-            tensors_beside_model(worker._optimizer, worker._all_parameters())
-        )
-        parked._return()
-        seconds["parked"].append(bench.seconds(parked._leave))
+        state = worker.optimizer_state()
+        if state is None:
+            return {"skipped": "this optimizer's state stays where it is"}
+        with ExitStack() as stack:
+            seconds["back"].append(bench.seconds(partial(stack.enter_context, state)))
+            size = worker.optimizer_bytes()
+            seconds["there"].append(bench.seconds(stack.close))
+        with state_of(worker):
+            seconds["megatron_there"].append(bench.seconds(partial(worker.move_by_megatron, to_host=True)))
+            seconds["megatron_back"].append(bench.seconds(partial(worker.move_by_megatron, to_host=False)))
+            worker.park_again()
     return {
         "gib": size / GIB,
-        "parked": _moves(seconds["parked"], seconds["parked_back"], size),
-        "megatron": _moves(seconds["megatron"], seconds["megatron_back"], size),
+        "parked": _moves(seconds["there"], seconds["back"], size),
+        "megatron": _moves(seconds["megatron_there"], seconds["megatron_back"], size),
     }
+
+
+def state_of(worker: MeasuredBackend) -> AbstractContextManager[None]:
+    """Return a context that has the optimizer's state on the device."""
+    return worker.optimizer_state() or nullcontext()
 
 
 def _moves(there: list[float], back: list[float], size: int) -> dict[str, Any]:
@@ -313,9 +348,9 @@ def _moves(there: list[float], back: list[float], size: int) -> dict[str, Any]:
 
 def reference(bench: Bench) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    bench.stack.enter_context(bench.worker._weights_in_use())
+    bench.stack.enter_context(bench.worker.weights_in_use())
     for placement in ReferencePlacement:
-        kept = KeptWeights(bench.worker._all_parameters, placement)
+        kept = KeptWeights(bench.worker.parameters, placement)
         seconds = []
         for _ in range(bench.options.rounds):
             bench.wait()
