@@ -189,6 +189,12 @@ def ports_of(processes: Iterable[psutil.Process]) -> list[int]:
     )
 
 
+def resident_bytes(processes: Sequence[psutil.Process]) -> int:
+    """Return how much memory these processes take; there must be some."""
+    assert processes
+    return sum(process.memory_info().rss for process in processes)
+
+
 def is_loopback(address: str) -> bool:
     return address == "::1" or address.removeprefix("::ffff:").startswith("127.")
 
