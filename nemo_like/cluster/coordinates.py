@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+# Where the ranks of a world find each other: at a file that nobody else sees, or at the address and port at
+# which the first of them listens.
+MeetingPlace: TypeAlias = Path | tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

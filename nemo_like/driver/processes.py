@@ -8,6 +8,7 @@ process that died is started again in the same way.
 from __future__ import annotations
 
 import json
+import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +18,8 @@ from nemo_like.batch.columns import BRANCH_STARTS, TOKEN_ADVANTAGES
 from nemo_like.batch.routed_experts import replayed_columns
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Call, Concurrency
 from nemo_like.cluster.cluster import Cluster
+from nemo_like.cluster.coordinates import MeetingPlace
 from nemo_like.cluster.cpu_environment import CPU_ENVIRONMENT
-from nemo_like.cluster.runtime import free_port
 from nemo_like.config.derived import (
     engine_adapter,
     is_one_engine,
@@ -229,7 +230,7 @@ class Starter:
         if is_one_engine(group):
             return [self._teacher_engine(group, data_plane)]
         layout = parallel_layout(group)
-        master_addr, master_port = self._rendezvous(role)
+        meeting_place = self._meeting_place(role)
         target, own = self._worker(role)
         return [
             self._start(
@@ -241,8 +242,7 @@ class Starter:
                 loss=cfg.loss_fn,
                 coordinates=layout.coordinates(rank),
                 data_plane=data_plane,
-                master_addr=master_addr,
-                master_port=master_port,
+                meeting_place=meeting_place,
                 timeout_s=self._patience_s(),
                 **own,
             )
@@ -365,11 +365,12 @@ class Starter:
         cluster = self._cfg.cluster
         return max(cluster.start_timeout_s, longest_deadline_s(cluster))
 
-    def _rendezvous(self, role: Role) -> tuple[str, int]:
-        """Return the address and port at which the workers of a group meet: on the node of the first."""
+    def _meeting_place(self, role: Role) -> MeetingPlace:
+        """Return where the workers of a group meet: on one machine, at a file in a new folder that is this
+        user's alone; else at an address and port on the node of the first."""
         cluster = self._cfg.cluster
         if cluster.address is None:
-            return "127.0.0.1", free_port()
+            return Path(tempfile.mkdtemp(prefix="meeting-"), "store")
         first = actor_name(role, self._needs[role], 0)
         return self._cluster.endpoint(first, timeout_s=cluster.start_timeout_s)
 

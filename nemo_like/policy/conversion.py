@@ -4,8 +4,8 @@ load."""
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from nemo_like.cluster.runtime import free_port
 from nemo_like.config.schema import Device, LossConfig, PolicyConfig
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.policy.parallelism import parallel_layout
@@ -25,23 +25,23 @@ def export_checkpoint(cfg: PolicyConfig, loss: LossConfig, checkpoint: Path, out
     if not Path(cfg.model_name).is_dir():
         raise FileNotFoundError(f"policy.model_name={cfg.model_name} is not a directory")
     _become_one_process(cfg)
-    worker = PolicyWorker(
-        cfg=cfg,
-        loss=loss,
-        coordinates=parallel_layout(cfg).coordinates(0),
-        temperature=1.0,
-        data_plane=InMemoryDataPlane(),
-        weight_sender=None,
-        master_addr="127.0.0.1",
-        master_port=free_port(),
-        timeout_s=_TIMEOUT_S,
-    )
-    worker.setup()
-    try:
-        worker.load_checkpoint(str(checkpoint), version=0)
-        worker.export_hf(str(output))
-    finally:
-        worker.stop()
+    with TemporaryDirectory() as folder:
+        worker = PolicyWorker(
+            cfg=cfg,
+            loss=loss,
+            coordinates=parallel_layout(cfg).coordinates(0),
+            temperature=1.0,
+            data_plane=InMemoryDataPlane(),
+            weight_sender=None,
+            meeting_place=Path(folder, "store"),
+            timeout_s=_TIMEOUT_S,
+        )
+        worker.setup()
+        try:
+            worker.load_checkpoint(str(checkpoint), version=0)
+            worker.export_hf(str(output))
+        finally:
+            worker.stop()
 
 
 def _become_one_process(cfg: PolicyConfig) -> None:

@@ -19,13 +19,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import ClassVar
 
 import torch.distributed as dist
 
 from nemo_like.batch.columns import Declaration
 from nemo_like.batch.meta import KVBatchMeta, Schedule
-from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.cluster.coordinates import Coordinates, MeetingPlace
 from nemo_like.cluster.gloo import one_gloo_device
 from nemo_like.cluster.imports import lasting_imports
 from nemo_like.config.schema import Device, PolicyBackend, PolicyConfig, ReplicaFetch
@@ -36,7 +37,7 @@ from nemo_like.policy.batch_keeper import BatchKeeper
 from nemo_like.policy.interface import TrainingBackend
 from nemo_like.policy.objective import Objective
 from nemo_like.policy.replica import Replica
-from nemo_like.weight_transport.process_groups import Rendezvous, joined_store
+from nemo_like.weight_transport.process_groups import Rendezvous, file_store, joined_store
 
 
 class GroupWorker(ABC):
@@ -51,20 +52,19 @@ class GroupWorker(ABC):
         objective: Objective,
         coordinates: Coordinates,
         data_plane: DataPlane | DataPlaneSpec,
-        master_addr: str,
-        master_port: int,
+        meeting_place: MeetingPlace,
         timeout_s: float,
     ) -> None:
         """Keep the settings; ``setup`` loads the model and connects.
 
         ``cfg`` is that of the worker's group, and ``timeout_s`` bounds every collective. The workers of the
-        group meet at ``master_addr`` and ``master_port``.
+        group meet at ``meeting_place``.
         """
         self.cfg, self.coordinates = cfg, coordinates
         self.version = 0
         self._objective = objective
         self._data_plane_source = data_plane
-        self._master = master_addr, master_port
+        self._meeting_place = meeting_place
         self._timeout_s = timeout_s
 
     @abstractmethod
@@ -115,8 +115,11 @@ class GroupWorker(ABC):
             self._backend = self._build_backend()
 
     def _store(self) -> dist.Store:
-        """Return the store through which the workers of the group find each other; the first one holds it."""
-        (host, port), timeout_s = self._master, self._timeout_s
+        """Return the store through which the workers of the group find each other."""
+        place, timeout_s = self._meeting_place, self._timeout_s
+        if isinstance(place, Path):
+            return file_store(place, timeout_s)
+        host, port = place
         if self.coordinates.rank == 0:
             return Rendezvous(host, timeout_s, port).store
         return joined_store(host, port, timeout_s)

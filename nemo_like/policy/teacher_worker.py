@@ -16,7 +16,7 @@ from nemo_like.batch.columns import (
 )
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.cluster.breakdown import breaking_down
-from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.cluster.coordinates import Coordinates, MeetingPlace
 from nemo_like.config.model_info import read_model_info
 from nemo_like.config.schema import LossConfig, TeacherConfig
 from nemo_like.data_plane.interface import DataPlane
@@ -44,8 +44,7 @@ class TeacherWorker(GroupWorker):
         temperature: float,
         vocab_size: int,
         data_plane: DataPlane | DataPlaneSpec,
-        master_addr: str,
-        master_port: int,
+        meeting_place: MeetingPlace,
         timeout_s: float,
     ) -> None:
         """Keep the settings; ``setup`` loads the model and connects.
@@ -68,8 +67,7 @@ class TeacherWorker(GroupWorker):
             objective=TeacherObjective(scoring, further_models(cfg)),
             coordinates=coordinates,
             data_plane=data_plane,
-            master_addr=master_addr,
-            master_port=master_port,
+            meeting_place=meeting_place,
             timeout_s=timeout_s,
         )
 

@@ -28,7 +28,7 @@ from nemo_like.batch.tags import (
     TOKEN_ADVANTAGE_SUM,
 )
 from nemo_like.cluster.breakdown import breaking_down
-from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.cluster.coordinates import Coordinates, MeetingPlace
 from nemo_like.config.schema import LossConfig, ValueConfig
 from nemo_like.data_plane.interface import DataPlane
 from nemo_like.data_plane.spec import DataPlaneSpec
@@ -54,8 +54,7 @@ class ValueWorker(TrainingWorker):
         loss: LossConfig,
         coordinates: Coordinates,
         data_plane: DataPlane | DataPlaneSpec,
-        master_addr: str,
-        master_port: int,
+        meeting_place: MeetingPlace,
         timeout_s: float,
     ) -> None:
         """Keep the settings; ``setup`` loads the model and connects. ``loss`` is the policy's, which says
@@ -65,8 +64,7 @@ class ValueWorker(TrainingWorker):
             objective=ValueObjective(cfg),
             coordinates=coordinates,
             data_plane=data_plane,
-            master_addr=master_addr,
-            master_port=master_port,
+            meeting_place=meeting_place,
             timeout_s=timeout_s,
         )
         self._value, self._loss = cfg, loss

@@ -29,7 +29,7 @@ from nemo_like.batch.tags import (
     named,
 )
 from nemo_like.cluster.breakdown import breaking_down, is_out_of_memory
-from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.cluster.coordinates import Coordinates, MeetingPlace
 from nemo_like.cluster.imports import load_target
 from nemo_like.config.schema import LoraSync, LossConfig, PolicyConfig, Tripwires
 from nemo_like.data_plane.interface import DataPlane
@@ -71,8 +71,7 @@ class PolicyWorker(TrainingWorker):
         temperature: float,
         data_plane: DataPlane | DataPlaneSpec,
         weight_sender: WeightSender | WeightSenderSpec | None,
-        master_addr: str,
-        master_port: int,
+        meeting_place: MeetingPlace,
         timeout_s: float,
         weight_replicas: Sequence[int] = FIRST_REPLICA,
         tripwires: Tripwires = Tripwires.off,
@@ -93,8 +92,7 @@ class PolicyWorker(TrainingWorker):
             objective=PolicyObjective(loss, temperature),
             coordinates=coordinates,
             data_plane=data_plane,
-            master_addr=master_addr,
-            master_port=master_port,
+            meeting_place=meeting_place,
             timeout_s=timeout_s,
         )
         self.loss = loss

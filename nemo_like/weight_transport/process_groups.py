@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 from torch import distributed as dist
@@ -53,6 +54,16 @@ def joined_store(host: str, port: int, timeout_s: float) -> dist.TCPStore:
     """Return the store that another rank holds as ``Rendezvous``; wait until it listens, or the deadline."""
     timeout = timedelta(seconds=timeout_s)
     return dist.TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
+
+
+def file_store(file: Path, timeout_s: float) -> dist.FileStore:
+    """Return the store that is kept in ``file``: who may not read the file's folder has no part in it.
+
+    All ranks are on one machine, and each set of ranks has a file of its own.
+    """
+    store = dist.FileStore(str(file))
+    store.set_timeout(timedelta(seconds=timeout_s))
+    return store
 
 
 class NamedProcessGroup:

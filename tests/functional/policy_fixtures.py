@@ -322,8 +322,7 @@ def ready_worker(
         temperature=temperature,
         data_plane=plane,
         weight_sender=None,
-        master_addr="127.0.0.1",
-        master_port=0,
+        meeting_place=("127.0.0.1", 0),
         timeout_s=60.0,
         tripwires=Tripwires.all,
         further_reads=further_reads,
@@ -342,8 +341,7 @@ def ready_value_worker(
         loss=loss,
         coordinates=coordinates,
         data_plane=plane,
-        master_addr="127.0.0.1",
-        master_port=0,
+        meeting_place=("127.0.0.1", 0),
         timeout_s=60.0,
     )
     worker.setup()

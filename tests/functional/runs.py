@@ -168,6 +168,33 @@ def listening_elsewhere(processes: Iterable[psutil.Process]) -> dict[str, str]:
     }
 
 
+def attack(ports: Iterable[int], folder: Path) -> None:
+    """Be a stranger at each of these ports, as another user where this one is root; fails where something was
+    unpickled there. ``folder`` is an empty one."""
+    folder.chmod(0o777)
+    stranger = [sys.executable, "-m", "tests.functional.stranger", str(folder), *map(str, ports)]
+    subprocess.run(stranger, cwd=ROOT, check=True, timeout=60)
+    assert not list(folder.iterdir())
+
+
+def ports_of(processes: Iterable[psutil.Process]) -> list[int]:
+    """Return the ports on which these processes listen."""
+    pids = {process.pid for process in processes}
+    return sorted(
+        {
+            one.laddr.port
+            for one in psutil.net_connections("tcp")
+            if one.status == psutil.CONN_LISTEN and one.pid in pids
+        }
+    )
+
+
+def resident_bytes(processes: Sequence[psutil.Process]) -> int:
+    """Return how much memory these processes take; there must be some."""
+    assert processes
+    return sum(process.memory_info().rss for process in processes)
+
+
 def is_loopback(address: str) -> bool:
     return address == "::1" or address.removeprefix("::ffff:").startswith("127.")
 

@@ -1,4 +1,5 @@
-"""Somebody else on the machine: offers pickles that leave a mark to ports of which he knows no secret.
+"""Somebody else on the machine: offers pickles that leave a mark to ports of which he knows no secret, and
+sends them more than they may keep.
 
 python -m tests.functional.stranger FOLDER PORT...: FOLDER/PORT exists afterwards where one was unpickled
 """
@@ -6,6 +7,7 @@ python -m tests.functional.stranger FOLDER PORT...: FOLDER/PORT exists afterward
 from __future__ import annotations
 
 import contextlib
+import encodings.idna  # noqa: F401  the interpreter's files may be the first user's alone
 import os
 import pickle
 import socket
@@ -14,6 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgpack
 import zmq
+
+# A peer of ZeroMQ that has a password, and begins with a command of 8 GiB.
+_FLOOD = (
+    b"\xff" + bytes(7) + b"\x01\x7f\x03\x00PLAIN" + bytes(15 + 32) + b"\x06" + (8 << 30).to_bytes(8, "big")
+)
+_FLOOD_BYTES = 256 << 20
+_STRANGER = 12345
 
 
 class Mark:
@@ -45,9 +54,28 @@ def offer(port: int, mark: str) -> None:
         client.poll(1000)
 
 
+def flood(port: int) -> None:
+    """Send what a server would have to keep until it is whole, for as long as it is taken."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1) as raw:
+        raw.sendall(_FLOOD)
+        for _ in range(_FLOOD_BYTES >> 20):
+            raw.sendall(bytes(1 << 20))
+
+
+def become_another_user() -> None:
+    """Take the id of a user that owns nothing, as root may."""
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(_STRANGER, _STRANGER, _STRANGER)
+        os.setresuid(_STRANGER, _STRANGER, _STRANGER)
+
+
 def main(folder: str, *ports: str) -> None:
+    become_another_user()
     with ThreadPoolExecutor(len(ports)) as pool:
         for done in [pool.submit(offer, int(port), f"{folder}/{port}") for port in ports]:
+            done.result()
+        for done in [pool.submit(flood, int(port)) for port in ports]:
             done.result()
     # Sockets on their way to what is no ZeroMQ are not waited for.
     os._exit(0)

@@ -114,8 +114,7 @@ def by_workers(
         temperature=temperature,
         vocab_size=vocab_size,
         data_plane=plane,
-        master_addr="127.0.0.1",
-        master_port=0,
+        meeting_place=("127.0.0.1", 0),
         timeout_s=60.0,
     )
     worker.setup()

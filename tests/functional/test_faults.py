@@ -12,9 +12,13 @@ import psutil
 import pytest
 
 from tests.functional.runs import (
+    attack,
     listening_elsewhere,
+    ports_of,
     read_metrics,
+    resident_bytes,
     running,
+    temporary_directory,
     temporary_files,
     wait_for_step,
     wait_until_gone,
@@ -61,8 +65,19 @@ def test_a_killed_process_is_replaced_and_an_interrupt_ends_the_run_cleanly(
     with running(tmp_path, [*LONG, "checkpointing.enabled=false"]) as (process, mark, run_dir):
         wait_for_step(process, run_dir, step=2)
         pids = json.loads((run_dir / "processes.json").read_text())
-        # Nobody on another machine reaches a run on one.
-        assert listening_elsewhere(psutil.Process(process.pid).children(recursive=True)) == {}
+        # Nobody on another machine reaches a run on one. Another user of this one reaches its ports, where
+        # nothing that he sends is unpickled, or kept.
+        others = psutil.Process(process.pid).children(recursive=True)
+        assert listening_elsewhere(others) == {}
+        keepers = [one for one in others if "TransferQueue" in one.name() or "StorageUnit" in one.name()]
+        kept = resident_bytes(keepers)
+        (folder := tmp_path / "stranger").mkdir()
+        attack(ports_of(others), folder)
+        assert resident_bytes(keepers) - kept < 128 << 20
+        # Nor does he reach the store through which the policy workers found each other.
+        (store,) = temporary_directory(mark).rglob("meeting-*/store")
+        assert store.parent.stat().st_mode & 0o077 == 0
+        wait_for_step(process, run_dir, step=read_metrics(run_dir)[-1]["step"] + 1)
         os.kill(pids["data_plane"], signal.SIGKILL)
         wait_for_step(process, run_dir, step=read_metrics(run_dir)[-1]["step"] + 3)
         assert json.loads((run_dir / "processes.json").read_text())["data_plane"] != pids["data_plane"]

@@ -9,11 +9,13 @@ import os
 import socket
 import subprocess
 import threading
+import time
 from contextlib import suppress
 
 from nemo_like.environments.inside.confine import confine
 
 _CHUNK_BYTES = 65536
+_PAUSE_S = 0.05
 
 
 def main(port: str, endpoint: str, num_words: str, user_id: str, limits: str, *others: str) -> None:
@@ -36,15 +38,26 @@ def main(port: str, endpoint: str, num_words: str, user_id: str, limits: str, *o
 
 def _serve(listening: socket.socket, endpoint: str) -> None:
     while True:
-        theirs, _ = listening.accept()
         try:
-            ours = socket.socket(socket.AF_UNIX)
-            ours.connect(endpoint)
+            theirs, _ = listening.accept()
         except OSError:
-            theirs.close()
+            time.sleep(_PAUSE_S)  # the command has as many files open as it may
             continue
-        for source, sink in ((theirs, ours), (ours, theirs)):
-            threading.Thread(target=_pump, args=(source, sink), daemon=True).start()
+        try:
+            threading.Thread(target=_lead, args=(theirs, endpoint), daemon=True).start()
+        except RuntimeError:  # it has as many threads as it may
+            theirs.close()
+
+
+def _lead(theirs: socket.socket, endpoint: str) -> None:
+    """Lead one connection to the endpoint, until either side ends it, and close it: a client that still sends
+    then would wait for room without end."""
+    with suppress(OSError, RuntimeError), theirs, socket.socket(socket.AF_UNIX) as ours:
+        ours.connect(endpoint)
+        back = threading.Thread(target=_pump, args=(ours, theirs), daemon=True)
+        back.start()
+        _pump(theirs, ours)
+        back.join()
 
 
 def _pump(source: socket.socket, sink: socket.socket) -> None:

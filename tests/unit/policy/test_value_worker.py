@@ -40,8 +40,7 @@ def worker(loss: LossConfig = CONFIG, **changes: Any) -> ValueWorker:
         loss=loss,
         coordinates=ParallelLayout(tp=1, cp=1, dp=1, pp=1).coordinates(0),
         data_plane=InMemoryDataPlane(),
-        master_addr="127.0.0.1",
-        master_port=0,
+        meeting_place=("127.0.0.1", 0),
         timeout_s=1.0,
     )
 
