@@ -120,8 +120,8 @@ class CheckpointStore:
         """
         name = f"the checkpoint of step {step}"
         with (
-            space_for(name, self._root, self._needed_bytes(), _DISK_FULL_REMEDY),
             removed_on_error(self._unfinished(step)),
+            space_for(name, self._root, self._needed_bytes(), _DISK_FULL_REMEDY),
         ):
             yield
 

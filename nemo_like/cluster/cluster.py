@@ -132,7 +132,8 @@ class Cluster:
         Raises ActorDied when any actor of the run dies or breaks down meanwhile (with ``watching``: any of
         these, or, once a call has failed, any other), RayDied when Ray itself dies, ActorFailed when a call
         or an actor's constructor raises, and StageTimeout when ``timeout_s`` passes or when a call raises
-        because a deadline inside its actor has passed.
+        because a deadline inside its actor has passed. Time for which this process itself is stopped, as by
+        Ctrl-Z, does not count.
         """
         watches = list(self._watches)
         if watching is not None:
@@ -155,16 +156,21 @@ class Cluster:
     def _gather(
         self, calls: Sequence[Call], watches: Sequence[ray.ObjectRef], *, stage: str, timeout_s: float
     ) -> list[Any]:
-        deadline = time.monotonic() + timeout_s
+        left_s = timeout_s
         pending = {call.ref: call for call in calls}
         results: dict[ray.ObjectRef, Any] = {}
         while pending:
-            left_s = max(0.0, deadline - time.monotonic())
-            ready, _ = ray.wait([*pending, *watches], num_returns=1, timeout=min(left_s, _RAY_PERIOD_S))
+            asked_s, began_s = min(left_s, _RAY_PERIOD_S), time.monotonic()
+            ready, _ = ray.wait([*pending, *watches], num_returns=1, timeout=asked_s)
+            passed_s = time.monotonic() - began_s
+            # A wait that is much too long means that this process was stopped. Then it has yet to hear of
+            # what ended meanwhile, so that the time does not count.
+            if passed_s < asked_s + _RAY_PERIOD_S:
+                left_s = max(0.0, left_s - passed_s)
             if not ready:
                 if (reason := self._ray_failure()) is not None:
                     raise RayDied(reason, stage)
-                if left_s <= _RAY_PERIOD_S:
+                if not left_s:
                     waiting_for = sorted({call.actor for call in pending.values()})
                     raise StageTimeout.of_stage(stage, timeout_s, waiting_for)
                 continue

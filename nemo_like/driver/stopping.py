@@ -65,18 +65,22 @@ class StopRequests:
         *,
         environment: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.time,
+        stopwatch: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Note the deadlines: ``checkpointing.checkpoint_must_save_by`` from now, and the Slurm job's end."""
+        """Note the deadlines: ``checkpointing.checkpoint_must_save_by`` from now, and the Slurm job's end.
+
+        ``clock`` is in seconds since 1970, as Slurm tells the end; somebody may set it meanwhile.
+        ``stopwatch`` measures what passes from now, and nobody sets it.
+        """
         self.by_callback: str | None = None
         self._on_step = on_step
         self._is_enabled = cfg.enabled
-        self._clock = clock
-        self._deadlines: dict[str, float] = {}
-        if cfg.checkpoint_must_save_by is not None:
-            deadline = clock() + parse_duration_s(cfg.checkpoint_must_save_by)
-            self._deadlines[f"checkpointing.checkpoint_must_save_by={cfg.checkpoint_must_save_by}"] = deadline
+        self._deadlines: dict[str, tuple[Callable[[], float], float]] = {}  # each with who measures it
+        if (limit := cfg.checkpoint_must_save_by) is not None:
+            deadline = stopwatch() + parse_duration_s(limit)
+            self._deadlines[f"checkpointing.checkpoint_must_save_by={limit}"] = (stopwatch, deadline)
         if _SLURM_END_TIME in environment:
-            self._deadlines["the end of the Slurm job"] = float(environment[_SLURM_END_TIME])
+            self._deadlines["the end of the Slurm job"] = (clock, float(environment[_SLURM_END_TIME]))
         self._signal: str | None = None
 
     @contextmanager
@@ -128,7 +132,7 @@ class StopRequests:
             return None
         if self._signal is not None:
             return f"received {self._signal}"
-        for name, deadline in self._deadlines.items():
-            if self._clock() + next_step_s > deadline:
+        for name, (now, deadline) in self._deadlines.items():
+            if now() + next_step_s > deadline:
                 return f"another step may not be over before {name}"
         return None

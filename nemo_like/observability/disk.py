@@ -120,10 +120,9 @@ def whole_directory(path: Path, what: str, needed_bytes: int) -> Iterator[Path]:
     aside = path.with_name(f"tmp_{path.name}")
     shutil.rmtree(aside, ignore_errors=True)
     check_space(what, path.parent, needed_bytes)
-    with space_for(what, path.parent, needed_bytes):
+    with removed_on_error(aside), space_for(what, path.parent, needed_bytes):
         aside.mkdir(parents=True)
-        with removed_on_error(aside):
-            yield aside
+        yield aside
     shutil.rmtree(path, ignore_errors=True)
     aside.rename(path)
 
@@ -148,15 +147,12 @@ def _umask() -> int:
 def removed_on_error(directory: Path) -> Iterator[None]:
     """Run a block that works in ``directory``, and remove the directory when the block raises.
 
-    Where the disk was full, raises OSError with ENOSPC instead: the removal would hide it.
+    Put ``space_for`` inside, since the removal hides that a disk was full.
     """
     try:
         yield
-    except BaseException as error:
-        is_full = is_disk_full(error, directory)
+    except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
-        if is_full and isinstance(error, Exception):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory)) from error
         raise
 
 

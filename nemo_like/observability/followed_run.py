@@ -85,6 +85,7 @@ class FollowedRun:
         self._notes: list[str] = []
         self._said = ""  # what the run does outside of steps
         self._ended: Event | None = None
+        self._is_latest = False  # the events that are read now are of the latest start
         self._start = latest_start(directory.path)
         self._at_s = clock() if self._start is None else self._start.began_s
         # Its clock stands at the moment of which it is told.
@@ -109,7 +110,7 @@ class FollowedRun:
             return SeenEnd("left no sign of its start, so nobody knows whether it goes on", _DIED)
         if not start.is_over:
             return None
-        if self._ended is not None and self._ended.time_s >= start.began_s:
+        if self._ended is not None:
             code = self._ended.exit_code
             return SeenEnd(self._ended.text, _DIED if code is None else code)
         if start.has_ended:
@@ -125,7 +126,10 @@ class FollowedRun:
         """
         if not self.directory.config_path.is_file():
             raise NoRunDirectory(f"{self.directory.path} is gone")
+        began_s = self._began_s
         self._start = latest_start(self.directory.path) or self._start
+        if self._began_s != began_s:
+            self._is_latest, self._ended = False, None
         self._read(console, is_first=False)
 
     @property
@@ -146,7 +150,9 @@ class FollowedRun:
             else:
                 self._show(record["step"], _numbers(record), console)
         for event in events:
-            if event.time_s >= self._began_s:
+            # What comes after an event of the latest start is of it too, also when its clock was set back.
+            self._is_latest = self._is_latest or event.time_s >= self._began_s
+            if self._is_latest:
                 self._hear(event, console)
         is_over = self._start is not None and self._start.is_over
         self._at_s = self._start.last_sign_s if self._start and is_over else self._clock()

@@ -249,7 +249,7 @@ def test_a_disk_that_gets_full_while_saving_is_told_and_the_last_checkpoint_stay
     saved = Checkpoints(disk / "checkpoints")
     saved.save(1)
     with (
-        pytest.raises(DiskFull, match="no space for the checkpoint of step 2"),
+        pytest.raises(DiskFull, match="no space for the checkpoint of step 2: 0 B are free in "),
         saved.store.writing(2) as path,
     ):
         (path / "policy" / "weights").write_bytes(b"half")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 from ray.exceptions import RayActorError
 
-from nemo_like.cluster.actor_errors import ActorBroken, ActorDied
+from nemo_like.cluster.actor_errors import ActorBroken, ActorDied, StageTimeout
 from nemo_like.cluster.actors import ActorHandle, Call
 from nemo_like.cluster.breakdown import Breakdown
 from nemo_like.cluster.cluster import Cluster
@@ -34,14 +35,34 @@ class Ray:
         return Breakdown("OSError", f"{ref}: reset") if ref.startswith("broken") else f"result of {ref}"
 
 
+class SlowRay(Ray):
+    """Every wait takes what it is given, but for the ``number``-th, which takes ``seconds``: this process is
+    stopped in it, and hears afterwards that "call 0" has ended."""
+
+    def __init__(self, number: int, seconds: float) -> None:
+        super().__init__()
+        self._number, self._seconds = number, seconds
+        self.now_s = 50.0
+
+    def wait(self, refs: Sequence[str], *, num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
+        waited = super().wait(refs, num_returns=num_returns, timeout=timeout)
+        is_stopped = self.num_waits == self._number
+        self.now_s += self._seconds if is_stopped else timeout
+        if is_stopped:
+            self.ended.add("call 0")
+        return waited
+
+
 def calls(*refs: str) -> list[Call]:
     return [Call("policy", "train", ref) for ref in refs]
 
 
-def gathered(cluster: Cluster, ray: Ray, *refs: str) -> list[str]:
+def gathered(cluster: Cluster, ray: Ray, *refs: str, timeout_s: float = 1.0) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nemo_like.cluster.cluster.ray", ray)
-        return cluster.gather(calls(*refs), stage="policy.train", timeout_s=1.0)
+        if isinstance(ray, SlowRay):
+            patch.setattr("nemo_like.cluster.cluster.time", SimpleNamespace(monotonic=lambda: ray.now_s))
+        return cluster.gather(calls(*refs), stage="policy.train", timeout_s=timeout_s)
 
 
 def watching(*refs: str) -> Cluster:
@@ -93,3 +114,16 @@ def test_missing_memory_has_no_death_behind_it() -> None:
     with pytest.raises(ActorBroken, match="policy-1"):
         gathered(watching("full 1", "killed 2"), ray, "call 0")
     assert ray.num_waits == 1
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_what_ended_while_this_process_was_stopped_has_missed_no_deadline(number: int) -> None:
+    ray = SlowRay(number, seconds=3600.0)
+    assert gathered(watching("watch"), ray, "call 0", timeout_s=3.5) == ["result of call 0"]
+
+
+def test_the_deadline_is_that_of_the_time_in_which_this_process_could_listen() -> None:
+    ray = SlowRay(number=2, seconds=3600.0)
+    with pytest.raises(StageTimeout, match=r"did not finish within 3\.5 s; still waiting for policy"):
+        gathered(watching("watch"), ray, "call 1", timeout_s=3.5)
+    assert ray.now_s == 50.0 + 3600.0 + 3.5

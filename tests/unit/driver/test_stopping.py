@@ -18,7 +18,7 @@ def requests_config(limit: str | None = None, *, enabled: bool = True) -> Any:
 
 def requests(limit: str | None = None, *, enabled: bool = True, **environment: str) -> StopRequests:
     cfg = requests_config(limit, enabled=enabled)
-    return StopRequests(cfg, environment=environment, clock=lambda: 1000.0)
+    return StopRequests(cfg, environment=environment, clock=lambda: 1000.0, stopwatch=lambda: 20.0)
 
 
 def test_nothing_stops_a_run_that_nobody_asked_to_stop() -> None:
@@ -31,6 +31,20 @@ def test_the_last_step_is_the_one_that_still_fits(next_step_s: float, stops: boo
     assert (reason is not None) is stops
     if reason:
         assert "checkpoint_must_save_by=00:00:01:00" in reason
+
+
+@pytest.mark.parametrize("jump_s", [3600.0, -3600.0])
+def test_a_clock_that_somebody_sets_moves_no_limit_on_how_long_a_run_may_take(jump_s: float) -> None:
+    now_s = {"clock": 1000.0, "stopwatch": 20.0}
+    stop = StopRequests(
+        requests_config("00:00:01:00"),
+        environment={},
+        clock=lambda: now_s["clock"],
+        stopwatch=lambda: now_s["stopwatch"],
+    )
+    now_s |= {"clock": 1030.0 + jump_s, "stopwatch": 50.0}
+    assert stop.reason(next_step_s=29.0) is None
+    assert "checkpoint_must_save_by=00:00:01:00" in (stop.reason(next_step_s=31.0) or "")
 
 
 def test_the_end_of_the_slurm_job_counts_too() -> None:

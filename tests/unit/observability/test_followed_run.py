@@ -178,6 +178,26 @@ def test_the_end_of_an_earlier_start_is_not_that_of_a_later_one(
     assert run.end.outcome.startswith("ended without a word on how it went")
 
 
+def test_a_run_whose_clock_was_set_back_is_heard_to_its_end(
+    directory: RunDirectory, lock: DirectoryLock
+) -> None:
+    start = latest_start(directory.path)
+    assert start is not None
+    run = FollowedRun(directory)
+    told = [
+        {"time": _moment(start.began_s - 7200), "kind": "ended", "text": "failed", "exit_code": 1},
+        {"time": _moment(start.began_s + 5), "kind": "status", "text": "starting Ray", "exit_code": None},
+        {"time": _moment(start.began_s - 3600), "kind": "note", "text": "mind the gap", "exit_code": None},
+        {"time": _moment(start.began_s - 3590), "kind": "ended", "text": "finished", "exit_code": 0},
+    ]
+    directory.events_path.write_text("".join(json.dumps({**one, "step": None}) + "\n" for one in told))
+    assert [line.partition("] ")[2] or line for line in seen(run)] == ["starting Ray", "mind the gap"]
+    lock.release()
+    seen(run)
+    assert run.end is not None
+    assert (run.end.outcome, run.end.exit_code) == ("finished", 0)
+
+
 def test_a_directory_that_is_none_of_a_run_is_refused(
     directory: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
