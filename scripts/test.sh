@@ -1,29 +1,36 @@
 #!/usr/bin/env bash
 # Everything that must hold before a change goes in: lint, types, import rules, unit and functional tests.
-#   scripts/test.sh          without the tests marked slow
-#   scripts/test.sh --lint   only what reads the code
-#   scripts/test.sh --all    the slow ones too
-# It says how long each part took, and all of them. With CI=true a skipped test is a failure (docs/testing.md).
+#   scripts/test.sh                     without the tests marked slow
+#   scripts/test.sh --lint              only what reads the code
+#   scripts/test.sh --all               the slow ones too, which takes hours
+#   scripts/test.sh --all --from PIECE  the same from this piece on; what ran before stays in the report
+# It says before each piece what is left, and at the end how long each took, the slowest tests and what failed.
+# With CI=true a skipped test is a failure (docs/testing.md).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-failed=()
-timings=()
+usage() {
+    echo "test: $1; usage: scripts/test.sh [--lint | --all [--from PIECE]]" >&2
+    exit 2
+}
 
-# check "what it is" command...: goes on when the command fails, and notes that and the time.
-check() {
-    local what=$1 start=$SECONDS
+what=quick
+from=
+while (($#)); do
+    case "$1" in
+        --lint) what=lint ;;
+        --all) what=all ;;
+        --from)
+            [[ $what == all && $# -gt 1 ]] || usage "--from needs --all before it and the name of a piece"
+            from=$2
+            shift
+            ;;
+        *) usage "unknown argument $1" ;;
+    esac
     shift
-    printf '\n== %s\n' "$*"
-    "$@" || failed+=("$*")
-    note "$what" "$start"
-}
-
-# note "what it is" start: how long it took, in minutes and seconds.
-note() {
-    local duration=$((SECONDS - $2))
-    timings+=("$(printf '%3d:%02d  %s' $((duration / 60)) $((duration % 60)) "$1")")
-}
+done
+chosen="not slow"
+[[ $what != all ]] || chosen="slow or not slow"
 
 # vLLM's build for GPUs does not run on CPUs: beside an environment for GPUs there is one for the tests on CPUs.
 VENV=.venv
@@ -32,42 +39,83 @@ if [[ -f .venv/for_gpus ]]; then
     VENV=.venv-cpu
 fi
 VENV=$VENV bash scripts/setup.sh --dev --hubs
-note set-up 0
 export PATH="$PWD/$VENV/bin:$PATH"
 
-check "lint" ruff check .
-check "format" ruff format --check .
-check "types" mypy
-check "import rules" lint-imports
+# The pieces, and their commands by name.
+pieces=()
+declare -A commands
+piece() {
+    pieces+=("$1")
+    commands[$1]=$2
+}
 
-case "${1:-}" in
-    --lint) ;;
-    "" | --all)
-        chosen="not slow"
-        [[ "${1:-}" == --all ]] && chosen="slow or not slow"
-        check "unit tests" pytest -q --numprocesses=auto -m "$chosen" tests/unit
-        # One process more than cores, since many of these tests wait; those that need a GPU are shown as
-        # skipped where there is none.
-        check "functional tests" pytest -q --numprocesses="$(($(nproc) + 1))" --maxprocesses=4 --dist=loadfile \
-            -m "($chosen) and not whole_run" tests/conformance tests/functional tests/gpu
-        check "whole runs" pytest -q -m "($chosen) and whole_run" tests/functional
-        if [[ $VENV != .venv ]]; then
-            check "tests on GPUs" .venv/bin/python -m pytest -q -m "($chosen) and gpu" tests/gpu
-        fi
-        ;;
-    *)
-        echo "test: unknown argument $1; usage: scripts/test.sh [--lint | --all]" >&2
-        exit 2
-        ;;
-esac
+# One line for each piece that has run: seconds, exit code, name.
+readonly REPORT=.cache/test_report.$what
+readonly SLOWEST=.cache/test_slowest.$what
 
-note "in all" 0
+piece lint "ruff check ."
+piece format "ruff format --check ."
+piece types mypy
+piece imports lint-imports
+if [[ $what != lint ]]; then
+    tests="pytest -q --durations=20 --durations-min=1"
+    piece unit "$tests --numprocesses=auto -m '$chosen' tests/unit"
+    # One process more than cores, since many of these tests wait; those that need a GPU are shown as skipped
+    # where there is none.
+    piece functional "$tests --numprocesses=$(($(nproc) + 1)) --maxprocesses=4 --dist=loadfile \
+        -m '($chosen) and not whole_run' tests/conformance tests/functional tests/gpu"
+    if [[ $what == quick ]]; then
+        piece runs "$tests -m '($chosen) and whole_run' tests/functional"
+    else
+        for file in $(grep -lw whole_run tests/functional/test_*.py); do
+            name=${file##*/test_}
+            piece "${name%.py}" "$tests -m '($chosen) and whole_run' $file"
+        done
+    fi
+    if [[ $VENV != .venv ]]; then
+        piece gpu ".venv/bin/python -m pytest -q -m '($chosen) and gpu' tests/gpu"
+    fi
+fi
+[[ -z $from || -v commands[$from] ]] || usage "there is no piece $from; there are ${pieces[*]}"
+
+mkdir -p .cache
+if [[ -z $from ]]; then
+    printf '%d\t0\tset-up\n' "$SECONDS" >"$REPORT"
+    : >"$SLOWEST"
+fi
+
+# Runs a piece, goes on when it fails, and notes how it went.
+run_piece() {
+    local start=$SECONDS code=0
+    printf '\n== %s: %s\n' "$1" "${commands[$1]}"
+    eval "${commands[$1]}" 2>&1 | tee "$SLOWEST.now" || code=$?
+    # A piece that is run again replaces what the report has of it.
+    sed -i "/\t$1\$/d" "$REPORT"
+    printf '%d\t%d\t%s\n' $((SECONDS - start)) "$code" "$1" >>"$REPORT"
+    grep -E '^ *[0-9.]+s (call|setup|teardown) ' "$SLOWEST.now" >>"$SLOWEST" || true
+    rm -f "$SLOWEST.now"
+}
+
+is_running=
+[[ -n $from ]] || is_running=1
+for index in "${!pieces[@]}"; do
+    name=${pieces[$index]}
+    [[ $name != "$from" ]] || is_running=1
+    [[ -n $is_running ]] || continue
+    printf '\n== piece %d of %d; left: %s\n' $((index + 1)) ${#pieces[@]} "${pieces[*]:$index}"
+    run_piece "$name"
+done
+
+printf '\nthe slowest tests\n'
+sort -rn "$SLOWEST" | head -n 10
 printf '\ntook (minutes:seconds)\n'
-printf '%s\n' "${timings[@]}"
-
-if ((${#failed[@]})); then
+awk -F'\t' '{ all += $1; printf "%3d:%02d  %s\n", $1 / 60, $1 % 60, $3 }
+            END { printf "%3d:%02d  in all\n", all / 60, all % 60 }' "$REPORT"
+failed=$(awk -F'\t' '$2 { print $3 }' "$REPORT")
+if [[ -n $failed ]]; then
     printf '\nfailed:\n' >&2
-    printf '  %s\n' "${failed[@]}" >&2
+    for name in $failed; do printf '  %s: %s\n' "$name" "${commands[$name]:-}" >&2; done
+    [[ $what != all ]] || echo "to go on from a piece: scripts/test.sh --all --from PIECE" >&2
     exit 1
 fi
 printf '\nall checks passed\n'

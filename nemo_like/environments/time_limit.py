@@ -30,7 +30,7 @@ class TimeLimit:
 
     def __init__(self, limit_s: float, deadline: asyncio.Timeout) -> None:
         self._limit_s, self._deadline = limit_s, deadline
-        self._watching: asyncio.Task[None] | None = None
+        self._next_look: asyncio.TimerHandle | None = None
         self.cpu_s = self.passed_s = self.waited_s = 0.0
 
     @property
@@ -41,36 +41,46 @@ class TimeLimit:
     def watch(self, process: int, group: ControlGroup | None, *helpers: int) -> None:
         """Begin to count: ``process`` is the program, in ``group`` if there is one; it may wait for work of
         the processes ``helpers``, whose CPU time is not the program's."""
-        self._watching = asyncio.create_task(self._watch(process, group, helpers))
+        loop = asyncio.get_running_loop()
+        own, all_of_them = ProcessTrees([process]), ProcessTrees([process, *helpers])
+        began_s = before_s = loop.time()
+        cpu_before_s = all_of_them.look().cpu_s
+
+        def look() -> None:
+            nonlocal before_s, cpu_before_s
+            now_s, seen = loop.time(), all_of_them.look()
+            period_s, used_s = now_s - before_s, max(0.0, seen.cpu_s - cpu_before_s)
+            own_s = used_s if seen.is_waiting else max(used_s, _LONGEST_PERIOD_S)
+            self.waited_s += max(0.0, period_s - own_s)
+            before_s, cpu_before_s = now_s, seen.cpu_s
+            self.cpu_s, self.passed_s = _cpu_s(own, group), now_s - began_s
+            if not self.is_starved or self.passed_s > PATIENCE * self._limit_s:
+                self._deadline.reschedule(now_s)
+            else:
+                self._next_look = loop.call_later(_PERIOD_S, look)
+
+        self._next_look = loop.call_later(_PERIOD_S, look)
 
     def stop(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-
-    async def _watch(self, process: int, group: ControlGroup | None, helpers: tuple[int, ...]) -> None:
-        now = asyncio.get_running_loop().time
-        own, all_of_them = ProcessTrees([process]), ProcessTrees([process, *helpers])
-        began_s = before_s = now()
-        cpu_before_s = all_of_them.look().cpu_s
-        while True:
-            await asyncio.sleep(_PERIOD_S)
-            look, period_s = all_of_them.look(), now() - before_s
-            used_s = max(0.0, look.cpu_s - cpu_before_s)
-            own_s = used_s if look.is_waiting else max(used_s, _LONGEST_PERIOD_S)
-            self.waited_s += max(0.0, period_s - own_s)
-            before_s, cpu_before_s = before_s + period_s, look.cpu_s
-            self.cpu_s = _cpu_s(own, group)
-            self.passed_s = before_s - began_s
-            if not self.is_starved or self.passed_s > PATIENCE * self._limit_s:
-                self._deadline.reschedule(now())
-                return
+        if self._next_look is not None:
+            self._next_look.cancel()
 
 
 async def until_cpu_is_used_up(process: int, group: ControlGroup | None, limit_s: float) -> None:
     """Return once the process and all below it have used ``limit_s`` of CPU time together."""
-    own = ProcessTrees([process])
-    while _cpu_s(own, group) < limit_s:
-        await asyncio.sleep(_SLOW_PERIOD_S)
+    loop, own = asyncio.get_running_loop(), ProcessTrees([process])
+    is_used_up: asyncio.Future[None] = loop.create_future()
+
+    def look() -> None:
+        if is_used_up.done():
+            return
+        if _cpu_s(own, group) >= limit_s:
+            is_used_up.set_result(None)
+        else:
+            loop.call_later(_SLOW_PERIOD_S, look)
+
+    look()
+    await is_used_up
 
 
 def _cpu_s(processes: ProcessTrees, group: ControlGroup | None) -> float:

@@ -6,16 +6,17 @@ command ──▶ 127.0.0.1:port, in the sandbox's own network ──▶ this pr
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import subprocess
 import threading
-import time
 from contextlib import suppress
 
 from nemo_like.environments.inside.confine import confine
 
 _CHUNK_BYTES = 65536
-_PAUSE_S = 0.05
+_FILES_OF_CONNECTION = 2
+_OTHER_FILES = 16  # of this process, at most
 
 
 def main(port: str, endpoint: str, num_words: str, user_id: str, limits: str, *others: str) -> None:
@@ -37,21 +38,33 @@ def main(port: str, endpoint: str, num_words: str, user_id: str, limits: str, *o
 
 
 def _serve(listening: socket.socket, endpoint: str) -> None:
+    most_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Connections beyond these wait until another one ends.
+    room = threading.Semaphore(max(1, (most_files - _OTHER_FILES) // _FILES_OF_CONNECTION))
     while True:
+        room.acquire()
         try:
             theirs, _ = listening.accept()
-        except OSError:
-            time.sleep(_PAUSE_S)  # the command has as many files open as it may
+        except OSError:  # the client has gone
+            room.release()
             continue
         try:
-            threading.Thread(target=_lead, args=(theirs, endpoint), daemon=True).start()
-        except RuntimeError:  # it has as many threads as it may
+            threading.Thread(target=_lead, args=(theirs, endpoint, room), daemon=True).start()
+        except RuntimeError:  # this process has as many threads as it may
             theirs.close()
+            room.release()
 
 
-def _lead(theirs: socket.socket, endpoint: str) -> None:
+def _lead(theirs: socket.socket, endpoint: str, room: threading.Semaphore) -> None:
     """Lead one connection to the endpoint, until either side ends it, and close it: a client that still sends
     then would wait for room without end."""
+    try:
+        _lead_both_ways(theirs, endpoint)
+    finally:
+        room.release()
+
+
+def _lead_both_ways(theirs: socket.socket, endpoint: str) -> None:
     with suppress(OSError, RuntimeError), theirs, socket.socket(socket.AF_UNIX) as ours:
         ours.connect(endpoint)
         back = threading.Thread(target=_pump, args=(ours, theirs), daemon=True)
