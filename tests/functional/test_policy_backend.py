@@ -134,7 +134,7 @@ def fetch_with_failures_on_rank_1(coordinates: Coordinates) -> list[str]:
     """What each rank raises; the world goes on after each."""
     replica = Replica(coordinates, timeout_s=30.0)
     raised = []
-    for failure in (StorageFailed("gone"), MissingData("not written"), None):
+    for failure in (StorageFailed("gone"), MissingData("not written"), DataPlaneError("odd"), None):
         try:
             replica.agree(failure if coordinates.rank == 1 else None)
             raised.append("nothing")
@@ -146,8 +146,8 @@ def fetch_with_failures_on_rank_1(coordinates: Coordinates) -> list[str]:
 def test_when_one_worker_cannot_fetch_none_computes(pool: WorldPool) -> None:
     layout = parallel_layout(policy_config(Path(), dp=2))
     others, own = pool.run(fetch_with_failures_on_rank_1, layout)
-    assert own == ["StorageFailed", "MissingData", "nothing"]
-    assert others == ["DataPlaneError", "DeadlineExceeded", "nothing"]
+    assert own == ["StorageFailed", "MissingData", "DataPlaneError", "nothing"]
+    assert others == ["StorageFailed", "DeadlineExceeded", "DataPlaneError", "nothing"]
 
 
 SHARED = (

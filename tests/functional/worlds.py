@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import multiprocessing
 import pickle
-import socket
+import tempfile
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
@@ -58,15 +58,16 @@ class WorldPool:
         """
         while len(self._processes) < layout.world_size:
             self._start()
-        port = free_port()
         connections = self._connections[: layout.world_size]
-        for rank, connection in enumerate(connections):
-            connection.send((function, layout.coordinates(rank), self._device, port, args))
-        try:
-            return _collect(connections, timeout_s)
-        except BaseException:
-            self.close()
-            raise
+        # The ranks meet at a file: a free port may be another's by the time they use it.
+        with tempfile.TemporaryDirectory() as place:
+            for rank, connection in enumerate(connections):
+                connection.send((function, layout.coordinates(rank), self._device, f"{place}/store", args))
+            try:
+                return _collect(connections, timeout_s)
+            except BaseException:
+                self.close()
+                raise
 
     def close(self) -> None:
         """End all processes."""
@@ -100,12 +101,6 @@ def run_world(
         return pool.run(function, layout, *args, timeout_s=timeout_s)
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 def _collect(connections: list[Connection], timeout_s: float) -> list[Any]:
     deadline = datetime.datetime.now() + datetime.timedelta(seconds=timeout_s)
     results: dict[int, Any] = {}
@@ -128,13 +123,13 @@ def _rank_main(connection: Connection) -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            function, coordinates, device, port, args = connection.recv()
+            function, coordinates, device, store, args = connection.recv()
         except EOFError:
             return
         try:
             dist.init_process_group(
                 "gloo" if device is Device.cpu else "nccl",
-                init_method=f"tcp://127.0.0.1:{port}",
+                init_method=f"file://{store}",
                 rank=coordinates.rank,
                 world_size=coordinates.layout.world_size,
                 timeout=_COLLECTIVE_TIMEOUT,
