@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -83,9 +82,8 @@ def _tests(
 
 def _kernels(settings: Settings, size: str) -> list[Command]:
     # Most of a test's time is imports, which several processes can do at once.
-    processes = max(3, min(12, (os.cpu_count() or 1) * 3 // 4))
-    parallel = [f"--numprocesses={processes}"] if is_there("xdist") else []
-    return _tests(settings, "kernels", "gpu and not engine and not slow", 480, parallel)
+    parallel = ["--numprocesses=3", "--dist=loadfile"] if is_there("xdist") else []
+    return _tests(settings, "kernels", "gpu and not engine and not slow", 300, parallel)
 
 
 def _engines(settings: Settings, size: str) -> list[Command]:
@@ -197,7 +195,7 @@ PARTS = (
     Part(
         name="kernels",
         what="policy workers, kernels and transports on one GPU; starts neither Ray nor vLLM",
-        budget_s=250,
+        budget_s=120,
         needs=_TESTED,
         commands=_kernels,
         needs_gpu=True,
