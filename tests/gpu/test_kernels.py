@@ -121,9 +121,10 @@ GPU_CASES = [
 
 
 def step_in(coordinates: Coordinates, step: Step, replaced: Mapping[tuple[str, str], Any]) -> RankReport:
-    for (module, name), stand_in in replaced.items():
-        setattr(import_module(module), name, stand_in)
-    (report,) = run_steps(coordinates, [step])
+    with pytest.MonkeyPatch.context() as patch:
+        for (module, name), stand_in in replaced.items():
+            patch.setattr(import_module(module), name, stand_in)
+        (report,) = run_steps(coordinates, [step])
     return report
 
 
