@@ -98,8 +98,8 @@ def run_world(
     device: Device = Device.cpu,
     timeout_s: float = 100.0,
 ) -> list[Any]:
-    """One world in processes of its own, as ``WorldPool.run``; on a GPU in those of the world before it, since
-    their imports take longer than everything else."""
+    """One world in processes of its own, as ``WorldPool.run``; on a GPU in those of the world before it,
+    since their imports take longer than everything else."""
     if device is Device.cuda:
         return _pool_on_gpus().run(function, layout, *args, timeout_s=timeout_s)
     with WorldPool() as pool:
