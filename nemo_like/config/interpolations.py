@@ -13,16 +13,21 @@ from nemo_like.config import fields
 KeyPath = tuple[str | int, ...]  # names of keys, and places in lists
 
 
-def interpolations(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
-    """Yield (path, text) of every interpolation in ``value``, which is found under ``path``."""
+def texts(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    """Yield (path, text) of every text in ``value``, which is found under ``path``."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from interpolations(inner, (*path, name))
+            yield from texts(inner, (*path, name))
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            yield from interpolations(inner, (*path, index))
-    elif fields.is_interpolation(value):
+            yield from texts(inner, (*path, index))
+    elif isinstance(value, str):
         yield path, value
+
+
+def interpolations(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    """Yield (path, text) of every interpolation in ``value``, which is found under ``path``."""
+    return ((place, text) for place, text in texts(value, path) if fields.is_interpolation(text))
 
 
 def full_key(path: KeyPath) -> str:

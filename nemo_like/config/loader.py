@@ -32,7 +32,7 @@ from omegaconf.errors import OmegaConfBaseException
 from nemo_like.config import fields
 from nemo_like.config.arguments import MISSING, Arguments, read_arguments
 from nemo_like.config.composition import composing
-from nemo_like.config.interpolations import KeyPath, full_key, interpolations, values_of_texts
+from nemo_like.config.interpolations import KeyPath, full_key, interpolations, texts, values_of_texts
 from nemo_like.config.lists import complete_lists, make_lists, single_groups
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.resolvers import environment_reads, register_resolvers
@@ -178,20 +178,15 @@ def _unresolvable(tree: DictConfig, key: str, text: str) -> Problem | None:
     return None
 
 
-def _masked_passwords(value: Any, place: KeyPath = ()) -> Iterator[Problem]:
+def _masked_passwords(value: Any) -> Iterator[Problem]:
     """Yield a problem for each URL whose password was left out when a run wrote its configuration."""
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from _masked_passwords(inner, (*place, name))
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from _masked_passwords(inner, (*place, index))
-    elif isinstance(value, str) and is_masked(value):
-        yield Problem(
-            key=f"{full_key(place)}={value}",
-            rule="has a mask in the place of a password",
-            remedy="give the key anew; of a password written as ${oc.env:NAME} a run keeps these words",
-        )
+    for place, text in texts(value):
+        if is_masked(text):
+            yield Problem(
+                key=f"{full_key(place)}={text}",
+                rule="has a mask in the place of a password",
+                remedy="give the key anew; of a password written as ${oc.env:NAME} a run keeps these words",
+            )
 
 
 def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
