@@ -3,7 +3,8 @@
 The driver's process kills the victim the moment it begins to wait for the stage, so that every kill hits the
 stage that it is meant for; with an empty plan nothing is killed. A victim is an actor's name in
 processes.json, "driver", or a process of TransferQueue or Ray by a part of its command line. An engine or a
-policy worker with "out-of-memory/" before its name lives, and raises in what it computes next.
+policy worker with "out-of-memory/" before its name lives, and raises in what it generates or trains next from
+the beginning of the step on.
 """
 
 from __future__ import annotations
@@ -63,12 +64,18 @@ class Killer:
     def gather(self, cluster: Cluster, calls: Any, *, stage: str, **options: Any) -> list[Any]:
         if stage.startswith("opening partition 'train-"):
             self._step = int(stage.split("-")[1].rstrip("'"))
+            self._raise_in_step()
         if (victim := self._plan.pop((stage, self._step), None)) is not None:
-            if victim.startswith(OUT_OF_MEMORY):
-                flag_of(self._run_dir, victim.removeprefix(OUT_OF_MEMORY)).touch()
-            else:
-                os.kill(self._pid(victim), signal.SIGKILL)
+            os.kill(self._pid(victim), signal.SIGKILL)
         return self._gather(cluster, calls, stage=stage, **options)
+
+    def _raise_in_step(self) -> None:
+        """Have those raise that are to in this step. When the driver waits for a stage, its call may have
+        begun, so that is too late."""
+        for (stage, step), victim in list(self._plan.items()):
+            if step == self._step and victim.startswith(OUT_OF_MEMORY):
+                del self._plan[stage, step]
+                flag_of(self._run_dir, victim.removeprefix(OUT_OF_MEMORY)).touch()
 
     def start(self, cluster: Cluster, spec: ActorSpec, **options: Any) -> ActorHandle:
         """Start processes that can raise in the place of those that cannot."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 
@@ -20,7 +19,8 @@ class RaisingWorker(PolicyWorker):
         flag = Path(os.environ["OUT_OF_MEMORY_FLAG"])
         if flag.exists():
             flag.unlink()
-            self._backend = SimpleNamespace(train=_raise)
+            # The backend itself stays: a checkpoint may still be written from it.
+            self._backend.train = _raise  # type: ignore[method-assign]
         return super().train(meta)
 
 
