@@ -3,11 +3,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from nemo_like.cluster.runtime import RayNeeds, ray_runtime
 from tests.functional.runs import DEMO_STEPS, ROOT, FinishedRun, run_grpo
+from tests.functional.validated_run import validated_run, write_problems
 
 SHAPES = ".cache/data/shapes"
 CHAT_TEMPLATE = "tests/functional/chat_template.jinja"
@@ -17,6 +19,17 @@ OBSERVED = [
     *("logger.profile.processes=[policy_worker-1]", "logger.tensorboard.enabled=true"),
     f"data.chat_template={CHAT_TEMPLATE}",
 ]
+
+# Fixtures whose run several files look at.
+SHARED_RUNS = ("demo", "validated")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With ``--dist=loadgroup``, whole runs that share a run go to one process, as do those of a file."""
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("whole_run"):
+            shared = (name for name in SHARED_RUNS if name in item.fixturenames)
+            item.add_marker(pytest.mark.xdist_group(next(shared, item.path.stem)))
 
 
 @pytest.fixture(scope="session")
@@ -68,6 +81,22 @@ def prepare(script: str, *options: str) -> None:
 def demo(arithmetic_model: str, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """The demo's configuration as it is, over its first steps, with step 2 traced and profiled."""
     run = run_grpo(tmp_path_factory.mktemp("demo"), [f"grpo.max_num_steps={DEMO_STEPS}", *OBSERVED])
+    assert run.returncode == 0, run.output
+    return run
+
+
+@pytest.fixture(scope="session")
+def problems(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of problems, some of which are too long."""
+    path = tmp_path_factory.mktemp("data") / "problems.jsonl"
+    write_problems(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def validated(arithmetic_model: str, problems: Path, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    """A run that ended when a held-out set reached its goal."""
+    run = validated_run(tmp_path_factory.mktemp("validated"), problems)
     assert run.returncode == 0, run.output
     return run
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.functional.runs import MARK
+from tests.functional.runs import MARK, temporary_files, wait_until_gone
 
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -49,6 +49,15 @@ def listening(mark: str | None = None) -> set[tuple[int | None, int]]:
         for one in psutil.net_connections("tcp")
         if one.status == psutil.CONN_LISTEN and (own is None or one.pid in own)
     }
+
+
+def check_nothing_is_left(mark: str, listeners: set[tuple[int | None, int]], names: set[str]) -> None:
+    """Check that no process, port, temporary file and name in shared memory of a run is left soon after its
+    end: ``listeners`` are where it listened, ``names`` were there before it."""
+    assert wait_until_gone(mark, timeout_s=20) == []
+    assert listeners and not listeners & listening()
+    assert soon(lambda: temporary_files(mark) == []), temporary_files(mark)
+    assert soon(lambda: not abandoned_names(names)), abandoned_names(names)
 
 
 def soon(is_so: Callable[[], bool], timeout_s: float = 20.0) -> bool:

@@ -8,12 +8,20 @@ from dataclasses import replace
 import torch
 
 from nemo_like.algorithms.estimators import AdvantageInputs
-from nemo_like.algorithms.losses import LossTerms, LossTokens, loss_terms, policy_loss, policy_ratio
+from nemo_like.algorithms.losses import (
+    LossTerms,
+    LossTokens,
+    TokenMean,
+    logs,
+    loss_terms,
+    policy_loss,
+    policy_ratio,
+)
 from nemo_like.algorithms.sample_filters import RolledOut
 from nemo_like.batch.columns import reads
 from nemo_like.batch.tags import NUM_RESPONSE_TOKENS, reads_tags
 from nemo_like.config.schema import GRPOConfig, LossConfig
-from tests.functional.own_columns import DESERVED
+from tests.functional.own_columns import DESERVED, LEVEL, weighted
 
 
 @reads(DESERVED)
@@ -22,6 +30,15 @@ def gated(tokens: LossTokens, cfg: LossConfig, tau: float = 1.0) -> LossTerms:
     ratio = policy_ratio(tokens, cfg)
     gate = torch.sigmoid(tau * (ratio - 1)) * 4 / tau
     return loss_terms(-tokens.advantages * gate, ratio, ratio, tokens, cfg)
+
+
+@reads(DESERVED, LEVEL)
+@logs("credit")
+def credited(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
+    """The loss of docs/columns.md, which also tells the mean of what it multiplies advantages by."""
+    credit = tokens.columns["deserved"] * tokens.columns["level"][tokens.sample_index]
+    terms = weighted(tokens, cfg)
+    return replace(terms, means={**terms.means, "credit": TokenMean(credit, tokens.mask)})
 
 
 @reads_tags(NUM_RESPONSE_TOKENS)

@@ -25,6 +25,10 @@ ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "configs/grpo_arithmetic_cpu.yaml"
 # The demo's configuration leaves the pass that scores before training out; what is tested has it.
 SCORED = "loss_fn.use_generation_logprobs_as_prev=false"
+# For what does not depend on how many policy workers and engines there are, which take most of a run's start.
+ONE_OF_EACH = ("policy.data_parallel_size=1", "generation.num_engines=1")
+# For what is not about the data plane, either: TransferQueue's processes take a quarter of it.
+FEWEST_PROCESSES = (*ONE_OF_EACH, "data_plane.backend=in_memory")
 RUN_TIMEOUT_S = 300
 DEMO_STEPS = 20
 MARK = "NEMO_LIKE_TEST_RUN"

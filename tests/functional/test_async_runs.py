@@ -38,6 +38,9 @@ IN_FLIGHT = [*AHEAD, "grpo.weight_updates=in_flight", "generation.vllm_cfg.max_n
 ROUNDED = ("train/loss", "train/grad_norm")
 
 
+ONE_WORKER = "policy.data_parallel_size=1"
+
+
 def finished(directory: Path, *overrides: str, name: str | None = None) -> FinishedRun:
     run = run_grpo(directory, [*SMALL, *overrides], name)
     assert run.returncode == 0, run.output
@@ -58,13 +61,12 @@ def _is_of_timing(name: str) -> bool:
 
 @pytest.fixture(scope="module")
 def alternating(arithmetic_model: str, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
-    return finished(
-        tmp_path_factory.mktemp("alternating"), "grpo.max_num_steps=3", "rollout.record=true", *NO_VALIDATION
-    )
+    directory = tmp_path_factory.mktemp("alternating")
+    return finished(directory, "grpo.max_num_steps=3", ONE_WORKER, *NO_VALIDATION)
 
 
 def test_exact_overlap_trains_as_a_run_that_alternates(alternating: FinishedRun, tmp_path: Path) -> None:
-    run = finished(tmp_path, "grpo.max_num_steps=3", EXACT, *NO_VALIDATION)
+    run = finished(tmp_path, "grpo.max_num_steps=3", EXACT, ONE_WORKER, *NO_VALIDATION)
     journal = (run.run_dir / "journal/after-00000/driver.jsonl").read_text()
     assert journal.count('"event": "part"') > 3
     for name in ROUNDED:
@@ -142,7 +144,7 @@ def _by_step(records: list[dict[str, Any]]) -> Mapping[int, dict[str, Any]]:
     [
         pytest.param([EXACT], (2, 3, 4), marks=pytest.mark.slow, id="exact"),
         pytest.param(AHEAD, (3, 4, 5), marks=pytest.mark.slow, id="ahead"),
-        pytest.param(IN_FLIGHT, (3, 4, 5), id="in flight"),
+        pytest.param(IN_FLIGHT, (3, 4, 5), marks=pytest.mark.slow, id="in flight"),
     ],
 )
 def test_processes_that_die_are_replaced_and_nothing_is_trained_twice_or_lost(

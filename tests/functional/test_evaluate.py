@@ -12,59 +12,19 @@ from typing import Any
 import pytest
 
 from tests.functional.judge_servers import KEY, MODEL, model_server
-from tests.functional.runs import ROOT, FinishedRun, read_metrics, run_grpo, running, wait_until_gone
+from tests.functional.runs import ROOT, FinishedRun, read_metrics, running, wait_until_gone
+from tests.functional.validated_run import NUM_ANSWERS, NUM_PROBLEMS, SECRET, TOKEN, held_out
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.whole_run]
 
-NUM_PROBLEMS, NUM_ANSWERS, NUM_STEPS = 20, 4, 2
+NUM_STEPS = 1  # after which the run has reached its goal
 VARIABLE = "KEY_OF_THE_SERVER"
-SECRET, TOKEN = "KEY_OF_THE_RUN", "hunter2-hunter2"
 SHOWN = ("accuracy", "reward", "pass@1", "pass@2", "pass@4", "mean@4", "majority@4", "avg_length")
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Two held-out sets, one of which says how difficult its problems are."""
-    problems = tmp_path_factory.mktemp("data") / "problems.jsonl"
-    with problems.open("w") as file:
-        for number in range(NUM_PROBLEMS):
-            level = {"level": "easy" if number % 3 else "hard"}
-            record = {
-                "prompt": f"{number % 10}1+{number // 10}1=",
-                "answer": f"{number % 10 + number // 10}20",
-            }
-            file.write(json.dumps({**record, "metadata": level}) + "\n")
-    return [
-        "data.validation=[{name: pairs}, "
-        f"{{name: file, kind: jsonl, path: {problems}, difficulty_key: metadata.level}}]",
-        f"grpo.max_val_samples={NUM_PROBLEMS}",
-        f"grpo.num_val_generations_per_prompt={NUM_ANSWERS}",
-        "generation.num_engines=1",
-    ]
-
-
-@pytest.fixture(scope="module")
-def trained(
-    arithmetic_model: str, settings: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> FinishedRun:
-    overrides = [
-        *settings,
-        f"grpo.max_num_steps={NUM_STEPS}",
-        "grpo.num_prompts_per_step=16",
-        "policy.train_global_batch_size=64",
-        "policy.data_parallel_size=1",
-        "policy.scheduler.warmup_updates=0",
-        "grpo.val_at_start=false",
-        "rollout.dump_validation=true",
-        "checkpointing.enabled=true",
-        "logger.wandb.mode=offline",
-        f"vars.token=${{oc.env:{SECRET}}}",
-    ]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(SECRET, TOKEN)
-        run = run_grpo(tmp_path_factory.mktemp("trained"), overrides)
-    assert run.returncode == 0, run.output
-    return run
+def settings(problems: Path) -> list[str]:
+    return held_out(problems)
 
 
 def evaluate(directory: Path, settings: list[str], *arguments: str) -> FinishedRun:
@@ -93,29 +53,29 @@ def answers(run: FinishedRun) -> list[tuple[Any, ...]]:
 
 @pytest.fixture(scope="module")
 def evaluated(
-    trained: FinishedRun, settings: list[str], tmp_path_factory: pytest.TempPathFactory
+    validated: FinishedRun, settings: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> FinishedRun:
-    run = evaluate(tmp_path_factory.mktemp("evaluated"), settings, "--checkpoint", str(trained.run_dir))
+    run = evaluate(tmp_path_factory.mktemp("evaluated"), settings, "--checkpoint", str(validated.run_dir))
     assert run.returncode == 0, run.output
     return run
 
 
 def test_the_numbers_and_answers_are_those_of_the_runs_last_validation(
-    trained: FinishedRun, evaluated: FinishedRun
+    validated: FinishedRun, evaluated: FinishedRun
 ) -> None:
-    assert found(evaluated) == found(trained)
-    assert {f"validation/{name}" for name in SHOWN} <= found(trained).keys()
-    assert answers(evaluated) == answers(trained)
-    assert len(answers(trained)) == 2 * NUM_PROBLEMS * NUM_ANSWERS
+    assert found(evaluated) == found(validated)
+    assert {f"validation/{name}" for name in SHOWN} <= found(validated).keys()
+    assert answers(evaluated) == answers(validated)
+    assert len(answers(validated)) == 2 * NUM_PROBLEMS * NUM_ANSWERS
 
 
-def test_no_file_of_a_run_has_what_an_environment_variable_said(trained: FinishedRun) -> None:
-    files = [path for path in trained.run_dir.rglob("*") if path.is_file()]
+def test_no_file_of_a_run_has_what_an_environment_variable_said(validated: FinishedRun) -> None:
+    files = [path for path in validated.run_dir.rglob("*") if path.is_file()]
     assert [path for path in files if TOKEN.encode() in path.read_bytes()] == []
     asked = f"${{oc.env:{SECRET}}}"
-    assert f"token: {asked}\n" in (trained.run_dir / "config.yaml").read_text()
+    assert f"token: {asked}\n" in (validated.run_dir / "config.yaml").read_text()
     assert any(path.suffix == ".wandb" and asked.encode() in path.read_bytes() for path in files)
-    assert TOKEN not in trained.output
+    assert TOKEN not in validated.output
 
 
 def test_numbers_have_errors_and_are_told_by_set_and_difficulty(evaluated: FinishedRun) -> None:
@@ -139,29 +99,29 @@ def test_the_answers_are_in_the_report(evaluated: FinishedRun) -> None:
 
 @pytest.mark.slow
 def test_a_checkpoint_is_converted_once_and_gives_the_same(
-    trained: FinishedRun, settings: list[str], tmp_path: Path
+    validated: FinishedRun, settings: list[str], tmp_path: Path
 ) -> None:
-    saved = trained.run_dir / "checkpoints" / f"step_{NUM_STEPS}"
+    saved = validated.run_dir / "checkpoints" / f"step_{NUM_STEPS}"
     run = evaluate(tmp_path, settings, "--checkpoint", str(saved))
     assert run.returncode == 0, run.output
     assert f"converting {saved}" in run.output
-    assert found(run) == found(trained)
-    assert (trained.run_dir / f"hf_step_{NUM_STEPS}" / "config.json").is_file()
+    assert found(run) == found(validated)
+    assert (validated.run_dir / f"hf_step_{NUM_STEPS}" / "config.json").is_file()
 
 
 def test_a_server_with_the_same_weights_gives_the_same_answers(
-    trained: FinishedRun, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    validated: FinishedRun, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tmp_path / "model"
-    shutil.copytree(trained.run_dir / "final_hf", model)
+    shutil.copytree(validated.run_dir / "final_hf", model)
     monkeypatch.setenv(VARIABLE, KEY)
     asked = [*settings, f"evaluation.step={NUM_STEPS}", f"evaluation.api_key_variable={VARIABLE}"]
     with model_server(model, tmp_path, max_tokens=32) as server:
         where = ("--endpoint", f"{server.url}/v1", "--model", MODEL)
         run = evaluate(tmp_path, asked, *where)
         assert run.returncode == 0, run.output
-        assert answers(run) == answers(trained)
-        assert found(run) == found(trained)
+        assert answers(run) == answers(validated)
+        assert found(run) == found(validated)
         refused = evaluate(tmp_path, asked, "--endpoint", f"{server.url}/v1", "--model", "another")
     assert refused.returncode == 1
     assert f"the server at {server.url}/v1 (model another) gave NotFoundError" in refused.output
@@ -169,9 +129,9 @@ def test_a_server_with_the_same_weights_gives_the_same_answers(
 
 
 def test_an_interrupt_ends_an_evaluation_and_leaves_no_process(
-    trained: FinishedRun, settings: list[str], tmp_path: Path
+    validated: FinishedRun, settings: list[str], tmp_path: Path
 ) -> None:
-    program = ("scripts/evaluate.py", "--checkpoint", str(trained.run_dir))
+    program = ("scripts/evaluate.py", "--checkpoint", str(validated.run_dir))
     with running(tmp_path, settings, program=program) as (process, mark, run_dir):
         for line in process.stdout or ():
             if "starting the data plane" in line:

@@ -38,7 +38,8 @@ from tests.functional.runs import ROOT, FinishedRun, run_grpo
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.whole_run]
 
-GROUP_SIZE = 4
+NUM_PROMPTS, GROUP_SIZE = 16, 4
+NUM_LAYERS, NUM_EXPERTS, NUM_CHOSEN = 2, 8, 2
 EP2_TP2 = (*TP2, *SEQUENCE_PARALLEL, *EP2)
 
 
@@ -68,17 +69,19 @@ def small_run(directory: Path, model: Path, arguments: Sequence[str], name: str 
 
 
 # One update a step, so that all samples of a step are one batch.
-SAVED = (
+RECORDED = (
     *("policy.train_global_batch_size=64", "checkpointing.enabled=true"),
     *("checkpointing.save_period=1", "checkpointing.keep_top_k=null"),
+    *("policy.megatron_cfg.router_replay=true", "debug.tripwires=all"),
+    *("rollout.record=true", "rollout.dump_period=1"),
 )
 
 
 @pytest.fixture(scope="module")
 def recorded(mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
-    """Over two expert-parallel workers, with every step saved and recorded."""
-    arguments = [*DP2, *EP2, *SAVED, "rollout.record=true"]
-    return small_run(tmp_path_factory.mktemp("recorded"), mixture, arguments)
+    """Over two expert-parallel workers that replay what the engine's routers chose, with every step saved and
+    recorded."""
+    return small_run(tmp_path_factory.mktemp("recorded"), mixture, [*DP2, *EP2, *RECORDED])
 
 
 def recorded_batch(path: Path) -> dict[str, Any]:
@@ -124,6 +127,32 @@ def test_engines_have_every_expert_after_each_update(recorded: FinishedRun) -> N
     errors = recorded.metrics("train/token_mult_prob_error")
     assert len(errors) == NUM_STEPS
     assert max(errors) < 1.00002
+
+
+def test_engine_and_trainer_choose_alike_after_every_update(recorded: FinishedRun) -> None:
+    assert len(recorded.metrics("train/routing_disagreement")) == NUM_STEPS
+    assert max(recorded.metrics("train/routing_disagreement")) < 1e-3
+
+
+def test_the_recording_has_the_experts_of_every_token_that_was_read(recorded: FinishedRun) -> None:
+    manifest = json.loads((recorded.run_dir / "recorded" / "manifest.json").read_text())
+    (column,) = (one for one in manifest["columns"] if one["name"] == "routed_experts")
+    assert (column["dtype"], column["inner_shape"]) == ("uint8", [NUM_LAYERS, NUM_CHOSEN])
+    with np.load(recorded.run_dir / "recorded" / "step_1-0.npz") as entries:
+        lengths, experts = entries["lengths"], entries["column/routed_experts"]
+    experts = experts.reshape(-1, NUM_LAYERS, NUM_CHOSEN)
+    assert len(experts) == lengths.sum()
+    last = np.cumsum(lengths) - 1
+    assert not experts[last].any()
+    others = np.delete(experts, last, axis=0)
+    assert (others.min(), others.max()) == (1, NUM_EXPERTS)
+    assert (others[..., 0] != others[..., 1]).all()
+
+
+def test_a_dump_leaves_the_experts_out(recorded: FinishedRun) -> None:
+    lines = (recorded.run_dir / "rollouts" / "step_1.jsonl").read_text().splitlines()
+    assert len(lines) == NUM_PROMPTS * GROUP_SIZE
+    assert all("columns" not in json.loads(line) for line in lines)
 
 
 def test_the_load_of_the_experts_is_reported(recorded: FinishedRun) -> None:
@@ -179,7 +208,7 @@ def test_a_continued_run_ends_exactly_as_one_never_stopped(
     recorded: FinishedRun, mixture: Path, tmp_path: Path
 ) -> None:
     name = stopped_after_step_2(recorded, tmp_path)
-    run = small_run(tmp_path, mixture, [*DP2, *EP2, *SAVED, "rollout.record=true"], name)
+    run = small_run(tmp_path, mixture, [*DP2, *EP2, *RECORDED], name)
     assert "continuing after step 2" in run.output
     assert [*map(without_measurements, run.records())] == [*map(without_measurements, recorded.records())]
     mine, theirs = weights(run.run_dir / "final_hf"), weights(recorded.run_dir / "final_hf")
@@ -195,7 +224,7 @@ def test_a_run_continues_under_another_layout_of_its_experts(
     recorded: FinishedRun, mixture: Path, layout: tuple[str, ...], tmp_path: Path
 ) -> None:
     name = stopped_after_step_2(recorded, tmp_path)
-    run = small_run(tmp_path, mixture, [*layout, *SAVED, "rollout.record=true"], name)
+    run = small_run(tmp_path, mixture, [*layout, *RECORDED], name)
     assert "continuing after step 2" in run.output
     check_same(run, recorded)
 

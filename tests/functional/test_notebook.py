@@ -86,7 +86,9 @@ def prepared(arithmetic_model: str, tmp_path_factory: pytest.TempPathFactory) ->
         yield one
 
 
-@pytest.mark.parametrize("moment", ["starting the data plane", "step 1/"])
+@pytest.mark.parametrize(
+    "moment", [pytest.param("starting the data plane", marks=pytest.mark.slow), "step 1/"]
+)
 def test_an_interrupt_ends_the_run_and_the_kernel_lives_on(prepared: Kernel, moment: str) -> None:
     before = shared_names()
     cell = prepared.start("run(100000).train()")

@@ -40,6 +40,7 @@ SMALL = [
     SCORED,
 ]
 WEIGHTED = f"loss_fn.kind={MODULE}:weighted"
+CREDITED = "loss_fn.kind=tests.functional.own_losses:credited"
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def recorded(
 ) -> Recorded:
     directory = tmp_path_factory.mktemp("columns")
     keep = ["rollout.record=true", "rollout.dump_period=1"]
-    run = finished(directory, [*request.param.overrides, *keep, WEIGHTED])
+    run = finished(directory, [*request.param.overrides, *keep, CREDITED])
     return Recorded(run, request.param)
 
 
@@ -116,7 +117,7 @@ def test_the_recording_has_the_prompt_s_value_once(recorded: Recorded) -> None:
 
 def test_a_replay_trains_as_the_recorded_run_did(recorded: Recorded, tmp_path: Path) -> None:
     replay = f"rollout.replay={recorded.run.run_dir / 'recorded'}"
-    replayed = finished(tmp_path, [*recorded.backends.overrides, replay, WEIGHTED])
+    replayed = finished(tmp_path, [*recorded.backends.overrides, replay, CREDITED])
     for old, new in zip(recorded.run.records(), replayed.records(), strict=True):
         expected = without_dump(old)
         assert without_measurements(new) == {
@@ -124,11 +125,14 @@ def test_a_replay_trains_as_the_recorded_run_did(recorded: Recorded, tmp_path: P
         }
 
 
-def test_the_columns_change_the_loss(recorded: Recorded, tmp_path: Path) -> None:
-    replay = f"rollout.replay={recorded.run.run_dir / 'recorded'}"
-    plain = finished(tmp_path, [*recorded.backends.overrides, replay])
-    weighted = recorded.run.metrics("train/grad_norm")[0]
-    assert abs(plain.metrics("train/grad_norm")[0] - weighted) > 0.05 * weighted
+def test_the_loss_reads_what_the_environment_brought_of_every_token(recorded: Recorded) -> None:
+    for step, credit in enumerate(recorded.run.metrics("train/credit"), start=1):
+        credits = [
+            line["columns"]["level"] * one
+            for line in dumped(recorded.run, step)
+            for one in line["columns"]["deserved"][line["num_prompt_tokens"] :]
+        ]
+        assert credit == pytest.approx(np.mean(credits), rel=1e-5)
 
 
 @pytest.mark.parametrize(

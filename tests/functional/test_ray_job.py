@@ -21,6 +21,7 @@ from nemo_like.observability.jsonl import without_measurements
 from tests.functional.runs import (
     CONFIG,
     MARK,
+    ONE_OF_EACH,
     ROOT,
     SCORED,
     kill_all,
@@ -33,8 +34,8 @@ pytestmark = [pytest.mark.whole_run, pytest.mark.timeout(600)]
 
 START_TIMEOUT_S = 120
 SHORT = [
-    *("grpo.num_prompts_per_step=32", "generation.num_engines=1", "policy.scheduler.decay_style=constant"),
-    *("grpo.val_at_start=false", "grpo.val_at_end=false"),
+    *("grpo.num_prompts_per_step=32", "policy.scheduler.decay_style=constant"),
+    *("grpo.val_at_start=false", "grpo.val_at_end=false", *ONE_OF_EACH),
 ]
 
 

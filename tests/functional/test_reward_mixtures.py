@@ -22,6 +22,7 @@ SMALL = {
     "grpo": {"num_prompts_per_step": 16, "val_at_start": False, "val_at_end": False, "val_period": 0},
     "policy": {"data_parallel_size": 1, "train_global_batch_size": 64},
     "generation": {"num_engines": 1},
+    "data_plane": {"backend": "in_memory"},
     "checkpointing": {"export_final_hf": False},
     "logger": {"wandb": {"mode": "disabled"}},
     "data": {"default": {"env": "task"}, "train": {"env": "task"}, "validation": {"env": "task"}},

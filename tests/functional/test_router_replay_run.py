@@ -1,21 +1,19 @@
-"""Whole runs of a mixture whose trainer replays what the engines' routers chose."""
+"""Whole runs of a mixture whose trainer replays what the engines' routers chose: further ones than the run of
+``test_mixture_run``."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.functional.runs import FinishedRun, run_grpo
 
-pytestmark = [pytest.mark.whole_run, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.whole_run, pytest.mark.timeout(300), pytest.mark.slow]
 
 CONFIG = "configs/grpo_arithmetic_moe_cpu.yaml"
 NUM_STEPS, NUM_PROMPTS, NUM_GENERATIONS = 3, 16, 4
-NUM_LAYERS, NUM_EXPERTS, NUM_CHOSEN = 2, 8, 2
 REPLAY = "policy.megatron_cfg.router_replay=true"
 SMALL = [
     f"grpo.max_num_steps={NUM_STEPS}",
@@ -58,28 +56,6 @@ def test_engine_and_trainer_choose_alike_after_every_update(recorded: FinishedRu
     assert_agreement(recorded)
 
 
-def test_the_recording_has_the_experts_of_every_token_that_was_read(recorded: FinishedRun) -> None:
-    manifest = json.loads((recorded.run_dir / "recorded" / "manifest.json").read_text())
-    (column,) = (one for one in manifest["columns"] if one["name"] == "routed_experts")
-    assert (column["dtype"], column["inner_shape"]) == ("uint8", [NUM_LAYERS, NUM_CHOSEN])
-    with np.load(recorded.run_dir / "recorded" / "step_1-0.npz") as entries:
-        lengths, experts = entries["lengths"], entries["column/routed_experts"]
-    experts = experts.reshape(-1, NUM_LAYERS, NUM_CHOSEN)
-    assert len(experts) == lengths.sum()
-    last = np.cumsum(lengths) - 1
-    assert not experts[last].any()
-    others = np.delete(experts, last, axis=0)
-    assert (others.min(), others.max()) == (1, NUM_EXPERTS)
-    assert (others[..., 0] != others[..., 1]).all()
-
-
-def test_a_dump_leaves_the_experts_out(recorded: FinishedRun) -> None:
-    lines = (recorded.run_dir / "rollouts" / "step_1.jsonl").read_text().splitlines()
-    assert len(lines) == NUM_PROMPTS * NUM_GENERATIONS
-    assert all("columns" not in json.loads(line) for line in lines)
-
-
-@pytest.mark.slow
 def test_a_recording_is_replayed_with_its_experts_and_without(
     recorded: FinishedRun, tmp_path: Path, mixture_model: str
 ) -> None:
@@ -95,7 +71,6 @@ def test_a_recording_is_replayed_with_its_experts_and_without(
     assert without.metrics("train/grad_norm") != recorded.metrics("train/grad_norm")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [
@@ -124,7 +99,6 @@ def test_it_holds_in_other_layouts(layout: list[str], tmp_path: Path, mixture_mo
     assert_agreement(finished(tmp_path, [REPLAY, *layout]))
 
 
-@pytest.mark.slow
 def test_conversations_of_several_turns_bring_the_experts_of_all_their_tokens(
     tmp_path: Path, mixture_model: str
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.functional.runs import RUN_TIMEOUT_S, FinishedRun, running
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.whole_run]
+pytestmark = [pytest.mark.timeout(400), pytest.mark.whole_run, pytest.mark.slow]
 
 NUM_STEPS = 2
 SMALL = [
@@ -37,10 +37,8 @@ def run_stale(directory: Path, weight: str, *overrides: str) -> FinishedRun:
 @pytest.mark.parametrize(
     ("weight", "tripwires"),
     [
-        ("lm_head", ["agreement"]),
-        pytest.param(
-            "layers.1.mlp.down_proj", ["agreement", "weights_digest"], marks=pytest.mark.slow, id="down_proj"
-        ),
+        pytest.param("lm_head", ["agreement"], id="lm_head"),
+        pytest.param("layers.1.mlp.down_proj", ["agreement", "weights_digest"], id="down_proj"),
     ],
 )
 def test_a_stale_weight_ends_the_run_at_the_first_step_that_it_spoils(
@@ -59,7 +57,6 @@ def test_a_stale_weight_ends_the_run_at_the_first_step_that_it_spoils(
     assert run.processes_left() == []
 
 
-@pytest.mark.slow
 def test_without_tripwires_a_limit_of_ones_own_still_ends_the_run(
     arithmetic_model: str, tmp_path: Path
 ) -> None:

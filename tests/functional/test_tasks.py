@@ -40,6 +40,7 @@ SMALL = {
         "scheduler": {"warmup_updates": 8, "decay_style": "constant"},
     },
     "generation": {"num_engines": 1},
+    "data_plane": {"backend": "in_memory"},
     "checkpointing": {"export_final_hf": False},
     "logger": {"wandb": {"mode": "disabled"}},
 }

@@ -15,21 +15,23 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nemo_like.cluster.runtime import free_port
 from nemo_like.observability.metric_meanings import meaning_of
+from tests.functional.leftovers import check_nothing_is_left, listening, shared_names
 from tests.functional.runs import (
     CONFIG,
+    ONE_OF_EACH,
     ROOT,
     SCORED,
     FinishedRun,
     read_metrics,
     running,
     wait_for_step,
-    wait_until_gone,
 )
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.whole_run]
 LONG = [
-    *("grpo.max_num_steps=1000", "grpo.val_at_start=false", "generation.num_engines=1"),
-    *("policy.scheduler.decay_style=constant", "checkpointing.enabled=false"),
+    *("grpo.max_num_steps=1000", "grpo.val_at_start=false", "grpo.num_prompts_per_step=16"),
+    *("policy.scheduler.decay_style=constant", "checkpointing.enabled=false", *ONE_OF_EACH),
+    "generation.vllm_cfg.tensor_parallel_size=2",  # whose workers meet in shared memory
 ]
 
 
@@ -39,7 +41,10 @@ def watch(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def test_a_run_is_watched_while_it_goes_on_and_until_it_dies(arithmetic_model: str, tmp_path: Path) -> None:
+def test_a_run_is_watched_until_its_driver_is_killed_of_which_nothing_is_left(
+    arithmetic_model: str, tmp_path: Path
+) -> None:
+    names = shared_names()
     port = f"logger.prometheus.port={free_port()}"
     with running(tmp_path, [*LONG, port]) as (process, mark, run_dir):
         wait_for_step(process, run_dir, step=1)
@@ -68,6 +73,7 @@ def test_a_run_is_watched_while_it_goes_on_and_until_it_dies(arithmetic_model: s
         assert first is not None
         later = int(first[1]) + 2
         wait_for_step(process, run_dir, later)
+        listeners = listening(mark)
         os.kill(process.pid, signal.SIGKILL)
         shown, _ = watcher.communicate(timeout=60)
         assert watcher.returncode == 1
@@ -75,7 +81,7 @@ def test_a_run_is_watched_while_it_goes_on_and_until_it_dies(arithmetic_model: s
         assert f"The run died: process {process.pid} on host " in shown
         assert "left no last word; logs are in " in shown
         assert shown.endswith(f"run_dir: {run_dir}\n")
-        assert wait_until_gone(mark) == []
+        check_nothing_is_left(mark, listeners, names)
 
 
 def test_a_run_that_has_ended_is_shown_with_what_it_reached(demo: FinishedRun) -> None:
