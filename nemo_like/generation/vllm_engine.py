@@ -89,6 +89,7 @@ from nemo_like.generation.interface import (
     WeightEndpoint,
     WeightGroup,
 )
+from nemo_like.generation.prefix_cache import drop_keys_and_values
 from nemo_like.generation.prompt_scores import PromptScores, packed_scores, scoring_params
 from nemo_like.generation.shared_names import remove_names, track_names
 from nemo_like.generation.sleep import EngineMemory, Sleeps, has_sleep_mode
@@ -629,11 +630,8 @@ class VllmEngine:
 
     def _forget_old_values(self) -> None:
         """Drop cached keys, values and features of images, which were computed with the old weights."""
-        if not self._keeps_kv_cache:
-            # vLLM computes those of running samples anew when these go on.
-            self._engine.reset_prefix_cache(reset_running_requests=self._weight_updates is not None)
-        elif not self._unfinished:
-            self._engine.reset_prefix_cache()
+        if not (self._keeps_kv_cache and self._unfinished):
+            drop_keys_and_values(self._engine, under_way=self._weight_updates is not None)
         self._engine.reset_encoder_cache()
 
     def _load_model(self, groups: Sequence[str]) -> int | None:
