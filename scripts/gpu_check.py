@@ -25,6 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from nemo_like.cluster.c_compiler import REMEDY, compiling_problem
 from scripts.gpu_check_parts.commands import PARTS, Part, log_path, model_directory
 from scripts.gpu_check_parts.conclusions import Finished, all_reasons, conclude, part_lines, summary_lines
 from scripts.gpu_check_parts.execution import run
@@ -134,6 +135,8 @@ def _run_part(part: Part, settings: Settings, read: ReadMemory | None, result: R
         result.notes += [f"{module} is missing, which is not needed" for module in _missing(OPTIONAL)]
         required = {module for each in PARTS for module in each.needs}
         result.reasons += [f"{module} is missing" for module in _missing(sorted(required))]
+        if settings.on_gpu and (problem := compiling_problem()):
+            result.reasons.append(f"{problem}; {REMEDY}")
         if settings.on_gpu and not settings.gpus:
             result.reasons.append("nvidia-ml-py finds no GPU, so memory is not measured")
     if lacks := _lacks(settings, part):

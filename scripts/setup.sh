@@ -261,15 +261,25 @@ missing_for_compiling() {
     [[ -f $include/Python.h ]] || "$1" -c 'import sys; print("python%d.%d-dev" % sys.version_info[:2])'
 }
 
+# Triton compiles C when an engine starts on a GPU, so nothing runs there without.
+require_compiler() {
+    local python=$VENV/bin/python missing
+    # shellcheck disable=SC2046  # several packages
+    system_packages "engines on GPUs" $(missing_for_compiling "$python")
+    missing=$(missing_for_compiling "$python" | tr '\n' ' ')
+    [[ -z $missing ]] || fail "vLLM does not start on a GPU without a C compiler and Python's headers:" \
+        "install the system packages $missing, or what they are called here, then run this again."
+}
+
 # A part of Transformer Engine is compiled. Where that is not possible, training goes on without.
 provide_transformer_engine() {
     local python=$VENV/bin/python packages why=
     packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     [[ -z $(compgen -G "$packages/transformer_engine_torch-*.dist-info") ]] || return 0
-    # shellcheck disable=SC2046  # several packages
-    system_packages "Transformer Engine" $(missing_for_compiling "$python") $(is_program g++ || echo g++)
-    if ! is_program g++ || [[ -n $(missing_for_compiling "$python") ]]; then
-        why="there is no C++ compiler with Python's headers"
+    # shellcheck disable=SC2046  # perhaps none
+    system_packages "Transformer Engine" $(is_program g++ || echo g++)
+    if ! is_program g++; then
+        why="there is no C++ compiler"
     else
         echo "setup: compiling Transformer Engine (some minutes)"
         # The compiler of CUDA and the headers that gpu.txt brings, not those of the system.
@@ -337,6 +347,7 @@ main() {
     fi
     if ((for_gpus && looks_at_gpus)); then
         may_install=1
+        require_compiler
         provide_transformer_engine
         has_nvidia_gpus || echo "setup: nvidia-smi finds no GPU here; CUDA 13.0 needs NVIDIA's driver 580 or newer"
     fi

@@ -17,6 +17,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from nemo_like.cluster.actor_errors import ClusterError
+from nemo_like.cluster.c_compiler import REMEDY, compiling_problem
 from nemo_like.cluster.runtime import free_port
 from nemo_like.observability.gpu_usage import gpu_memory_bytes
 
@@ -108,7 +109,8 @@ class Reservation:
 def reserve(bundles: Sequence[Bundle], *, timeout_s: float) -> Reservation:
     """Reserve all bundles, on different nodes as far as Ray can.
 
-    Raises ClusterError when a bundle fits on no node, or when the bundles are not all free in time.
+    Raises ClusterError when a bundle fits on no node, when the bundles are not all free in time, or when a
+    node with GPUs of the run cannot compile C.
     """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     too_large = next((b for b in bundles if not any(_fits(b.resources, node) for node in nodes)), None)
@@ -136,9 +138,27 @@ def _nodes_by_actor(bundles: Sequence[Bundle], group: PlacementGroup, timeout_s:
     addresses = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in ray.nodes()}
     nodes = [Node(node_ids[i], addresses[node_ids[i]]) for i in range(len(bundles))]
     asked = {i: _ask_for_gpus(group, i, bundle) for i, bundle in enumerate(bundles) if bundle.num_gpus}
-    for i, gpus in zip(asked, ray.get(list(asked.values()), timeout=timeout_s), strict=True):
-        nodes[i] = replace(nodes[i], gpus=gpus)
+    found: list[_Lent] = ray.get(list(asked.values()), timeout=timeout_s)
+    check_compilers({nodes[i].address: lent.problem for i, lent in zip(asked, found, strict=True)})
+    for i, lent in zip(asked, found, strict=True):
+        nodes[i] = replace(nodes[i], gpus=lent.gpus)
     return {actor: nodes[i] for i, bundle in enumerate(bundles) for actor in bundle.actors}
+
+
+def check_compilers(problems: Mapping[str, str | None]) -> None:
+    """Raise ClusterError with what keeps nodes from compiling C, by address; None where nothing does."""
+    if told := [f"node {address}: {problem}" for address, problem in problems.items() if problem]:
+        raise ClusterError(
+            f"{'; '.join(told)}. Triton, which engines use on GPUs, compiles C when it starts: {REMEDY}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Lent:
+    """What a node says of the GPUs that a bundle has there, and of what keeps it from using them."""
+
+    gpus: tuple[Gpu, ...]
+    problem: str | None
 
 
 def _ask_for_gpus(group: PlacementGroup, index: int, bundle: Bundle) -> ray.ObjectRef:
@@ -147,11 +167,12 @@ def _ask_for_gpus(group: PlacementGroup, index: int, bundle: Bundle) -> ray.Obje
     return task.options(scheduling_strategy=_in_bundle(group, index)).remote()
 
 
-def _lent_gpus() -> tuple[Gpu, ...]:
+def _lent_gpus() -> _Lent:
     devices = ray.get_runtime_context().get_accelerator_ids()["GPU"]
     sizes = gpu_memory_bytes()
     known = sizes if len(sizes) == len(devices) else [None] * len(devices)
-    return tuple(Gpu(device, size) for device, size in zip(devices, known, strict=True))
+    gpus = tuple(Gpu(device, size) for device, size in zip(devices, known, strict=True))
+    return _Lent(gpus, compiling_problem())
 
 
 def _in_bundle(group: PlacementGroup, index: int) -> PlacementGroupSchedulingStrategy:

@@ -226,14 +226,23 @@ def test_a_machine_with_gpus_hears_how_to_use_them(setup: Setup) -> None:
     assert said not in setup({**machine, "nvidia-smi": "echo No devices found"}).stdout
 
 
-def test_without_a_compiler_transformer_engine_is_left_out(
+def test_engines_on_gpus_need_a_c_compiler(setup: Setup, checkout: Path, bare: dict[str, str]) -> None:
+    install(checkout, GPU)
+    done = setup({**EVERY_PROGRAM, "id": "echo 1000"}, "--gpu", **bare, **NO_COMPILER)
+    assert done.returncode == 1
+    assert "setup: engines on GPUs will need these system packages: gcc libc6-dev" in done.stdout
+    assert "vLLM does not start on a GPU without a C compiler and Python's headers:" in done.stderr
+    assert "install the system packages gcc libc6-dev" in done.stderr
+
+
+def test_without_a_cplusplus_compiler_transformer_engine_is_left_out(
     setup: Setup, checkout: Path, bare: dict[str, str]
 ) -> None:
     install(checkout, GPU)
-    done = setup({**EVERY_PROGRAM, "id": "echo 1000"}, "--gpu", **bare, **NO_COMPILER)
+    done = setup({**EVERY_PROGRAM, "id": "echo 1000"}, "--gpu", **bare, **COMPILER)
     assert done.returncode == 0, done.stderr
-    assert "setup: Transformer Engine will need these system packages: gcc libc6-dev" in done.stdout
-    assert "Transformer Engine is left out: there is no C++ compiler with Python's headers" in done.stdout
+    assert "setup: Transformer Engine will need these system packages: g++" in done.stdout
+    assert "Transformer Engine is left out: there is no C++ compiler" in done.stdout
     assert "nvidia-smi finds no GPU here; CUDA 13.0 needs NVIDIA's driver 580 or newer" in done.stdout
 
 
@@ -257,11 +266,11 @@ def test_a_change_of_the_requirements_installs_again(setup: Setup, checkout: Pat
 
 @pytest.fixture
 def bare(tmp_path: Path) -> dict[str, str]:
-    """Return the environment of a machine without bubblewrap, apt-get, chromium and Slurm's commands."""
+    """Return the environment of a machine without bubblewrap, apt-get, chromium, g++ and Slurm's commands."""
     folder = tmp_path / "bare"
     folder.mkdir()
     for program in Path("/usr/bin").iterdir():
-        if program.name not in ("bwrap", "apt-get", "chromium", *SLURM):
+        if program.name not in ("bwrap", "apt-get", "chromium", "g++", *SLURM):
             (folder / program.name).symlink_to(program)
     return {"PATH": str(folder)}
 

@@ -1,0 +1,41 @@
+"""Whether C can be compiled here, as Triton does when a process first uses a GPU, and so every engine.
+
+Triton takes the compiler that ``CC`` names, else gcc, else clang, and includes Python's headers
+(``triton/runtime/build.py``).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+
+_TIMEOUT_S = 30.0
+REMEDY = "install gcc and Python's headers (on Debian and Ubuntu gcc, libc6-dev and python{}.{}-dev)".format(
+    *sys.version_info
+)
+
+
+def compiling_problem() -> str | None:
+    """Return why C code that includes Python.h cannot be compiled on this machine; None where it can."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        return "there is no C compiler: neither gcc nor clang, and CC names none"
+    command = [compiler, "-fsyntax-only", f"-I{sysconfig.get_path('include')}", "-x", "c", "-"]
+    try:
+        done = subprocess.run(
+            command,
+            input="#include <Python.h>\n",
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{compiler} cannot be used: {error}"
+    if not done.returncode:
+        return None
+    said = next(iter(done.stderr.strip().splitlines()), f"exit code {done.returncode}")
+    return f"{compiler} cannot compile what includes Python.h: {said}"
