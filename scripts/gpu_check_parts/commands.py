@@ -37,6 +37,7 @@ _MODEL_ON_CPU = [
     "grpo.num_generations_per_prompt=4",
     "generation.max_new_tokens=16",
     "generation.vllm_cfg.kv_cache_gib=0.125",
+    "generation.vllm_cfg.enforce_eager=true",
     "cluster.gpus_per_node=0",
     "cluster.placement=separate",
 ]

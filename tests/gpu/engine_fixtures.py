@@ -46,12 +46,14 @@ def on_device(device: Device) -> dict[str, str]:
 
 
 def bf16_engine_spec(checkpoint: Path, name: str, device: Device, **options: Any) -> ActorSpec:
-    """An engine in bfloat16, which on a GPU can sleep."""
+    """An engine in bfloat16, which on a GPU uses CUDA graphs, as users' do, and can sleep."""
     spec = engine_spec(checkpoint, name, precision=Precision.bfloat16, **options)
     if device is Device.cpu:
         return spec
     generation: Any = spec.kwargs["generation"]
-    vllm = replace(generation.vllm_cfg, kv_cache_gib=None, gpu_memory_utilization=ENGINE_SHARE)
+    vllm = replace(
+        generation.vllm_cfg, enforce_eager=False, kv_cache_gib=None, gpu_memory_utilization=ENGINE_SHARE
+    )
     kwargs = {
         **spec.kwargs,
         "device": device,

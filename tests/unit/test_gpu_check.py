@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -379,6 +380,18 @@ def test_every_run_has_a_valid_configuration(tmp_path: Path, device: str, num_gp
             transports.append(cfg.generation.weight_transport.value)
     expected = {("cuda", 1): ["cuda_ipc"], ("cuda", 2): ["cuda_ipc", "collective"]}
     assert transports == ["auto", *expected.get((device, num_gpus), ["shared_memory"])]
+
+
+def test_what_is_checked_on_a_gpu_has_the_graphs_that_users_runs_have(tmp_path: Path) -> None:
+    users = load_config(ROOT / "recipes" / "grpo-qwen3-8b-1n8g.yaml").generation.vllm_cfg.enforce_eager
+    asked = Settings(device="cuda", output=tmp_path, gpus=(H100,) * 2)
+    run = [one for part in commands.PARTS for one in part.commands(asked, "1.7B") if one.run_name]
+    checked = {one.what: run_config(one).generation.vllm_cfg.enforce_eager for one in run}
+    assert checked == dict.fromkeys(("demo", "model-cuda_ipc", "model-collective"), users)
+    from tests.gpu.engine_fixtures import bf16_engine_spec  # imports what takes seconds
+
+    engine: Any = bf16_engine_spec(tmp_path, "engine", Device.cuda).kwargs["generation"]
+    assert engine.vllm_cfg.enforce_eager is users
 
 
 def test_the_parts_fit_into_eight_minutes() -> None:
