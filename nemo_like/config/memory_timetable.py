@@ -32,6 +32,8 @@ GIB = 2**30
 # Of each process: CUDA's context and kernels, NCCL's buffers, what PyTorch's allocator cannot use. It is an
 # assumption.
 CONTEXT_BYTES = GIB
+# Of an engine with CUDA graphs, which wait in host memory while it sleeps. It is an assumption.
+GRAPH_BYTES = GIB
 
 Gpu = tuple[int, int]  # node, index of the GPU on it
 
@@ -254,9 +256,13 @@ def _of_engine(cfg: Config, model: ModelInfo, stage: GpuStage, size: int | None)
         model.parameters.layer * _value_bytes(cfg.policy), _largest_tensor(cfg, model)
     )
     buckets = received if stage is GpuStage.weight_sync else 0
+    asleep = {"context": CONTEXT_BYTES, "token counts": _token_counts(cfg, model)}
     if holds is EngineHolds.nothing:
-        return {"context": CONTEXT_BYTES}
-    if holds is EngineHolds.weights or size is None:
+        return asleep
+    if holds is EngineHolds.weights:
+        graphs = 0 if cfg.generation.vllm_cfg.enforce_eager else GRAPH_BYTES
+        return {"weights": weights, **asleep, "graphs": graphs, "buckets": buckets}
+    if size is None:
         return {"weights": weights, "context": CONTEXT_BYTES, "buckets": buckets}
     share = int(cfg.generation.vllm_cfg.gpu_memory_utilization * size)
     return {"weights": weights, "KV cache and work space": max(0, share - weights), "buckets": buckets}
@@ -323,6 +329,13 @@ def _for_engines(cfg: Config, model: ModelInfo, stage: GpuStage) -> dict[str, in
         "buckets": _bucket_bytes(cfg),  # kept between transfers
         "tensor to send": _largest_tensor(cfg, model) * is_sync,  # its parts are joined one tensor at a time
     }
+
+
+def _token_counts(cfg: Config, model: ModelInfo) -> int:
+    """Return what an engine never gives up: vLLM counts for each sample how often it has each token, in four
+    bytes, and notes in a bit whether the prompt has it (``vllm/v1/worker/gpu/sample/penalties.py``)."""
+    words = model.vocab_size + -(-model.vocab_size // 32)
+    return 4 * cfg.generation.vllm_cfg.max_num_seqs * words
 
 
 def _engine_weights(cfg: Config, model: ModelInfo) -> int:

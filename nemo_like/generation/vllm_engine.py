@@ -183,6 +183,8 @@ class VllmEngine:
             track_names()
         self._routes.configure(self._engine_args)
         self._engine_args.enable_sleep_mode = has_sleep_mode(self._name, self._sleeps, device)
+        # CUDA graphs, where there are any, leave the GPU too.
+        self._engine_args.sleep_mode_offload_cudagraph = self._engine_args.enable_sleep_mode
         if self._weight_updates is not None:
             # A step that is computed ahead would belong to two versions, and depend on the machine's speed.
             self._engine_args.async_scheduling = False

@@ -47,6 +47,23 @@ def test_an_engine_of_its_own_has_its_share_always_and_buckets_during_a_transfer
     assert timetable.bytes_in((0, 0), GpuStage.engine_start) == 0
 
 
+# Four bytes for each of 256 samples and each token, and a bit for each, in words of four bytes.
+COUNTS = 256 * (151936 * 4 + 151936 // 8)
+
+
+@pytest.mark.parametrize(("is_eager", "graphs"), [(True, {}), (False, {"graphs": GIB})])
+def test_of_an_engine_that_sleeps_a_context_and_counts_of_tokens_stay_and_graphs_come_back_with_the_weights(
+    is_eager: bool, graphs: dict[str, int]
+) -> None:
+    eager = f"generation.vllm_cfg.enforce_eager={str(is_eager).lower()}"
+    timetable = memory_timetable(*qwen3_8b(*COLOCATED, *OFFLOADS, eager), SIZE)
+    asleep = {"context": GIB, "token counts": COUNTS}
+    assert of_stage(timetable, "engine-0", GpuStage.logprobs) == asleep
+    woken = of_stage(timetable, "engine-0", GpuStage.weight_sync)
+    assert woken.keys() == {"weights", "buckets", *asleep, *graphs}
+    assert woken.items() >= {**asleep, **graphs}.items()
+
+
 def test_what_shares_a_gpu_adds_up_in_each_stage() -> None:
     cfg, models = qwen3_8b(*COLOCATED, *OFFLOADS)
     timetable = memory_timetable(cfg, models, SIZE)
@@ -59,7 +76,8 @@ def test_what_shares_a_gpu_adds_up_in_each_stage() -> None:
         ("engine-0", "KV cache and work space"),
     }
     training = {one.what for one in timetable.holdings[0, 0][GpuStage.policy_training]}
-    assert training == {"weights", "gradients", "optimizer", "activations", "buckets", "context"}
+    of_worker = {"weights", "gradients", "optimizer", "activations", "buckets", "context"}
+    assert training == {*of_worker, "token counts"}
     assert problems(cfg, models) == []
 
 
@@ -168,7 +186,7 @@ def test_a_critic_holds_what_a_policy_of_its_model_would_but_sends_nothing() -> 
         # What is offloaded leaves the GPU while the other computes.
         assert set(of_stage(timetable, critic, theirs)) == {"context"}
         assert set(of_stage(timetable, policy, own)) == {"context", "buckets"}
-        assert of_stage(timetable, "engine-0", own) == {"context": GIB}
+        assert of_stage(timetable, "engine-0", own) == {"context": GIB, "token counts": COUNTS}
     assert "optimizer" in of_stage(timetable, critic, GpuStage.value_training)
     assert of_stage(timetable, critic, GpuStage.engine_start) == {}
     assert problems(cfg, models) == []

@@ -21,6 +21,12 @@ MOE = "model_executor/layers/fused_moe"
         ("v1/engine/llm_engine.py", r"self\.model_executor = "),
         ("v1/executor/multiproc_executor.py", r"def register_failure_callback\(self, callback"),
         ("sampling_params.py", r"skip_clone: bool = False"),
+        # What an engine sets where it sleeps, and the counts that stay meanwhile.
+        ("engine/arg_utils.py", r"    sleep_mode_offload_cudagraph: bool = "),
+        (
+            "v1/worker/gpu/sample/penalties.py",
+            r"self\.output_bin_counts = torch\.zeros\(\s+max_num_reqs, vocab_size, dtype=torch\.int32",
+        ),
         ("model_executor/model_loader/reload/__init__.py", r'"initialize_layerwise_reload",'),
         ("model_executor/model_loader/reload/__init__.py", r'"finalize_layerwise_reload",'),
         (
