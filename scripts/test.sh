@@ -41,6 +41,9 @@ fi
 VENV=$VENV bash scripts/setup.sh --dev --hubs
 export PATH="$PWD/$VENV/bin:$PATH"
 
+# Tests that compute run beside others, and so each on one core.
+export OMP_NUM_THREADS=1
+
 # The pieces, and their commands by name.
 pieces=()
 declare -A commands

@@ -24,6 +24,7 @@ OBSERVED = [
 SHARED_RUNS = ("demo", "validated")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With ``--dist=loadgroup``, whole runs that share a run go to one process, as do those of a file."""
     for item in items:
