@@ -69,7 +69,7 @@ if [[ $what != lint ]]; then
         -m '($chosen) and not whole_run' tests/conformance tests/functional tests/gpu"
     if [[ $what == quick ]]; then
         # Two on two cores: a run by itself leaves one of them idle for half of its time.
-        piece runs "$tests --numprocesses=auto --maxprocesses=4 --dist=loadgroup --no-loadscope-reorder \
+        piece runs "$tests --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder \
             -m '($chosen) and whole_run' tests/functional"
     else
         for file in $(grep -lw whole_run tests/functional/test_*.py); do

@@ -20,18 +20,6 @@ OBSERVED = [
     f"data.chat_template={CHAT_TEMPLATE}",
 ]
 
-# Fixtures whose run several files look at.
-SHARED_RUNS = ("demo", "validated")
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With ``--dist=loadgroup``, whole runs that share a run go to one process, as do those of a file."""
-    for item in items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker("whole_run"):
-            shared = (name for name in SHARED_RUNS if name in item.fixturenames)
-            item.add_marker(pytest.mark.xdist_group(next(shared, item.path.stem)))
-
 
 @pytest.fixture(scope="session")
 def arithmetic_model() -> str:

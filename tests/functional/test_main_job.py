@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 import shutil
@@ -9,7 +10,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +25,7 @@ from nemo_like.config.loader import load_config
 from nemo_like.config.metric_rules import training_metrics, validation_metrics
 from nemo_like.data.datasets import build_dataset
 from nemo_like.observability.jsonl import without_measurements
+from nemo_like.observability.metric_meanings import meaning_of
 from tests.functional.conftest import CHAT_TEMPLATE
 from tests.functional.runs import (
     CONFIG,
@@ -34,6 +38,7 @@ from tests.functional.runs import (
     wait_for_step,
     wait_until_gone,
 )
+from tests.functional.test_watch import watch
 from tests.lacking import fall_back
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.whole_run]
@@ -123,6 +128,93 @@ def test_what_the_data_plane_moved_is_shown_as_a_table(demo: FinishedRun) -> Non
     rows = [tuple(row[:3]) for row in cells if row]
     assert ("put", "", str(NUM_STEPS)) in rows
     assert ("", "prev_logprobs", str(2 * NUM_STEPS)) in rows  # two workers
+
+
+def test_a_run_that_has_ended_is_shown_with_what_it_reached(demo: FinishedRun) -> None:
+    watcher = watch(str(demo.run_dir))
+    shown, _ = watcher.communicate(timeout=60)
+    assert watcher.returncode == 0
+    assert f"The run finished. {len(demo.metrics('train/loss'))} of " in shown
+    for line in ("held-out accuracy", "training reward"):
+        assert next(one for one in demo.output.splitlines() if one.startswith(line)) in shown
+
+
+def test_every_metric_of_a_run_is_explained(demo: FinishedRun) -> None:
+    names = {name for record in demo.records() for name in record} - {"step"}
+    assert len(names) > 100
+    assert sorted(name for name in names if meaning_of(name) is None) == []
+
+
+@pytest.fixture(scope="module")
+def spans(demo: FinishedRun) -> dict[str, list[dict[str, Any]]]:
+    """Drawn events of the traced step by process."""
+    events = json.loads((demo.run_dir / "trace_step_2.json").read_text())["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    by_process = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            by_process[names[event["pid"]]].append(event)
+    return by_process
+
+
+def named(events: list[dict[str, Any]], name: str) -> list[tuple[float, float]]:
+    """(start, end) in microseconds."""
+    return [(event["ts"], event["ts"] + event["dur"]) for event in events if event["name"] == name]
+
+
+def test_the_trace_has_every_process_and_what_it_did(spans: dict[str, list[dict[str, Any]]]) -> None:
+    does = {process: {event["name"] for event in events} for process, events in spans.items()}
+    assert does["driver"] >= {
+        "total_step_time", "weight_sync", "generation", "logprobs", "policy_training",
+    }  # fmt: skip
+    assert does["rollout"] >= {"begin", "next_part", "generation", "flatten", "put"}
+    for engine in ("engine-0", "engine-1"):
+        assert does[engine] >= {"generate", "fetch_weights", "load_weights"}
+    assert does["environment"] >= {"step"}
+    assert does["policy_worker-0"] >= {"fetch", "compute", "write", "send", "train", "push_weights"}
+    assert does["policy_worker-1"] >= {"fetch", "compute", "write", "train"}
+    assert "send" not in does["policy_worker-1"]
+
+
+def test_the_processes_share_a_time_line(spans: dict[str, list[dict[str, Any]]]) -> None:
+    # Then the step asks whether further groups come; without dynamic sampling there are none.
+    (generation_start, generation_end), _ = named(spans["driver"], "generation")
+    for engine in ("engine-0", "engine-1"):
+        for start, end in named(spans[engine], "generate"):
+            assert generation_start <= start <= end <= generation_end
+    ((training_start, training_end),) = named(spans["driver"], "policy_training")
+    for worker in ("policy_worker-0", "policy_worker-1"):
+        ((start, end),) = named(spans[worker], "train")
+        assert training_start <= start <= end <= training_end
+
+
+def test_only_the_steps_and_processes_that_were_asked_for_are_written(demo: FinishedRun) -> None:
+    assert [path.name for path in demo.run_dir.glob("trace_step_*")] == ["trace_step_2.json"]
+    profiles = [str(path.relative_to(demo.run_dir)) for path in demo.run_dir.glob("profiles/*/*")]
+    assert profiles == ["profiles/step_2/policy_worker-1.json.gz"]
+
+
+def test_the_profile_has_the_operators_of_the_backward_pass(demo: FinishedRun) -> None:
+    with gzip.open(demo.run_dir / "profiles/step_2/policy_worker-1.json.gz", "rt") as file:
+        names = {str(event.get("name")) for event in json.load(file)["traceEvents"]}
+    assert "compute" in names
+    assert "aten::mm" in names
+    assert any("Backward" in name for name in names)
+
+
+def test_tensorboard_has_every_step(demo: FinishedRun) -> None:
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    (path,) = (demo.run_dir / "tensorboard").iterdir()
+    rewards = {
+        event.step: value.tensor.float_val[0]
+        for event in EventFileLoader(str(path)).Load()
+        for value in event.summary.value
+        if value.tag == "train/reward"
+    }
+    assert rewards == pytest.approx(
+        {r["step"]: r["train/reward"] for r in demo.records() if "train/reward" in r}
+    )
 
 
 def test_a_checkpoint_becomes_the_model_that_the_run_exported(demo: FinishedRun, tmp_path: Path) -> None:

@@ -14,14 +14,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from nemo_like.cluster.runtime import free_port
-from nemo_like.observability.metric_meanings import meaning_of
 from tests.functional.leftovers import check_nothing_is_left, listening, shared_names
 from tests.functional.runs import (
     CONFIG,
     ONE_OF_EACH,
     ROOT,
     SCORED,
-    FinishedRun,
     read_metrics,
     running,
     wait_for_step,
@@ -82,18 +80,3 @@ def test_a_run_is_watched_until_its_driver_is_killed_of_which_nothing_is_left(
         assert "left no last word; logs are in " in shown
         assert shown.endswith(f"run_dir: {run_dir}\n")
         check_nothing_is_left(mark, listeners, names)
-
-
-def test_a_run_that_has_ended_is_shown_with_what_it_reached(demo: FinishedRun) -> None:
-    watcher = watch(str(demo.run_dir))
-    shown, _ = watcher.communicate(timeout=60)
-    assert watcher.returncode == 0
-    assert f"The run finished. {len(demo.metrics('train/loss'))} of " in shown
-    for line in ("held-out accuracy", "training reward"):
-        assert next(one for one in demo.output.splitlines() if one.startswith(line)) in shown
-
-
-def test_every_metric_of_a_run_is_explained(demo: FinishedRun) -> None:
-    names = {name for record in demo.records() for name in record} - {"step"}
-    assert len(names) > 100
-    assert sorted(name for name in names if meaning_of(name) is None) == []
