@@ -71,7 +71,7 @@ class CountingEngine(VllmEngine):
                     self._counted[1] += one.num_cached_tokens or 0
             return outputs
 
-        self._engine.step = watched  # type: ignore[method-assign]
+        self._engine.step = watched
 
 
 class Swapped:

@@ -30,10 +30,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from data_plane_bench.batch import Shape
-from data_plane_bench.cluster import Bench, started
-from data_plane_bench.measure import checked, cpu_growth, ratios, record, spent, timings
-from data_plane_bench.tables import as_markdown
+from scripts.bench.data_plane_bench.batch import Shape
+from scripts.bench.data_plane_bench.cluster import Bench, started
+from scripts.bench.data_plane_bench.measure import checked, cpu_growth, ratios, record, spent, timings
+from scripts.bench.data_plane_bench.tables import as_markdown
 
 _GROWTH_SHAPES = (Shape(512, 2048), Shape(4096, 256))  # equal bytes
 _DATA_PARALLEL = (1, 2, 4)

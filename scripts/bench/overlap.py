@@ -38,7 +38,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from overlap_bench.runs import (
+from nemo_like.config.derived import JOURNAL_FOLDER
+from nemo_like.config.loader import load_config
+from nemo_like.what_if.prediction import WhatIf, what_if
+from scripts.bench.overlap_bench.runs import (
     BenchRun,
     Latency,
     ideal_s,
@@ -47,10 +50,6 @@ from overlap_bench.runs import (
     mode_overrides,
     rewritten,
 )
-
-from nemo_like.config.derived import JOURNAL_FOLDER
-from nemo_like.config.loader import load_config
-from nemo_like.what_if.prediction import WhatIf, what_if
 
 CONFIG = "configs/grpo_arithmetic_cpu.yaml"
 MODES = ("synchronous", "exact", "k=1", "k=2")
@@ -189,7 +188,7 @@ def predicted_step_s(mode: str, predicted: WhatIf) -> float:
 
 def measure_tail(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """Run the demo synchronously and one version ahead over some seeds; compare times and accuracies."""
-    by_seed = {}
+    by_seed: dict[int, dict[str, Any]] = {}
     for seed in options.seeds:
         latency = Latency(seed=seed, median_s=options.median_s, sigma=options.sigma)
         shared = [f"grpo.seed={seed}", "grpo.val_period=0", *CORRECTED, *options.overrides]

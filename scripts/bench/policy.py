@@ -25,14 +25,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from plain_model import PlainModel
-from random_inputs import Samples, random_model, random_samples
 
 from nemo_like.batch.columns import PREV_LOGPROBS
 from nemo_like.batch.meta import MicroBatch, Schedule
@@ -44,6 +43,8 @@ from nemo_like.policy.batch import ModelInputs, PolicyBatch
 from nemo_like.policy.megatron.backend import MegatronBackend
 from nemo_like.policy.objective import PolicyObjective
 from nemo_like.policy.parallelism import logprob_strategy, parallel_layout, train_strategy
+from scripts.bench.plain_model import PlainModel
+from scripts.bench.random_inputs import Samples, random_model, random_samples
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GROUP_SIZE = 8
@@ -166,7 +167,7 @@ class Contest:
         return time.perf_counter() - start
 
     def _both_schedules(self, cfg: PolicyConfig) -> dict[str, Schedule]:
-        sizes = {"num_shards": 1, "global_batch_size": len(self._meta)}
+        sizes: dict[str, Any] = {"num_shards": 1, "global_batch_size": len(self._meta)}
         shards = {
             "logprobs": shard_for_logprobs(self._meta, strategy=logprob_strategy(cfg), **sizes),
             "train": shard_for_training(self._meta, strategy=train_strategy(cfg), **sizes),
