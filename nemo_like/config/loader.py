@@ -38,6 +38,7 @@ from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.resolvers import environment_reads, register_resolvers
 from nemo_like.config.schema import Config
 from nemo_like.config.secrets import is_masked, masked, reference_of, referring
+from nemo_like.config.sweep_jobs import BASIC, combinations, examples, interval_problems
 
 # In the value of a key: what would be read as an interpolation, with the backslashes before it.
 _INTERPOLATION_START = re.compile(r"(\\*)\$\{")
@@ -58,11 +59,12 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Several runs of one configuration: ``arguments`` as ``hydra.main`` takes them, of which some set
-    alternatives, and the ``directory`` in which each run gets its own."""
+    """Several runs of one configuration."""
 
-    arguments: list[str]
-    directory: str
+    arguments: list[str]  # as hydra.main takes them; some set alternatives
+    directory: str  # in which each run gets its own
+    jobs: list[list[str]]  # the arguments of each run as load_config takes them; else examples
+    jobs_are_examples: bool  # whether the sweeper chooses values only as it goes
 
 
 def load_sweep(path: str | Path, overrides: Sequence[str]) -> Sweep:
@@ -75,8 +77,18 @@ def load_sweep(path: str | Path, overrides: Sequence[str]) -> Sweep:
     with composing(Path(path)) as files:
         arguments = read_arguments(files, overrides, is_sweep=True)
         _raise(arguments.problems)
-        directory = files.sweep_directory(arguments.for_hydra)
-        return Sweep([*files.search_path, *arguments.for_hydra], directory)
+        settings = files.sweep_settings(arguments.for_hydra)
+        given = [files.parse(text) for text in [*settings.in_files, *arguments.for_hydra]]
+        swept = [argument for argument in given if not argument.is_hydra_override()]
+        chooses = settings.sweeper != BASIC
+        if not chooses:
+            _raise(interval_problems(swept))
+        return Sweep(
+            arguments=[*files.search_path, *arguments.for_hydra],
+            directory=settings.directory,
+            jobs=[[*files.search_path, *job] for job in (examples if chooses else combinations)(swept)],
+            jobs_are_examples=chooses,
+        )
 
 
 def to_yaml(cfg: Config) -> str:
