@@ -181,15 +181,19 @@ class Composition:
         options = self.options(group)
         if group.startswith("hydra/"):
             return _missing_plugin(group, name, options)
-        files = {option: self._file(f"{group}/{option}" if group else option) for option in options}
+        shown = {option: self._shown(f"{group}/{option}" if group else option) for option in options}
         named_by = re.search(r"In '([^']+)'", str(error))
-        parent = self._file(named_by[1]) if named_by else None
-        others = {option: file for option, file in files.items() if file != parent}
+        parent = self._shown(named_by[1]) if named_by else None
+        others = {option: file for option, file in shown.items() if file != parent}
         close = get_close_matches(name, others, n=1, cutoff=0.6)
-        listed = ", ".join(str(file) for file in others.values())
-        remedy = f"did you mean {others[close[0]]}?" if close else f"there are {listed or 'none'}"
+        listed = ", ".join(others.values()) or "none"
+        remedy = f"did you mean {others[close[0]]}?" if close else f"there are {listed}"
         rule = "is not a configuration" + (f" (named in the defaults of {parent})" if parent else "")
         return Problem(key=missing, rule=rule, remedy=remedy)
+
+    def _shown(self, config_path: str) -> str:
+        """Return the file of a configuration, or its own name where it is in none of the folders."""
+        return str(first_file(self._folders, config_path) or config_path)
 
     def _file(self, config_path: str) -> Path:
         return first_file(self._folders, config_path) or file_of(self._folders[0], config_path)
