@@ -53,6 +53,7 @@ from nemo_like.policy.megatron.optimizer import tensors_beside_model
 from nemo_like.policy.objective import PolicyObjective
 from nemo_like.policy.parallelism import logprob_strategy, parallel_layout, train_strategy
 from nemo_like.policy.parking import HostMemory
+from scripts.bench.arguments import at_least
 from scripts.bench.random_inputs import random_samples
 from scripts.gpu_check_parts.random_model import SHAPES, write_config, write_weights
 
@@ -70,9 +71,9 @@ def main() -> int:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--size", choices=list(SHAPES), default="tiny")
     parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--samples", type=int, default=64)
+    parser.add_argument("--samples", type=at_least(1), default=64)
     parser.add_argument("--tokens", type=int, default=512, help="of each sample")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=at_least(1), default=3)
     parser.add_argument("--output", type=Path, help="a file that gets the JSON too")
     options = parser.parse_args()
     found: dict[str, Any] = {}

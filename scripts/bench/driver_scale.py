@@ -55,6 +55,7 @@ from nemo_like.policy import group
 from nemo_like.policy.parallelism import parallel_layout
 from nemo_like.policy.results import WorkerScores, WorkerUpdate
 from nemo_like.rollout.prompts import RolloutResult
+from scripts.bench.arguments import at_least
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GROUP_SIZE = 8
@@ -92,7 +93,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=3, help="steps of each size, after one not counted")
+    parser.add_argument(
+        "--rounds", type=at_least(1), default=3, help="steps of each size, after one not counted"
+    )
     parser.add_argument("--workers", type=numbers, default=WORKERS, help="each twice the one before")
     parser.add_argument("--samples", type=numbers, default=SAMPLES, help="each twice the one before")
     parser.add_argument("--updates", type=int, default=2, help="optimizer updates of a step")

@@ -28,6 +28,7 @@ from nemo_like.driver.stopping import StopRequests
 from nemo_like.driver.sync_grpo import SyncGRPODriver
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory
+from scripts.bench.arguments import at_least
 
 NUM_THREADS = 2
 
@@ -37,8 +38,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--config", default="configs/grpo_arithmetic_cpu.yaml")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each side (default 5)")
-    parser.add_argument("--steps", type=int, default=4, help="steps per turn; the first is not counted")
+    parser.add_argument("--rounds", type=at_least(1), default=5, help="turns of each side (default 5)")
+    parser.add_argument(
+        "--steps", type=at_least(2), default=4, help="steps per turn; the first is not counted"
+    )
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     options = parser.parse_args()
     cfg = load_config(options.config, options.overrides)

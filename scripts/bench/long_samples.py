@@ -114,14 +114,15 @@ def summary(lengths: list[int], peaks: list[int]) -> dict[str, object]:
     return {
         "peak_mib": {length: round(peak / 2**20) for length, peak in zip(lengths, peaks, strict=True)},
         "bytes_per_further_token": [round(each) for each in further],
-        "growth": round(further[-1] / further[0], 3),
+        "growth": round(further[-1] / further[0], 3) if further[0] else None,
     }
 
 
 def measure(options: argparse.Namespace) -> dict[str, list[int]]:
     """Measure the only kind and vocabulary of ``options``; return each phase's peaks in bytes, by length."""
     torch.set_num_threads(options.threads)
-    (kind,), (words,), longest = options.kinds, options.vocabularies, max(options.lengths)
+    (kind,), (words,) = options.kinds, options.vocabularies
+    longest = max(*options.lengths, WARM_UP_TOKENS)
     with tempfile.TemporaryDirectory() as directory:
         model = random_model(Path(directory), longest, words, options.layers)
         cfg = configuration(model, longest, [*BACKENDS.get(kind, []), *options.overrides])

@@ -43,6 +43,7 @@ from nemo_like.policy.batch import ModelInputs, PolicyBatch
 from nemo_like.policy.megatron.backend import MegatronBackend
 from nemo_like.policy.objective import PolicyObjective
 from nemo_like.policy.parallelism import logprob_strategy, parallel_layout, train_strategy
+from scripts.bench.arguments import at_least
 from scripts.bench.plain_model import PlainModel
 from scripts.bench.random_inputs import Samples, random_model, random_samples
 
@@ -68,7 +69,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", type=Path, help="checkpoint directory (default: a random small Qwen3)")
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each, after one that is not counted")
+    parser.add_argument(
+        "--rounds", type=at_least(1), default=7, help="turns of each, after one that is not counted"
+    )
     parser.add_argument("--samples", type=int, default=64)
     parser.add_argument("--prompt-tokens", type=int, default=16)
     parser.add_argument("--max-tokens", type=int, default=1024, help="prompt and response of the longest")
