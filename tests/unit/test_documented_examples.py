@@ -36,6 +36,7 @@ PLACEHOLDERS = {
     **dict.fromkeys(("MODEL", "GENERAL", "MATHEMATICIAN", "PROGRAMMER"), ".cache/models/arithmetic-d2-s1"),
     "MINE": "two_tasks.yaml",
     "HOST": "node017",
+    "advantages_negated": "kl_without_gradient",
 }
 TWO_TASKS = """
 defaults: [grpo_arithmetic_cpu, env@env.math: exact_match, env@env.code: exact_match]
