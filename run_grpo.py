@@ -194,7 +194,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="predict steps of this configuration, and of others, from what a run recorded (docs/what_if.md)",
     )
     parser.add_argument(
-        "-m", "--multirun", action="store_true", help="a run for each combination of key=value1,value2"
+        "-m",
+        "--multirun",
+        action="store_true",
+        help="a run for each combination of key=value1,value2; with --dry-run the plan of each",
     )
     parser.add_argument("--json", action="store_true", help="with --what-if: print JSON")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")

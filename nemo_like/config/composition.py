@@ -54,7 +54,7 @@ class SweepSettings:
 
     directory: str  # of the runs' directories: hydra.sweep.dir if set, else a new one in logger.log_dir
     sweeper: str  # the choice of hydra/sweeper; "basic" makes every combination
-    in_files: list[str]  # hydra.sweeper.params, as arguments
+    in_files: list[str]  # hydra.sweeper.params as arguments, but for what only the sweeper can read
 
 
 @contextmanager
@@ -137,7 +137,9 @@ class Composition:
             return SweepSettings(
                 directory=str(sweep.dir),
                 sweeper=str(composed.hydra.runtime.choices["hydra/sweeper"]),
-                in_files=[f"{key}={value}" for key, value in params.items()],
+                in_files=[
+                    f"{key}={value}" for key, value in params.items() if not OmegaConf.is_config(value)
+                ],
             )
 
     def first_alternatives(self, arguments: Sequence[str]) -> list[str]:

@@ -26,12 +26,14 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from nemo_like.config import fields
 from nemo_like.config.arguments import MISSING, Arguments, read_arguments
-from nemo_like.config.composition import composing
+from nemo_like.config.composition import Composition, SweepSettings, composing
+from nemo_like.config.grammar import Override
 from nemo_like.config.interpolations import KeyPath, full_key, interpolations, texts, values_of_texts
 from nemo_like.config.lists import complete_lists, make_lists, single_groups
 from nemo_like.config.problems import ConfigError, Problem
@@ -78,7 +80,7 @@ def load_sweep(path: str | Path, overrides: Sequence[str]) -> Sweep:
         arguments = read_arguments(files, overrides, is_sweep=True)
         _raise(arguments.problems)
         settings = files.sweep_settings(arguments.for_hydra)
-        given = [files.parse(text) for text in [*settings.in_files, *arguments.for_hydra]]
+        given = [*_params(files, settings), *map(files.parse, arguments.for_hydra)]
         swept = [argument for argument in given if not argument.is_hydra_override()]
         chooses = settings.sweeper != BASIC
         if not chooses:
@@ -89,6 +91,19 @@ def load_sweep(path: str | Path, overrides: Sequence[str]) -> Sweep:
             jobs=[[*files.search_path, *job] for job in (examples if chooses else combinations)(swept)],
             jobs_are_examples=chooses,
         )
+
+
+def _params(files: Composition, settings: SweepSettings) -> Iterator[Override]:
+    """Yield what the files sweep as arguments. Raises ConfigError for one that cannot be read."""
+    for text in settings.in_files:
+        try:
+            yield files.parse(text)
+        except HydraException as error:
+            rule = "is not a value or a sweep of Hydra's grammar"
+            problem = Problem(
+                key=f"hydra.sweeper.params: {text}", rule=rule, remedy="write key: 1,2 for example"
+            )
+            raise ConfigError([problem]) from error
 
 
 def to_yaml(cfg: Config) -> str:

@@ -100,6 +100,16 @@ hydra: {sweeper: {params: {policy.data_parallel_size: "2,3"}}}
     assert err.endswith("2 of 4 jobs cannot run: 2, 3\n")
 
 
+def test_a_sweep_in_a_file_that_cannot_be_read_is_refused(
+    planned: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("defaults: [grpo_arithmetic_cpu]\nhydra: {sweeper: {params: {grpo.seed: '1,[2'}}}")
+    code, _, err = planned("grpo.max_num_steps=1,2", config=path)
+    assert code == 2
+    assert "hydra.sweeper.params: grpo.seed=1,[2 is not a value or a sweep of Hydra's grammar" in err
+
+
 @pytest.mark.parametrize("mode", [["--cfg"], ["--what-if", "RUN_DIR"]])
 def test_other_modes_than_a_dry_run_do_not_go_with_a_sweep(
     mode: list[str], resolved_demo: Path, capsys: pytest.CaptureFixture[str]
