@@ -151,9 +151,7 @@ def _sweep(config: Path, sweep: Sweep) -> int:
 def _plan_sweep(config: Path, sweep: Sweep) -> int:
     """Check every job of a sweep, and print the plan of each that can run; return the exit code."""
     if sweep.jobs_are_examples:
-        print(
-            "the sweeper chooses the values as it goes; these jobs have each value, or end of an interval\n"
-        )
+        print("the sweeper chooses values as it goes; these jobs have each value and end of an interval\n")
     refused = []
     for number, arguments in enumerate(sweep.jobs):
         job = printable(f"job {number}: {' '.join(map(masked, arguments))}")

@@ -34,12 +34,8 @@ def examples(arguments: Sequence[Override]) -> list[list[str]]:
     value of every argument, and each further one has another value of one argument."""
     values = _by_key(arguments)
     first = [texts[0] for texts in values]
-    others = [
-        [*first[:place], text, *first[place + 1 :]]
-        for place, texts in enumerate(values)
-        for text in texts[1:]
-    ]
-    return [first, *others]
+    further = [(place, text) for place, texts in enumerate(values) for text in texts[1:]]
+    return [first, *([*first[:place], text, *first[place + 1 :]] for place, text in further)]
 
 
 def _by_key(arguments: Sequence[Override]) -> list[list[str]]:

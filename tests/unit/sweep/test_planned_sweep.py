@@ -77,7 +77,7 @@ def test_a_dry_run_of_a_sweeper_that_chooses_checks_every_value_and_both_ends(
     swept = ["policy.optimizer.lr=interval(1e-6,1e-5)", "policy.data_parallel_size=choice(1,2,3)"]
     code, out, err = planned("hydra/sweeper=optuna", *swept)
     assert code == 2
-    assert out.startswith("the sweeper chooses the values as it goes")
+    assert out.startswith("the sweeper chooses values as it goes")
     jobs = [line.split()[-2:] for line in (out + err).splitlines() if line.startswith("job ")]
     assert sorted(jobs) == [
         ["policy.optimizer.lr=1e-05", "policy.data_parallel_size=1"],
