@@ -25,7 +25,7 @@ if find_spec("hydra") is None:
 from nemo_like.batch.columns import bytes_per_token
 from nemo_like.cluster.proxies import bypass_proxies
 from nemo_like.config.environment_options import replaced_options
-from nemo_like.config.loader import load_config, load_sweep, to_yaml
+from nemo_like.config.loader import Sweep, load_config, load_sweep, to_yaml
 from nemo_like.config.machine_rules import Machine
 from nemo_like.config.plan import format_plan, make_plan
 from nemo_like.config.problems import ConfigError
@@ -33,12 +33,13 @@ from nemo_like.config.rules import validate
 from nemo_like.config.run_models import run_models
 from nemo_like.config.schema import Config
 from nemo_like.config.search_path import find_configuration
+from nemo_like.config.secrets import masked
 from nemo_like.driver import exit_codes
 from nemo_like.driver.run_failures import RunFailed
 from nemo_like.driver.stopping import ignore_first_interrupt, sigterm_as_interrupt
 from nemo_like.observability.printable import accept_all_characters, printable
 from nemo_like.observability.run_lock import DirectoryInUse
-from nemo_like.preflight.checks import preflight
+from nemo_like.preflight.checks import Preflight, preflight
 
 _EXAMPLES = """\
 examples:
@@ -71,29 +72,24 @@ def _main(options: argparse.Namespace) -> int:
     try:
         config, overrides = _configuration(options)
         if options.multirun:
-            return _sweep(config, overrides)
+            sweep = load_sweep(config, overrides)
+            return _plan_sweep(config, sweep) if options.dry_run else _sweep(config, sweep)
         cfg = load_config(config, overrides)
         if options.cfg:
             print(to_yaml(cfg), end="")
             return 0
-        is_planning = options.dry_run or options.what_if is not None
-        machine = Machine.another if is_planning else Machine.this
-        validate(cfg, machine)
         if options.what_if is not None:
+            validate(cfg, Machine.another)
             return _what_if(cfg, options)
-        checked = preflight(cfg, machine, partial(print, file=sys.stderr))
+        if options.dry_run:
+            print(_plan(cfg))
+            return exit_codes.FINISHED
+        _check(cfg, Machine.this)
     except KeyboardInterrupt:
         return exit_codes.INTERRUPTED
     except ConfigError as error:
         print(printable(str(error)), file=sys.stderr)
         return exit_codes.REFUSED
-    for environment_name, env in cfg.env.items():
-        for note in replaced_options(environment_name, env):
-            print(printable(f"note: {note}"), file=sys.stderr)
-    if options.dry_run:
-        plan = make_plan(cfg, run_models(cfg), bytes_per_token(checked.columns))
-        print(format_plan(plan), "", *(printable(str(note)) for note in checked.notes), sep="\n")
-        return 0
     # Only now: this loads Ray, and the checks above must be quick.
     from nemo_like.driver.setup import run
 
@@ -114,6 +110,23 @@ def _configuration(options: argparse.Namespace) -> tuple[Path, list[str]]:
     return file, [f"hydra.searchpath=['{Path(options.config_dir).absolute()}']", *options.overrides]
 
 
+def _check(cfg: Config, machine: Machine) -> Preflight:
+    """Check a configuration, and say which options of environments were replaced. Raises ConfigError."""
+    validate(cfg, machine)
+    checked = preflight(cfg, machine, partial(print, file=sys.stderr))
+    for environment_name, env in cfg.env.items():
+        for note in replaced_options(environment_name, env):
+            print(printable(f"note: {note}"), file=sys.stderr)
+    return checked
+
+
+def _plan(cfg: Config) -> str:
+    """Return what a configuration would run, on whatever machine. Raises ConfigError."""
+    checked = _check(cfg, Machine.another)
+    plan = make_plan(cfg, run_models(cfg), bytes_per_token(checked.columns))
+    return "\n".join([format_plan(plan), "", *(printable(str(note)) for note in checked.notes)])
+
+
 def _what_if(cfg: Config, options: argparse.Namespace) -> int:
     """Print what the configuration would make of a recorded run; return the exit code."""
     from nemo_like.what_if.calibration import UnfitRun
@@ -128,12 +141,31 @@ def _what_if(cfg: Config, options: argparse.Namespace) -> int:
     return 0
 
 
-def _sweep(config: Path, overrides: list[str]) -> int:
-    """Run several jobs, as the arguments say; return the exit code."""
-    sweep = load_sweep(config, overrides)
+def _sweep(config: Path, sweep: Sweep) -> int:
+    """Run the jobs of a sweep; return the exit code."""
     from nemo_like.sweep.multirun import run_sweep
 
     return run_sweep(Path(__file__).absolute(), config, sweep)
+
+
+def _plan_sweep(config: Path, sweep: Sweep) -> int:
+    """Check every job of a sweep, and print the plan of each that can run; return the exit code."""
+    if sweep.jobs_are_examples:
+        print("the sweeper chooses values as it goes; these jobs have each value and end of an interval\n")
+    refused = []
+    for number, arguments in enumerate(sweep.jobs):
+        job = printable(f"job {number}: {' '.join(map(masked, arguments))}")
+        try:
+            plan = _plan(load_config(config, arguments))
+        except ConfigError as error:
+            print(job, printable(str(error)), sep="\n", file=sys.stderr)
+            refused.append(number)
+        else:
+            print(job, "", plan, "", sep="\n")
+    if refused:
+        numbers = ", ".join(map(str, refused))
+        print(f"{len(refused)} of {len(sweep.jobs)} jobs cannot run: {numbers}", file=sys.stderr)
+    return exit_codes.REFUSED if refused else exit_codes.FINISHED
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -159,14 +191,19 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="RUN_DIR",
         help="predict steps of this configuration, and of others, from what a run recorded (docs/what_if.md)",
     )
-    mode.add_argument(
-        "-m", "--multirun", action="store_true", help="a run for each combination of key=value1,value2"
+    parser.add_argument(
+        "-m",
+        "--multirun",
+        action="store_true",
+        help="a run for each combination of key=value1,value2; with --dry-run the plan of each",
     )
     parser.add_argument("--json", action="store_true", help="with --what-if: print JSON")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")
     options = parser.parse_intermixed_args(arguments)
     if options.json and options.what_if is None:
         parser.error("--json goes with --what-if")
+    if options.multirun and (options.cfg or options.what_if is not None):
+        parser.error("of the modes, only --dry-run goes with --multirun")
     if options.config is not None and options.config_dir is not None:
         parser.error("--config-dir goes with --config-name; --config is the path of a file")
     return options

@@ -13,6 +13,8 @@ OUTPUT also gets what each run printed and what was done to it (RUN.log) and the
 The directory of a disturbed run is kept only if the run broke one of these rules; then the exit code is 1.
 Leftovers are found by comparing this machine before and after a run, so nothing else should run on it
 meanwhile.
+
+Uses modules of tests/, and so needs what they need: bash scripts/setup.sh --dev.
 """
 
 from __future__ import annotations
@@ -34,9 +36,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from nemo_like.observability.jsonl import json_object, read_metrics, without_measurements
 from nemo_like.observability.printable import accept_all_characters
-from tests.chaos.disturbed_run import DisturbedRun, Speed
-from tests.chaos.leftovers import Traces, unfinished
-from tests.chaos.plan import NUM_STEPS, VARIANTS, draw_plan
+from scripts.tests_packages import packages_of_the_tests
+
+with packages_of_the_tests():
+    from tests.chaos.disturbed_run import DisturbedRun, Speed
+    from tests.chaos.leftovers import Traces, unfinished
+    from tests.chaos.plan import NUM_STEPS, VARIANTS, draw_plan
 
 CONFIGS = Path(__file__).resolve().parents[1] / "tests" / "chaos" / "variants"
 

@@ -7,6 +7,8 @@ write docs/conformance.md.
 
 Each framework is installed from PyPI into an environment of its own, which is deleted afterwards. It shares
 the packages of this one, torch among them, and gets only those that are missing.
+
+Uses modules of tests/, and so needs what they need: bash scripts/setup.sh --dev.
 """
 
 from __future__ import annotations
@@ -34,8 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Ask, compare, write. Returns 0 when every case of nemo_like passed, else 1."""
     options = _parse(arguments)
     sys.path.insert(0, str(ROOT))
-    from tests.conformance.own_results import own_results
-    from tests.conformance.report import report
+    from scripts.tests_packages import packages_of_the_tests
+
+    with packages_of_the_tests():
+        from tests.conformance.own_results import own_results
+        from tests.conformance.report import report
 
     own = own_results()
     print(f"nemo_like: {own['passed']} of {own['total']} pass; the worst deviates by {own['worst']:.1g}")

@@ -2,7 +2,7 @@
 """Convert a checkpoint of a run, whatever parallel layout wrote it, to a Hugging Face directory.
 
     python scripts/convert_checkpoint.py runs/addition --output models/addition
-    python scripts/convert_checkpoint.py runs/addition/checkpoints/step_40 --output models/addition-40
+    python scripts/convert_checkpoint.py runs/addition/checkpoints/step_80 --output models/addition-80
 
 The other direction needs no script: a run starts from a Hugging Face directory (policy.model_name), and can
 resume a checkpoint under another layout.

@@ -6,7 +6,8 @@
 Each part is a process of its own with a deadline, so that one that crashes or hangs neither stops the others
 nor keeps memory. Needs no network, and this project need not be installed. Prints a report; DIR gets it too,
 as text and as JSON after every part, with the output of every process. Ends with code 1 when anything is off:
-docs/gpus.md says what is judged, and by which limits.
+docs/gpus.md says what is judged, and by which limits. The parts kernels and engines run tests, which need
+pytest: bash scripts/setup.sh --dev.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def _plan(settings: Settings, parts: Sequence[Part]) -> list[str]:
 
 def _lacks(settings: Settings, part: Part) -> list[str]:
     """Return why the part cannot run here."""
-    missing = [f"{module} is missing" for module in part.needs if not is_there(module)]
+    missing = [_said_of_missing(module) for module in _missing(part.needs)]
     if settings.on_gpu and part.name != "found" and not _sees_gpus(settings):
         missing.append("there is no NVIDIA GPU")
     return missing
@@ -134,7 +135,7 @@ def _run_part(part: Part, settings: Settings, read: ReadMemory | None, result: R
         result.figures = {"versions": versions(), "gpus": [asdict(gpu) for gpu in settings.gpus]}
         result.notes += [f"{module} is missing, which is not needed" for module in _missing(OPTIONAL)]
         required = {module for each in PARTS for module in each.needs}
-        result.reasons += [f"{module} is missing" for module in _missing(sorted(required))]
+        result.reasons += map(_said_of_missing, _missing(sorted(required)))
         if settings.on_gpu and (problem := compiling_problem()):
             result.reasons.append(f"{problem}; {REMEDY}")
         if settings.on_gpu and not settings.gpus:
@@ -167,6 +168,11 @@ def _run_part(part: Part, settings: Settings, read: ReadMemory | None, result: R
             break
     if part.name == "model":
         shutil.rmtree(model_directory(settings), ignore_errors=True)
+
+
+def _said_of_missing(module: str) -> str:
+    is_of_tests = module.startswith("pytest")
+    return f"{module} is missing" + (" (bash scripts/setup.sh --dev installs it)" if is_of_tests else "")
 
 
 def _missing(modules: Sequence[str]) -> list[str]:

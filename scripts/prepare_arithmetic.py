@@ -156,10 +156,11 @@ def make(output: Path, kind: Kind) -> None:
     model = f"Qwen3-MoE of {kind.experts} experts a layer" if kind.experts else "Qwen3"
     print(f"Teaching a tiny {model} {kind.digits}-digit addition, until {kind.target:.0%} are right ...")
     import torch
-    from demo_model.making import shown, whole_directory
-    from demo_model.tiny_tokenizer import save_tokenizer
-    from demo_model.warm_start import tiny_config, tiny_mixture_config, warm_start
     from transformers.utils import logging
+
+    from scripts.demo_model.making import shown, whole_directory
+    from scripts.demo_model.tiny_tokenizer import save_tokenizer
+    from scripts.demo_model.warm_start import tiny_config, tiny_mixture_config, warm_start
 
     torch.set_num_threads(1)
     logging.disable_progress_bar()

@@ -23,15 +23,15 @@ _NUM_TRAIN, _NUM_VALIDATION = 8192, 512
 
 def main(arguments: list[str] | None = None) -> int:
     """Make what is not there yet. Returns the exit code: 0 when all is there in the end, 1 otherwise."""
-    from demo_model.preparation import prepare
+    from scripts.demo_model.preparation import prepare
 
     return prepare(__doc__, "directory of problems to make", make_data, make_model, arguments)
 
 
 def make_data(directory: Path) -> None:
     """Write the problems of training and validation, so that ``directory`` is whole or not there."""
-    from demo_model.making import whole_directory
-    from demo_model.sums import write_records
+    from scripts.demo_model.making import whole_directory
+    from scripts.demo_model.sums import write_records
 
     with whole_directory(directory) as aside:
         write_records(aside, "train", _NUM_TRAIN, held_out=False)
@@ -43,10 +43,11 @@ def make_model(output: Path, seed: int) -> None:
     """Train a model and write its checkpoint, so that ``output`` is whole or not there."""
     print(f"Teaching a tiny Qwen3 to call a calculator, until {TARGET_ACCURACY:.0%} are right ...")
     import torch
-    from demo_model.making import shown, whole_directory
-    from demo_model.tool_tokenizer import save_tokenizer
-    from demo_model.warm_start_tools import warm_start
     from transformers.utils import logging
+
+    from scripts.demo_model.making import shown, whole_directory
+    from scripts.demo_model.tool_tokenizer import save_tokenizer
+    from scripts.demo_model.warm_start_tools import warm_start
 
     torch.set_num_threads(1)
     logging.disable_progress_bar()

@@ -29,13 +29,13 @@ Sample = dict[str, Any]
 
 # What is shown of a sample; rewards are null where they failed.
 _NONE = object()
-_NUMBER = int | float | type(None)
+_NUMBER = int | float | None
 _SHOWN: Mapping[str, Any] = {
     **dict.fromkeys(("reward", "scaled_reward", "shaped_reward"), _NUMBER),
     "is_truncated": int,
     "outcome": str,
     "answer": object,
-    "failure": str | type(None),
+    "failure": str | None,
 }
 
 

@@ -36,6 +36,8 @@ from nemo_like.config.search_path import (
 
 _HYDRAS_SWEEP_DIRECTORY = "multirun/${now:%Y-%m-%d}/${now:%H-%M-%S}"
 HYDRA_VERSION = "1.3"  # whose behaviour is asked for
+# Hydra's plugins that the extra ``sweep`` brings (pyproject.toml), by the group in which they are.
+_PLUGINS = {"hydra/launcher": ("joblib", "submitit_local", "submitit_slurm"), "hydra/sweeper": ("optuna",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,15 @@ class Layer:
 
     where: str
     tree: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepSettings:
+    """What Hydra's own keys say of a sweep."""
+
+    directory: str  # of the runs' directories: hydra.sweep.dir if set, else a new one in logger.log_dir
+    sweeper: str  # the choice of hydra/sweeper; "basic" makes every combination
+    in_files: list[str]  # hydra.sweeper.params as arguments, but for what only the sweeper can read
 
 
 @contextmanager
@@ -114,17 +125,22 @@ class Composition:
         """The argument of Hydra's that names the further places; none without any."""
         return list(self._search_path)
 
-    def sweep_directory(self, arguments: Sequence[str]) -> str:
-        """Return where the runs of a sweep get their directories: hydra.sweep.dir where it was set, and else
-        a new directory in logger.log_dir."""
+    def sweep_settings(self, arguments: Sequence[str]) -> SweepSettings:
+        """Return what files and arguments say of a sweep."""
         with self._errors_as_problems():
             given = [*self._search_path, *self.first_alternatives(arguments)]
             composed = hydra.compose(self._name, given, return_hydra_config=True)
-            sweep = composed.hydra.sweep
+            sweep, params = composed.hydra.sweep, composed.hydra.sweeper.get("params") or {}
             written = OmegaConf.to_yaml(sweep, resolve=False)
             if _HYDRAS_SWEEP_DIRECTORY in written:
                 sweep.dir = "${logger.log_dir}/sweep-${now:%Y%m%d-%H%M%S}"
-            return str(sweep.dir)
+            return SweepSettings(
+                directory=str(sweep.dir),
+                sweeper=str(composed.hydra.runtime.choices["hydra/sweeper"]),
+                in_files=[
+                    f"{key}={value}" for key, value in params.items() if not OmegaConf.is_config(value)
+                ],
+            )
 
     def first_alternatives(self, arguments: Sequence[str]) -> list[str]:
         """Return arguments without sweeps: of alternatives the first, of an interval its start."""
@@ -165,15 +181,21 @@ class Composition:
         missing = str(error.missing_cfg_file)
         group, _, name = missing.rpartition("/")
         options = self.options(group)
-        files = {option: self._file(f"{group}/{option}" if group else option) for option in options}
+        if group.startswith("hydra/"):
+            return _missing_plugin(group, name, options)
+        shown = {option: self._shown(f"{group}/{option}" if group else option) for option in options}
         named_by = re.search(r"In '([^']+)'", str(error))
-        parent = self._file(named_by[1]) if named_by else None
-        others = {option: file for option, file in files.items() if file != parent}
+        parent = self._shown(named_by[1]) if named_by else None
+        others = {option: file for option, file in shown.items() if file != parent}
         close = get_close_matches(name, others, n=1, cutoff=0.6)
-        listed = ", ".join(str(file) for file in others.values())
-        remedy = f"did you mean {others[close[0]]}?" if close else f"there are {listed or 'none'}"
+        listed = ", ".join(others.values()) or "none"
+        remedy = f"did you mean {others[close[0]]}?" if close else f"there are {listed}"
         rule = "is not a configuration" + (f" (named in the defaults of {parent})" if parent else "")
         return Problem(key=missing, rule=rule, remedy=remedy)
+
+    def _shown(self, config_path: str) -> str:
+        """Return the file of a configuration, or its own name where it is in none of the folders."""
+        return str(first_file(self._folders, config_path) or config_path)
 
     def _file(self, config_path: str) -> Path:
         return first_file(self._folders, config_path) or file_of(self._folders[0], config_path)
@@ -197,6 +219,19 @@ def _config_path(entry: str | Mapping[str, Any], folder: str) -> str:
         ((group, name),) = entry.items()
         entry = f"{group.split()[-1].partition('@')[0]}/{name}"
     return os.path.join("/", folder, entry.partition("@")[0]).removeprefix("/")
+
+
+def _missing_plugin(group: str, name: str, options: Sequence[str]) -> Problem:
+    """Build the problem of a plugin of Hydra's that is not installed, or that nobody has."""
+    of_extra = _PLUGINS.get(group, ())
+    if name in of_extra:
+        rule = "is a plugin of Hydra's that is not installed"
+        remedy = "the extra `sweep` has it: pip install -e '.[sweep]'"
+    else:
+        rule, remedy = "is not among Hydra's plugins", f"there are {', '.join(options) or 'none'}"
+        if close := get_close_matches(name, [*options, *of_extra], n=1, cutoff=0.6):
+            remedy = f"did you mean {close[0]}?"
+    return Problem(key=f"{group}={name}", rule=rule, remedy=remedy)
 
 
 def nested(key: str, value: Any) -> Any:

@@ -28,6 +28,16 @@ def alternatives(argument: Override) -> Iterator[Any]:
         yield from (parse(f"key={text}").value() for text in argument.sweep_string_iterator())
 
 
+def alternative_texts(argument: Override) -> list[str]:
+    """Return an argument once for each value that it gives, as Hydra hands it to a job."""
+    key = argument.get_key_element()
+    if not argument.is_sweep_override():
+        return [f"{key}={argument.get_value_element_as_str()}"]
+    if isinstance(interval := argument.value(), IntervalSweep):
+        return [f"{key}={interval.start}", f"{key}={interval.end}"]
+    return [f"{key}={text}" for text in argument.sweep_string_iterator()]
+
+
 def without_sweep(argument: Override) -> str:
     """Return an argument's text with the first of its alternatives only."""
     text = str(argument.input_line)

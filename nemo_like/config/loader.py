@@ -26,18 +26,21 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from nemo_like.config import fields
 from nemo_like.config.arguments import MISSING, Arguments, read_arguments
-from nemo_like.config.composition import composing
+from nemo_like.config.composition import Composition, SweepSettings, composing
+from nemo_like.config.grammar import Override
 from nemo_like.config.interpolations import KeyPath, full_key, interpolations, texts, values_of_texts
 from nemo_like.config.lists import complete_lists, make_lists, single_groups
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.resolvers import environment_reads, register_resolvers
 from nemo_like.config.schema import Config
 from nemo_like.config.secrets import is_masked, masked, reference_of, referring
+from nemo_like.config.sweep_jobs import BASIC, combinations, examples, interval_problems
 
 # In the value of a key: what would be read as an interpolation, with the backslashes before it.
 _INTERPOLATION_START = re.compile(r"(\\*)\$\{")
@@ -58,11 +61,12 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Several runs of one configuration: ``arguments`` as ``hydra.main`` takes them, of which some set
-    alternatives, and the ``directory`` in which each run gets its own."""
+    """Several runs of one configuration."""
 
-    arguments: list[str]
-    directory: str
+    arguments: list[str]  # as hydra.main takes them; some set alternatives
+    directory: str  # in which each run gets its own
+    jobs: list[list[str]]  # the arguments of each run as load_config takes them; else examples
+    jobs_are_examples: bool  # whether the sweeper chooses values only as it goes
 
 
 def load_sweep(path: str | Path, overrides: Sequence[str]) -> Sweep:
@@ -75,8 +79,31 @@ def load_sweep(path: str | Path, overrides: Sequence[str]) -> Sweep:
     with composing(Path(path)) as files:
         arguments = read_arguments(files, overrides, is_sweep=True)
         _raise(arguments.problems)
-        directory = files.sweep_directory(arguments.for_hydra)
-        return Sweep([*files.search_path, *arguments.for_hydra], directory)
+        settings = files.sweep_settings(arguments.for_hydra)
+        given = [*_params(files, settings), *map(files.parse, arguments.for_hydra)]
+        swept = [argument for argument in given if not argument.is_hydra_override()]
+        chooses = settings.sweeper != BASIC
+        if not chooses:
+            _raise(interval_problems(swept))
+        return Sweep(
+            arguments=[*files.search_path, *arguments.for_hydra],
+            directory=settings.directory,
+            jobs=[[*files.search_path, *job] for job in (examples if chooses else combinations)(swept)],
+            jobs_are_examples=chooses,
+        )
+
+
+def _params(files: Composition, settings: SweepSettings) -> Iterator[Override]:
+    """Yield what the files sweep as arguments. Raises ConfigError for one that cannot be read."""
+    for text in settings.in_files:
+        try:
+            yield files.parse(text)
+        except HydraException as error:
+            rule = "is not a value or a sweep of Hydra's grammar"
+            problem = Problem(
+                key=f"hydra.sweeper.params: {text}", rule=rule, remedy="write key: 1,2 for example"
+            )
+            raise ConfigError([problem]) from error
 
 
 def to_yaml(cfg: Config) -> str:

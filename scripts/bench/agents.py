@@ -40,6 +40,7 @@ from nemo_like.generation.interface import GroupResult
 from nemo_like.generation.vllm_engine import VllmEngine
 from nemo_like.rollout.agents import AgentPlayer, Agents
 from nemo_like.rollout.conversation import Conversation, Limits
+from scripts.bench.arguments import at_least
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "grpo_agent_cpu.yaml"
 NUM_ENGINES, MAX_LENGTH, TIMEOUT_S = 2, 4096, 600.0
@@ -71,7 +72,7 @@ class CountingEngine(VllmEngine):
                     self._counted[1] += one.num_cached_tokens or 0
             return outputs
 
-        self._engine.step = watched  # type: ignore[method-assign]
+        self._engine.step = watched
 
 
 class Swapped:
@@ -153,9 +154,9 @@ def main() -> int:
     parser.add_argument(
         "--model", required=True, help="checkpoint directory, of a model with a chat template"
     )
-    parser.add_argument("--sessions", type=int, default=32)
-    parser.add_argument("--calls", type=int, default=6, help="of each session (default 6)")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sessions", type=at_least(1), default=32)
+    parser.add_argument("--calls", type=at_least(1), default=6, help="of each session (default 6)")
+    parser.add_argument("--rounds", type=at_least(1), default=3)
     options = parser.parse_args()
     cfg = load_config(CONFIG, [f"policy.model_name={Path(options.model).absolute()}"])
     with ray_runtime(_NEEDS, warn=print):

@@ -30,10 +30,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from data_plane_bench.batch import Shape
-from data_plane_bench.cluster import Bench, started
-from data_plane_bench.measure import checked, cpu_growth, ratios, record, spent, timings
-from data_plane_bench.tables import as_markdown
+from scripts.bench.arguments import at_least
+from scripts.bench.data_plane_bench.batch import Shape
+from scripts.bench.data_plane_bench.cluster import Bench, started
+from scripts.bench.data_plane_bench.measure import checked, cpu_growth, ratios, record, spent, timings
+from scripts.bench.data_plane_bench.tables import as_markdown
 
 _GROWTH_SHAPES = (Shape(512, 2048), Shape(4096, 256))  # equal bytes
 _DATA_PARALLEL = (1, 2, 4)
@@ -97,7 +98,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--backend", choices=("simple", "mooncake_cpu"), default="simple")
     parser.add_argument("--out", help="write the JSON there, too")
     parser.add_argument("--data-parallel", type=int, choices=_DATA_PARALLEL, default=2)
-    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--repetitions", type=at_least(1), default=7)
     parser.add_argument(
         "--tensor-dtypes",
         choices=("int64", "narrow"),

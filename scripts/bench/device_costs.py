@@ -32,13 +32,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 import torch.distributed as dist
-from random_inputs import random_samples
 
 from nemo_like.algorithms.logprobs import LogprobSettings, VocabularyShard, linear_scores
 from nemo_like.batch.columns import GENERATION_LOGPROBS, PREV_LOGPROBS
@@ -54,6 +53,8 @@ from nemo_like.policy.megatron.optimizer import tensors_beside_model
 from nemo_like.policy.objective import PolicyObjective
 from nemo_like.policy.parallelism import logprob_strategy, parallel_layout, train_strategy
 from nemo_like.policy.parking import HostMemory
+from scripts.bench.arguments import at_least
+from scripts.bench.random_inputs import random_samples
 from scripts.gpu_check_parts.random_model import SHAPES, write_config, write_weights
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,9 +71,9 @@ def main() -> int:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--size", choices=list(SHAPES), default="tiny")
     parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--samples", type=int, default=64)
+    parser.add_argument("--samples", type=at_least(1), default=64)
     parser.add_argument("--tokens", type=int, default=512, help="of each sample")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=at_least(1), default=3)
     parser.add_argument("--output", type=Path, help="a file that gets the JSON too")
     options = parser.parse_args()
     found: dict[str, Any] = {}
@@ -283,7 +284,13 @@ def waits(bench: Bench) -> dict[str, Any]:
         places: collections.Counter[str] = collections.Counter()
 
         def note(
-            message: Any, category: Any, filename: str, lineno: int, *_: Any, seen: Any = places
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+            seen: collections.Counter[str] = places,
         ) -> None:
             if "synchroniz" in str(message):
                 seen[f"{'/'.join(Path(filename).parts[-3:])}:{lineno}"] += 1

@@ -28,19 +28,21 @@ import random
 import statistics
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from nemo_like.batch import tags
 from nemo_like.batch.meta import Chunk, KVBatchMeta
+from nemo_like.cluster.actors import ActorHandle
+from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.config.loader import load_config
 from nemo_like.config.schema import Config
@@ -53,6 +55,7 @@ from nemo_like.policy import group
 from nemo_like.policy.parallelism import parallel_layout
 from nemo_like.policy.results import WorkerScores, WorkerUpdate
 from nemo_like.rollout.prompts import RolloutResult
+from scripts.bench.arguments import at_least
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GROUP_SIZE = 8
@@ -90,7 +93,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=3, help="steps of each size, after one not counted")
+    parser.add_argument(
+        "--rounds", type=at_least(1), default=3, help="steps of each size, after one not counted"
+    )
     parser.add_argument("--workers", type=numbers, default=WORKERS, help="each twice the one before")
     parser.add_argument("--samples", type=numbers, default=SAMPLES, help="each twice the one before")
     parser.add_argument("--updates", type=int, default=2, help="optimizer updates of a step")
@@ -197,7 +202,7 @@ def random_batch(num_samples: int) -> KVBatchMeta:
         Chunk(f"train-1/{number}", tuple(lengths[number * GROUP_SIZE : (number + 1) * GROUP_SIZE]))
         for number in range(num_groups)
     ]
-    values = {
+    values: dict[tags.Tag[Any], Any] = {
         tags.GROUP_ID: [row // GROUP_SIZE for row in range(num_samples)],
         tags.REWARD: rewards,
         tags.IS_JUDGED: [True] * num_samples,
@@ -229,7 +234,7 @@ class Clock:
     """CPU seconds of this thread by phase: each lasts until the next is entered."""
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self.phase = "elsewhere"
         self._since = time.thread_time()
 
@@ -326,9 +331,11 @@ class CountingCluster:
 def components(cfg: Config, cluster: CountingCluster, batch: KVBatchMeta) -> Components:
     """The policy worker group is real; the other parts have their answers ready."""
     layout = parallel_layout(cfg.policy)
+    # Stand-ins that have what the worker group calls, and no more.
+    workers, stand_in = cast("list[ActorHandle]", cluster.handles(layout)), cast("Cluster", cluster)
     policy = TimedPolicy(
-        cluster.handles(layout),
-        cluster,
+        workers,
+        stand_in,
         cfg.policy,
         num_epochs=1,
         deadline_s=lambda stage: 0.0,

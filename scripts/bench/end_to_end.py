@@ -23,10 +23,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from nemo_like.config.loader import load_config
 from nemo_like.config.rules import validate
 from nemo_like.config.schema import Config
-from nemo_like.driver.setup import StartedRun, run_checkpoints, started
+from nemo_like.driver.setup import run_checkpoints, started
 from nemo_like.driver.stopping import StopRequests
+from nemo_like.driver.sync_grpo import SyncGRPODriver
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory
+from scripts.bench.arguments import at_least
 
 NUM_THREADS = 2
 
@@ -36,8 +38,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--config", default="configs/grpo_arithmetic_cpu.yaml")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each side (default 5)")
-    parser.add_argument("--steps", type=int, default=4, help="steps per turn; the first is not counted")
+    parser.add_argument("--rounds", type=at_least(1), default=5, help="turns of each side (default 5)")
+    parser.add_argument(
+        "--steps", type=at_least(2), default=4, help="steps per turn; the first is not counted"
+    )
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     options = parser.parse_args()
     cfg = load_config(options.config, options.overrides)
@@ -64,17 +68,18 @@ def measure(cfg: Config, directory: Path, num_rounds: int, steps_per_turn: int) 
         # Loaded only now: the framework's driver must not profit from, or suffer for, torch in its process
         # while it starts.
         os.environ["OMP_NUM_THREADS"] = str(NUM_THREADS)
-        from plain_loop import PlainLoop
+        from scripts.bench.plain_loop import PlainLoop
 
+        assert isinstance(run.driver, SyncGRPODriver)  # what a configuration that trains has
         loop = PlainLoop(cfg, NUM_THREADS)
         for turn in range(num_rounds):
-            ours += _our_steps(run, 1 + turn * steps_per_turn, steps_per_turn)[1:]
+            ours += _our_steps(run.driver, 1 + turn * steps_per_turn, steps_per_turn)[1:]
             plain += [loop.step().as_metrics() for _ in range(steps_per_turn)][1:]
     return _summary(ours, plain)
 
 
-def _our_steps(run: StartedRun, first: int, count: int) -> list[dict[str, float]]:
-    return [run.driver.step(step).metrics for step in range(first, first + count)]
+def _our_steps(driver: SyncGRPODriver, first: int, count: int) -> list[dict[str, float]]:
+    return [driver.step(step).metrics for step in range(first, first + count)]
 
 
 def _summary(ours: list[dict[str, float]], plain: list[dict[str, float]]) -> dict[str, object]:

@@ -82,6 +82,8 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=25, help="steps between two looks")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     options = parser.parse_args()
+    if options.steps < 2 * options.every:
+        parser.error(f"--steps {options.steps} is too few for two looks; the least is {2 * options.every}")
     often = [f"grpo.max_num_steps={options.steps}", f"grpo.val_period={2 * options.every}"]
     often += [f"checkpointing.save_period={2 * options.every}"]
     cfg = load_config(options.config, [*SMALL, *often, *options.overrides])

@@ -26,14 +26,13 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from plain_model import PlainModel
-from random_inputs import Samples, random_model, random_samples
 
 from nemo_like.batch.columns import PREV_LOGPROBS
 from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
@@ -45,6 +44,8 @@ from nemo_like.policy.fsdp.backend import FSDPBackend
 from nemo_like.policy.megatron.backend import MegatronBackend
 from nemo_like.policy.objective import PolicyObjective
 from nemo_like.policy.parallelism import logprob_strategy, parallel_layout, train_strategy
+from scripts.bench.plain_model import PlainModel
+from scripts.bench.random_inputs import Samples, random_model, random_samples
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BACKENDS = {
@@ -90,7 +91,7 @@ def main() -> int:
     return 0
 
 
-def in_a_process(kind: str, words: int, options: argparse.Namespace) -> dict[str, object]:
+def in_a_process(kind: str, words: int, options: argparse.Namespace) -> dict[str, dict[str, object]]:
     """Measure one kind and vocabulary in a process of its own."""
     lengths = options.plain_lengths if kind == PLAIN else options.lengths
     command = [sys.executable, __file__, "--one-process", "--kinds", kind, "--vocabularies", str(words)]
@@ -113,14 +114,15 @@ def summary(lengths: list[int], peaks: list[int]) -> dict[str, object]:
     return {
         "peak_mib": {length: round(peak / 2**20) for length, peak in zip(lengths, peaks, strict=True)},
         "bytes_per_further_token": [round(each) for each in further],
-        "growth": round(further[-1] / further[0], 3),
+        "growth": round(further[-1] / further[0], 3) if further[0] else None,
     }
 
 
 def measure(options: argparse.Namespace) -> dict[str, list[int]]:
     """Measure the only kind and vocabulary of ``options``; return each phase's peaks in bytes, by length."""
     torch.set_num_threads(options.threads)
-    (kind,), (words,), longest = options.kinds, options.vocabularies, max(options.lengths)
+    (kind,), (words,) = options.kinds, options.vocabularies
+    longest = max(*options.lengths, WARM_UP_TOKENS)
     with tempfile.TemporaryDirectory() as directory:
         model = random_model(Path(directory), longest, words, options.layers)
         cfg = configuration(model, longest, [*BACKENDS.get(kind, []), *options.overrides])
@@ -167,7 +169,7 @@ class Backend:
         """Work on this batch from now on."""
         meta, columns = samples
         columns = {**columns, PREV_LOGPROBS.name: np.zeros(sum(meta.lengths), np.float32)}
-        sizes = {"num_shards": 1, "global_batch_size": len(meta)}
+        sizes: dict[str, Any] = {"num_shards": 1, "global_batch_size": len(meta)}
         (scored,) = shard_for_logprobs(meta, strategy=logprob_strategy(self._cfg), **sizes)
         (trained,) = shard_for_training(meta, strategy=train_strategy(self._cfg), **sizes)
         assert scored.schedule is not None and trained.schedule is not None

@@ -10,6 +10,8 @@ per mutation to the file of results as its run ends, and leaves out mutations th
 Prints a table: how many processes had the mutation planted, how the run ended, which tripwires said something
 at which step, and how many metrics differ. At the end prints a summary of the file as JSON. Tripwires are at
 debug.tripwires=all unless the overrides say otherwise.
+
+Uses modules of tests/, and so needs what they need: bash scripts/setup.sh --dev.
 """
 
 from __future__ import annotations
@@ -32,8 +34,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from nemo_like.observability.jsonl import without_measurements
-from tests.tripwires.mutations import MUTATIONS, Mutation
-from tests.tripwires.planted import ROOT, environment_with
+from scripts.tests_packages import packages_of_the_tests
+
+with packages_of_the_tests():
+    from tests.tripwires.mutations import MUTATIONS, Mutation
+    from tests.tripwires.planted import ROOT, environment_with
 
 CONFIG = "configs/grpo_arithmetic_cpu.yaml"
 RUN_TIMEOUT_S = 400

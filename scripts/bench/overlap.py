@@ -38,7 +38,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from overlap_bench.runs import (
+from nemo_like.config.derived import JOURNAL_FOLDER
+from nemo_like.config.loader import load_config
+from nemo_like.what_if.prediction import WhatIf, what_if
+from scripts.bench.arguments import at_least
+from scripts.bench.overlap_bench.runs import (
+    LEAST_STEPS,
     BenchRun,
     Latency,
     ideal_s,
@@ -47,10 +52,6 @@ from overlap_bench.runs import (
     mode_overrides,
     rewritten,
 )
-
-from nemo_like.config.derived import JOURNAL_FOLDER
-from nemo_like.config.loader import load_config
-from nemo_like.what_if.prediction import WhatIf, what_if
 
 CONFIG = "configs/grpo_arithmetic_cpu.yaml"
 MODES = ("synchronous", "exact", "k=1", "k=2")
@@ -92,7 +93,7 @@ def parsed_arguments() -> argparse.Namespace:
     commands = parser.add_subparsers(required=True)
     modes = commands.add_parser("modes")
     modes.set_defaults(measure=measure_modes)
-    modes.add_argument("--steps", type=int, default=24)
+    modes.add_argument("--steps", type=at_least(LEAST_STEPS), default=24)
     modes.add_argument("--tail", type=float, default=1.5, help="slowest sample over scoring and training")
     modes.add_argument("--median-s", type=float, help="of the latencies, instead of --tail")
     modes.add_argument("--modes", type=lambda text: text.split(","), default=MODES)
@@ -108,7 +109,7 @@ def parsed_arguments() -> argparse.Namespace:
     correction.add_argument("--picture", type=Path)
     journal = commands.add_parser("journal")
     journal.set_defaults(measure=measure_journal)
-    journal.add_argument("--steps", type=int, default=24)
+    journal.add_argument("--steps", type=at_least(LEAST_STEPS), default=24)
     for command in (modes, tail, correction):
         command.add_argument("--sigma", type=float, default=1.0, help="of the latencies' logarithm")
     for command in (modes, tail, correction, journal):
@@ -189,7 +190,7 @@ def predicted_step_s(mode: str, predicted: WhatIf) -> float:
 
 def measure_tail(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """Run the demo synchronously and one version ahead over some seeds; compare times and accuracies."""
-    by_seed = {}
+    by_seed: dict[int, dict[str, Any]] = {}
     for seed in options.seeds:
         latency = Latency(seed=seed, median_s=options.median_s, sigma=options.sigma)
         shared = [f"grpo.seed={seed}", "grpo.val_period=0", *CORRECTED, *options.overrides]

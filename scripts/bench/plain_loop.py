@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 
 import torch
 import torch.nn.functional as F
-from plain_model import PlainModel
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -20,6 +19,7 @@ from nemo_like.data.datasets import build_dataset
 from nemo_like.data.interface import PromptExample
 from nemo_like.data.sampler import PromptSampler
 from nemo_like.data.tokenizer import Tokenizer
+from scripts.bench.plain_model import PlainModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,14 +25,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from plain_model import PlainModel
-from random_inputs import Samples, random_model, random_samples
 
 from nemo_like.batch.columns import PREV_LOGPROBS
 from nemo_like.batch.meta import MicroBatch, Schedule
@@ -44,6 +43,9 @@ from nemo_like.policy.batch import ModelInputs, PolicyBatch
 from nemo_like.policy.megatron.backend import MegatronBackend
 from nemo_like.policy.objective import PolicyObjective
 from nemo_like.policy.parallelism import logprob_strategy, parallel_layout, train_strategy
+from scripts.bench.arguments import at_least
+from scripts.bench.plain_model import PlainModel
+from scripts.bench.random_inputs import Samples, random_model, random_samples
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GROUP_SIZE = 8
@@ -67,7 +69,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", type=Path, help="checkpoint directory (default: a random small Qwen3)")
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each, after one that is not counted")
+    parser.add_argument(
+        "--rounds", type=at_least(1), default=7, help="turns of each, after one that is not counted"
+    )
     parser.add_argument("--samples", type=int, default=64)
     parser.add_argument("--prompt-tokens", type=int, default=16)
     parser.add_argument("--max-tokens", type=int, default=1024, help="prompt and response of the longest")
@@ -166,7 +170,7 @@ class Contest:
         return time.perf_counter() - start
 
     def _both_schedules(self, cfg: PolicyConfig) -> dict[str, Schedule]:
-        sizes = {"num_shards": 1, "global_batch_size": len(self._meta)}
+        sizes: dict[str, Any] = {"num_shards": 1, "global_batch_size": len(self._meta)}
         shards = {
             "logprobs": shard_for_logprobs(self._meta, strategy=logprob_strategy(cfg), **sizes),
             "train": shard_for_training(self._meta, strategy=train_strategy(cfg), **sizes),

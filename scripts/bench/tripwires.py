@@ -29,9 +29,11 @@ from pathlib import Path
 
 import psutil
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from scripts.bench.arguments import at_least
+
+ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "configs/grpo_arithmetic_cpu.yaml"
 RUN_TIMEOUT_S = 1800
 QUIET = (
@@ -232,12 +234,12 @@ def main() -> int:
     )
     modes = parser.add_subparsers(dest="mode", required=True)
     cleaning = modes.add_parser("clean")
-    cleaning.add_argument("--steps", type=int, default=60)
+    cleaning.add_argument("--steps", type=at_least(1), default=60)
     cleaning.add_argument("--only", nargs="+", choices=list(CLEAN), default=list(CLEAN))
     cleaning.add_argument("--level", choices=["cheap", "all"], default="all")
     costing = modes.add_parser("cost")
-    costing.add_argument("--steps", type=int, default=40)
-    costing.add_argument("--rounds", type=int, default=3)
+    costing.add_argument("--steps", type=at_least(_SKIPPED_STEPS + 1), default=40)
+    costing.add_argument("--rounds", type=at_least(1), default=3)
     options = parser.parse_args()
     if options.mode == "clean":
         return min(1, clean(options.steps, options.only, options.level))

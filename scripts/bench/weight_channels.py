@@ -31,6 +31,7 @@ from nemo_like.generation.weight_channels import join
 from nemo_like.weight_sync.channels import MemoryChannel, WeightChannel, broadcast_channel, cuda_channel
 from nemo_like.weight_transport.buckets import TensorSpec
 from nemo_like.weight_transport.connections import Receivers, Transfer, Word
+from scripts.bench.arguments import at_least
 
 TIMEOUT_S = 60.0
 BUCKET_BYTES = 64 << 20
@@ -41,10 +42,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--mib", type=int, default=64, help="size of the weights (default 64)")
-    parser.add_argument("--tensor-mib", type=int, default=1, help="size of one tensor (default 1)")
-    parser.add_argument("--receivers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--mib", type=at_least(1), default=64, help="size of the weights (default 64)")
+    parser.add_argument("--tensor-mib", type=at_least(1), default=1, help="size of one tensor (default 1)")
+    parser.add_argument("--receivers", type=at_least(1), default=2)
+    parser.add_argument("--rounds", type=at_least(1), default=9)
     options = parser.parse_args()
     count, shape = options.mib // options.tensor_mib, (512 * options.tensor_mib, 512)
     tensors = [TensorSpec(f"layer.{index}", "float32", shape) for index in range(count)]

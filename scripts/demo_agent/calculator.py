@@ -41,7 +41,7 @@ async def agent(task: Mapping[str, Any], base_url: str, api_key: str) -> float:
         completion = await client.chat.completions.create(
             model="policy",
             messages=messages,
-            tools=TOOLS,  # type: ignore[arg-type]
+            tools=TOOLS,
             tool_choice="required",
             parallel_tool_calls=False,
         )

@@ -163,7 +163,7 @@ def decode_step(
     model, tp = workload.model, workload.engine_tp
     kv = kv_bytes_per_token(model) * context_tokens / min(tp, model.num_kv_heads)
     hbm_bytes = BYTES_PER_WEIGHT * weights_read(model, num_sequences) / tp + kv
-    flops = num_sequences * (layer_flops_per_token(model) + output_flops_per_token(model))
+    flops: float = num_sequences * (layer_flops_per_token(model) + output_flops_per_token(model))
     flops += attention_flops_per_token(model, context_tokens)
     work_s = max(
         hbm_bytes / (gpu.hbm_bytes_per_s * assumptions.hbm_share),

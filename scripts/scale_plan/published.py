@@ -116,9 +116,8 @@ class _NemoBatch:
 def _nemo_rl(assumptions: Assumptions) -> list[PublishedStep]:
     small = _NemoBatch(num_prompts=64, longest_sample=4096, updates=4)
     large = _NemoBatch(num_prompts=16, longest_sample=8192, updates=1)
-    budget = {"train_mb_tokens": 4096, "logprob_mb_tokens": 16384}
-    llama = TrainLayout(dp=8, recomputes=True, **budget)
-    mixture = TrainLayout(dp=32, ep=8, **budget)
+    llama = TrainLayout(dp=8, recomputes=True, train_mb_tokens=4096, logprob_mb_tokens=16384)
+    mixture = TrainLayout(dp=32, ep=8, train_mb_tokens=4096, logprob_mb_tokens=16384)
     big = TrainLayout(
         tp=2, cp=2, pp=8, dp=8, ep=16, recomputes=True, train_mb_tokens=8192, logprob_mb_tokens=8192
     )

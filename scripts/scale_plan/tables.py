@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 from scripts.scale_plan.hardware import Assumptions
 from scripts.scale_plan.published import published_steps, published_training
@@ -141,7 +142,8 @@ def sensitivity_table(assumptions: Assumptions, steps: Mapping[str, Callable[[As
     return _table(["assumption", "value", "instead", *steps], rows)
 
 
-def _varied(name: str, value: float, factor: float) -> float:
+def _varied(name: str, value: Any, factor: float) -> Any:
+    """Return an assumption times the factor: an int remains one, and a share is at most 1."""
     other = value * factor
     if isinstance(value, int):
         return round(other)

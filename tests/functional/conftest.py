@@ -44,7 +44,7 @@ def arithmetic_teacher() -> str:
 def sums_model() -> str:
     """The checkpoint of the demo with an agent, and its problems, likewise."""
     path = ".cache/models/sums-s1"
-    prepare("prepare_sums", "--output", path, "--data", ".cache/data/sums")
+    prepare("prepare_sums.py", "--output", path, "--data", ".cache/data/sums")
     return str(ROOT / path)
 
 
@@ -52,17 +52,17 @@ def sums_model() -> str:
 def shapes_model() -> str:
     """The checkpoint of the demo with pictures, and its pictures, likewise."""
     path = ".cache/models/shapes-s1"
-    prepare("prepare_shapes", "--output", path, "--data", SHAPES, "--seed", "1")
+    prepare("prepare_shapes.py", "--output", path, "--data", SHAPES, "--seed", "1")
     return path
 
 
 def prepared(path: str, *options: str) -> str:
-    prepare("prepare_arithmetic", "--output", path, "--seed", "1", *options)
+    prepare("prepare_arithmetic.py", "--output", path, "--seed", "1", *options)
     return path
 
 
 def prepare(script: str, *options: str) -> None:
-    command = [sys.executable, f"scripts/{script}.py", *options]
+    command = [sys.executable, f"scripts/{script}", *options]
     subprocess.run(command, cwd=ROOT, check=True, timeout=550, stdout=subprocess.DEVNULL)
 
 

@@ -9,6 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _SHELLS = {"sh", "bash"}
+_FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+# In running text: a script with options, or a target of make; what stands in brackets is no command yet.
+_INLINE = re.compile(r"`(python scripts/[^`\n\[]* -[^`\n\[]*|make [\w-]+)`")
 
 
 @dataclass(frozen=True)
@@ -42,10 +45,15 @@ def blocks(*languages: str) -> list[Block]:
 
 
 def commands() -> list[Command]:
-    """Return every command of every shell block."""
+    """Return every command of every shell block, and those in running text that have options."""
     lines = [
         Command(block.page, re.sub(r"(^|\s+)#\s.*", "", line).strip())
         for block in blocks(*_SHELLS)
         for line in re.sub(r"\\\n\s*", "", block.text).splitlines()
     ]
-    return [line for line in lines if line.line]
+    inline = [
+        Command(page, line)
+        for page in PAGES
+        for line in _INLINE.findall(_FENCED.sub("", page.read_text(encoding="utf-8")))
+    ]
+    return list(dict.fromkeys(line for line in [*lines, *inline] if line.line))

@@ -444,6 +444,15 @@ def test_a_dry_run_says_what_is_missing_and_what_would_run(
     assert not (tmp_path / "out").exists()
 
 
+def test_missing_pytest_is_said_with_the_set_up_that_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu_check, "is_there", lambda module: module != "pytest")
+    assert gpu_check.main(["--dry-run", "--parts=kernels", f"--output={tmp_path / 'out'}"]) == 0
+    remedy = "cannot run here: pytest is missing (bash scripts/setup.sh --dev installs it)"
+    assert remedy in capsys.readouterr().out
+
+
 def test_a_part_that_cannot_be_read_does_not_stop_the_others(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

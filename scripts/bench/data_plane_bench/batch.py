@@ -57,7 +57,7 @@ class Batch:
         rng = np.random.default_rng(shape.num_rows * 100_003 + shape.max_length)
         lengths = rng.integers(shape.max_length // 4, shape.max_length + 1, shape.num_rows).astype(np.int32)
         num_tokens = int(lengths.sum())
-        columns = {
+        columns: dict[str, np.ndarray] = {
             "input_ids": rng.integers(0, _VOCABULARY, num_tokens, dtype=np.int32),
             "response_mask": rng.integers(0, 2, num_tokens, dtype=np.uint8),
             "lengths": lengths,

@@ -14,9 +14,6 @@ from typing import Any
 import psutil
 import ray
 
-from data_plane_bench.flow import Cast
-from data_plane_bench.planes import tensor_dtypes
-from data_plane_bench.station import Station
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, start_actor
 from nemo_like.cluster.cpu_environment import CPU_ENVIRONMENT
 from nemo_like.cluster.lean_ray import few_services
@@ -24,6 +21,9 @@ from nemo_like.config.loader import load_config
 from nemo_like.config.schema import DataPlaneConfig, MooncakeConfig, StorageBackend
 from nemo_like.data_plane.mooncake import Master, environment
 from nemo_like.data_plane.spec import TRANSFER_QUEUE_ENVIRONMENT, DataPlaneSpec, host_actor
+from scripts.bench.data_plane_bench.flow import Cast
+from scripts.bench.data_plane_bench.planes import tensor_dtypes
+from scripts.bench.data_plane_bench.station import Station
 
 PLANES = ("ours", "transfer_queue_plain", "ray_object_store")
 _ROOT = Path(__file__).resolve().parents[3]

@@ -22,10 +22,16 @@ from typing import Any
 
 import ray
 
-from data_plane_bench.batch import DRIVER_READS, LOGPROB_READS, REFERENCE_READS, TRAIN_READS, Shape
-from data_plane_bench.planes import OUR_COLUMNS, Rows
-from data_plane_bench.station import Stage, StageResult, Station
 from nemo_like.cluster.actors import ActorHandle
+from scripts.bench.data_plane_bench.batch import (
+    DRIVER_READS,
+    LOGPROB_READS,
+    REFERENCE_READS,
+    TRAIN_READS,
+    Shape,
+)
+from scripts.bench.data_plane_bench.planes import OUR_COLUMNS, Rows
+from scripts.bench.data_plane_bench.station import Stage, StageResult, Station
 
 _DEADLINE_S = 300.0
 

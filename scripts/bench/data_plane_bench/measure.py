@@ -9,11 +9,11 @@ from typing import Any
 
 import ray
 
-from data_plane_bench.batch import GROUP_SIZE, Batch, Shape
-from data_plane_bench.cluster import Bench, cpu_seconds
-from data_plane_bench.flow import Flow, StepTimes, step
-from data_plane_bench.planes import tensor_dtypes
-from data_plane_bench.transport import send_seconds
+from scripts.bench.data_plane_bench.batch import GROUP_SIZE, Batch, Shape
+from scripts.bench.data_plane_bench.cluster import Bench, cpu_seconds
+from scripts.bench.data_plane_bench.flow import Flow, StepTimes, step
+from scripts.bench.data_plane_bench.planes import tensor_dtypes
+from scripts.bench.data_plane_bench.transport import send_seconds
 
 # Name in the results -> (plane, flow).
 CONTENDERS = {

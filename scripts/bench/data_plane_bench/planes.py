@@ -14,12 +14,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from data_plane_bench.batch import (
-    GROUP_SIZE,
-    PUT_ROW_COLUMNS,
-    PUT_TOKEN_COLUMNS,
-    Batch,
-)
 from nemo_like.batch.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS, Column, Layout
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.micro_batches import fixed_size
@@ -27,6 +21,12 @@ from nemo_like.batch.sharding import by_generation, shard_for_logprobs, shard_fo
 from nemo_like.batch.tags import ADVANTAGE, NUM_RESPONSE_TOKENS, REWARD, SAMPLE_MASK, Tag, named
 from nemo_like.data_plane.connection import connect
 from nemo_like.data_plane.spec import DataPlaneSpec
+from scripts.bench.data_plane_bench.batch import (
+    GROUP_SIZE,
+    PUT_ROW_COLUMNS,
+    PUT_TOKEN_COLUMNS,
+    Batch,
+)
 
 # By which the check knows what it gets.
 ROW = Tag("row", int, "benchmark", (), "in the whole batch")
@@ -64,7 +64,7 @@ class Plane(Protocol):
 
     def shard_for_training(self, whole: Rows, num_shards: int) -> list[Rows]: ...
 
-    def fetch(self, rows: Rows, columns: Sequence[str]) -> dict[str, np.ndarray]: ...
+    def fetch(self, rows: Rows, columns: Sequence[str]) -> dict[str, Any]: ...
 
     def lay_out(self, rows: Rows, packed: np.ndarray) -> Any:
         """A token column as this plane's writers hold it; not timed."""
@@ -134,7 +134,7 @@ class Ours:
         )
         return [Rows(meta, meta.tag(ROW)) for meta in shards]
 
-    def fetch(self, rows: Rows, columns: Sequence[str]) -> dict[str, np.ndarray]:
+    def fetch(self, rows: Rows, columns: Sequence[str]) -> dict[str, Any]:
         meta: KVBatchMeta = rows.handle
         tags = [name for name in columns if name in meta.tags]
         fetched = self._plane.fetch(meta, [name for name in columns if name not in tags])
@@ -230,7 +230,7 @@ class PlainTransferQueue:
     def shard_for_training(self, whole: Rows, num_shards: int) -> list[Rows]:
         return self.shard(whole, num_shards)
 
-    def fetch(self, rows: Rows, columns: Sequence[str]) -> dict[str, np.ndarray]:
+    def fetch(self, rows: Rows, columns: Sequence[str]) -> dict[str, Any]:
         partition, keys = rows.handle
         data = self._tq.kv_batch_get(keys, partition, select_fields=list(columns))
         # What it can't find it leaves out; a plain integration has to look, too.
@@ -304,7 +304,7 @@ class RayObjectStore:
     def shard_for_training(self, whole: Rows, num_shards: int) -> list[Rows]:
         return self.shard(whole, num_shards)
 
-    def fetch(self, rows: Rows, columns: Sequence[str]) -> dict[str, np.ndarray]:
+    def fetch(self, rows: Rows, columns: Sequence[str]) -> dict[str, Any]:
         import ray
         import torch
 
@@ -364,7 +364,7 @@ class RayObjectStore:
             row[: len(values)] = values
         return padded
 
-    def _unpadded(self, name: str, column: Any, rows: Sequence[int]) -> np.ndarray:
+    def _unpadded(self, name: str, column: Any, rows: Sequence[int]) -> Any:
         """A padded consumer takes the tensor as it is; only the check wants packed values."""
         if name in PUT_ROW_COLUMNS:
             return column.numpy()

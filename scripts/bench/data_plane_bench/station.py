@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from data_plane_bench.batch import Batch, Shape
-from data_plane_bench.planes import Plane, Rows, make_plane
+from scripts.bench.data_plane_bench.batch import Batch, Shape
+from scripts.bench.data_plane_bench.planes import Plane, Rows, make_plane
 
 
 @dataclass(frozen=True, slots=True)

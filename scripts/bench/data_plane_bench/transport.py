@@ -14,8 +14,8 @@ class Sink:
     """Receives frames on a thread and confirms each; the target of an actor."""
 
     def __init__(self) -> None:
-        self._socket = zmq.Context.instance().socket(zmq.REP)
-        self._port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.REP)
+        self._port: int = self._socket.bind_to_random_port("tcp://127.0.0.1")
         threading.Thread(target=self._serve, daemon=True).start()
 
     def address(self) -> str:
@@ -29,8 +29,8 @@ class Sink:
 
 def send_seconds(address: str, sizes: Sequence[int]) -> float:
     """Seconds until frames of these many bytes arrived, one after the other."""
-    frames = [np.ones(size, np.uint8) for size in sizes]
-    socket = zmq.Context.instance().socket(zmq.REQ)
+    frames = [np.ones(size, np.uint8).data for size in sizes]
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.REQ)
     socket.connect(address)
     try:
         socket.send(b"warm")

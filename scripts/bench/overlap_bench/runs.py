@@ -19,6 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[3]
 RUN_TIMEOUT_S = 3600
 WARM_STEPS = 3  # these do not count
+LEAST_STEPS = WARM_STEPS + 2  # the last does not count either
 QUIET = (
     *("checkpointing.enabled=false", "checkpointing.export_final_hf=false", "logger.wandb.mode=disabled"),
     *("logger.console=plain", "logger.report=false"),
@@ -176,6 +177,8 @@ def read_bench_run(path: Path) -> BenchRun:
     """Read a run's metrics and when its steps were complete."""
     lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     records = [record for record in lines if "timing/train/total_step_time" in record]
+    if len(records) < LEAST_STEPS:
+        raise ValueError(f"{path} has {len(records)} steps; {LEAST_STEPS} are the least that can be read")
     events = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
     ends_s = [datetime.fromisoformat(one["time"]).timestamp() for one in events if one["kind"] == "step"]
     ends_s = ends_s[-len(records) :]

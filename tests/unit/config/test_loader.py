@@ -334,6 +334,16 @@ def test_a_search_path_adds_a_folder_of_groups(write: Write, tmp_path: Path) -> 
     assert cfg.policy.max_grad_norm == 7.0
 
 
+def test_a_configuration_in_none_of_the_folders_is_not_called_a_file_of_one(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("shared_groups/__init__.py", "")
+    write("shared_groups/policy/own.yaml", "defaults: [default]")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = write("mine.yaml", "defaults: [grpo_arithmetic_cpu, override policy: owm]")
+    assert problems(path, "hydra.searchpath=[pkg://shared_groups]").endswith("; did you mean policy/own?")
+
+
 @pytest.mark.parametrize("entry", ["../configs/demo", "../configs/demo.yaml", "{}/configs/demo.yaml"])
 def test_a_default_that_is_a_path_brings_its_own_groups(write: Write, tmp_path: Path, entry: str) -> None:
     write("configs/loss_fn/own.yaml", "defaults: [default]\nratio_clip_max: 0.5")

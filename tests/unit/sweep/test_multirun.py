@@ -33,6 +33,10 @@ class Sweep:
     def results(self) -> list[JobResult]:
         return read_results(self.directory)
 
+    @property
+    def arguments(self) -> list[list[str]]:
+        return [result.arguments for result in self.results]
+
     def outcomes(self) -> dict[str, str]:
         return {" ".join(result.arguments): result.outcome for result in self.results}
 
@@ -41,6 +45,11 @@ def command(config: Path, log_dir: Path, *arguments: str) -> list[str]:
     # Tests in the background of a shell ignore SIGINT, which the program would inherit.
     start = ["env", "--default-signal=INT", sys.executable, str(PROGRAM), str(config)]
     return [*start, f"logger.log_dir={log_dir}", *arguments]
+
+
+def known_before(done: Sweep, *arguments: str, config: Path = DEMO) -> list[list[str]]:
+    """Return the arguments of a sweep's jobs as they are known before any of them runs."""
+    return load_sweep(config, [f"logger.log_dir={done.directory.parent}", *arguments]).jobs
 
 
 @pytest.fixture
@@ -64,8 +73,10 @@ def sweep(tmp_path: Path) -> Callable[..., Sweep]:
 def test_every_combination_runs_in_a_directory_of_its_own_and_the_table_has_them(
     sweep: Callable[..., Sweep],
 ) -> None:
-    done = sweep("grpo.seed=1,4", "policy.optimizer.lr=3e-4,1e-3")
+    swept = ["grpo.seed=1,4", "policy.optimizer.lr=3e-4,1e-3"]
+    done = sweep(*swept)
     assert done.exit_code == 0, done.output
+    assert done.arguments == known_before(done, *swept)
     values = [(result.number, result.value, result.steps) for result in done.results]
     assert values == [(0, 3e-4, 4), (1, 1e-3, 4), (2, 3e-4, 4), (3, 1e-3, 4)]
     assert sorted(path.name for path in done.directory.iterdir() if path.is_dir()) == ["0", "1", "2", "3"]
@@ -91,8 +102,10 @@ def test_a_job_that_fails_ends_neither_the_others_nor_is_it_forgotten(sweep: Cal
 @pytest.mark.slow
 def test_groups_are_swept_and_mappings_and_lists_are_values(sweep: Callable[..., Sweep]) -> None:
     options = "env.arithmetic.options={a: 1},{b: 2}"
-    done = sweep("policy=fsdp,default", options, "data.train=[{name: a},{name: b}]")
+    swept = ["policy=fsdp,default", options, "data.train=[{name: a},{name: b}]"]
+    done = sweep(*swept)
     assert done.exit_code == 0, done.output
+    assert done.arguments == known_before(done, *swept)
     assert len(done.results) == 4
     first = done.results[0].arguments
     assert first[1:3] == ["policy=fsdp", "~env.arithmetic.options=null"]
@@ -136,6 +149,7 @@ hydra: {sweeper: {params: {grpo.seed: "1,4"}}}
 """)
     done = sweep(config=path)
     assert done.exit_code == 0, done.output
+    assert done.arguments == known_before(done, config=path)
     results = [(result.arguments[0], result.metric, result.value) for result in done.results]
     assert results == [("grpo.seed=1", "train/reward", 0.5), ("grpo.seed=4", "train/reward", 0.5)]
 
