@@ -31,10 +31,13 @@ _SEARCH_PATH = "hydra.searchpath"
 
 @dataclass(slots=True)
 class Arguments:
-    """What was read: ``given``, for each argument those that Hydra takes for it; ``layers``, what files and
-    arguments set, later ones over earlier ones; and the ``problems`` found in either."""
+    """What was read: ``given``, for each argument those that Hydra takes for it, and ``values``, those that
+    set or remove a value; ``files``, what files set, and ``layers``, what files and arguments set, later ones
+    over earlier ones; and the ``problems`` found in either."""
 
     given: list[list[str]] = field(default_factory=list)
+    values: list[str] = field(default_factory=list)
+    files: list[Layer] = field(default_factory=list)
     layers: list[Layer] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
@@ -69,7 +72,8 @@ def read_arguments(files: Composition, texts: Sequence[str], *, is_sweep: bool =
             given.extend(_read_removal(argument, read, files, is_sweep))
         elif _is_choice(argument, files):
             given.extend(_read_choice(argument, read, files, is_sweep))
-    read.layers = files.layers(files.first_alternatives(read.for_hydra))
+    read.files = files.layers(files.first_alternatives(read.for_hydra))
+    read.layers = [*read.files]
     for layer in read.layers:
         read.problems += fields.check_tree(layer.tree, Config, layer.where, root=Config)
     for argument, given in pairs:
@@ -77,6 +81,7 @@ def read_arguments(files: Composition, texts: Sequence[str], *, is_sweep: bool =
             read.layers.append(Layer(_where(argument.input_line), {argument.key_or_group: None}))
         elif not argument.is_hydra_override() and not _is_choice(argument, files):
             given.extend(_read_value(argument, read, is_sweep))
+            read.values.extend(given)
     return read
 
 

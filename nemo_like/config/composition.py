@@ -27,8 +27,10 @@ from nemo_like.config.search_path import (
     first_file,
     folder_of,
     folders_behind,
+    lists_as_text,
     lists_from_text,
     near_files,
+    places_in,
     read_configuration,
     search_path_argument,
     searching,
@@ -74,14 +76,16 @@ class Composition:
     """Hydra on one primary configuration. The methods raise ConfigError where Hydra cannot compose it."""
 
     def __init__(self, name: str, folders: Sequence[Path]) -> None:
-        self._name, self._folders = name, list(folders)
-        self._search_path: list[str] = []
+        self._name, self._own_folders = name, list(folders)
+        self._folders, self._search_path = self._own_folders, list[str]()
         self._loader = GlobalHydra.instance().config_loader()
+        with self._errors_as_problems():
+            self.search(places_in(file_of(folders[0], name)))
 
     def search(self, places: Sequence[str]) -> None:
-        """Look in further places too: folders, or packages as pkg://NAME."""
-        self._search_path = [search_path_argument(places)]
-        self._folders += [folder for folder in map(folder_of, places) if folder is not None]
+        """Look in further places too, in place of those named before: folders, or packages as pkg://NAME."""
+        self._search_path = [search_path_argument(places)] if places else []
+        self._folders = [*self._own_folders, *map(folder_of, places)]
 
     def parse(self, argument: str) -> Override:
         """Read an argument. Raises HydraException when it does not follow Hydra's grammar."""
@@ -105,18 +109,28 @@ class Composition:
         for entry in defaults:
             if entry.config_path.startswith("hydra/"):
                 continue
-            file = first_file(self._folders, entry.config_path)
-            if file is not None:  # and else of a search path that is Hydra's own affair
-                tree = {**read_configuration(file, entry.config_path).tree}
-                tree.pop("hydra", None)
-                layers.append(Layer(str(file), nested(entry.package or "", tree)))
+            file = self._file(entry.config_path)
+            tree = {**read_configuration(file, entry.config_path).tree}
+            tree.pop("hydra", None)
+            layers.append(Layer(str(file), nested(entry.package or "", tree)))
         return layers
 
-    def compose(self, arguments: Sequence[str]) -> dict[str, Any]:
-        """Return the configuration as a tree of plain values, in which interpolations are not resolved."""
+    def compose(self, layers: Sequence[Layer], arguments: Sequence[str]) -> dict[str, Any]:
+        """Return the configuration that ``layers`` of files and ``arguments`` that set values make: a tree of
+        plain values, in which interpolations are not resolved.
+
+        It is the one that ``hydra.compose`` makes, which would find the layers anew.
+        """
         with self._errors_as_problems():
-            composed = hydra.compose(self._name, [*self._search_path, *arguments])
-        tree = OmegaConf.to_container(composed, resolve=False)
+            trees = [OmegaConf.create(lists_as_text(layer.tree)) for layer in layers]
+            composed = OmegaConf.unsafe_merge({}, *trees)
+            for argument in map(self.parse, arguments):
+                if argument.is_delete():
+                    group, _, name = argument.key_or_group.rpartition(".")
+                    OmegaConf.select(composed, group).pop(name)
+                else:
+                    OmegaConf.update(composed, argument.key_or_group, argument.value(), force_add=True)
+            tree = OmegaConf.to_container(composed, resolve=False)
         assert isinstance(tree, dict)
         return {str(key): lists_from_text(value) for key, value in tree.items()}
 
@@ -183,19 +197,15 @@ class Composition:
         options = self.options(group)
         if group.startswith("hydra/"):
             return _missing_plugin(group, name, options)
-        shown = {option: self._shown(f"{group}/{option}" if group else option) for option in options}
+        files = {option: self._file(f"{group}/{option}" if group else option) for option in options}
         named_by = re.search(r"In '([^']+)'", str(error))
-        parent = self._shown(named_by[1]) if named_by else None
-        others = {option: file for option, file in shown.items() if file != parent}
+        parent = self._file(named_by[1]) if named_by else None
+        others = {option: file for option, file in files.items() if file != parent}
         close = get_close_matches(name, others, n=1, cutoff=0.6)
-        listed = ", ".join(others.values()) or "none"
+        listed = ", ".join(map(str, others.values())) or "none"
         remedy = f"did you mean {others[close[0]]}?" if close else f"there are {listed}"
         rule = "is not a configuration" + (f" (named in the defaults of {parent})" if parent else "")
         return Problem(key=missing, rule=rule, remedy=remedy)
-
-    def _shown(self, config_path: str) -> str:
-        """Return the file of a configuration, or its own name where it is in none of the folders."""
-        return str(first_file(self._folders, config_path) or config_path)
 
     def _file(self, config_path: str) -> Path:
         return first_file(self._folders, config_path) or file_of(self._folders[0], config_path)

@@ -55,7 +55,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     with composing(Path(path)) as files:
         arguments = read_arguments(files, overrides)
         _raise(arguments.problems)
-        tree = files.compose(arguments.for_hydra)
+        tree = files.compose(arguments.files, arguments.values)
     return _finish(tree, arguments, str(path))
 
 

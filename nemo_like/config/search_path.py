@@ -10,10 +10,11 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from difflib import get_close_matches
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -80,15 +81,26 @@ def folders_behind(file: Path) -> list[Path]:
     return [*folders, *SHIPPED]
 
 
-def folder_of(place: str) -> Path | None:
-    """Return the folder that a place of a search path is; None for another kind of place, pkg://NAME."""
+def places_in(file: Path) -> list[str]:
+    """Return the further places in which a primary configuration has Hydra look, its ``hydra.searchpath``."""
+    hydras = read_configuration(file, "").tree.get("hydra")
+    places = hydras.get("searchpath") if isinstance(hydras, Mapping) else None
+    return list(OmegaConf.create(places)) if isinstance(places, list) else []
+
+
+def folder_of(place: str) -> Path:
+    """Return the folder that a place of a search path is: a path, or that of a package as pkg://NAME."""
+    if place.startswith("pkg://"):
+        with suppress(ImportError, ValueError):
+            spec = find_spec(place.removeprefix("pkg://").strip("/").replace("/", "."))
+            if spec is not None and spec.origin is not None:
+                return Path(spec.origin).parent
     path = place.removeprefix("file://").removeprefix(f"{ConfigurationFiles.scheme()}://")
-    return None if "://" in path else Path(path).absolute()
+    return Path(path).absolute()
 
 
 def _as_ours(place: str) -> str:
-    folder = folder_of(place)
-    return place if folder is None else f"{ConfigurationFiles.scheme()}://{folder}"
+    return f"{ConfigurationFiles.scheme()}://{folder_of(place)}"
 
 
 def search_path_argument(places: Sequence[str]) -> str:
@@ -255,12 +267,14 @@ def _for_hydra(tree: Mapping[str, Any], config_path: str) -> dict[str, Any]:
     of a group, and a group that of a list, when Hydra merges files."""
     if config_path.startswith("hydra/"):
         return dict(tree)
-    return {key: value if key == "hydra" else _as_text(value) for key, value in tree.items()}
+    return {key: value if key == "hydra" else lists_as_text(value) for key, value in tree.items()}
 
 
-def _as_text(value: Any) -> Any:
+def lists_as_text(value: Any) -> Any:
+    """Return a tree in which every list that has groups in it is one value, so that a list can take the place
+    of a group, and a group that of a list, when files are merged."""
     if isinstance(value, Mapping):
-        return {key: _as_text(inner) for key, inner in value.items()}
+        return {key: lists_as_text(inner) for key, inner in value.items()}
     if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
         return json.dumps(value).encode()
     return value

@@ -6,6 +6,7 @@ import ast
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 # Underscored, and documented all the same: of Python's os module, and of its named tuples.
@@ -33,6 +34,8 @@ UNDOCUMENTED = (
     "vllm.model_executor",
 )
 
+Nodes = tuple[ast.AST, ...]  # of a module
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class ReachIn:
@@ -46,33 +49,35 @@ def reach_ins(package: Path, *beside: Path) -> set[ReachIn]:
     """Return every reach-in of a package: private names, assignments to another project's objects, imports
     of undocumented modules, and methods that replace a private one of another project's class. What the
     packages ``beside`` it define is of the same project."""
-    trees = _trees(package)
-    own = {name for one in (package, *beside) for tree in _trees(one).values() for name in _defined(tree)}
+    own = {name for one in (package, *beside) for nodes in _modules(one).values() for name in _defined(nodes)}
     found = set()
-    for path, tree in trees.items():
-        module = _Module(tree, own, package.name)
+    for path, nodes in _modules(package).items():
+        module = _Module(nodes, own, package.name)
         found |= {ReachIn(path.relative_to(package).as_posix(), name) for name in module.names()}
     return found
 
 
-def _trees(package: Path) -> dict[Path, ast.Module]:
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(package.rglob("*.py"))}
+@cache
+def _modules(package: Path) -> dict[Path, Nodes]:
+    """Return the nodes of each module of a package, which are walked once for all that is asked of them."""
+    files = sorted(package.rglob("*.py"))
+    return {path: tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8")))) for path in files}
 
 
 class _Module:
-    def __init__(self, tree: ast.Module, own: set[str], package: str) -> None:
-        self._tree, self._own = tree, own
+    def __init__(self, nodes: Nodes, own: set[str], package: str) -> None:
+        self._nodes, self._own = nodes, own
         others = {
             alias: path
-            for alias, path in _imported(tree)
+            for alias, path in _imported(nodes)
             if path.split(".")[0] not in {*sys.stdlib_module_names, package}
         }
         self._others, self._package = others, package
         self._internals = {alias for alias, module in others.items() if _is_internal(module)}
-        self._called = {node.attr for node in ast.walk(tree) if _is_of_self(node, or_super=False)}
+        self._called = {node.attr for node in nodes if _is_of_self(node, or_super=False)}
 
     def names(self) -> Iterator[str]:
-        for node in ast.walk(self._tree):
+        for node in self._nodes:
             match node:
                 case ast.Attribute():
                     yield from self._attribute(node)
@@ -138,9 +143,9 @@ def _is_of_self(node: ast.AST, *, or_super: bool = True) -> bool:
     return False
 
 
-def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def _imported(nodes: Nodes) -> Iterator[tuple[str, str]]:
     """Yield each imported name with the dotted path that it stands for."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 root = alias.name.split(".")[0]
@@ -150,9 +155,9 @@ def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
                 yield alias.asname or alias.name, f"{node.module}.{alias.name}"
 
 
-def _defined(tree: ast.Module) -> Iterator[str]:
+def _defined(nodes: Nodes) -> Iterator[str]:
     """Yield the private names that a module defines: methods, functions, attributes and fields."""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 yield name

@@ -89,7 +89,8 @@ def composed(stand_ins: dict[str, str], tmp_path_factory: pytest.TempPathFactory
         if not path.is_file():
             with composing(ROOT / BASES[column].configuration) as files:
                 base = [*there, SCORED, *with_stand_ins(BASES[column].arguments, stand_ins)]
-                tree = files.compose(read_arguments(files, base).for_hydra)
+                arguments = read_arguments(files, base)
+                tree = files.compose(arguments.files, arguments.values)
             path.write_text(OmegaConf.to_yaml(OmegaConf.create(tree)))
         return path
 

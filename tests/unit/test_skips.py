@@ -47,6 +47,9 @@ MODULES = {
     "test_running.py": "def test_that_runs(): pass",
 }
 
+# Without the plugins of other packages, which take longer to load than the tests to run.
+ALONE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
+
 Pytest = Callable[..., subprocess.CompletedProcess[str]]
 
 one_and_two_processes = pytest.mark.parametrize(
@@ -67,7 +70,7 @@ def run(tmp_path: Path) -> Pytest:
         return subprocess.run(
             [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", *processes],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", **env},
+            env={**os.environ, **ALONE, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", **env},
             capture_output=True,
             text=True,
             timeout=60,

@@ -44,7 +44,7 @@ def written(conversion: Conversion, framework: str) -> str:
 def _base() -> Mapping[str, Any]:
     """Return the shipped configuration as a tree in which interpolations are not resolved."""
     with composing(find_configuration(_BASE)) as files:
-        return files.compose(())
+        return files.compose(files.layers(()), ())
 
 
 def _is_so(key: str, value: Any, base: Mapping[str, Any]) -> bool:

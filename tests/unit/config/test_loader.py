@@ -4,10 +4,14 @@ from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
 
+import hydra
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
+from nemo_like.config.arguments import read_arguments
+from nemo_like.config.composition import composing
 from nemo_like.config.loader import load_config, to_dict, to_yaml
 from nemo_like.config.problems import ConfigError
 from nemo_like.config.schema import (
@@ -19,6 +23,7 @@ from nemo_like.config.schema import (
     PolicyConfig,
     Tripwires,
 )
+from nemo_like.config.search_path import lists_from_text
 from nemo_like.config.secrets import ReferringText
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
@@ -252,6 +257,27 @@ def test_an_argument_that_is_no_assignment_says_how_to_write_one(resolved_demo: 
     assert f"argument {argument!r} cannot be read; write key=value" in message
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["policy=fsdp", "policy.lora={enabled: true, rank: 3}", "++policy.optimizer.lr=1e-4"],
+        ["env@env.math=math_verify", "env.math.options.extra=[{a: 1}]", "~env.arithmetic"],
+        ["data.train=[{path: a}, {path: b, weight: 2}]", "vars={x: {y: 1}}", "vars.x.z=${grpo.seed}"],
+        ["+teacher=default", "teacher.model_name='a: b'", "~loss_fn.ratio_clip_c"],
+        ["vars={x: {a: 1}, y: '${vars.x}'}", "++vars.y.b=2", "vars.z='${vars.y}'"],
+        ["vars.x={a: 1}", "vars.x={b: 2}", "~vars.x.b", "+vars.y=???"],
+    ],
+)
+def test_it_is_the_configuration_that_hydra_composes(arguments: list[str]) -> None:
+    with composing(DEMO) as files:
+        read = read_arguments(files, arguments)
+        assert not read.problems
+        whole = hydra.compose(DEMO.stem, [*files.search_path, *read.for_hydra])
+        composed = lists_from_text(OmegaConf.to_container(whole, resolve=False))
+        assert files.compose(read.files, read.values) == composed
+
+
 # Groups, chosen by a file or an argument
 
 
@@ -334,14 +360,39 @@ def test_a_search_path_adds_a_folder_of_groups(write: Write, tmp_path: Path) -> 
     assert cfg.policy.max_grad_norm == 7.0
 
 
-def test_a_configuration_in_none_of_the_folders_is_not_called_a_file_of_one(
+def test_a_configuration_of_a_package_is_named_by_its_file(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write("shared_groups/__init__.py", "")
-    write("shared_groups/policy/own.yaml", "defaults: [default]")
+    own = write("shared_groups/policy/own.yaml", "defaults: [default]")
     monkeypatch.syspath_prepend(tmp_path)
     path = write("mine.yaml", "defaults: [grpo_arithmetic_cpu, override policy: owm]")
-    assert problems(path, "hydra.searchpath=[pkg://shared_groups]").endswith("; did you mean policy/own?")
+    assert problems(path, "hydra.searchpath=[pkg://shared_groups]").endswith(f"; did you mean {own}?")
+
+
+def test_a_package_may_be_a_folder_of_groups(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("shared_groups/__init__.py", "")
+    write("shared_groups/policy/own.yaml", "defaults: [default]\nmax_grad_norm: 7.0")
+    monkeypatch.syspath_prepend(tmp_path)
+    cfg = load_config(DEMO, ["policy=own", "hydra.searchpath=[pkg://shared_groups]"])
+    assert cfg.policy.max_grad_norm == 7.0
+    assert "pkg:/none_such is not available" in problems(DEMO, "hydra.searchpath=[pkg://none_such]")
+
+
+def test_a_configuration_may_have_a_search_path_of_its_own(write: Write, tmp_path: Path) -> None:
+    own = write("elsewhere/loss_fn/own.yaml", "defaults: [default]\nratio_clip_max: 0.5")
+    other = write("other/loss_fn/own.yaml", "defaults: [default]\nratio_clip_max: 0.6")
+    defaults = "defaults: [grpo_arithmetic_cpu, override loss_fn: own]"
+    path = write("mine.yaml", f"{defaults}\nhydra: {{searchpath: [{tmp_path / 'elsewhere'}]}}")
+    assert load_config(path).loss_fn.ratio_clip_max == 0.5
+    argument = f"hydra.searchpath=[{tmp_path / 'other'}]"
+    assert load_config(path, [argument]).loss_fn.ratio_clip_max == 0.6
+    other.write_text("ratio_clip_mux: 1")
+    assert f"{other}: loss_fn.ratio_clip_mux is not a key" in problems(path, argument)
+    own.write_text("ratio_clip_mux: 1")
+    assert f"{own}: loss_fn.ratio_clip_mux is not a key" in problems(path)
 
 
 @pytest.mark.parametrize("entry", ["../configs/demo", "../configs/demo.yaml", "{}/configs/demo.yaml"])
