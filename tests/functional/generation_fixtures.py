@@ -206,9 +206,10 @@ class TrainerStage:
         self._spoilt: str | None = None
         self._sender = self._sender_by(transport)
 
-    def send_by(self, transport: WeightTransport) -> None:
-        """Send by this transport from the next ``connect`` on."""
+    def send_by(self, transport: WeightTransport, delta: bool = False) -> None:
+        """Send by this transport from the next ``connect`` on: what changed, or everything."""
         self._sender.close()
+        self._delta = delta
         self._sender = self._sender_by(transport)
 
     def _sender_by(self, transport: WeightTransport) -> EngineWeightSender:

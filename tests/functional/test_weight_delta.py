@@ -46,12 +46,16 @@ def push(setup: Setup, version: int) -> dict[str, float]:
     return {name: metric.value for name, metric in setup.push(version).items()}
 
 
-def full_push(setup: Setup, version: int) -> dict[str, float]:
-    """Push to an engine that is connected anew: it gets everything, whatever it has."""
+def connect(setup: Setup, transport: WeightTransport, *, delta: bool) -> None:
+    """Connect anew, to send what changed or everything."""
+    setup.all([stage.submit("send_by", transport, delta) for stage in setup.stages])
     setup.connect()
-    sent = push(setup, version)
-    assert sent["weight_sync_changed_share"] == 1.0
-    return sent
+
+
+def full_push(setup: Setup, transport: WeightTransport, version: int) -> dict[str, float]:
+    """Push as a trainer does that always sends everything."""
+    connect(setup, transport, delta=False)
+    return push(setup, version)
 
 
 def state(setup: Setup) -> tuple[str, list[float]]:
@@ -60,6 +64,9 @@ def state(setup: Setup) -> tuple[str, list[float]]:
     [digest] = setup.all([engine.submit("model_digest")])
     [logprobs] = setup.all([engine.submit("canary_logprobs", PROMPT)])
     return digest, logprobs
+
+
+Sending = tuple[Setup, WeightTransport]
 
 
 @pytest.fixture(
@@ -71,17 +78,18 @@ def state(setup: Setup) -> tuple[str, list[float]]:
     ids=lambda case: f"{case[0].value}-tp{case[1]}",
     scope="module",
 )
-def setup(
+def sending(
     request: pytest.FixtureRequest, private_ray: None, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Setup]:
+) -> Iterator[Sending]:
     transport, engine_tp = request.param
     checkpoint = make_checkpoint(tmp_path_factory.mktemp("delta"), tied=False)
     setup = start(checkpoint, f"delta-{transport.value}-{engine_tp}", transport, engine_tp=engine_tp)
-    yield setup
+    yield setup, transport
     setup.cluster.stop()
 
 
-def test_after_fifty_updates_the_engine_has_the_weights_of_a_full_push(setup: Setup) -> None:
+def test_after_fifty_updates_the_engine_has_the_weights_of_a_full_push(sending: Sending) -> None:
+    setup, transport = sending
     first = push(setup, 0)
     assert first["weight_sync_changed_share"] == 1.0
     assert first["weight_sync_saved_bytes"] == 0
@@ -97,21 +105,23 @@ def test_after_fifty_updates_the_engine_has_the_weights_of_a_full_push(setup: Se
         assert sent["weight_sync_saved_bytes"] == first["weight_sync_bytes"] - sent["weight_sync_bytes"]
     by_changes = state(setup)
     assert by_changes != before
-    full = full_push(setup, NUM_UPDATES + 1)
+    full = full_push(setup, transport, NUM_UPDATES + 1)
     assert full["weight_sync_bytes"] == first["weight_sync_bytes"]
     assert full["weights_digest"] == sent["weights_digest"]
     assert state(setup) == by_changes
 
 
-def test_after_a_transfer_that_failed_everything_is_sent(setup: Setup) -> None:
+def test_an_engine_that_is_connected_anew_gets_everything_as_does_one_after_a_transfer_that_failed(
+    sending: Sending,
+) -> None:
     """One stage may have written its changes when the transfer is given up, and the engine has none."""
-    [engine] = setup.engines
-    [stats] = setup.all([engine.submit("stats")])
-    version = stats.policy_version + 1
+    setup, transport = sending
+    version = setup.version() + 1
+    connect(setup, transport, delta=True)
+    assert push(setup, version)["weight_sync_changed_share"] == 1.0
     setup.all([stage.submit("update", 100, LEARNING_RATE) for stage in setup.stages])
     setup.all([setup.stages[1].submit("spoil", "model.norm.weight")])
-    pushes = [stage.submit("push_weights", version) for stage in setup.stages]
-    for call in pushes:
+    for call in [stage.submit("push_weights", version + 1) for stage in setup.stages]:
         try:
             setup.all([call])
         except ActorBroken:  # a broadcast broke off, so the engine serves no more
@@ -119,7 +129,7 @@ def test_after_a_transfer_that_failed_everything_is_sent(setup: Setup) -> None:
         except ActorFailed:
             continue
     setup.all([setup.stages[1].submit("spoil", None)])
-    assert push(setup, version + 1)["weight_sync_changed_share"] == 1.0
+    assert push(setup, version + 2)["weight_sync_changed_share"] == 1.0
     after_failure = state(setup)
-    full_push(setup, version + 2)
+    full_push(setup, transport, version + 3)
     assert state(setup) == after_failure
